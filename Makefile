@@ -1,0 +1,66 @@
+# make demo        the main job end to end: S3 server, sidecar, trainer (flags: make demo DEMO="--megabytes 50")
+# make test        system tools, lint, then every test, the slow ones last
+# make lint        ruff and mypy; changes nothing
+# make format      let ruff mend what it can
+# make bench       Penstock beside its peers, some 25 minutes (choose: make bench BENCH="--scenarios fast --rounds 1")
+# make dashboards  write the Grafana dashboard from its source
+# make clean       remove what was built, the virtual environment too
+#
+# The virtual environment .venv is made at need and brought up to date when pyproject.toml changes.
+
+PYTHON ?= python3
+DEMO ?=
+BENCH ?=
+PIP = .venv/bin/python -m pip install --quiet --disable-pip-version-check
+# TensorFlow's C++ log: errors only, unless somebody wants to hear more.
+export TF_CPP_MIN_LOG_LEVEL ?= 2
+
+.PHONY: demo test lint format bench dashboards system-tools clean
+.DELETE_ON_ERROR:
+
+demo: .venv/.stamp-demo
+	@.venv/bin/python -m examples.demo $(DEMO)
+
+test: system-tools lint
+	.venv/bin/python -m pytest --durations=10 tests --ignore=tests/e2e
+	.venv/bin/python -m pytest --durations=10 tests/e2e
+
+lint: .venv/.stamp-dev
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+
+format: .venv/.stamp-dev
+	.venv/bin/ruff check --fix .
+	.venv/bin/ruff format .
+
+bench: .venv/.stamp-bench
+	@benchmarks/install
+	@.venv/bin/python -m benchmarks $(BENCH)
+
+dashboards: .venv/.stamp-dev
+	.venv/bin/python -m dashboards.build
+
+system-tools:
+	@scripts/install-system-tools
+
+.venv/.stamp-demo: pyproject.toml
+	@scripts/make-venv $(PYTHON)
+	@echo "installing into .venv; TensorFlow is some 600 MB, so this takes a minute or two"
+	@$(PIP) --editable '.[sidecar,tensorflow]' --group demo
+	@touch $@
+
+.venv/.stamp-dev: pyproject.toml
+	@scripts/make-venv $(PYTHON)
+	@echo "installing into .venv; TensorFlow is some 600 MB, so this takes a minute or two"
+	@$(PIP) --editable '.[sidecar,tensorflow]' --group dev
+	@touch .venv/.stamp-demo $@
+
+.venv/.stamp-bench: pyproject.toml
+	@scripts/make-venv $(PYTHON)
+	@$(PIP) --editable '.[sidecar]' --group bench
+	@touch $@
+
+clean:
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
