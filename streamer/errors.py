@@ -1,0 +1,139 @@
+"""The one small tree of errors that leaves this library.
+
+Foreign exceptions (botocore, aiohttp, OSError) are mapped into it at the boundary that met them and
+travel as `__cause__`. The three endings of a stream have three names: `ReaderGone` (the peer closed),
+`TruncatedStream` (it broke), and a normal return (it is complete). A `SourceError` says which bytes
+of which object failed, on which attempt, under which S3 request id, and whether asking again can help.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class PenstockError(Exception):
+    """Base of every error this project raises on purpose; its text is fit to be shown to a user."""
+
+
+class ConfigError(PenstockError):
+    """The request cannot be carried out as written. The text says what to change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """The place in the source that an error speaks of; every field may be unknown."""
+
+    bucket: str | None = None
+    key: str | None = None
+    offset: int | None = None
+    """Byte offset in the object at which the request began."""
+    attempt: int | None = None
+    """1 for the first try of this part."""
+    request_id: str | None = None
+    """The `x-amz-request-id` of the answer; S3 support asks for it."""
+
+    def __str__(self) -> str:
+        place = "" if self.bucket is None else f"s3://{self.bucket}/{self.key or ''}"
+        facts = [
+            f"{name} {value}"
+            for name, value in (
+                ("offset", self.offset),
+                ("attempt", self.attempt),
+                ("request id", self.request_id),
+            )
+            if value is not None
+        ]
+        return " ".join(part for part in (place, f"({', '.join(facts)})" if facts else "") if part)
+
+
+class SourceError(PenstockError):
+    """S3 did not give what was asked for."""
+
+    retryable = False
+    """Whether the same request may succeed later."""
+    kind = "source"
+    """Bounded label for metrics."""
+
+    def __init__(self, message: str, where: Where | None = None, *, retry_after: float | None = None) -> None:
+        self.message = message
+        self.where = where or Where()
+        self.retry_after = retry_after
+        """Seconds that the server asked us to wait, if it did."""
+        super().__init__(message)
+
+    def __str__(self) -> str:
+        place = str(self.where)
+        return f"{self.message}: {place}" if place else self.message
+
+
+class Denied(SourceError):
+    """Credentials are absent, wrong or insufficient."""
+
+    kind = "denied"
+
+
+class Missing(SourceError):
+    """No such bucket, no such object, or a prefix that matches nothing."""
+
+    kind = "missing"
+
+
+class SourceChanged(SourceError):
+    """The object is no longer the one that was listed. Never retried: that would mix two versions."""
+
+    kind = "changed"
+
+
+class BadAnswer(SourceError):
+    """The endpoint answered something that the S3 protocol does not allow here."""
+
+    kind = "bad_answer"
+
+
+class Transient(SourceError):
+    """A connection broke, timed out, or the server had an internal error."""
+
+    retryable = True
+    kind = "transient"
+
+
+class Throttled(Transient):
+    """The endpoint asked for fewer requests (503 SlowDown and its kin)."""
+
+    kind = "throttled"
+
+
+class Truncated(Transient):
+    """The body ended before the length that its head promised."""
+
+    kind = "truncated"
+
+
+class GaveUp(SourceError):
+    """A retryable error lasted longer than the allowed time without a single byte of progress."""
+
+    kind = "gave_up"
+
+
+class SinkError(PenstockError):
+    """The FIFO side failed: the directory, a FIFO or the process's limits."""
+
+
+class ReaderGone(SinkError):
+    """The reader closed its end before the epoch's last byte. Legal: it ends the epoch (contract §1.3)."""
+
+
+class StreamError(PenstockError):
+    """What a reader got is not a proven whole epoch, or not records of the format."""
+
+
+class TruncatedStream(StreamError):
+    """The stream ended before the epoch did; the text says how many bytes of how many arrived, and why."""
+
+
+class CorruptRecord(StreamError):
+    """The bytes are not a record of the declared format; the text gives the offset in the stream."""
+
+
+class ChannelError(PenstockError):
+    """The channel does not exist, is not a Pipe channel, or its FIFO did not appear in time."""

@@ -1,0 +1,37 @@
+r"""Text lines: records that end at ``\n`` (contract §6.3, §5.4).
+
+As the incumbent reads them: the ``\n`` is not part of the record, a ``\r`` before it is, blank lines are
+records, and bytes behind the last ``\n`` are the last record.
+"""
+
+from __future__ import annotations
+
+from streamer.formats.window import BLOCK_BYTES, RecordReader, Source
+
+
+class LineReader(RecordReader):
+    """The lines of a stream. Any bytes are lines: there is no corrupt one, and an end cuts none."""
+
+    what = "line"
+
+    def __init__(self, source: Source, *, block_bytes: int = BLOCK_BYTES) -> None:
+        super().__init__(source, block_bytes=block_bytes)
+        self._searched = 0
+        """Bytes from `_start` that are known to hold no line end: a long line is searched once."""
+
+    def _cut(self) -> list[bytes]:
+        last = self._buffer.rfind(b"\n", self._start + self._searched, self._end)
+        if last < 0:
+            self._searched = self._end - self._start
+            return []
+        lines = bytes(self._view[self._start : last]).split(b"\n")
+        self._start = last + 1
+        self._searched = self._end - self._start
+        return lines
+
+    def _finish(self) -> list[bytes]:
+        if self._start == self._end:
+            return []
+        last = bytes(self._view[self._start : self._end])
+        self._start = self._end
+        return [last]

@@ -1,0 +1,106 @@
+"""RecordIO frames as dmlc-core defines them and SageMaker uses them (contract §5.1).
+
+    u32 magic, u32 cflag << 29 | length, payload, zeros up to a border of 4 bytes
+    cflag: 0 whole record, 1 first part, 2 middle part, 3 last part
+
+Known readers disagree about a record of several parts: those of AWS concatenate them, those of dmlc put
+the magic back between them, because dmlc's writer cuts exactly there and drops it. This one concatenates
+unless told that the stream was written by dmlc (`rejoin_magic`). The encoder writes whole records only,
+the one form that all readers decode alike.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+from streamer.errors import TruncatedStream
+from streamer.formats.window import BLOCK_BYTES, RecordReader
+
+if TYPE_CHECKING:
+    from streamer.formats.window import Source
+
+MAGIC = 0xCED7230A
+MAX_PAYLOAD = (1 << 29) - 1
+"""Bytes of the longest payload that a frame can hold."""
+
+_HEAD = struct.Struct("<II")
+_MAGIC_BYTES = struct.pack("<I", MAGIC)
+_WHOLE, _FIRST, _MIDDLE, _LAST = range(4)
+
+
+def header(length: int) -> bytes:
+    """The 8 bytes before a whole record of `length` bytes. Raises ValueError above `MAX_PAYLOAD`."""
+    if not 0 <= length <= MAX_PAYLOAD:
+        raise ValueError(f"a RecordIO record holds at most {MAX_PAYLOAD} bytes, not {length}")
+    return _HEAD.pack(MAGIC, length)
+
+
+def padding(length: int) -> bytes:
+    """The 0 to 3 zero bytes behind a payload of `length` bytes."""
+    return b"\0" * (-length % 4)
+
+
+def encode(payload: bytes) -> bytes:
+    """The frame of `payload` as one whole record. Raises ValueError above `MAX_PAYLOAD`."""
+    return b"".join((header(len(payload)), payload, padding(len(payload))))
+
+
+class RecordIOReader(RecordReader):
+    """The records of a RecordIO stream; the parts of a record are joined.
+
+    `rejoin_magic` puts the magic back between parts, for streams that dmlc's (MXNet's) writer made.
+    Raises CorruptRecord at a wrong magic or a part out of order.
+    """
+
+    what = "RecordIO record"
+
+    def __init__(self, source: Source, *, rejoin_magic: bool = False, block_bytes: int = BLOCK_BYTES) -> None:
+        super().__init__(source, block_bytes=block_bytes)
+        self._joint = _MAGIC_BYTES if rejoin_magic else b""
+        self._parts: list[bytes] = []
+        """Parts of the record that is on its way; empty between records."""
+
+    def _cut(self) -> list[bytes]:
+        view, start, end = self._view, self._start, self._end
+        head = _HEAD.unpack_from
+        batch: list[bytes] = []
+        self._wanted = _HEAD.size
+        while end - start >= _HEAD.size:
+            magic, word = head(view, start)
+            if magic != MAGIC:
+                self._fault = self._corrupt(self._base + start, f"invalid magic number {magic:#010x}")
+                break
+            length = word & MAX_PAYLOAD
+            frame = _HEAD.size + (length + 3 & ~3)
+            if end - start < frame:
+                self._wanted = frame
+                break
+            payload = bytes(view[start + _HEAD.size : start + _HEAD.size + length])
+            if word >> 29 == _WHOLE and not self._parts:
+                batch.append(payload)
+            elif not self._join(word >> 29, payload, start, batch):
+                break
+            start += frame
+        self._start = start
+        return batch
+
+    def _join(self, flag: int, payload: bytes, start: int, batch: list[bytes]) -> bool:
+        allowed = (_MIDDLE, _LAST) if self._parts else (_WHOLE, _FIRST)
+        if flag not in allowed:
+            place = f"after {len(self._parts)} parts" if self._parts else "where a record begins"
+            self._fault = self._corrupt(self._base + start, f"part flag {flag} {place}")
+            return False
+        self._parts.append(payload)
+        if flag == _LAST:
+            batch.append(self._joint.join(self._parts))
+            self._parts = []
+        return True
+
+    def _finish(self) -> list[bytes]:
+        if self._parts and self._end == self._start:
+            raise TruncatedStream(
+                f"the stream ends at offset {self.offset} between the parts of a {self.what}: "
+                f"{len(self._parts)} parts arrived, the last one did not"
+            )
+        return super()._finish()

@@ -1,0 +1,38 @@
+"""The vocabulary of a plan: an object version, and a byte range of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectRef:
+    """One object as it stood when the job was listed. Two listings of unchanged data compare equal."""
+
+    bucket: str
+    key: str
+    size: int
+    """Bytes."""
+    etag: str
+    """Bare, without quotes or `W/`: listings of some servers quote it and others do not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Bytes `start` (inclusive) to `end` (exclusive) of one object version."""
+
+    object: ObjectRef
+    start: int
+    end: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start <= self.end <= self.object.size:
+            raise ValueError(f"no such range: {self}")
+
+    def __len__(self) -> int:
+        return self.end - self.start
+
+
+def bare_etag(etag: str) -> str:
+    """`etag` without the quotes and weakness mark of RFC 9110 §8.8.3, for comparison."""
+    return etag.removeprefix("W/").strip('"')

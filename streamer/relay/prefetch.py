@@ -1,0 +1,184 @@
+"""The window's async shell: requests ahead, delivery in order.
+
+A request is a task in the caller's TaskGroup, one per part in flight. Delivery is one coroutine, and
+all decisions are made between its awaits: after anything that may have freed room (bytes delivered, a
+request ended, an epoch dropped) `_start` admits what fits now. There is no scheduler task and no queue.
+
+A part that fails for good does not stop the parts before it: its stage keeps the error, and delivery
+raises it on reaching the first byte that is missing. So an epoch fails at the exact byte, and a later
+epoch's failure is its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from streamer.errors import GaveUp, ReaderGone, SourceError
+from streamer.plan import Plan, cut
+from streamer.relay.retry import RetryPolicy, fetch_part
+from streamer.relay.stages import Stage, Stages
+from streamer.relay.window import Slot, Window
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from streamer.plan import Part
+    from streamer.relay.statistics import Tally
+    from streamer.sink.outlet import Outlet
+    from streamer.source.ranges import RangeSource
+
+
+def all_epochs(plan: Plan, part_size: int) -> Iterator[Part]:
+    """The parts of every epoch from 0 on, without end; none at all if the plan has no bytes."""
+    epoch = 0
+    while plan.total_bytes:
+        yield from cut(plan.segments(), part_size=part_size, epoch=epoch)
+        epoch += 1
+
+
+class Prefetcher:
+    """Fetches a plan's parts ahead of delivery, within a window, over object and epoch borders."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        source: RangeSource,
+        *,
+        stages: Stages,
+        window: Window,
+        tally: Tally,
+        requests: asyncio.TaskGroup,
+        policy: RetryPolicy,
+    ) -> None:
+        """`window` must be over `all_epochs(plan, …)` with the room of `stages`.
+
+        Tasks are started in `requests`.
+        """
+        self._plan = plan
+        self._source = source
+        self._window = window
+        self._tally = tally
+        self._requests = requests
+        self._policy = policy
+        self._supply = stages
+        self._stages: dict[Slot, Stage] = {}
+        self._tasks: dict[Slot, asyncio.Task[None]] = {}
+        self._changed = asyncio.Event()
+        self.delivered = 0
+        """Bytes of the epoch being delivered that its outlet has accepted."""
+
+    def allow(self, epoch: int) -> None:
+        """Parts of epochs up to `epoch` may be fetched from now on."""
+        self._window.last_epoch = max(self._window.last_epoch, epoch)
+        self._start()
+
+    def wake(self) -> None:
+        """Have a waiting delivery look again: its reader may have gone."""
+        self._changed.set()
+
+    async def deliver(self, epoch: int, outlet: Outlet) -> None:
+        """Move all bytes of `epoch` into `outlet`.
+
+        Raises ReaderGone if the outlet's reader closes before the last byte, SourceError if a part
+        cannot be had. `delivered` then tells how far it came.
+        """
+        self.delivered = 0
+        watch = self._tally.watch
+        while self.delivered < self._plan.total_bytes:
+            stage = self._head_stage(epoch)
+            if outlet.reader_gone:
+                raise ReaderGone("the reader closed the pipe")
+            if stage is None or not stage.staged:
+                if stage is not None and stage.error is not None:
+                    self._second_chance(stage)
+                watch.enter("starved")
+                await self._news(stage, outlet)
+                continue
+            watch.enter("moving")
+            try:
+                count = outlet.push(stage)
+            except BlockingIOError:
+                watch.enter("blocked")
+                await outlet.writable()
+                continue
+            self._account(count)
+            await asyncio.sleep(0)  # yield to sockets and other channels between writes
+
+    def _second_chance(self, stage: Stage) -> None:
+        """Ask again for a part that was given up while nobody waited for it; raise any other failure.
+
+        An outage in the night must not fail the epoch that a reader opens in the morning.
+        """
+        slot = self._window.head
+        if slot is None or stage.final or not isinstance(stage.error, GaveUp):
+            raise stage.error or RuntimeError("no failure to judge")
+        stage.final, stage.error = True, None
+        self._window.relaunch(slot)
+        self._launch(slot, stage)
+
+    async def _news(self, stage: Stage | None, outlet: Outlet) -> None:
+        """Wait until the head of line has bytes or an error, is another, or the reader has gone."""
+        self._changed.clear()
+        if stage is not None:
+            stage.awaited = True
+            stage.deliver_directly(outlet, self._account)
+        await self._changed.wait()
+
+    def _head_stage(self, epoch: int) -> Stage | None:
+        """The stage whose bytes come next, proven to be at this place of the stream."""
+        slot = self._window.head
+        if slot is None:
+            return None
+        if (slot.part.epoch, slot.part.offset + slot.delivered) != (epoch, self.delivered):
+            raise RuntimeError(f"head of line is {slot}, but byte {self.delivered} of epoch {epoch} is due")
+        return self._stages[slot]
+
+    def _account(self, count: int) -> None:
+        self.delivered += count
+        self._tally.written_bytes += count
+        done = self._window.deliver(count)
+        if done is not None:
+            self._stages.pop(done).discard()
+            self._tally.objects_completed += done.part.ends_object
+            self._changed.set()
+            self._start()
+
+    def abandon(self, epoch: int) -> None:
+        """Drop what is left of `epoch`: its bytes, its requests, its parts to come."""
+        self._drop(self._window.abandon(epoch))
+        self._start()
+
+    def close(self) -> None:
+        """Drop everything; nothing is requested any more."""
+        self._drop(self._window.close())
+        self._supply.close()
+
+    def _drop(self, slots: list[Slot]) -> None:
+        for slot in slots:
+            self._stages.pop(slot).discard()
+            if task := self._tasks.pop(slot, None):
+                task.cancel()
+
+    def _start(self) -> None:
+        for slot in self._window.admit():
+            stage = self._supply.make(
+                slot.part, on_change=self._changed.set, first_byte=self._tally.first_byte
+            )
+            self._stages[slot] = stage
+            if slot is self._window.head:
+                self._changed.set()  # a delivery may be waiting for want of any part at all
+            self._launch(slot, stage)
+
+    def _launch(self, slot: Slot, stage: Stage) -> None:
+        name = f"GET {slot.part.object.key} {slot.part.start}-{slot.part.end}"
+        self._tasks[slot] = self._requests.create_task(self._fetch(slot, stage), name=name)
+
+    async def _fetch(self, slot: Slot, stage: Stage) -> None:
+        try:
+            await fetch_part(self._source, stage, self._policy, self._tally)
+        except SourceError as error:
+            stage.fail(error)
+        self._tasks.pop(slot, None)
+        self._window.landed(slot)
+        self._start()

@@ -1,0 +1,122 @@
+"""The window: which parts are wanted now. Pure and synchronous.
+
+Parts come from one iterator over all epochs, in delivery order. A part is *admitted* when a lane is free
+and the room for its stage fits the budget; admitted parts form a queue whose first is the *head of
+line*, the only one that may be delivered. What a stage holds depends on the transport (a whole part in
+memory, or what a kernel pipe takes of it), so the room of a part is given by `room`. It comes back when
+the part is delivered; a lane comes back when its request ends.
+
+Invariants (held by property tests): reserved bytes never exceed the budget; requests in flight never
+exceed the lanes; parts are delivered in the iterator's order, each byte once; whenever nothing is
+admitted and parts are left, one can be admitted (no dead end).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from streamer.plan import Part
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """An admitted part: its room, how far its delivery is, and whether a request for it is running."""
+
+    part: Part
+    room: int
+    delivered: int = 0
+    in_flight: bool = True
+
+
+class Window:
+    """Admits parts of `parts` within `budget` bytes and `lanes` concurrent requests."""
+
+    def __init__(
+        self, parts: Iterator[Part], *, budget: int, lanes: int, room: Callable[[Part], int] = len
+    ) -> None:
+        if budget <= 0 or lanes <= 0:
+            raise ValueError("a window needs a budget and a lane")
+        self.budget = budget
+        self.lanes = lanes
+        self.reserved = 0
+        """Bytes of room held by admitted parts."""
+        self.in_flight = 0
+        """Requests running."""
+        self.last_epoch = -1
+        """Parts of later epochs are not admitted yet."""
+        self._room = room
+        self._parts = parts
+        self._next: Part | None = next(parts, None)
+        self._slots: deque[Slot] = deque()
+
+    def __repr__(self) -> str:
+        return (
+            f"<Window {len(self._slots)} parts, {self.reserved}/{self.budget} bytes, "
+            f"{self.in_flight}/{self.lanes} lanes>"
+        )
+
+    @property
+    def head(self) -> Slot | None:
+        """The part to be delivered next, if it is admitted."""
+        return self._slots[0] if self._slots else None
+
+    def admit(self) -> list[Slot]:
+        """The parts to request now; each has its room and a lane reserved."""
+        admitted = []
+        while (part := self._next) is not None:
+            if part.epoch > self.last_epoch or self.in_flight >= self.lanes:
+                break
+            room = self._room(part)
+            if self.reserved + room > self.budget:
+                if not self._slots:
+                    raise ValueError(f"a part of {room} bytes can never fit a budget of {self.budget}")
+                break
+            slot = Slot(part, room)
+            self._slots.append(slot)
+            admitted.append(slot)
+            self.reserved += room
+            self.in_flight += 1
+            self._next = next(self._parts, None)
+        return admitted
+
+    def landed(self, slot: Slot) -> None:
+        """The slot's request has ended, well or not: its lane is free."""
+        if slot.in_flight:
+            slot.in_flight = False
+            self.in_flight -= 1
+
+    def relaunch(self, slot: Slot) -> None:
+        """The slot's request runs once more; the head of line may do so beyond the lanes."""
+        slot.in_flight = True
+        self.in_flight += 1
+
+    def deliver(self, count: int) -> Slot | None:
+        """`count` more bytes of the head are with the reader; return the slot if that was all of it."""
+        slot = self._slots[0]
+        slot.delivered += count
+        if slot.delivered > len(slot.part):
+            raise ValueError(f"delivered {slot.delivered} bytes of {slot.part}")
+        if slot.delivered < len(slot.part):
+            return None
+        self._slots.popleft()
+        self.reserved -= slot.room
+        return slot
+
+    def close(self) -> list[Slot]:
+        """Admit nothing any more; return the slots dropped, for their requests."""
+        self._next = None
+        return self.abandon(self.last_epoch)
+
+    def abandon(self, epoch: int) -> list[Slot]:
+        """Forget what is left of `epoch` and earlier; return the slots dropped, for their requests."""
+        dropped = []
+        while self._slots and self._slots[0].part.epoch <= epoch:
+            slot = self._slots.popleft()
+            self.reserved -= slot.room
+            self.landed(slot)
+            dropped.append(slot)
+        while self._next is not None and self._next.epoch <= epoch:
+            self._next = next(self._parts, None)
+        return dropped

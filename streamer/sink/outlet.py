@@ -1,0 +1,168 @@
+"""Descriptors that bytes leave through: a FIFO's write end, or a plain file.
+
+`PipeOutlet` owns one non-blocking write end of a pipe and closes it once. Two things can happen to it
+without a write: the pipe gets room, and the reader goes. Both are learnt from a private epoll object
+that is itself watched by the event loop: poll(2) reports a closed reader as POLLERR even when no event
+is asked for, so a reader's exit is seen at once and not only at the next write, and a nested epoll
+gives asyncio and uvloop the same behaviour (uvloop's own writer callback reports such an error
+differently). `push` never blocks; only `writable` waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import select
+from typing import TYPE_CHECKING, Protocol
+
+from streamer.errors import ReaderGone
+from streamer.units import KIB, MIB
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+WANTED_PIPE_SIZE = 1 * MIB
+"""The largest an unprivileged process may ask for by default (/proc/sys/fs/pipe-max-size, pipe(7))."""
+
+
+class Drainable(Protocol):
+    """Staged bytes that can be moved into a descriptor."""
+
+    def drain_into(self, fd: int) -> int:
+        """Move as many bytes as `fd` takes now, at least one; return how many.
+
+        Raises BlockingIOError if it takes none, BrokenPipeError if nobody reads it.
+        """
+
+
+class Outlet(Protocol):
+    """A descriptor that bytes leave through, closed once by its owner."""
+
+    def push(self, source: Drainable) -> int:
+        """Move bytes without waiting; BlockingIOError if there is no room, ReaderGone if no reader."""
+
+    async def writable(self) -> None:
+        """Wait for room. Raises ReaderGone when the reader closes instead."""
+
+    @property
+    def reader_gone(self) -> bool:
+        """Whether the reader has closed its end."""
+
+    def close(self) -> None:
+        """Give the descriptor back; further calls do nothing."""
+
+
+class PipeOutlet:
+    """The write end of a pipe or FIFO. `on_gone` is called once when the reader closes its end."""
+
+    def __init__(self, fd: int, *, on_gone: Callable[[], None]) -> None:
+        os.set_blocking(fd, False)
+        self._fd = fd
+        self._on_gone = on_gone
+        self._gone = False
+        self._waiter: asyncio.Future[None] | None = None
+        self.capacity = _enlarge(fd)
+        """Bytes that the pipe holds; what the kernel granted."""
+        self._epoll = select.epoll()
+        self._epoll.register(fd, 0)
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._epoll.fileno(), self._on_event)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._fd < 0 else "reader gone" if self._gone else "open"
+        return f"<PipeOutlet {state}, {self.capacity} bytes>"
+
+    @property
+    def reader_gone(self) -> bool:
+        return self._gone
+
+    def push(self, source: Drainable) -> int:
+        try:
+            return source.drain_into(self._fd)
+        except BrokenPipeError as error:
+            raise ReaderGone("the reader closed the pipe") from error
+
+    async def writable(self) -> None:
+        if self._gone:
+            raise ReaderGone("the reader closed the pipe")
+        if self._waiter is not None:
+            raise RuntimeError("two tasks wait for one pipe")
+        self._waiter = self._loop.create_future()
+        self._epoll.modify(self._fd, select.EPOLLOUT | select.EPOLLONESHOT)
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _on_event(self) -> None:
+        for _, events in self._epoll.poll(0):
+            if events & (select.EPOLLERR | select.EPOLLHUP):
+                # The condition stays true: stop watching, or the loop would spin on it.
+                self._unwatch()
+                self._gone = True
+                self._wake(ReaderGone("the reader closed the pipe"))
+                self._on_gone()
+                return
+            # One-shot disabled the whole registration, errors included; watch for those again.
+            self._epoll.modify(self._fd, 0)
+            self._wake(None)
+
+    def _wake(self, error: ReaderGone | None) -> None:
+        if self._waiter is None or self._waiter.done():
+            return
+        if error is None:
+            self._waiter.set_result(None)
+        else:
+            self._waiter.set_exception(error)
+
+    def _unwatch(self) -> None:
+        if not self._epoll.closed:
+            self._loop.remove_reader(self._epoll.fileno())
+            self._epoll.close()
+
+    def close(self) -> None:
+        if self._fd < 0:
+            return
+        fd, self._fd = self._fd, -1
+        self._unwatch()
+        os.close(fd)
+
+
+class FileOutlet:
+    """A regular file, terminal or socket on a blocking descriptor, which the caller keeps.
+
+    Regular files are always ready (poll(2)), so waiting for them means nothing; a write goes to the
+    page cache. Only `penstock cat` uses this, with one channel in the process.
+    """
+
+    reader_gone = False
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def push(self, source: Drainable) -> int:
+        try:
+            return source.drain_into(self._fd)
+        except BrokenPipeError as error:
+            raise ReaderGone("the reader closed the socket") from error
+
+    async def writable(self) -> None:
+        raise RuntimeError("a blocking descriptor is always writable")
+
+    def close(self) -> None:
+        self._fd = -1
+
+
+def _enlarge(fd: int) -> int:
+    """Ask for a 1 MiB pipe, or as near as the kernel grants; return its size in bytes.
+
+    Past a user's 64 MiB of pipe pages F_SETPIPE_SZ answers EPERM and the pipe keeps its size (pipe(7)).
+    """
+    size = WANTED_PIPE_SIZE
+    while size > 64 * KIB:
+        with contextlib.suppress(OSError):
+            return fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, size)
+        size //= 2
+    return fcntl.fcntl(fd, fcntl.F_GETPIPE_SZ)

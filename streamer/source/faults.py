@@ -1,0 +1,147 @@
+"""The boundary with botocore and aiohttp: their errors become ours, with the place and the fix.
+
+`map_errors` wraps every foreign call. A code that botocore reports decides first, then the HTTP
+status, then the exception's type; what remains is a bug and passes through unmapped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+from botocore import exceptions as boto
+
+from streamer.errors import (
+    BadAnswer,
+    ConfigError,
+    Denied,
+    Missing,
+    PenstockError,
+    SourceChanged,
+    SourceError,
+    Throttled,
+    Transient,
+    Truncated,
+    Where,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_THROTTLE = {
+    "SlowDown", "Throttling", "ThrottlingException", "ThrottledException", "RequestThrottled",
+    "RequestThrottledException", "TooManyRequestsException", "TooManyRequests", "RequestLimitExceeded",
+    "BandwidthLimitExceeded", "ServiceUnavailable",
+}  # fmt: skip
+_TRANSIENT = {
+    "InternalError",
+    "InternalFailure",
+    "RequestTimeout",
+    "RequestTimeoutException",
+    "OperationAborted",
+}
+_MISSING = {"NoSuchBucket", "NoSuchKey", "NotFound", "404"}
+_CHANGED = {"PreconditionFailed", "InvalidRange", "NoSuchVersion"}
+
+_FIX = {
+    "NoSuchBucket": "no such bucket",
+    "NoSuchKey": "the object is gone",
+    "AccessDenied": "access denied; the credentials need s3:ListBucket on the bucket and s3:GetObject in it",
+    "InvalidAccessKeyId": "the access key id is unknown to this endpoint",
+    "SignatureDoesNotMatch": "the signature is refused; check the secret key, the region and the endpoint",
+    "ExpiredToken": "the session token has expired; renew the credentials",
+    "RequestTimeTooSkewed": "this machine's clock is off by too much; set the time",
+    "PreconditionFailed": "the object was replaced after it was listed",
+    "InvalidRange": "the object is shorter than when it was listed",
+}
+_ABSENT = (boto.NoCredentialsError, boto.PartialCredentialsError, boto.CredentialRetrievalError)
+_BROKEN = (
+    boto.HTTPClientError,
+    boto.ConnectionError,
+    boto.IncompleteReadError,
+    boto.ResponseStreamingError,
+    aiohttp.ClientError,
+    TimeoutError,
+    OSError,
+)
+
+
+@contextlib.contextmanager
+def map_errors(where: Where) -> Iterator[None]:
+    """Let no foreign exception pass: raise the SourceError (or ConfigError) that it means instead."""
+    try:
+        yield
+    except PenstockError:
+        raise
+    except (boto.BotoCoreError, boto.ClientError, boto.HTTPClientError, *_BROKEN) as error:
+        raise mapped(error, where) from error
+
+
+def mapped(error: BaseException, where: Where) -> PenstockError:
+    """Our error for a foreign one that was met at `where`."""
+    if isinstance(error, boto.ClientError):
+        return _from_client_error(error, where)
+    if isinstance(error, _ABSENT):
+        return Denied(
+            f"no usable credentials ({error}); set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, "
+            "or Penstock.Endpoint.Anonymous: true",
+            where,
+        )
+    if isinstance(error, boto.SSLError):
+        return BadAnswer(
+            f"TLS failed ({error}); for a private authority set Penstock.Endpoint.CaBundle", where
+        )
+    if isinstance(error, (aiohttp.ClientPayloadError, boto.IncompleteReadError)):
+        return Truncated("the body broke off", where)
+    if isinstance(error, boto.EndpointConnectionError):
+        return Transient(f"{error}; is the endpoint up, and Penstock.Endpoint.Url right?", where)
+    if isinstance(error, _BROKEN):
+        return Transient(f"the connection failed ({type(error).__name__}: {error})", where)
+    if isinstance(error, boto.PaginationError):
+        return BadAnswer(f"the listing does not advance ({error})", where)
+    if isinstance(error, (boto.ProfileNotFound, boto.NoRegionError, boto.ConfigParseError)):
+        return ConfigError(f"{error}; see Penstock.Endpoint")
+    return BadAnswer(f"{type(error).__name__}: {error}", where)
+
+
+def _from_client_error(error: Any, where: Where) -> SourceError:
+    """Our error for an answer that botocore has parsed."""
+    answer = error.response
+    metadata = answer.get("ResponseMetadata", {})
+    said = answer.get("Error", {})
+    return from_answer(
+        status=int(metadata.get("HTTPStatusCode", 0)),
+        code=str(said.get("Code", "")),
+        message=said.get("Message") or "",
+        request_id=metadata.get("RequestId"),
+        retry_after=metadata.get("HTTPHeaders", {}).get("retry-after"),
+        where=where,
+    )
+
+
+def from_answer(
+    *, status: int, code: str, message: str, request_id: str | None, retry_after: str | None, where: Where
+) -> SourceError:
+    """Our error for an answer of S3's that is none of what was asked for."""
+    place = Where(where.bucket, where.key, where.offset, where.attempt, request_id or None)
+    text = f"{_FIX.get(code, message or code)} (S3 said {status} {code})"
+    if code in _THROTTLE or status in (429, 503):
+        return Throttled(text, place, retry_after=_seconds(retry_after))
+    if code in _TRANSIENT or status >= 500:
+        return Transient(text, place, retry_after=_seconds(retry_after))
+    if code in _CHANGED or status in (412, 416):
+        return SourceChanged(text, place)
+    if code in _MISSING or status == 404:
+        return Missing(text, place)
+    if status in (401, 403) or code in _FIX:
+        return Denied(text, place)
+    return BadAnswer(text, place)
+
+
+def _seconds(header: str | None) -> float | None:
+    """A Retry-After in its number form; a date is as good as none here."""
+    try:
+        return float(header) if header else None
+    except ValueError:
+        return None

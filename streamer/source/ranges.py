@@ -1,0 +1,122 @@
+"""The seam between a transport and the relay.
+
+The relay owns order, memory, retries and time; a transport owns one thing: getting the bytes of one
+part out of S3, from the next byte that is missing. So the whole contract is
+
+    relay      creates a receiver for a part, with its room already reserved in the budget
+    transport  asks for `[part.start + receiver.received, part.end)`, checks the head of the answer,
+               calls `answered()`, then `feed()` for whatever arrives, and returns after the last byte
+    failure    is a raised `SourceError`; what was fed stays valid, and calling `fetch` again resumes
+               at the next byte with a narrower range
+
+A receiver, not a return value, because a transport may deliver without the bytes ever entering this
+process: one that moves bodies by splice(2) needs a place with a file descriptor, which is a richer
+receiver behind the same call. The sink's half of that place is `streamer.sink.outlet.Drainable`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from streamer.errors import BadAnswer, SourceChanged, Where
+from streamer.plan.segments import bare_etag
+
+if TYPE_CHECKING:
+    from streamer.plan import Part
+
+
+class Receiver(Protocol):
+    """Where a transport puts the bytes of one part, in order."""
+
+    @property
+    def part(self) -> Part:
+        """The bytes wanted."""
+
+    @property
+    def received(self) -> int:
+        """How many of them are here already, from the part's start."""
+
+    def answered(self) -> None:
+        """The head of a right answer is here: the first-byte time ends now."""
+
+    def feed(self, data: bytes) -> None:
+        """The next bytes. Raises BadAnswer if they are more than the part has left."""
+
+    @property
+    def full(self) -> bool:
+        """Whether nothing more should be fed until `on_room` is called."""
+
+    on_room: Callable[[], None] | None
+    """Called once, when a full receiver has room again."""
+
+
+class SpliceReceiver(Receiver, Protocol):
+    """A receiver that can take bytes from a socket without their entering this process."""
+
+    def take_from(self, fd: int, limit: int) -> int:
+        """Move up to `limit` bytes out of the socket `fd`; 0 at its end of file.
+
+        Raises BlockingIOError if the socket has nothing now, NoRoom if the receiver must be drained first;
+        `on_room` tells when it has been.
+        """
+
+
+class NoRoom(Exception):
+    """The receiver is full: leave the rest in the socket, where TCP holds the sender back."""
+
+
+class RangeSource(Protocol):
+    """A transport: fetches parts, several at once."""
+
+    @property
+    def name(self) -> str:
+        """For people and metrics."""
+
+    async def fetch(self, into: Receiver, *, attempt: int) -> None:
+        """Bring every missing byte of `into.part`.
+
+        `attempt` counts from 1 and appears in errors. Raises SourceError; cancelling it drops the
+        connection in use and leaves `into` with what had arrived.
+        """
+
+
+_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+
+
+def check_head(
+    part: Part,
+    first: int,
+    where: Where,
+    *,
+    status: int,
+    content_range: str | None,
+    content_length: int | None,
+    etag: str | None,
+) -> None:
+    """Refuse an answer that is not bytes `first` to `part.end` of the listed version.
+
+    206 is the rule (RFC 9110 §15.3.7); 200 with a right Content-Range is accepted, since some
+    compatible servers send it. Raises SourceChanged if the version or size is another, BadAnswer if
+    the range or length is not what was asked for.
+    """
+    if status not in (200, 206):
+        raise BadAnswer(f"answered {status} to a ranged GET", where)
+    if etag is not None and bare_etag(etag) != part.object.etag:
+        raise SourceChanged(
+            f"the object was replaced after it was listed (ETag {part.object.etag} then, {etag} now)", where
+        )
+    match = _CONTENT_RANGE.fullmatch(content_range or "")
+    if match is None:
+        whole = status == 200 and first == 0 and part.end == part.object.size
+        if not (whole and content_length == part.object.size):
+            raise BadAnswer(f"answered {status} with Content-Range {content_range!r} to a ranged GET", where)
+        return
+    begin, last, size = map(int, match.groups())
+    if size != part.object.size:
+        raise SourceChanged(f"the object has {size} bytes now; {part.object.size} were listed", where)
+    if (begin, last + 1) != (first, part.end):
+        raise BadAnswer(f"sent bytes {begin}-{last}; asked for {first}-{part.end - 1}", where)
+    if content_length is not None and content_length != part.end - first:
+        raise BadAnswer(f"promises {content_length} bytes for a range of {part.end - first}", where)

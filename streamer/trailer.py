@@ -1,0 +1,106 @@
+"""The proof beside a FIFO that its end of file is the end of its epoch.
+
+A FIFO cannot say "error": a writer that dies and a writer that is done look the same to a reader.
+So beside `<dir>/<channel>_<epoch>` the sidecar keeps `<dir>/.<channel>_<epoch>.penstock.json`:
+
+    open      written before the FIFO is offered: this FIFO comes with proof; `bytes_total` are due
+    complete  every byte was accepted by the FIFO; published *before* the write end is closed
+    abandoned the reader closed early; the epoch counts as consumed (contract §1.3)
+    failed    the source failed for good; `error` says how; the FIFO is held open, not closed
+    stopped   the sidecar was told to stop in mid-epoch
+
+Each state replaces the last by an atomic rename, so a reader sees one whole document or the other.
+A reader that meets end of file accepts it only under `complete` with its own byte count; `open` at end
+of file means that the sidecar died. No such file at all: the FIFO is somebody else's (SageMaker's own),
+and there is no proof to be had.
+
+The name starts with a dot because known readers pick FIFOs by listing names that start with
+`<channel>_` (contract §1.4). This module is shared by both sides and imports nothing of either.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
+
+Verdict = Literal["open", "complete", "abandoned", "failed", "stopped"]
+
+FORMAT = 1
+"""Version of the document; a reader refuses one that it does not know."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trailer:
+    """One epoch's account of itself."""
+
+    channel: str
+    epoch: int
+    verdict: Verdict
+    bytes_total: int
+    """Bytes of the whole epoch, known from the plan before the first is sent."""
+    bytes_delivered: int = 0
+    """Bytes that the FIFO accepted; the reader's own count must equal it under `complete`."""
+    objects: int = 0
+    digest: str = ""
+    """Digest of the plan (`streamer.plan`): which bytes, of which object versions, in which order."""
+    error: str | None = None
+    format: int = FORMAT
+
+
+def trailer_path(directory: str, channel: str, epoch: int) -> str:
+    """Where the trailer of an epoch lies, beside its FIFO."""
+    return os.path.join(directory, f".{channel}_{epoch}.penstock.json")
+
+
+def fifo_path(directory: str, channel: str, epoch: int) -> str:
+    """Where the FIFO of an epoch lies: `<directory>/<channel>_<epoch>` (contract §1.1)."""
+    return os.path.join(directory, f"{channel}_{epoch}")
+
+
+def write_trailer(directory: str, trailer: Trailer, *, mode: int = 0o644) -> None:
+    """Publish `trailer`, replacing the epoch's last one at once. Raises OSError."""
+    path = trailer_path(directory, trailer.channel, trailer.epoch)
+    temporary = f"{path}.{os.getpid()}.tmp"
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
+    try:
+        os.write(fd, (json.dumps(asdict(trailer)) + "\n").encode())
+    finally:
+        os.close(fd)
+    os.rename(temporary, path)
+
+
+def read_trailer(directory: str, channel: str, epoch: int) -> Trailer | None:
+    """The trailer as it stands now, or None if this FIFO has none.
+
+    Raises ValueError for a document that is not a trailer of a known format: a proof that cannot be
+    read is no proof.
+    """
+    path = trailer_path(directory, channel, epoch)
+    try:
+        with open(path, "rb") as file:
+            raw = file.read()
+    except FileNotFoundError:
+        return None
+    return parse_trailer(raw, name=path)
+
+
+def parse_trailer(raw: bytes, *, name: str = "trailer") -> Trailer:
+    """Decode a trailer document; ValueError if it is not one."""
+    try:
+        document: Any = json.loads(raw)
+    except ValueError as error:
+        raise ValueError(f"{name} is not JSON: {error}") from error
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise ValueError(f"{name} is not a trailer of format {FORMAT}")
+    wanted = {field.name for field in fields(Trailer)}
+    if unknown := document.keys() - wanted:
+        raise ValueError(f"{name} has unknown fields: {', '.join(sorted(unknown))}")
+    try:
+        trailer = Trailer(**document)
+    except TypeError as error:
+        raise ValueError(f"{name} lacks fields: {error}") from error
+    if trailer.verdict not in ("open", "complete", "abandoned", "failed", "stopped"):
+        raise ValueError(f"{name} has an unknown verdict {trailer.verdict!r}")
+    return trailer

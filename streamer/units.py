@@ -1,0 +1,16 @@
+"""Units, so that a default reads as what it is."""
+
+from __future__ import annotations
+
+KIB = 1024
+MIB = 1024 * KIB
+GIB = 1024 * MIB
+
+
+def human_bytes(count: float) -> str:
+    """`count` bytes for people: three significant digits and a binary unit, such as `1.21 GiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < KIB:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.3g} {unit}"
+        count /= KIB
+    return f"{count:.3g} TiB"
