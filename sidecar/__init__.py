@@ -1,0 +1,8 @@
+"""The service around `streamer`: job files, supervision, admin HTTP, metrics, logs, command line.
+
+    cli ──▶ config ──▶ supervisor ──▶ streamer.relay.Channel (one a channel)
+                          │    └──▶ admin ──▶ metrics (reads the channels' statistics)
+                          └──▶ runtime (directories, config files, environment of the trainer)
+
+Everything here may import `streamer`; nothing in `streamer` knows this package.
+"""

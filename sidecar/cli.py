@@ -1,0 +1,231 @@
+"""The command line: parse, run on uvloop, turn errors into one clear line and an exit code.
+
+Each command imports what it needs: `penstock probe` is run every few seconds by health checks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sidecar.exits import Exit, exit_code
+from streamer import __version__
+from streamer.errors import ConfigError, PenstockError
+from streamer.units import KIB, human_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from streamer.relay.transport import Wish
+
+
+class _Size(click.ParamType[int]):
+    """A number of bytes: 8MiB, 64K, 1048576."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        from pydantic import ByteSize, TypeAdapter, ValidationError
+
+        try:
+            return int(TypeAdapter(ByteSize).validate_python(value))
+        except ValidationError:
+            self.fail(f"{value!r} is not a size; write 8MiB or a number of bytes", param, ctx)
+
+
+_job_file = click.option(
+    "-c", "--config", "path", required=True, metavar="FILE", help="Job file, YAML or JSON (see the README)."
+)
+_log_level = click.option(
+    "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
+)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="penstock")
+def cli() -> None:
+    """Stream S3 objects into FIFOs for training jobs: SageMaker Pipe mode, anywhere."""
+
+
+@cli.command()
+@_job_file
+@_log_level
+def run(path: str, log_level: str) -> None:
+    """Serve the job's channels until SIGTERM."""
+    from sidecar import commands
+    from sidecar.config import load_job
+    from sidecar.logs import configure
+
+    configure(level=log_level)
+    _finish(commands.run(load_job(path)))
+
+
+@cli.command("exec", context_settings={"allow_interspersed_args": False})
+@_job_file
+@_log_level
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def execute(path: str, log_level: str, command: tuple[str, ...]) -> None:
+    """Run COMMAND as the trainer beside the channels; exit with its code."""
+    from sidecar import commands
+    from sidecar.config import load_job
+    from sidecar.logs import configure
+
+    configure(level=log_level)
+    _finish(commands.execute(load_job(path), command))
+
+
+@cli.command()
+@click.argument("uris", nargs=-1, required=True, metavar="S3URI...")
+@click.option("--endpoint-url", metavar="URL", help="An S3-compatible endpoint.")
+@click.option("--region")
+@click.option("--profile")
+@click.option("--path-style", is_flag=True, help="Put the bucket into the path, not into the host name.")
+@click.option("--anonymous", is_flag=True, help="Do not sign requests.")
+@click.option("--ca-bundle", metavar="FILE")
+@click.option(
+    "--budget", type=_Size(), default="128MiB", show_default=True, help="Memory for bytes in flight."
+)
+@click.option("--part-size", type=_Size(), help="Bytes of one request; what suits the transport if unset.")
+@click.option("--connections", type=click.IntRange(1, 1024), help="Requests in flight; likewise.")
+@click.option(
+    "--transport", type=click.Choice(["auto", "portable", "kernel"]), default="auto", show_default=True
+)
+@click.option(
+    "--give-up-after", type=click.FloatRange(min=0, min_open=True), default=300.0, show_default=True
+)
+@click.option("-q", "--quiet", is_flag=True, help="No closing line on standard error.")
+def cat(
+    uris: tuple[str, ...],
+    *,
+    quiet: bool,
+    budget: int,
+    part_size: int | None,
+    connections: int | None,
+    transport: Wish,
+    give_up_after: float,
+    **endpoint: Any,
+) -> None:
+    """Stream objects to standard output: the URIs in the order given, a prefix in key order.
+
+    An exact key is that object; anything else is a prefix.
+    """
+    from pydantic import ValidationError
+
+    from sidecar import commands
+    from sidecar.config import LARGEST_DEFAULT_PART, EndpointConfig, explain
+    from sidecar.logs import configure
+    from streamer.plan import parse_s3_uri
+    from streamer.source.session import Endpoint
+
+    configure(level="warning")
+    endpoint["url"] = endpoint.pop("endpoint_url")
+    try:
+        checked = EndpointConfig(**{_pascal(name): value for name, value in endpoint.items()})
+    except ValidationError as error:
+        raise ConfigError(f"endpoint options: {explain(error)}") from None
+    part = LARGEST_DEFAULT_PART if part_size is None else part_size
+    if part < 64 * KIB or budget < 2 * part:
+        raise ConfigError(
+            f"--budget {human_bytes(budget)} must hold two parts of --part-size {human_bytes(part)}, "
+            f"and a part at least 64 KiB"
+        )
+    options = commands.CatOptions(
+        budget=budget,
+        part_size=part_size,
+        connections=connections,
+        transport=transport,
+        give_up_after=give_up_after,
+    )
+    _finish(
+        commands.cat(
+            [parse_s3_uri(uri) for uri in uris],
+            endpoint=Endpoint(**checked.model_dump()),
+            options=options,
+            report=lambda line: None if quiet else click.echo(line, err=True),
+        )
+    )
+
+
+@cli.command()
+@_job_file
+@click.option("--json", "as_json", is_flag=True, help="Machine-readable, with every key.")
+def plan(path: str, *, as_json: bool) -> None:
+    """Show what each channel would stream: objects, bytes, parts, digest of the order."""
+    from sidecar import commands
+    from sidecar.config import load_job
+    from sidecar.logs import configure
+
+    configure(level="warning")
+    found = _run(commands.plan(load_job(path)))
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+        return
+    click.echo(f"transport  {found['transport']}: {found['reason']}")
+    for name, channel in found["channels"].items():
+        click.echo(
+            f"{name}\n  objects  {channel['objects']}\n  bytes    {channel['bytes']} ({channel['size']})\n"
+            f"  parts    {channel['parts']} of up to {human_bytes(channel['part_size'])}\n"
+            f"  budget   {human_bytes(channel['budget'])}\n  digest   {channel['digest']}"
+        )
+
+
+@cli.command()
+@click.option(
+    "--url", default="http://127.0.0.1:9781", show_default=True, help="The sidecar's admin address."
+)
+def probe(url: str) -> None:
+    """Exit 0 if a sidecar is ready, 1 if not."""
+    from sidecar.probe import ready
+
+    sys.exit(0 if ready(url) else 1)
+
+
+def _pascal(name: str) -> str:
+    return "".join(word.title() for word in name.split("_"))
+
+
+def _run(work: Coroutine[Any, Any, Any]) -> Any:
+    """Run on uvloop; raise a bare PenstockError where task groups would wrap it."""
+    import uvloop
+
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(work)
+    except BaseExceptionGroup as group:
+        if ours := _first(group):
+            raise ours from group
+        raise
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> PenstockError | None:
+    """The first error of ours in a group, if nothing else is in it."""
+    found: PenstockError | None = None
+    for error in group.exceptions:
+        ours = _first(error) if isinstance(error, BaseExceptionGroup) else error
+        if not isinstance(ours, PenstockError):
+            return None
+        found = found or ours
+    return found
+
+
+def _finish(work: Coroutine[Any, Any, int]) -> None:
+    sys.exit(int(_run(work)))
+
+
+def main() -> None:
+    """Entry point of the `penstock` command."""
+    try:
+        cli()
+    except PenstockError as error:
+        code = exit_code(error)
+        click.echo(f"penstock: {error}", err=True)
+        sys.exit(int(code))
+    except Exception:  # noqa: BLE001 - the last resort: a bug gets a traceback in the log and a code
+        from sidecar.logs import log
+
+        log.exception("unexpected error; please report it")
+        sys.exit(int(Exit.BUG))

@@ -1,0 +1,254 @@
+"""What each command does, as a coroutine that returns an exit code. `cli` parses and reports."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import stat
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from sidecar.exits import Exit
+from sidecar.logs import log
+from sidecar.runtime import DEFAULT_BASE, Layout, trainer_environment
+from sidecar.signals import Shutdown, handled
+from sidecar.supervisor import Supervisor
+from streamer.errors import ReaderGone, SinkError
+from streamer.plan import cut
+from streamer.relay.cat import stream_once
+from streamer.relay.channel import ChannelLimits
+from streamer.relay.retry import RetryPolicy
+from streamer.relay.statistics import Tally
+from streamer.relay.transport import MOST_CONNECTIONS, Transport, Wish, open_transport
+from streamer.sink.outlet import FileOutlet, PipeOutlet
+from streamer.source.listing import plan_uris
+from streamer.source.session import Endpoint, open_clients
+from streamer.units import human_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sidecar.config import Job
+    from streamer.plan import Plan, S3Uri
+    from streamer.sink.outlet import Outlet
+
+ADMIN_PORT = 9781
+"""Of `penstock run`, where probes and scrapers look for it; `exec` takes any free one."""
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+GRACE_AFTER_FAILURE = 10
+"""Seconds that `exec` gives the trainer to notice a failed channel by itself, and then to obey SIGTERM."""
+
+
+async def run(job: Job) -> int:
+    """Serve until a signal; drain on the first, end at once on the second."""
+    shutdown = Shutdown()
+    supervisor = Supervisor(
+        job, Layout(job.penstock.base_directory or DEFAULT_BASE), default_admin_port=ADMIN_PORT
+    )
+
+    async def until(supervisor: Supervisor) -> None:
+        await shutdown.asked.wait()
+        async with asyncio.TaskGroup() as race:
+            runners = {race.create_task(supervisor.drain()), race.create_task(shutdown.now.wait())}
+            await asyncio.wait(runners, return_when=asyncio.FIRST_COMPLETED)
+            for runner in runners:
+                runner.cancel()
+
+    with handled((signal.SIGTERM, signal.SIGINT), shutdown.note):
+        code = await _unless_stopped(supervisor.serve(until), shutdown, supervisor)
+    return Exit.INTERRUPTED if shutdown.now.is_set() else code
+
+
+async def _unless_stopped(serving: Any, shutdown: Shutdown, supervisor: Supervisor) -> int:
+    """Let a signal end the start-up too: before the FIFOs are offered there is nothing to drain."""
+    async with asyncio.TaskGroup() as race:
+        task = race.create_task(serving)
+        stop = race.create_task(shutdown.asked.wait())
+        await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
+        stop.cancel()
+        if not task.done() and not supervisor.started:
+            task.cancel()
+        try:
+            return int(await task)
+        except asyncio.CancelledError:
+            return int(Exit.OK)
+
+
+async def execute(job: Job, command: tuple[str, ...]) -> int:
+    """Run `command` as the trainer, beside the channels; return its exit code, or ours if we failed it."""
+    with ExitStack() as stack:
+        base = job.penstock.base_directory
+        if base is None:
+            base = stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-"))
+        layout = Layout(base)
+        supervisor = Supervisor(job, layout, default_admin_port=0, keep_proof=False)
+        code = Exit.OK.value
+
+        async def until(supervisor: Supervisor) -> None:
+            nonlocal code
+            code = await _run_trainer(supervisor, command, os.environ | trainer_environment(layout, job))
+
+        failure = await supervisor.serve(until)
+        return failure or code
+
+
+async def _run_trainer(supervisor: Supervisor, command: tuple[str, ...], environment: dict[str, str]) -> int:
+    """The child's exit code as a shell gives it: 128 + n if signal n ended it."""
+    try:
+        # Under a terminal the child must stay in its process group, for Ctrl-C and for reading from it.
+        own_group = not _in_foreground()
+        child = await asyncio.create_subprocess_exec(*command, env=environment, start_new_session=own_group)
+    except FileNotFoundError:
+        log.error("no such command", command=command[0])
+        return Exit.NOT_FOUND
+    except OSError as error:
+        raise SinkError(f"cannot run {command[0]}: {error.strerror}") from error
+    send = partial(_send, child, own_group=own_group)
+    with handled(FORWARDED, lambda number: _forward(send, number)):
+        async with asyncio.TaskGroup() as race:
+            failed = race.create_task(supervisor.failed.wait())
+            ended = race.create_task(child.wait())
+            await asyncio.wait({failed, ended}, return_when=asyncio.FIRST_COMPLETED)
+            failed.cancel()
+            if not ended.done():
+                log.error(
+                    "a channel failed; the trainer is given time to notice", seconds=GRACE_AFTER_FAILURE
+                )
+                await _end_child(send, ended)
+    status = child.returncode or 0
+    return 128 - status if status < 0 else status
+
+
+async def _end_child(send: Callable[[signal.Signals], None], ended: asyncio.Task[int]) -> None:
+    """Wait, then ask, then kill: all of it, for whatever reads on would take our end for the data's."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        await asyncio.wait({ended}, timeout=GRACE_AFTER_FAILURE)
+        send(number)
+        if ended.done():
+            return
+
+
+def _send(child: asyncio.subprocess.Process, number: signal.Signals, *, own_group: bool) -> None:
+    """Send a signal to the child, and to what it has started if they have a group of their own."""
+    with contextlib.suppress(ProcessLookupError):
+        if own_group:
+            os.killpg(child.pid, number)
+        elif child.returncode is None:
+            child.send_signal(number)
+
+
+def _forward(send: Callable[[signal.Signals], None], number: signal.Signals) -> None:
+    """Pass a signal on, unless the terminal has given it to the child already."""
+    if not (number in (signal.SIGINT, signal.SIGQUIT) and _in_foreground()):
+        send(number)
+
+
+def _in_foreground() -> bool:
+    """Whether a terminal's Ctrl-C goes to our whole process group, and so to the child."""
+    try:
+        return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
+    except (OSError, ValueError):
+        return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatOptions:
+    """What `penstock cat` may use; None leaves a number to the transport."""
+
+    budget: int
+    part_size: int | None
+    connections: int | None
+    transport: Wish
+    give_up_after: float
+
+
+async def cat(
+    uris: list[S3Uri], *, endpoint: Endpoint, options: CatOptions, report: Callable[[str], None]
+) -> int:
+    """Stream the URIs to standard output; `report` gets one closing line."""
+    async with open_clients(endpoint, connections=options.connections or MOST_CONNECTIONS) as clients:
+        plan = await plan_uris(clients.control, uris)
+        tally, started, cpu = Tally(), time.monotonic(), time.process_time()
+        try:
+            async with open_transport(
+                clients,
+                wish=options.transport,
+                buckets={uri.bucket for uri in uris},
+                channels=1,
+                budget=options.budget,
+                connections=options.connections,
+                to_pipes=stat.S_ISFIFO(os.fstat(1).st_mode),
+            ) as transport:
+                limits = ChannelLimits(
+                    part_size=options.part_size or transport.part_size,
+                    connections=options.connections or transport.connections,
+                    policy=RetryPolicy(give_up_after=options.give_up_after),
+                )
+                await stream_once(
+                    plan,
+                    transport.source,
+                    transport.stages(options.budget),
+                    limits=limits,
+                    tally=tally,
+                    open_outlet=_standard_output,
+                )
+        except ReaderGone:
+            return Exit.READER_GONE
+    seconds = time.monotonic() - started
+    cpu_per_gb = (time.process_time() - cpu) / max(plan.total_bytes, 1) * 1e9
+    report(
+        f"{len(plan.objects)} objects, {plan.total_bytes} bytes in {seconds:.2f} s by {transport.name}: "
+        f"{plan.total_bytes / max(seconds, 1e-9) / 1e6:.0f} MB/s, {cpu_per_gb:.2f} CPU-s/GB"
+    )
+    return Exit.OK
+
+
+def _standard_output(on_gone: Callable[[], None]) -> Outlet:
+    """Standard output as an outlet.
+
+    A pipe is reopened through /proc, so that making it non-blocking does not change the open file that
+    the shell and others may share.
+    """
+    if not stat.S_ISFIFO(os.fstat(1).st_mode):
+        return FileOutlet(1)
+    try:
+        fd = os.open("/proc/self/fd/1", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:  # ENXIO: nobody has the read end any more
+        raise ReaderGone("nobody reads standard output") from error
+    return PipeOutlet(fd, on_gone=on_gone)
+
+
+async def plan(job: Job) -> dict[str, Any]:
+    """What `penstock plan` shows: every channel's objects, bytes, parts and digest."""
+    supervisor = Supervisor(job, Layout(job.penstock.base_directory or DEFAULT_BASE), default_admin_port=0)
+    async with supervisor.clients() as clients:
+        plans = await supervisor.plans(clients)
+        async with supervisor.open_transport(clients) as transport:
+            return {
+                "transport": transport.name,
+                "reason": transport.reason,
+                "channels": {name: _summary(found, job, transport) for name, found in plans.items()},
+            }
+
+
+def _summary(plan: Plan, job: Job, transport: Transport) -> dict[str, Any]:
+    part_size = int(job.penstock.part_size or transport.part_size)
+    parts = sum(1 for _ in cut(plan.segments(), part_size=part_size, epoch=0))
+    return {
+        "objects": len(plan.objects),
+        "bytes": plan.total_bytes,
+        "size": human_bytes(plan.total_bytes),
+        "parts": parts,
+        "part_size": part_size,
+        "connections": job.penstock.connections or transport.connections,
+        "budget": job.channel_budget,
+        "digest": plan.digest,
+        "keys": [[ref.bucket, ref.key, ref.size, ref.etag] for ref in plan.objects],
+    }

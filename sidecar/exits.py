@@ -1,0 +1,58 @@
+"""Exit codes: what the process says when it ends. Part of the interface; see the table in the README."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from streamer.errors import (
+    ConfigError,
+    Denied,
+    Missing,
+    PenstockError,
+    SinkError,
+    SourceChanged,
+    SourceError,
+)
+
+
+class Exit(IntEnum):
+    """The code, and in the docstring of each what it means."""
+
+    OK = 0
+    BUG = 1
+    """An error that Penstock did not expect; the traceback is in the log."""
+    CONFIG = 2
+    """The job file or the command line cannot be carried out as written."""
+    DENIED = 3
+    """Credentials are absent, wrong or insufficient."""
+    MISSING = 4
+    """No such bucket or object, or a prefix that matches nothing."""
+    UNREACHABLE = 5
+    """The endpoint did not answer, or not rightly, for as long as we may wait."""
+    CHANGED = 6
+    """An object was replaced or deleted after it was listed."""
+    LOCAL = 7
+    """The FIFO directory, a FIFO, a port or a limit of this machine."""
+    NOT_FOUND = 127
+    """`exec`: the command does not exist, as in a shell."""
+    INTERRUPTED = 130
+    """A second signal ended the process at once."""
+    READER_GONE = 141
+    """`cat`: the reader of standard output closed it early, as SIGPIPE would say."""
+
+
+def exit_code(error: PenstockError) -> Exit:
+    """The code for an error that ends the process."""
+    if isinstance(error, ConfigError):
+        return Exit.CONFIG
+    if isinstance(error, SinkError):
+        return Exit.LOCAL
+    if isinstance(error, Denied):
+        return Exit.DENIED
+    if isinstance(error, Missing):
+        return Exit.MISSING
+    if isinstance(error, SourceChanged):
+        return Exit.CHANGED
+    if isinstance(error, SourceError):
+        return Exit.UNREACHABLE
+    return Exit.BUG

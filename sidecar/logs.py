@@ -1,0 +1,57 @@
+"""Logs: one structlog event per line on standard error, JSON unless a person is watching.
+
+Foreign loggers (botocore, aiohttp, asyncio) go through the same formatter, so that every line parses.
+Nothing is logged per part above debug. Credentials are never passed to a log call in the first place.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any
+
+import stamina.instrumentation
+import structlog
+
+log: Any = structlog.get_logger("penstock")
+
+
+def configure(*, level: str = "info", json_lines: bool | None = None) -> None:
+    """Set up logging for the process; `json_lines` defaults to whether standard error is no terminal."""
+    if json_lines is None:
+        json_lines = not sys.stderr.isatty()
+    shared: list[Any] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    renderers: list[Any] = (
+        [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+        if json_lines
+        else [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[*shared, structlog.stdlib.add_logger_name],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderers],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers = [handler]
+    # Our own level is the user's; a library's chatter below warning helps nobody (and botocore's debug
+    # output prints request headers).
+    root.setLevel(logging.WARNING)
+    logging.getLogger("penstock").setLevel(level.upper())
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            *shared,
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=True,
+    )
+    # Retries are counted in our own metrics; stamina's default hooks would log and count them again.
+    stamina.instrumentation.set_on_retry_hooks([])

@@ -1,0 +1,217 @@
+"""A job from its file to its end: list, offer, stream, stop.
+
+    start    resolve credentials, list every channel (all at once)   any error here ends the process
+             lock and lay out the directory, write config files,     before a FIFO is offered
+             make every channel's FIFO 0, open the admin port
+    ready    channels run side by side, independent of each other; one that fails holds its FIFO open,
+             readiness goes false, the others go on
+    end      `Stop` raised in the task group by a signal (after a drain) or by the trainer's exit
+
+Every channel is a task in one TaskGroup; ending is an exception that travels through it. `serve`
+returns the exit code: 0, or that of the first channel failure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+from typing import TYPE_CHECKING
+
+from sidecar.admin import serve_admin
+from sidecar.exits import Exit, exit_code
+from sidecar.logs import log
+from sidecar.runtime import Layout, reset_reader_state, write_config_files
+from streamer.relay.channel import Channel, ChannelLimits
+from streamer.relay.retry import RetryPolicy
+from streamer.relay.transport import MOST_CONNECTIONS, Transport, open_transport
+from streamer.source.listing import plan_prefix
+from streamer.source.session import Endpoint, open_clients
+from streamer.units import human_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from sidecar.config import Job
+    from streamer.plan import Plan, S3Uri
+    from streamer.relay.statistics import ChannelStatistics
+    from streamer.source.session import Clients
+    from streamer.trailer import Trailer
+
+
+class Stop(Exception):
+    """Ends the job from inside its task group."""
+
+
+class Supervisor:
+    """Runs one job. Use `serve` once."""
+
+    def __init__(self, job: Job, layout: Layout, *, default_admin_port: int, keep_proof: bool = True) -> None:
+        """`default_admin_port`: for a job that names none; 0 for any free one.
+
+        `keep_proof`: leave the trailers behind for readers that are still at work.
+        """
+        self.job = job
+        self.layout = layout
+        self._default_admin_port = default_admin_port
+        self._keep_proof = keep_proof
+        self.transport = "none"
+        """Which transport runs."""
+        self.failed = asyncio.Event()
+        """Set when the first channel has failed for good."""
+        self._channels: dict[str, Channel] = {}
+        self._offered = False
+        self.started = False
+        """Whether every FIFO has been offered; stays true to the end."""
+
+    @property
+    def ready(self) -> bool:
+        return self._offered and not any(channel.error for channel in self._channels.values())
+
+    def why_not_ready(self) -> str:
+        """One line for a probe; meaningful only when not ready."""
+        failed = [f"{name}: {channel.error}" for name, channel in self._channels.items() if channel.error]
+        return "; ".join(failed) or "the FIFOs are not offered yet, or no more"
+
+    def statistics(self) -> dict[str, ChannelStatistics]:
+        """A snapshot of every channel, by name."""
+        return {name: channel.statistics() for name, channel in self._channels.items()}
+
+    async def serve(self, until: Callable[[Supervisor], Awaitable[None]]) -> Exit:
+        """Run the job until `until(self)` returns; it is started once every FIFO is offered.
+
+        Raises PenstockError for whatever prevents the start.
+        """
+        async with contextlib.AsyncExitStack() as stack:
+            clients = await stack.enter_async_context(self.clients())
+            plans = await self.plans(clients)
+            transport = await stack.enter_async_context(self.open_transport(clients))
+            self.layout.create()
+            stack.enter_context(self.layout.locked())
+            write_config_files(self.layout, self.job)
+            reset_reader_state(self.layout, self.job)
+            self._channels = {name: self._channel(name, plan, transport) for name, plan in plans.items()}
+            for channel in self._channels.values():
+                stack.callback(channel.close, forget=not self._keep_proof)
+                channel.prepare()
+            admin = self.job.penstock.admin
+            admin_port = await stack.enter_async_context(
+                serve_admin(
+                    self,
+                    host=admin.host,
+                    port=self._default_admin_port if admin.port is None else admin.port,
+                )
+            )
+            self._offered = self.started = True
+            log.info("ready", directory=self.layout.data, admin=f"http://{admin.host}:{admin_port}/")
+            # What is loaded by now stays; collections need not walk it again while bytes move.
+            gc.collect()
+            gc.freeze()
+            await self._run(until)
+        error = next((channel.error for channel in self._channels.values() if channel.error), None)
+        return Exit.OK if error is None else exit_code(error)
+
+    async def _run(self, until: Callable[[Supervisor], Awaitable[None]]) -> None:
+        async def stop_when_told() -> None:
+            await until(self)
+            raise Stop
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for name, channel in self._channels.items():
+                    group.create_task(channel.run(), name=f"channel {name}")
+                group.create_task(stop_when_told(), name="stop")
+        except* Stop:
+            self._offered = False
+
+    async def drain(self) -> None:
+        """Begin no further epoch and wait until none is read, for at most `DrainFor` seconds."""
+        self._offered = False
+        for channel in self._channels.values():
+            channel.drain()
+        try:
+            async with asyncio.timeout(self.job.penstock.drain_for):
+                for channel in self._channels.values():
+                    await channel.done.wait()
+        except TimeoutError:
+            for name, statistics in self.statistics().items():
+                if statistics.state == "streaming":
+                    missing = statistics.bytes_total - statistics.bytes_delivered
+                    log.warning("cut off", channel=name, epoch=statistics.epoch, missing_bytes=missing)
+
+    @contextlib.asynccontextmanager
+    async def open_transport(self, clients: Clients) -> AsyncIterator[Transport]:
+        """The transport of all channels. Raises ConfigError if the one asked for cannot be."""
+        channels = self.job.input_data_config
+        async with open_transport(
+            clients,
+            wish=self.job.penstock.transport,
+            buckets={channel.data_source.s3_data_source.uri.bucket for channel in channels},
+            channels=len(channels),
+            budget=self.job.channel_budget,
+            connections=self.job.penstock.connections,
+        ) as transport:
+            self.transport = transport.name
+            log.info("transport", transport=transport.name, reason=transport.reason)
+            yield transport
+
+    @contextlib.asynccontextmanager
+    async def clients(self) -> AsyncIterator[Clients]:
+        """The process's S3 clients, sized for this job."""
+        penstock = self.job.penstock
+        endpoint = Endpoint(**penstock.endpoint.model_dump())
+        connections = (penstock.connections or MOST_CONNECTIONS) * len(self.job.input_data_config)
+        async with open_clients(endpoint, connections=connections) as clients:
+            yield clients
+
+    async def plans(self, clients: Clients) -> dict[str, Plan]:
+        """Every channel's plan, listed side by side. Raises SourceError, the first one met."""
+        plans: dict[str, Plan] = {}
+
+        async def make(name: str, uri: S3Uri) -> None:
+            plans[name] = await plan_prefix(clients.control, uri)
+            found = plans[name]
+            log.info(
+                "planned",
+                channel=name,
+                source=str(uri),
+                objects=len(found.objects),
+                bytes=found.total_bytes,
+                digest=found.digest[:16],
+            )
+
+        async with asyncio.TaskGroup() as group:
+            for channel in self.job.input_data_config:
+                group.create_task(make(channel.channel_name, channel.data_source.s3_data_source.uri))
+        return {channel.channel_name: plans[channel.channel_name] for channel in self.job.input_data_config}
+
+    def _channel(self, name: str, plan: Plan, transport: Transport) -> Channel:
+        penstock = self.job.penstock
+        limits = ChannelLimits(
+            part_size=int(penstock.part_size or transport.part_size),
+            connections=penstock.connections or transport.connections,
+            fifo_mode=penstock.fifo_mode,
+            policy=RetryPolicy(give_up_after=penstock.give_up_after),
+        )
+        return Channel(
+            name,
+            plan,
+            transport.source,
+            transport.stages(self.job.channel_budget),
+            directory=self.layout.data,
+            limits=limits,
+            on_verdict=self._note_verdict,
+        )
+
+    def _note_verdict(self, trailer: Trailer) -> None:
+        speak = log.error if trailer.verdict == "failed" else log.info
+        speak(
+            f"epoch {trailer.verdict}",
+            channel=trailer.channel,
+            epoch=trailer.epoch,
+            delivered=human_bytes(trailer.bytes_delivered),
+            of=human_bytes(trailer.bytes_total),
+            **({"error": trailer.error} if trailer.error else {}),
+        )
+        if trailer.verdict == "failed":
+            self.failed.set()
