@@ -1,0 +1,165 @@
+"""Panel builders: everything that all panels of a dashboard have in common, said once.
+
+A `Panel` is a plain value: what it asks (targets), in which unit, how wide. `build()` in
+`dashboards.build` turns it into Grafana's model. Every panel reads from `${datasource}`, has a title, a
+description that says what to conclude from it, and a unit; a stat is an instant query, since a stat that
+remembers the last value of the range would show a sidecar that is gone as if it still ran.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+with warnings.catch_warnings():
+    # The SDK warns for the classic dashboard in favour of schema v2, which older Grafanas cannot provision.
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from grafana_foundation_sdk.builders import bargauge, common, dashboard, prometheus, timeseries
+    from grafana_foundation_sdk.builders import stat as stat_builder
+    from grafana_foundation_sdk.models import common as common_model
+    from grafana_foundation_sdk.models import dashboard as model
+
+__all__ = ["Mapping", "Panel", "dashboard", "datasource", "graph", "model", "panel_builder", "stat"]
+
+GREEN, ORANGE, RED, PURPLE, BLUE, GREY = "green", "orange", "red", "purple", "blue", "text"
+
+Target: TypeAlias = tuple[str, str]
+"""PromQL, and the legend of its series."""
+Unit: TypeAlias = Literal["binBps", "bytes", "ops", "reqps", "s", "short", "percentunit", "bool_yes_no"]
+
+
+def datasource() -> common_model.DataSourceRef:
+    """The data source that the reader of the dashboard has chosen."""
+    return common_model.DataSourceRef(type_val="prometheus", uid="${datasource}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mapping:
+    """Show `text` in `color` for values from `low` to `high`; None is infinity."""
+
+    low: float | None
+    high: float | None
+    text: str
+    color: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """One panel; `width` is in 24ths of the page, `height` in Grafana's rows of 30 pixels."""
+
+    title: str
+    description: str
+    unit: Unit
+    targets: tuple[Target, ...]
+    width: int
+    height: int = 8
+    kind: Literal["timeseries", "stat", "bargauge"] = "timeseries"
+    low: float | None = 0
+    high: float | None = None
+    stacked: bool = False
+    bars: bool = False
+    steps: bool = False
+    decimals: int | None = None
+    thresholds: tuple[tuple[float | None, str], ...] = ((None, GREEN),)
+    mappings: tuple[Mapping, ...] = ()
+    no_value: str | None = None
+    """Text of a stat whose query answers nothing."""
+    show_name: bool = False
+    """A stat shows the name of the series, not its value."""
+    colors: dict[str, str] = field(default_factory=dict)
+    """Fixed colours by legend."""
+
+
+def graph(title: str, description: str, unit: Unit, *targets: Target, width: int = 8, **rest: Any) -> Panel:
+    """A panel of lines over time."""
+    return Panel(title=title, description=description, unit=unit, targets=targets, width=width, **rest)
+
+
+def stat(
+    title: str, description: str, unit: Unit, target: Target, *, width: int = 4, height: int = 4, **rest: Any
+) -> Panel:
+    """A panel of one number, as it is now."""
+    return Panel(
+        title=title,
+        description=description,
+        unit=unit,
+        targets=(target,),
+        kind="stat",
+        width=width,
+        height=height,
+        **rest,
+    )
+
+
+def panel_builder(panel: Panel, *, panel_id: int) -> Any:
+    """Grafana's builder of `panel`, ready to be put into a dashboard."""
+    made: Any = {"timeseries": _timeseries, "stat": _stat, "bargauge": lambda _: _bargauge()}[panel.kind](
+        panel
+    )
+    made.id(panel_id).title(panel.title).description(panel.description).datasource(datasource())
+    made.unit(panel.unit).span(panel.width).height(panel.height)
+    steps = [model.Threshold(value=value, color=color) for value, color in panel.thresholds]
+    made.thresholds(dashboard.ThresholdsConfig().mode(model.ThresholdsMode.ABSOLUTE).steps(steps))
+    if panel.low is not None:
+        made.min(panel.low)
+    if panel.high is not None:
+        made.max(panel.high)
+    if panel.decimals is not None:
+        made.decimals(panel.decimals)
+    if panel.no_value is not None:
+        made.no_value(panel.no_value)
+    if panel.mappings:
+        made.mappings([_range_map(index, mapping) for index, mapping in enumerate(panel.mappings)])
+    for name, color in panel.colors.items():
+        fixed = {"mode": "fixed", "fixedColor": color}
+        made.override_by_name(name, [model.DynamicConfigValue(id_val="color", value=fixed)])
+    for index, (expression, legend) in enumerate(panel.targets):
+        query = prometheus.Dataquery().expr(expression).legend_format(legend).ref_id(chr(ord("A") + index))
+        query.datasource(datasource())
+        made.with_target(query.range() if panel.kind == "timeseries" else query.instant())
+    return made
+
+
+def _range_map(index: int, mapping: Mapping) -> model.RangeMap:
+    result = model.ValueMappingResult(text=mapping.text, color=mapping.color, index=index)
+    return model.RangeMap(
+        model.DashboardRangeMapOptions(from_val=mapping.low, to=mapping.high, result=result)
+    )
+
+
+def _timeseries(panel: Panel) -> Any:
+    legend = (
+        common.VizLegendOptions().show_legend(show_legend=True).placement(common_model.LegendPlacement.BOTTOM)
+    )
+    legend.display_mode(common_model.LegendDisplayMode.LIST)
+    tooltip = common.VizTooltipOptions().mode(common_model.TooltipDisplayMode.MULTI)
+    made = timeseries.Panel().legend(legend).tooltip(tooltip.sort(common_model.SortOrder.DESCENDING))
+    made.line_width(1).fill_opacity(10).show_points(common_model.VisibilityMode.NEVER)
+    if panel.stacked:
+        made.stacking(common.StackingConfig().mode(common_model.StackingMode.NORMAL).group("A"))
+        made.fill_opacity(60).line_width(0)
+    if panel.bars:
+        made.draw_style(common_model.GraphDrawStyle.BARS).fill_opacity(80)
+    if panel.steps:
+        made.line_interpolation(common_model.LineInterpolation.STEP_AFTER)
+    return made
+
+
+def _last() -> common.ReduceDataOptions:
+    return common.ReduceDataOptions().calcs(["lastNotNull"]).values(values=False)
+
+
+def _stat(panel: Panel) -> Any:
+    made = stat_builder.Panel().reduce_options(_last()).graph_mode(common_model.BigValueGraphMode.NONE)
+    made.color_mode(
+        common_model.BigValueColorMode.NONE if panel.show_name else common_model.BigValueColorMode.VALUE
+    )
+    if panel.show_name:
+        made.text_mode(common_model.BigValueTextMode.NAME)
+    return made
+
+
+def _bargauge() -> Any:
+    made = bargauge.Panel().reduce_options(_last()).orientation(common_model.VizOrientation.HORIZONTAL)
+    return made.display_mode(common_model.BarGaugeDisplayMode.BASIC).show_unfilled(show_unfilled=True)
