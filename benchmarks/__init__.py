@@ -1,0 +1,1 @@
+"""Penstock beside its peers: one command, the same origin and the same reader for all."""

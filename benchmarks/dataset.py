@@ -1,0 +1,145 @@
+"""The objects that an origin serves: files on a tmpfs, their listings, and what their bytes must be.
+
+Bytes are slices of one random pool, each chunk from another offset, so making gigabytes costs a copy,
+no two chunks are alike, and a stream's hash shows any chunk that is missing, doubled or out of place.
+The expected hash is computed from the pool, not from what a server sent.
+
+nginx makes a file's ETag of its time and size (`"<mtime>-<size>"`, both hexadecimal); the listing must
+say the same, as clients send it back in `If-Match`. Every file gets its own time, hence its own ETag.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from xml.sax.saxutils import escape
+
+MIB = 1 << 20
+_POOL = 32 * MIB
+_CHUNK = MIB
+_STRIDE = 1_000_003
+"""Odd and prime: the offsets into the pool do not repeat before it has been used up."""
+_EPOCH = 1_750_000_000
+"""Modification time of the first object, seconds; fixed, so that ETags are the same in every run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a scenario streams: `buckets` streams of `objects` objects of `size` bytes each."""
+
+    name: str
+    buckets: int
+    objects: int
+    size: int
+
+    @property
+    def stream_bytes(self) -> int:
+        return self.objects * self.size
+
+    @property
+    def total_bytes(self) -> int:
+        return self.buckets * self.stream_bytes
+
+    def bucket(self, index: int) -> str:
+        """Name of a bucket; 3 to 63 characters, as S3 wants it."""
+        return f"{self.name}-{index:02d}"
+
+    def key(self, index: int) -> str:
+        return f"part-{index:05d}"
+
+    def scaled(self, factor: float) -> Shape:
+        """About `factor` times the bytes: smaller objects, or fewer where they are small already."""
+        if factor == 1:
+            return self
+        if self.size <= MIB:
+            return replace(self, objects=max(1, round(self.objects * factor)))
+        return replace(self, size=max(64 << 10, round(self.size * factor)))
+
+    def describe(self) -> str:
+        streams = "" if self.buckets == 1 else f"{self.buckets} streams of "
+        size = f"{self.size / MIB:g} MiB" if self.size % MIB == 0 else f"{self.size / 1000:,.0f} kB"
+        return f"{streams}{self.objects:,} × {size}"
+
+
+class DataSet:
+    """A shape's objects under `root`: `objects/<bucket>/<key>` and `lists/<bucket>.xml`."""
+
+    def __init__(self, shape: Shape, root: str) -> None:
+        self.shape = shape
+        self.root = root
+        self._pool = random.Random(0).randbytes(_POOL)  # noqa: S311 - incompressible, not secret
+        self._whole: dict[int, str] = {}
+
+    def create(self) -> None:
+        """Write all files. Raises OSError, such as no space left on the tmpfs."""
+        os.makedirs(os.path.join(self.root, "lists"))
+        number = 0
+        for bucket in range(self.shape.buckets):
+            directory = os.path.join(self.root, "objects", self.shape.bucket(bucket))
+            os.makedirs(directory)
+            entries = []
+            for index in range(self.shape.objects):
+                key, time = self.shape.key(index), _EPOCH + number
+                path = os.path.join(directory, key)
+                with open(path, "wb", buffering=0) as file:
+                    file.writelines(self._pieces(bucket, index))
+                os.utime(path, (time, time))
+                entries.append((key, self.shape.size, nginx_etag(time, self.shape.size)))
+                number += 1
+            name = self.shape.bucket(bucket)
+            with open(os.path.join(self.root, "lists", f"{name}.xml"), "w", encoding="utf-8") as file:
+                file.write(listing(name, entries))
+
+    def remove(self) -> None:
+        """Give the memory back."""
+        shutil.rmtree(self.root)
+
+    def expected_sha256(self, bucket: int, length: int) -> str:
+        """Hash of a stream's first `length` bytes."""
+        if length == self.shape.stream_bytes and bucket in self._whole:
+            return self._whole[bucket]
+        digest, left = hashlib.sha256(), length
+        for index in range(self.shape.objects):
+            if left <= 0:
+                break
+            for piece in self._pieces(bucket, index):
+                digest.update(piece[:left])
+                left -= min(left, len(piece))
+        if length == self.shape.stream_bytes:
+            self._whole[bucket] = digest.hexdigest()
+        return digest.hexdigest()
+
+    def _pieces(self, bucket: int, index: int) -> Iterator[memoryview]:
+        chunks = -(-self.shape.size // _CHUNK)
+        first = (bucket * self.shape.objects + index) * chunks
+        view, left = memoryview(self._pool), self.shape.size
+        for number in range(first, first + chunks):
+            offset = number * _STRIDE % (_POOL - _CHUNK)
+            yield view[offset : offset + min(left, _CHUNK)]
+            left -= _CHUNK
+
+
+def nginx_etag(mtime: int, size: int) -> str:
+    """The ETag that nginx gives a static file, without quotes."""
+    return f"{mtime:x}-{size:x}"
+
+
+def listing(bucket: str, entries: list[tuple[str, int, str]]) -> str:
+    """A whole ListObjectsV2 answer for (key, size, ETag) entries, in one page whatever their number."""
+    contents = "".join(
+        f"<Contents><Key>{escape(key)}</Key><LastModified>2025-06-15T15:06:40.000Z</LastModified>"
+        f"<ETag>&quot;{escape(etag)}&quot;</ETag><Size>{size}</Size>"
+        "<StorageClass>STANDARD</StorageClass></Contents>\n"
+        for key, size, etag in entries
+    )
+    return (
+        '<?xml version="1.0" encoding="UTF-8"?>\n'
+        '<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
+        f"<Name>{escape(bucket)}</Name><Prefix></Prefix><KeyCount>{len(entries)}</KeyCount>"
+        f"<MaxKeys>{max(1000, len(entries))}</MaxKeys><IsTruncated>false</IsTruncated>\n"
+        f"{contents}</ListBucketResult>\n"
+    )

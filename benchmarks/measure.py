@@ -1,0 +1,145 @@
+"""One run: one client, one setting, one FIFO and reader per stream; and what it came to.
+
+    readers started, client started            not measured
+    everybody is ready                         clocks are read: wall, CPU of the client
+    readers open their FIFOs, client begins
+    last reader has seen the end (or its time is up)
+                                               clocks are read again, and the client's peak memory
+
+Throughput is bytes that arrived at the readers by wall time; the end is the readers' own time of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+
+from benchmarks.clients import Client, Running, environment
+from benchmarks.dataset import DataSet
+from benchmarks.origin import Origin
+from benchmarks.process import Child, ProcessFailed, cpu_seconds, memory, wait_for_all
+from benchmarks.scenarios import Scenario
+from benchmarks.task import Stream, Task
+
+GB = 1e9
+_READER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "reader.py")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What one run came to."""
+
+    seconds: float
+    bytes: int
+    """That arrived at the readers."""
+    cpu_seconds: float
+    """User and system time of the client and its children."""
+    peak_rss: int
+    """Bytes, at most at any time since the client started; of several processes, the sum."""
+    idle_rss: int | None
+    """Bytes when it was ready; None for a program that is measured whole."""
+    cut: bool
+    """Whether a reader's time was up before the stream's end."""
+    verified: bool
+    """Whether every byte that arrived has been hashed and found right."""
+    received_bytes: int | None = None
+    """Bytes that the client had fetched at the end, if it says so: what exceeds `bytes` is read-ahead."""
+    transport: str | None = None
+
+    @property
+    def gb_per_second(self) -> float:
+        return self.bytes / GB / self.seconds
+
+    @property
+    def cpu_per_gb(self) -> float:
+        return self.cpu_seconds / (self.bytes / GB)
+
+
+class WrongBytes(Exception):
+    """A stream was not what the origin holds."""
+
+
+def run_once(
+    client: Client, setting: str, scenario: Scenario, origin: Origin, data: DataSet, *, hashed: bool
+) -> Run:
+    """Measure once. Raises ProcessFailed if the client fails, WrongBytes if it delivers something else."""
+    shape = scenario.shape
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as directory:
+        url = origin.urls[scenario.server]
+        streams = [
+            Stream(
+                bucket=shape.bucket(index),
+                keys=[shape.key(number) for number in range(shape.objects)],
+                size=shape.size,
+                fifo=client.fifo(directory, index),
+            )
+            for index in range(shape.buckets)
+        ]
+        task = Task(
+            url=url,
+            ca_bundle=origin.ca_bundle if url.startswith("https:") else None,
+            streams=streams,
+            setting=client.setting_for(setting, shape.buckets),
+        )
+        options = json.dumps({"hash": hashed, "rate": scenario.reader_rate, "limit": scenario.limit})
+        command = [sys.executable, "-I", "-S", _READER, options]
+        readers: list[Child] = []
+        try:
+            readers.extend(Child("the reader", command, env=environment(directory)) for _ in streams)
+            for reader in readers:
+                reader.line(deadline=time.monotonic() + 30)
+            running = client.start(task, directory)
+            try:
+                return _measure(running, task, readers, data, limit=scenario.limit)
+            except ProcessLookupError:
+                raise ProcessFailed(f"{client.name} ended early: {running.child.errors()}") from None
+            finally:
+                running.close()
+        finally:
+            for reader in readers:
+                reader.close(patience=1)
+
+
+def _measure(running: Running, task: Task, readers: list[Child], data: DataSet, *, limit: float) -> Run:
+    pid = running.child.pid
+    idle_rss = memory(pid)[0]
+    cpu, started = cpu_seconds(pid), time.monotonic()
+    for reader, stream in zip(readers, task.streams, strict=True):
+        reader.say(stream.fifo)
+    running.go()
+    lines = wait_for_all(readers, beside=running.child, deadline=started + limit + 30)
+    cpu = cpu_seconds(pid) - cpu
+    peak_rss = memory(pid)[1]
+    report = running.after()
+    answers = [json.loads(line) for line in lines]
+    cut = any(answer["cut"] for answer in answers)
+    if running.whole_process and not cut and any(report["exit"]):
+        raise ProcessFailed(f"{running.child.name} ended with exit codes {report['exit']}")
+    for index, answer in enumerate(answers):
+        _check(index, answer, data)
+    return Run(
+        seconds=max(answer["ended"] for answer in answers) - started,
+        bytes=sum(answer["bytes"] for answer in answers),
+        cpu_seconds=report["cpu"] if running.whole_process else cpu,
+        peak_rss=report["peak_rss"] if running.whole_process else peak_rss,
+        idle_rss=None if running.whole_process else idle_rss,
+        cut=cut,
+        verified=all(answer["sha256"] for answer in answers),
+        received_bytes=report.get("received_bytes"),
+        transport=report.get("transport"),
+    )
+
+
+def _check(index: int, answer: dict[str, object], data: DataSet) -> None:
+    """Right length and, where it was hashed, right content. Raises WrongBytes, ProcessFailed for none."""
+    length, due = answer["bytes"], data.shape.stream_bytes
+    if not isinstance(length, int) or length == 0:
+        raise ProcessFailed(f"stream {index} delivered nothing")
+    if length > due or (length < due and not answer["cut"]):
+        raise WrongBytes(f"stream {index} had {length} bytes instead of {due}")
+    if answer["sha256"] and answer["sha256"] != data.expected_sha256(index, length):
+        raise WrongBytes(f"stream {index}: the hash of its first {length} bytes is wrong")

@@ -1,0 +1,109 @@
+"""Penstock as a client: `penstock run` with a job file, one channel per stream.
+
+It is ready when its log says so, and begins when a reader opens its FIFO: the harness has the readers
+waiting and lets them open at that moment, so what is fetched ahead of a reader is next to nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.clients import ROOT, START_SECONDS, Client, Running, Setting, environment
+from benchmarks.process import Child
+from benchmarks.task import Stream, Task
+
+
+class _Sidecar(Running):
+    def __init__(self, child: Child, admin: str) -> None:
+        self.child = child
+        self._admin = admin
+
+    def go(self) -> None:
+        """A reader at its FIFO is all it waits for."""
+
+    def after(self) -> Mapping[str, Any]:
+        with urllib.request.urlopen(  # noqa: S310 - our own child
+            self._admin + "status", timeout=10
+        ) as answer:
+            status = json.load(answer)
+        received = sum(channel["received_bytes"] for channel in status["channels"].values())
+        return {"transport": status["transport"], "received_bytes": received}
+
+
+@dataclass(frozen=True)
+class Penstock(Client):
+    """`penstock run`; the setting is merged into the job's `Penstock` section."""
+
+    always: Setting
+    """Part of every setting, such as a transport."""
+
+    def unavailable(self) -> str | None:
+        from sidecar.config import Job
+
+        task = Task(url="http://127.0.0.1", ca_bundle=None, streams=[], setting=self.always)
+        stream = Stream(bucket="any", keys=[], size=0, fifo="/any/input/data/channel-00_0")
+        try:
+            Job.model_validate(self.job(task, [stream], "/any"))
+        except ValueError as error:
+            return f"this version refuses {self.always}: {str(error).splitlines()[0]}"
+        return None
+
+    def version(self) -> str:
+        from streamer import __version__
+
+        return __version__
+
+    def fifo(self, directory: str, index: int) -> str:
+        return os.path.join(directory, "ml", "input", "data", f"channel-{index:02d}_0")
+
+    def setting_for(self, name: str, streams: int) -> Setting:
+        # A channel's share of the budget must hold two parts.
+        many = {"PartSize": "4MiB"} if streams > 8 else {}
+        return many | (self.settings | self.small)[name] | self.always
+
+    @staticmethod
+    def job(task: Task, streams: list[Stream], base: str) -> dict[str, Any]:
+        """The job file: one channel per stream."""
+        endpoint = {"Url": task.url, "Region": "us-east-1", "PathStyle": True}
+        if task.ca_bundle:
+            endpoint["CaBundle"] = task.ca_bundle
+        return {
+            "InputDataConfig": [
+                {
+                    "ChannelName": os.path.basename(stream.fifo).removesuffix("_0"),
+                    "DataSource": {
+                        "S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": f"s3://{stream.bucket}/"}
+                    },
+                }
+                for stream in streams
+            ],
+            "Penstock": {"BaseDirectory": base, "Endpoint": endpoint, "Admin": {"Port": 0}} | task.setting,
+        }
+
+    def start(self, task: Task, directory: str) -> Running:
+        path = os.path.join(directory, "job.json")
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(self.job(task, task.streams, os.path.join(directory, "ml")), file)
+        child = Child(
+            self.name,
+            [sys.executable, "-m", "sidecar", "run", "-c", path],
+            env=environment(directory),
+            cwd=ROOT,
+            lines_on_stderr=True,
+        )
+        deadline = time.monotonic() + START_SECONDS
+        try:
+            while True:
+                line = child.line(deadline=deadline)
+                if line.startswith("{") and (event := json.loads(line))["event"] == "ready":
+                    return _Sidecar(child, event["admin"])
+        except BaseException:
+            child.close()
+            raise

@@ -1,0 +1,145 @@
+"""Processes as the benchmark sees them: lines with a deadline, CPU seconds and memory from outside.
+
+CPU is read from the kernel's clock of a process (user and system time of all its threads, those that
+have ended too, to the nanosecond), so a client need not report on itself. Memory is VmHWM: `ru_maxrss`
+would count what the parent held when it forked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import tempfile
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+
+class ProcessFailed(Exception):
+    """A process of the benchmark ended, or kept silent, when it was to answer."""
+
+
+class Child:
+    """A process that is spoken to in lines. The end of what it says on standard error is kept."""
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        cwd: str | None = None,
+        lines_on_stderr: bool = False,
+    ) -> None:
+        """`lines_on_stderr`: its lines come on standard error, and its standard output is dropped."""
+        self.name = name
+        self._errors = None if lines_on_stderr else tempfile.TemporaryFile()  # noqa: SIM115 - see close
+        self._process = subprocess.Popen(
+            command,
+            env=dict(env),
+            cwd=cwd,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL if lines_on_stderr else subprocess.PIPE,
+            stderr=self._errors or subprocess.PIPE,
+            process_group=0,
+        )
+        self.pid = self._process.pid
+        stdout = self._process.stderr if lines_on_stderr else self._process.stdout
+        if self._process.stdin is None or stdout is None:
+            raise RuntimeError("no pipes")
+        self._stdin, self._stdout = self._process.stdin, stdout
+        self._pending = b""
+        self._said: deque[str] = deque(maxlen=5)
+
+    @property
+    def fd(self) -> int:
+        """Becomes readable when a line may be had, or the process ends."""
+        return self._stdout.fileno()
+
+    def say(self, line: str) -> None:
+        """One line to its standard input. Raises ProcessFailed if it is gone."""
+        try:
+            os.write(self._stdin.fileno(), (line + "\n").encode())
+        except BrokenPipeError:
+            raise ProcessFailed(f"{self.name} ended early: {self.errors()}") from None
+
+    def line(self, *, deadline: float) -> str:
+        """Its next line; `deadline` is in `time.monotonic()`. Raises ProcessFailed."""
+        while b"\n" not in self._pending:
+            if not select.select([self.fd], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                raise ProcessFailed(f"{self.name} did not answer in time: {self.errors()}")
+            data = os.read(self.fd, 1 << 16)
+            if not data:
+                raise ProcessFailed(f"{self.name} ended early: {self.errors()}")
+            self._pending += data
+        first, _, self._pending = self._pending.partition(b"\n")
+        self._said.append(first.decode())
+        return self._said[-1]
+
+    def errors(self) -> str:
+        """The end of its standard error."""
+        if self._errors is None:
+            return "\n".join((*self._said, self._pending.decode(errors="replace")))
+        self._errors.seek(0, os.SEEK_END)
+        self._errors.seek(max(0, self._errors.tell() - 1500))
+        return self._errors.read().decode(errors="replace").strip() or "(nothing on standard error)"
+
+    def close(self, *, patience: float = 5.0) -> None:
+        """End it: by closing its standard input, then SIGTERM, then SIGKILL after `patience` seconds."""
+        with contextlib.suppress(OSError):
+            self._stdin.close()
+        for number in (None, signal.SIGTERM, signal.SIGKILL):
+            if number is not None:
+                self._process.send_signal(number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(patience)
+                break
+        self._stdout.close()
+        if self._errors is not None:
+            self._errors.close()
+
+    def terminate(self) -> None:
+        """SIGTERM."""
+        self._process.terminate()
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system seconds of a process so far, over all its threads. Raises ProcessLookupError."""
+    # The clock's number as of clock_getcpuclockid(3): the process, scheduler time.
+    try:
+        return time.clock_gettime(~pid << 3 | 2)
+    except OSError:
+        raise ProcessLookupError(f"process {pid} is gone") from None
+
+
+def memory(pid: int) -> tuple[int, int]:
+    """Resident bytes of a process: now, and at most since it started. Raises ProcessLookupError."""
+    try:
+        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
+            fields = dict(line.split(":", 1) for line in file)
+        return (int(fields["VmRSS"].split()[0]) * 1024, int(fields["VmHWM"].split()[0]) * 1024)
+    except (OSError, KeyError):
+        raise ProcessLookupError(f"process {pid} is gone") from None
+
+
+def wait_for_all(children: Sequence[Child], *, beside: Child, deadline: float) -> list[str]:
+    """One line of each child. Raises ProcessFailed when time is up, or as soon as `beside` ends."""
+    lines: dict[Child, str] = {}
+    watched = os.pidfd_open(beside.pid)
+    try:
+        while waiting := [child for child in children if child not in lines]:
+            timeout = max(0.0, deadline - time.monotonic())
+            ready = select.select([*(child.fd for child in waiting), watched], [], [], timeout)[0]
+            if not ready:
+                raise ProcessFailed(f"no end in time; {beside.name} says: {beside.errors()}")
+            for child in waiting:
+                if child.fd in ready:
+                    lines[child] = child.line(deadline=deadline)
+            if ready == [watched]:
+                raise ProcessFailed(f"{beside.name} ended in mid-stream: {beside.errors()}")
+    finally:
+        os.close(watched)
+    return [lines[child] for child in children]

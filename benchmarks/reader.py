@@ -1,0 +1,67 @@
+"""The reader of one FIFO, the same for every client: `reader.py OPTIONS`, OPTIONS being JSON.
+
+Reads into one reused buffer of 1 MiB and throws the bytes away; with `hash` it hashes them first, with
+`rate` (bytes per second) it waits between reads so as to be no faster. It enlarges the pipe to 1 MiB
+for everybody, so that no client loses by not doing so. After `limit` seconds it stops and closes its
+end. Says `ready`, takes the FIFO's path from standard input, answers with one line of JSON. Times are
+CLOCK_MONOTONIC, which all processes share. Run by path in a bare interpreter.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import signal
+import sys
+import time
+
+BUFFER = 1 << 20
+
+
+def main() -> None:
+    options = json.loads(sys.argv[1])
+    rate = options.get("rate")
+    digest = hashlib.sha256() if options.get("hash") else None
+    buffer = bytearray(BUFFER)
+    view = memoryview(buffer)
+    _say("ready")
+    path = sys.stdin.readline().rstrip("\n")
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    started = time.monotonic()
+    fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, BUFFER)
+    cut = False
+
+    def time_up(*_: object) -> None:
+        # The interrupted read is repeated; without O_NONBLOCK it might wait for ever.
+        nonlocal cut
+        cut = True
+        os.set_blocking(fd, False)
+
+    signal.signal(signal.SIGALRM, time_up)
+    signal.setitimer(signal.ITIMER_REAL, options["limit"])
+    total = 0
+    try:
+        while not cut and (count := os.readv(fd, [buffer])):
+            total += count
+            if digest is not None:
+                digest.update(view[:count])
+            if rate and (ahead := total / rate - (time.monotonic() - started)) > 0:
+                time.sleep(ahead)
+    except BlockingIOError:
+        pass  # time is up, and nothing was there to read
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    ended = time.monotonic()
+    os.close(fd)
+    answer = {"bytes": total, "ended": ended, "cut": cut, "sha256": digest and digest.hexdigest()}
+    _say(json.dumps(answer))
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""Results as Markdown: `python -m benchmarks.report RESULTS.json [--into FILE]`.
+
+`--into` puts the text between the file's two marker lines instead of printing it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from benchmarks.stats import Row, beside, rows
+
+BEGIN = "<!-- results: begin; written by python -m benchmarks.report -->"
+END = "<!-- results: end -->"
+HEADINGS = ("client", "setting", "GB/s", "CPU-s/GB", "peak RSS, MB", "above idle, MB", "notes")
+Document = dict[str, Any]
+
+
+def markdown(results: Document) -> str:
+    """The whole text: when and where, then a table per scenario."""
+    return "\n".join(_lines(results)) + "\n"
+
+
+def _lines(results: Document) -> Iterator[str]:
+    machine = results["machine"]
+    note = f" {results['note']}" if results["note"] else ""
+    yield (
+        f"Measured on {results['date']} with {results['rounds']} counted runs per row: median, and in "
+        f"parentheses minimum and maximum.{note}"
+    )
+    yield ""
+    yield (
+        f"Machine: {machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']:.0f} GiB, "
+        f"Linux {machine['kernel']}, Python {machine['python']}; load when it began: "
+        f"{machine['load']:.1f}. Origin: {machine['nginx']}."
+    )
+    yield ""
+    yield f"Versions: {', '.join(f'{name} {version}' for name, version in results['versions'].items())}."
+    yield ""
+    yield from _summary(results)
+    for name, scenario in results["scenarios"].items():
+        yield ""
+        yield f"### `{name}`: {scenario['text']}"
+        yield ""
+        if scenario.get("problem"):
+            yield f"Not measured: {scenario['problem']}."
+            continue
+        yield f"{scenario['objects']}, {scenario['bytes'] / 1e9:.2f} GB."
+        yield ""
+        made = rows(scenario)
+        yield f"| {' | '.join(HEADINGS)} |"
+        yield "|---|---|---|---|---|---|---|"
+        for row in made:
+            yield f"| {' | '.join(cell.replace('|', '/') for cell in cells(row))} |"
+        if sentence := verdict(scenario):
+            yield ""
+            yield sentence
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    """A row's text, as under `HEADINGS`."""
+    if row.throughput is None or row.cpu is None or row.peak is None:
+        problem = " ".join((row.problem or "").split())
+        shown = problem if len(problem) <= 160 else problem[:157] + "..."
+        return (row.client, "", "-", "-", "-", "-", shown)
+    return (
+        row.client,
+        row.setting,
+        row.throughput.text(),
+        row.cpu.text(),
+        f"{row.peak.median / 1e6:.0f}",
+        "-" if row.growth is None else f"{row.growth.median / 1e6:.0f}",
+        ", ".join(notes(row)),
+    )
+
+
+def notes(row: Row) -> Iterator[str]:
+    """What a reader of the figures must know besides."""
+    if row.transport:
+        yield f"transport {row.transport}"
+    if row.cut:
+        yield "cut off at the time limit"
+    if row.ahead >= 0.01:
+        where = "fetched more than that" if row.cut else "read ahead into the next epoch"
+        yield f"{where}: {row.ahead:.0%}, its CPU included"
+    if not row.verified:
+        yield "NOT VERIFIED"
+
+
+def verdict(scenario: Document) -> str | None:
+    """One sentence: ours beside the peers, losses as plainly as gains."""
+    found = beside(rows(scenario))
+    if found is None:
+        return None
+    said = [f"{found.cpu:.2f} × the CPU of the cheapest ({found.cheapest_peer})"]
+    if not scenario.get("reader_rate"):
+        said.insert(0, f"{found.throughput:.2f} × the throughput of the fastest peer ({found.fastest_peer})")
+        if found.cheapest_quick_peer != found.cheapest_peer:
+            said.append(
+                f"{found.cpu_quick:.2f} × that of the cheapest with at least half the fastest peer's "
+                f"throughput ({found.cheapest_quick_peer})"
+            )
+    return f"Penstock: {', '.join(said)}."
+
+
+def _summary(results: Document) -> Iterator[str]:
+    """Every scenario in a line, and where we lose."""
+    found = {
+        name: (beside(rows(scenario)), bool(scenario.get("reader_rate")))
+        for name, scenario in results["scenarios"].items()
+    }
+    compared = {name: (ratios, slow) for name, (ratios, slow) in found.items() if ratios is not None}
+    if not compared:
+        return
+    yield "Penstock divided by the best peer of each scenario (throughput above 1 and CPU below 1 are gains):"
+    yield ""
+    yield "| scenario | throughput | fastest peer | CPU per GB | cheapest peer |"
+    yield "|---|---|---|---|---|"
+    for name, (ratios, slow) in compared.items():
+        quick = "- | the reader sets the pace" if slow else f"{ratios.throughput:.2f} | {ratios.fastest_peer}"
+        yield f"| `{name}` | {quick} | {ratios.cpu:.2f} | {ratios.cheapest_peer} |"
+    losses = {
+        "throughput": [
+            name for name, (ratios, slow) in compared.items() if ratios.throughput < 1 and not slow
+        ],
+        "CPU": [name for name, (ratios, _) in compared.items() if ratios.cpu > 1],
+    }
+    told = "; ".join(
+        f"{what} in {', '.join(f'`{name}`' for name in names)}" for what, names in losses.items() if names
+    )
+    yield ""
+    yield f"Penstock loses on {told}." if told else "Penstock loses nowhere."
+
+
+def insert(text: str, results: str) -> str:
+    """`text` with `results` between its markers. Raises ValueError if they are not there."""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"the file has no lines {BEGIN!r} and {END!r}")
+    return f"{before}{BEGIN}\n\n{results}\n{END}{after}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=__doc__.splitlines()[0])
+    parser.add_argument("results", help="the JSON file that the benchmarks wrote")
+    parser.add_argument("--into", metavar="FILE", help="replace the results in this Markdown file")
+    arguments = parser.parse_args()
+    with open(arguments.results, encoding="utf-8") as file:
+        text = markdown(json.load(file))
+    if arguments.into is None:
+        sys.stdout.write(text)
+        return 0
+    with open(arguments.into, encoding="utf-8") as file:
+        whole = insert(file.read(), text)
+    with open(arguments.into, "w", encoding="utf-8") as file:
+        file.write(whole)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,134 @@
+"""From runs to rows: medians with their range, the setting that wins, and who is beside whom.
+
+Works on the plain values of a results document, so that a report can be made from the file alone.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+GB = 1e9
+Document = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A median and the range around it."""
+
+    median: float
+    low: float
+    high: float
+
+    def text(self) -> str:
+        """Median (low-high) with two digits, three below 0.1; the median alone if that says it all."""
+        digits = 2 if self.median >= 0.1 else 3
+        low, middle, high = (f"{value:.{digits}f}" for value in (self.low, self.median, self.high))
+        return middle if low == high else f"{middle} ({low}–{high})"
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Of at least one value; ValueError for none."""
+    if not values:
+        raise ValueError("no values")
+    return Spread(statistics.median(values), min(values), max(values))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One client in one scenario: figures, or the reason why there are none."""
+
+    client: str
+    setting: str = ""
+    throughput: Spread | None = None
+    """GB/s."""
+    cpu: Spread | None = None
+    """CPU seconds per GB."""
+    peak: Spread | None = None
+    """Peak memory, bytes."""
+    growth: Spread | None = None
+    """Peak memory above that when ready, bytes; None where it is unknown."""
+    cut: bool = False
+    verified: bool = False
+    ahead: float = 0.0
+    """Bytes fetched beyond those delivered, as a share of them; median."""
+    transport: str | None = None
+    problem: str | None = None
+
+
+def rows(scenario: Mapping[str, Any]) -> list[Row]:
+    """A scenario's rows, the fastest first, those without figures last."""
+    made = [_row(name, entry) for name, entry in scenario["clients"].items()]
+    return sorted(made, key=lambda row: -row.throughput.median if row.throughput else 1.0)
+
+
+def _row(name: str, entry: Mapping[str, Any]) -> Row:
+    runs: list[Mapping[str, Any]] = entry.get("runs", [])
+    if entry.get("problem") or not runs:
+        return Row(client=name, problem=entry.get("problem") or "no run")
+    growth = [run["peak_rss"] - run["idle_rss"] for run in runs if run["idle_rss"] is not None]
+    ahead = [run["received_bytes"] / run["bytes"] - 1 for run in runs if run["received_bytes"] is not None]
+    return Row(
+        client=name,
+        setting=entry["setting"],
+        throughput=spread([throughput(run) for run in runs]),
+        cpu=spread([run["cpu_seconds"] / (run["bytes"] / GB) for run in runs]),
+        peak=spread([run["peak_rss"] for run in runs]),
+        growth=spread(growth) if growth else None,
+        cut=any(run["cut"] for run in runs),
+        verified=bool(entry["verified"]),
+        ahead=statistics.median(ahead) if ahead else 0.0,
+        transport=runs[-1]["transport"],
+    )
+
+
+def throughput(run: Mapping[str, Any]) -> float:
+    """GB/s of a run."""
+    return float(run["bytes"] / GB / run["seconds"])
+
+
+def fastest(tried: Mapping[str, float]) -> str:
+    """The setting with the highest throughput; the earlier of equals."""
+    return max(tried, key=lambda name: tried[name])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """A client of ours beside the peers, as ratios of medians."""
+
+    client: str
+    fastest_peer: str
+    throughput: float
+    """Times the fastest peer's."""
+    cheapest_peer: str
+    cpu: float
+    """Times that of the peer with the least CPU per GB, however slow it is."""
+    cheapest_quick_peer: str
+    cpu_quick: float
+    """The same among the peers with at least half the throughput of the fastest."""
+
+
+def beside(made: Sequence[Row], *, ours: str = "penstock") -> Beside | None:
+    """How `ours` compares; None if it or all peers have no figures. Our own variants are no peers."""
+    figures = {
+        row.client: (row.throughput.median, row.cpu.median) for row in made if row.throughput and row.cpu
+    }
+    peers = {name: pair for name, pair in figures.items() if not name.startswith(ours)}
+    if ours not in figures or not peers:
+        return None
+    throughput, cpu = figures[ours]
+    quick = max(peers, key=lambda name: peers[name][0])
+    cheap = min(peers, key=lambda name: peers[name][1])
+    halfway = [name for name in peers if peers[name][0] >= peers[quick][0] / 2]
+    cheap_quick = min(halfway, key=lambda name: peers[name][1])
+    return Beside(
+        client=ours,
+        fastest_peer=quick,
+        throughput=throughput / peers[quick][0],
+        cheapest_peer=cheap,
+        cpu=cpu / peers[cheap][1],
+        cheapest_quick_peer=cheap_quick,
+        cpu_quick=cpu / peers[cheap_quick][1],
+    )
