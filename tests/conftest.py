@@ -1,0 +1,102 @@
+"""Rules for every test: both event loops, no AWS set-up of the developer's, no leaks, no blocking calls."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import threading
+
+import pytest
+import stamina.instrumentation
+import uvloop
+from blockbuster import blockbuster_ctx
+
+from tests.kit.stub import StubThread
+
+
+def pytest_asyncio_loop_factories(config, item):
+    return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+
+
+# As the service does: the default hooks log and count every retry a second time.
+stamina.instrumentation.set_on_retry_hooks([])
+
+# libuv makes one pipe for signals per process, at its first loop; make it before leaks are counted.
+with asyncio.Runner(loop_factory=uvloop.new_event_loop) as _first:
+    _first.run(asyncio.sleep(0))
+
+
+@pytest.fixture(autouse=True)
+def aws_environment(monkeypatch, tmp_path_factory):
+    """No profile, region or credential of the developer's reaches a test."""
+    for name in list(os.environ):
+        if name.startswith("AWS_"):
+            monkeypatch.delenv(name)
+    nowhere = str(tmp_path_factory.mktemp("aws") / "none")
+    monkeypatch.setenv("AWS_CONFIG_FILE", nowhere)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", nowhere)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+
+
+@pytest.fixture
+def credentials(monkeypatch):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDTEST")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "not-a-secret")
+
+
+@pytest.fixture
+def stub(credentials):
+    """A fresh S3 stub."""
+    thread = StubThread()
+    yield thread.start()
+    thread.stop()
+
+
+def _descriptors() -> dict[str, str]:
+    found = {}
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            found[fd] = os.readlink(f"/proc/self/fd/{fd}")
+        except FileNotFoundError:
+            continue
+    return found
+
+
+@pytest.fixture
+def no_leaks():
+    """The test ends with the descriptors and threads that it began with."""
+    gc.collect()
+    before, threads = _descriptors(), set(threading.enumerate())
+    yield
+    for thread in set(threading.enumerate()) - threads:
+        if thread.name.startswith("open "):
+            thread.join(5)  # released, and on its way out
+    gc.collect()
+    after = _descriptors()
+    leaked = {fd: after[fd] for fd in after.keys() - before.keys()}
+    assert not leaked, f"leaked descriptors: {leaked}"
+    left = {
+        thread for thread in set(threading.enumerate()) - threads if not thread.name.startswith("asyncio_")
+    }
+    assert not left, f"leaked threads: {left}"
+
+
+@pytest.fixture
+def no_blocking():
+    """A blocking call made by our code on the loop fails the test."""
+    with blockbuster_ctx(["streamer", "sidecar"]) as watch:
+        # Making, renaming and removing names in the FIFO directory takes microseconds, happens once an
+        # epoch, and must be in an exact order with the closing of the pipe.
+        for call in ("os.unlink", "os.rename", "os.stat", "os.listdir"):
+            watch.functions[call].can_block_in("streamer/sink/fifo.py", {"clear", "_unlink", "prepare"})
+        # botocore reads its models and the user's profile for the first calls, before any byte moves.
+        for function in watch.functions.values():
+            function.can_block_in("streamer/source/session.py", {"open_clients"})
+            function.can_block_in("streamer/source/listing.py", {"list_prefix"})
+            # /proc is no disk; and this socket is non-blocking, which os.read does not show.
+            function.can_block_in("streamer/relay/pipes.py", {"pipe_allowance", "_read_into_memory"})
+            # A trailer is one small file, written and read (here, by tests) whole.
+            function.can_block_in("streamer/trailer.py", {"write_trailer", "read_trailer"})
+        yield

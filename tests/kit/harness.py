@@ -1,0 +1,103 @@
+"""A channel on a stub: what most relay tests start from."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from streamer.plan import Plan, S3Uri
+from streamer.relay.channel import Channel, ChannelLimits
+from streamer.relay.pipes import PIPE_SIZE
+from streamer.relay.retry import RetryPolicy
+from streamer.relay.transport import Wish, open_transport
+from streamer.source.listing import plan_prefix
+from streamer.source.session import Clients, Endpoint, open_clients
+from streamer.trailer import Trailer
+from tests.kit.stub import S3Stub
+
+MORE_THAN_A_FIFO = 40_000_000
+"""Spliced pages may be large ones, so a FIFO of 256 slots can take several times its nominal 1 MiB."""
+
+EAGER = RetryPolicy(give_up_after=30, first_wait=0.001, longest_wait=0.01)
+
+
+def fill(stub: S3Stub, sizes: list[int], *, prefix: str = "b/data/", seed: int = 1) -> bytes:
+    """Put objects of these sizes; return what an epoch of them must be."""
+    source = random.Random(seed)
+    contents = [source.randbytes(size) for size in sizes]
+    stub.objects |= {f"{prefix}{i:04d}": data for i, data in enumerate(contents)}
+    return b"".join(contents)
+
+
+@contextlib.asynccontextmanager
+async def clients_of(stub: S3Stub) -> AsyncIterator[Clients]:
+    async with open_clients(Endpoint(url=stub.url, path_style=True), connections=8) as clients:
+        yield clients
+
+
+def _budget(parts: int, part_size: int, *, spliced: bool) -> int:
+    """Bytes for so many parts; of the kernel transport's pipes, a quarter is reserve."""
+    if not spliced:
+        return parts * part_size
+    return next(n for n in range(1, 100) if n - n // 4 == parts) * PIPE_SIZE
+
+
+@dataclass
+class Running:
+    """A channel that runs, what it has reported, and where its FIFOs are."""
+
+    channel: Channel
+    plan: Plan
+    verdicts: list[Trailer]
+    directory: Path
+    task: asyncio.Task[None]
+
+    def fifo(self, epoch: int) -> Path:
+        return self.directory / f"train_{epoch}"
+
+
+@contextlib.asynccontextmanager
+async def running_channel(
+    stub: S3Stub,
+    directory: Path,
+    *,
+    prefix: str = "b/data/",
+    parts: int = 8,
+    part_size: int = 50_000,
+    connections: int = 4,
+    policy: RetryPolicy = EAGER,
+    transport: Wish = "portable",
+) -> AsyncIterator[Running]:
+    """List the prefix, prepare and run a channel `train`; cancel it at the end.
+
+    `parts`: how many parts the budget has room for.
+    """
+    async with (
+        clients_of(stub) as clients,
+        open_transport(clients, wish=transport, buckets={"b"}, channels=1, budget=64 << 20) as chosen,
+    ):
+        bucket, _, key = prefix.partition("/")
+        plan = await plan_prefix(clients.control, S3Uri(bucket, key))
+        verdicts: list[Trailer] = []
+        channel = Channel(
+            "train",
+            plan,
+            chosen.source,
+            chosen.stages(_budget(parts, part_size, spliced=chosen.spliced)),
+            directory=str(directory),
+            limits=ChannelLimits(part_size=part_size, connections=connections, policy=policy),
+            on_verdict=verdicts.append,
+        )
+        channel.prepare()
+        task = asyncio.create_task(channel.run())
+        try:
+            yield Running(channel, plan, verdicts, directory, task)
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+            channel.close()

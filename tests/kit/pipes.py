@@ -1,0 +1,49 @@
+"""The trainer's side of a FIFO, for tests: real opens and reads, off the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+
+def read_all(path: Path) -> bytes:
+    """Open, read to end of file, close; as `cat` does."""
+    with open(path, "rb", buffering=0) as file:
+        chunks = []
+        while chunk := file.read(1 << 20):
+            chunks.append(chunk)
+        return b"".join(chunks)
+
+
+def read_some(path: Path, count: int) -> bytes:
+    """Open, read `count` bytes, close: an early close."""
+    with open(path, "rb") as file:
+        return file.read(count)
+
+
+def probe(path: Path) -> None:
+    """Open and close without reading, as TensorFlow's repeat does with the epoch after the last."""
+    os.close(os.open(path, os.O_RDONLY))
+
+
+async def off_loop(function: Callable, *args: object) -> object:
+    """Run a blocking reader in a thread."""
+    return await asyncio.to_thread(function, *args)
+
+
+async def eventually(
+    condition: Callable[[], object] | Callable[[], Awaitable[object]], *, within: float = 10
+) -> None:
+    """Wait until `condition()` is true; the one place in the tests that polls."""
+    deadline = asyncio.get_running_loop().time() + within
+    while True:
+        outcome = condition()
+        if asyncio.iscoroutine(outcome):
+            outcome = await outcome
+        if outcome:
+            return
+        if asyncio.get_running_loop().time() > deadline:
+            raise AssertionError(f"not within {within} s: {condition}")
+        await asyncio.sleep(0.005)

@@ -1,0 +1,133 @@
+"""`penstock` as its users run it: a process."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
+
+PENSTOCK = [sys.executable, "-m", "sidecar"]
+
+
+def job(stub_url: str, base: Path | None, *prefixes: str, **penstock: object) -> dict:
+    """A job with one channel per prefix, named after its last step."""
+    section: dict = {
+        "Endpoint": {"Url": stub_url, "PathStyle": True},
+        "Admin": {"Port": 0},
+        "MemoryBudget": "16MiB",
+        "PartSize": "1MiB",
+    } | penstock
+    if base is not None:
+        section["BaseDirectory"] = str(base)
+    return {
+        "InputDataConfig": [
+            {
+                "ChannelName": prefix.strip("/").split("/")[-1],
+                "DataSource": {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": f"s3://{prefix}"}},
+            }
+            for prefix in prefixes
+        ],
+        "Penstock": section,
+    }
+
+
+def write_job(path: Path, document: dict) -> str:
+    path.write_text(yaml.safe_dump(document))
+    return str(path)
+
+
+def penstock(*arguments: str, **options: object) -> subprocess.CompletedProcess:
+    """Run to the end; text output."""
+    options = {"capture_output": True, "text": True, "timeout": 50} | options
+    return subprocess.run([*PENSTOCK, *arguments], check=False, **options)
+
+
+class Sidecar:
+    """A running `penstock run`; its log is read continuously and kept."""
+
+    def __init__(self, path: str) -> None:
+        self.process = subprocess.Popen(
+            [*PENSTOCK, "run", "-c", path], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+        )
+        self.events: list[dict] = []
+        self._news = threading.Condition()
+        self._reader = threading.Thread(target=self._read, name="sidecar log")
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            with self._news:
+                self.events.append(json.loads(line) if line.startswith("{") else {"event": line.strip()})
+                self._news.notify_all()
+        with self._news:
+            self.events.append({"event": "log ended"})
+            self._news.notify_all()
+
+    def wait_for(self, event: str, **fields: object) -> dict:
+        """The first log line of this event with these fields; fails if the log ends or 30 s pass."""
+
+        wanted = {"event": event, **fields}.items()
+
+        def find() -> dict | None:
+            return next((each for each in self.events if wanted <= each.items()), None)
+
+        with self._news:
+            assert self._news.wait_for(lambda: find() or self.events[-1:] == [{"event": "log ended"}], 30)
+            found = find()
+        assert found, f"{event} never came: {self.events}"
+        return found
+
+    @property
+    def url(self) -> str:
+        return self.wait_for("ready")["admin"].rstrip("/")
+
+    def get(self, path: str) -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(self.url + path, timeout=10) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+
+    def status(self) -> dict:
+        return json.loads(self.get("/status")[1])
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        """Send a signal, wait, and return the exit code."""
+        self.process.send_signal(number)
+        return self.wait()
+
+    def wait(self) -> int:
+        code = self.process.wait(40)
+        self._reader.join(10)
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+        return code
+
+
+@contextlib.contextmanager
+def sidecar(path: str) -> Iterator[Sidecar]:
+    """A sidecar until the end of the block; killed if it is still there."""
+    running = Sidecar(path)
+    try:
+        yield running
+    finally:
+        if running.process.poll() is None:
+            running.process.send_signal(signal.SIGCONT)
+            running.process.kill()
+        running.wait()
+
+
+def leftovers(base: Path) -> list[str]:
+    """What lies in the data directory, but for the lock."""
+    return sorted(name for name in os.listdir(base / "input" / "data") if name != ".penstock.lock")

@@ -1,0 +1,271 @@
+"""An S3 server on a real socket that misbehaves on request.
+
+It keeps objects in memory and answers ListObjectsV2 and ranged GETs rightly, until a fault is scripted:
+faults are taken in order by the GETs (of one key, or of any), each once. The server runs on a loop of
+its own in a thread, so that nothing the code under test does to its loop can help or hinder it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import hashlib
+import socket
+import ssl
+import threading
+from collections import defaultdict, deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+from xml.sax.saxutils import escape
+
+from aiohttp import web
+
+PAGE = 1000
+ANY = ""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One GET of an object, as it arrived."""
+
+    key: str
+    range: str
+    if_match: str | None
+    authorization: str | None
+    token: str | None
+
+
+@dataclass
+class Answer:
+    """A right answer to a ranged GET, for a fault to spoil."""
+
+    request: web.Request
+    body: bytes
+    headers: dict[str, str]
+    status: int = 206
+
+
+Fault = Callable[[Answer], Awaitable[web.StreamResponse]]
+
+
+@dataclass
+class S3Stub:
+    """The server's content and script. Objects are bytes; an ETag is the MD5, as S3's."""
+
+    url: str = ""
+    objects: dict[str, bytes] = field(default_factory=dict)
+    """By `bucket/key`."""
+    faults: dict[str, deque[Fault]] = field(default_factory=lambda: defaultdict(deque))
+    """By `bucket/key`, or ANY."""
+    seen: list[Seen] = field(default_factory=list)
+    bare_listing_etags: bool = False
+    released: asyncio.Event = field(default_factory=asyncio.Event)
+    """Ends every `stall`."""
+    _loop: asyncio.AbstractEventLoop | None = None
+    in_flight: int = 0
+    most_in_flight: int = 0
+    _transports: set[asyncio.Transport] = field(default_factory=set)
+
+    @property
+    def connections(self) -> int:
+        """Connections that have carried a GET of an object."""
+        return len(self._transports)
+
+    def script(self, *faults: Fault, key: str = ANY) -> None:
+        self.faults[key].extend(faults)
+
+    def release(self) -> None:
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self.released.set)
+
+    async def _get(self, request: web.Request) -> web.StreamResponse:
+        bucket, key = request.match_info["bucket"], request.match_info["key"]
+        buckets = {name.split("/", 1)[0] for name in self.objects}
+        if bucket not in buckets:
+            return error(404, "NoSuchBucket")
+        if not key:
+            return self._list(request, bucket)
+        wanted, if_match = request.headers.get("Range", ""), request.headers.get("If-Match")
+        token = request.headers.get("X-Amz-Security-Token")
+        self.seen.append(Seen(key, wanted, if_match, request.headers.get("Authorization"), token))
+        name = f"{bucket}/{key}"
+        if name not in self.objects:
+            return error(404, "NoSuchKey")
+        data = self.objects[name]
+        if if_match is not None and if_match.strip('"') != etag(data):
+            return error(412, "PreconditionFailed")
+        first, last = wanted.removeprefix("bytes=").split("-")
+        start, end = int(first), min(int(last) + 1, len(data))
+        answer = Answer(
+            request,
+            data[start:end],
+            {
+                "Content-Range": f"bytes {start}-{end - 1}/{len(data)}",
+                "ETag": f'"{etag(data)}"',
+                "x-amz-request-id": f"REQ{len(self.seen)}",
+            },
+        )
+        if request.transport is None:
+            return web.Response(status=400)  # the client has left already
+        self._transports.add(request.transport)
+        self.in_flight += 1
+        self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        try:
+            for queue in (self.faults.get(name), self.faults.get(ANY)):
+                if queue:
+                    return await queue.popleft()(answer)
+            return web.Response(status=206, body=answer.body, headers=answer.headers)
+        finally:
+            self.in_flight -= 1
+
+    def _list(self, request: web.Request, bucket: str) -> web.Response:
+        prefix, after = request.query.get("prefix", ""), request.query.get("continuation-token", "")
+        names = sorted(name.split("/", 1)[1] for name in self.objects if name.split("/", 1)[0] == bucket)
+        names = [name for name in names if name.startswith(prefix) and name > after]
+        page, more = names[:PAGE], len(names) > PAGE
+        quote = "" if self.bare_listing_etags else "&quot;"
+        entries = "".join(
+            f"<Contents><Key>{escape(key)}</Key><Size>{len(self.objects[f'{bucket}/{key}'])}</Size>"
+            f"<ETag>{quote}{etag(self.objects[f'{bucket}/{key}'])}{quote}</ETag></Contents>"
+            for key in page
+        )
+        token = f"<NextContinuationToken>{escape(page[-1])}</NextContinuationToken>" if more else ""
+        return web.Response(
+            content_type="application/xml",
+            text=f"<ListBucketResult><IsTruncated>{str(more).lower()}</IsTruncated>{token}{entries}</ListBucketResult>",
+        )
+
+
+@functools.lru_cache(maxsize=4096)
+def etag(data: bytes) -> str:
+    return hashlib.md5(data).hexdigest()
+
+
+def error(status: int, code: str, **headers: str) -> web.Response:
+    return web.Response(
+        status=status,
+        text=f"<Error><Code>{code}</Code><Message>scripted</Message></Error>",
+        content_type="application/xml",
+        headers={"x-amz-request-id": "REQERR", **headers},
+    )
+
+
+def fails(status: int, code: str, **headers: str) -> Fault:
+    """Answer with an S3 error document."""
+
+    async def fault(_: Answer) -> web.StreamResponse:
+        return error(status, code, **headers)
+
+    return fault
+
+
+def cut_after(count: int, *, once: asyncio.Event | None = None) -> Fault:
+    """Send `count` bytes of the promised body, then close the connection; if given, only after `once`."""
+
+    async def fault(answer: Answer) -> web.StreamResponse:
+        response = web.StreamResponse(status=206, headers=answer.headers)
+        response.content_length = len(answer.body)
+        await response.prepare(answer.request)
+        await response.write(answer.body[:count])
+        if once is not None:
+            await once.wait()
+        assert answer.request.transport is not None
+        answer.request.transport.close()
+        return response
+
+    return fault
+
+
+def heads(status: int = 206, **headers: str) -> Fault:
+    """The right body under a wrong head; an empty value removes a header. Names have `_` for `-`."""
+
+    async def fault(answer: Answer) -> web.StreamResponse:
+        changed = {name.replace("_", "-"): value for name, value in headers.items()}
+        merged = {name: value for name, value in (answer.headers | changed).items() if value}
+        return web.Response(status=status, body=answer.body, headers=merged)
+
+    return fault
+
+
+def stalls(stub: S3Stub, *, after: int = 0) -> Fault:
+    """Send `after` bytes, then nothing until `stub.release()`; then the rest."""
+
+    async def fault(answer: Answer) -> web.StreamResponse:
+        response = web.StreamResponse(status=206, headers=answer.headers)
+        response.content_length = len(answer.body)
+        await response.prepare(answer.request)
+        await response.write(answer.body[:after])
+        await stub.released.wait()
+        await response.write(answer.body[after:])
+        return response
+
+    return fault
+
+
+def whole(stub: S3Stub) -> Fault:
+    """200 with the whole object and a Content-Range that claims the range: a broken proxy."""
+
+    async def fault(answer: Answer) -> web.StreamResponse:
+        name = answer.request.path.lstrip("/")
+        headers = {"ETag": answer.headers["ETag"]}
+        return web.Response(status=200, body=stub.objects[name], headers=headers)
+
+    return fault
+
+
+async def turns() -> None:
+    """Let the loop go through what is due, and what follows from that."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+class StubThread:
+    """Runs an S3Stub from `start` to `stop`; over TLS if given a context."""
+
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
+        self.stub = S3Stub()
+        self._tls = tls
+        self._ready = threading.Event()
+        self._stop: asyncio.Event | None = None
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="s3 stub")
+
+    def start(self) -> S3Stub:
+        self._thread.start()
+        assert self._ready.wait(10)
+        return self.stub
+
+    def stop(self) -> None:
+        assert self.stub._loop is not None
+        assert self._stop is not None
+        self.stub._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(10)
+        assert not self._thread.is_alive()
+
+    async def _serve(self) -> None:
+        self._stop = asyncio.Event()
+        self.stub._loop = asyncio.get_running_loop()
+        app = web.Application()
+        app.add_routes([web.get("/{bucket}", self._bare), web.get("/{bucket}/{key:.*}", self.stub._get)])
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await runner.setup()
+        listening = socket.create_server(("127.0.0.1", 0))
+        await web.SockSite(runner, listening, ssl_context=self._tls).start()
+        scheme, port = "https" if self._tls else "http", listening.getsockname()[1]
+        self.stub.url = f"{scheme}://127.0.0.1:{port}"
+        self._ready.set()
+        await self._stop.wait()
+        self.stub.released.set()
+        # asyncio loses a connection that is accepted while its server closes: so accept no more, let those
+        # under way arrive, and only then close.
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(listening.fileno())
+        await turns()
+        await runner.cleanup()
+        for transport in self.stub._transports:
+            transport.abort()  # it may still wait to send what nobody reads
+        await turns()
+
+    async def _bare(self, request: web.Request) -> Any:
+        request.match_info["key"] = ""
+        return await self.stub._get(request)

@@ -1,0 +1,101 @@
+"""Dockerfile and compose file, parsed for the tests."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sysconfig
+from dataclasses import dataclass, field
+from importlib import metadata
+
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests.operate.promql import ROOT
+
+SCRIPTS = sysconfig.get_path("scripts")
+COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))
+SERVICES = COMPOSE["services"]
+OURS = ("seed", "sidecar", "trainer")
+
+
+def run(*command, **options):
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, **options)
+
+
+@dataclass
+class Stage:
+    base: str
+    name: str
+    lines: list[tuple[str, str]] = field(default_factory=list)
+    """(instruction, arguments) in order."""
+
+    def last(self, instruction):
+        """The arguments that are in force, inherited ones included."""
+        own = [arguments for name, arguments in self.lines if name == instruction]
+        if own or self.base not in STAGES:
+            return own[-1] if own else None
+        return STAGES[self.base].last(instruction)
+
+
+def stages():
+    """The Dockerfile's stages by name."""
+    text = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    text = re.sub(r"^\s*#.*\n", "", text, flags=re.MULTILINE).replace("\\\n", " ")
+    found: dict[str, Stage] = {}
+    for line in filter(None, map(str.strip, text.splitlines())):
+        instruction, arguments = line.split(maxsplit=1)
+        if instruction == "FROM":
+            base, _, name = arguments.split()
+            found[name] = Stage(base, name)
+        else:
+            list(found.values())[-1].lines.append((instruction, arguments))
+    return found
+
+
+STAGES = stages()
+
+
+def image_references():
+    bases = {stage.base for stage in STAGES.values()} - STAGES.keys()
+    return sorted(bases | {service["image"] for service in SERVICES.values() if "image" in service})
+
+
+def mounts(service):
+    """(source, target) of each mount of a service."""
+    return [tuple(each.split(":")[:2]) for each in SERVICES[service].get("volumes", ())]
+
+
+def installed(name):
+    """The requirements that pip installs for an image, our wheel under its name."""
+    stage, found = STAGES[f"build-{name}"], set()
+    while stage is not None:
+        commands = [text for how, text in stage.lines if how == "RUN" and " install " in text]
+        for words in map(shlex.split, commands):
+            found |= set(words[words.index("install") + 1 :])
+        stage = STAGES.get(stage.base)
+    return {re.sub(r"\$\(.*/penstock-\*\.whl\)", "penstock", one) for one in found}
+
+
+def closure(requirements):
+    """Names of all distributions that the requirements bring, as far as they are installed here."""
+    found, queue = set(), [Requirement(one) for one in requirements]
+    seen = set()
+    while queue:
+        wanted = queue.pop()
+        key = (canonicalize_name(wanted.name), frozenset(wanted.extras))
+        if key in seen:
+            continue
+        seen.add(key)
+        found.add(key[0])
+        try:
+            needs = metadata.requires(wanted.name) or []
+        except metadata.PackageNotFoundError:
+            continue
+        for need in map(Requirement, needs):
+            extras = wanted.extras or {""}
+            if need.marker is None or any(need.marker.evaluate({"extra": extra}) for extra in extras):
+                queue.append(need)
+    return found

@@ -1,0 +1,55 @@
+"""The committed dashboard as a list of queries, with Grafana's variables put in."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+DASHBOARD = ROOT / "dashboards" / "penstock-overview.json"
+
+SELECTOR = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)\{([^}]*)\}")
+"""A metric with its matchers; the lints demand matchers on every metric, so this finds them all."""
+
+
+@dataclass(frozen=True)
+class Query:
+    panel: str
+    ref: str
+    expression: str
+
+    def __str__(self) -> str:
+        return f"{self.panel} {self.ref}"
+
+    def metrics(self) -> set[str]:
+        """Names of metrics as the registry knows them: a histogram without its suffix."""
+        return {re.sub(r"_bucket$", "", name) for name, _ in SELECTOR.findall(self.expression)}
+
+    def concrete(self, *, window: str = "30s") -> str:
+        """PromQL as Grafana sends it with `All` chosen everywhere."""
+        text = self.expression.replace("$__rate_interval", window)
+        text = re.sub(r"\$(job|instance|channel)\b", ".+", text)
+        assert "$" not in text, f"{self}: unknown variable in {text}"
+        return text
+
+
+def document() -> dict:
+    return json.loads(DASHBOARD.read_text(encoding="utf-8"))
+
+
+def panels() -> list[dict]:
+    return [panel for panel in document()["panels"] if panel["type"] != "row"]
+
+
+def panel_queries() -> list[Query]:
+    return [
+        Query(panel["title"], target["refId"], target["expr"])
+        for panel in panels()
+        for target in panel["targets"]
+    ]
+
+
+def annotation_queries() -> list[Query]:
+    return [Query(note["name"], "annotation", note["expr"]) for note in document()["annotations"]["list"]]

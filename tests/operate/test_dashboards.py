@@ -1,0 +1,177 @@
+"""The dashboard: generated, loadable, true to the metrics, and PromQL that Prometheus parses.
+
+The lints are those of Grafana's dashboard-linter, restated; each test names its rule.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from itertools import accumulate
+
+import pytest
+import yaml
+
+from dashboards.overview import NOT_GRAPHED
+from sidecar.metrics import METRICS
+from tests.operate.promql import ROOT, SELECTOR, annotation_queries, document, panel_queries, panels
+
+PANELS = panels()
+QUERIES = panel_queries()
+EVERY_QUERY = QUERIES + annotation_queries()
+DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
+# Of Grafana's value formats, those that a streaming service has use for.
+UNITS = {
+    "binBps", "bool_yes_no", "bytes", "ops", "percentunit", "reqps", "s", "short",
+}  # fmt: skip
+
+
+def each_panel():
+    return pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel["title"])
+
+
+def each_query():
+    return pytest.mark.parametrize("query", EVERY_QUERY, ids=str)
+
+
+def test_committed_json_is_what_the_generator_writes():
+    ran = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "dashboards.build", "--check"],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_identity_and_habits_of_the_page():
+    page = document()
+    assert (page["uid"], page["title"]) == ("penstock-overview", "Penstock / Overview")
+    assert page["editable"] is False  # template-uneditable-rule
+    assert page["timezone"] == "utc"
+    assert page["time"] == {"from": "now-15m", "to": "now"}
+    assert page["refresh"] == "5s"
+    assert "penstock" in page["tags"]
+    # Grafana fills these in itself; committed, they would tie the file to one database.
+    assert page.keys().isdisjoint({"id", "version", "iteration"})
+
+
+def test_variables():
+    """template-datasource-, -job-, -instance- and -on-time-change-reload-rule."""
+    variables = {variable["name"]: variable for variable in document()["templating"]["list"]}
+    assert list(variables) == ["datasource", "job", "instance", "channel"]
+    assert (variables["datasource"]["type"], variables["datasource"]["query"]) == ("datasource", "prometheus")
+    known: set[str] = set()
+    for name in ("job", "instance", "channel"):
+        variable = variables[name]
+        assert variable["type"] == "query"
+        assert variable["datasource"] == DATASOURCE
+        assert (variable["multi"], variable["includeAll"], variable["allValue"]) == (True, True, ".+")
+        assert variable["refresh"] == 2
+        # template-label-promql-rule: label_values(selector, the label so called), over earlier choices.
+        found = re.fullmatch(r"label_values\((\w+)(\{[^}]*\})?, (\w+)\)", variable["query"])
+        assert found, variable["query"]
+        assert found[3] == name
+        assert set(re.findall(r"\$(\w+)", found[2] or "")) == known
+        known.add(name)
+
+
+@each_panel()
+def test_panel_is_complete(panel):
+    """panel-datasource-rule, panel-title-description-rule, panel-units-rule, panel-no-targets-rule."""
+    assert panel["datasource"] == DATASOURCE
+    assert panel["title"]
+    assert len(panel["description"]) > 20
+    assert panel["fieldConfig"]["defaults"]["unit"] in UNITS
+    assert "min" in panel["fieldConfig"]["defaults"]
+    assert panel["targets"]
+    for target in panel["targets"]:
+        assert target["datasource"] == DATASOURCE
+        assert target["legendFormat"]
+        assert target["instant"] != target["range"]
+        assert target["instant"] == (panel["type"] != "timeseries"), "a stat shows now, a graph shows time"
+    refs = [target["refId"] for target in panel["targets"]]
+    assert len(set(refs)) == len(refs)
+    if panel["type"] != "timeseries":
+        assert panel["fieldConfig"]["defaults"]["noValue"]
+
+
+def test_panels_fill_the_page():
+    everything = document()["panels"]
+    assert everything[0]["type"] == "row"
+    numbers = [panel["id"] for panel in everything]
+    assert len(set(numbers)) == len(numbers)
+    titles = [panel["title"] for panel in everything]
+    assert len(set(titles)) == len(titles)
+    lines: dict[int, list[dict]] = {}
+    for panel in everything:
+        lines.setdefault(panel["gridPos"]["y"], []).append(panel["gridPos"])
+    for line in lines.values():
+        assert len({place["h"] for place in line}) == 1
+        ends = list(accumulate(place["w"] for place in line))
+        assert [place["x"] for place in line] == [0, *ends[:-1]]
+        assert ends[-1] == 24
+
+
+@each_query()
+def test_query_follows_the_rules(query):
+    """target-job-, -instance-, -counter-agg-, -rate-interval- and -histogram-rule."""
+    selectors = SELECTOR.findall(query.expression)
+    assert selectors
+    for name, matchers in selectors:
+        assert 'job=~"$job"' in matchers
+        assert 'instance=~"$instance"' in matchers
+        metric = METRICS.get(re.sub(r"_bucket$", "", name))
+        if metric and "channel" in metric.labels:
+            assert 'channel=~"$channel"' in matchers, name
+    # No metric stands without matchers, where SELECTOR would not see it.
+    assert not re.findall(r"\b(?:penstock|process|python)_\w+\b(?!\{)", query.expression)
+    windows = set(re.findall(r"\[([^\]]*)\]", query.expression))
+    assert windows <= {"$__rate_interval"}
+    outside = re.sub(r"\b(rate|increase)\([a-z_]+\{[^}]*\}\[\$__rate_interval\]\)", "", query.expression)
+    assert not re.findall(r"\w+_(?:total|bucket|count|sum)\{", outside), "a counter outside rate or increase"
+    if "_bucket{" in query.expression:
+        assert re.match(r"histogram_quantile\(0\.\d+, sum by \(le\) \(rate\(", query.expression)
+
+
+def test_prometheus_parses_every_query(tmp_path):
+    """target-promql-rule, by Prometheus itself: each query as a recording rule."""
+    rules = [
+        {"record": f"penstock_test:query{number}", "expr": query.concrete()}
+        for number, query in enumerate(EVERY_QUERY)
+    ]
+    file = tmp_path / "rules.yaml"
+    file.write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": rules}]}), encoding="utf-8")
+    ran = subprocess.run(
+        ["promtool", "check", "rules", str(file)], capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert f"{len(EVERY_QUERY)} rules found" in ran.stdout
+
+
+def test_dashboard_and_sidecar_agree_on_the_metrics():
+    """Nothing is asked for that is not exported; nothing is exported that is neither shown nor explained."""
+    asked = set().union(*(query.metrics() for query in EVERY_QUERY))
+    ours = {name for name in asked if name.startswith("penstock_")}
+    assert ours <= set(METRICS)
+    assert set(METRICS) - ours == set(NOT_GRAPHED)
+    # The rest are prometheus_client's own.
+    assert asked - ours <= {
+        "process_cpu_seconds_total", "process_open_fds", "process_resident_memory_bytes",
+        "process_start_time_seconds",
+    }  # fmt: skip
+
+
+def test_prometheus_configuration_is_valid_and_agrees_with_the_datasource():
+    file = ROOT / "dashboards/prometheus.yml"
+    ran = subprocess.run(
+        ["promtool", "check", "config", str(file)], capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    scrape = yaml.safe_load(file.read_text(encoding="utf-8"))
+    provisioned = ROOT / "dashboards/provisioning/datasources/prometheus.yaml"
+    (source,) = yaml.safe_load(provisioned.read_text(encoding="utf-8"))["datasources"]
+    assert source["jsonData"]["timeInterval"] == scrape["global"]["scrape_interval"]
+    assert source["type"] == "prometheus"
+    # The value that the dashboard's data source variable starts with.
+    (variable, *_) = document()["templating"]["list"]
+    assert variable["current"]["value"] == source["uid"]

@@ -1,0 +1,151 @@
+"""The writer's side of a channel, for reader tests: real FIFOs, fed by threads as a sidecar feeds them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+from dataclasses import dataclass, field
+
+from streamer.trailer import Trailer, fifo_path, trailer_path, write_trailer
+
+
+@dataclass
+class Feed:
+    """One epoch that a thread is writing."""
+
+    thread: threading.Thread | None = None
+    opened: threading.Event = field(default_factory=threading.Event)
+    """Set when a reader and the writer have met."""
+    written: threading.Event = field(default_factory=threading.Event)
+    """Set when the last byte is written and the verdict published."""
+    release: threading.Event = field(default_factory=threading.Event)
+    """Set it to let the writer close, if it was told to hold the FIFO open."""
+    reader_gone: bool = False
+    error: BaseException | None = None
+
+    def join(self):
+        self.thread.join(30)
+        assert not self.thread.is_alive(), "the writer is still at it"
+
+
+class Feeder:
+    """A base directory with config files and FIFOs, as a sidecar lays them out."""
+
+    def __init__(self, base, channels=("train",), **modes):
+        self.base = str(base)
+        self.pipe_dir = os.path.join(self.base, "input", "data")
+        self.config_dir = os.path.join(self.base, "input", "config")
+        self.state_dir = os.path.join(self.base, "pipe_state")
+        os.makedirs(self.pipe_dir)
+        os.makedirs(self.config_dir)
+        self.configure(dict.fromkeys(channels, "Pipe") | modes)
+        self.feeds = []
+
+    def configure(self, modes):
+        document = {
+            name: {"TrainingInputMode": mode, "RecordWrapperType": "None"} for name, mode in modes.items()
+        }
+        with open(os.path.join(self.config_dir, "inputdataconfig.json"), "w") as file:
+            json.dump(document, file)
+
+    @property
+    def directories(self):
+        return {"pipe_dir": self.pipe_dir, "config_dir": self.config_dir, "state_dir": self.state_dir}
+
+    def path(self, channel, epoch):
+        return fifo_path(self.pipe_dir, channel, epoch)
+
+    def next_epoch(self, channel="train"):
+        """The index in the state file."""
+        with open(os.path.join(self.state_dir, f".{channel}-pipe_mode-state")) as file:
+            return int(file.read())
+
+    def publish(self, epoch, verdict, *, channel="train", total=0, delivered=0, error=None):
+        write_trailer(
+            self.pipe_dir,
+            Trailer(
+                channel=channel,
+                epoch=epoch,
+                verdict=verdict,
+                bytes_total=total,
+                bytes_delivered=delivered,
+                error=error,
+            ),
+        )
+
+    def withdraw(self, epoch, channel="train"):
+        """Remove a trailer."""
+        os.unlink(trailer_path(self.pipe_dir, channel, epoch))
+
+    def feed(
+        self,
+        epoch,
+        data,
+        *,
+        channel="train",
+        verdict="complete",
+        total=None,
+        delivered=None,
+        error=None,
+        proof=True,
+        hold=False,
+    ):
+        """Offer an epoch: trailer, FIFO, and a thread that waits for the reader and writes `data`.
+
+        `verdict` "open" publishes no last trailer: that is a sidecar that died. `hold` keeps the write end
+        open after that until `release` is set.
+        """
+        total = len(data) if total is None else total
+        if proof:
+            self.publish(epoch, "open", channel=channel, total=total)
+        path = self.path(channel, epoch)
+        os.mkfifo(path)
+        feed = Feed()
+
+        def write():
+            try:
+                fd = os.open(path, os.O_WRONLY)
+                try:
+                    feed.opened.set()
+                    left = memoryview(data)
+                    while left:
+                        left = left[os.write(fd, left) :]
+                    if proof and verdict != "open":
+                        self.publish(
+                            epoch,
+                            verdict,
+                            channel=channel,
+                            total=total,
+                            delivered=len(data) if delivered is None else delivered,
+                            error=error,
+                        )
+                    os.unlink(path)  # gone before the end of file can be seen (contract §1.4)
+                    feed.written.set()
+                    if hold:
+                        feed.release.wait(30)
+                except BrokenPipeError:
+                    feed.reader_gone = True
+                    os.unlink(path)
+                finally:
+                    os.close(fd)
+            except BaseException as problem:  # noqa: BLE001 - handed to the test
+                feed.error = problem
+
+        feed.thread = threading.Thread(target=write, name=f"feed {channel}_{epoch}", daemon=True)
+        self.feeds.append((path, feed))
+        feed.thread.start()
+        return feed
+
+    def close(self):
+        """Release every writer and report what went wrong in one."""
+        for path, feed in self.feeds:
+            feed.release.set()
+            if not feed.opened.is_set():
+                with contextlib.suppress(FileNotFoundError):
+                    os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
+            feed.join()
+        for _, feed in self.feeds:
+            if feed.error is not None:
+                raise feed.error

@@ -1,0 +1,204 @@
+"""`open_channel` and `PipeReader`: epochs, the state file, the config file, records on real FIFOs."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+from streamer.errors import ChannelError, CorruptRecord, TruncatedStream
+from streamer.formats import recordio, tfrecord
+from streamer.readers import PipeModeDatasetException, PipeReader, open_channel
+
+RECORDS = [b"record %d " % number * (number % 50) for number in range(2000)]
+ENCODE = {"TFRecord": tfrecord.encode, "RecordIO": recordio.encode, "TextLine": lambda line: line + b"\n"}
+
+
+def encoded(record_format, records=RECORDS):
+    return b"".join(map(ENCODE[record_format], records))
+
+
+@pytest.mark.parametrize("record_format", list(ENCODE))
+def test_each_iteration_is_the_next_epoch(feeder, record_format):
+    reader = PipeReader("train", record_format)
+    for epoch in range(3):
+        feeder.feed(epoch, encoded(record_format, RECORDS[epoch:]))
+        assert list(reader) == RECORDS[epoch:]
+    assert feeder.next_epoch() == 3
+
+
+def test_the_default_format_is_the_incumbents(feeder):
+    feeder.feed(0, encoded("RecordIO"))
+    assert list(PipeReader("train")) == RECORDS
+
+
+def test_batches(feeder):
+    feeder.feed(0, encoded("TFRecord"))
+    batches = list(PipeReader("train", "TFRecord").batches())
+    assert [record for batch in batches for record in batch] == RECORDS
+    assert all(batches)
+
+
+def test_an_iterator_that_is_never_asked_takes_no_epoch(feeder):
+    reader = PipeReader("train", "TFRecord")
+    iter(reader)
+    iter(reader.batches())
+    feeder.feed(0, encoded("TFRecord"))
+    assert len(list(reader)) == len(RECORDS)
+    assert feeder.next_epoch() == 1
+
+
+def test_leaving_a_loop_ends_the_epoch(feeder):
+    feed = feeder.feed(0, encoded("TFRecord") * 20)
+    reader = PipeReader("train", "TFRecord")
+    for _ in reader:
+        break
+    feed.join()
+    assert feed.reader_gone
+    feeder.feed(1, encoded("TFRecord"))
+    assert list(reader) == RECORDS
+
+
+def test_two_channels_side_by_side(feeder):
+    feeder.feed(0, encoded("TFRecord"))
+    feeder.feed(0, encoded("TextLine"), channel="validation")
+    both = zip(PipeReader("train", "TFRecord"), PipeReader("validation", "TextLine"), strict=True)
+    assert list(both) == list(zip(RECORDS, RECORDS, strict=True))
+
+
+def test_a_given_epoch_leaves_the_state_file_alone(feeder):
+    feeder.feed(4, b"four\n")
+    feeder.feed(5, b"five\n")
+    feeder.feed(6, b"six\n")
+    reader = PipeReader("train", "TextLine", epoch=4)
+    assert [list(reader), list(reader)] == [[b"four"], [b"five"]]
+    with open_channel("train", epoch=6) as stream:
+        assert stream.read() == b"six\n"
+    assert not os.path.exists(feeder.state_dir)
+
+
+def test_open_channel_takes_the_next_epoch(feeder):
+    feeder.feed(0, b"a,b\n")
+    feeder.feed(1, b"c,d\n")
+    with open_channel("train") as stream:
+        assert stream.read() == b"a,b\n"
+    with io.BufferedReader(open_channel("train")) as stream:
+        assert list(stream) == [b"c,d\n"]
+    assert feeder.next_epoch() == 2
+
+
+def test_directories_as_arguments(feeder, monkeypatch):
+    monkeypatch.setenv("SAGEMAKER_BASE_DIR", "/nowhere")
+    feeder.feed(0, encoded("TFRecord"))
+    assert list(PipeReader("train", "TFRecord", **feeder.directories)) == RECORDS
+    assert feeder.next_epoch() == 1
+
+
+def test_an_epoch_that_never_appeared_is_given_back(feeder):
+    os.makedirs(feeder.state_dir)
+    with open(os.path.join(feeder.state_dir, ".train-pipe_mode-state"), "w") as file:
+        file.write("7")
+    feeder.feed(0, b"")
+    message = (
+        "train_7 did not appear in .* the directory offers train_0: the state file .*-state says 7; .* delete"
+    )
+    with pytest.raises(ChannelError, match=message):
+        open_channel("train", timeout=0)
+    with pytest.raises(ChannelError, match=message):
+        list(PipeReader("train", timeout=0))
+    assert feeder.next_epoch() == 7
+
+
+def test_config_errors_in_the_incumbents_words(feeder):
+    for make in (PipeReader, open_channel):
+        with pytest.raises(
+            PipeModeDatasetException, match=r"^Channel eval not found in Training Job InputDataConfig$"
+        ):
+            make("eval")
+        with pytest.raises(PipeModeDatasetException, match=r"^Channel plain is not a PipeMode channel$"):
+            make("plain")
+    feeder.configure({"train": "pIPE"})
+    PipeReader("train")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"train": 1}', "\udcff"])
+def test_a_config_file_that_is_not_one(feeder, text):
+    with open(os.path.join(feeder.config_dir, "inputdataconfig.json"), "w", errors="surrogateescape") as file:
+        file.write(text)
+    with pytest.raises(PipeModeDatasetException):
+        PipeReader("train")
+
+
+def test_bare_fifos_need_no_config_file(feeder):
+    os.unlink(os.path.join(feeder.config_dir, "inputdataconfig.json"))
+    feeder.feed(0, encoded("TFRecord"), proof=False)
+    assert list(PipeReader("train", "TFRecord")) == RECORDS
+
+
+def test_argument_errors(feeder):
+    with pytest.raises(ValueError, match=r"^Invalid record format: CSV$"):
+        PipeReader("train", "CSV")
+    with pytest.raises(PipeModeDatasetException, match="can only be set for record_format='TFRecord'"):
+        PipeReader("train", "RecordIO", max_corrupted_records_to_skip=1)
+    with pytest.raises(PipeModeDatasetException, match="cannot be negative"):
+        PipeReader("train", "TFRecord", max_corrupted_records_to_skip=-1)
+    assert issubclass(PipeModeDatasetException, ChannelError)
+
+
+@pytest.mark.parametrize("record_format", ["TFRecord", "RecordIO"])
+def test_a_cut_record_is_an_error_even_in_a_complete_epoch(feeder, record_format):
+    feeder.feed(0, encoded(record_format)[:-1])
+    got = []
+    with pytest.raises(TruncatedStream, match=r"the stream ends inside a .* wanted"):
+        got.extend(PipeReader("train", record_format))
+    assert got == RECORDS[:-1]
+
+
+@pytest.mark.parametrize("record_format", list(ENCODE))
+def test_no_record_of_a_broken_epoch_is_made_up(feeder, record_format):
+    data = encoded(record_format)
+    feeder.feed(0, data[: len(data) // 2], verdict="open", total=len(data))
+    got = []
+    with pytest.raises(TruncatedStream, match="the sidecar died"):
+        got.extend(PipeReader("train", record_format))
+    assert got == RECORDS[: len(got)]
+    assert 0 < len(got) < len(RECORDS)
+
+
+def test_corrupt_records(feeder):
+    bad = bytearray(tfrecord.encode(b"bad"))
+    bad[-1] ^= 1
+    data = tfrecord.encode(b"good") + bytes(bad) + tfrecord.encode(b"good")
+    feeder.feed(0, data)
+    with pytest.raises(CorruptRecord, match="at offset 20 of the stream: CRC check on data failed"):
+        list(PipeReader("train", "TFRecord"))
+    feeder.feed(1, data)
+    assert list(PipeReader("train", "TFRecord", max_corrupted_records_to_skip=1)) == [b"good", b"good"]
+
+
+def test_a_reader_goes_to_a_worker_process(feeder):
+    feeder.feed(0, encoded("TFRecord"))
+    reader = pickle.loads(pickle.dumps(PipeReader("train", "TFRecord")))
+    assert list(reader) == RECORDS
+
+
+def test_readers_pull_in_nothing_foreign():
+    script = (
+        "import sys\n"
+        "from streamer.readers import PipeReader, PipeStream, open_channel, PipeModeDatasetException\n"
+        "foreign = 'tensorflow numpy aiobotocore botocore asyncio uvloop pydantic awscrt'.split()\n"
+        "print([name for name in foreign if name in sys.modules])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_unknown_names_of_the_package():
+    import streamer.readers
+
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        streamer.readers.nothing  # noqa: B018

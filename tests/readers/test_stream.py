@@ -1,0 +1,351 @@
+"""`PipeStream` on real FIFOs: waiting, the four states of a FIFO, and the verdict at its end."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from streamer.errors import ChannelError, StreamError, TruncatedStream
+from streamer.readers import PipeStream
+from streamer.trailer import trailer_path
+
+DATA = bytes(range(256)) * 4000  # about 1 MB: many times what a pipe holds
+
+
+def read_all(feeder, epoch=0, **options):
+    with PipeStream(feeder.path("train", epoch), **options) as stream:
+        return stream.read()
+
+
+# The end, and who says so
+
+
+def test_a_complete_epoch(feeder):
+    feed = feeder.feed(0, DATA)
+    with PipeStream(feeder.path("train", 0)) as stream:
+        assert stream.read() == DATA
+        assert stream.received == len(DATA)
+        assert stream.trailer.verdict == "complete"
+        assert stream.read(10) == b""
+        assert repr(stream).endswith(f"train_0 [ended: {len(DATA)} of {len(DATA)} bytes]>")
+    feed.join()
+    assert not feed.reader_gone
+
+
+def test_an_empty_epoch(feeder):
+    for epoch in range(20):  # open and close may fall on either side of the first poll
+        feeder.feed(epoch, b"")
+        assert read_all(feeder, epoch) == b""
+
+
+def test_end_of_file_while_the_trailer_is_open_means_that_the_sidecar_died(feeder):
+    feeder.feed(0, DATA, verdict="open", total=len(DATA) + 5)
+    stream = PipeStream(feeder.path("train", 0))
+    with pytest.raises(
+        TruncatedStream, match=f"received {len(DATA)} of {len(DATA) + 5} bytes of train_0: the sidecar died"
+    ):
+        stream.read()
+    with pytest.raises(TruncatedStream):  # and no later read makes an end of it
+        stream.read(1)
+    stream.close()
+
+
+def test_a_killed_writer_process(feeder):
+    feeder.publish(0, "open", total=10)
+    os.mkfifo(feeder.path("train", 0))
+    script = "import os, sys; os.write(os.open(sys.argv[1], os.O_WRONLY), b'12345'); sys.stdin.read()"
+    writer = subprocess.Popen([sys.executable, "-c", script, feeder.path("train", 0)], stdin=subprocess.PIPE)
+    with PipeStream(feeder.path("train", 0)) as stream:
+        assert stream.read(5) == b"12345"
+        writer.send_signal(signal.SIGKILL)
+        with pytest.raises(TruncatedStream, match="received 5 of 10 bytes of train_0: the sidecar died"):
+            stream.read(5)
+    writer.communicate()
+
+
+@pytest.mark.parametrize(
+    ("verdict", "error", "text"),
+    [
+        ("failed", "404 for s3://b/k (offset 7)", "the source failed: 404 for s3://b/k"),
+        ("stopped", None, "the sidecar was told to stop"),
+    ],
+)
+def test_a_verdict_reaches_a_reader_whose_fifo_is_held_open(feeder, verdict, error, text):
+    feed = feeder.feed(0, b"12345", total=9, verdict=verdict, error=error, hold=True)
+    with PipeStream(feeder.path("train", 0)) as stream:
+        assert stream.read(5) == b"12345"
+        with pytest.raises(TruncatedStream, match=f"received 5 of 9 bytes of train_0: {text}"):
+            stream.read(5)
+        assert feed.thread.is_alive()  # it was not the end of file that said so
+
+
+@pytest.mark.parametrize("delivered", [4, 6])
+def test_complete_with_another_count_is_not_complete(feeder, delivered):
+    feeder.feed(0, b"12345", delivered=delivered)
+    with pytest.raises(TruncatedStream, match=f"received 5 of {delivered} bytes of train_0.*another process"):
+        read_all(feeder)
+
+
+def test_abandoned_at_the_end_is_not_complete(feeder):
+    feeder.feed(0, b"12345", verdict="abandoned")
+    with pytest.raises(TruncatedStream, match="the sidecar saw the reader leave"):
+        read_all(feeder)
+
+
+def test_a_trailer_that_vanished_proves_nothing(feeder):
+    feed = feeder.feed(0, b"12345", hold=True)
+    with PipeStream(feeder.path("train", 0)) as stream:
+        assert stream.read(5) == b"12345"
+        assert feed.written.wait(10)
+        feeder.withdraw(0)
+        feed.release.set()
+        with pytest.raises(TruncatedStream, match="ended after 5 bytes and its trailer is gone"):
+            stream.read(1)
+
+
+def test_a_trailer_that_cannot_be_read_is_an_error_at_once(feeder):
+    os.mkfifo(feeder.path("train", 0))
+    with open(trailer_path(feeder.pipe_dir, "train", 0), "w") as file:
+        file.write('{"format": 2}')
+    stream = PipeStream(feeder.path("train", 0))
+    with stream, pytest.raises(StreamError, match="not a trailer of format 1"):
+        stream.open()
+
+
+def test_a_foreign_fifo_is_read_without_proof(feeder, caplog):
+    feeder.feed(0, DATA, proof=False)
+    with caplog.at_level("INFO", logger="penstock"), PipeStream(feeder.path("train", 0)) as stream:
+        assert stream.read() == DATA
+        assert stream.trailer is None
+    assert [line for line in caplog.messages if "no trailer" in line] == [
+        f"{feeder.path('train', 0)} has no trailer: its end of file cannot be proven"
+    ]
+
+
+# Waiting for the FIFO and for its writer
+
+
+def test_waits_for_the_fifo_to_appear(feeder):
+    with PipeStream(feeder.path("train", 0)) as stream:
+        assert not stream.open(wait=0)
+        feeder.feed(0, DATA)
+        assert stream.open()
+        assert stream.read() == DATA
+
+
+def test_waits_in_another_thread(feeder):
+    got = []
+    waiting = threading.Event()
+
+    def read():
+        waiting.set()
+        got.append(read_all(feeder))
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    waiting.wait()
+    feeder.feed(0, DATA)
+    thread.join(30)
+    assert got == [DATA]
+
+
+def test_waits_for_the_directory_too(feeder, tmp_path):
+    base = tmp_path / "late"
+    with PipeStream(base / "train_0") as stream:
+        assert not stream.open(wait=0)
+        base.mkdir()
+        (base / "train_0").write_bytes(b"12345")
+        assert stream.read() == b"12345"
+
+
+def test_says_what_is_there_instead(feeder):
+    feeder.feed(0, b"", channel="train")
+    feeder.feed(1, b"", channel="validation")
+    feeder.publish(7, "abandoned")
+    with (
+        PipeStream(feeder.path("train", 7), timeout=0, hint="have a look") as stream,
+        pytest.raises(ChannelError) as caught,
+    ):
+        stream.open()
+    assert str(caught.value) == (
+        f"train_7 did not appear in {feeder.pipe_dir} in 0 s; the directory offers train_0, "
+        "and the trailer of train_7 says 'abandoned': have a look"
+    )
+
+
+def test_says_that_there_is_nothing(feeder, tmp_path):
+    with PipeStream(feeder.path("train", 7), timeout=0) as stream:
+        with pytest.raises(ChannelError, match="the directory offers nothing of this channel"):
+            stream.open()
+        with pytest.raises(ChannelError, match="did not appear"):
+            stream.read(1)
+    stream = PipeStream(tmp_path / "nowhere" / "train_0", timeout=0)
+    with stream, pytest.raises(ChannelError, match="the directory cannot be read: No such file"):
+        stream.open()
+
+
+def test_a_fifo_without_a_writer_is_not_at_its_end(feeder):
+    os.mkfifo(feeder.path("train", 0))
+    buffer = bytearray(8)
+    with PipeStream(feeder.path("train", 0), patience=0) as stream:
+        assert stream.readinto(buffer) is None  # nobody there
+        writer = os.open(feeder.path("train", 0), os.O_WRONLY)
+        assert stream.readinto(buffer) is None  # somebody there, nothing written
+        os.write(writer, b"12345")
+        assert stream.readinto(buffer) == 5
+        assert stream.readinto(buffer) is None
+        os.close(writer)
+        assert stream.readinto(buffer) == 0
+
+
+def test_a_writer_that_came_and_went_without_a_byte_is_the_end(feeder):
+    os.mkfifo(feeder.path("train", 0))
+    with PipeStream(feeder.path("train", 0), patience=0) as stream:
+        assert stream.readinto(bytearray(8)) is None
+        os.close(os.open(feeder.path("train", 0), os.O_WRONLY))
+        assert stream.readinto(bytearray(8)) == 0
+
+
+def test_gives_up_on_a_fifo_that_nobody_writes(feeder):
+    os.mkfifo(feeder.path("train", 0))
+    with (
+        PipeStream(feeder.path("train", 0), timeout=0.1) as stream,
+        pytest.raises(ChannelError, match=r"nobody opened .*train_0 for writing in 0.1 s"),
+    ):
+        stream.read(1)
+
+
+# Leaving early, and other sources
+
+
+def test_leaving_early_tells_the_writer(feeder):
+    feed = feeder.feed(0, DATA * 4)
+    stream = PipeStream(feeder.path("train", 0))
+    assert stream.read(100) == DATA[:100]
+    stream.close()
+    stream.close()
+    feed.join()
+    assert feed.reader_gone
+    with pytest.raises(ValueError, match="closed"):
+        stream.read(1)
+
+
+def test_opening_and_leaving_without_a_read_tells_the_writer(feeder):
+    feed = feeder.feed(0, DATA)
+    with PipeStream(feeder.path("train", 0)) as stream:
+        stream.open()
+    feed.join()
+    assert feed.reader_gone
+
+
+def test_making_a_stream_opens_nothing(feeder):
+    feed = feeder.feed(0, DATA)
+    stream = PipeStream(feeder.path("train", 0))
+    with pytest.raises(io.UnsupportedOperation):
+        stream.fileno()
+    stream.close()
+    assert not feed.opened.is_set()
+    assert read_all(feeder) == DATA
+
+
+def test_unused_is_called_only_for_a_stream_that_no_writer_saw(feeder):
+    calls = []
+    feeder.feed(0, b"12345")
+    PipeStream(feeder.path("train", 0), unused=lambda: calls.append("closed")).close()
+    stream = PipeStream(feeder.path("train", 9), timeout=0, unused=lambda: calls.append("absent"))
+    with stream, pytest.raises(ChannelError):
+        stream.open()
+    os.mkfifo(feeder.path("train", 8))
+    stream = PipeStream(feeder.path("train", 8), timeout=0, unused=lambda: calls.append("no writer"))
+    with stream, pytest.raises(ChannelError):
+        stream.read(1)
+    with PipeStream(feeder.path("train", 0), unused=lambda: calls.append("used")) as stream:
+        stream.read()
+    feeder.feed(1, DATA)
+    with PipeStream(feeder.path("train", 1), unused=lambda: calls.append("opened")) as stream:
+        stream.open()
+    assert calls == ["closed", "absent", "no writer"]
+
+
+def test_children_do_not_inherit_the_fifo(feeder):
+    feeder.feed(0, b"12345")
+    with PipeStream(feeder.path("train", 0)) as stream:
+        stream.open()
+        assert not os.get_inheritable(stream.fileno())
+        assert stream.read() == b"12345"
+
+
+def test_a_directory_is_refused(feeder):
+    os.mkdir(feeder.path("train", 0))
+    with (
+        PipeStream(feeder.path("train", 0)) as stream,
+        pytest.raises(ChannelError, match="is a directory: that is a File channel"),
+    ):
+        stream.open()
+
+
+def test_what_cannot_be_opened_is_a_channel_error(feeder, monkeypatch):
+    monkeypatch.chdir(feeder.pipe_dir)  # the path of a socket must be short
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("train_0")
+        stream = PipeStream(feeder.path("train", 0))
+        with stream, pytest.raises(ChannelError, match=r"cannot read .*train_0: No such device"):
+            stream.open()
+
+
+def test_a_regular_file_is_read_without_proof(tmp_path):
+    (tmp_path / "train_0").write_bytes(DATA)
+    with PipeStream(tmp_path / "train_0") as stream:
+        assert stream.read(10) == DATA[:10]
+        assert stream.readall() == DATA[10:]
+        assert stream.trailer is None
+
+
+@pytest.mark.parametrize("redirect", ["pipe", "file"])
+def test_standard_input(tmp_path, redirect):
+    script = (
+        "import sys; from streamer.readers import PipeStream; print(len(PipeStream('/dev/stdin').read()))"
+    )
+    if redirect == "file":
+        (tmp_path / "in").write_bytes(DATA)
+        with (tmp_path / "in").open("rb") as file:
+            out = subprocess.run([sys.executable, "-c", script], stdin=file, capture_output=True, check=True)
+        assert int(out.stdout) == len(DATA)
+        return
+    # The writer has come and gone before the reader looks: the pipe still holds what it wrote.
+    for data in (b"", b"12345"):
+        near, far = os.pipe()
+        os.write(far, data)
+        os.close(far)
+        out = subprocess.run([sys.executable, "-c", script], stdin=near, capture_output=True, check=True)
+        os.close(near)
+        assert int(out.stdout) == len(data)
+
+
+# As a file
+
+
+def test_under_a_buffered_reader(feeder):
+    text = "".join(f"{number},{number * number}\n" for number in range(50_000))
+    feeder.feed(0, text.encode())
+    with io.TextIOWrapper(io.BufferedReader(PipeStream(feeder.path("train", 0)))) as lines:
+        assert "".join(lines) == text
+
+
+def test_reads_all_that_is_there_at_once(feeder):
+    feed = feeder.feed(0, b"x" * 50_000, hold=True)
+    buffer = bytearray(1 << 20)
+    with PipeStream(feeder.path("train", 0)) as stream:
+        stream.open()
+        assert feed.written.wait(10)
+        assert stream.readinto(buffer) == 50_000
+        assert stream.readinto(bytearray()) == 0
+        feed.release.set()
+        assert stream.readinto(memoryview(buffer)[:10]) == 0

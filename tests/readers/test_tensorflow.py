@@ -1,0 +1,374 @@
+"""`PipeModeDataset` on real FIFOs: which epoch an iterator reads, when it lets go, and how errors look."""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from streamer.errors import ChannelError
+from streamer.formats import recordio, tfrecord
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+tf = pytest.importorskip("tensorflow")
+
+import streamer.readers.tensorflow as module  # noqa: E402
+from streamer.readers.tensorflow import PipeModeDataset, PipeModeDatasetException  # noqa: E402
+
+RECORDS = [b"%d" % number for number in range(3000)]
+ENCODE = {"TFRecord": tfrecord.encode, "RecordIO": recordio.encode, "TextLine": lambda line: line + b"\n"}
+LARGE = tfrecord.encode(b"x" * 10_000) * 1000  # far more than pipe and prefetch hold
+
+
+def encoded(record_format="TFRecord", records=RECORDS):
+    return b"".join(map(ENCODE[record_format], records))
+
+
+def contents(dataset):
+    return list(dataset.as_numpy_iterator())
+
+
+def opened(feeder):
+    """The FIFOs that this process has open, among those that no test writer of it holds."""
+    links = []
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            links.append(os.readlink(f"/proc/self/fd/{fd}"))
+        except FileNotFoundError:
+            continue
+    return [link for link in links if link.startswith(feeder.pipe_dir)]
+
+
+# Elements and epochs
+
+
+def test_is_a_dataset_of_strings(feeder):
+    dataset = PipeModeDataset("train")
+    assert isinstance(dataset, tf.data.Dataset)
+    assert dataset.element_spec == tf.TensorSpec([], tf.string)
+    assert dataset.cardinality() == tf.data.UNKNOWN_CARDINALITY
+
+
+@pytest.mark.parametrize("record_format", list(ENCODE))
+def test_record_formats(feeder, record_format):
+    feeder.feed(0, encoded(record_format))
+    assert contents(PipeModeDataset("train", record_format)) == RECORDS
+
+
+def test_the_incumbents_positional_arguments(feeder, monkeypatch, capfd):
+    monkeypatch.setenv("SAGEMAKER_BASE_DIR", "/nowhere")
+    feeder.feed(0, encoded())
+    dataset = PipeModeDataset(
+        "train", "TFRecord", feeder.state_dir, feeder.pipe_dir, feeder.config_dir, False, 0, 3
+    )
+    assert contents(dataset) == RECORDS
+    assert feeder.next_epoch() == 1
+    assert capfd.readouterr().out == ""
+
+
+def test_each_iterator_reads_the_next_epoch(feeder):
+    dataset = PipeModeDataset("train", "TFRecord")
+    for epoch in range(3):
+        feeder.feed(epoch, encoded(records=RECORDS[epoch:]))
+        assert contents(dataset) == RECORDS[epoch:]
+    assert contents_of_a_new_dataset(feeder) == [b"last"]
+
+
+def contents_of_a_new_dataset(feeder):
+    feeder.feed(3, encoded(records=[b"last"]))
+    return contents(PipeModeDataset("train", "TFRecord"))
+
+
+def test_repeat_reads_as_many_epochs_as_it_says(feeder):
+    feeds = [feeder.feed(epoch, encoded(records=RECORDS[epoch:])) for epoch in range(3)]
+    assert contents(PipeModeDataset("train", "TFRecord").repeat(2)) == RECORDS + RECORDS[1:]
+    assert feeder.next_epoch() == 2
+    assert not feeds[2].opened.is_set()
+
+
+def test_an_iterator_that_is_never_asked_takes_no_epoch(feeder):
+    feed = feeder.feed(0, encoded())
+    dataset = PipeModeDataset("train", "TFRecord")
+    for _ in range(3):
+        iter(dataset)
+    gc.collect()
+    assert not feed.opened.is_set()
+    assert contents(dataset) == RECORDS
+
+
+def test_an_empty_epoch_ends_an_endless_repeat(feeder):
+    feeder.feed(0, encoded())
+    feeder.feed(1, b"")
+    assert contents(PipeModeDataset("train", "TFRecord").repeat()) == RECORDS
+
+
+def test_a_pipeline(feeder):
+    feeder.feed(0, encoded())
+    dataset = (
+        PipeModeDataset("train", "TFRecord")
+        .map(tf.strings.to_number, num_parallel_calls=tf.data.AUTOTUNE)
+        .shuffle(100)
+        .batch(64)
+        .prefetch(tf.data.AUTOTUNE)
+    )
+
+    @tf.function
+    def total(batches):
+        result = tf.constant(0.0)
+        for batch in batches:
+            result += tf.reduce_sum(batch)
+        return result
+
+    assert total(dataset) == sum(range(3000))
+
+
+def test_two_channels_zipped(feeder):
+    feeder.feed(0, encoded("TFRecord"))
+    feeder.feed(0, encoded("TextLine"), channel="validation")
+    both = tf.data.Dataset.zip(
+        (PipeModeDataset("train", "TFRecord"), PipeModeDataset("validation", "TextLine"))
+    )
+    assert contents(both) == list(zip(RECORDS, RECORDS, strict=True))
+
+
+def test_a_record_larger_than_a_block(feeder):
+    records = [b"a", os.urandom(3 << 20), b"b"]
+    feeder.feed(0, encoded("RecordIO", records))
+    assert contents(PipeModeDataset("train", "RecordIO")) == records
+
+
+def test_a_foreign_fifo(feeder):
+    feeder.feed(0, encoded(), proof=False)
+    assert contents(PipeModeDataset("train", "TFRecord")) == RECORDS
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # Keras on datasets of unknown length
+def test_keras_fit_with_validation(feeder):
+    for epoch in range(3):
+        feeder.feed(epoch, encoded())
+        feeder.feed(epoch, encoded("TextLine", RECORDS[:100]), channel="validation")
+
+    def example(record):
+        value = tf.reshape(tf.strings.to_number(record), [1]) / 3000
+        return value, 2 * value
+
+    model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    history = model.fit(
+        PipeModeDataset("train", "TFRecord").map(example).batch(32).prefetch(2),
+        validation_data=PipeModeDataset("validation", "TextLine").map(example).batch(32),
+        epochs=2,
+        verbose=0,
+    ).history
+    assert history["loss"][1] < history["loss"][0]
+    assert len(history["val_loss"]) == 2
+    assert feeder.next_epoch() == 2
+    assert feeder.next_epoch("validation") == 2
+
+
+def test_distribution_does_not_divide_a_channel(feeder):
+    dataset = PipeModeDataset("train", "TFRecord")
+    policy = tf.data.experimental.AutoShardPolicy.OFF
+    assert dataset.batch(2).options().experimental_distribute.auto_shard_policy == policy
+    feeder.feed(0, encoded())
+    strategy = tf.distribute.MirroredStrategy(["cpu:0"])
+    batches = strategy.experimental_distribute_dataset(dataset.batch(100))
+    assert sum(int(tf.size(batch)) for batch in batches) == len(RECORDS)
+
+
+# Letting go
+
+
+def test_take_lets_go_of_the_fifo(feeder):
+    feed = feeder.feed(0, LARGE)
+    assert len(contents(PipeModeDataset("train", "TFRecord").take(5))) == 5
+    feed.join()
+    assert feed.reader_gone
+    assert opened(feeder) == []
+
+
+def test_leaving_a_loop_lets_go_of_the_fifo(feeder):
+    feed = feeder.feed(0, LARGE)
+    for _ in PipeModeDataset("train", "TFRecord").batch(4).prefetch(2):
+        break
+    gc.collect()
+    feed.join()
+    assert feed.reader_gone
+    assert opened(feeder) == []
+
+
+def test_the_next_epoch_after_leaving_early(feeder):
+    feeder.feed(0, LARGE)
+    feeder.feed(1, encoded())
+    dataset = PipeModeDataset("train", "TFRecord")
+    iterator = iter(dataset)
+    next(iterator)
+    del iterator
+    assert contents(dataset) == RECORDS
+
+
+def test_an_iterator_of_a_stalled_channel_can_be_destroyed(feeder):
+    feed = feeder.feed(0, encoded(records=[b"1", b"2", b"3"]), hold=True)
+    iterator = iter(PipeModeDataset("train", "TFRecord").batch(2).prefetch(2))
+    assert next(iterator).numpy().tolist() == [b"1", b"2"]
+    del iterator
+    gc.collect()
+    assert len(opened(feeder)) == 1  # the writer's own
+    feed.release.set()
+
+
+def test_an_iterator_that_waits_for_its_fifo_can_be_destroyed(feeder):
+    feeder.feed(0, encoded(records=[b"1"]))
+    dataset = PipeModeDataset("train", "TFRecord").repeat().prefetch(2)
+    iterator = iter(dataset)
+    assert next(iterator).numpy() == b"1"
+    del iterator  # it is on epoch 1 now, or about to be, which nobody offers
+    gc.collect()
+    assert feeder.next_epoch() == 1
+    assert opened(feeder) == []
+
+
+@pytest.mark.parametrize("data", [encoded(records=[b"1", b"2", b"3"]), LARGE], ids=["stalled", "ahead"])
+def test_a_program_ends_with_a_live_iterator(feeder, data):
+    feed = feeder.feed(0, data, hold=True)
+    script = (
+        "from streamer.readers.tensorflow import PipeModeDataset\n"
+        "iterator = iter(PipeModeDataset('train', 'TFRecord').batch(2).prefetch(2))\n"
+        "print(next(iterator).shape)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=50
+    )
+    assert done.stdout == "(2,)\n"
+    feed.release.set()
+
+
+# Errors
+
+
+def failure(dataset):
+    """What it gave before it failed, and the error."""
+    got = []
+    with pytest.raises(tf.errors.UnknownError) as caught:
+        got.extend(dataset.as_numpy_iterator())
+    return got, str(caught.value)
+
+
+def test_a_dead_sidecar(feeder):
+    data = encoded()
+    feeder.feed(0, data[:-1], verdict="open", total=len(data))
+    got, text = failure(PipeModeDataset("train", "TFRecord"))
+    assert (
+        f"TruncatedStream: received {len(data) - 1} of {len(data)} bytes of train_0: the sidecar died" in text
+    )
+    assert got == RECORDS[:-1]
+
+
+def test_a_failed_sidecar_that_holds_the_fifo_open(feeder):
+    feeder.feed(0, encoded(), verdict="failed", error="503 for s3://b/k", hold=True)
+    got, text = failure(PipeModeDataset("train", "TFRecord").prefetch(3))
+    assert "train_0: the source failed: 503 for s3://b/k" in text
+    assert got == RECORDS
+
+
+@pytest.mark.parametrize("record_format", ["TFRecord", "RecordIO"])
+def test_a_cut_record(feeder, record_format):
+    feeder.feed(0, encoded(record_format)[:-1])
+    got, text = failure(PipeModeDataset("train", record_format))
+    assert re.search(r"TruncatedStream: the stream ends inside a .* bytes wanted, \d+ arrived", text)
+    assert got == RECORDS[:-1]
+
+
+def test_a_corrupt_record_and_skipping_it(feeder):
+    bad = bytearray(tfrecord.encode(b"bad"))
+    bad[-1] ^= 1
+    data = encoded(records=[b"one"]) + bytes(bad) + encoded(records=[b"two"])
+    feeder.feed(0, data)
+    got, text = failure(PipeModeDataset("train", "TFRecord"))
+    assert "CorruptRecord: TFRecord at offset 19 of the stream: CRC check on data failed" in text
+    assert got == [b"one"]
+    feeder.feed(1, data)
+    assert contents(PipeModeDataset("train", "TFRecord", max_corrupted_records_to_skip=1)) == [b"one", b"two"]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_an_error_passes_through_repeat_and_keras(feeder):
+    feeder.feed(0, encoded(), verdict="open", total=10**6)
+    model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    dataset = (
+        PipeModeDataset("train", "TFRecord")
+        .map(lambda record: (tf.reshape(tf.strings.to_number(record), [1]), [1.0]))
+        .batch(32)
+        .repeat()
+    )
+    with pytest.raises(tf.errors.UnknownError, match="the sidecar died"):
+        model.fit(dataset, steps_per_epoch=1000, verbose=0)
+
+
+def test_a_fifo_that_does_not_appear(feeder, monkeypatch):
+    monkeypatch.setattr(module, "TIMEOUT", 0.0)
+    _, text = failure(PipeModeDataset("train", "TFRecord"))
+    assert "ChannelError: train_0 did not appear in" in text
+    assert "the directory offers nothing of this channel" in text
+    feeder.feed(0, encoded())
+    assert contents(PipeModeDataset("train", "TFRecord")) == RECORDS  # the epoch was not lost
+
+
+def test_constructor_errors(feeder):
+    with pytest.raises(
+        PipeModeDatasetException, match=r"^Channel eval not found in Training Job InputDataConfig$"
+    ):
+        PipeModeDataset("eval")
+    with pytest.raises(PipeModeDatasetException, match=r"^Channel plain is not a PipeMode channel$"):
+        PipeModeDataset("plain")
+    with pytest.raises(
+        PipeModeDatasetException,
+        match=r"^max_corrupted_records_to_skip can only be set for record_format='TFRecord'$",
+    ):
+        PipeModeDataset("train", "RecordIO", max_corrupted_records_to_skip=1)
+    with pytest.raises(PipeModeDatasetException, match="cannot be negative"):
+        PipeModeDataset("train", benchmark_records_interval=-1)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="Invalid record format: CSV"):
+        PipeModeDataset("train", "CSV")
+    with pytest.raises(PipeModeDatasetException, match=r"inputdataconfig\.json does not exist"):
+        PipeModeDataset("train", config_dir=feeder.pipe_dir)
+    assert issubclass(PipeModeDatasetException, ChannelError)
+
+
+def test_a_state_directory_that_cannot_be_made(feeder, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ChannelError, match="cannot make the state directory"):
+        PipeModeDataset("train", state_dir=str(tmp_path / "file" / "state"))
+
+
+# Benchmark output
+
+
+def test_benchmark_lines(feeder, capfd):
+    feeder.feed(0, encoded())
+    assert contents(PipeModeDataset("train", "TFRecord", benchmark=True)) == RECORDS
+    gc.collect()
+    name = "PipeModeDatasetOp::Dataset::Iterator total"
+    size = sum(map(len, RECORDS))
+    assert re.fullmatch(
+        rf"{name} read_time_ms: \d+\n{name} read_bytes: {size}\n{name} read_GB/s: [0-9.e-]+\n",
+        capfd.readouterr().out,
+    )
+
+
+def test_benchmark_lines_every_so_many_records(feeder, capfd):
+    feeder.feed(0, encoded())
+    assert contents(PipeModeDataset("train", "TFRecord", benchmark_records_interval=500)) == RECORDS
+    name = "PipeModeDatasetOp::Dataset::Iterator records"
+    out = capfd.readouterr().out
+    assert re.fullmatch(rf"(?:{name}: \d+\n{name} read_time_ns: \d+\n{name} read_bytes: \d+\n)+", out)
+    counts = [int(line.rpartition(" ")[2]) for line in out.splitlines() if line.startswith(f"{name}: ")]
+    sizes = [int(line.rpartition(" ")[2]) for line in out.splitlines() if "read_bytes" in line]
+    assert counts == sorted(counts)
+    assert counts[-1] == len(RECORDS)
+    assert sum(sizes) == sum(map(len, RECORDS))

@@ -1,0 +1,219 @@
+"""The life of a channel's FIFOs, as contract §1 asks, with real FIFOs and real readers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+
+import pytest
+
+from streamer.errors import SinkError
+from streamer.trailer import read_trailer, trailer_path
+from tests.kit.harness import MORE_THAN_A_FIFO, fill
+from tests.kit.pipes import eventually, off_loop, probe, read_all, read_some
+from tests.kit.stub import stalls
+
+pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
+
+SIZES = [120_000, 1, 0, 99_999, 50_000, 300_001]
+
+
+async def test_two_epochs_are_the_objects_in_order(run, stub, tmp_path):
+    """Every epoch is the concatenation of the objects, and has its proof when the reader sees its end."""
+    truth = fill(stub, SIZES)
+    async with run(stub, tmp_path) as running:
+        for epoch in range(3):
+            assert await off_loop(read_all, running.fifo(epoch)) == truth
+            trailer = read_trailer(str(tmp_path), "train", epoch)
+            assert (trailer.verdict, trailer.bytes_delivered) == ("complete", len(truth))
+            assert trailer.digest == running.plan.digest
+
+
+async def test_next_fifo_is_there_and_this_one_gone_before_the_end_of_file(run, stub, tmp_path):
+    """Readers that list the directory, and readers that give n+1 two seconds (contract §1.4, §7)."""
+    fill(stub, SIZES)
+    seen = []
+
+    def read_and_look(path):
+        with open(path, "rb", buffering=0) as file:
+            while file.read(1 << 20):
+                pass
+            seen.append(sorted(name for name in os.listdir(tmp_path) if not name.startswith(".")))
+
+    async with run(stub, tmp_path) as running:
+        await off_loop(read_and_look, running.fifo(0))
+        await off_loop(read_and_look, running.fifo(1))
+    assert seen == [["train_1"], ["train_2"]]
+
+
+async def test_next_epoch_opens_while_the_reader_still_holds_the_last(run, stub, tmp_path):
+    """TensorFlow's repeat opens n+1 before it closes n (contract §1.5): waiting would dead-lock."""
+    truth = fill(stub, SIZES)
+
+    def read_two(first, second):
+        with open(first, "rb") as one:
+            assert one.read() == truth
+            with open(second, "rb") as two:
+                return two.read()
+
+    async with run(stub, tmp_path) as running:
+        assert await off_loop(read_two, running.fifo(0), running.fifo(1)) == truth
+
+
+async def test_early_close_ends_the_epoch_and_nothing_of_it_leaks_into_the_next(run, stub, tmp_path):
+    truth = fill(stub, [MORE_THAN_A_FIFO])
+    async with run(stub, tmp_path, part_size=1_000_000) as running:
+        assert await off_loop(read_some, running.fifo(0), 1000) == truth[:1000]
+        assert await off_loop(read_all, running.fifo(1)) == truth
+        assert [trailer.verdict for trailer in running.verdicts] == ["abandoned", "complete"]
+
+
+async def test_early_close_is_noticed_while_storage_is_silent(run, stub, tmp_path):
+    """Not only at the next write: prefetch for a reader that is gone must stop (contract §1.7-3)."""
+    truth = fill(stub, [40_000])
+    stub.script(stalls(stub, after=10))
+    async with run(stub, tmp_path) as running:
+        assert await off_loop(read_some, running.fifo(0), 10) == truth[:10]
+        await eventually(lambda: running.verdicts)
+        assert running.verdicts[0].verdict == "abandoned"
+        assert await off_loop(read_all, running.fifo(1)) == truth
+
+
+async def test_open_without_read_consumes_an_epoch(run, stub, tmp_path):
+    """An instant open and close must not be missed, or reader and sidecar fall out of step (§1.7-1)."""
+    truth = fill(stub, [MORE_THAN_A_FIFO])
+    async with run(stub, tmp_path, part_size=1_000_000) as running:
+        for epoch in range(10):
+            await eventually(running.fifo(epoch).exists)
+            await off_loop(probe, running.fifo(epoch))
+        await eventually(running.fifo(10).exists)
+        assert await off_loop(read_all, running.fifo(10)) == truth
+        assert [trailer.verdict for trailer in running.verdicts] == ["abandoned"] * 10 + ["complete"]
+
+
+async def test_an_unread_channel_holds_no_more_than_its_budget(run, stub, tmp_path):
+    """It prefetches, then waits for as long as it takes, asking S3 for nothing more."""
+    fill(stub, [2_000_000])
+    async with run(stub, tmp_path, parts=8) as running:
+        await eventually(lambda: running.channel.statistics().received_bytes == 400_000)
+        statistics = running.channel.statistics()
+        assert (statistics.staged_bytes, statistics.state) == (statistics.budget_bytes, "waiting")
+        assert statistics.written_bytes == 0
+        assert len(stub.seen) == 8
+
+
+async def test_the_next_epoch_is_already_in_memory_when_this_one_ends(run, stub, tmp_path):
+    truth = fill(stub, [100_000, 60_000])
+    async with run(stub, tmp_path, parts=8) as running:
+        assert await off_loop(read_all, running.fifo(0)) == truth
+        await eventually(lambda: running.channel.statistics().received_bytes == 2 * len(truth))
+        asked = len(stub.seen)
+        assert await off_loop(read_all, running.fifo(1)) == truth
+        # Its own bytes were there; what has been asked since is the epoch after it.
+        assert {(seen.key, seen.range) for seen in stub.seen[asked:]} <= {
+            (seen.key, seen.range) for seen in stub.seen[:asked]
+        }
+
+
+async def test_a_plan_without_bytes_gives_empty_epochs(run, stub, tmp_path):
+    fill(stub, [0, 0])
+    async with run(stub, tmp_path) as running:
+        assert await off_loop(read_all, running.fifo(0)) == b""
+        assert await off_loop(read_all, running.fifo(1)) == b""
+        assert [trailer.verdict for trailer in running.verdicts] == ["complete", "complete"]
+
+
+async def test_requests_never_exceed_the_connections(run, stub, tmp_path):
+    truth = fill(stub, [30_000] * 40)
+    stub.script(*[stalls(stub)] * 40)
+    async with run(stub, tmp_path, connections=3) as running:
+        await eventually(lambda: stub.in_flight == 3)
+        stub.release()
+        assert await off_loop(read_all, running.fifo(0)) == truth
+    assert stub.most_in_flight == 3
+
+
+async def test_drain_before_a_reader_came_ends_at_once_and_leaves_nothing(run, stub, tmp_path):
+    fill(stub, SIZES)
+    async with run(stub, tmp_path) as running:
+        running.channel.drain()
+        await running.task
+        assert os.listdir(tmp_path) == []
+
+
+async def test_drain_lets_the_running_epoch_finish(run, stub, tmp_path):
+    truth = fill(stub, [MORE_THAN_A_FIFO])
+    async with run(stub, tmp_path, part_size=1_000_000) as running:
+        with open(await off_loop(os.open, running.fifo(0), os.O_RDONLY), "rb", buffering=0) as reader:
+            first = await off_loop(reader.read, 1000)
+            running.channel.drain()
+            rest = await off_loop(reader.readall)
+        assert first + rest == truth
+        await running.task
+        assert running.verdicts[-1].verdict == "complete"
+        assert os.listdir(tmp_path) == [".train_0.penstock.json"]
+
+
+async def test_cancelled_in_mid_epoch_says_stopped(run, stub, tmp_path):
+    """The reader's end of file is then covered by a trailer that denies completeness."""
+    fill(stub, [MORE_THAN_A_FIFO])
+    async with run(stub, tmp_path, part_size=1_000_000) as running:
+        with open(await off_loop(os.open, running.fifo(0), os.O_RDONLY), "rb", buffering=0) as reader:
+            await off_loop(reader.read, 1000)
+            running.task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running.task
+            await off_loop(reader.readall)
+    trailer = read_trailer(str(tmp_path), "train", 0)
+    assert trailer.verdict == "stopped"
+    assert 1000 <= trailer.bytes_delivered < trailer.bytes_total
+    assert os.listdir(tmp_path) == [".train_0.penstock.json"]
+
+
+async def test_fifo_mode_and_kind(run, stub, tmp_path):
+    fill(stub, SIZES)
+    async with run(stub, tmp_path) as running:
+        found = os.stat(running.fifo(0))
+        assert stat.S_ISFIFO(found.st_mode)
+        assert stat.S_IMODE(found.st_mode) == 0o640
+
+
+async def test_leftovers_of_an_earlier_run_go_and_a_waiting_fifo_stays(run, stub, tmp_path):
+    """A reader may already be waiting in FIFO 0 of a sidecar that was restarted: same inode."""
+    truth = fill(stub, [1000])
+    os.mkfifo(tmp_path / "train_0")
+    os.mkfifo(tmp_path / "train_7")
+    os.mkfifo(tmp_path / "train_0_0")  # another channel's
+    (tmp_path / ".train_7.penstock.json").write_text("{}")
+    waiting = asyncio.create_task(off_loop(read_all, tmp_path / "train_0"))
+    async with run(stub, tmp_path):
+        assert await waiting == truth
+        assert not (tmp_path / "train_7").exists()
+        assert not (tmp_path / ".train_7.penstock.json").exists()
+        assert (tmp_path / "train_0_0").exists()
+
+
+@pytest.mark.parametrize(
+    "make", [os.mkdir, lambda path: path.write_text("x"), lambda path: path.symlink_to("/tmp")]
+)
+async def test_something_else_of_that_name_is_refused(run, stub, tmp_path, make):
+    """A File channel's directory `train_0`, a file, or a symbolic link that leads elsewhere (§1.1)."""
+    fill(stub, SIZES)
+    make(tmp_path / "train_0")
+    with pytest.raises(SinkError, match="not a FIFO of ours"):
+        async with run(stub, tmp_path):
+            pass
+    assert os.path.lexists(tmp_path / "train_0")
+
+
+async def test_only_the_last_trailers_are_kept(run, stub, tmp_path, monkeypatch):
+    from streamer.sink import fifo
+
+    monkeypatch.setattr(fifo, "KEPT_TRAILERS", 3)
+    truth = fill(stub, [10])
+    async with run(stub, tmp_path) as running:
+        for epoch in range(6):
+            assert await off_loop(read_all, running.fifo(epoch)) == truth
+        kept = [epoch for epoch in range(6) if os.path.exists(trailer_path(str(tmp_path), "train", epoch))]
+        assert kept == [3, 4, 5]

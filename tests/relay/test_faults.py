@@ -1,0 +1,201 @@
+"""What S3 may do to a channel, on a real socket: every byte right, or an error by name."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+
+import pytest
+
+from streamer.relay.retry import RetryPolicy
+from streamer.trailer import read_trailer
+from tests.kit.harness import MORE_THAN_A_FIFO, fill
+from tests.kit.pipes import eventually, off_loop, read_all
+from tests.kit.stub import cut_after, fails, heads, stalls, whole
+
+pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
+
+
+async def failed_after(running, reader_bytes: int) -> str:
+    """Read until nothing more comes, see that it is no end of file, and return the error told."""
+    with open(await off_loop(os.open, running.fifo(0), os.O_RDONLY), "rb", buffering=0) as reader:
+        got = b""
+        while len(got) < reader_bytes:
+            got += await off_loop(reader.read, reader_bytes - len(got))
+        await eventually(lambda: running.channel.error)
+        os.set_blocking(reader.fileno(), False)
+        assert reader.read(1) is None, "an end of file, or more bytes, after a failure"
+        trailer = read_trailer(str(running.directory), "train", 0)
+        assert (trailer.verdict, trailer.bytes_delivered) == ("failed", reader_bytes)
+        assert running.channel.statistics().state == "failed"
+        running.channel.drain()
+        await running.task
+    return trailer.error
+
+
+async def test_a_broken_body_resumes_at_the_next_byte(run, stub, tmp_path):
+    """The connection breaks once the reader holds what had arrived: those bytes are not asked for again."""
+    truth = fill(stub, [40_000])
+    stub.script(cut_after(10_000, once=stub.released))
+    async with run(stub, tmp_path, connections=1) as running:
+        with open(await off_loop(os.open, running.fifo(0), os.O_RDONLY), "rb") as reader:
+            first = await off_loop(reader.read, 10_000)
+            stub.release()
+            assert first + await off_loop(reader.read) == truth
+        assert running.channel.statistics().retries["truncated"] == 1
+    assert [seen.range for seen in stub.seen[:2]] == ["bytes=0-39999", "bytes=10000-39999"]
+
+
+async def test_every_range_names_the_listed_version(run, stub, tmp_path):
+    truth = fill(stub, [120_000])
+    async with run(stub, tmp_path) as running:
+        await off_loop(read_all, running.fifo(0))
+    from tests.kit.stub import etag
+
+    assert {seen.if_match for seen in stub.seen} == {f'"{etag(truth)}"'}
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        fails(500, "InternalError"),
+        fails(503, "SlowDown"),
+        fails(503, "ServiceUnavailable", **{"Retry-After": "0"}),
+        fails(429, "TooManyRequests"),
+        fails(400, "RequestTimeout"),
+        cut_after(0),
+    ],
+)
+async def test_what_may_pass_is_waited_out(run, stub, tmp_path, fault):
+    truth = fill(stub, [130_000, 7])
+    stub.script(*[fault] * 5)
+    async with run(stub, tmp_path) as running:
+        assert await off_loop(read_all, running.fifo(0)) == truth
+        assert sum(running.channel.statistics().retries.values()) == 5
+
+
+async def test_a_random_storm_changes_no_byte(run, stub, tmp_path):
+    truth = fill(stub, [random.Random(5).randrange(90_000) for _ in range(25)])
+    dice = random.Random(9)
+    kinds = [
+        lambda: cut_after(dice.randrange(1000)),
+        lambda: fails(500, "InternalError"),
+        lambda: fails(503, "SlowDown"),
+    ]
+    stub.script(*[dice.choice(kinds)() for _ in range(60)])
+    async with run(stub, tmp_path) as running:
+        assert await off_loop(read_all, running.fifo(0)) == truth
+        assert await off_loop(read_all, running.fifo(1)) == truth
+
+
+async def test_an_object_replaced_after_the_listing_fails_by_name(run, stub, tmp_path):
+    """The bytes before it are delivered, not one of the new version is, and the FIFO shows no end."""
+    truth = fill(stub, [30_000, 20_000])
+    async with run(stub, tmp_path, part_size=30_000, connections=1, parts=2) as running:
+        await eventually(lambda: len(stub.seen) == 2)  # both parts of epoch 0 are on their way or here
+        stub.objects["b/data/0001"] = bytes(20_000)
+        assert await off_loop(read_all, running.fifo(0)) == truth
+        assert running.verdicts[0].verdict == "complete"
+    stub.seen.clear()
+    (tmp_path / "again").mkdir()
+    stub.script(fails(412, "PreconditionFailed"), key="b/data/0001")
+    async with run(stub, tmp_path / "again", connections=1) as running:
+        error = await failed_after(running, 30_000)
+        statistics = running.channel.statistics()
+    assert "s3://b/data/0001" in error
+    assert "replaced" in error
+    assert "REQERR" in error
+    assert statistics.requests["changed"] == 1
+    assert statistics.retries == {}
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (fails(404, "NoSuchKey"), "gone"),
+        (fails(403, "AccessDenied"), "access denied"),
+        (heads(ETag='"other"'), "replaced"),
+        (heads(Content_Range="bytes 0-9/10"), "has 10 bytes now"),
+        (heads(Content_Range="bytes 1-40000/40000"), "sent bytes 1-40000"),
+        (heads(Content_Range="nonsense"), "Content-Range"),
+        (heads(200, Content_Range=""), None),
+    ],
+)
+async def test_a_wrong_answer_is_an_error_or_right(run, stub, tmp_path, fault, words):
+    """200 with the whole object for a range that is the whole object is a right answer."""
+    truth = fill(stub, [40_000])
+    stub.script(fault)
+    async with run(stub, tmp_path, connections=1) as running:
+        if words is None:
+            assert await off_loop(read_all, running.fifo(0)) == truth
+        else:
+            assert words in await failed_after(running, 0)
+
+
+async def test_the_whole_object_for_a_range_of_it_is_refused(run, stub, tmp_path):
+    fill(stub, [80_000])
+    stub.script(whole(stub))
+    async with run(stub, tmp_path, connections=1) as running:
+        assert "Content-Range" in await failed_after(running, 0)
+
+
+async def test_giving_up_tells_the_first_and_the_last_error(run, stub, tmp_path):
+    fill(stub, [1000])
+    stub.script(fails(500, "InternalError"), *[fails(503, "SlowDown")] * 10_000)
+    policy = RetryPolicy(give_up_after=0.2, first_wait=0.001, longest_wait=0.01)
+    async with run(stub, tmp_path, policy=policy, connections=1) as running:
+        error = await failed_after(running, 0)
+    assert "gave up" in error
+    assert "InternalError" in error
+    assert "SlowDown" in error
+
+
+async def test_a_part_given_up_before_its_reader_came_is_asked_for_again(run, stub, tmp_path):
+    """An outage while nobody reads must not fail the epoch that is read when storage is well again."""
+    truth = fill(stub, [1000])
+    stub.script(*[fails(503, "SlowDown")] * 3)
+    policy = RetryPolicy(give_up_after=0, first_wait=0.001)
+    async with run(stub, tmp_path, policy=policy) as running:
+        await eventually(lambda: running.channel.statistics().requests.get("throttled") == 1)
+        stub.faults.clear()
+        assert await off_loop(read_all, running.fifo(0)) == truth
+    assert running.channel.error is None
+
+
+async def test_progress_restarts_the_clock(run, stub, tmp_path):
+    """Many short bodies are slow, not dead: never given up, though in all they last longer than allowed."""
+    truth = fill(stub, [20_000])
+    stub.script(*[cut_after(200)] * 90)
+    policy = RetryPolicy(give_up_after=0.15, first_wait=0.01, longest_wait=0.01)
+    async with run(stub, tmp_path, policy=policy) as running:
+        assert await off_loop(read_all, running.fifo(0)) == truth
+        assert running.channel.statistics().retries["truncated"] >= 80
+
+
+async def test_time_is_booked_on_who_is_slow(run, stub, tmp_path):
+    """Storage silent: starved. Reader silent: blocked. Nobody there: idle."""
+    truth = fill(stub, [MORE_THAN_A_FIFO])
+    stub.script(stalls(stub))
+    async with run(stub, tmp_path, parts=4, part_size=4_000_000) as running:
+        assert running.channel.statistics().seconds["starved"] == 0
+        with open(await off_loop(os.open, running.fifo(0), os.O_RDONLY), "rb", buffering=0) as reader:
+            await eventually(lambda: running.channel.statistics().seconds["starved"] > 0.05)
+            before = running.channel.statistics().seconds["blocked"]
+            stub.release()
+            await eventually(lambda: running.channel.statistics().seconds["blocked"] > before + 0.05)
+            assert await off_loop(reader.readall) == truth
+        starved = running.channel.statistics().seconds["starved"]
+        await eventually(lambda: running.channel.statistics().seconds["idle"] > 0)
+        assert running.channel.statistics().seconds["starved"] == starved
+
+
+async def test_ending_a_channel_drops_its_connections(run, stub, tmp_path):
+    """Cancelled requests are closed at once, not left to finish behind our back."""
+    fill(stub, [400_000])
+    stub.script(*[stalls(stub)] * 4)
+    async with run(stub, tmp_path) as running:
+        await eventually(lambda: stub.in_flight == 4)
+        running.task.cancel()
+        await asyncio.wait({running.task})
+        await eventually(lambda: running.channel.statistics().requests.get("cancelled") == 4)

@@ -1,0 +1,238 @@
+"""What only the kernel transport can get wrong: lanes, heads, pipes, and when to step aside."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import pytest
+from aiohttp import web
+
+from streamer.relay import pipes
+from streamer.source.kernel import why_not
+from tests.kit.harness import MORE_THAN_A_FIFO, fill, running_channel
+from tests.kit.pipes import eventually, off_loop, read_all
+from tests.kit.stub import Answer, cut_after, fails
+
+pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
+
+
+def kernel(stub, directory, **options):
+    return running_channel(stub, directory, transport="kernel", **options)
+
+
+def raw(*pieces: bytes):
+    """Write these bytes as the answer, one send each; `{body}` stands for the right body."""
+
+    async def fault(answer: Answer) -> web.StreamResponse:
+        transport = answer.request.transport
+        assert transport is not None
+        for piece in pieces:
+            transport.write(piece.replace(b"{body}", answer.body))
+            await asyncio.sleep(0.01)  # a packet of its own, as a network would make it
+        transport.close()
+        return web.Response()
+
+    return fault
+
+
+def head(stub, *, status=b"206 Partial Content", extra=b"", length=None) -> bytes:
+    data = stub.objects["b/data/0000"]
+    length = len(data) if length is None else length
+    return (
+        b"HTTP/1.1 " + status + b"\r\nContent-Range: bytes 0-%d/%d\r\n" % (len(data) - 1, len(data))
+        + b"Content-Length: %d\r\n" % length + extra + b"\r\n"
+    )  # fmt: skip
+
+
+async def test_heads_in_pieces_and_interim_answers(stub, tmp_path):
+    """A head may come byte by byte, its end split, behind a 100 Continue; the body's first byte after it."""
+    truth = fill(stub, [40_000])
+    whole = head(stub)
+    stub.script(
+        raw(b"HTTP/1.1 100 Continue\r\n\r\n", whole[:5], whole[5:-3], whole[-3:-1], whole[-1:], b"{body}")
+    )
+    async with kernel(stub, tmp_path, connections=1) as running:
+        assert await off_loop(read_all, running.fifo(0)) == truth
+        assert running.channel.statistics().retries == {}
+
+
+async def test_lanes_are_reused_and_a_closed_one_is_replaced(stub, tmp_path):
+    """A server may close an idle connection at any time; that costs neither a retry nor an error."""
+    truth = fill(stub, [10_000] * 30)
+    stub.script(raw(head(stub, extra=b"Connection: close\r\n"), b"{body}"), key="b/data/0000")
+    async with kernel(stub, tmp_path, connections=1) as running:
+        assert await off_loop(read_all, running.fifo(0)) == truth
+        assert running.channel.statistics().retries == {}
+    assert stub.connections <= 3
+
+
+async def test_an_answer_without_a_length_goes_through_user_space(stub, tmp_path):
+    """Chunked bodies cannot be spliced; the portable transport takes the part over."""
+
+    async def chunked(answer: Answer) -> web.StreamResponse:
+        response = web.StreamResponse(status=206, headers=answer.headers)
+        response.enable_chunked_encoding()
+        await response.prepare(answer.request)
+        await response.write(answer.body[:100])
+        await response.write(answer.body[100:])
+        return response
+
+    truth = fill(stub, [40_000, 50_000])
+    stub.script(chunked, chunked, chunked)
+    async with kernel(stub, tmp_path) as running:
+        assert await off_loop(read_all, running.fifo(0)) == truth
+
+
+async def test_what_is_handed_over_stays_within_its_room(stub, tmp_path):
+    """A server that always answers chunked must not be read faster than the reader reads."""
+
+    async def chunked(answer: Answer) -> web.StreamResponse:
+        response = web.StreamResponse(status=206, headers=answer.headers)
+        response.enable_chunked_encoding()
+        await response.prepare(answer.request)
+        await response.write(answer.body)
+        return response
+
+    truth = fill(stub, [MORE_THAN_A_FIFO])
+    stub.script(*[chunked] * 1000)
+    async with kernel(stub, tmp_path, part_size=4_000_000, parts=3) as running:
+        with open(await off_loop(os.open, running.fifo(0), os.O_RDONLY), "rb", buffering=0) as reader:
+            got = await off_loop(reader.read, 10)
+            stages = running.channel._prefetcher._stages
+            await eventually(lambda: len(stages) == 3 and all(stage.full for stage in stages.values()))
+            # One buffer of the client's may be on its way when the stage becomes full.
+            assert all(stage.staged < pipes.PIPE_SIZE + (1 << 20) for stage in stages.values())
+            got += await off_loop(reader.readall)
+        assert got == truth
+
+
+async def test_a_redirect_is_followed_through_the_portable_transport(stub, tmp_path):
+    truth = fill(stub, [40_000])
+
+    async def redirect(answer: Answer) -> web.StreamResponse:
+        return web.Response(status=307, headers={"Location": f"{stub.url}{answer.request.path}"})
+
+    stub.script(redirect)
+    async with kernel(stub, tmp_path, connections=1) as running:
+        assert await off_loop(read_all, running.fifo(0)) == truth
+
+
+@pytest.mark.parametrize(
+    ("garbage", "words"),
+    [
+        (b"HELLO\r\n\r\n", "not an HTTP answer"),
+        (b"HTTP/1.1 abc\r\n\r\n", "not an HTTP answer"),
+        (b"\r\n\r\n\r\n\r\n", "not an HTTP answer"),
+        (b"HTTP/1.1 206 OK\r\n" + b"X-Fill: y\r\n" * 9000, "head of the answer is longer"),
+    ],
+    ids=["no status line", "no number", "empty", "endless"],
+)
+async def test_what_is_no_http_is_an_error_by_name(stub, tmp_path, garbage, words):
+    fill(stub, [1000])
+    stub.script(raw(garbage))
+    async with kernel(stub, tmp_path, connections=1) as running:
+        reader = await off_loop(os.open, running.fifo(0), os.O_RDONLY)
+        await eventually(lambda: running.channel.error)
+        os.close(reader)
+        assert words in str(running.channel.error)
+        running.channel.drain()
+        await running.task
+
+
+async def test_a_part_larger_than_its_pipe(stub, tmp_path):
+    """It stays in its socket until it is delivered, and arrives whole."""
+    truth = fill(stub, [MORE_THAN_A_FIFO])
+    async with kernel(stub, tmp_path, part_size=16_000_000, parts=3) as running:
+        assert await off_loop(read_all, running.fifo(0)) == truth
+
+
+async def test_a_slow_reader_holds_no_more_than_the_pipes(stub, tmp_path):
+    truth = fill(stub, [MORE_THAN_A_FIFO])
+    async with kernel(stub, tmp_path, part_size=4_000_000, parts=3) as running:
+        with open(await off_loop(os.open, running.fifo(0), os.O_RDONLY), "rb", buffering=0) as reader:
+            got = await off_loop(reader.read, 10)
+            for stage in running.channel._prefetcher._stages.values():
+                assert stage.staged <= pipes.PIPE_SIZE
+            got += await off_loop(reader.readall)
+        assert got == truth
+
+
+async def test_without_pipes_bytes_go_through_memory(stub, tmp_path, monkeypatch):
+    """A user who has spent the allowance of pipe pages gets pipes too small to use (pipe(7))."""
+    monkeypatch.setattr(pipes, "WORTH_HAVING", 1 << 30)
+    truth = fill(stub, [3_000_000, 10, 500_000])
+    stub.script(cut_after(1000), fails(503, "SlowDown"))
+    async with kernel(stub, tmp_path, part_size=400_000) as running:
+        assert await off_loop(read_all, running.fifo(0)) == truth
+        assert await off_loop(read_all, running.fifo(1)) == truth
+
+
+async def test_small_fragments_take_further_pipes(stub, tmp_path, monkeypatch):
+    """A pipe of few slots is full long before its size; the reserve serves, and comes back."""
+    monkeypatch.setattr(pipes, "PIPE_SIZE", 8192)
+    monkeypatch.setattr(pipes, "WORTH_HAVING", 4096)
+    truth = fill(stub, [200_000, 300_000])
+    async with kernel(stub, tmp_path, part_size=60_000) as running:
+        for epoch in range(3):
+            assert await off_loop(read_all, running.fifo(epoch)) == truth
+
+
+async def test_both_transports_deliver_the_same_stream(stub, tmp_path):
+    truth = fill(stub, [0, 1, 4095, 4096, 4097, 65_537, 2_000_003])
+    for transport in ("portable", "kernel"):
+        directory = tmp_path / transport
+        directory.mkdir()
+        async with running_channel(stub, directory, transport=transport, part_size=65_536) as running:
+            assert await off_loop(read_all, running.fifo(0)) == truth
+
+
+def test_connections_spread_over_all_addresses():
+    """DNS gives several addresses; they are used in turn, and looked up again with time."""
+    from streamer.errors import Where
+    from streamer.source.lanes import LanePool
+
+    async def connect() -> list[str]:
+        seen: list[str] = []
+        servers = []
+        port = 0
+        for address in ("127.0.0.1", "127.0.0.2", "127.0.0.3"):
+            server = await asyncio.start_server(lambda _, writer: writer.close(), address, port)
+            port = server.sockets[0].getsockname()[1]
+            servers.append(server)
+        loop = asyncio.get_running_loop()
+
+        async def resolve(host, port, **_):
+            return [(2, 1, 6, "", (address, port)) for address in ("127.0.0.1", "127.0.0.2", "127.0.0.3")]
+
+        loop.getaddrinfo = resolve  # type: ignore[method-assign]
+        pool = LanePool("many.test", port)
+        for _ in range(6):
+            lane = await pool.take(Where())
+            seen.append(lane.sock.getpeername()[0])
+            lane.close()
+        for server in servers:
+            server.close()
+            await server.wait_closed()
+        return seen
+
+    assert asyncio.run(connect()) == ["127.0.0.1", "127.0.0.2", "127.0.0.3"] * 2
+
+
+@pytest.mark.parametrize(
+    ("url", "buckets", "environment", "words"),
+    [
+        ("http://h:1", {"b"}, {}, None),
+        ("https://h", {"b"}, {}, "TLS"),
+        ("http://h", {"b--use1-az1--x-s3"}, {}, "directory buckets"),
+        ("http://h", {"b"}, {"http_proxy": "http://p"}, "proxy"),
+        ("http://h", {"b"}, {"http_proxy": "http://p", "no_proxy": "h"}, None),
+    ],
+)
+def test_it_is_chosen_wherever_it_applies(monkeypatch, url, buckets, environment, words):
+    for name in ("http_proxy", "HTTP_PROXY", "no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    reason = why_not(url, buckets)
+    assert reason is None if words is None else words in reason

@@ -1,0 +1,259 @@
+"""`penstock exec`, `cat`, `plan` as processes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.kit.harness import fill
+from tests.kit.processes import PENSTOCK, job, leftovers, penstock, write_job
+from tests.kit.stub import cut_after, fails
+
+SIZES = [2_500_000, 0, 70_000]
+
+
+def run_exec(path: str, *command: str, **options: object) -> subprocess.CompletedProcess:
+    return penstock("exec", "-c", path, "--", *command, **options)
+
+
+def test_exec_runs_the_trainer_beside_the_channels(stub, tmp_path):
+    """Channels up before the child starts, its variables set, its exit code ours, nothing left."""
+    truth = fill(stub, SIZES, prefix="b/train/")
+    script = (
+        "import os, sys, json, hashlib\n"
+        "base = os.environ['SAGEMAKER_BASE_DIR']\n"
+        "assert json.loads(os.environ['SM_CHANNELS']) == ['train']\n"
+        "path = os.environ['SM_CHANNEL_TRAIN']\n"
+        "for epoch in range(2):\n"
+        "    print(hashlib.sha256(open(f'{path}_{epoch}', 'rb').read()).hexdigest())\n"
+        "print(base)\n"
+        "sys.exit(7)\n"
+    )
+    done = run_exec(
+        write_job(tmp_path / "j.yaml", job(stub.url, None, "b/train/")), sys.executable, "-c", script
+    )
+
+    *digests, base = done.stdout.split()
+    assert digests == [hashlib.sha256(truth).hexdigest()] * 2
+    assert done.returncode == 7
+    assert not Path(base).exists()
+
+
+def test_exec_in_a_given_directory_leaves_no_fifo_and_no_trailer(stub, tmp_path):
+    fill(stub, SIZES, prefix="b/train/")
+    path = write_job(tmp_path / "j.yaml", job(stub.url, tmp_path / "ml", "b/train/"))
+    assert run_exec(path, "sh", "-c", "cat $SM_CHANNEL_TRAIN''_0 | wc -c").stdout.strip() == "2570000"
+    assert leftovers(tmp_path / "ml") == []
+
+
+def test_exec_forwards_signals_and_reports_a_killed_child(stub, tmp_path):
+    fill(stub, SIZES, prefix="b/train/")
+    path = write_job(tmp_path / "j.yaml", job(stub.url, tmp_path / "ml", "b/train/"))
+    child = (
+        "import signal, sys\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\n"
+        "print('started', flush=True)\n"
+        "print('caught', signal.sigwait([signal.SIGTERM]).name, flush=True)\n"
+        "sys.exit(3)\n"
+    )
+    process = subprocess.Popen(
+        [*PENSTOCK, "exec", "-c", path, "--", sys.executable, "-c", child],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    with process:
+        assert process.stdout.readline() == "started\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.readline() == "caught SIGTERM\n"
+    assert process.returncode == 3
+    assert run_exec(path, "sh", "-c", "kill -9 $$").returncode == 128 + 9
+
+
+def test_exec_of_no_such_command(stub, tmp_path):
+    fill(stub, SIZES, prefix="b/train/")
+    done = run_exec(write_job(tmp_path / "j.yaml", job(stub.url, None, "b/train/")), "no-such-trainer")
+    assert done.returncode == 127
+    assert "no-such-trainer" in done.stderr
+
+
+def test_exec_passes_options_of_the_trainer_on(stub, tmp_path):
+    fill(stub, SIZES, prefix="b/train/")
+    path = write_job(tmp_path / "j.yaml", job(stub.url, None, "b/train/"))
+    assert run_exec(path, "echo", "-c", "--help", "--", "x").stdout == "-c --help -- x\n"
+
+
+def test_exec_ends_a_trainer_whose_channel_failed(stub, tmp_path, monkeypatch):
+    """A foreign reader cannot learn of it from the FIFO, so it is ended, and the code is the failure's."""
+    fill(stub, SIZES, prefix="b/train/")
+    stub.script(*[fails(403, "AccessDenied")] * 2)
+    path = write_job(tmp_path / "j.yaml", job(stub.url, None, "b/train/"))
+    code = (
+        "import sys; from sidecar import commands; commands.GRACE_AFTER_FAILURE = 0.2;"
+        "from sidecar.cli import main; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "exec", "-c", path, "--", "sh", "-c", "exec cat ${SM_CHANNEL_TRAIN}_0"],
+        capture_output=True, text=True, timeout=50, check=False,
+    )  # fmt: skip
+    assert done.returncode == 3
+    assert "AccessDenied" in done.stderr
+
+
+def test_exec_needs_no_separator(stub, tmp_path):
+    """The first word that is no option of ours begins the trainer's command."""
+    fill(stub, SIZES, prefix="b/train/")
+    path = write_job(tmp_path / "j.yaml", job(stub.url, None, "b/train/"))
+    assert penstock("exec", "-c", path, "sh", "-c", "echo $1", "x", "y").stdout == "y\n"
+
+
+def test_exec_leaves_no_grandchild_that_takes_our_end_for_the_data_s(stub, tmp_path):
+    """Ending only the shell would let its `cat | wc` see an end of file, and print a wrong count."""
+    fill(stub, SIZES, prefix="b/train/")
+    stub.script(fails(403, "AccessDenied"), key="b/train/0002")
+    path = write_job(tmp_path / "j.yaml", job(stub.url, None, "b/train/"))
+    code = (
+        "from sidecar import commands; commands.GRACE_AFTER_FAILURE = 0.2;"
+        "from sidecar.cli import main; main()"
+    )
+    script = f"cat ${{SM_CHANNEL_TRAIN}}_0 | wc -c > {tmp_path}/count; true"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "exec", "-c", path, "--", "sh", "-c", script],
+        capture_output=True, text=True, timeout=50, check=False,
+    )  # fmt: skip
+    assert done.returncode == 3
+    assert (tmp_path / "count").read_text() == ""
+
+
+def cat(stub, *uris: str, **options: object) -> subprocess.CompletedProcess:
+    return penstock("cat", *uris, "--endpoint-url", stub.url, "--path-style", **{"text": False} | options)
+
+
+def test_cat_streams_prefixes_and_objects_in_the_order_given(stub):
+    data = fill(stub, SIZES, prefix="b/data/")
+    other = fill(stub, [100], prefix="c/x", seed=3)
+    done = cat(stub, "s3://c/x0000", "s3://b/data/")
+    assert done.stdout == other + data
+    assert b"4 objects, 2570100 bytes" in done.stderr
+
+
+def test_cat_of_an_exact_key_is_that_object(stub):
+    fill(stub, [10], prefix="b/k")
+    stub.objects["b/k0000x"] = b"longer name"
+    assert cat(stub, "s3://b/k0000").stdout == stub.objects["b/k0000"]
+    assert cat(stub, "s3://b/k000").stdout == stub.objects["b/k0000"] + b"longer name"
+
+
+def test_cat_into_a_file_and_a_pipe_under_faults(stub, tmp_path):
+    data = fill(stub, [6_000_000], prefix="b/data/")
+    stub.script(cut_after(500_000), fails(503, "SlowDown"), fails(500, "InternalError"))
+    with open(tmp_path / "out", "wb") as out:
+        done = cat(stub, "s3://b/data/", "-q", "--part-size", "1MiB", capture_output=False, stdout=out)
+    assert done.returncode == 0
+    assert (tmp_path / "out").read_bytes() == data
+    stub.script(cut_after(500_000), fails(503, "SlowDown"))
+    assert cat(stub, "s3://b/data/", "-q").stdout == data
+
+
+def test_cat_whose_reader_leaves_ends_as_cat_does(stub):
+    fill(stub, [30_000_000], prefix="b/data/")
+    command = f"{' '.join(PENSTOCK)} cat s3://b/data/ --endpoint-url {stub.url} --path-style | head -c 5"
+    script = f"{command} | wc -c; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=50, check=False)
+    assert done.stdout.split() == ["5", "141"]
+    assert done.stderr == ""
+
+
+def test_cat_does_not_make_the_shell_s_pipe_non_blocking(stub):
+    """Others may hold the same open file; only our own view of it is changed."""
+    fill(stub, [100], prefix="b/data/")
+    read_end, write_end = os.pipe()
+    try:
+        cat(stub, "s3://b/data/", capture_output=False, stdout=write_end, stderr=subprocess.DEVNULL)
+        assert os.get_blocking(write_end)
+    finally:
+        os.close(read_end)
+        os.close(write_end)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["s3://b/none/"], 4, "no object matches"),
+        (["s3://none/x"], 4, "no such bucket"),
+        (["b/data"], 2, "write s3://BUCKET/PREFIX"),
+        (["s3://b/data/", "--budget", "1MiB"], 2, "--part-size"),
+        (["s3://b/data/", "--budget", "much"], 2, "is not a size"),
+        (["s3://b/data/", "--anonymous", "--profile", "x"], 2, "contradict"),
+        (["s3://b/data/", "--profile", "nobody"], 2, "nobody"),
+        (["s3://b/data/", "--no-such-option"], 2, "No such option"),
+    ],
+)
+def test_cat_mistakes(stub, arguments, code, words):
+    fill(stub, [100], prefix="b/data/")
+    done = cat(stub, *arguments)
+    assert done.returncode == code
+    assert words in done.stderr.decode()
+    assert b"Traceback" not in done.stderr
+    assert done.stdout == b""
+
+
+def test_plan_shows_what_would_be_streamed(stub, tmp_path):
+    fill(stub, SIZES, prefix="b/train/")
+    path = write_job(tmp_path / "j.yaml", job(stub.url, tmp_path / "ml", "b/train/"))
+    shown = penstock("plan", "-c", path).stdout
+    found = json.loads(penstock("plan", "-c", path, "--json").stdout)["channels"]["train"]
+    assert (found["objects"], found["bytes"], found["parts"]) == (3, 2_570_000, 4)
+    assert found["digest"] in shown
+    assert [key for _, key, _, _ in found["keys"]] == ["train/0000", "train/0001", "train/0002"]
+    assert not (tmp_path / "ml").exists()
+
+
+def test_bare_and_quoted_etags_make_one_plan(stub, tmp_path):
+    fill(stub, SIZES, prefix="b/train/")
+    path = write_job(tmp_path / "j.yaml", job(stub.url, tmp_path / "ml", "b/train/"))
+    quoted = penstock("plan", "-c", path).stdout
+    stub.bare_listing_etags = True
+    assert penstock("plan", "-c", path).stdout == quoted
+
+
+def test_a_listing_of_several_pages(stub, tmp_path):
+    stub.objects |= {f"b/train/{i:05d}": b"x" for i in range(2500)}
+    path = write_job(tmp_path / "j.yaml", job(stub.url, tmp_path / "ml", "b/train/"))
+    assert json.loads(penstock("plan", "-c", path, "--json").stdout)["channels"]["train"]["objects"] == 2500
+
+
+@pytest.mark.parametrize(
+    ("files", "options", "words"),
+    [
+        (1024, {}, "kernel splice: plain HTTP to pipes"),
+        (66, {}, "ulimit -n"),
+        (1024, {"MemoryBudget": "1MiB", "PartSize": "64KiB"}, "raise MemoryBudget"),
+        (1024, {"Transport": "portable"}, "aiobotocore: asked for"),
+    ],
+)
+def test_plan_says_which_transport_and_why(stub, tmp_path, files, options, words):
+    fill(stub, SIZES, prefix="b/train/")
+    path = write_job(tmp_path / "j.yaml", job(stub.url, tmp_path / "ml", "b/train/", **options))
+    limited = ["bash", "-c", f'ulimit -n {files}; exec "$@"', "-", *PENSTOCK, "plan", "-c", path]
+    done = subprocess.run(limited, capture_output=True, text=True, timeout=50, check=False)
+    assert words in done.stdout, done.stderr
+
+
+def test_a_transport_that_cannot_be_is_an_error(stub, tmp_path):
+    fill(stub, [10], prefix="b/data/")
+    with open(tmp_path / "out", "wb") as out:
+        done = cat(stub, "s3://b/data/", "--transport", "kernel", capture_output=False, stdout=out, stderr=-1)
+    assert done.returncode == 2
+    assert b"the output is not a pipe" in done.stderr
+
+
+def test_version_and_help():
+    assert penstock("--version").stdout.startswith("penstock, version ")
+    for command in ("run", "exec", "cat", "plan", "probe"):
+        assert "Usage" in penstock(command, "--help").stdout

@@ -1,0 +1,135 @@
+"""Who we are and whom we talk to: every documented source of credentials, TLS, anonymous access."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+import trustme
+
+from tests.kit.harness import fill
+from tests.kit.processes import job, penstock, write_job
+from tests.kit.stub import StubThread
+
+EXPIRES = "2099-01-01T00:00:00Z"
+
+
+class _Metadata(BaseHTTPRequestHandler):
+    """The container and instance credential services, as their documentation has them."""
+
+    def _answer(self, body: str) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(body.encode())
+
+    def do_PUT(self) -> None:  # the session token of IMDSv2
+        self._answer("imds-token")
+
+    def do_GET(self) -> None:
+        credentials = {"SecretAccessKey": "s", "Token": "TOK", "Expiration": EXPIRES, "Code": "Success"}
+        if self.path == "/container":
+            self._answer(json.dumps(credentials | {"AccessKeyId": "AKIDCONTAINER"}))
+        elif self.path.endswith("/security-credentials/"):
+            self._answer("my-role")
+        elif self.path.endswith("/security-credentials/my-role"):
+            assert self.headers["x-aws-ec2-metadata-token"] == "imds-token"
+            self._answer(json.dumps(credentials | {"AccessKeyId": "AKIDINSTANCE"}))
+        else:
+            self.send_error(404)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def metadata():
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Metadata) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def nobody(monkeypatch, stub):
+    """The stub, and no credentials in the environment."""
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    fill(stub, [100], prefix="b/train/")
+    return stub
+
+
+def cat(stub, *options):
+    done = penstock("cat", "s3://b/train/", "--endpoint-url", stub.url, "--path-style", *options, text=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == stub.objects["b/train/0000"]
+    return stub.seen[-1]
+
+
+def test_container_credentials(nobody, metadata, monkeypatch):
+    monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"{metadata}/container")
+    seen = cat(nobody)
+    assert "Credential=AKIDCONTAINER/" in seen.authorization
+    assert seen.token == "TOK"
+
+
+def test_instance_credentials(nobody, metadata, monkeypatch):
+    monkeypatch.delenv("AWS_EC2_METADATA_DISABLED")
+    monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", metadata)
+    assert "Credential=AKIDINSTANCE/" in cat(nobody).authorization
+
+
+def test_profiles_and_their_region(nobody, tmp_path, monkeypatch):
+    monkeypatch.delenv("AWS_DEFAULT_REGION")
+    (tmp_path / "config").write_text("[profile me]\nregion = eu-west-3\n")
+    (tmp_path / "credentials").write_text("[me]\naws_access_key_id = AKIDME\naws_secret_access_key = s\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    authorization = cat(nobody, "--profile", "me").authorization
+    assert "Credential=AKIDME/" in authorization
+    assert "/eu-west-3/s3/" in authorization
+    assert "/us-east-2/s3/" in cat(nobody, "--profile", "me", "--region", "us-east-2").authorization
+
+
+def test_anonymous_requests_are_not_signed(nobody):
+    assert cat(nobody, "--anonymous").authorization is None
+
+
+def test_the_job_file_names_them_too(nobody, tmp_path):
+    document = job(nobody.url, tmp_path / "ml", "b/train/")
+    document["Penstock"]["Endpoint"]["Anonymous"] = True
+    assert penstock("plan", "-c", write_job(tmp_path / "j.yaml", document)).returncode == 0
+
+
+@pytest.fixture
+def tls_stub(credentials, tmp_path):
+    """A stub behind a certificate of a private authority, whose bundle is at `tmp_path/ca.pem`."""
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    thread = StubThread(context)
+    fill(thread.stub, [3_000_000], prefix="b/train/")
+    yield thread.start()
+    thread.stop()
+
+
+def test_tls_with_a_private_authority(tls_stub, tmp_path):
+    cat(tls_stub, "--ca-bundle", str(tmp_path / "ca.pem"))
+
+
+def test_an_unknown_certificate_is_refused(tls_stub):
+    done = penstock("cat", "s3://b/train/", "--endpoint-url", tls_stub.url, "--path-style")
+    assert done.returncode == 5
+    assert "CaBundle" in done.stderr
+
+
+def test_a_ca_bundle_that_is_not_there(tls_stub, tmp_path):
+    options = ("--endpoint-url", tls_stub.url, "--path-style", "--ca-bundle", str(tmp_path / "none.pem"))
+    done = penstock("cat", "s3://b/train/", *options)
+    assert done.returncode == 2, done.stderr
+    assert "none.pem" in done.stderr

@@ -1,0 +1,292 @@
+"""`penstock run` as a process: start, readiness, probes, signals, exit codes."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import stat
+import threading
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from sidecar.metrics import METRICS
+from streamer.trailer import read_trailer
+from tests.kit.harness import MORE_THAN_A_FIFO, fill
+from tests.kit.pipes import read_all, read_some
+from tests.kit.processes import job, leftovers, penstock, sidecar, write_job
+from tests.kit.stub import fails
+
+SIZES = [3_000_000, 0, 1, 1_500_000]
+
+
+def serving(stub, tmp_path, *prefixes, **penstock):
+    """A running sidecar with `tmp_path/ml` as its base directory."""
+    return sidecar(write_job(tmp_path / "job.yaml", job(stub.url, tmp_path / "ml", *prefixes, **penstock)))
+
+
+def test_two_channels_two_epochs_and_an_orderly_end(stub, tmp_path):
+    train, evaluation = fill(stub, SIZES, prefix="b/train/"), fill(stub, [10], prefix="b/eval/", seed=2)
+    with sidecar(
+        write_job(tmp_path / "job.yaml", job(stub.url, tmp_path / "ml", "b/train/", "b/eval/"))
+    ) as running:
+        data = tmp_path / "ml" / "input" / "data"
+        running.wait_for("ready")
+        assert stat.S_ISFIFO(os.stat(data / "train_0").st_mode)
+        assert stat.S_ISFIFO(os.stat(data / "eval_0").st_mode)
+        assert (tmp_path / "ml" / "input" / "config" / "inputdataconfig.json").exists()
+        assert running.get("/readyz") == (200, "ready\n")
+        assert running.get("/livez")[0] == 200
+        assert penstock("probe", "--url", running.url).returncode == 0
+        for epoch in range(2):
+            assert read_all(data / f"train_{epoch}") == train
+        assert read_all(data / "eval_0") == evaluation
+        running.wait_for("epoch complete", channel="train", epoch=1)
+        running.wait_for("epoch complete", channel="eval", epoch=0)
+        status = running.status()["channels"]["train"]
+        assert status["epochs"] == {"complete": 2}
+        assert status["written_bytes"] == 2 * len(train)
+        assert status["objects_completed"] == 2 * 3  # an empty object has no last byte
+        assert running.end() == 0
+    assert leftovers(tmp_path / "ml") == [
+        ".eval_0.penstock.json",
+        ".train_0.penstock.json",
+        ".train_1.penstock.json",
+    ]
+    assert read_trailer(str(data), "train", 1).verdict == "complete"
+    assert penstock("probe", "--url", running.url).returncode == 1
+
+
+def test_metrics_are_the_registry_s(stub, tmp_path):
+    """Every metric of the table is exported, with its labels, and nothing else of ours is."""
+    fill(stub, SIZES, prefix="b/train/")
+    with serving(stub, tmp_path, "b/train/") as running:
+        running.wait_for("ready")
+        read_all(tmp_path / "ml" / "input" / "data" / "train_0")
+        running.wait_for("epoch complete")
+        text = running.get("/metrics")[1]
+        assert running.end() == 0
+    found = {}
+    for family in text_string_to_metric_families(text):
+        suffix = {"counter": "_total", "info": "_info"}.get(family.type, "")
+        name = family.name if family.name.endswith(suffix) else family.name + suffix
+        if name.startswith("penstock_"):
+            labels = {label for sample in family.samples for label in sample.labels} - {"le"}
+            found[name] = labels
+            assert family.documentation == METRICS[name].help
+    assert found == {name: set(spec.labels) for name, spec in METRICS.items()}
+    assert re.search(r'penstock_epochs_total\{channel="train",verdict="complete"\} 1\.0', text)
+    assert re.search(r'penstock_retries_total\{channel="train",kind="throttled"\} 0\.0', text)
+    assert "process_cpu_seconds_total" in text
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "words"),
+    [
+        (lambda stub: stub.script(), 0, None),
+        (lambda stub: stub.objects.clear(), 4, "no such bucket"),
+        (
+            lambda stub: [stub.objects.pop(key) for key in list(stub.objects) if "eval" in key],
+            4,
+            "no object matches",
+        ),
+    ],
+)
+def test_nothing_is_offered_if_a_channel_cannot_be_listed(stub, tmp_path, change, code, words):
+    fill(stub, [10], prefix="b/train/")
+    fill(stub, [10], prefix="b/eval/")
+    change(stub)
+    path = write_job(tmp_path / "job.yaml", job(stub.url, tmp_path / "ml", "b/train/", "b/eval/"))
+    if words is None:
+        with sidecar(path) as running:
+            running.wait_for("ready")
+            assert running.end() == code
+        return
+    done = penstock("run", "-c", path)
+    assert done.returncode == code
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "ml").exists()
+
+
+def test_no_credentials(stub, tmp_path, monkeypatch):
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    fill(stub, [10], prefix="b/train/")
+    done = penstock("run", "-c", write_job(tmp_path / "job.yaml", job(stub.url, tmp_path / "ml", "b/train/")))
+    assert done.returncode == 3
+    assert "no usable credentials" in done.stderr
+
+
+def test_endpoint_down(stub, tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        done = penstock("run", "-c", write_job(tmp_path / "job.yaml", job(url, tmp_path / "ml", "b/train/")))
+    assert done.returncode == 5
+    assert url in done.stderr
+
+
+def test_admin_port_in_use(stub, tmp_path):
+    fill(stub, [10], prefix="b/train/")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        document = job(stub.url, tmp_path / "ml", "b/train/", Admin={"Port": port})
+        done = penstock("run", "-c", write_job(tmp_path / "job.yaml", document))
+    assert done.returncode == 7
+    assert "Penstock.Admin.Port" in done.stderr
+    assert leftovers(tmp_path / "ml") == []
+
+
+def test_bad_config(tmp_path):
+    (tmp_path / "job.yaml").write_text("InputDataConfig: []")
+    done = penstock("run", "-c", str(tmp_path / "job.yaml"))
+    assert done.returncode == 2
+    assert "InputDataConfig" in done.stderr
+
+
+def test_second_sidecar_on_the_same_directory(stub, tmp_path):
+    fill(stub, [10], prefix="b/train/")
+    path = write_job(tmp_path / "job.yaml", job(stub.url, tmp_path / "ml", "b/train/"))
+    with sidecar(path) as first:
+        first.wait_for("ready")
+        second = penstock("run", "-c", path)
+        assert second.returncode == 7
+        assert "another penstock serves" in second.stderr
+        assert read_all(tmp_path / "ml" / "input" / "data" / "train_0")
+        assert first.end() == 0
+
+
+def test_sigterm_lets_the_running_epoch_finish(stub, tmp_path):
+    truth = fill(stub, [MORE_THAN_A_FIFO], prefix="b/train/")
+    with serving(stub, tmp_path, "b/train/") as running:
+        running.wait_for("ready")
+        with open(tmp_path / "ml" / "input" / "data" / "train_0", "rb", buffering=0) as reader:
+            first = reader.read(1000)
+            running.process.send_signal(signal.SIGTERM)
+            running.wait_for("signal, draining")
+            assert running.get("/readyz")[0] == 503
+            assert first + reader.readall() == truth
+        assert running.wait() == 0
+
+
+def test_sigterm_cuts_off_an_epoch_that_nobody_reads_on(stub, tmp_path):
+    """And says how much was missing, to the log and to the reader."""
+    fill(stub, [MORE_THAN_A_FIFO], prefix="b/train/")
+    with serving(stub, tmp_path, "b/train/", DrainFor=0.2) as running:
+        running.wait_for("ready")
+        data = tmp_path / "ml" / "input" / "data"
+        with open(data / "train_0", "rb", buffering=0) as reader:
+            reader.read(1000)
+            assert running.end() == 0
+            assert 0 < len(reader.readall()) < MORE_THAN_A_FIFO
+        missing = running.wait_for("cut off")["missing_bytes"]
+        trailer = read_trailer(str(data), "train", 0)
+        assert (trailer.verdict, trailer.bytes_total - trailer.bytes_delivered) == ("stopped", missing)
+
+
+def test_a_second_signal_ends_at_once(stub, tmp_path):
+    fill(stub, [MORE_THAN_A_FIFO], prefix="b/train/")
+    with serving(stub, tmp_path, "b/train/", DrainFor=3600) as running:
+        running.wait_for("ready")
+        with open(tmp_path / "ml" / "input" / "data" / "train_0", "rb", buffering=0) as reader:
+            reader.read(1000)
+            running.process.send_signal(signal.SIGTERM)
+            running.wait_for("signal, draining")
+            assert running.end() == 130
+    assert leftovers(tmp_path / "ml") == [".train_0.penstock.json"]
+
+
+def test_a_failed_channel_is_held_and_the_others_go_on(stub, tmp_path):
+    fill(stub, [100], prefix="b/train/")
+    evaluation = fill(stub, [100], prefix="b/eval/")
+    stub.script(fails(403, "AccessDenied"), key="b/train/0000")
+    with sidecar(
+        write_job(tmp_path / "job.yaml", job(stub.url, tmp_path / "ml", "b/train/", "b/eval/"))
+    ) as running:
+        running.wait_for("ready")
+        data = tmp_path / "ml" / "input" / "data"
+        with open(data / "train_0", "rb", buffering=0) as reader:
+            running.wait_for("epoch failed", channel="train")
+            os.set_blocking(reader.fileno(), False)
+            assert reader.read() is None
+            code, why = running.get("/readyz")
+            assert (code, "AccessDenied" in why) == (503, True)
+            assert read_all(data / "eval_0") == evaluation
+            assert running.end() == 3
+    assert "REQERR" in read_trailer(str(data), "train", 0).error
+
+
+def test_a_killed_reader_costs_one_epoch(stub, tmp_path):
+    """Correct bytes from the start of the next epoch."""
+    truth = fill(stub, [MORE_THAN_A_FIFO], prefix="b/train/")
+    with serving(stub, tmp_path, "b/train/") as running:
+        running.wait_for("ready")
+        data = tmp_path / "ml" / "input" / "data"
+        assert read_some(data / "train_0", 1_000_000) == truth[:1_000_000]
+        running.wait_for("epoch abandoned", epoch=0)
+        assert read_all(data / "train_1") == truth
+        assert running.end() == 0
+
+
+def test_a_killed_sidecar_leaves_no_proof(stub, tmp_path):
+    """SIGKILL in mid-epoch: the reader's end of file is covered by an `open` trailer, no complete one."""
+    fill(stub, [MORE_THAN_A_FIFO], prefix="b/train/")
+    with serving(stub, tmp_path, "b/train/") as running:
+        running.wait_for("ready")
+        data = tmp_path / "ml" / "input" / "data"
+        with open(data / "train_0", "rb", buffering=0) as reader:
+            reader.read(1000)
+            running.end(signal.SIGKILL)
+            assert len(reader.readall()) < MORE_THAN_A_FIFO - 1000
+    trailer = read_trailer(str(data), "train", 0)
+    assert (trailer.verdict, trailer.bytes_total) == ("open", MORE_THAN_A_FIFO)
+
+
+def test_a_restarted_sidecar_serves_a_reader_that_waits(stub, tmp_path):
+    truth = fill(stub, [1000], prefix="b/train/")
+    path = write_job(tmp_path / "job.yaml", job(stub.url, tmp_path / "ml", "b/train/"))
+    data = tmp_path / "ml" / "input" / "data"
+    with sidecar(path) as running:
+        running.wait_for("ready")
+        running.end(signal.SIGKILL)
+    assert (data / "train_0").exists()
+    got: list[bytes] = []
+    waiting = threading.Thread(target=lambda: got.append(read_all(data / "train_0")))
+    waiting.start()
+    with sidecar(path) as running:
+        running.wait_for("epoch complete")
+        waiting.join(20)
+        assert running.end() == 0
+    assert got == [truth]
+
+
+def test_every_log_line_is_json(stub, tmp_path):
+    fill(stub, [100], prefix="b/train/")
+    with serving(stub, tmp_path, "b/train/") as running:
+        running.wait_for("ready")
+        assert running.end() == 0
+    assert all("timestamp" in event for event in running.events[:-1])
+
+
+def test_secrets_are_nowhere(stub, tmp_path, monkeypatch):
+    """Not in the log, the status, the metrics, an error, the command line or any file of ours."""
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "PLANTED-SECRET")
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "PLANTED-TOKEN")
+    fill(stub, [100], prefix="b/train/")
+    stub.script(*[fails(403, "SignatureDoesNotMatch")] * 3)
+    with serving(stub, tmp_path, "b/train/") as running:
+        running.wait_for("ready")
+        with open(tmp_path / "ml" / "input" / "data" / "train_0", "rb", buffering=0):
+            running.wait_for("epoch failed")
+            said = running.get("/status")[1] + running.get("/metrics")[1] + running.get("/readyz")[1]
+            with open(f"/proc/{running.process.pid}/cmdline") as file:
+                said += file.read()
+        running.end()
+    said += str(running.events)
+    for folder, _, names in os.walk(tmp_path / "ml"):
+        for name in names:
+            with open(os.path.join(folder, name)) as file:
+                said += file.read()
+    assert "PLANTED" not in said

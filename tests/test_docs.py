@@ -1,0 +1,416 @@
+"""The pages against the code: tables, examples, commands, links, named tests, quoted error texts."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import importlib
+import inspect
+import itertools
+import json
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import click
+import pytest
+import yaml
+from pydantic import BaseModel, ByteSize
+from pydantic_core import PydanticUndefined
+
+from sidecar.cli import cli
+from sidecar.config import Job, load_job
+from sidecar.exits import Exit
+from sidecar.metrics import METRICS, OUTCOMES, RETRIED, VERDICTS
+from sidecar.runtime import Layout, trainer_environment
+from streamer import errors
+from streamer.readers import PipeReader, PipeStream, open_channel
+from streamer.relay.statistics import STATES, ChannelStatistics
+from streamer.units import GIB, KIB, MIB
+from tests.test_arrows import BASE, MAY_IMPORT
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted(
+    [
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/**/*.md"),
+        ROOT / "examples/README.md",
+        ROOT / "dashboards/README.md",
+    ]
+)
+DOCS = ROOT / "docs"
+README = ROOT / "README.md"
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def each_page():
+    return pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return [body for found, body in FENCE.findall(page.read_text()) if found == language]
+
+
+def prose(page: Path) -> str:
+    return FENCE.sub("", page.read_text())
+
+
+def table(page: Path, *heads: str) -> list[list[str]]:
+    """The rows of the page's tables that have these column heads."""
+    lines, rows, inside = page.read_text().splitlines(), [], False
+    for line in lines:
+        cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] if line.startswith("|") else []
+        if cells == list(heads):
+            inside = True
+        elif not cells:
+            inside = False
+        elif inside and set("".join(cells)) - set("-"):
+            assert len(cells) == len(heads), line
+            rows.append(cells)
+    assert rows, f"{page.name} has no table {heads}"
+    return rows
+
+
+def bare(cell: str) -> str:
+    assert re.fullmatch(r"`[^`]+`", cell), cell
+    return cell.strip("`")
+
+
+def names(cell: str) -> tuple[str, ...]:
+    return tuple(re.findall(r"`([^`]+)`", cell))
+
+
+# Tables
+
+
+def test_exit_codes():
+    """Code, name and, but for OK, the very words of sidecar/exits.py."""
+    source = next(
+        node for node in ast.parse(inspect.getsource(Exit)).body if isinstance(node, ast.ClassDef)
+    ).body
+    said = {
+        node.targets[0].id: after.value.value
+        for node, after in itertools.pairwise(source)
+        if isinstance(node, ast.Assign) and isinstance(after, ast.Expr)
+    }
+    rows = table(README, "Code", "Name", "Meaning")
+    assert [(int(code), bare(name)) for code, name, _ in rows] == [(code.value, code.name) for code in Exit]
+    assert {bare(name): meaning for _, name, meaning in rows if bare(name) in said} == said
+    assert set(said) == set(Exit.__members__) - {"OK"}
+
+
+def keys(model: type[BaseModel] = Job, place: str = "") -> dict[str, object]:
+    """Every key of a job file with its default; mappings are gone into, not listed."""
+    found: dict[str, object] = {}
+    for field in model.model_fields.values():
+        name = f"{place}{field.alias}"
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            found |= keys(inner, f"{name}.")
+            continue
+        found[name] = field.default
+        if field.alias == "InputDataConfig":
+            found |= keys(inner.__args__[0], f"{name}[].")
+    return found
+
+
+def written(default: object) -> str:
+    """A default as the tables write it."""
+    match default:
+        case _ if default is PydanticUndefined:
+            return "required"
+        case None:
+            return "unset"
+        case bool():
+            return f"`{str(default).lower()}`"
+        case ByteSize():
+            unit, size = next(
+                (u, s) for u, s in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)) if default % s == 0
+            )
+            return f"`{default // size}{unit}`"
+        case float():
+            return f"`{default:g}`"
+        case dict():
+            return f"`{json.dumps(default)}`"
+    return f"`{default}`"
+
+
+def test_every_key_of_a_job_file_is_described():
+    rows = table(DOCS / "configuration.md", "Key", "Type", "Default", "Meaning")
+    told = {bare(key): default for key, _, default, _ in rows}
+    assert len(told) == len(rows)
+    due = {key: written(default) for key, default in keys().items()}
+    due["Penstock.FifoMode"] = f'`"{keys()["Penstock.FifoMode"]:04o}"`'
+    assert told == due
+
+
+def test_every_metric_is_described():
+    rows = table(DOCS / "metrics.md", "Metric", "Type", "Labels", "Meaning")
+    assert [(bare(name), kind, names(labels), meaning) for name, kind, labels, meaning in rows] == [
+        (name, spec.kind, spec.labels, spec.help) for name, spec in METRICS.items()
+    ]
+
+
+def test_every_label_value_is_described():
+    told = {bare(label): names(values) for label, values in table(DOCS / "metrics.md", "Label", "Values")}
+    assert told.keys() == {label for spec in METRICS.values() for label in spec.labels} - {
+        "version",
+        "transport",
+    }
+    assert {label: values for label, values in told.items() if label != "channel"} == {
+        "state": STATES, "verdict": VERDICTS, "outcome": OUTCOMES, "kind": RETRIED,
+    }  # fmt: skip
+
+
+def test_the_status_document_has_the_fields_shown():
+    shown = next(json.loads(body) for body in blocks(DOCS / "metrics.md", "json"))
+    (channel,) = shown["channels"].values()
+    fields = {field.name for field in dataclasses.fields(ChannelStatistics)}
+    assert channel.keys() == fields - {"first_byte", "part"}
+
+
+def test_promql_is_promql_and_asks_for_metrics_that_exist(tmp_path):
+    queries = blocks(DOCS / "metrics.md", "promql")
+    assert len(queries) >= 2
+    for query in queries:
+        assert set(re.findall(r"\bpenstock_\w+", query)) <= METRICS.keys()
+    rules = [{"record": f"docs:query{number}", "expr": query} for number, query in enumerate(queries)]
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump({"groups": [{"name": "docs", "rules": rules}]}))
+    ran = subprocess.run(
+        ["promtool", "check", "rules", str(tmp_path / "rules.yaml")],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_the_trainers_environment_is_described():
+    document = {
+        "HyperParameters": {"lr": "1"},
+        "InputDataConfig": [
+            {
+                "ChannelName": "train",
+                "DataSource": {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": "s3://b/"}},
+            }
+        ],
+    }
+    given = trainer_environment(Layout("/opt/ml"), Job.model_validate(document))
+    due = {re.sub(r"^(SM_CHANNEL|SM_HP)_.*", r"\1_<NAME>", name) for name in given}
+    rows = table(DOCS / "configuration.md", "Variable", "Content")
+    assert sorted(bare(name) for name, _ in rows) == sorted(due)
+
+
+def test_the_rooms_and_their_arrows():
+    rows = table(DOCS / "architecture.md", "Room", "May import")
+    told = {bare(name): set() if may == "nothing" else set(names(may)) for name, may in rows}
+    assert told == MAY_IMPORT
+    picture = blocks(DOCS / "architecture.md", "")[0]
+    assert [name for name in MAY_IMPORT if name not in picture and name not in BASE] == []
+
+
+def test_the_tree_of_errors():
+    tree = next(body for body in blocks(DOCS / "architecture.md", "") if body.startswith("PenstockError"))
+    told, above = {}, []
+    for line in tree.splitlines():
+        name = line.split()[0]
+        above = [*above[: (len(line) - len(line.lstrip())) // 2], name]
+        told[name] = above[-2] if len(above) > 1 else "Exception"
+    assert told == {
+        name: found.__base__.__name__
+        for name, found in vars(errors).items()
+        if inspect.isclass(found) and issubclass(found, Exception)
+    }
+
+
+@functools.cache
+def texts() -> list[str]:
+    """Every string in the code; in formatted ones `…` stands for a value."""
+    found = []
+    for path in [*ROOT.glob("streamer/**/*.py"), *ROOT.glob("sidecar/**/*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                found.append("".join(p.value if isinstance(p, ast.Constant) else "…" for p in node.values))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(node.value)
+    return found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(row[0] for row in table(README, "Text", "Do")),
+        *(row[0] for row in table(DOCS / "readers.md", "Text", "Raised as", "Cause and remedy")),
+    ],
+)
+def test_an_error_that_is_explained_can_occur(text):
+    assert any(bare(text) in each for each in texts())
+
+
+def test_the_arguments_of_the_plain_reader():
+    rows = table(DOCS / "readers.md", "Argument", "Default", "Meaning")
+    due = inspect.signature(PipeReader).parameters.values()
+    assert [bare(name) for name, _, _ in rows] == [parameter.name for parameter in due]
+    for parameter, (_, default, _) in zip(due, rows, strict=True):
+        if isinstance(parameter.default, str):
+            assert bare(default) == parameter.default
+        elif parameter.default is not None and parameter.default is not inspect.Parameter.empty:
+            assert float(default.removesuffix(" s")) == parameter.default
+
+
+# Examples
+
+
+def job_files():
+    return [
+        pytest.param(body, id=f"{page.name}-{number}")
+        for page in PAGES
+        for number, body in enumerate(blocks(page, "yaml"))
+    ]
+
+
+@pytest.mark.parametrize("body", job_files())
+def test_every_job_file_shown_is_accepted(tmp_path, body):
+    assert "InputDataConfig" in body
+    (tmp_path / "job.yaml").write_text(body)
+    load_job(tmp_path / "job.yaml")
+
+
+def shell_commands():
+    """Every `penstock …` in a shell block, as its words."""
+    for page in PAGES:
+        for body in blocks(page, "sh") + blocks(page, "console"):
+            for line in body.replace("\\\n", " ").splitlines():
+                words: list[str] = []
+                lexer = shlex.shlex(line, posix=True, punctuation_chars="|;&<>")
+                lexer.whitespace_split = True
+                for word in [*lexer, ";"]:
+                    if word.strip("|;&<>"):
+                        words.append(word)
+                        continue
+                    if words[:1] == ["penstock"]:
+                        yield pytest.param(words[1:], id=f"{page.name}-{' '.join(words)}")
+                    words = []
+
+
+@pytest.mark.parametrize("words", list(shell_commands()))
+def test_every_command_line_shown_is_understood(words):
+    with cli.make_context("penstock", list(words), resilient_parsing=True) as context:
+        name, command, rest = cli.resolve_command(context, list(words))
+        with command.make_context(name, rest, parent=context) as parsed:
+            if name == "exec":
+                assert parsed.params["path"] == "job.yaml"
+                assert list(parsed.params["command"]) == words[words.index("job.yaml") + 1 :]
+
+
+@each_page()
+def test_every_command_mentioned_has_the_options_mentioned(page):
+    for span in re.findall(r"`penstock ([a-z]+)\b([^`]*)`", prose(page)):
+        command, rest = cli.commands.get(span[0]), span[1].split(" -- ")[0]
+        assert command, f"penstock {span[0]}"
+        options = {option for parameter in command.params for option in parameter.opts}
+        assert {word for word in rest.split() if word.startswith("-")} <= options, span
+
+
+def test_every_option_is_described():
+    page = prose(DOCS / "configuration.md")
+    for command in cli.commands.values():
+        for parameter in command.params:
+            if isinstance(parameter, click.Option):
+                assert any(f"`{option}`" in page or f" {option} " in page for option in parameter.opts), (
+                    command.name, parameter.opts,
+                )  # fmt: skip
+
+
+@each_page()
+def test_every_make_target_shown_exists(page):
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    shown = re.findall(r"`make ([a-z-]+)", prose(page))
+    for language in ("", "sh"):
+        shown += re.findall(r"^make ([a-z-]+)", "".join(blocks(page, language)), re.MULTILINE)
+    assert set(shown) <= targets
+
+
+CALLS = {
+    "PipeReader": PipeReader,
+    "PipeStream": PipeStream,
+    "open_channel": open_channel,
+    "PipeModeDataset": "streamer/readers/tensorflow.py",
+}
+
+
+def parameters(name: str) -> set[str]:
+    """Of a callable of the readers; TensorFlow's from its source, so as not to load it."""
+    if not isinstance(CALLS[name], str):
+        return set(inspect.signature(CALLS[name]).parameters)
+    tree = ast.parse((ROOT / CALLS[name]).read_text())
+    (made,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
+    (init,) = (node for node in made.body if isinstance(node, ast.FunctionDef) and node.name == "__init__")
+    return {argument.arg for argument in [*init.args.args, *init.args.kwonlyargs]} - {"self"}
+
+
+def python_examples():
+    return [
+        pytest.param(body, id=f"{page.name}-{number}")
+        for page in PAGES
+        for number, body in enumerate(blocks(page, "python"))
+    ]
+
+
+@pytest.mark.parametrize("body", python_examples())
+def test_python_examples_use_what_is_there(body):
+    for node in ast.walk(ast.parse(body)):
+        if isinstance(node, ast.ImportFrom) and node.module.startswith("streamer"):
+            for alias in node.names:
+                if node.module == "streamer.readers.tensorflow":
+                    assert alias.name in CALLS
+                else:
+                    assert hasattr(importlib.import_module(node.module), alias.name)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in CALLS:
+            assert {keyword.arg for keyword in node.keywords} <= parameters(node.func.id)
+
+
+def test_the_constructor_of_the_dataset_is_described():
+    section = prose(DOCS / "readers.md").split("## PipeModeDataset")[1].split("## PipeReader")[0]
+    told = {name.split("=")[0] for name in names(section)}
+    assert parameters("PipeModeDataset") <= told
+
+
+# Links and references
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as forges make them."""
+    heads = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@each_page()
+def test_every_link_leads_somewhere(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if target.startswith("https://"):
+            continue
+        path, _, anchor = target.partition("#")
+        found = (page.parent / path).resolve() if path else page
+        assert found.exists(), target
+        assert found.is_relative_to(ROOT), target
+        if anchor:
+            assert anchor in anchors(found), target
+
+
+@each_page()
+def test_every_test_and_file_named_exists(page):
+    for path, name in re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", prose(page)):
+        tree = ast.parse((ROOT / path).read_text())
+        if name:
+            functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+            assert name in {node.name for node in tree.body if isinstance(node, functions)}, f"{path}::{name}"
+    for path in re.findall(r"`((?:streamer|sidecar|tests|docs|examples|dashboards)/[\w/.]*)`", prose(page)):
+        assert (ROOT / path).exists(), path
+
+
+def test_every_promise_names_its_test():
+    page = prose(DOCS / "semantics.md")
+    promises = [each for each in page.split("\n\n") if each.startswith("**")]
+    assert len(promises) > 20
+    assert [each for each in promises if not re.search(r"^Tests?: `tests/", each, re.MULTILINE)] == []

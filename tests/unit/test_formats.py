@@ -1,0 +1,352 @@
+"""The record formats against the contract's vectors, against arbitrary block borders, and cut everywhere."""
+
+from __future__ import annotations
+
+import io
+import logging
+import struct
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamer.errors import CorruptRecord, TruncatedStream
+from streamer.formats import crc, recordio, tfrecord
+from streamer.formats.lines import LineReader
+from streamer.formats.recordio import RecordIOReader
+from streamer.formats.tfrecord import TFRecordReader
+
+HELLO = bytes.fromhex("0500000000000000eab2043e68656c6c6fbb1f1c19")
+EMPTY = bytes.fromhex("000000000000000029039807d8ea82a2")
+MAGIC = bytes.fromhex("0a23d7ce")
+WITH_MAGIC = b"ABCD" + MAGIC + b"EF"
+WHOLE = bytes.fromhex("0a23d7ce0a000000414243440a23d7ce45460000")
+ESCAPED = bytes.fromhex("0a23d7ce04000020414243440a23d7ce0200006045460000")
+
+
+class Pieces(io.RawIOBase):
+    """A stream that gives its bytes in pieces of the given sizes; a size of 0 is "nothing for now"."""
+
+    def __init__(self, data, sizes):
+        self.left = data
+        self.sizes = iter(sizes)
+
+    def readable(self):
+        return True
+
+    def readinto(self, buffer):
+        size = next(self.sizes, len(buffer))
+        if size == 0:
+            return None
+        piece, self.left = self.left[: min(size, len(buffer))], self.left[min(size, len(buffer)) :]
+        buffer[: len(piece)] = piece
+        return len(piece)
+
+
+sizes = st.lists(st.integers(0, 40), max_size=60)
+payloads = st.lists(st.binary(max_size=200), max_size=20)
+blocks = st.sampled_from([1, 7, 16, 64, 1 << 20])
+
+
+def read(kind, data, **options):
+    return list(kind(io.BytesIO(data), **options))
+
+
+# CRC
+
+
+def test_crc_check_value():
+    assert crc.crc32c()(b"123456789") == 0xE3069283
+    assert crc.crc32c_in_python(b"123456789") == 0xE3069283
+
+
+@given(st.binary(max_size=300))
+def test_crc_in_python_is_the_compiled_one(data):
+    assert crc.crc32c_in_python(data) == crc.crc32c()(data) == crc.crc32c_in_python(memoryview(data))
+
+
+def test_crc_without_awscrt_says_so_once(monkeypatch, caplog):
+    monkeypatch.setitem(sys.modules, "awscrt.checksums", None)
+    crc.crc32c.cache_clear()
+    try:
+        with caplog.at_level(logging.WARNING, logger="penstock"):
+            assert read(TFRecordReader, HELLO + HELLO) == [b"hello"] * 2
+            assert tfrecord.encode(b"hello") == HELLO
+        said = [line for line in caplog.messages if "awscrt" in line]
+        assert len(said) == 1
+        assert said[0].endswith("TFRecord channels will be slow. To mend it: pip install awscrt")
+    finally:
+        crc.crc32c.cache_clear()
+
+
+# TFRecord
+
+
+def test_tfrecord_vectors():
+    assert tfrecord.encode(b"hello") == HELLO
+    assert tfrecord.encode(b"") == EMPTY
+    assert read(TFRecordReader, HELLO + EMPTY + HELLO) == [b"hello", b"", b"hello"]
+    assert read(TFRecordReader, b"") == []
+
+
+@given(payloads, sizes, blocks)
+def test_tfrecord_round_trip(records, pieces, block):
+    stream = Pieces(b"".join(map(tfrecord.encode, records)), pieces)
+    assert list(TFRecordReader(stream, block_bytes=block)) == records
+
+
+def test_tfrecord_cut_anywhere_is_an_error():
+    data = HELLO + EMPTY + HELLO
+    borders = {0: 0, len(HELLO): 1, len(HELLO + EMPTY): 2, len(data): 3}
+    for cut in range(len(data) + 1):
+        reader, got = TFRecordReader(io.BytesIO(data[:cut])), []
+        if cut in borders:
+            assert len(list(reader)) == borders[cut]
+            continue
+        with pytest.raises(TruncatedStream, match="wanted"):
+            got.extend(reader)
+        assert got == [b"hello", b"", b"hello"][: len(got)]
+
+
+def test_tfrecord_cut_names_offset_wanted_and_got():
+    with pytest.raises(TruncatedStream, match="a TFRecord at offset 21: 21 bytes wanted, 20 arrived"):
+        read(TFRecordReader, HELLO + HELLO[:-1])
+    with pytest.raises(TruncatedStream, match="at offset 21: 12 bytes wanted, 3 arrived"):
+        read(TFRecordReader, HELLO + HELLO[:3])
+
+
+@given(st.integers(0, len(HELLO) - 1), st.integers(1, 255))
+def test_tfrecord_any_wrong_byte_is_an_error(place, change):
+    bad = bytearray(HELLO)
+    bad[place] ^= change
+    reader, got = TFRecordReader(io.BytesIO(HELLO + bad + HELLO)), []
+    with pytest.raises(CorruptRecord, match="at offset 21"):
+        got.extend(reader)
+    assert got == [b"hello"]
+
+
+def spoilt(payload):
+    frame = bytearray(tfrecord.encode(payload))
+    frame[12] ^= 1
+    return bytes(frame)
+
+
+def test_tfrecord_skips_a_run_of_bad_data_up_to_the_limit(caplog):
+    data = spoilt(b"a") + spoilt(b"b") + HELLO + spoilt(b"c") + spoilt(b"d") + HELLO + spoilt(b"e")
+    with pytest.raises(CorruptRecord, match="CRC check on data failed"):
+        read(TFRecordReader, data)
+    with pytest.raises(CorruptRecord, match="at offset 17 "):
+        read(TFRecordReader, data, max_corrupted_records_to_skip=1)
+    with caplog.at_level(logging.WARNING, logger="penstock"):
+        reader = TFRecordReader(io.BytesIO(data), max_corrupted_records_to_skip=2)
+        assert list(reader) == [b"hello", b"hello"]
+    assert reader.skipped == 5
+    said = [line for line in caplog.messages if "in all" in line]
+    assert said[-2].endswith("at offset 72 of the stream: CRC check on data failed (2 in a row, 4 in all)")
+
+
+def test_tfrecord_a_run_of_bad_data_counts_across_blocks():
+    data = spoilt(b"a") + spoilt(b"b") + HELLO
+    with pytest.raises(CorruptRecord, match="at offset 17 "):
+        read(TFRecordReader, data, max_corrupted_records_to_skip=1, block_bytes=4)
+
+
+def test_tfrecord_never_skips_a_bad_length():
+    bad = bytearray(HELLO)
+    bad[0] ^= 1
+    with pytest.raises(CorruptRecord, match="CRC check on header failed"):
+        read(TFRecordReader, bytes(bad) + HELLO, max_corrupted_records_to_skip=9)
+
+
+def test_tfrecord_never_skips_a_cut():
+    with pytest.raises(TruncatedStream):
+        read(TFRecordReader, HELLO + spoilt(b"abc")[:-1], max_corrupted_records_to_skip=9)
+
+
+def test_tfrecord_reads_what_tfrecord_writers_of_others_write():
+    # One frame per size around the borders of the head, checked byte by byte against the definition.
+    for size in (0, 1, 7, 8, 11, 12, 13, 300):
+        payload = bytes(range(256))[:size] + bytes(max(0, size - 256))
+        length = struct.pack("<Q", size)
+        frame = b"".join(
+            (
+                length,
+                struct.pack("<I", crc.masked_crc32c(length)),
+                payload,
+                struct.pack("<I", crc.masked_crc32c(payload)),
+            )
+        )
+        assert tfrecord.encode(payload) == frame
+        assert read(TFRecordReader, frame, block_bytes=5) == [payload]
+
+
+# RecordIO
+
+
+def test_recordio_vectors():
+    assert recordio.encode(b"1") == bytes.fromhex("0a23d7ce0100000031000000")
+    assert recordio.encode(b"") == bytes.fromhex("0a23d7ce00000000")
+    assert recordio.encode(WITH_MAGIC) == WHOLE
+    assert read(RecordIOReader, recordio.encode(b"1") + recordio.encode(b"") + WHOLE) == [
+        b"1",
+        b"",
+        WITH_MAGIC,
+    ]
+
+
+def test_recordio_parts_are_joined_as_aws_readers_do_or_as_dmlc_does():
+    assert read(RecordIOReader, ESCAPED) == [b"ABCDEF"]
+    assert read(RecordIOReader, ESCAPED, rejoin_magic=True) == [WITH_MAGIC]
+    assert read(RecordIOReader, WHOLE + ESCAPED + WHOLE, rejoin_magic=True) == [WITH_MAGIC] * 3
+
+
+def part(flag, payload):
+    return MAGIC + struct.pack("<I", flag << 29 | len(payload)) + payload + bytes(-len(payload) % 4)
+
+
+def test_recordio_long_part_chains():
+    chain = part(1, b"ab") + part(2, b"") + part(2, b"cde") + part(3, b"")
+    assert read(RecordIOReader, chain + part(0, b"x"), block_bytes=3) == [b"abcde", b"x"]
+    assert read(RecordIOReader, chain, rejoin_magic=True) == [b"ab" + MAGIC + MAGIC + b"cde" + MAGIC]
+
+
+@pytest.mark.parametrize(
+    ("flags", "offset"),
+    [
+        ((2,), 0),
+        ((3,), 0),
+        ((1, 0), 12),
+        ((1, 1), 12),
+        ((1, 2, 0), 24),
+        ((0, 3), 12),
+        ((5,), 0),
+        ((1, 7), 12),
+    ],
+)
+def test_recordio_parts_out_of_order_are_corrupt(flags, offset):
+    with pytest.raises(CorruptRecord, match=f"at offset {offset} .*part flag {flags[-1]}"):
+        read(RecordIOReader, b"".join(part(flag, b"data") for flag in flags) + part(0, b"more"))
+
+
+def test_recordio_wrong_magic_is_corrupt():
+    data = recordio.encode(b"good") + b"\x0a\x0a\x0a\x0a" + bytes(4)
+    reader, got = RecordIOReader(io.BytesIO(data)), []
+    with pytest.raises(CorruptRecord, match=r"at offset 12 .*invalid magic number 0x0a0a0a0a"):
+        got.extend(reader)
+    assert got == [b"good"]
+
+
+@given(payloads, sizes, blocks)
+def test_recordio_round_trip(records, pieces, block):
+    stream = Pieces(b"".join(map(recordio.encode, records)), pieces)
+    assert list(RecordIOReader(stream, block_bytes=block)) == records
+
+
+def test_recordio_cut_anywhere_is_an_error():
+    data = recordio.encode(b"hello") + ESCAPED + recordio.encode(b"x")
+    clean = {0: 0, 16: 1, 40: 2, 52: 3}
+    assert len(data) == 52
+    for cut in range(len(data) + 1):
+        if cut in clean:
+            assert len(read(RecordIOReader, data[:cut])) == clean[cut]
+        else:
+            with pytest.raises(TruncatedStream):
+                read(RecordIOReader, data[:cut])
+
+
+def test_recordio_cut_between_parts_says_so():
+    with pytest.raises(TruncatedStream, match="at offset 12 between the parts of a RecordIO record: 1 parts"):
+        read(RecordIOReader, part(1, b"data"))
+
+
+def test_recordio_refuses_what_no_frame_can_hold():
+    assert recordio.header(recordio.MAX_PAYLOAD)[4:] == b"\xff\xff\xff\x1f"
+    for length in (recordio.MAX_PAYLOAD + 1, -1):
+        with pytest.raises(ValueError, match="at most 536870911 bytes"):
+            recordio.header(length)
+
+
+def test_memory_follows_what_arrived_and_not_what_a_header_declares():
+    script = (
+        "import io, resource, struct\n"
+        "from streamer.errors import TruncatedStream\n"
+        "from streamer.formats.recordio import RecordIOReader\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (256 << 20,) * 2)\n"
+        "head = struct.pack('<II', 0xced7230a, (1 << 29) - 1)\n"
+        "try:\n"
+        "    list(RecordIOReader(io.BytesIO(head + b'few')))\n"
+        "except TruncatedStream as error:\n"
+        "    print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert "536870920 bytes wanted, 11 arrived" in done.stdout
+
+
+# Text lines
+
+
+@pytest.mark.parametrize(
+    ("data", "lines"),
+    [
+        (b"", []),
+        (b"\n", [b""]),
+        (b"a\nb\n", [b"a", b"b"]),
+        (b"a\nb", [b"a", b"b"]),
+        (b"a\r\n\r\n\n b \n", [b"a\r", b"\r", b"", b" b "]),
+        (b"\n\n\nx", [b"", b"", b"", b"x"]),
+        (b"\0\xff\n", [b"\0\xff"]),
+    ],
+)
+@pytest.mark.parametrize("block", [1, 3, 1 << 20])
+def test_lines(data, lines, block):
+    assert read(LineReader, data, block_bytes=block) == lines
+
+
+@given(
+    st.lists(st.binary(max_size=60).map(lambda line: line.replace(b"\n", b" ")), max_size=20), sizes, blocks
+)
+def test_lines_round_trip(lines, pieces, block):
+    stream = Pieces(b"".join(line + b"\n" for line in lines), pieces)
+    assert list(LineReader(stream, block_bytes=block)) == lines
+
+
+# What all readers share
+
+
+@pytest.mark.parametrize("kind", [TFRecordReader, RecordIOReader, LineReader])
+def test_a_record_much_larger_than_the_buffer(kind):
+    payload = b"0123456789abcdef" * 5000
+    encode = {TFRecordReader: tfrecord.encode, RecordIOReader: recordio.encode}.get(
+        kind, lambda line: line + b"\n"
+    )
+    data = encode(b"small") + encode(payload) + encode(b"small")
+    assert read(kind, data, block_bytes=32) == [b"small", payload, b"small"]
+
+
+def test_batches_hold_every_whole_record_of_a_block():
+    reader = TFRecordReader(Pieces(HELLO * 5, [len(HELLO) * 3 + 4, 0]))
+    assert list(reader.batches()) == [[b"hello"] * 3, [], [b"hello"] * 2]
+    assert reader.offset == len(HELLO) * 5
+
+
+def test_a_source_that_fails_fails_the_reader_after_the_whole_records():
+    class Failing(io.BytesIO):
+        def readinto(self, buffer):
+            return super().readinto(buffer) or self.fail()
+
+        def fail(self):
+            raise TruncatedStream("the sidecar died")
+
+    for kind in (TFRecordReader, LineReader):
+        data = HELLO + HELLO[:9] if kind is TFRecordReader else b"hello\nhal"
+        reader, got = kind(Failing(data)), []
+        with pytest.raises(TruncatedStream, match="the sidecar died"):
+            got.extend(reader)
+        assert got == [b"hello"]
+
+
+def test_block_bytes_must_be_positive():
+    with pytest.raises(ValueError, match="at least 1"):
+        TFRecordReader(io.BytesIO(), block_bytes=0)

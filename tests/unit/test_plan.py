@@ -1,0 +1,107 @@
+"""The plan: order, ranges, parts, digest."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamer.errors import ConfigError
+from streamer.plan import ObjectRef, Plan, S3Uri, Segment, bare_etag, cut, frozen_order, parse_s3_uri
+
+objects = st.lists(
+    st.builds(
+        ObjectRef, st.just("bucket"), st.text(min_size=1, max_size=20), st.integers(0, 5000), st.just("e")
+    ),
+    unique_by=lambda ref: ref.key,
+    max_size=30,
+)
+
+
+def ref(key: str, size: int, etag: str = "e") -> ObjectRef:
+    return ObjectRef("b", key, size, etag)
+
+
+@given(objects)
+def test_order_is_the_utf8_byte_order_of_keys(found):
+    """Byte order and code point order agree in UTF-8; UTF-16 order (Java, Windows) would not."""
+    ordered = frozen_order(found)
+    assert [r.key.encode() for r in ordered] == sorted(r.key.encode() for r in ordered)
+
+
+def test_order_is_not_the_server_s():
+    found = [ref(key, 1) for key in ("a0", "a/b", "a.b", "é", "z")]
+    assert [r.key for r in frozen_order(found)] == ["a.b", "a/b", "a0", "z", "é"]
+
+
+def test_folder_markers_are_skipped_and_empty_objects_are_not():
+    assert [r.key for r in frozen_order([ref("d/", 0), ref("d/x", 0), ref("d/full/", 3)])] == [
+        "d/full/",
+        "d/x",
+    ]
+
+
+@given(objects, st.integers(1, 700), st.integers(0, 3))
+def test_parts_cover_the_stream_once_in_order(found, part_size, epoch):
+    """Every byte of every object is in exactly one part, and every part knows its place."""
+    plan = Plan(frozen_order(found))
+    place, covered = 0, []
+    for part in cut(plan.segments(), part_size=part_size, epoch=epoch):
+        assert (part.epoch, part.offset) == (epoch, place)
+        assert 0 < len(part) <= part_size
+        assert part.ends_object == (part.end == part.object.size)
+        place += len(part)
+        covered += [(part.object.key, byte) for byte in range(part.start, part.end)]
+    assert place == plan.total_bytes
+    assert covered == [(r.key, byte) for r in plan.objects for byte in range(r.size)]
+
+
+def test_digest_tells_plans_apart():
+    """Order, version, size and name each change it; an empty object, which adds no byte, does not."""
+    base = Plan((ref("a", 1), ref("b", 2)))
+    assert base.digest == Plan((ref("a", 1), ref("b", 2), ref("c", 0))).digest
+    others = [
+        (ref("b", 2), ref("a", 1)),
+        (ref("a", 1, "f"), ref("b", 2)),
+        (ref("a", 2), ref("b", 2)),
+        (ref("a", 1),),
+    ]
+    assert len({base.digest, *(Plan(each).digest for each in others)}) == 5
+
+
+def test_digest_is_stable():
+    """Another implementation can reproduce it: SHA-256 over a header and a JSON line per segment."""
+    import hashlib
+
+    lines = b'penstock plan 1\n["b", "k\\u00e9y", "e", 0, 7]\n'
+    assert Plan((ref("kéy", 7),)).digest == hashlib.sha256(lines).hexdigest()
+
+
+def test_a_segment_lies_inside_its_object():
+    with pytest.raises(ValueError, match="no such range"):
+        Segment(ref("a", 5), 0, 6)
+
+
+@pytest.mark.parametrize(
+    ("text", "uri"),
+    [
+        ("s3://b", S3Uri("b", "")),
+        ("s3://b/", S3Uri("b", "")),
+        ("s3://b/p/q", S3Uri("b", "p/q")),
+        ("s3://b//p", S3Uri("b", "/p")),
+        ("s3://b/with\nnewline", S3Uri("b", "with\nnewline")),
+    ],
+)
+def test_uris(text, uri):
+    assert parse_s3_uri(text) == uri
+
+
+@pytest.mark.parametrize("text", ["", "b/p", "https://b/p", "s3:/b", "s3:///p"])
+def test_not_uris(text):
+    with pytest.raises(ConfigError, match="s3://BUCKET/PREFIX"):
+        parse_s3_uri(text)
+
+
+@pytest.mark.parametrize("etag", ['"x-3"', "x-3", 'W/"x-3"'])
+def test_etags_compare_bare(etag):
+    assert bare_etag(etag) == "x-3"

@@ -1,0 +1,112 @@
+"""The window, as a state machine against a plain model: any order of events, every byte once, in budget."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from streamer.plan import ObjectRef, Plan
+from streamer.relay.prefetch import all_epochs
+from streamer.relay.window import Window
+
+SIZES = (5, 0, 12, 1, 7)
+PLAN = Plan(tuple(ObjectRef("b", str(i), size, "e") for i, size in enumerate(SIZES)))
+PART, BUDGET, LANES = 4, 13, 3
+
+
+class WindowMachine(RuleBasedStateMachine):
+    def __init__(self):
+        super().__init__()
+        self.window = Window(all_epochs(PLAN, PART), budget=BUDGET, lanes=LANES)
+        self.running = []
+        self.admitted = []
+        self.epoch = 0
+        self.offset = 0
+
+    @rule()
+    def admit(self):
+        found = self.window.admit()
+        self.running += found
+        self.admitted += found
+
+    @rule()
+    def allow_next_epoch(self):
+        self.window.last_epoch = max(self.window.last_epoch, self.epoch + 1)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def request_ends(self, data):
+        """In any order, with success or failure."""
+        slot = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
+        self.window.landed(slot)
+
+    @precondition(lambda self: self.window.head is not None)
+    @rule(data=st.data())
+    def deliver(self, data):
+        head = self.window.head
+        assert head is self.admitted[0]
+        assert (head.part.epoch, head.part.offset + head.delivered) == (self.epoch, self.offset)
+        count = data.draw(st.integers(1, len(head.part) - head.delivered))
+        self.offset += count
+        if self.window.deliver(count):
+            self.admitted.pop(0)
+        if self.offset == PLAN.total_bytes:
+            self.epoch, self.offset = self.epoch + 1, 0
+
+    @precondition(lambda self: self.window.last_epoch >= self.epoch)
+    @rule()
+    def reader_goes(self):
+        dropped = self.window.abandon(self.epoch)
+        assert dropped == [slot for slot in self.admitted if slot.part.epoch == self.epoch]
+        self.admitted = self.admitted[len(dropped) :]
+        self.running = [slot for slot in self.running if slot not in dropped]
+        self.epoch, self.offset = self.epoch + 1, 0
+
+    @invariant()
+    def budget_and_lanes_hold(self):
+        window = self.window
+        assert window.reserved == sum(slot.room for slot in self.admitted) <= BUDGET
+        assert window.in_flight == len(self.running) <= LANES
+
+    @invariant()
+    def never_stuck(self):
+        """With nothing admitted and the epoch allowed, something can be admitted."""
+        if not self.admitted and not self.running and self.window.last_epoch >= self.epoch:
+            found = self.window.admit()
+            assert found
+            self.running += found
+            self.admitted += found
+
+
+TestWindow = WindowMachine.TestCase
+
+
+def test_a_part_larger_than_the_budget_is_refused():
+    window = Window(all_epochs(PLAN, 10), budget=4, lanes=1)
+    window.last_epoch = 0
+    with pytest.raises(ValueError, match="can never fit"):
+        window.admit()
+
+
+def test_a_plan_without_bytes_admits_nothing():
+    window = Window(all_epochs(Plan((ObjectRef("b", "k", 0, "e"),)), PART), budget=BUDGET, lanes=LANES)
+    window.last_epoch = 5
+    assert window.admit() == []
+
+
+def test_more_than_the_part_cannot_be_delivered():
+    window = Window(all_epochs(PLAN, PART), budget=BUDGET, lanes=LANES)
+    window.last_epoch = 0
+    window.admit()
+    with pytest.raises(ValueError, match="delivered 5 bytes"):
+        window.deliver(5)
+
+
+def test_close_returns_what_is_in_flight_and_admits_no_more():
+    window = Window(all_epochs(PLAN, PART), budget=BUDGET, lanes=LANES)
+    window.last_epoch = 0
+    admitted = window.admit()
+    assert window.close() == admitted
+    assert window.admit() == []
+    assert (window.reserved, window.in_flight) == (0, 0)
