@@ -63,6 +63,8 @@ class RangeSigner:
     async def head(self, place: Place, part: Part, first: int) -> bytes:
         """The request for bytes `first` to `part.end` of the listed version. Raises Denied."""
         path = place.prefix + quote(part.object.key, safe="/~")
+        if part.object.version:
+            path += f"?versionId={quote(part.object.version, safe='~')}"
         headers = {"Range": f"bytes={first}-{part.end - 1}", "If-Match": f'"{part.object.etag}"'}
         request = AWSRequest("GET", f"http://{place.authority}{path}", headers=headers)
         if not self._anonymous:
