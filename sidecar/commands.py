@@ -202,10 +202,11 @@ async def cat(
         except ReaderGone:
             return Exit.READER_GONE
     seconds = time.monotonic() - started
-    cpu_per_gb = (time.process_time() - cpu) / max(plan.total_bytes, 1) * 1e9
+    total = plan.total_bytes(0)
+    cpu_per_gb = (time.process_time() - cpu) / max(total, 1) * 1e9
     report(
-        f"{len(plan.objects)} objects, {plan.total_bytes} bytes in {seconds:.2f} s by {transport.name}: "
-        f"{plan.total_bytes / max(seconds, 1e-9) / 1e6:.0f} MB/s, {cpu_per_gb:.2f} CPU-s/GB"
+        f"{plan.objects(0)} objects, {total} bytes in {seconds:.2f} s by {transport.name}: "
+        f"{total / max(seconds, 1e-9) / 1e6:.0f} MB/s, {cpu_per_gb:.2f} CPU-s/GB"
     )
     return Exit.OK
 
@@ -240,15 +241,15 @@ async def plan(job: Job) -> dict[str, Any]:
 
 def _summary(plan: Plan, job: Job, transport: Transport) -> dict[str, Any]:
     part_size = int(job.penstock.part_size or transport.part_size)
-    parts = sum(1 for _ in cut(plan.segments(), part_size=part_size, epoch=0))
+    parts = sum(1 for _ in cut(plan.segments(0), part_size=part_size, epoch=0))
     return {
-        "objects": len(plan.objects),
-        "bytes": plan.total_bytes,
-        "size": human_bytes(plan.total_bytes),
+        "objects": plan.objects(0),
+        "bytes": plan.total_bytes(0),
+        "size": human_bytes(plan.total_bytes(0)),
         "parts": parts,
         "part_size": part_size,
         "connections": job.penstock.connections or transport.connections,
         "budget": job.channel_budget,
         "digest": plan.digest,
-        "keys": [[ref.bucket, ref.key, ref.size, ref.etag] for ref in plan.objects],
+        "keys": [[ref.bucket, ref.key, ref.size, ref.etag] for ref in plan.refs(0)],
     }

@@ -175,8 +175,8 @@ class Supervisor:
                 "planned",
                 channel=name,
                 source=str(uri),
-                objects=len(found.objects),
-                bytes=found.total_bytes,
+                objects=found.objects(0),
+                bytes=found.total_bytes(0),
                 digest=found.digest[:16],
             )
 

@@ -14,7 +14,7 @@ BASE = {"streamer", "streamer.errors", "streamer.units"}
 """Names that every room may use."""
 
 MAY_IMPORT = {
-    "streamer.plan": set(),
+    "streamer.plan": {"streamer.formats"},
     "streamer.source": {"streamer.plan"},
     "streamer.trailer": set(),
     "streamer.sink": {"streamer.plan", "streamer.trailer"},

@@ -1,24 +1,37 @@
 """What is streamed, and in which order: pure, synchronous, testable without I/O.
 
-A channel's plan is one ordered sequence of segments, each a byte range of one frozen object version.
-Total length, digest, order and every offset come from here and from nowhere else; the rooms that move
-bytes (`source`, `relay`, `sink`) only carry the plan out. This package imports none of them.
+A channel's plan is one ordered sequence of segments an epoch, each a byte range of one frozen object
+version, or literal bytes. Total length, digest, order and every offset come from here and from nowhere
+else; the rooms that move bytes (`source`, `relay`, `sink`) only carry the plan out. This package imports
+none of them.
 """
 
 from __future__ import annotations
 
+from streamer.plan.entries import Entries, is_folder_marker, listed
 from streamer.plan.parts import Part, cut
-from streamer.plan.plan import Plan, S3Uri, frozen_order, parse_s3_uri
-from streamer.plan.segments import ObjectRef, Segment, bare_etag
+from streamer.plan.plan import Arrangement, Plan
+from streamer.plan.segments import Literal, ObjectRef, Segment, bare_etag
+from streamer.plan.shards import Balance, Shard
+from streamer.plan.shuffle import Permutation
+from streamer.plan.uris import S3Uri, parse_object_uri, parse_s3_uri
 
 __all__ = [
+    "Arrangement",
+    "Balance",
+    "Entries",
+    "Literal",
     "ObjectRef",
     "Part",
+    "Permutation",
     "Plan",
     "S3Uri",
     "Segment",
+    "Shard",
     "bare_etag",
     "cut",
-    "frozen_order",
+    "is_folder_marker",
+    "listed",
+    "parse_object_uri",
     "parse_s3_uri",
 ]

@@ -1,7 +1,10 @@
 """Segments cut into parts: the unit of one request, and of memory reserved for it.
 
-A part knows its object range *and* its place in the epoch's stream, so whoever delivers it can prove
-that it belongs at that place. Parts never cross an object's border: a request is for one object.
+A part is a range of one object, the *body*, with the literals before and after it: `head`, body, `tail`.
+Literals ride along with the objects beside them, so record headers and padding cost no part of their
+own; a part of literals alone has no body and needs no request. A part knows its place in the epoch's
+stream, so whoever delivers it can prove that it belongs at that place. Parts never cross an object's
+border: a request is for one object.
 """
 
 from __future__ import annotations
@@ -9,39 +12,85 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from streamer.plan.segments import Literal, ObjectRef
+from streamer.units import KIB
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from streamer.plan.segments import ObjectRef, Segment
+    from streamer.plan.segments import Segment
+
+MAX_LITERALS = 64 * KIB
+"""Bytes of literals in one part; they lie in memory whatever the transport."""
+NO_OBJECT = ObjectRef("", "", 0, "")
+"""Stands where a part has no body."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A byte range of one object, with its place in the stream of one epoch."""
+    """A byte range of one object with the literals around it, and its place in the stream of one epoch."""
 
     epoch: int
     object: ObjectRef
     start: int
     """First byte in the object, inclusive."""
     end: int
-    """Last byte in the object, exclusive; a part is never empty."""
+    """Last byte in the object, exclusive."""
     offset: int
     """Where the part's first byte lies in the epoch's stream."""
+    head: bytes = b""
+    """Literals before the body."""
+    tail: bytes = b""
+    """Literals after it."""
+
+    @property
+    def body(self) -> int:
+        """Bytes that must be requested; 0 if the part is literals alone."""
+        return self.end - self.start
 
     def __len__(self) -> int:
-        return self.end - self.start
+        """Bytes in the stream; never 0."""
+        return len(self.head) + self.end - self.start + len(self.tail)
 
     @property
     def ends_object(self) -> bool:
         """Whether the object's last byte is in this part."""
-        return self.end == self.object.size
+        return self.start < self.end == self.object.size
 
 
-def cut(segments: Iterable[Segment], *, part_size: int, epoch: int) -> Iterator[Part]:
-    """The parts of one epoch in stream order, each of at most `part_size` bytes."""
+def cut(segments: Iterable[Segment | Literal], *, part_size: int, epoch: int) -> Iterator[Part]:
+    """The parts of one epoch in stream order.
+
+    A body has at most `part_size` bytes, and the literals of a part as many, but never more than 64 KiB.
+    """
+    most = min(part_size, MAX_LITERALS)
     offset = 0
+    head, tail = bytearray(), bytearray()
+    ref, start, end = NO_OBJECT, 0, 0
+
+    def close() -> Part:
+        nonlocal offset, ref, start, end
+        part = Part(epoch, ref, start, end, offset, bytes(head), bytes(tail))
+        offset += len(part)
+        head.clear()
+        tail.clear()
+        ref, start, end = NO_OBJECT, 0, 0
+        return part
+
     for segment in segments:
-        for start in range(segment.start, segment.end, part_size):
-            end = min(start + part_size, segment.end)
-            yield Part(epoch, segment.object, start, end, offset)
-            offset += end - start
+        if isinstance(segment, Literal):
+            left = memoryview(segment.data)
+            while left:
+                room = most - len(head) - len(tail)
+                if not room:
+                    yield close()
+                    continue
+                (tail if start < end else head).extend(left[:room])
+                left = left[room:]
+            continue
+        for first in range(segment.start, segment.end, part_size):
+            if start < end:
+                yield close()
+            ref, start, end = segment.object, first, min(first + part_size, segment.end)
+    if head or start < end:
+        yield close()

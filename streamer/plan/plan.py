@@ -1,80 +1,189 @@
-"""A channel's plan: its objects in order, and what follows from them.
+"""A channel's plan: its entries, how they are arranged, and what follows from both.
 
-Order is the UTF-8 byte order of keys, whatever order the server listed them in (S3 promises it, some
-compatible servers do not keep it). Keys, sizes and ETags are frozen once per job, so every epoch
-streams the same bytes or fails by name (contract §9-2). The digest covers exactly what decides the
-stream: two plans have one digest if and only if they stream the same ranges of the same versions.
+    entries, in plan order ─ shuffle (per epoch) ─ shard (this host's) ─ wrap (RecordIO) ─ segments
+
+Keys, sizes and ETags are frozen once per job, so every epoch streams the same bytes or fails by name
+(contract §9-2). The shuffle is of whole entries over all hosts, and the shard is taken of its result
+(contract §3.2). Everything is computed as it is asked for: an epoch's order is never held in memory.
+
+The digest covers what decides the streams: two plans of one digest stream the same bytes in every epoch.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from json.encoder import encode_basestring_ascii as quoted
 from typing import TYPE_CHECKING, NamedTuple
 
-from streamer.errors import ConfigError
-from streamer.plan.segments import ObjectRef, Segment
+from streamer.formats.recordio import header, padding
+from streamer.plan.entries import Entries
+from streamer.plan.segments import Literal, ObjectRef, Segment
+from streamer.plan.shards import Shard, lightest
+from streamer.plan.shuffle import Permutation
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-
-class S3Uri(NamedTuple):
-    """A bucket and a key or key prefix (which may be empty)."""
-
-    bucket: str
-    key: str
-
-    def __str__(self) -> str:
-        return f"s3://{self.bucket}/{self.key}"
+_REMEMBERED = 4
+"""Epochs whose totals are kept: the one that streams, the one that is offered, and their neighbours."""
 
 
-_URI = re.compile(r"s3://([^/]+)/?(.*)", re.DOTALL)
+@dataclass(frozen=True, slots=True)
+class Arrangement:
+    """What a channel asks for beyond the data itself."""
+
+    wrap: bool = False
+    """One RecordIO record per object or attribute (RecordWrapperType)."""
+    seed: int | None = None
+    """Shuffle every epoch, the first one too (ShuffleConfig.Seed); None keeps plan order."""
+    shard: Shard = field(default_factory=Shard)
 
 
-def parse_s3_uri(uri: str) -> S3Uri:
-    """Split `s3://bucket/prefix` (contract §3). Raises ConfigError for anything else."""
-    match = _URI.fullmatch(uri)
-    if match is None:
-        raise ConfigError(f"{uri!r} is not an S3 URI: write s3://BUCKET/PREFIX")
-    return S3Uri(*match.groups())
+class _Share(NamedTuple):
+    """What this host gets of one epoch."""
+
+    entries: int
+    bytes: int
 
 
-def frozen_order(listed: Iterable[ObjectRef]) -> tuple[ObjectRef, ...]:
-    """The objects of a listing in plan order, without zero-byte "folder" markers.
-
-    Consoles and mount tools create empty objects whose key ends in `/`; they hold no data, and under
-    record wrapping they would become empty records (contract §3.1).
-    """
-    objects = [ref for ref in listed if not (ref.size == 0 and ref.key.endswith("/"))]
-    objects.sort(key=lambda ref: ref.key.encode())
-    return tuple(objects)
-
-
-@dataclass(frozen=True)
 class Plan:
-    """Everything that decides what one channel streams."""
+    """Everything that decides what one channel streams on one host."""
 
-    objects: tuple[ObjectRef, ...]
+    def __init__(self, entries: Entries, *, seed: int | None = None, shard: Shard | None = None) -> None:
+        """`entries` say themselves whether they are wrapped; they must not change any more."""
+        self.entries = entries
+        self.seed = seed
+        self.shard = shard or Shard()
+        self._shares: dict[int, _Share] = {}
 
-    @cached_property
-    def total_bytes(self) -> int:
-        """Bytes of one epoch."""
-        return sum(ref.size for ref in self.objects)
+    @classmethod
+    def of(cls, objects: Iterable[ObjectRef], arrangement: Arrangement | None = None) -> Plan:
+        """A plan of one entry per object, in the order given."""
+        arrangement = arrangement or Arrangement()
+        entries = Entries(wrap=arrangement.wrap)
+        for ref in objects:
+            entries.add(ref)
+        return cls.arranged(entries, arrangement)
 
-    def segments(self) -> Iterator[Segment]:
-        """One epoch's segments, in stream order; empty objects contribute none."""
-        return (Segment(ref, 0, ref.size) for ref in self.objects if ref.size)
+    @classmethod
+    def arranged(cls, entries: Entries, arrangement: Arrangement) -> Plan:
+        """A plan of `entries`, which were made with the arrangement's `wrap`."""
+        return cls(entries, seed=arrangement.seed, shard=arrangement.shard)
+
+    def __repr__(self) -> str:
+        return f"<Plan {self.entries}, seed {self.seed}, {self.shard}>"
+
+    @property
+    def varies(self) -> bool:
+        """Whether epochs differ in what they hold on this host, so that each must be added up anew."""
+        return self.seed is not None and self.shard.count > 1
+
+    @property
+    def streams(self) -> bool:
+        """Whether any epoch has bytes for this host."""
+        if self.varies:
+            return self.entries.total > 0 and self.shard.index < len(self.entries)
+        return self.total_bytes(0) > 0
+
+    def order(self, epoch: int) -> Iterator[int]:
+        """The indices of this host's entries in `epoch`, in stream order."""
+        shard, count = self.shard, len(self.entries)
+        step = shard.count if shard.by == "count" else 1
+        positions = range(shard.index if shard.by == "count" else 0, count, step)
+        shuffled: Iterable[int] = positions
+        if self.seed is not None:
+            shuffled = Permutation(count, seed=self.seed, epoch=epoch).over(positions)
+        if shard.by == "bytes" and shard.count > 1:
+            return lightest(shuffled, self.entries.sizes, shard)
+        return iter(shuffled)
+
+    def _share(self, epoch: int) -> _Share:
+        if not self.varies:
+            epoch = 0
+        found = self._shares.get(epoch)
+        if found is None:
+            entries, sizes = self.entries, self.entries.sizes
+            if self.shard.count == 1:
+                found = _Share(len(entries), entries.total)
+            else:
+                number = total = 0
+                for index in self.order(epoch):
+                    number += 1
+                    total += sizes[index]
+                found = _Share(number, total)
+            # Insertion order is age; a fresh dict, since the totals of a later epoch may be asked for by
+            # another thread.
+            kept = list(self._shares.items())[1 - _REMEMBERED :]
+            self._shares = dict([*kept, (epoch, found)])
+        return found
+
+    def total_bytes(self, epoch: int) -> int:
+        """Bytes of the epoch. Where `varies`, the first call takes some microseconds an entry."""
+        return self._share(epoch).bytes
+
+    def objects(self, epoch: int) -> int:
+        """Objects of the epoch, empty ones too."""
+        return self._share(epoch).entries * self.entries.objects_each
+
+    def refs(self, epoch: int) -> Iterator[ObjectRef]:
+        """The epoch's objects, in stream order."""
+        for index in self.order(epoch):
+            for item in self.entries.items(index):
+                if isinstance(item, ObjectRef):
+                    yield item
+
+    def buckets(self) -> set[str]:
+        """Every bucket that an object is in."""
+        return self.entries.buckets
+
+    def segments(self, epoch: int) -> Iterator[Segment | Literal]:
+        """The epoch's segments, in stream order; none is empty."""
+        wrap = self.entries.wrap
+        for index in self.order(epoch):
+            for item in self.entries.items(index):
+                size = item.size if isinstance(item, ObjectRef) else len(item)
+                if wrap:
+                    yield Literal(header(size))
+                if size:
+                    yield Segment(item, 0, size) if isinstance(item, ObjectRef) else Literal(item)
+                if wrap and size % 4:
+                    yield Literal(padding(size))
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256, in hex, over one JSON array a line per segment: bucket, key, ETag, start, end."""
+        """SHA-256, in hex, over lines of JSON.
+
+        The header `penstock plan 1`; what is arranged, as one object, unless nothing is; then a line an
+        entry in plan order: an object is the array of bucket, key, ETag, start, end and, if one is asked
+        for, version; a row of several items is the array of those, with literals as hex. Empty objects
+        are left out where they change no stream.
+        """
         state = hashlib.sha256(b"penstock plan 1\n")
-        for segment in self.segments():
-            ref = segment.object
-            line = json.dumps([ref.bucket, ref.key, ref.etag, segment.start, segment.end])
-            state.update(line.encode() + b"\n")
+        shard = self.shard
+        arranged = {
+            "seed": self.seed,
+            "shard": [shard.index, shard.count, shard.by] if shard.count > 1 else None,
+            "wrap": self.entries.wrap or None,
+        }
+        told = {name: value for name, value in arranged.items() if value is not None}
+        if told:
+            state.update(json.dumps(told).encode() + b"\n")
+        for items in self.entries:
+            if len(items) == 1 and isinstance(items[0], ObjectRef):
+                if not told and not items[0].size:
+                    continue
+                line = _line(items[0])
+            else:
+                line = f"[{', '.join(map(_line, items))}]"
+            state.update(line.encode("ascii") + b"\n")
         return state.hexdigest()
+
+
+def _line(item: ObjectRef | bytes) -> str:
+    if isinstance(item, bytes):
+        return f'"{item.hex()}"'
+    version = f", {quoted(item.version)}" if item.version else ""
+    return f"[{quoted(item.bucket)}, {quoted(item.key)}, {quoted(item.etag)}, 0, {item.size}{version}]"

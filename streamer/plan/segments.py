@@ -1,4 +1,4 @@
-"""The vocabulary of a plan: an object version, and a byte range of it."""
+"""The vocabulary of a plan: an object version, a byte range of it, and bytes that come from no object."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ class ObjectRef:
     """Bytes."""
     etag: str
     """Bare, without quotes or `W/`: listings of some servers quote it and others do not."""
+    version: str | None = None
+    """The version id that a manifest asks for; None reads whatever is current, under the same ETag."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,16 @@ class Segment:
 
     def __len__(self) -> int:
         return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    """Bytes that the plan itself brings: a record's header and padding, or an attribute's text."""
+
+    data: bytes
+
+    def __len__(self) -> int:
+        return len(self.data)
 
 
 def bare_etag(etag: str) -> str:

@@ -83,11 +83,10 @@ class Channel:
             channel=name,
             epoch=0,
             verdict="open",
-            bytes_total=plan.total_bytes,
-            objects=len(plan.objects),
+            bytes_total=0,
             digest=plan.digest,
         )
-        self._fifos = FifoDirectory(directory, name, template=self._template, mode=limits.fifo_mode)
+        self._fifos = FifoDirectory(directory, name, opening=self._opening, mode=limits.fifo_mode)
         self._phase: Phase = "waiting"
         self._epoch = 0
         self._ended: Counter[str] = Counter()
@@ -145,6 +144,9 @@ class Channel:
         """One epoch from open to retire; whether another may follow."""
         self._phase = "waiting"
         prefetcher.delivered = 0
+        if self._plan.varies:
+            # Seconds for millions of entries; the trailers of this epoch and the next need the results.
+            await asyncio.to_thread(self._plan.total_bytes, self._epoch + 1)
         outlet = await self._open(prefetcher)
         if outlet is None:
             return False
@@ -204,15 +206,22 @@ class Channel:
         self._fifos.retire(self._epoch, outlet, trailer, successor=False)
         self._count(trailer)
 
+    def _opening(self, epoch: int) -> Trailer:
+        """The trailer that an epoch begins with."""
+        return replace(
+            self._template,
+            epoch=epoch,
+            bytes_total=self._plan.total_bytes(epoch),
+            objects=self._plan.objects(epoch),
+        )
+
     def _trailer(self, verdict: Verdict) -> Trailer:
         delivered = self._prefetcher.delivered if self._prefetcher else 0
         error = {
             "failed": str(self.error),
             "stopped": "the sidecar was stopped in mid-epoch",
         }.get(verdict)
-        return replace(
-            self._template, epoch=self._epoch, verdict=verdict, bytes_delivered=delivered, error=error
-        )
+        return replace(self._opening(self._epoch), verdict=verdict, bytes_delivered=delivered, error=error)
 
     def _count(self, trailer: Trailer) -> None:
         self._ended[trailer.verdict] += 1
@@ -224,9 +233,9 @@ class Channel:
         return ChannelStatistics(
             state=self._phase,
             epoch=self._epoch,
-            bytes_total=self._plan.total_bytes,
+            bytes_total=self._plan.total_bytes(self._epoch),
             bytes_delivered=self._prefetcher.delivered if self._prefetcher else 0,
-            objects=len(self._plan.objects),
+            objects=self._plan.objects(self._epoch),
             written_bytes=tally.written_bytes,
             received_bytes=tally.received_bytes,
             objects_completed=tally.objects_completed,

@@ -89,8 +89,9 @@ class PipeStages:
         self._refused = False
         self._closed = False
 
-    def room(self, part: Part) -> int:  # noqa: ARG002 - a pipe costs what it may hold
-        return PIPE_SIZE
+    def room(self, part: Part) -> int:
+        """A pipe costs what it may hold; literals (64 KiB at most) do not count beside it."""
+        return PIPE_SIZE if part.body else len(part)
 
     def make(self, part: Part, *, on_change: Callable[[], None], first_byte: Durations) -> Stage:
         return PipeStage(part, self, on_change=on_change, first_byte=first_byte)
@@ -156,7 +157,7 @@ class PipeStage(Stage):
 
     @property
     def staged(self) -> int:
-        return self._piped + self._in_memory
+        return len(self._head) + self._piped + self._in_memory
 
     @property
     def full(self) -> bool:
@@ -188,7 +189,7 @@ class PipeStage(Stage):
                 continue
             pipe.count += count
             self._piped += count
-            self.received += count
+            self._arrived(count)
             self._changed()
             return count
 
@@ -197,9 +198,11 @@ class PipeStage(Stage):
             count = outlet.push(_Socket(fd, limit))
         except ReaderGone:
             raise NoRoom from None  # delivery learns of it by itself, and abandons the epoch
-        self.received += count
+        self._arrived(count)
         if count:
             account(count)
+        if self.staged:
+            self._changed()  # the body is out, and literals are left for delivery
         return count
 
     def _pipe_with_room(self) -> Pipe | None:
@@ -226,7 +229,7 @@ class PipeStage(Stage):
             self.feed(data)
         return len(data)
 
-    def drain_into(self, fd: int) -> int:
+    def _drain_rest(self, fd: int) -> int:
         if self._piped:
             pipe = self._pipes[0]
             count = os.splice(pipe.read_fd, fd, pipe.count, flags=_FLAGS)
@@ -246,6 +249,7 @@ class PipeStage(Stage):
     def discard(self) -> None:
         self._discarded = True
         self._direct = None
+        self._head = memoryview(b"")
         self._chunks.clear()
         while self._pipes:
             pipe = self._pipes.pop()

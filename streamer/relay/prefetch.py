@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 
 def all_epochs(plan: Plan, part_size: int) -> Iterator[Part]:
-    """The parts of every epoch from 0 on, without end; none at all if the plan has no bytes."""
+    """The parts of every epoch from 0 on, without end; none at all if no epoch can have bytes."""
     epoch = 0
-    while plan.total_bytes:
-        yield from cut(plan.segments(), part_size=part_size, epoch=epoch)
+    while plan.streams:
+        yield from cut(plan.segments(epoch), part_size=part_size, epoch=epoch)
         epoch += 1
 
 
@@ -84,8 +84,8 @@ class Prefetcher:
         cannot be had. `delivered` then tells how far it came.
         """
         self.delivered = 0
-        watch = self._tally.watch
-        while self.delivered < self._plan.total_bytes:
+        watch, total = self._tally.watch, self._plan.total_bytes(epoch)
+        while self.delivered < total:
             stage = self._head_stage(epoch)
             if outlet.reader_gone:
                 raise ReaderGone("the reader closed the pipe")
@@ -161,14 +161,18 @@ class Prefetcher:
                 task.cancel()
 
     def _start(self) -> None:
-        for slot in self._window.admit():
-            stage = self._supply.make(
-                slot.part, on_change=self._changed.set, first_byte=self._tally.first_byte
-            )
-            self._stages[slot] = stage
-            if slot is self._window.head:
-                self._changed.set()  # a delivery may be waiting for want of any part at all
-            self._launch(slot, stage)
+        while admitted := self._window.admit():
+            for slot in admitted:
+                stage = self._supply.make(
+                    slot.part, on_change=self._changed.set, first_byte=self._tally.first_byte
+                )
+                self._stages[slot] = stage
+                if slot is self._window.head:
+                    self._changed.set()  # a delivery may be waiting for want of any part at all
+                if slot.part.body:
+                    self._launch(slot, stage)
+                else:
+                    self._window.landed(slot)  # literals alone: nothing to request, so no lane
 
     def _launch(self, slot: Slot, stage: Stage) -> None:
         name = f"GET {slot.part.object.key} {slot.part.start}-{slot.part.end}"

@@ -66,7 +66,7 @@ class Stage(ABC):
     def __init__(self, part: Part, *, on_change: Callable[[], None], first_byte: Durations) -> None:
         self.part = part
         self.received = 0
-        """Bytes of the part that have arrived, delivered or not."""
+        """Bytes of the part's body that have arrived, delivered or not."""
         self.error: SourceError | None = None
         """Why no further byte will come; set once, when retrying is over."""
         self.awaited = False
@@ -79,9 +79,12 @@ class Stage(ABC):
         self._asked_at = time.monotonic()
         self._chunks: deque[Chunk] = deque()
         self._in_memory = 0
+        self._head = memoryview(part.head)
+        """What is left of the literals before the body; they go first, wherever the body lies."""
+        self._arrived(0)
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.received}/{len(self.part)} bytes arrived, {self.staged} staged>"
+        return f"<{type(self).__name__} {self.received}/{self.part.body} bytes arrived, {self.staged} staged>"
 
     @property
     @abstractmethod
@@ -93,9 +96,24 @@ class Stage(ABC):
         """As `streamer.source.ranges.Receiver`; never, where room for the whole part is reserved."""
         return False
 
-    @abstractmethod
     def drain_into(self, fd: int) -> int:
         """As `streamer.sink.outlet.Drainable`."""
+        count = 0
+        if self._head:
+            count = os.write(fd, self._head)
+            self._head = self._head[count:]
+            if self._head or not self.staged:
+                return count
+        try:
+            return count + self._drain_rest(fd)
+        except BlockingIOError:
+            if not count:
+                raise
+            return count
+
+    @abstractmethod
+    def _drain_rest(self, fd: int) -> int:
+        """The same for what comes behind `_head`, which has been moved."""
 
     @abstractmethod
     def discard(self) -> None:
@@ -118,16 +136,25 @@ class Stage(ABC):
         self._first_byte.add(self.seconds_since_asked())
 
     def feed(self, data: bytes) -> None:
-        if self.received + len(data) > len(self.part):
+        if self.received + len(data) > self.part.body:
             ref = self.part.object
             raise BadAnswer(
                 "the body is longer than its head promised",
                 Where(ref.bucket, ref.key, self.part.start + self.received),
             )
-        self._chunks.append(Chunk(data, len(data)))
-        self.received += len(data)
-        self._in_memory += len(data)
+        self._hold(data)
+        self._arrived(len(data))
         self._changed()
+
+    def _hold(self, data: bytes) -> None:
+        self._chunks.append(Chunk(data, len(data)))
+        self._in_memory += len(data)
+
+    def _arrived(self, count: int) -> None:
+        """`count` more bytes of the body are here; behind its last one come the literals after it."""
+        self.received += count
+        if self.received == self.part.body and self.part.tail:
+            self._hold(self.part.tail)
 
     def fail(self, error: SourceError) -> None:
         """No further byte will come; what is staged stays deliverable."""
@@ -169,7 +196,7 @@ class MemoryStage(Stage):
 
     @property
     def staged(self) -> int:
-        return self._in_memory
+        return len(self._head) + self._in_memory
 
     def room(self, limit: int) -> memoryview:
         """As `streamer.source.ranges.CopyReceiver`; there always is some, since it was reserved."""
@@ -182,17 +209,18 @@ class MemoryStage(Stage):
     def filled(self, count: int) -> None:
         self._chunks[-1].filled += count
         self._in_memory += count
-        self.received += count
         if count:
+            self._arrived(count)
             self._changed()
 
-    def drain_into(self, fd: int) -> int:
+    def _drain_rest(self, fd: int) -> int:
         return self._write_memory(fd)
 
     def _sent(self, chunk: Chunk) -> None:
         self._pool.give(chunk)
 
     def discard(self) -> None:
+        self._head = memoryview(b"")
         while self._chunks:
             self._pool.give(self._chunks.pop())
         self._in_memory = 0

@@ -25,7 +25,6 @@ import os
 import re
 import stat
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from streamer.errors import SinkError
@@ -47,11 +46,13 @@ def _by_descriptor(path_fd: int) -> str:
 class FifoDirectory:
     """The FIFOs of one channel in `directory`. Not safe for two processes: see `sidecar.runtime`."""
 
-    def __init__(self, directory: str, channel: str, *, template: Trailer, mode: int = 0o640) -> None:
-        """`template` is an `open` trailer with what every epoch's says alike: objects, bytes, digest."""
+    def __init__(
+        self, directory: str, channel: str, *, opening: Callable[[int], Trailer], mode: int = 0o640
+    ) -> None:
+        """`opening` makes the `open` trailer of an epoch."""
         self._directory = directory
         self._channel = channel
-        self._template = template
+        self._opening = opening
         self._mode = mode
         self._fifos: dict[int, int] = {}
         """By epoch, an O_PATH descriptor of its FIFO: names the inode, opens nothing."""
@@ -83,7 +84,7 @@ class FifoDirectory:
             return
         path = fifo_path(self._directory, self._channel, epoch)
         with _mapped(path):
-            self.publish(replace(self._template, epoch=epoch))
+            self.publish(self._opening(epoch))
             with contextlib.suppress(FileExistsError):
                 os.mkfifo(path, self._mode)
             path_fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)

@@ -6,36 +6,47 @@ prefix without delimiter, as in SageMaker: `s3://b/train` also names `train-old/
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from streamer.errors import Missing, Where
-from streamer.plan import ObjectRef, Plan, S3Uri, bare_etag, frozen_order
+from streamer.plan import Arrangement, Entries, ObjectRef, Plan, S3Uri, bare_etag, is_folder_marker
 from streamer.source.faults import map_errors
 
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
 
-async def list_prefix(client: Any, uri: S3Uri) -> list[ObjectRef]:
+
+async def list_prefix(client: Any, uri: S3Uri) -> AsyncIterator[ObjectRef]:
     """Every object whose key starts with `uri.key`, as listed.
 
     Raises SourceError: Missing for an absent bucket, Denied, Transient once the client's own attempts
     are used up, BadAnswer for a listing that does not advance.
     """
-    listed: list[ObjectRef] = []
     with map_errors(Where(uri.bucket, uri.key)):
         pages = client.get_paginator("list_objects_v2").paginate(Bucket=uri.bucket, Prefix=uri.key)
         async for page in pages:
-            listed.extend(
-                ObjectRef(uri.bucket, entry["Key"], entry["Size"], bare_etag(entry["ETag"]))
-                for entry in page.get("Contents", ())
-            )
-    return listed
+            for entry in page.get("Contents", ()):
+                yield ObjectRef(uri.bucket, entry["Key"], entry["Size"], bare_etag(entry["ETag"]))
 
 
-async def plan_prefix(client: Any, uri: S3Uri) -> Plan:
-    """The plan of an `S3Prefix` channel. Raises SourceError, Missing if no object matches."""
-    objects = frozen_order(await list_prefix(client, uri))
-    if not objects:
+async def _entries(client: Any, uri: S3Uri, *, wrap: bool) -> Entries:
+    """The objects under a prefix, in key order. Raises SourceError, Missing if there is none."""
+    entries = Entries(wrap=wrap)
+    async for ref in list_prefix(client, uri):
+        if not is_folder_marker(ref):
+            entries.add(ref)
+    if not len(entries):
         raise Missing("no object matches this prefix; check S3Uri (a prefix is case-sensitive)", Where(*uri))
-    return Plan(objects)
+    return entries.in_key_order()
+
+
+async def plan_prefix(client: Any, uri: S3Uri, arrangement: Arrangement | None = None) -> Plan:
+    """The plan of an `S3Prefix` channel.
+
+    Raises SourceError, Missing if no object matches; ConfigError if an object cannot be wrapped.
+    """
+    arrangement = arrangement or Arrangement()
+    return Plan.arranged(await _entries(client, uri, wrap=arrangement.wrap), arrangement)
 
 
 async def plan_uris(client: Any, uris: list[S3Uri]) -> Plan:
@@ -45,7 +56,7 @@ async def plan_uris(client: Any, uris: list[S3Uri]) -> Plan:
     """
     objects: list[ObjectRef] = []
     for uri in uris:
-        found = (await plan_prefix(client, uri)).objects
+        found = [*(await plan_prefix(client, uri)).refs(0)]
         # An exact key sorts before every key that it is a prefix of.
         objects += found[:1] if found[0].key == uri.key else found
-    return Plan(tuple(objects))
+    return Plan.of(objects)

@@ -40,6 +40,7 @@ class PortableSource:
                 Key=ref.key,
                 Range=f"bytes={first}-{part.end - 1}",
                 IfMatch=f'"{ref.etag}"',
+                **({"VersionId": ref.version} if ref.version else {}),
                 **self._arguments,
             )
             metadata = answer["ResponseMetadata"]
@@ -71,7 +72,7 @@ async def _room(into: Receiver) -> None:
 
 async def _drain(content: Any, into: Receiver, where: Where) -> None:
     """Feed the body until the part is whole. Raises Truncated if it ends before."""
-    wanted = len(into.part)
+    wanted = into.part.body
     while into.received < wanted:
         if into.full:
             await _room(into)

@@ -32,11 +32,11 @@ class Receiver(Protocol):
 
     @property
     def part(self) -> Part:
-        """The bytes wanted."""
+        """What is wanted: its body; the literals around it are none of a transport's."""
 
     @property
     def received(self) -> int:
-        """How many of them are here already, from the part's start."""
+        """How many of the body's bytes are here already, from the part's start."""
 
     def answered(self) -> None:
         """The head of a right answer is here: the first-byte time ends now."""

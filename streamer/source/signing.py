@@ -66,6 +66,8 @@ class RangeSigner:
     async def head(self, place: Place, part: Part, first: int) -> bytes:
         """The request for bytes `first` to `part.end` of the listed version. Raises Denied."""
         path = place.prefix + quote(part.object.key, safe="/~")
+        version = part.object.version
+        query = f"versionId={quote(version, safe='~')}" if version else ""
         headers = {
             "Range": f"bytes={first}-{part.end - 1}",
             "If-Match": f'"{part.object.etag}"',
@@ -76,7 +78,8 @@ class RangeSigner:
                 if self._credentials is None:
                     raise NoCredentialsError
                 frozen = await self._credentials.get_frozen_credentials()
-            headers = self._signer.sign(place.authority, path, "", headers, frozen)
-        lines = [f"GET {path} HTTP/1.1", f"Host: {place.authority}", f"User-Agent: penstock/{__version__}"]
+            headers = self._signer.sign(place.authority, path, query, headers, frozen)
+        target = f"{path}?{query}" if query else path
+        lines = [f"GET {target} HTTP/1.1", f"Host: {place.authority}", f"User-Agent: penstock/{__version__}"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
         return ("\r\n".join(lines) + "\r\n\r\n").encode("ascii")

@@ -11,7 +11,7 @@ from streamer.relay.prefetch import all_epochs
 from streamer.relay.window import Window
 
 SIZES = (5, 0, 12, 1, 7)
-PLAN = Plan(tuple(ObjectRef("b", str(i), size, "e") for i, size in enumerate(SIZES)))
+PLAN = Plan.of(tuple(ObjectRef("b", str(i), size, "e") for i, size in enumerate(SIZES)))
 PART, BUDGET, LANES = 4, 13, 3
 
 
@@ -51,7 +51,7 @@ class WindowMachine(RuleBasedStateMachine):
         self.offset += count
         if self.window.deliver(count):
             self.admitted.pop(0)
-        if self.offset == PLAN.total_bytes:
+        if self.offset == PLAN.total_bytes(0):
             self.epoch, self.offset = self.epoch + 1, 0
 
     @precondition(lambda self: self.window.last_epoch >= self.epoch)
@@ -90,7 +90,7 @@ def test_a_part_larger_than_the_budget_is_refused():
 
 
 def test_a_plan_without_bytes_admits_nothing():
-    window = Window(all_epochs(Plan((ObjectRef("b", "k", 0, "e"),)), PART), budget=BUDGET, lanes=LANES)
+    window = Window(all_epochs(Plan.of((ObjectRef("b", "k", 0, "e"),)), PART), budget=BUDGET, lanes=LANES)
     window.last_epoch = 5
     assert window.admit() == []
 

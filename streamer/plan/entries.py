@@ -1,0 +1,163 @@
+"""Entries: what is shuffled and sharded as one, kept in little memory.
+
+An entry is one object, or one line of an augmented manifest: a row of objects and literals. A job may
+have millions of them, so they are not Python objects but records in one blob of bytes, found through an
+array of offsets; an `ObjectRef` is made when it is asked for. An entry of one object costs 32 bytes and
+its key and ETag.
+
+Bytes of the stream are counted here too, record framing included (contract §5.1), so that totals and
+shards need no decoding. What cannot be framed is refused when it is added: before anything streams.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from typing import TYPE_CHECKING
+
+from streamer.errors import ConfigError
+from streamer.formats.recordio import MAX_PAYLOAD
+from streamer.plan.segments import ObjectRef
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+_HEAD = struct.Struct("<HHHHQ")
+"""Number of the bucket (0: a literal); bytes of key, ETag and version; size of object or literal."""
+
+
+def framed(size: int) -> int:
+    """Bytes of a RecordIO record with a payload of `size` bytes (contract §5.1)."""
+    return 8 + size + (-size % 4)
+
+
+class Entries:
+    """A growing, ordered collection of entries; nothing is added any more once a plan has it."""
+
+    def __init__(self, *, wrap: bool = False, objects_each: int = 1) -> None:
+        """`wrap`: each item will be one RecordIO record. `objects_each`: objects in every entry."""
+        self.wrap = wrap
+        self.objects_each = objects_each
+        self.sizes = array("Q")
+        """By entry, its bytes in the stream."""
+        self.total = 0
+        """Bytes of all of them."""
+        self._blob = bytearray()
+        self._offsets = array("Q", (0,))
+        self._buckets: list[str] = []
+        self._numbers: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __repr__(self) -> str:
+        return f"<Entries {len(self)}, {self.total} bytes>"
+
+    def add(self, *items: ObjectRef | bytes) -> None:
+        """Append an entry of these objects and literals. Raises ConfigError if one cannot be wrapped."""
+        blob, total = self._blob, 0
+        for item in items:
+            if isinstance(item, ObjectRef):
+                size = item.size
+                key, etag, version = item.key.encode(), item.etag.encode(), (item.version or "").encode()
+                blob += _HEAD.pack(self._number(item.bucket), len(key), len(etag), len(version), size)
+                blob += key
+                blob += etag
+                blob += version
+            else:
+                size = len(item)
+                blob += _HEAD.pack(0, 0, 0, 0, size)
+                blob += item
+            if self.wrap:
+                if size > MAX_PAYLOAD:
+                    raise ConfigError(_too_long(item, size))
+                size = framed(size)
+            total += size
+        self._offsets.append(len(blob))
+        self.sizes.append(total)
+        self.total += total
+
+    @property
+    def buckets(self) -> set[str]:
+        """Every bucket that an object is in."""
+        return set(self._buckets)
+
+    def _number(self, bucket: str) -> int:
+        number = self._numbers.get(bucket)
+        if number is None:
+            self._buckets.append(bucket)
+            number = self._numbers[bucket] = len(self._buckets)
+        return number
+
+    def items(self, index: int) -> list[ObjectRef | bytes]:
+        """The entry's objects and literals, in order."""
+        blob, place, end = self._blob, self._offsets[index], self._offsets[index + 1]
+        found: list[ObjectRef | bytes] = []
+        while place < end:
+            number, of_key, of_etag, of_version, size = _HEAD.unpack_from(blob, place)
+            place += _HEAD.size
+            if not number:
+                found.append(bytes(blob[place : place + size]))
+                place += size
+                continue
+            key_end = place + of_key
+            etag_end = key_end + of_etag
+            version_end = etag_end + of_version
+            found.append(
+                ObjectRef(
+                    self._buckets[number - 1],
+                    blob[place:key_end].decode(),
+                    size,
+                    blob[key_end:etag_end].decode(),
+                    blob[etag_end:version_end].decode() or None,
+                )
+            )
+            place = version_end
+        return found
+
+    def __iter__(self) -> Iterator[list[ObjectRef | bytes]]:
+        return map(self.items, range(len(self)))
+
+    def _key(self, index: int) -> bytes:
+        """The key of the first object, as UTF-8."""
+        place = self._offsets[index]
+        of_key = _HEAD.unpack_from(self._blob, place)[1]
+        return bytes(self._blob[place + _HEAD.size : place + _HEAD.size + of_key])
+
+    def in_key_order(self) -> Entries:
+        """The same entries in the UTF-8 byte order of their keys; itself where that is their order.
+
+        S3 lists in that order, some compatible servers do not.
+        """
+        if all(self._key(i) <= self._key(i + 1) for i in range(len(self) - 1)):
+            return self
+        found = Entries(wrap=self.wrap, objects_each=self.objects_each)
+        for index in sorted(range(len(self)), key=self._key):
+            found.add(*self.items(index))
+        return found
+
+
+def listed(found: Iterable[ObjectRef], *, wrap: bool = False) -> Entries:
+    """The objects of a listing as entries in plan order, without zero-byte "folder" markers.
+
+    Consoles and mount tools create empty objects whose key ends in `/`; they hold no data, and under
+    record wrapping they would become empty records (contract §3.1).
+    """
+    entries = Entries(wrap=wrap)
+    for ref in found:
+        if not is_folder_marker(ref):
+            entries.add(ref)
+    return entries.in_key_order()
+
+
+def is_folder_marker(ref: ObjectRef) -> bool:
+    """Whether the object stands for a folder and holds nothing."""
+    return ref.size == 0 and ref.key.endswith("/")
+
+
+def _too_long(item: ObjectRef | bytes, size: int) -> str:
+    what = f"s3://{item.bucket}/{item.key}" if isinstance(item, ObjectRef) else "an attribute"
+    return (
+        f"{what} has {size} bytes, and a RecordIO record that every reader understands holds at most "
+        f"{MAX_PAYLOAD}; split it, or set RecordWrapperType: None"
+    )

@@ -1,0 +1,69 @@
+"""The order of an epoch: a permutation of 0 … n-1 that any language can reproduce, in O(√n) memory.
+
+Indices are written as two digits, x = left · b + right with a = ⌈√n⌉, b = ⌈n/a⌉; six rounds add to one
+digit, modulo its base, a number that a table gives for the other (a Feistel network over mixed bases).
+Each round can be undone, so all six are a permutation of 0 … a·b-1; an image of n or more is put in
+again until it is smaller (cycle walking), which happens at most once in √n times. The tables are
+SHAKE-256 of seed, epoch and round. So an epoch's order starts at once, is never held in memory, and any
+position of it can be asked for alone, which is what a shard does.
+
+docs/semantics.md states this for other languages, with a test vector.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from math import isqrt
+from sys import byteorder
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+ROUNDS = 6
+
+
+class Permutation:
+    """Which of `n` entries comes at which position of the epoch; equal for equal arguments."""
+
+    def __init__(self, n: int, *, seed: int, epoch: int) -> None:
+        """Raises ValueError for a negative `n`."""
+        if n < 0:
+            raise ValueError("a permutation has no negative length")
+        self._n = n
+        self._a = isqrt(n - 1) + 1 if n else 1
+        self._b = max(1, -(-n // self._a))
+        bases = (self._a, self._b) * (ROUNDS // 2)
+        others = (self._b, self._a) * (ROUNDS // 2)
+        self._tables = [
+            _table(f"penstock shuffle 1 {seed} {epoch} {number}", entries=other, base=base)
+            for number, (base, other) in enumerate(zip(bases, others, strict=True))
+        ]
+
+    def over(self, positions: Iterable[int]) -> Iterator[int]:
+        """The entries at these positions, one after the other. Positions are in 0 … n-1."""
+        n, a, b = self._n, self._a, self._b
+        t0, t1, t2, t3, t4, t5 = self._tables
+        for position in positions:
+            x = position
+            while True:
+                left, right = divmod(x, b)
+                left = (left + t0[right]) % a
+                right = (right + t1[left]) % b
+                left = (left + t2[right]) % a
+                right = (right + t3[left]) % b
+                left = (left + t4[right]) % a
+                right = (right + t5[left]) % b
+                x = left * b + right
+                if x < n:
+                    break
+            yield x
+
+
+def _table(name: str, *, entries: int, base: int) -> array[int]:
+    """`entries` numbers below `base`: the 64-bit little-endian words of SHAKE-256(name), modulo `base`."""
+    words = array("Q", hashlib.shake_256(name.encode("ascii")).digest(8 * entries))
+    if byteorder == "big":
+        words.byteswap()
+    return array("Q", [word % base for word in words])

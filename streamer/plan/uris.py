@@ -1,0 +1,43 @@
+"""S3 URIs: of prefixes (contract §3), and of single objects, which may name a version (an extension)."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from streamer.errors import ConfigError
+
+
+class S3Uri(NamedTuple):
+    """A bucket and a key or key prefix (which may be empty)."""
+
+    bucket: str
+    key: str
+
+    def __str__(self) -> str:
+        return f"s3://{self.bucket}/{self.key}"
+
+
+_URI = re.compile(r"s3://([^/]+)/?(.*)", re.DOTALL)
+_VERSION = re.compile(r"(.*)\?versionId=([^?&/]+)", re.DOTALL)
+
+
+def parse_s3_uri(uri: str) -> S3Uri:
+    """Split `s3://bucket/prefix` (contract §3). Raises ConfigError for anything else."""
+    match = _URI.fullmatch(uri)
+    if match is None:
+        raise ConfigError(f"{uri!r} is not an S3 URI: write s3://BUCKET/PREFIX")
+    return S3Uri(*match.groups())
+
+
+def parse_object_uri(uri: str) -> tuple[S3Uri, str | None]:
+    """Split `s3://bucket/key`, or `s3://bucket/key?versionId=…`, into the object and its version id.
+
+    Raises ConfigError for anything that does not name one object.
+    """
+    match = _VERSION.fullmatch(uri)
+    bare, version = match.groups() if match else (uri, None)
+    found = parse_s3_uri(bare)
+    if not found.key:
+        raise ConfigError(f"{uri!r} names no object: write s3://BUCKET/KEY")
+    return found, version
