@@ -23,10 +23,10 @@ from sidecar.supervisor import Supervisor
 from streamer.errors import ReaderGone, SinkError
 from streamer.plan import cut
 from streamer.relay.cat import stream_once
-from streamer.relay.channel import ChannelLimits
+from streamer.relay.pace import MOST_LANES
 from streamer.relay.retry import RetryPolicy
 from streamer.relay.statistics import Tally
-from streamer.relay.transport import MOST_CONNECTIONS, Transport, Wish, open_transport
+from streamer.relay.transport import Transport, Wish, open_transport
 from streamer.sink.outlet import FileOutlet, PipeOutlet
 from streamer.source.listing import plan_uris
 from streamer.source.session import Endpoint, open_clients
@@ -173,7 +173,7 @@ async def cat(
     uris: list[S3Uri], *, endpoint: Endpoint, options: CatOptions, report: Callable[[str], None]
 ) -> int:
     """Stream the URIs to standard output; `report` gets one closing line."""
-    async with open_clients(endpoint, connections=options.connections or MOST_CONNECTIONS) as clients:
+    async with open_clients(endpoint, connections=options.connections or MOST_LANES) as clients:
         plan = await plan_uris(clients.control, uris)
         tally, started, cpu = Tally(), time.monotonic(), time.process_time()
         try:
@@ -184,18 +184,14 @@ async def cat(
                 channels=1,
                 budget=options.budget,
                 connections=options.connections,
+                part_size=options.part_size,
                 to_pipes=stat.S_ISFIFO(os.fstat(1).st_mode),
             ) as transport:
-                limits = ChannelLimits(
-                    part_size=options.part_size or transport.part_size,
-                    connections=options.connections or transport.connections,
-                    policy=RetryPolicy(give_up_after=options.give_up_after),
-                )
                 await stream_once(
                     plan,
                     transport.source,
-                    transport.stages(options.budget),
-                    limits=limits,
+                    transport.stages(),
+                    policy=RetryPolicy(give_up_after=options.give_up_after),
                     tally=tally,
                     open_outlet=_standard_output,
                 )
@@ -206,7 +202,8 @@ async def cat(
     cpu_per_gb = (time.process_time() - cpu) / max(total, 1) * 1e9
     report(
         f"{plan.objects(0)} objects, {total} bytes in {seconds:.2f} s by {transport.name}: "
-        f"{total / max(seconds, 1e-9) / 1e6:.0f} MB/s, {cpu_per_gb:.2f} CPU-s/GB"
+        f"{total / max(seconds, 1e-9) / 1e6:.0f} MB/s, {cpu_per_gb:.2f} CPU-s/GB, "
+        f"{transport.allotment.pace.lanes} lanes"
     )
     return Exit.OK
 
@@ -235,21 +232,22 @@ async def plan(job: Job) -> dict[str, Any]:
             return {
                 "transport": transport.name,
                 "reason": transport.reason,
-                "channels": {name: _summary(found, job, transport) for name, found in plans.items()},
+                "connections": transport.allotment.pace.lanes,
+                "budget": transport.allotment.budget,
+                "channels": {name: _summary(found, transport) for name, found in plans.items()},
             }
 
 
-def _summary(plan: Plan, job: Job, transport: Transport) -> dict[str, Any]:
-    part_size = int(job.penstock.part_size or transport.part_size)
-    parts = sum(1 for _ in cut(plan.segments(0), part_size=part_size, epoch=0))
+def _summary(plan: Plan, transport: Transport) -> dict[str, Any]:
+    """What is known before anything is streamed; sizes that adapt are those it begins with."""
+    part_size = transport.stages().part_size()
+    parts = sum(1 for _ in cut(plan.segments(0), part_size=lambda: part_size, epoch=0))
     return {
         "objects": plan.objects(0),
         "bytes": plan.total_bytes(0),
         "size": human_bytes(plan.total_bytes(0)),
         "parts": parts,
         "part_size": part_size,
-        "connections": job.penstock.connections or transport.connections,
-        "budget": job.channel_budget,
         "digest": plan.digest,
         "keys": [[ref.bucket, ref.key, ref.size, ref.etag] for ref in plan.refs(0)],
     }

@@ -22,9 +22,10 @@ from sidecar.admin import serve_admin
 from sidecar.exits import Exit, exit_code
 from sidecar.logs import log
 from sidecar.runtime import Layout, reset_reader_state, write_config_files
-from streamer.relay.channel import Channel, ChannelLimits
+from streamer.relay.channel import Channel
+from streamer.relay.pace import MOST_LANES
 from streamer.relay.retry import RetryPolicy
-from streamer.relay.transport import MOST_CONNECTIONS, Transport, open_transport
+from streamer.relay.transport import Transport, open_transport
 from streamer.source.listing import plan_prefix
 from streamer.source.session import Endpoint, open_clients
 from streamer.units import human_bytes
@@ -148,8 +149,9 @@ class Supervisor:
             wish=self.job.penstock.transport,
             buckets={channel.data_source.s3_data_source.uri.bucket for channel in channels},
             channels=len(channels),
-            budget=self.job.channel_budget,
+            budget=int(self.job.penstock.memory_budget),
             connections=self.job.penstock.connections,
+            part_size=self.job.penstock.part_size,
         ) as transport:
             self.transport = transport.name
             log.info("transport", transport=transport.name, reason=transport.reason)
@@ -160,8 +162,7 @@ class Supervisor:
         """The process's S3 clients, sized for this job."""
         penstock = self.job.penstock
         endpoint = Endpoint(**penstock.endpoint.model_dump())
-        connections = (penstock.connections or MOST_CONNECTIONS) * len(self.job.input_data_config)
-        async with open_clients(endpoint, connections=connections) as clients:
+        async with open_clients(endpoint, connections=penstock.connections or MOST_LANES) as clients:
             yield clients
 
     async def plans(self, clients: Clients) -> dict[str, Plan]:
@@ -187,19 +188,14 @@ class Supervisor:
 
     def _channel(self, name: str, plan: Plan, transport: Transport) -> Channel:
         penstock = self.job.penstock
-        limits = ChannelLimits(
-            part_size=int(penstock.part_size or transport.part_size),
-            connections=penstock.connections or transport.connections,
-            fifo_mode=penstock.fifo_mode,
-            policy=RetryPolicy(give_up_after=penstock.give_up_after),
-        )
         return Channel(
             name,
             plan,
             transport.source,
-            transport.stages(self.job.channel_budget),
+            transport.stages(),
             directory=self.layout.data,
-            limits=limits,
+            fifo_mode=penstock.fifo_mode,
+            policy=RetryPolicy(give_up_after=penstock.give_up_after),
             on_verdict=self._note_verdict,
         )
 

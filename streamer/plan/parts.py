@@ -16,7 +16,7 @@ from streamer.plan.segments import Literal, ObjectRef
 from streamer.units import KIB
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from streamer.plan.segments import Segment
 
@@ -58,12 +58,12 @@ class Part:
         return self.start < self.end == self.object.size
 
 
-def cut(segments: Iterable[Segment | Literal], *, part_size: int, epoch: int) -> Iterator[Part]:
+def cut(segments: Iterable[Segment | Literal], *, part_size: Callable[[], int], epoch: int) -> Iterator[Part]:
     """The parts of one epoch in stream order.
 
-    A body has at most `part_size` bytes, and the literals of a part as many, but never more than 64 KiB.
+    A body has at most as many bytes as `part_size` says when it is cut, and the literals of a part 64 KiB.
     """
-    most = min(part_size, MAX_LITERALS)
+    most = MAX_LITERALS
     offset = 0
     head, tail = bytearray(), bytearray()
     ref, start, end = NO_OBJECT, 0, 0
@@ -88,9 +88,11 @@ def cut(segments: Iterable[Segment | Literal], *, part_size: int, epoch: int) ->
                 (tail if start < end else head).extend(left[:room])
                 left = left[room:]
             continue
-        for first in range(segment.start, segment.end, part_size):
+        first = segment.start
+        while first < segment.end:
             if start < end:
                 yield close()
-            ref, start, end = segment.object, first, min(first + part_size, segment.end)
+            ref, start, end = segment.object, first, min(first + part_size(), segment.end)
+            first = end
     if head or start < end:
         yield close()

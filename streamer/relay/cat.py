@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from streamer.relay.prefetch import Prefetcher, all_epochs
-from streamer.relay.window import Window
+from streamer.relay.prefetch import Prefetcher
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from streamer.plan import Plan
-    from streamer.relay.channel import ChannelLimits
+    from streamer.relay.retry import RetryPolicy
     from streamer.relay.stages import Stages
     from streamer.relay.statistics import Tally
     from streamer.sink.outlet import Outlet
@@ -24,7 +23,7 @@ async def stream_once(
     source: RangeSource,
     stages: Stages,
     *,
-    limits: ChannelLimits,
+    policy: RetryPolicy,
     tally: Tally,
     open_outlet: Callable[[Callable[[], None]], Outlet],
 ) -> None:
@@ -32,16 +31,12 @@ async def stream_once(
 
     Raises SourceError or ReaderGone; `tally.written_bytes` tells how far it came.
     """
-    window = Window(
-        all_epochs(plan, limits.part_size), budget=stages.budget, lanes=limits.connections, room=stages.room
-    )
     failure: BaseException | None = None
     async with asyncio.TaskGroup() as requests:
-        prefetcher = Prefetcher(
-            plan, source, stages=stages, window=window, tally=tally, requests=requests, policy=limits.policy
-        )
+        prefetcher = Prefetcher(plan, source, stages=stages, tally=tally, requests=requests, policy=policy)
         outlet = open_outlet(prefetcher.wake)
         try:
+            prefetcher.activate(active=True)
             prefetcher.allow(0)
             await prefetcher.deliver(0, outlet)
         except Exception as error:  # noqa: BLE001 - raised below, bare instead of in a group

@@ -17,15 +17,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from streamer.errors import ReaderGone, SourceError
-from streamer.relay.prefetch import Prefetcher, all_epochs
-from streamer.relay.retry import RetryPolicy
+from streamer.relay.prefetch import Prefetcher
 from streamer.relay.stages import Stages
 from streamer.relay.statistics import ChannelStatistics, Tally
-from streamer.relay.window import Window
 from streamer.sink.fifo import FifoDirectory
 from streamer.trailer import Trailer
 
@@ -33,21 +31,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from streamer.plan import Plan
+    from streamer.relay.retry import RetryPolicy
     from streamer.sink.outlet import PipeOutlet
     from streamer.source.ranges import RangeSource
     from streamer.trailer import Verdict
 
 Phase = Literal["waiting", "streaming", "failed", "stopped"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChannelLimits:
-    """What one channel may use."""
-
-    part_size: int
-    connections: int
-    fifo_mode: int = 0o640
-    policy: RetryPolicy = field(default_factory=RetryPolicy)
 
 
 class Channel:
@@ -61,7 +50,8 @@ class Channel:
         stages: Stages,
         *,
         directory: str,
-        limits: ChannelLimits,
+        fifo_mode: int = 0o640,
+        policy: RetryPolicy,
         on_verdict: Callable[[Trailer], None],
     ) -> None:
         """`on_verdict` is called with every epoch's last trailer, at the epoch's end."""
@@ -70,15 +60,10 @@ class Channel:
         """Why the channel failed, once it has."""
         self._plan = plan
         self._source = source
-        self._limits = limits
+        self._policy = policy
         self._tally = Tally()
         self._stages = stages
-        self._window = Window(
-            all_epochs(plan, limits.part_size),
-            budget=stages.budget,
-            lanes=limits.connections,
-            room=stages.room,
-        )
+        self._share = stages.share
         self._template = Trailer(
             channel=name,
             epoch=0,
@@ -86,7 +71,7 @@ class Channel:
             bytes_total=0,
             digest=plan.digest,
         )
-        self._fifos = FifoDirectory(directory, name, opening=self._opening, mode=limits.fifo_mode)
+        self._fifos = FifoDirectory(directory, name, opening=self._opening, mode=fifo_mode)
         self._phase: Phase = "waiting"
         self._epoch = 0
         self._ended: Counter[str] = Counter()
@@ -99,7 +84,7 @@ class Channel:
         """Set when `run` is over, or when the channel has drained."""
 
     def __repr__(self) -> str:
-        return f"<Channel {self.name} {self._phase}, epoch {self._epoch}, {self._window}>"
+        return f"<Channel {self.name} {self._phase}, epoch {self._epoch}, {self._share}>"
 
     def prepare(self) -> None:
         """Offer the FIFO of epoch 0; nothing reads S3 yet. Raises SinkError."""
@@ -122,10 +107,9 @@ class Channel:
                     self._plan,
                     self._source,
                     stages=self._stages,
-                    window=self._window,
                     tally=self._tally,
                     requests=requests,
-                    policy=self._limits.policy,
+                    policy=self._policy,
                 )
                 try:
                     prefetcher.allow(0)
@@ -151,6 +135,7 @@ class Channel:
         if outlet is None:
             return False
         self._capacity, self._phase = outlet.capacity, "streaming"
+        prefetcher.activate(active=True)
         self._fifos.prepare(self._epoch + 1)
         prefetcher.allow(self._epoch + 1)
         try:
@@ -162,6 +147,7 @@ class Channel:
             await self._hold(prefetcher, error)
             return False
         self._tally.watch.enter("idle")
+        prefetcher.activate(active=False)
         prefetcher.abandon(self._epoch)
         trailer = self._trailer(verdict)
         self._outlet = None
@@ -229,7 +215,7 @@ class Channel:
 
     def statistics(self) -> ChannelStatistics:
         """A snapshot for metrics and status."""
-        tally, window = self._tally, self._window
+        tally, share = self._tally, self._share
         return ChannelStatistics(
             state=self._phase,
             epoch=self._epoch,
@@ -243,10 +229,10 @@ class Channel:
             seconds=tally.watch.seconds(),
             reader_connected=self._outlet is not None and not self._outlet.reader_gone,
             fifo_capacity=self._capacity,
-            staged_bytes=window.reserved,
-            budget_bytes=window.budget,
-            inflight=window.in_flight,
-            limit=window.lanes,
+            staged_bytes=share.held,
+            budget_bytes=share.quota,
+            inflight=share.in_flight,
+            limit=share.lanes,
             requests=dict(tally.requests),
             retries=dict(tally.retries),
             first_byte=tally.first_byte.snapshot(),

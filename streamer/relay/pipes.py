@@ -4,14 +4,15 @@
     socket ────────splice───────→ FIFO          the head of line, while its pipe is empty
 
 A stage puts at most 1 MiB into a pipe, so a part larger than that stays in its socket until it is
-delivered; TCP then holds the server back. A stage whose pipe is full may take further pipes from a
-common reserve. A pipe has one slot per network fragment (pipe(7)), whatever the fragment's size. Small
-fragments fill it early, which is what the reserve is for. Large ones (32 KiB on loopback) would let it
-hold more than its size, which the stage prevents for its own pipes; the FIFO can be seen to take several
-MiB that way. A pipe that still holds bytes of an abandoned part is closed, never reused.
+delivered; TCP then holds the server back. A small part gets a small pipe. A stage whose pipe is full may
+take further ones, up to a quarter of its channel's share. A pipe has one slot per network fragment
+(pipe(7)), whatever the fragment's size. Small fragments fill it early, which is what further pipes are
+for. Large ones (32 KiB on loopback) would let it hold more than its size, which the stage prevents for
+its own pipes; the FIFO can be seen to take several MiB that way. A pipe that still holds bytes of an
+abandoned part is closed, never reused.
 
-Pipes are counted against the channel's budget at their full size, and against what the kernel grants an
-unprivileged user in all (/proc/sys/fs/pipe-user-pages-soft, 64 MiB), FIFOs included. Where the kernel
+Pipes are counted against the channel's share at their full size, and in all against what the kernel grants
+an unprivileged user (/proc/sys/fs/pipe-user-pages-soft, 64 MiB), FIFOs included. Where the kernel
 refuses a pipe worth having, bytes go through user memory instead, within the same room.
 """
 
@@ -26,6 +27,8 @@ from collections.abc import Callable
 
 from streamer.errors import ReaderGone
 from streamer.plan import Part
+from streamer.relay.allotment import Share
+from streamer.relay.pace import LARGEST_PART
 from streamer.relay.stages import Stage
 from streamer.relay.statistics import Durations
 from streamer.sink.outlet import Outlet
@@ -36,6 +39,7 @@ PIPE_SIZE = 1 * MIB
 """/proc/sys/fs/pipe-max-size, the most that an unprivileged process may ask for."""
 WORTH_HAVING = 256 * KIB
 """A smaller pipe costs more in splices and wake-ups than it saves in copies."""
+SMALLEST_PIPE = 64 * KIB
 READ_SIZE = 256 * KIB
 _FLAGS = os.SPLICE_F_NONBLOCK | os.SPLICE_F_MOVE
 _CAPABLE = (1 << 24) | (1 << 21)
@@ -57,18 +61,18 @@ def pipe_allowance() -> int | None:
 class Pipe:
     """A pipe of ours, and how many bytes are in it."""
 
-    __slots__ = ("count", "full_at", "read_fd", "size", "write_fd")
+    __slots__ = ("count", "full_at", "further", "read_fd", "size", "write_fd")
 
-    def __init__(self) -> None:
-        """Raises OSError if the kernel grants no pipe of a size worth having."""
+    def __init__(self, size: int) -> None:
+        """Raises OSError if the kernel grants no pipe of that size, nor one worth having."""
         self.read_fd, self.write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self.count = 0
-        with contextlib.suppress(OSError):
-            fcntl.fcntl(self.write_fd, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
-        self.size = fcntl.fcntl(self.write_fd, fcntl.F_GETPIPE_SZ)
+        self.further = False
+        """Whether it came on top of the room that is reserved for a part."""
+        self.size = resize(self.write_fd, size)
         self.full_at = self.size
         """The count at which no more goes in; less than the size once small fragments used up the slots."""
-        if self.size < WORTH_HAVING:
+        if self.size < min(size, WORTH_HAVING):
             self.close()
             raise OSError(f"the kernel grants pipes of only {self.size} bytes")
 
@@ -77,56 +81,107 @@ class Pipe:
         os.close(self.write_fd)
 
 
-class PipeStages:
-    """One channel's pipes: one for each part admitted, and a reserve for parts of small fragments."""
+def resize(fd: int, size: int) -> int:
+    """Ask for a pipe of `size` bytes; return what it has (F_SETPIPE_SZ, fcntl(2))."""
+    with contextlib.suppress(OSError):
+        fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, size)
+    return fcntl.fcntl(fd, fcntl.F_GETPIPE_SZ)
 
-    def __init__(self, budget: int) -> None:
-        """`budget` in bytes; three quarters are for parts, a quarter is reserve."""
-        pipes = max(1, budget // PIPE_SIZE)
-        self._reserve = pipes // 4
-        self.budget = (pipes - self._reserve) * PIPE_SIZE
-        self._free: list[Pipe] = []
+
+class PipePool:
+    """The pipes of all channels: those in use are accounted for by their users' shares."""
+
+    def __init__(self, budget: int, *, most: int) -> None:
+        """At the most `budget` bytes of pipes, and `most` of them."""
+        self.smallest = SMALLEST_PIPE
+        """Bytes of the smallest pipe, so that the budget makes no more than `most`."""
+        while self.smallest < PIPE_SIZE and budget // self.smallest > most:
+            self.smallest *= 2
+        self._budget = budget
+        self._made = 0
+        self._free: dict[int, list[Pipe]] = {}
         self._refused = False
-        self._closed = False
+
+    def take(self, size: int) -> Pipe | None:
+        """An empty pipe for `size` bytes; None if the kernel refuses one."""
+        if free := self._free.get(size):
+            return free.pop()
+        if self._made + size > self._budget:
+            self.close()  # idle pipes of other sizes
+        if self._refused:
+            return None
+        try:
+            pipe = Pipe(size)
+        except OSError:
+            self._refused = True
+            return None
+        self._made += pipe.size
+        return pipe
+
+    def give(self, pipe: Pipe) -> None:
+        """Take a pipe back; one that is not empty is closed."""
+        if pipe.count:
+            self._made -= pipe.size
+            pipe.close()
+        else:
+            pipe.full_at = pipe.size
+            self._free.setdefault(pipe.size, []).append(pipe)
+
+    def close(self) -> None:
+        """Close the idle pipes."""
+        for free in self._free.values():
+            while free:
+                pipe = free.pop()
+                self._made -= pipe.size
+                pipe.close()
+
+
+class PipeStages:
+    """One channel's stages: a pipe for each part admitted, further ones for parts of small fragments."""
+
+    def __init__(self, share: Share, pool: PipePool) -> None:
+        self.share = share
+        self._pool = pool
+        self._further = 0
+        """Bytes of further pipes, which may be a quarter of what the channel may hold."""
+
+    def part_size(self) -> int:
+        return self.share.pace.part_size(LARGEST_PART)  # what does not fit a pipe stays in its socket
 
     def room(self, part: Part) -> int:
         """A pipe costs what it may hold; literals (64 KiB at most) do not count beside it."""
-        return PIPE_SIZE if part.body else len(part)
+        return self.pipe_size(part) if part.body else len(part)
+
+    def pipe_size(self, part: Part) -> int:
+        """Bytes of the pipe that a part begins with."""
+        return min(PIPE_SIZE, max(self._pool.smallest, 1 << (part.body - 1).bit_length()))
 
     def make(self, part: Part, *, on_change: Callable[[], None], first_byte: Durations) -> Stage:
         return PipeStage(part, self, on_change=on_change, first_byte=first_byte)
 
-    def take(self) -> Pipe | None:
-        """A pipe for a part that has none; None if the kernel refuses one."""
-        if self._free:
-            return self._free.pop()
-        if self._refused:
-            return None
-        try:
-            return Pipe()
-        except OSError:
-            self._refused = True
-            return None
+    def take(self, part: Part) -> Pipe | None:
+        """The first pipe of a part; its room is reserved."""
+        return self._pool.take(self.pipe_size(part))
 
-    def take_further(self) -> Pipe | None:
-        """A further pipe for a part whose last is full, while the reserve lasts."""
-        if self._reserve == 0 or (pipe := self.take()) is None:
+    def take_further(self, part: Part) -> Pipe | None:
+        """A further pipe for a part whose last is full, while there is room for it."""
+        size = self.pipe_size(part)
+        if self._further + size > self.share.quota // 4 or not self.share.fits(size):
             return None
-        self._reserve -= 1
+        pipe = self._pool.take(size)
+        if pipe is not None:
+            pipe.further = True
+            self._further += size
+            self.share.take(size)
         return pipe
 
-    def give(self, pipe: Pipe, *, further: bool) -> None:
-        """Take a pipe back; one that is not empty is closed."""
-        self._reserve += further
-        if pipe.count or self._closed:
-            pipe.close()
-        else:
-            self._free.append(pipe)
-
-    def close(self) -> None:
-        self._closed = True
-        while self._free:
-            self._free.pop().close()
+    def give(self, pipe: Pipe) -> None:
+        """Take a pipe back."""
+        further, pipe.further = pipe.further, False
+        self._pool.give(pipe)
+        if further:
+            self._further -= pipe.size
+            self.share.give(pipe.size)
 
 
 class _Socket:
@@ -154,6 +209,7 @@ class PipeStage(Stage):
         self._piped = 0
         self._direct: tuple[Outlet, Callable[[int], None]] | None = None
         self._discarded = False
+        self._room = stages.room(part)
 
     @property
     def staged(self) -> int:
@@ -161,7 +217,7 @@ class PipeStage(Stage):
 
     @property
     def full(self) -> bool:
-        return self.staged >= PIPE_SIZE
+        return self.staged >= self._room
 
     def deliver_directly(self, outlet: Outlet, account: Callable[[int], None]) -> None:
         self._direct = (outlet, account)
@@ -208,21 +264,21 @@ class PipeStage(Stage):
     def _pipe_with_room(self) -> Pipe | None:
         """The last pipe, a first one, or a further one. None if there is none to be had; NoRoom if full."""
         if not self._pipes:
-            first = self._stages.take()
+            first = self._stages.take(self.part)
             if first is not None:
                 self._pipes.append(first)
             return first
         last = self._pipes[-1]
         if last.count < last.full_at:
             return last
-        further = self._stages.take_further()
+        further = self._stages.take_further(self.part)
         if further is None:
             raise NoRoom
         self._pipes.append(further)
         return further
 
     def _read_into_memory(self, fd: int, limit: int) -> int:
-        if self._in_memory >= PIPE_SIZE:
+        if self._in_memory >= self._room:
             raise NoRoom
         data = os.read(fd, min(limit, READ_SIZE))
         if data:
@@ -238,7 +294,7 @@ class PipeStage(Stage):
             if not pipe.count:
                 pipe.full_at = pipe.size
                 if len(self._pipes) > 1:
-                    self._stages.give(self._pipes.popleft(), further=True)
+                    self._stages.give(self._pipes.popleft())
         else:
             count = self._write_memory(fd)
         if self.on_room is not None:
@@ -252,8 +308,7 @@ class PipeStage(Stage):
         self._head = memoryview(b"")
         self._chunks.clear()
         while self._pipes:
-            pipe = self._pipes.pop()
-            self._stages.give(pipe, further=bool(self._pipes))
+            self._stages.give(self._pipes.pop())
         self._piped = self._in_memory = 0
 
 

@@ -21,7 +21,7 @@ from streamer.relay.stages import Stage, Stages
 from streamer.relay.window import Slot, Window
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from streamer.plan import Part
     from streamer.relay.statistics import Tally
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from streamer.source.ranges import RangeSource
 
 
-def all_epochs(plan: Plan, part_size: int) -> Iterator[Part]:
+def all_epochs(plan: Plan, part_size: Callable[[], int]) -> Iterator[Part]:
     """The parts of every epoch from 0 on, without end; none at all if no epoch can have bytes."""
     epoch = 0
     while plan.streams:
@@ -46,18 +46,16 @@ class Prefetcher:
         source: RangeSource,
         *,
         stages: Stages,
-        window: Window,
         tally: Tally,
         requests: asyncio.TaskGroup,
         policy: RetryPolicy,
     ) -> None:
-        """`window` must be over `all_epochs(plan, …)` with the room of `stages`.
-
-        Tasks are started in `requests`.
-        """
+        """Nothing is requested before `allow`; tasks are started in `requests`."""
         self._plan = plan
         self._source = source
-        self._window = window
+        self._share = stages.share
+        self._share.on_room = self._start
+        self._window = Window(all_epochs(plan, stages.part_size), stages.share, room=stages.room)
         self._tally = tally
         self._requests = requests
         self._policy = policy
@@ -72,6 +70,10 @@ class Prefetcher:
         """Parts of epochs up to `epoch` may be fetched from now on."""
         self._window.last_epoch = max(self._window.last_epoch, epoch)
         self._start()
+
+    def activate(self, *, active: bool) -> None:
+        """The reader is there, or not: its channel's share of room and lanes depends on it."""
+        self._share.activate(active=active)
 
     def wake(self) -> None:
         """Have a waiting delivery look again: its reader may have gone."""
@@ -93,6 +95,7 @@ class Prefetcher:
                 if stage is not None and stage.error is not None:
                     self._second_chance(stage)
                 watch.enter("starved")
+                self._share.pace.starved()
                 await self._news(stage, outlet)
                 continue
             watch.enter("moving")
@@ -151,8 +154,9 @@ class Prefetcher:
 
     def close(self) -> None:
         """Drop everything; nothing is requested any more."""
+        self._share.on_room = None
+        self._share.activate(active=False)
         self._drop(self._window.close())
-        self._supply.close()
 
     def _drop(self, slots: list[Slot]) -> None:
         for slot in slots:
@@ -180,7 +184,7 @@ class Prefetcher:
 
     async def _fetch(self, slot: Slot, stage: Stage) -> None:
         try:
-            await fetch_part(self._source, stage, self._policy, self._tally)
+            await fetch_part(self._source, stage, self._policy, self._tally, self._share.pace)
         except SourceError as error:
             stage.fail(error)
         self._tasks.pop(slot, None)

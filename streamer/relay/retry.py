@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING
 
 import stamina
 
-from streamer.errors import GaveUp, SourceError
+from streamer.errors import GaveUp, SourceError, Throttled
 
 if TYPE_CHECKING:
+    from streamer.relay.pace import Pace
     from streamer.relay.stages import Stage
     from streamer.relay.statistics import Tally
     from streamer.source.ranges import RangeSource
@@ -63,12 +64,14 @@ class _Backoff:
         return (error.retry_after or 0.0) + random.uniform(0, step)  # noqa: S311 - jitter, not a secret
 
 
-async def fetch_part(source: RangeSource, stage: Stage, policy: RetryPolicy, tally: Tally) -> None:
+async def fetch_part(
+    source: RangeSource, stage: Stage, policy: RetryPolicy, tally: Tally, pace: Pace
+) -> None:
     """Bring the whole part into `stage`. Raises SourceError: GaveUp, or one that retrying cannot mend."""
     backoff = _Backoff(stage, policy, tally)
     failed: SourceError | None = None
     try:
-        await _request(source, stage, tally, attempt=1)
+        await _request(source, stage, tally, pace, attempt=1)
     except SourceError as error:
         failed = error
     else:
@@ -78,7 +81,7 @@ async def fetch_part(source: RangeSource, stage: Stage, policy: RetryPolicy, tal
             with turn:
                 if turn.num == 1:
                     raise failed
-                await _request(source, stage, tally, attempt=turn.num)
+                await _request(source, stage, tally, pace, attempt=turn.num)
     except SourceError as error:
         if not error.retryable:
             raise
@@ -90,16 +93,25 @@ async def fetch_part(source: RangeSource, stage: Stage, policy: RetryPolicy, tal
         ) from error
 
 
-async def _request(source: RangeSource, stage: Stage, tally: Tally, *, attempt: int) -> None:
-    """One request, counted by its outcome."""
+async def _request(source: RangeSource, stage: Stage, tally: Tally, pace: Pace, *, attempt: int) -> None:
+    """One request, counted by its outcome, which sets the pace of those to come."""
     before, outcome = stage.received, "cancelled"
     stage.asked()
     try:
         await source.fetch(stage, attempt=attempt)
         outcome = "ok"
-        tally.part.add(stage.seconds_since_asked())
+        seconds = stage.seconds_since_asked()
+        tally.part.add(seconds)
+        pace.landed(
+            time.monotonic(),
+            received=stage.received - before,
+            first_byte=stage.first_byte_after,
+            seconds=seconds,
+        )
     except SourceError as error:
         outcome = error.kind
+        if isinstance(error, Throttled):
+            pace.throttled(time.monotonic())
         raise
     finally:
         tally.requests[outcome] += 1

@@ -22,6 +22,7 @@ from typing import Protocol
 
 from streamer.errors import BadAnswer, SourceError, Where
 from streamer.plan import Part
+from streamer.relay.allotment import Share
 from streamer.relay.statistics import Durations
 from streamer.sink.outlet import Outlet
 from streamer.units import KIB
@@ -77,6 +78,8 @@ class Stage(ABC):
         self._on_change = on_change
         self._first_byte = first_byte
         self._asked_at = time.monotonic()
+        self.first_byte_after = 0.0
+        """Seconds from the last request to its answer."""
         self._chunks: deque[Chunk] = deque()
         self._in_memory = 0
         self._head = memoryview(part.head)
@@ -133,7 +136,8 @@ class Stage(ABC):
         return time.monotonic() - self._asked_at
 
     def answered(self) -> None:
-        self._first_byte.add(self.seconds_since_asked())
+        self.first_byte_after = self.seconds_since_asked()
+        self._first_byte.add(self.first_byte_after)
 
     def feed(self, data: bytes) -> None:
         if self.received + len(data) > self.part.body:
@@ -227,11 +231,14 @@ class MemoryStage(Stage):
 
 
 class Stages(Protocol):
-    """One channel's supply of stages, and what they cost its window."""
+    """One channel's supply of stages, and what they cost its share."""
 
     @property
-    def budget(self) -> int:
-        """Bytes of room in all."""
+    def share(self) -> Share:
+        """What the channel may hold."""
+
+    def part_size(self) -> int:
+        """Bytes of the body of the next part to be cut."""
 
     def room(self, part: Part) -> int:
         """Bytes of room that the part's stage will hold."""
@@ -239,24 +246,22 @@ class Stages(Protocol):
     def make(self, part: Part, *, on_change: Callable[[], None], first_byte: Durations) -> Stage:
         """A stage for a part whose room is reserved."""
 
-    def close(self) -> None:
-        """Free everything; all stages are discarded."""
-
 
 class MemoryStages:
     """Stages in user memory: a part takes its length, in whole buffers if it is read into those."""
 
-    def __init__(self, budget: int, pool: BufferPool, *, unit: int = BUFFER_SIZE) -> None:
-        """`unit`: 1 for a transport that brings memory of its own."""
-        self.budget = budget
-        self._pool = pool
-        self._unit = unit
+    def __init__(self, share: Share, pool: BufferPool | None) -> None:
+        """`pool`: None for a transport that brings memory of its own."""
+        self.share = share
+        self._pool = pool or BufferPool()
+        self._unit = BUFFER_SIZE if pool else 1
+
+    def part_size(self) -> int:
+        share = self.share
+        return share.pace.part_size(min(share.floor, share.quota // share.lanes))
 
     def room(self, part: Part) -> int:
         return -(-len(part) // self._unit) * self._unit
 
     def make(self, part: Part, *, on_change: Callable[[], None], first_byte: Durations) -> Stage:
         return MemoryStage(part, self._pool, on_change=on_change, first_byte=first_byte)
-
-    def close(self) -> None:
-        pass

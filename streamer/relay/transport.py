@@ -9,12 +9,14 @@ from __future__ import annotations
 import contextlib
 import resource
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from streamer.errors import ConfigError
-from streamer.relay.pipes import PIPE_SIZE, PipeStages, pipe_allowance
-from streamer.relay.stages import BUFFER_SIZE, BufferPool, MemoryStages, Stages
+from streamer.relay.allotment import Allotment
+from streamer.relay.pace import LARGEST_PART, MOST_LANES, Pace
+from streamer.relay.pipes import PIPE_SIZE, PipePool, PipeStages, pipe_allowance
+from streamer.relay.stages import BufferPool, MemoryStages, Stages
 from streamer.source.client import OwnSource, why_not, why_not_splice
 from streamer.source.portable import PortableSource
 from streamer.source.ranges import RangeSource
@@ -22,41 +24,36 @@ from streamer.source.session import Clients, tls_context
 from streamer.source.signing import RangeSigner
 from streamer.units import MIB
 
-MOST_CONNECTIONS = 32
-"""Per channel, of any transport's default."""
-
 OTHER_FILES = 32
 """Descriptors a channel needs besides pipes and connections: FIFOs, epoll, its part of the process's."""
+ENOUGH_FILES = 65_536
+"""Open files that we ask for, as far as the hard limit lets us; the default soft limit is often 1,024."""
 
 Wish = Literal["auto", "portable", "copying", "kernel"]
 
 
 @dataclass(frozen=True, slots=True)
 class Transport:
-    """A way to fetch, and the numbers that suit it."""
+    """A way to fetch, and what all channels together may use of it."""
 
     source: RangeSource
     reason: str
-    spliced: bool
-    buffered: bool
-    """Whether bodies are read into buffers of ours."""
-    part_size: int
-    """Measured best: 8 MiB where a request costs 1.6 ms of CPU, 4 MiB where it costs 0.2."""
-    connections: int
-    """Requests in flight per channel."""
-    pipe_bytes: int = 0
-    """Bytes of pipes that each channel may have, whatever its budget."""
-    _buffers: BufferPool = field(default_factory=BufferPool)
+    allotment: Allotment
+    pipes: PipePool | None = None
+    """Where bodies stay in the kernel."""
+    buffers: BufferPool | None = None
+    """Where they are read into buffers of ours."""
 
     @property
     def name(self) -> str:
         return self.source.name
 
-    def stages(self, budget: int) -> Stages:
-        """Stages for a channel with `budget` bytes."""
-        if not self.spliced:
-            return MemoryStages(budget, self._buffers, unit=BUFFER_SIZE if self.buffered else 1)
-        return PipeStages(min(budget, self.pipe_bytes))
+    def stages(self) -> Stages:
+        """Stages for one more channel."""
+        share = self.allotment.share()
+        if self.pipes is not None:
+            return PipeStages(share, self.pipes)
+        return MemoryStages(share, self.buffers)
 
 
 @contextlib.asynccontextmanager
@@ -68,29 +65,25 @@ async def open_transport(
     channels: int,
     budget: int,
     connections: int | None = None,
+    part_size: int | None = None,
     to_pipes: bool = True,
 ) -> AsyncIterator[Transport]:
     """The transport for these buckets, until the end of the block.
 
-    `budget`, `connections`: for each channel; the latter if not the transport's own default.
-    `to_pipes`: whether all sinks are pipes. Raises ConfigError if `wish` is `kernel` and it cannot be.
+    `budget` and `connections` are for all channels together. Where `connections` or `part_size` is not
+    given, it adapts. `to_pipes`: whether all sinks are pipes. Raises ConfigError if what is wished cannot be.
     """
     portable = PortableSource(clients.data, clients.reading)
-    share = _pipe_share(channels, connections or MOST_CONNECTIONS)
+    lanes = _Lanes(connections, part_size)
+    pipe_budget, most_pipes = _pipe_limits(channels, lanes.most)
     no_client = why_not(clients.data, buckets)
-    no_splice = no_client or _no_splice(clients, min(share, budget), to_pipes=to_pipes)
+    no_splice = no_client or _no_splice(clients, min(budget, pipe_budget), channels, to_pipes=to_pipes)
     obstacle = {"kernel": no_splice, "copying": no_client}.get(wish)
     if obstacle:
         raise ConfigError(f"the {wish} transport is asked for, but {obstacle}; use auto or portable")
     if wish == "portable" or no_client:
-        yield Transport(
-            portable,
-            no_client or "asked for",
-            spliced=False,
-            buffered=False,
-            part_size=8 * MIB,
-            connections=16,
-        )
+        pace = lanes.pace(16, 8 * MIB)
+        yield Transport(portable, no_client or "asked for", Allotment(budget, pace, members=channels))
         return
     splice = wish != "copying" and no_splice is None
     url = clients.data.meta.endpoint_url
@@ -101,36 +94,68 @@ async def open_transport(
         tls=tls_context(clients.ca_bundle) if url.startswith("https://") else None,
     )
     try:
-        yield Transport(
-            source,
-            "plain HTTP to pipes" if splice else no_splice or "asked for",
-            spliced=splice,
-            buffered=not splice,
-            part_size=4 * MIB,
-            connections=MOST_CONNECTIONS if splice else 16,
-            pipe_bytes=share,
-        )
+        if splice:
+            room = min(budget, pipe_budget)
+            pipes = PipePool(room, most=most_pipes)
+            # A request costs little, so parts are small; larger ones wait in their sockets for their turn.
+            pace = lanes.pace(max(32, 4 * channels), 4 * MIB, largest_part=8 * MIB)
+            try:
+                allotment = Allotment(room, pace, members=channels)
+                yield Transport(source, "plain HTTP to pipes", allotment, pipes=pipes)
+            finally:
+                pipes.close()
+        else:
+            # What waits in memory leaves the processor's cache: begin with few, and let need decide.
+            pace = lanes.pace(max(4, channels), 4 * MIB)
+            allotment = Allotment(budget, pace, members=channels)
+            yield Transport(source, no_splice or "asked for", allotment, buffers=BufferPool())
     finally:
         source.close()
 
 
-def _pipe_share(channels: int, connections: int) -> int:
-    """Bytes of pipes that each channel may have: by the user's pipe pages, and by open files.
+@dataclass(frozen=True, slots=True)
+class _Lanes:
+    """What was asked for."""
 
-    A channel's FIFO takes pipe pages too, for a moment two of them; a pipe takes two descriptors.
+    connections: int | None
+    part_size: int | None
+
+    @property
+    def most(self) -> int:
+        return self.connections or MOST_LANES
+
+    def pace(self, connections: int, part_size: int, *, largest_part: int = LARGEST_PART) -> Pace:
+        """The pace that begins with what suits a transport, where nothing else is asked for."""
+        return Pace(
+            self.connections or connections,
+            self.part_size or part_size,
+            fixed_lanes=self.connections is not None,
+            fixed_part=self.part_size is not None,
+            largest_part=largest_part,
+        )
+
+
+def _pipe_limits(channels: int, lanes: int) -> tuple[int, int]:
+    """Bytes of pipes that the user may have, and how many pipes open files allow (two files each).
+
+    A channel's FIFO takes pipe pages too, for a moment two of them.
     """
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    by_files = (files // channels - connections - OTHER_FILES) // 2 * PIPE_SIZE
+    files, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files < ENOUGH_FILES:
+        files = ENOUGH_FILES if hard == resource.RLIM_INFINITY else min(hard, ENOUGH_FILES)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
+    most = (files - lanes - channels * OTHER_FILES) // 2
     allowance = pipe_allowance()
-    return by_files if allowance is None else min(by_files, allowance // channels - 2 * PIPE_SIZE)
+    by_files = most * PIPE_SIZE
+    return by_files if allowance is None else min(by_files, allowance - 2 * channels * PIPE_SIZE), most
 
 
-def _no_splice(clients: Clients, room: int, *, to_pipes: bool) -> str | None:
+def _no_splice(clients: Clients, room: int, channels: int, *, to_pipes: bool) -> str | None:
     if not to_pipes:
         return "the output is not a pipe"
     if obstacle := why_not_splice(clients.data.meta.endpoint_url):
         return obstacle
-    if room < 2 * PIPE_SIZE:
+    if room < 2 * PIPE_SIZE * channels:
         return (
             "a channel may have less than two pipes of 1 MiB; raise MemoryBudget, `ulimit -n` or, "
             "for users without privilege, /proc/sys/fs/pipe-user-pages-soft"

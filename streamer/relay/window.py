@@ -1,14 +1,14 @@
 """The window: which parts are wanted now. Pure and synchronous.
 
-Parts come from one iterator over all epochs, in delivery order. A part is *admitted* when a lane is free
-and the room for its stage fits the budget; admitted parts form a queue whose first is the *head of
-line*, the only one that may be delivered. What a stage holds depends on the transport (a whole part in
-memory, or what a kernel pipe takes of it), so the room of a part is given by `room`. It comes back when
-the part is delivered; a lane comes back when its request ends.
+Parts come from one iterator over all epochs, in delivery order. A part is *admitted* when the channel's
+share has a lane and the room for its stage; admitted parts form a queue whose first is the *head of line*,
+the only one that may be delivered. What a stage holds depends on the transport (a whole part in memory,
+or what a kernel pipe takes of it), so the room of a part is given by `room`. It comes back when the part
+is delivered; a lane comes back when its request ends.
 
-Invariants (held by property tests): reserved bytes never exceed the budget; requests in flight never
-exceed the lanes; parts are delivered in the iterator's order, each byte once; whenever nothing is
-admitted and parts are left, one can be admitted (no dead end).
+Invariants (held by property tests): what is held never exceeds the share; parts are delivered in the
+iterator's order, each byte once; whenever nothing is admitted and parts are left, one can be admitted (no
+dead end).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from streamer.plan import Part
+from streamer.relay.allotment import Share
 
 
 @dataclass(slots=True, eq=False)
@@ -31,19 +32,10 @@ class Slot:
 
 
 class Window:
-    """Admits parts of `parts` within `budget` bytes and `lanes` concurrent requests."""
+    """Admits parts of `parts` within `share`, whose sole user it is."""
 
-    def __init__(
-        self, parts: Iterator[Part], *, budget: int, lanes: int, room: Callable[[Part], int] = len
-    ) -> None:
-        if budget <= 0 or lanes <= 0:
-            raise ValueError("a window needs a budget and a lane")
-        self.budget = budget
-        self.lanes = lanes
-        self.reserved = 0
-        """Bytes of room held by admitted parts."""
-        self.in_flight = 0
-        """Requests running."""
+    def __init__(self, parts: Iterator[Part], share: Share, *, room: Callable[[Part], int] = len) -> None:
+        self.share = share
         self.last_epoch = -1
         """Parts of later epochs are not admitted yet."""
         self._room = room
@@ -52,10 +44,7 @@ class Window:
         self._slots: deque[Slot] = deque()
 
     def __repr__(self) -> str:
-        return (
-            f"<Window {len(self._slots)} parts, {self.reserved}/{self.budget} bytes, "
-            f"{self.in_flight}/{self.lanes} lanes>"
-        )
+        return f"<Window {len(self._slots)} parts, {self.share}>"
 
     @property
     def head(self) -> Slot | None:
@@ -66,18 +55,18 @@ class Window:
         """The parts to request now; each has its room and a lane reserved."""
         admitted = []
         while (part := self._next) is not None:
-            if part.epoch > self.last_epoch or self.in_flight >= self.lanes:
+            if part.epoch > self.last_epoch or not self.share.lane_free():
                 break
             room = self._room(part)
-            if self.reserved + room > self.budget:
+            if not self.share.fits(room):
                 if not self._slots:
-                    raise ValueError(f"a part of {room} bytes can never fit a budget of {self.budget}")
+                    raise ValueError(f"a part of {room} bytes can never fit {self.share}")
                 break
             slot = Slot(part, room)
             self._slots.append(slot)
             admitted.append(slot)
-            self.reserved += room
-            self.in_flight += 1
+            self.share.take(room)
+            self.share.begin()
             self._next = next(self._parts, None)
         return admitted
 
@@ -85,12 +74,12 @@ class Window:
         """The slot's request has ended, well or not: its lane is free."""
         if slot.in_flight:
             slot.in_flight = False
-            self.in_flight -= 1
+            self.share.end()
 
     def relaunch(self, slot: Slot) -> None:
         """The slot's request runs once more; the head of line may do so beyond the lanes."""
         slot.in_flight = True
-        self.in_flight += 1
+        self.share.begin()
 
     def deliver(self, count: int) -> Slot | None:
         """`count` more bytes of the head are with the reader; return the slot if that was all of it."""
@@ -101,7 +90,7 @@ class Window:
         if slot.delivered < len(slot.part):
             return None
         self._slots.popleft()
-        self.reserved -= slot.room
+        self.share.give(slot.room)
         return slot
 
     def close(self) -> list[Slot]:
@@ -114,7 +103,7 @@ class Window:
         dropped = []
         while self._slots and self._slots[0].part.epoch <= epoch:
             slot = self._slots.popleft()
-            self.reserved -= slot.room
+            self.share.give(slot.room)
             self.landed(slot)
             dropped.append(slot)
         while self._next is not None and self._next.epoch <= epoch:

@@ -145,15 +145,18 @@ class TlsLane(Lane):
         return count > 0
 
     def recv_into(self, room: memoryview) -> int:
+        read, size, count = self._tls.read, len(room), 0
         try:
-            count = self._tls.read(len(room), room)
+            while count < size and (got := int(read(size - count, room[count:]))):  # a record each
+                count += got
         except ssl.SSLWantReadError:
             if self._outgoing.pending:  # an answer to a key update
                 self._flush()
-            raise BlockingIOError from None
+            if not count:
+                raise BlockingIOError from None
         except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
-            return 0
-        return int(count)
+            pass  # told again by the next call, if there was something before it
+        return count
 
 
 class LanePool:

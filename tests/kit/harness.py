@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from streamer.plan import Plan, S3Uri
-from streamer.relay.channel import Channel, ChannelLimits
+from streamer.relay.channel import Channel
 from streamer.relay.pipes import PIPE_SIZE
 from streamer.relay.retry import RetryPolicy
 from streamer.relay.stages import BUFFER_SIZE
-from streamer.relay.transport import Transport, Wish, open_transport
+from streamer.relay.transport import Wish, open_transport
 from streamer.source.listing import plan_prefix
 from streamer.source.session import Clients, Endpoint, open_clients
 from streamer.trailer import Trailer
@@ -40,12 +40,12 @@ async def clients_of(stub: S3Stub) -> AsyncIterator[Clients]:
         yield clients
 
 
-def _budget(parts: int, part_size: int, chosen: Transport) -> int:
-    """Bytes for so many parts; of the kernel transport's pipes, a quarter is reserve."""
-    if not chosen.spliced:
-        unit = BUFFER_SIZE if chosen.buffered else 1
-        return parts * -(-part_size // unit) * unit
-    return next(n for n in range(1, 100) if n - n // 4 == parts) * PIPE_SIZE
+def _budget(parts: int, part_size: int, transport: Wish) -> int:
+    """Bytes for so many parts."""
+    if transport == "kernel":
+        return max(parts, 2) * PIPE_SIZE
+    unit = BUFFER_SIZE if transport == "copying" else 1
+    return parts * -(-part_size // unit) * unit
 
 
 @dataclass
@@ -80,7 +80,15 @@ async def running_channel(
     """
     async with (
         clients_of(stub) as clients,
-        open_transport(clients, wish=transport, buckets={"b"}, channels=1, budget=64 << 20) as chosen,
+        open_transport(
+            clients,
+            wish=transport,
+            buckets={"b"},
+            channels=1,
+            budget=_budget(parts, part_size, transport),
+            connections=connections,
+            part_size=part_size,
+        ) as chosen,
     ):
         bucket, _, key = prefix.partition("/")
         plan = await plan_prefix(clients.control, S3Uri(bucket, key))
@@ -89,9 +97,9 @@ async def running_channel(
             "train",
             plan,
             chosen.source,
-            chosen.stages(_budget(parts, part_size, chosen)),
+            chosen.stages(),
             directory=str(directory),
-            limits=ChannelLimits(part_size=part_size, connections=connections, policy=policy),
+            policy=policy,
             on_verdict=verdicts.append,
         )
         channel.prepare()

@@ -116,6 +116,8 @@ class S3Stub:
                 if queue:
                     return await queue.popleft()(answer)
             return web.Response(status=206, body=answer.body, headers=answer.headers)
+        except ConnectionResetError:
+            return web.Response(status=400)  # the client has left in the middle
         finally:
             self.in_flight -= 1
 

@@ -94,9 +94,9 @@ async def test_open_without_read_consumes_an_epoch(run, stub, tmp_path):
 
 async def test_an_unread_channel_holds_no_more_than_its_budget(run, stub, tmp_path):
     """It prefetches, then waits for as long as it takes, asking S3 for nothing more."""
-    fill(stub, [2_000_000])
-    async with run(stub, tmp_path, parts=8) as running:
-        await eventually(lambda: running.channel.statistics().received_bytes == 400_000)
+    fill(stub, [20_000_000])
+    async with run(stub, tmp_path, parts=8, part_size=1 << 20) as running:
+        await eventually(lambda: running.channel.statistics().received_bytes == 8 << 20)
         statistics = running.channel.statistics()
         assert (statistics.staged_bytes, statistics.state) == (statistics.budget_bytes, "waiting")
         assert statistics.written_bytes == 0

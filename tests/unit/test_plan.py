@@ -51,7 +51,7 @@ def test_parts_cover_the_stream_once_in_order(found, part_size, epoch):
     """Every byte of every object is in exactly one part, and every part knows its place."""
     plan = Plan(listed(found))
     place, covered = 0, []
-    for part in cut(plan.segments(0), part_size=part_size, epoch=epoch):
+    for part in cut(plan.segments(0), part_size=lambda: part_size, epoch=epoch):
         assert (part.epoch, part.offset) == (epoch, place)
         assert 0 < len(part) <= part_size
         assert part.ends_object == (part.end == part.object.size)

@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from streamer.plan import ObjectRef, Plan
+from streamer.relay.allotment import Allotment
+from streamer.relay.pace import Pace
 from streamer.relay.prefetch import all_epochs
 from streamer.relay.window import Window
 
@@ -15,10 +17,15 @@ PLAN = Plan.of(tuple(ObjectRef("b", str(i), size, "e") for i, size in enumerate(
 PART, BUDGET, LANES = 4, 13, 3
 
 
+def window(plan=PLAN, *, part=PART, budget=BUDGET, lanes=LANES):
+    pace = Pace(lanes, part, fixed_lanes=True, fixed_part=True)
+    return Window(all_epochs(plan, lambda: part), Allotment(budget, pace).share())
+
+
 class WindowMachine(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
-        self.window = Window(all_epochs(PLAN, PART), budget=BUDGET, lanes=LANES)
+        self.window = window()
         self.running = []
         self.admitted = []
         self.epoch = 0
@@ -65,9 +72,9 @@ class WindowMachine(RuleBasedStateMachine):
 
     @invariant()
     def budget_and_lanes_hold(self):
-        window = self.window
-        assert window.reserved == sum(slot.room for slot in self.admitted) <= BUDGET
-        assert window.in_flight == len(self.running) <= LANES
+        share = self.window.share
+        assert share.held == sum(slot.room for slot in self.admitted) <= BUDGET
+        assert share.in_flight == len(self.running) <= LANES
 
     @invariant()
     def never_stuck(self):
@@ -83,30 +90,30 @@ TestWindow = WindowMachine.TestCase
 
 
 def test_a_part_larger_than_the_budget_is_refused():
-    window = Window(all_epochs(PLAN, 10), budget=4, lanes=1)
-    window.last_epoch = 0
+    filled = window(part=10, budget=4, lanes=1)
+    filled.last_epoch = 0
     with pytest.raises(ValueError, match="can never fit"):
-        window.admit()
+        filled.admit()
 
 
 def test_a_plan_without_bytes_admits_nothing():
-    window = Window(all_epochs(Plan.of((ObjectRef("b", "k", 0, "e"),)), PART), budget=BUDGET, lanes=LANES)
-    window.last_epoch = 5
-    assert window.admit() == []
+    filled = window(Plan.of((ObjectRef("b", "k", 0, "e"),)))
+    filled.last_epoch = 5
+    assert filled.admit() == []
 
 
 def test_more_than_the_part_cannot_be_delivered():
-    window = Window(all_epochs(PLAN, PART), budget=BUDGET, lanes=LANES)
-    window.last_epoch = 0
-    window.admit()
+    filled = window()
+    filled.last_epoch = 0
+    filled.admit()
     with pytest.raises(ValueError, match="delivered 5 bytes"):
-        window.deliver(5)
+        filled.deliver(5)
 
 
 def test_close_returns_what_is_in_flight_and_admits_no_more():
-    window = Window(all_epochs(PLAN, PART), budget=BUDGET, lanes=LANES)
-    window.last_epoch = 0
-    admitted = window.admit()
-    assert window.close() == admitted
-    assert window.admit() == []
-    assert (window.reserved, window.in_flight) == (0, 0)
+    filled = window()
+    filled.last_epoch = 0
+    admitted = filled.admit()
+    assert filled.close() == admitted
+    assert filled.admit() == []
+    assert (filled.share.held, filled.share.in_flight) == (0, 0)

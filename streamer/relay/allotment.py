@@ -1,0 +1,151 @@
+"""Room and lanes, shared by the channels of a process. Pure and synchronous.
+
+Room. Every channel has a floor that nobody else can take: half of an equal part, or all if it is alone.
+The rest goes to those whose reader is there, in equal parts. A channel whose reader sleeps keeps what it
+holds, which is no more than such a part; one that waits for its reader holds its floor at the most. So a
+channel that is read alone has nearly everything, and one whose reader arrives has its floor at once and
+its part as soon as the others have delivered.
+
+Lanes are shared in equal parts too, but need no floor: a lane that waits for a sleeping reader asks
+nothing of the server, so it does not count against those that are read.
+
+Invariants (held by property tests): the sum of what is held never exceeds the budget; a channel below its
+floor is never refused.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from streamer.relay.pace import Pace
+
+
+class Allotment:
+    """`budget` bytes of room, and the lanes that `pace` allows, for `members` channels."""
+
+    def __init__(self, budget: int, pace: Pace, *, members: int = 1) -> None:
+        if budget <= 0 or members <= 0:
+            raise ValueError("an allotment needs a budget and a member")
+        self.budget = budget
+        self.pace = pace
+        self.members = members
+        self.floor = budget if members == 1 else budget // (2 * members)
+        self.active = 0
+        """Channels whose reader is there."""
+        self.committed = members * self.floor
+        """Bytes that are held, or kept free for those below their floor."""
+        self._shares: list[Share] = []
+
+    def __repr__(self) -> str:
+        return f"<Allotment {self.committed}/{self.budget} bytes, {self.active} active, {self.pace}>"
+
+    def share(self) -> Share:
+        """A channel's. Raises ValueError for more than `members` of them."""
+        if len(self._shares) == self.members:
+            raise ValueError(f"the allotment is for {self.members} channels")
+        share = Share(self)
+        self._shares.append(share)
+        return share
+
+    def offer(self, giver: Share) -> None:
+        """Let those that were refused try again."""
+        for share in self._shares:
+            if share.refused and share is not giver:
+                share.refused = False
+                if share.on_room is not None:
+                    share.on_room()
+
+
+class Share:
+    """One channel's part."""
+
+    def __init__(self, whole: Allotment) -> None:
+        self._whole = whole
+        self.held = 0
+        """Bytes of room."""
+        self.in_flight = 0
+        """Lanes in use."""
+        self.active = False
+        """Whether the channel's reader is there."""
+        self.refused = False
+        """Whether something was refused that others may free."""
+        self.on_room: Callable[[], None] | None = None
+        """Called when what was refused may be had."""
+
+    def __repr__(self) -> str:
+        return f"<Share {self.held}/{self.quota} bytes, {self.in_flight}/{self.lanes} lanes>"
+
+    @property
+    def pace(self) -> Pace:
+        return self._whole.pace
+
+    @property
+    def floor(self) -> int:
+        """Bytes that are never refused."""
+        return self._whole.floor
+
+    @property
+    def quota(self) -> int:
+        """Bytes that this channel may hold now."""
+        whole = self._whole
+        if not self.active:
+            return whole.floor
+        waiting = whole.members - whole.active
+        return max(whole.floor, (whole.budget - waiting * whole.floor) // whole.active)
+
+    @property
+    def lanes(self) -> int:
+        """Requests that this channel may have in flight now."""
+        whole = self._whole
+        return max(1, whole.pace.lanes // (whole.active if self.active else whole.members))
+
+    def activate(self, *, active: bool) -> None:
+        """The channel's reader has come, or gone."""
+        if active != self.active:
+            self.active = active
+            self._whole.active += 1 if active else -1
+            self._whole.offer(self)
+
+    def lane_free(self) -> bool:
+        """Whether a request may begin."""
+        if self.in_flight < self.lanes:
+            return True
+        self.pace.full()
+        self.refused = True
+        return False
+
+    def begin(self) -> None:
+        """A request begins."""
+        self.in_flight += 1
+
+    def end(self) -> None:
+        """A request has ended."""
+        self.in_flight -= 1
+        self._whole.offer(self)
+
+    def fits(self, room: int) -> bool:
+        """Whether `room` more bytes may be taken."""
+        whole, after = self._whole, self.held + room
+        if after <= whole.floor:
+            return True
+        if after <= self.quota and whole.committed + after - max(self.held, whole.floor) <= whole.budget:
+            return True
+        self.refused = True
+        return False
+
+    def take(self, room: int) -> None:
+        """Take what fits."""
+        self._hold(self.held + room)
+
+    def give(self, room: int) -> None:
+        """Give back."""
+        self._hold(self.held - room)
+        self._whole.offer(self)
+
+    def _hold(self, after: int) -> None:
+        floor = self._whole.floor
+        self._whole.committed += max(after, floor) - max(self.held, floor)
+        self.held = after

@@ -1,0 +1,161 @@
+"""How many requests run at once, and how large they are: what the requests themselves have shown. Pure.
+
+Lanes. More requests in flight help as long as delivery waits for storage and every lane is taken. Then the
+limit is raised on trial; if throughput does not follow, or first bytes come much later, it goes back and
+the next trial waits longer. S3 asks for less by SlowDown: that halves the limit, and it returns in steps
+once the storm is over (additive increase, multiplicative decrease). Too many lanes cost as well: bytes
+that wait for their turn leave the processor's cache.
+
+Parts. A request's body should take at least twice as long as its first byte, or lanes wait more than they
+carry; and no longer than the room for it allows.
+
+Time is what callers say it is: seconds of a clock that never goes back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from streamer.units import MIB
+
+MOST_LANES = 256
+GAIN = 1.05
+"""Throughput after a trial, over that before it, for the raised limit to stay."""
+INFLATED = 4.0
+"""First bytes this many times later than the earliest seen mean that requests queue at the server."""
+INTERVAL = 0.05
+"""Seconds, at the least, over which throughput is compared; and one landing per lane."""
+FIRST_HOLD, LONGEST_HOLD = 1.0, 60.0
+"""Seconds between trials: doubled whenever one was in vain."""
+QUIET = 0.5
+"""Seconds without SlowDown for every step back."""
+SMALLEST_PART, LARGEST_PART = 1 * MIB, 16 * MIB
+
+
+@dataclass(slots=True)
+class _Trial:
+    lanes: int
+    """The limit before it."""
+    rate: float
+    """Bytes per second before it."""
+
+
+class Pace:
+    """The limit of lanes, and the size of parts, of everything that shares one endpoint."""
+
+    def __init__(
+        self,
+        lanes: int,
+        part_size: int,
+        *,
+        fixed_lanes: bool = False,
+        fixed_part: bool = False,
+        most_lanes: int = MOST_LANES,
+        largest_part: int = LARGEST_PART,
+    ) -> None:
+        """Begin with `lanes` requests of `part_size` bytes; what is fixed stays so."""
+        self._most_lanes = most_lanes
+        self.lanes = lanes
+        """Requests that may run at once."""
+        self._part_size = part_size
+        self._fixed_lanes = fixed_lanes
+        self._fixed_part = fixed_part
+        self._largest_part = max(largest_part, part_size)
+        self._trial: _Trial | None = None
+        self._since: float | None = None
+        self._bytes = 0
+        self._landed = 0
+        self._full = False
+        self._starved = False
+        self._hold = FIRST_HOLD
+        self._hold_until = 0.0
+        self._goal = 0
+        """The limit before a storm of SlowDown, to return to; 0 in good weather."""
+        self._slowed_at = 0.0
+        self._first_byte = 0.0
+        """Seconds, as of late."""
+        self._least_first_byte = float("inf")
+        self._body_rate = 0.0
+        """Bytes per second of one body, as of late."""
+
+    def __repr__(self) -> str:
+        return f"<Pace {self.lanes} lanes, parts of {self._part_size}>"
+
+    def full(self) -> None:
+        """A request could have begun but for want of a lane."""
+        self._full = True
+
+    def starved(self) -> None:
+        """A delivery waits for storage."""
+        self._starved = True
+
+    def throttled(self, now: float) -> None:
+        """S3 asked for less: halve, once for all requests that were under way together."""
+        if self._fixed_lanes:
+            return
+        fresh = now - self._slowed_at >= QUIET
+        self._slowed_at = now
+        if fresh:
+            self._goal = max(self._goal, self.lanes if self._trial is None else self._trial.lanes)
+            self._trial = None
+            self.lanes = max(1, self.lanes // 2)
+            self._begin(now)
+
+    def landed(self, now: float, *, received: int, first_byte: float, seconds: float) -> None:
+        """A request has ended well: so many bytes, the first after `first_byte` of its `seconds`."""
+        self._first_byte += (first_byte - self._first_byte) * (0.1 if self._first_byte else 1)
+        self._least_first_byte = min(self._least_first_byte, first_byte)
+        if seconds > first_byte:
+            rate = received / (seconds - first_byte)
+            self._body_rate += (rate - self._body_rate) * (0.1 if self._body_rate else 1)
+        if self._since is None:
+            self._begin(now)
+        self._bytes += received
+        self._landed += 1
+        if not self._fixed_lanes and self._landed >= self.lanes and now - (self._since or 0) >= INTERVAL:
+            self._judge(now, self._bytes / (now - (self._since or 0)))
+            self._begin(now)
+
+    def _begin(self, now: float) -> None:
+        self._since = now
+        self._bytes = self._landed = 0
+        self._full = self._starved = False
+
+    def _judge(self, now: float, rate: float) -> None:
+        trial, self._trial = self._trial, None
+        if self._goal:
+            self._return(now)
+        elif trial is not None and (rate < trial.rate * GAIN or self._inflated):
+            self.lanes = trial.lanes
+            self._hold_until = now + self._hold
+            self._hold = min(LONGEST_HOLD, self._hold * 2)
+        elif self._full and self._starved and now >= self._hold_until and not self._inflated:
+            more = self.lanes * 2 if self._hold == FIRST_HOLD else self.lanes + max(1, self.lanes // 4)
+            if (more := min(self._most_lanes, more)) > self.lanes:
+                self._trial = _Trial(self.lanes, rate)
+                self.lanes = more
+
+    def _return(self, now: float) -> None:
+        """After a storm: a step back to where it began."""
+        if now - self._slowed_at < QUIET:
+            return
+        self.lanes = min(self._goal, self.lanes + max(1, self._goal // 8))
+        if self.lanes == self._goal:
+            self._goal = 0
+            self._hold_until = now + self._hold
+
+    @property
+    def _inflated(self) -> bool:
+        return self._first_byte > INFLATED * self._least_first_byte and self._first_byte > 0.1
+
+    def part_size(self, staging: int) -> int:
+        """Bytes of the next part, if its stage may hold `staging` of them."""
+        size = self._part_size
+        if self._fixed_part:
+            return size
+        wanted = 2 * self._first_byte * self._body_rate
+        while size < wanted and size < self._largest_part:
+            size *= 2
+        while size > staging and size > SMALLEST_PART:
+            size //= 2
+        return size
