@@ -24,10 +24,18 @@ if TYPE_CHECKING:
     from sidecar.identity import Hosts
 
 _TOOLKIT_OWN = frozenset({
-    "sagemaker_program", "sagemaker_submit_directory", "sagemaker_container_log_level",
-    "sagemaker_job_name", "sagemaker_region", "sagemaker_s3_output",
+    "sagemaker_program", "sagemaker_submit_directory", "sagemaker_enable_cloudwatch_metrics",
+    "sagemaker_region", "sagemaker_container_log_level", "sagemaker_job_name",
+    "default_user_module_name", "_tuning_objective_metric", "sagemaker_s3_output",
 })  # fmt: skip
-"""Hyperparameters that the toolkit takes for itself; others with this prefix are the framework's."""
+"""Hyperparameters that the toolkit takes for itself; others that begin with `sagemaker_` are the
+framework's, and the rest are the script's."""
+_DISTRIBUTED = (
+    "sagemaker_mpi_enabled", "sagemaker_parameter_server_enabled",
+    "sagemaker_distributed_dataparallel_enabled", "sagemaker_pytorch_ddp_enabled",
+    "sagemaker_pytorch_xla_multi_worker_enabled", "sagemaker_multi_worker_mirrored_strategy_enabled",
+)  # fmt: skip
+"""Any of these makes this host's group a group of the distribution, if none is named."""
 _MACHINE = ("SM_NUM_CPUS", "SM_NUM_GPUS", "SM_TRAINING_ENV")
 """What only the trainer's own container can know; SM_TRAINING_ENV repeats it."""
 
@@ -39,7 +47,11 @@ def trainer_environment(layout: Layout, job: Job, hosts: Hosts) -> dict[str, str
         for channel in job.input_data_config
     }
     everything = {name: _decoded(value) for name, value in job.hyper_parameters.items()}
-    parameters = {name: value for name, value in everything.items() if not name.startswith("sagemaker_")}
+    parameters = {
+        name: value
+        for name, value in everything.items()
+        if not name.startswith("sagemaker_") and name not in _TOOLKIT_OWN
+    }
     program = everything.get("sagemaker_program")
     module = program.removesuffix(".py") if isinstance(program, str) else None
     framework = {
@@ -50,7 +62,10 @@ def trainer_environment(layout: Layout, job: Job, hosts: Hosts) -> dict[str, str
     resources = resource_config(hosts)
     groups = {group["instance_group_name"]: group for group in resources.get("instance_groups", ())}
     group = resources.get("current_group_name", HOMOGENEOUS)
-    distribution = framework.get("sagemaker_distribution_instance_groups", [])
+    distribution = framework.get(
+        "sagemaker_distribution_instance_groups",
+        [group] if any(framework.get(name) for name in _DISTRIBUTED) else [],
+    )
     common: dict[str, Any] = {
         "current_host": hosts.current,
         "current_instance_group": group,

@@ -140,6 +140,8 @@ class Supervisor:
         )
         for channel in self.job.channels("File"):
             name, plan = channel.channel_name, plans[channel.channel_name]
+            size = {"objects": len(plan.objects), "bytes": plan.total_bytes}
+            log.info("downloading", channel=name, **size)
             fetched = await download(
                 plan,
                 channel.source.uri,
@@ -148,12 +150,7 @@ class Supervisor:
                 channel=name,
                 limits=limits,
             )
-            log.info(
-                "downloaded" if fetched else "downloaded before",
-                channel=name,
-                objects=len(plan.objects),
-                bytes=plan.total_bytes,
-            )
+            log.info("downloaded" if fetched else "downloaded before", channel=name, **size)
 
     async def _run(self, until: Callable[[Supervisor], Awaitable[None]]) -> None:
         async def stop_when_told() -> None:

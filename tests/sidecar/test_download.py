@@ -15,8 +15,8 @@ from streamer.source.listing import plan_prefix
 from streamer.source.portable import PortableSource
 from tests.kit.harness import EAGER, clients_of, fill
 from tests.kit.pipes import read_all
-from tests.kit.processes import job, penstock, sidecar, write_job
-from tests.kit.stub import fails
+from tests.kit.processes import job, leftovers, penstock, sidecar, write_job
+from tests.kit.stub import fails, stalls
 
 LIMITS = DownloadLimits(part_size=50_000, workers=4, policy=EAGER)
 
@@ -153,6 +153,16 @@ def test_a_mixed_job(stub, tmp_path):
             assert not (data / "files_0").exists()
             assert read_all(data / "train_0") == train
             assert running.end() == 0
+
+
+def test_a_signal_ends_a_download_and_leaves_nothing(stub, tmp_path):
+    fill(stub, [5], prefix="b/train/")
+    fill(stub, [30_000], prefix="b/files/", seed=2)
+    stub.script(stalls(stub, after=10_000), key="b/files/0000")
+    with sidecar(mixed(stub, tmp_path)) as running:
+        running.wait_for("downloading", channel="files")
+        assert running.end() == 0
+    assert leftovers(tmp_path / "ml") == []
 
 
 def test_exec_tells_the_trainer_where_the_files_are(stub, tmp_path):

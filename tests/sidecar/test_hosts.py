@@ -11,6 +11,9 @@ from hypothesis import strategies as st
 from sidecar.config import Job
 from sidecar.identity import Hosts, Shard, identify, local_job
 from streamer.errors import ConfigError
+from tests.kit.harness import fill
+from tests.kit.processes import job as process_job
+from tests.kit.processes import penstock, write_job
 
 
 def job(*, hosts=None, resources=None, shard=False, groups=()):
@@ -151,6 +154,54 @@ def test_shards_cover_the_listed_groups_once(sizes, data):
         assert hosts.group is not None
         assert (shard is not None) == (not wanted or hosts.group.name in wanted)
         assert len(local_job(asked, hosts).input_data_config) == (shard is not None)
+
+
+def cluster_job(stub, tmp_path):
+    document = process_job(stub.url, tmp_path / "ml", "b/train/", "b/eval/")
+    document["ResourceConfig"] = {
+        "InstanceGroups": [
+            {"InstanceGroupName": "gpu", "InstanceType": "t", "InstanceCount": 2},
+            {"InstanceGroupName": "cpu", "InstanceType": "t", "InstanceCount": 1},
+        ]
+    }
+    document["InputDataConfig"][0]["DataSource"]["S3DataSource"]["InstanceGroupNames"] = ["gpu"]
+    return document
+
+
+@pytest.mark.parametrize(("index", "channels"), [(1, ["train", "eval"]), (2, ["eval"])])
+def test_a_host_has_only_its_groups_channels(stub, tmp_path, monkeypatch, index, channels):
+    """As a process that a Kubernetes Job has started; the environment says which host it is."""
+    fill(stub, [10], prefix="b/train/")
+    fill(stub, [10], prefix="b/eval/")
+    monkeypatch.setenv("JOB_COMPLETION_INDEX", str(index))
+    path = write_job(tmp_path / "job.yaml", cluster_job(stub, tmp_path))
+    planned = penstock("plan", "--json", "-c", path)
+    assert planned.returncode == 0, planned.stderr
+    found = json.loads(planned.stdout)
+    assert found["host"] == {"index": index, "hosts": ["algo-1", "algo-2", "algo-3"]}
+    assert list(found["channels"]) == channels
+    done = penstock("exec", "-c", path, "sh", "-c", 'echo "$SM_CURRENT_HOST" "$SM_CHANNELS"')
+    assert done.stdout.split() == [f"algo-{index + 1}", json.dumps(sorted(channels), separators=(",", ":"))]
+
+
+def test_a_host_without_channels_serves_none(stub, tmp_path):
+    fill(stub, [10], prefix="b/train/")
+    document = cluster_job(stub, tmp_path)
+    del document["InputDataConfig"][1]
+    path = write_job(tmp_path / "job.yaml", document)
+    done = penstock("exec", "-c", path, "--host-index", "2", "sh", "-c", 'echo "$SM_CHANNELS"')
+    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
+
+
+def test_what_cannot_be_carried_out_ends_the_process_by_name(stub, tmp_path):
+    document = cluster_job(stub, tmp_path)
+    document["InputDataConfig"][1]["DataSource"]["S3DataSource"]["S3DataDistributionType"] = "ShardedByS3Key"
+    path = write_job(tmp_path / "job.yaml", document)
+    done = penstock("run", "-c", path, "--host-index", "0")
+    assert done.returncode == 2
+    assert "channel 'eval': 'ShardedByS3Key' over 3 hosts is not supported" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert penstock("plan", "-c", path).returncode == 2  # no index
 
 
 def test_replicated_data_is_whole_everywhere():

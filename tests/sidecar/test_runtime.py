@@ -174,7 +174,8 @@ def test_the_toolkit_s_own_hyperparameters_are_not_the_script_s():
                 "e": "2",
                 "flag": "true",
                 "sagemaker_program": '"train.py"',
-                "sagemaker_mpi_enabled": "false",
+                "sagemaker_mpi_enabled": "true",
+                "_tuning_objective_metric": "loss",
             }
         }
     )
@@ -182,7 +183,8 @@ def test_the_toolkit_s_own_hyperparameters_are_not_the_script_s():
     assert found["SM_HPS"] == '{"e":2,"flag":true,"lr":0.1}'
     assert found["SM_USER_ARGS"] == '["-e","2","--flag","True","--lr","0.1"]'
     assert (found["SM_USER_ENTRY_POINT"], found["SM_MODULE_NAME"]) == ("train.py", "train")
-    assert found["SM_FRAMEWORK_PARAMS"] == '{"sagemaker_mpi_enabled":false}'
+    assert found["SM_FRAMEWORK_PARAMS"] == '{"sagemaker_mpi_enabled":true}'
+    assert found["SM_DISTRIBUTION_INSTANCE_GROUPS"] == '["homogeneousCluster"]'
     everything = json.loads(found["SM_TRAINING_ENV"])
     assert everything["hyperparameters"] == {"e": 2, "flag": True, "lr": 0.1}
     assert everything["channel_input_dirs"]["eval"] == "/opt/ml/input/data/eval"
