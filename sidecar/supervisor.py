@@ -93,6 +93,7 @@ class Supervisor:
 
         Raises PenstockError for whatever prevents the start.
         """
+        log.info("host", name=self.hosts.current, index=self.hosts.index, of=len(self.hosts.names))
         async with contextlib.AsyncExitStack() as stack:
             clients = await stack.enter_async_context(self.clients())
             plans = await self.plans(clients)

@@ -146,6 +146,7 @@ def test_a_mixed_job(stub, tmp_path):
     train, files = fill(stub, [70_000], prefix="b/train/"), fill(stub, [30_000], prefix="b/files/", seed=2)
     for word in ("downloaded", "downloaded before"):
         with sidecar(mixed(stub, tmp_path)) as running:
+            assert running.wait_for("host")["of"] == 1
             running.wait_for(word, channel="files")
             running.wait_for("ready")
             data = tmp_path / "ml" / "input" / "data"
