@@ -16,8 +16,10 @@ import asyncio
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 from streamer.errors import BadAnswer, ConfigError, SinkError, Where
 from streamer.plan import Part, Plan, S3Uri, cut
@@ -26,6 +28,8 @@ from streamer.relay.stages import MemoryStage
 from streamer.relay.statistics import Tally
 from streamer.source.ranges import RangeSource
 from streamer.trailer import replace_file
+
+T = TypeVar("T")
 
 LONGEST_NAME = 255
 """Bytes of one path component that Linux file systems take."""
@@ -81,17 +85,17 @@ async def download(
     paths = file_paths(plan, uri)
     target, note = os.path.join(directory, channel), os.path.join(directory, f".{channel}.penstock.files")
     digest = f"{plan.digest} {uri}\n".encode()
-    if await asyncio.to_thread(_is_made, target, note, digest):
+    if await _in_thread(_is_made, target, note, digest):
         return False
     temporary = os.path.join(directory, f".{channel}.penstock.new")
     try:
         with _local_errors():
-            await asyncio.to_thread(_prepare, temporary, paths)
+            await _in_thread(_prepare, temporary, paths)
         await _fetch(plan, [os.path.join(temporary, path) for path in paths], source, limits)
         with _local_errors():
-            await asyncio.to_thread(_publish, temporary, target, note, digest)
+            await _in_thread(_publish, temporary, target, note, digest)
     finally:
-        await asyncio.to_thread(shutil.rmtree, temporary, ignore_errors=True)
+        await _in_thread(_remove, temporary)
     return True
 
 
@@ -105,7 +109,7 @@ async def _fetch(plan: Plan, files: list[str], source: RangeSource, limits: Down
             stage = MemoryStage(part, on_change=_nothing, first_byte=tally.first_byte)
             await fetch_part(source, stage, limits.policy, tally)
             with _local_errors():
-                await asyncio.to_thread(_write, places[part.object.bucket, part.object.key], stage)
+                await _in_thread(_write, places[part.object.bucket, part.object.key], stage)
 
     async with asyncio.TaskGroup() as group:
         for _ in range(limits.workers):
@@ -115,6 +119,17 @@ async def _fetch(plan: Plan, files: list[str], source: RangeSource, limits: Down
             raise BadAnswer(
                 f"{file} is not of the {ref.size} bytes that were listed", Where(ref.bucket, ref.key)
             )
+
+
+async def _in_thread(call: Callable[..., T], *arguments: object) -> T:
+    """Do blocking work on files. When cancelled it waits for its end: nobody cleans up beneath it."""
+    work = asyncio.get_running_loop().run_in_executor(None, partial(call, *arguments))
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        await asyncio.wait({work})
+        work.exception()  # it has been seen; the cancellation is what counts
+        raise
 
 
 def _nothing() -> None:
@@ -139,6 +154,10 @@ def _prepare(temporary: str, paths: list[str]) -> None:
         os.makedirs(os.path.join(temporary, folder), exist_ok=True)
     for path in paths:
         os.close(os.open(os.path.join(temporary, path), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
+
+
+def _remove(path: str) -> None:
+    shutil.rmtree(path, ignore_errors=True)
 
 
 def _is_made(target: str, note: str, digest: bytes) -> bool:
