@@ -73,7 +73,7 @@ async def open_transport(
     `budget` and `connections` are for all channels together. Where `connections` or `part_size` is not
     given, it adapts. `to_pipes`: whether all sinks are pipes. Raises ConfigError if what is wished cannot be.
     """
-    portable = PortableSource(clients.data, clients.reading)
+    portable = PortableSource(clients.data)
     lanes = _Lanes(connections, part_size)
     pipe_budget, most_pipes = _pipe_limits(channels, lanes.most)
     no_client = why_not(clients.data, buckets)

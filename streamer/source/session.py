@@ -32,22 +32,24 @@ READ_TIMEOUT = 30
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What every read of an object, its head included, must say besides."""
+    """What every listing and every read of an object must say besides."""
 
     requester_pays: bool = False
     sse_customer_key: bytes | None = field(default=None, repr=False)
     """The 32 bytes that the objects were encrypted with (SSE-C)."""
 
-    def arguments(self) -> dict[str, Any]:
-        """For botocore's `get_object` and `head_object`."""
-        arguments: dict[str, Any] = {"RequestPayer": "requester"} if self.requester_pays else {}
+    def teach(self, client: Any) -> None:
+        """Let `client`, botocore's, say it with every listing and every read."""
+        listing: dict[str, Any] = {"RequestPayer": "requester"} if self.requester_pays else {}
+        reading = dict(listing)
         if self.sse_customer_key is not None:
-            arguments |= {"SSECustomerAlgorithm": "AES256", "SSECustomerKey": self.sse_customer_key}
-        return arguments
+            reading |= {"SSECustomerAlgorithm": "AES256", "SSECustomerKey": self.sse_customer_key}
+        for operation, said in (("ListObjectsV2", listing), ("GetObject", reading), ("HeadObject", reading)):
 
-    def listing(self) -> dict[str, Any]:
-        """For botocore's `list_objects_v2`."""
-        return {"RequestPayer": "requester"} if self.requester_pays else {}
+            def add(params: dict[str, Any], said: dict[str, Any] = said, **_: Any) -> dict[str, Any]:
+                return params | said
+
+            client.meta.events.register(f"provide-client-params.s3.{operation}", add)
 
     def headers(self) -> dict[str, str]:
         """The same for a request of our own."""
@@ -141,6 +143,8 @@ async def open_clients(endpoint: Endpoint, *, connections: int) -> AsyncIterator
                 reading=endpoint.reading,
                 ca_bundle=endpoint.ca_bundle or session.get_config_variable("ca_bundle"),
             )
+        endpoint.reading.teach(clients.control)
+        endpoint.reading.teach(clients.data)
         yield clients
 
 
