@@ -182,11 +182,12 @@ def plan(path: str, host_index: int | None, host_count: int | None, *, as_json: 
         click.echo(json.dumps(found, indent=2))
         return
     click.echo(f"transport  {found['transport']}: {found['reason']}")
+    click.echo(f"budget     {human_bytes(found['budget'])}, {found['connections']} connections to begin with")
     for name, channel in found["channels"].items():
         click.echo(
             f"{name}\n  objects  {channel['objects']}\n  bytes    {channel['bytes']} ({channel['size']})\n"
             f"  parts    {channel['parts']} of up to {human_bytes(channel['part_size'])}\n"
-            f"  budget   {human_bytes(channel['budget'])}\n  digest   {channel['digest']}"
+            f"  digest   {channel['digest']}"
         )
 
 

@@ -47,7 +47,7 @@ def test_a_right_job_in_both_formats(tmp_path, kind):
     job = load(tmp_path, document(Penstock__MemoryBudget="64MiB", Penstock__FifoMode="0644"), kind=kind)
     assert job.input_data_config[0].channel_name == "train"
     assert job.input_data_config[0].source.uri == ("b", "p/")
-    assert (job.penstock.memory_budget, job.penstock.fifo_mode) == (128 << 20, 0o644)
+    assert (job.penstock.memory_budget, job.penstock.fifo_mode) == (64 << 20, 0o644)
 
 
 def test_what_sagemaker_prints_for_unset_fields_is_accepted(tmp_path):
