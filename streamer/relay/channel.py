@@ -221,9 +221,7 @@ class Channel:
             "failed": str(self.error),
             "stopped": "the sidecar was stopped in mid-epoch",
         }.get(verdict)
-        return replace(
-            self._opening(self._epoch), verdict=verdict, bytes_delivered=delivered, error=error
-        )
+        return replace(self._opening(self._epoch), verdict=verdict, bytes_delivered=delivered, error=error)
 
     def _count(self, trailer: Trailer) -> None:
         self._ended[trailer.verdict] += 1

@@ -59,6 +59,12 @@ class S3Stub:
     faults: dict[str, deque[Fault]] = field(default_factory=lambda: defaultdict(deque))
     """By `bucket/key`, or ANY."""
     seen: list[Seen] = field(default_factory=list)
+    versions: dict[str, bytes] = field(default_factory=dict)
+    """Older contents, by `bucket/key?version id`."""
+    heads: int = 0
+    """HEADs answered, and the most at one time."""
+    most_heads: int = 0
+    _heads_now: int = 0
     bare_listing_etags: bool = False
     released: asyncio.Event = field(default_factory=asyncio.Event)
     """Ends every `stall`."""
@@ -86,15 +92,20 @@ class S3Stub:
             return error(404, "NoSuchBucket")
         if not key:
             return self._list(request, bucket)
+        if request.method == "HEAD":
+            return await self._head(request, f"{bucket}/{key}")
         wanted, if_match = request.headers.get("Range", ""), request.headers.get("If-Match")
         token = request.headers.get("X-Amz-Security-Token")
         self.seen.append(Seen(key, wanted, if_match, request.headers.get("Authorization"), token))
         name = f"{bucket}/{key}"
         if name not in self.objects:
             return error(404, "NoSuchKey")
-        data = self.objects[name]
+        version = request.query.get("versionId")
+        data = self.versions[f"{name}?{version}"] if version else self.objects[name]
         if if_match is not None and if_match.strip('"') != etag(data):
             return error(412, "PreconditionFailed")
+        if not wanted:
+            return await self._whole(request, name, data)
         first, last = wanted.removeprefix("bytes=").split("-")
         start, end = int(first), min(int(last) + 1, len(data))
         answer = Answer(
@@ -118,6 +129,26 @@ class S3Stub:
             return web.Response(status=206, body=answer.body, headers=answer.headers)
         finally:
             self.in_flight -= 1
+
+    async def _head(self, request: web.Request, name: str) -> web.StreamResponse:
+        version = request.query.get("versionId")
+        data = self.versions.get(f"{name}?{version}") if version else self.objects.get(name)
+        if data is None:
+            return web.Response(status=404)
+        self._heads_now += 1
+        self.most_heads = max(self.most_heads, self._heads_now)
+        try:
+            await turns()
+            self.heads += 1
+            return web.Response(headers={"Content-Length": str(len(data)), "ETag": f'"{etag(data)}"'})
+        finally:
+            self._heads_now -= 1
+
+    async def _whole(self, request: web.Request, name: str, data: bytes) -> web.StreamResponse:
+        """A GET without a range: of a manifest."""
+        answer = Answer(request, data, {"ETag": f'"{etag(data)}"'}, 200)
+        queue = self.faults.get(name)
+        return await queue.popleft()(answer) if queue else web.Response(body=data, headers=answer.headers)
 
     def _list(self, request: web.Request, bucket: str) -> web.Response:
         prefix, after = request.query.get("prefix", ""), request.query.get("continuation-token", "")
@@ -164,7 +195,7 @@ def cut_after(count: int, *, once: asyncio.Event | None = None) -> Fault:
     """Send `count` bytes of the promised body, then close the connection; if given, only after `once`."""
 
     async def fault(answer: Answer) -> web.StreamResponse:
-        response = web.StreamResponse(status=206, headers=answer.headers)
+        response = web.StreamResponse(status=answer.status, headers=answer.headers)
         response.content_length = len(answer.body)
         await response.prepare(answer.request)
         await response.write(answer.body[:count])
@@ -192,7 +223,7 @@ def stalls(stub: S3Stub, *, after: int = 0) -> Fault:
     """Send `after` bytes, then nothing until `stub.release()`; then the rest."""
 
     async def fault(answer: Answer) -> web.StreamResponse:
-        response = web.StreamResponse(status=206, headers=answer.headers)
+        response = web.StreamResponse(status=answer.status, headers=answer.headers)
         response.content_length = len(answer.body)
         await response.prepare(answer.request)
         await response.write(answer.body[:after])
