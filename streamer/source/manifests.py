@@ -17,9 +17,9 @@ from collections import deque
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
-from streamer.errors import BadAnswer, ConfigError, PenstockError, SourceError, Transient, Truncated, Where
+from streamer.errors import BadAnswer, ConfigError, SourceError, Transient, Truncated, Where
 from streamer.plan import Arrangement, Entries, ObjectRef, Plan, S3Uri, bare_etag, parse_object_uri
-from streamer.source.faults import map_errors
+from streamer.source.faults import first_error, map_errors
 from streamer.source.manifest_text import ArrayScanner, Gunzip, LineScanner
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ async def _fill(client: Any, uri: S3Uri, entries: Entries, rows: Any) -> None:
             while pending:
                 await settle()
     except BaseExceptionGroup as errors:
-        raise _first(errors) from errors
+        raise first_error(errors) from errors
     if not len(entries):
         raise ConfigError(f"{uri} names no object; a manifest needs at least one entry")
 
@@ -151,15 +151,6 @@ async def _head(client: Any, uri: str, place: str) -> ObjectRef:
     except SourceError as error:
         raise type(error)(f"{place}: {error.message}", error.where) from error
     return ObjectRef(bucket, key, answer["ContentLength"], bare_etag(answer["ETag"]), version)
-
-
-def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first of our errors in a group; the group itself if it is about something else."""
-    for error in errors.exceptions:
-        found = _first(error) if isinstance(error, BaseExceptionGroup) else error
-        if isinstance(found, PenstockError):
-            return found
-    return errors
 
 
 async def _read(client: Any, uri: S3Uri) -> AsyncGenerator[bytes, None]:

@@ -79,7 +79,7 @@ async def open_clients(endpoint: Endpoint, *, connections: int) -> AsyncIterator
         common["signature_version"] = UNSIGNED
     control = AioConfig(
         retries={"mode": "standard", "total_max_attempts": CONTROL_ATTEMPTS},
-        max_pool_connections=16,
+        max_pool_connections=64,  # the HEADs of a manifest
         **common,
     )
     data = AioConfig(

@@ -65,6 +65,14 @@ class S3Stub:
     """HEADs answered, and the most at one time."""
     most_heads: int = 0
     _heads_now: int = 0
+    together: set[str] = field(default_factory=set)
+    """Control requests that are answered once all of them have come: `head KEY`, `list PREFIX`."""
+    _arrived: set[str] = field(default_factory=set)
+    _all_arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    listings: list[str] = field(default_factory=list)
+    """Prefixes of the listing requests."""
+    delimited: int = 0
+    """Listing requests that asked for folders."""
     bare_listing_etags: bool = False
     released: asyncio.Event = field(default_factory=asyncio.Event)
     """Ends every `stall`."""
@@ -91,7 +99,7 @@ class S3Stub:
         if bucket not in buckets:
             return error(404, "NoSuchBucket")
         if not key:
-            return self._list(request, bucket)
+            return await self._list(request, bucket)
         if request.method == "HEAD":
             return await self._head(request, f"{bucket}/{key}")
         wanted, if_match = request.headers.get("Range", ""), request.headers.get("If-Match")
@@ -138,11 +146,18 @@ class S3Stub:
         self._heads_now += 1
         self.most_heads = max(self.most_heads, self._heads_now)
         try:
-            await turns()
+            await self._together(f"head {name}")
             self.heads += 1
             return web.Response(headers={"Content-Length": str(len(data)), "ETag": f'"{etag(data)}"'})
         finally:
             self._heads_now -= 1
+
+    async def _together(self, request: str) -> None:
+        if request in self.together:
+            self._arrived.add(request)
+            if self._arrived == self.together:
+                self._all_arrived.set()
+            await self._all_arrived.wait()
 
     async def _whole(self, request: web.Request, name: str, data: bytes) -> web.StreamResponse:
         """A GET without a range: of a manifest."""
@@ -150,21 +165,34 @@ class S3Stub:
         queue = self.faults.get(name)
         return await queue.popleft()(answer) if queue else web.Response(body=data, headers=answer.headers)
 
-    def _list(self, request: web.Request, bucket: str) -> web.Response:
+    async def _list(self, request: web.Request, bucket: str) -> web.Response:
         prefix, after = request.query.get("prefix", ""), request.query.get("continuation-token", "")
         names = sorted(name.split("/", 1)[1] for name in self.objects if name.split("/", 1)[0] == bucket)
         names = [name for name in names if name.startswith(prefix) and name > after]
+        if delimiter := request.query.get("delimiter", ""):
+            cuts = {name: name.find(delimiter, len(prefix)) for name in names}
+            names = sorted({name if cut < 0 else name[: cut + len(delimiter)] for name, cut in cuts.items()})
+            self.delimited += 1
+            names = [name for name in names if name > after]
+        self.listings.append(prefix)
+        await self._together(f"list {prefix}")
         page, more = names[:PAGE], len(names) > PAGE
+        folders = "".join(
+            f"<CommonPrefixes><Prefix>{escape(name)}</Prefix></CommonPrefixes>"
+            for name in page
+            if f"{bucket}/{name}" not in self.objects or (delimiter and name.endswith(delimiter))
+        )
         quote = "" if self.bare_listing_etags else "&quot;"
         entries = "".join(
             f"<Contents><Key>{escape(key)}</Key><Size>{len(self.objects[f'{bucket}/{key}'])}</Size>"
             f"<ETag>{quote}{etag(self.objects[f'{bucket}/{key}'])}{quote}</ETag></Contents>"
             for key in page
+            if f"{bucket}/{key}" in self.objects and not (delimiter and key.endswith(delimiter))
         )
         token = f"<NextContinuationToken>{escape(page[-1])}</NextContinuationToken>" if more else ""
         return web.Response(
             content_type="application/xml",
-            text=f"<ListBucketResult><IsTruncated>{str(more).lower()}</IsTruncated>{token}{entries}</ListBucketResult>",
+            text=f"<ListBucketResult><IsTruncated>{str(more).lower()}</IsTruncated>{token}{entries}{folders}</ListBucketResult>",
         )
 
 
