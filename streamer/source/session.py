@@ -12,7 +12,10 @@ from __future__ import annotations
 import contextlib
 import os
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
+
+from botocore.utils import parse_timestamp
 
 from streamer import __version__
 from streamer.errors import ConfigError, Where
@@ -48,6 +51,21 @@ class Clients:
     credentials: Any
     """The session's credentials, which refresh themselves; None if anonymous or absent."""
     anonymous: bool
+
+
+def _timestamp(value: Any) -> datetime:
+    """As botocore reads timestamps, but a tenth of its time for S3's own form.
+
+    Every listed object has one, and botocore's way took three quarters of a listing's CPU time.
+    """
+    try:
+        found = datetime.fromisoformat(value)
+    except (TypeError, ValueError):
+        found = None
+    if found is None or found.tzinfo is None:
+        other: datetime = parse_timestamp(value)
+        return other
+    return found
 
 
 @contextlib.asynccontextmanager
@@ -95,6 +113,8 @@ async def open_clients(endpoint: Endpoint, *, connections: int) -> AsyncIterator
     async with contextlib.AsyncExitStack() as stack:
         with map_errors(Where()):
             session = AioSession(profile=endpoint.profile)
+            parsers = session.get_component("response_parser_factory")
+            parsers.set_parser_defaults(timestamp_parser=_timestamp)
             clients = Clients(
                 await stack.enter_async_context(session.create_client("s3", config=control, **options)),
                 await stack.enter_async_context(session.create_client("s3", config=data, **options)),

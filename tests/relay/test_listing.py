@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 
 import pytest
+from botocore.utils import parse_timestamp
 
 from streamer.errors import BadAnswer, Denied
 from streamer.plan import S3Uri
 from streamer.source import listing
 from streamer.source.listing import list_prefix, plan_prefix
+from streamer.source.session import _timestamp
 from tests.kit import stub as kit
 from tests.kit.harness import clients_of
 from tests.kit.stub import error
@@ -120,3 +122,19 @@ async def test_a_listing_that_does_not_advance_is_an_error(stub, monkeypatch):
     async with clients_of(stub) as clients:
         with pytest.raises(BadAnswer, match="does not advance"):
             await list_prefix(clients.control, S3Uri("b", "d/"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "2026-11-21T07:12:00.000Z",
+        "2026-11-21T07:12:00+01:00",
+        "Sat, 21 Nov 2026 07:12:00 GMT",
+        "1795245120",
+        1795245120.5,
+    ],
+)
+def test_timestamps_are_those_of_botocore(text):
+    """The faster way agrees with botocore's where it applies and gives way where it does not."""
+    assert _timestamp(text) == parse_timestamp(text)
+    assert _timestamp(text).utcoffset() == parse_timestamp(text).utcoffset()
