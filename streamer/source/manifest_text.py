@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 MAX_LINE = 16 * MIB
 """Bytes of one line of an augmented manifest; Ground Truth's own limit is 100,000 characters."""
+MAX_PIECE = 1 * MIB
+"""Bytes inflated at a time."""
 MAX_TOKEN = 1 * MIB
 """Characters of one entry of a manifest; a key has at most 1,024 bytes."""
 _GZIP = b"\x1f\x8b"
@@ -39,30 +41,32 @@ class Gunzip:
         self._plain: bool | None = None
         self._member: Any = None
 
-    def feed(self, data: bytes) -> bytes:
-        """What `data` inflates to. Raises ConfigError for data that is not gzip after all."""
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """What `data` inflates to, in bounded pieces. Raises ConfigError if it is not gzip after all."""
         if self._plain is None:
             data, self._start = self._start + data, b""
             if len(data) < len(_GZIP):
                 self._start = data
-                return b""
+                return
             self._plain = not data.startswith(_GZIP)
         if self._plain:
-            return data
-        found = bytearray()
+            yield data
+            return
+        more = False
         try:
-            while data:
+            while data or more:
                 if self._member is None:
                     self._member = zlib.decompressobj(wbits=31)
-                found += self._member.decompress(data)
-                data = self._member.unused_data
+                found = self._member.decompress(data, MAX_PIECE)
                 if self._member.eof:
-                    self._member = None
+                    data, more, self._member = self._member.unused_data, False, None
+                else:
+                    data, more = self._member.unconsumed_tail, len(found) == MAX_PIECE
+                yield found
         except zlib.error as error:
             raise ConfigError(
                 f"{self._name} begins as gzip but is damaged ({error}); upload it again"
             ) from error
-        return bytes(found)
 
     def finish(self) -> bytes:
         """What is left at the end. Raises ConfigError if a gzip member is not whole."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from streamer.errors import BadAnswer, ConfigError, SourceError, Transient, Truncated, Where
 from streamer.plan import Arrangement, Entries, ObjectRef, Plan, S3Uri, bare_etag, parse_object_uri
@@ -87,10 +87,23 @@ class _Row:
         return sum(isinstance(item, asyncio.Task) for item in self.items)
 
 
-async def _fill(client: Any, uri: S3Uri, entries: Entries, rows: Any) -> None:
+class _Rows(Protocol):
+    """A scanner's rows as they become whole."""
+
+    def __call__(self, text: bytes, *, last: bool) -> Iterator[_Row]: ...
+
+
+async def _fill(client: Any, uri: S3Uri, entries: Entries, rows: _Rows) -> None:
     """Add an entry for every row of the manifest, with the HEADs of later rows under way meanwhile."""
     pending: deque[_Row] = deque()
     running = 0
+
+    async def take(row: _Row, group: asyncio.TaskGroup) -> None:
+        nonlocal running
+        running += _ask(client, row, group)
+        pending.append(row)
+        while max(running, len(pending)) > HEADS:
+            await settle()
 
     async def settle() -> None:
         nonlocal running
@@ -111,16 +124,11 @@ async def _fill(client: Any, uri: S3Uri, entries: Entries, rows: Any) -> None:
         async with asyncio.TaskGroup() as group, aclosing(_read(client, uri)) as body:
             inflate = Gunzip(str(uri))
             async for chunk in body:
-                for row in rows(inflate.feed(chunk), last=False):
-                    running += _ask(client, row, group)
-                    pending.append(row)
-                    while max(running, len(pending)) > HEADS:
-                        await settle()
+                for text in inflate.feed(chunk):
+                    for row in rows(text, last=False):
+                        await take(row, group)
             for row in rows(inflate.finish(), last=True):
-                running += _ask(client, row, group)
-                pending.append(row)
-                while max(running, len(pending)) > HEADS:
-                    await settle()
+                await take(row, group)
             while pending:
                 await settle()
     except BaseExceptionGroup as errors:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamer.errors import ConfigError
-from streamer.source.manifest_text import MAX_LINE, ArrayScanner, Gunzip, LineScanner
+from streamer.source.manifest_text import MAX_LINE, MAX_PIECE, ArrayScanner, Gunzip, LineScanner
 
 
 def lines(text: bytes, *attributes: str, piece: int = 1 << 20):
@@ -158,8 +158,20 @@ def test_gzip_is_known_by_its_magic(one, two, piece):
     """Members one after the other are one text (RFC 1952 §2.2); anything else passes as it is."""
     for packed, due in ((gzip.compress(one) + gzip.compress(two), one + two), (b"{" + one, b"{" + one)):
         inflate = Gunzip("s3://b/m")
-        found = [inflate.feed(packed[start : start + piece]) for start in range(0, len(packed), piece)]
+        found = [
+            each
+            for start in range(0, len(packed), piece)
+            for each in inflate.feed(packed[start : start + piece])
+        ]
         assert b"".join([*found, inflate.finish()]) == due
+
+
+def test_a_little_gzip_may_be_much_text():
+    """Ten megabytes of one letter come in pieces, all of them."""
+    inflate = Gunzip("s3://b/m")
+    pieces = list(inflate.feed(gzip.compress(b"x" * 10_000_001) + gzip.compress(b"y")))
+    assert max(map(len, pieces)) <= MAX_PIECE
+    assert b"".join([*pieces, inflate.finish()]) == b"x" * 10_000_001 + b"y"
 
 
 @pytest.mark.parametrize(
@@ -174,7 +186,7 @@ def test_damaged_gzip_is_an_error(spoil, says):
     inflate = Gunzip("s3://b/m")
 
     def inflated():
-        inflate.feed(spoil(gzip.compress(b"text" * 100)))
+        list(inflate.feed(spoil(gzip.compress(b"text" * 100))))
         inflate.finish()
 
     with pytest.raises(ConfigError, match=f"s3://b/m .*{says}"):
