@@ -92,7 +92,10 @@ def execute(path: str, log_level: str, command: tuple[str, ...]) -> None:
 @click.option("--part-size", type=_Size(), help="Bytes of one request; what suits the transport if unset.")
 @click.option("--connections", type=click.IntRange(1, 1024), help="Requests in flight; likewise.")
 @click.option(
-    "--transport", type=click.Choice(["auto", "portable", "kernel"]), default="auto", show_default=True
+    "--transport",
+    type=click.Choice(["auto", "portable", "copying", "kernel"]),
+    default="auto",
+    show_default=True,
 )
 @click.option(
     "--give-up-after", type=click.FloatRange(min=0, min_open=True), default=300.0, show_default=True

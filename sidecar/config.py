@@ -150,7 +150,7 @@ class PenstockConfig(_Model):
     """FIFOs go to `<it>/input/data`. Unset: `/opt/ml`, or under `penstock exec` a temporary directory."""
     memory_budget: ByteSize = ByteSize(256 * MIB)
     """Bytes requested and not yet delivered, over all channels, which share it equally."""
-    transport: Literal["auto", "portable", "kernel"] = "auto"
+    transport: Literal["auto", "portable", "copying", "kernel"] = "auto"
     """How bodies are fetched. `auto`: by splice in the kernel wherever that applies (plain HTTP)."""
     part_size: ByteSize | None = None
     """Bytes of one request. Unset: 4 MiB for the kernel transport, 8 MiB for the portable one."""

@@ -1,6 +1,10 @@
 """Where a part's bytes wait between arrival and delivery: the receiver of a transport, the source of an
 outlet. This is the stage in user memory; `pipes` has the one in the kernel.
 
+Memory that a transport reads into comes in buffers from a pool, and goes back to it as soon as it is
+delivered: the next bytes to arrive land where the last ones left, while the processor's cache still has
+them.
+
 Its room is reserved in the window before a stage exists. A delivery that waits for the stage sets
 `awaited`; the stage then calls `on_change` when bytes arrive or when it fails for good.
 """
@@ -12,15 +16,48 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol
 
 from streamer.errors import BadAnswer, SourceError, Where
 from streamer.plan import Part
 from streamer.relay.statistics import Durations
 from streamer.sink.outlet import Outlet
+from streamer.units import KIB
 
 _MAX_VECTORS = 64
 """Chunks given to one writev(2); 64 of the transport's chunks overfill a 1 MiB pipe anyway."""
+
+BUFFER_SIZE = 128 * KIB
+
+
+@dataclass(slots=True)
+class Chunk:
+    """Bytes in memory: those between `sent` and `filled` are to be delivered."""
+
+    memory: bytes | bytearray
+    filled: int
+    sent: int = 0
+
+    @property
+    def unsent(self) -> memoryview:
+        return memoryview(self.memory)[self.sent : self.filled]
+
+
+class BufferPool:
+    """Buffers of `BUFFER_SIZE` bytes, the last one returned being the next one taken."""
+
+    def __init__(self) -> None:
+        self._free: list[bytearray] = []
+
+    def take(self) -> bytearray:
+        return self._free.pop() if self._free else bytearray(BUFFER_SIZE)
+
+    def give(self, chunk: Chunk) -> None:
+        """Take a chunk's memory back, if it is a buffer."""
+        if isinstance(chunk.memory, bytearray):
+            self._free.append(chunk.memory)
 
 
 class Stage(ABC):
@@ -40,7 +77,7 @@ class Stage(ABC):
         self._on_change = on_change
         self._first_byte = first_byte
         self._asked_at = time.monotonic()
-        self._chunks: deque[memoryview] = deque()
+        self._chunks: deque[Chunk] = deque()
         self._in_memory = 0
         self._head = memoryview(part.head)
         """What is left of the literals before the body; they go first, wherever the body lies."""
@@ -110,7 +147,7 @@ class Stage(ABC):
         self._changed()
 
     def _hold(self, data: bytes) -> None:
-        self._chunks.append(memoryview(data))
+        self._chunks.append(Chunk(data, len(data)))
         self._in_memory += len(data)
 
     def _arrived(self, count: int) -> None:
@@ -132,32 +169,60 @@ class Stage(ABC):
 
     def _write_memory(self, fd: int) -> int:
         chunks = self._chunks
-        count = os.writev(fd, [chunks[i] for i in range(min(len(chunks), _MAX_VECTORS))])
+        count = os.writev(fd, [chunk.unsent for chunk in islice(chunks, _MAX_VECTORS)])
         self._in_memory -= count
         left = count
         while left:
-            size = len(chunks[0])
-            if size > left:
-                chunks[0] = chunks[0][left:]
-                break
-            chunks.popleft()
-            left -= size
+            chunk = chunks[0]
+            step = min(left, chunk.filled - chunk.sent)
+            chunk.sent += step
+            left -= step
+            if chunk.sent == chunk.filled:
+                self._sent(chunks.popleft())
         return count
+
+    def _sent(self, chunk: Chunk) -> None:  # noqa: B027 - most memory is simply let go
+        """All of the chunk is delivered."""
 
 
 class MemoryStage(Stage):
-    """All bytes in user memory."""
+    """All bytes in user memory: in buffers that `room` hands out, or as a transport fed them."""
+
+    def __init__(
+        self, part: Part, pool: BufferPool, *, on_change: Callable[[], None], first_byte: Durations
+    ) -> None:
+        super().__init__(part, on_change=on_change, first_byte=first_byte)
+        self._pool = pool
 
     @property
     def staged(self) -> int:
         return len(self._head) + self._in_memory
 
+    def room(self, limit: int) -> memoryview:
+        """As `streamer.source.ranges.CopyReceiver`; there always is some, since it was reserved."""
+        last = self._chunks[-1] if self._chunks else None
+        if last is None or isinstance(last.memory, bytes) or last.filled == len(last.memory):
+            last = Chunk(self._pool.take(), 0)
+            self._chunks.append(last)
+        return memoryview(last.memory)[last.filled : last.filled + limit]
+
+    def filled(self, count: int) -> None:
+        self._chunks[-1].filled += count
+        self._in_memory += count
+        if count:
+            self._arrived(count)
+            self._changed()
+
     def _drain_rest(self, fd: int) -> int:
         return self._write_memory(fd)
 
+    def _sent(self, chunk: Chunk) -> None:
+        self._pool.give(chunk)
+
     def discard(self) -> None:
         self._head = memoryview(b"")
-        self._chunks.clear()
+        while self._chunks:
+            self._pool.give(self._chunks.pop())
         self._in_memory = 0
 
 
@@ -179,16 +244,19 @@ class Stages(Protocol):
 
 
 class MemoryStages:
-    """Stages in user memory: a part takes its length."""
+    """Stages in user memory: a part takes its length, in whole buffers if it is read into those."""
 
-    def __init__(self, budget: int) -> None:
+    def __init__(self, budget: int, pool: BufferPool, *, unit: int = BUFFER_SIZE) -> None:
+        """`unit`: 1 for a transport that brings memory of its own."""
         self.budget = budget
+        self._pool = pool
+        self._unit = unit
 
     def room(self, part: Part) -> int:
-        return len(part)
+        return -(-len(part) // self._unit) * self._unit
 
     def make(self, part: Part, *, on_change: Callable[[], None], first_byte: Durations) -> Stage:
-        return MemoryStage(part, on_change=on_change, first_byte=first_byte)
+        return MemoryStage(part, self._pool, on_change=on_change, first_byte=first_byte)
 
     def close(self) -> None:
         pass

@@ -1,6 +1,7 @@
 """The choice of transport: who fetches, into which stages, in parts of what size.
 
-The kernel transport is chosen by itself wherever it applies; `reason` says in words why this one runs.
+The best that applies is chosen by itself: bodies left in the kernel, else copied once by a client of our
+own, else aiobotocore. `reason` says in words why this one runs.
 """
 
 from __future__ import annotations
@@ -8,16 +9,16 @@ from __future__ import annotations
 import contextlib
 import resource
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from streamer.errors import ConfigError
 from streamer.relay.pipes import PIPE_SIZE, PipeStages, pipe_allowance
-from streamer.relay.stages import MemoryStages, Stages
-from streamer.source.kernel import KernelSource, why_not
+from streamer.relay.stages import BUFFER_SIZE, BufferPool, MemoryStages, Stages
+from streamer.source.client import OwnSource, why_not, why_not_splice
 from streamer.source.portable import PortableSource
 from streamer.source.ranges import RangeSource
-from streamer.source.session import Clients
+from streamer.source.session import Clients, tls_context
 from streamer.source.signing import RangeSigner
 from streamer.units import MIB
 
@@ -27,7 +28,7 @@ MOST_CONNECTIONS = 32
 OTHER_FILES = 32
 """Descriptors a channel needs besides pipes and connections: FIFOs, epoll, its part of the process's."""
 
-Wish = Literal["auto", "portable", "kernel"]
+Wish = Literal["auto", "portable", "copying", "kernel"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +38,15 @@ class Transport:
     source: RangeSource
     reason: str
     spliced: bool
+    buffered: bool
+    """Whether bodies are read into buffers of ours."""
     part_size: int
     """Measured best: 8 MiB where a request costs 1.6 ms of CPU, 4 MiB where it costs 0.2."""
     connections: int
     """Requests in flight per channel."""
     pipe_bytes: int = 0
     """Bytes of pipes that each channel may have, whatever its budget."""
+    _buffers: BufferPool = field(default_factory=BufferPool)
 
     @property
     def name(self) -> str:
@@ -51,7 +55,7 @@ class Transport:
     def stages(self, budget: int) -> Stages:
         """Stages for a channel with `budget` bytes."""
         if not self.spliced:
-            return MemoryStages(budget)
+            return MemoryStages(budget, self._buffers, unit=BUFFER_SIZE if self.buffered else 1)
         return PipeStages(min(budget, self.pipe_bytes))
 
 
@@ -71,29 +75,39 @@ async def open_transport(
     `budget`, `connections`: for each channel; the latter if not the transport's own default.
     `to_pipes`: whether all sinks are pipes. Raises ConfigError if `wish` is `kernel` and it cannot be.
     """
-    portable = PortableSource(clients.data)
+    portable = PortableSource(clients.data, clients.reading)
     share = _pipe_share(channels, connections or MOST_CONNECTIONS)
-    obstacle = _obstacle(clients, buckets, min(share, budget), to_pipes=to_pipes)
-    if wish == "kernel" and obstacle:
-        raise ConfigError(f"the kernel transport is asked for, but {obstacle}; use auto or portable")
-    if wish == "portable" or obstacle:
+    no_client = why_not(clients.data, buckets)
+    no_splice = no_client or _no_splice(clients, min(share, budget), to_pipes=to_pipes)
+    obstacle = {"kernel": no_splice, "copying": no_client}.get(wish)
+    if obstacle:
+        raise ConfigError(f"the {wish} transport is asked for, but {obstacle}; use auto or portable")
+    if wish == "portable" or no_client:
         yield Transport(
             portable,
-            obstacle or "asked for",
+            no_client or "asked for",
             spliced=False,
+            buffered=False,
             part_size=8 * MIB,
             connections=16,
         )
         return
-    signer = RangeSigner(clients.data, clients.credentials, anonymous=clients.anonymous)
-    source = KernelSource(signer, portable)
+    splice = wish != "copying" and no_splice is None
+    url = clients.data.meta.endpoint_url
+    source = OwnSource(
+        RangeSigner(clients.data, clients.credentials, anonymous=clients.anonymous, reading=clients.reading),
+        portable,
+        splice=splice,
+        tls=tls_context(clients.ca_bundle) if url.startswith("https://") else None,
+    )
     try:
         yield Transport(
             source,
-            "plain HTTP to pipes",
-            spliced=True,
+            "plain HTTP to pipes" if splice else no_splice or "asked for",
+            spliced=splice,
+            buffered=not splice,
             part_size=4 * MIB,
-            connections=MOST_CONNECTIONS,
+            connections=MOST_CONNECTIONS if splice else 16,
             pipe_bytes=share,
         )
     finally:
@@ -111,10 +125,10 @@ def _pipe_share(channels: int, connections: int) -> int:
     return by_files if allowance is None else min(by_files, allowance // channels - 2 * PIPE_SIZE)
 
 
-def _obstacle(clients: Clients, buckets: set[str], room: int, *, to_pipes: bool) -> str | None:
+def _no_splice(clients: Clients, room: int, *, to_pipes: bool) -> str | None:
     if not to_pipes:
         return "the output is not a pipe"
-    if obstacle := why_not(clients.data.meta.endpoint_url, buckets):
+    if obstacle := why_not_splice(clients.data.meta.endpoint_url):
         return obstacle
     if room < 2 * PIPE_SIZE:
         return (

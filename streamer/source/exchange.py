@@ -1,29 +1,38 @@
-"""One answer on one lane: its head by peeking, its body by splice.
+"""One answer on one lane: what is common to all ways of moving its body.
 
-Readiness-driven: the loop calls `_on_readable`, which does one step and returns. The head is peeked
-(MSG_PEEK) and only its own bytes are taken out of the socket, so that the body's first byte is the next
-one that splice(2) will find. A receiver without room stops the watching of the socket until it has some;
-nothing is read meanwhile, so TCP holds the server back.
+Readiness-driven: the loop calls `_on_readable`, which does one step and returns. A receiver without room
+stops the watching of the socket until it has some; nothing is read meanwhile, so TCP holds the server
+back.
 
 A right answer is 206 (or 200) with a Content-Length. Any other is read whole into memory, bounded, and
-returned as a `Refusal`; a redirect, or a 2xx whose body cannot be spliced, raises `Unspliceable`.
+returned as a `Refusal`; a redirect, or a 2xx whose body has no known length, raises `Unusual`.
+
+How head and body are read is a subclass's: `SpliceExchange` leaves bodies in the kernel, `CopyExchange`
+reads them, decrypted if the lane is TLS, into memory that the receiver provides.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 import httptools
 
 from streamer.errors import BadAnswer, Transient, Truncated, Where
 from streamer.source.lanes import Lane
-from streamer.source.ranges import NoRoom, SpliceReceiver
+from streamer.source.ranges import CopyReceiver, NoRoom, Receiver, SpliceReceiver
 
+PATIENCE = 0.25
+"""Seconds that few bytes may wait in a socket for more of them."""
 READ_TIMEOUT = 30.0
 """Seconds without a byte before a lane counts as dead; not counted while the receiver has no room."""
+HEAD_END = b"\r\n\r\n"
+HEAD_READ = 2 * 1024
+"""What comes of the body with a head is copied once more."""
 MAX_HEAD = 64 * 1024
 MAX_REFUSAL = 256 * 1024
 
@@ -50,11 +59,11 @@ class Refusal:
     body: bytes
 
 
-class Unspliceable(Exception):
+class Unusual(Exception):
     """A redirect, or a successful answer whose body is chunked or of unknown length."""
 
 
-class _Parser:
+class AnswerParser:
     """httptools' callbacks, gathered into a Head."""
 
     def __init__(self) -> None:
@@ -80,19 +89,20 @@ class _Parser:
         self._parser.feed_data(data)
 
 
-class Exchange:
+R = TypeVar("R", bound=Receiver)
+
+
+class Exchange(ABC, Generic[R]):
     """Reads one answer into `into`. `check` judges the head of a successful one, by raising."""
 
-    def __init__(
-        self, lane: Lane, into: SpliceReceiver, where: Where, *, check: Callable[[Head], None]
-    ) -> None:
+    def __init__(self, lane: Lane, into: R, where: Where, *, check: Callable[[Head], None]) -> None:
         self._lane = lane
         self._into = into
         self._where = where
         self._check = check
         self._loop = asyncio.get_running_loop()
         self._done: asyncio.Future[Refusal | None] = self._loop.create_future()
-        self._parser = _Parser()
+        self._parser = AnswerParser()
         self._head = b""
         self._left = -1
         """Body bytes still to come; -1 until the head of a right answer is here."""
@@ -110,9 +120,10 @@ class Exchange:
     async def run(self) -> Refusal | None:
         """None once the body is with the receiver, or the refusal.
 
-        Raises SourceError; Unspliceable. The lane's socket is never left watched.
+        Raises SourceError; Unusual. The lane's socket is never left watched.
         """
-        self._timer = self._loop.call_later(READ_TIMEOUT, self._check_progress, 0)
+        self._timer = self._loop.call_later(PATIENCE, self._check_progress, 0, 0.0)
+        self._lane.expect(1)
         self._watch()
         try:
             return await self._done
@@ -131,11 +142,17 @@ class Exchange:
             self._watching = False
             self._loop.remove_reader(self._lane.fd)
 
-    def _check_progress(self, seen: int) -> None:
-        if self._watching and self._bytes_seen == seen:
+    def _check_progress(self, seen: int, silent: float) -> None:
+        """`seen`: what had been when `silent` seconds without a byte began."""
+        if not self._watching or self._bytes_seen != seen:
+            silent = 0.0
+        elif silent + PATIENCE >= READ_TIMEOUT:
             self._finish(Transient(f"no byte for {READ_TIMEOUT:g} s", self._where))
+            return
         else:
-            self._timer = self._loop.call_later(READ_TIMEOUT, self._check_progress, self._bytes_seen)
+            silent += PATIENCE
+            self._lane.expect(1)  # what little has come shall not wait for more
+        self._timer = self._loop.call_later(PATIENCE, self._check_progress, self._bytes_seen, silent)
 
     def _finish(self, outcome: BaseException | Refusal | None) -> None:
         self._unwatch()
@@ -147,17 +164,21 @@ class Exchange:
             self._done.set_result(outcome)
 
     def _on_readable(self) -> None:
+        self._guarded(self._step)
+
+    def _guarded(self, step: Callable[[], None]) -> None:
         if self._done.done():
             return
         try:
-            if self._left < 0 and not self._refused:
-                self._read_head()
+            step()
             if self._left > 0:
-                self._move_body()
-            elif self._refused:
-                self._read_refusal()
+                self._lane.expect(self._left)
         except BlockingIOError:
-            return
+            if self._left > 0:
+                self._lane.expect(self._left)
+        except NoRoom:
+            self._unwatch()
+            self._into.on_room = self._resume
         except OSError as error:
             self._finish(Transient(f"the connection broke ({error.strerror or error})", self._where))
         except httptools.HttpParserError as error:
@@ -165,34 +186,32 @@ class Exchange:
         except BaseException as error:  # noqa: BLE001 - handed to whoever awaits `run`
             self._finish(error)
 
-    def _read_head(self) -> None:
-        """Take the head out of the socket, not a byte more; interim 1xx answers are passed over."""
-        sock = self._lane.sock
-        while True:
-            peeked = sock.recv(16 * 1024, socket.MSG_PEEK)
-            if not peeked:
-                raise Transient("the connection was closed before an answer", self._where)
-            self._bytes_seen += 1
-            known = len(self._head)
-            end = (self._head + peeked).find(b"\r\n\r\n", max(0, known - 3))
-            take = len(peeked) if end < 0 else end + 4 - known
-            self._head += sock.recv(take)
-            if len(self._head) > MAX_HEAD:
-                raise BadAnswer(f"the head of the answer is longer than {MAX_HEAD} bytes", self._where)
-            if end < 0:
-                continue
-            self._parser.feed(self._head)
-            if not self._parser.head.status:
-                raise BadAnswer("not an HTTP answer (no status line)", self._where)
-            if not 100 <= self._parser.head.status < 200:
-                break
-            self._parser, self._head = _Parser(), b""
-        self._judge(self._parser.head)
+    def _resume(self) -> None:
+        """The receiver has room again."""
+        self._watch()
+
+    @abstractmethod
+    def _step(self) -> None:
+        """Read what there is now. Raises BlockingIOError if it is nothing, NoRoom if it must wait."""
+
+    def _parse(self, end: int) -> bool:
+        """Parse `self._head` up to `end` bytes; whether that was an answer's, not an interim 1xx one's."""
+        self._parser.feed(self._head[:end])
+        if not self._parser.head.status:
+            raise BadAnswer("not an HTTP answer (no status line)", self._where)
+        if not 100 <= self._parser.head.status < 200:
+            return True
+        self._parser, self._head = AnswerParser(), self._head[end:]
+        return False
+
+    def _bounded(self) -> None:
+        if len(self._head) > MAX_HEAD:
+            raise BadAnswer(f"the head of the answer is longer than {MAX_HEAD} bytes", self._where)
 
     def _judge(self, head: Head) -> None:
         self.keep_alive = head.keep_alive
         if 300 <= head.status < 400:
-            raise Unspliceable
+            raise Unusual
         if head.status not in (200, 206):
             self._refused = True
             if self._parser.complete:
@@ -200,18 +219,13 @@ class Exchange:
             return
         length = head.content_length
         if length is None or "transfer-encoding" in head.headers:
-            raise Unspliceable
+            raise Unusual
         self._check(head)
         self._left = length
         self._into.answered()
 
-    def _move_body(self) -> None:
-        try:
-            count = self._into.take_from(self._lane.fd, self._left)
-        except NoRoom:
-            self._unwatch()
-            self._into.on_room = self._watch
-            return
+    def _arrived(self, count: int) -> None:
+        """`count` more bytes of the body are with the receiver."""
         if count == 0:
             raise Truncated(f"the body ended {self._left} bytes early", self._where)
         self._bytes_seen += count
@@ -219,8 +233,8 @@ class Exchange:
         if self._left == 0:
             self._finish(None)
 
-    def _read_refusal(self) -> None:
-        data = self._lane.sock.recv(64 * 1024)
+    def _refuse(self, data: bytes) -> None:
+        """The next bytes of a refusal's body; none at the end of the connection."""
         self._bytes_seen += len(data)
         if data:
             self._parser.feed(data)
@@ -229,3 +243,84 @@ class Exchange:
         if self._parser.complete or not data or len(self._parser.body) > MAX_REFUSAL:
             self.keep_alive = self.keep_alive and self._parser.complete
             self._finish(Refusal(self._parser.head, bytes(self._parser.body)))
+
+
+class SpliceExchange(Exchange[SpliceReceiver]):
+    """The head by peeking, the body by splice.
+
+    The head is peeked (MSG_PEEK) and only its own bytes are taken out of the socket, so that the body's
+    first byte is the next one that splice(2) will find.
+    """
+
+    def _step(self) -> None:
+        if self._left < 0 and not self._refused:
+            self._read_head()
+        if self._left > 0:
+            self._arrived(self._into.take_from(self._lane.fd, self._left))
+        elif self._refused:
+            self._refuse(self._lane.sock.recv(64 * 1024))
+
+    def _read_head(self) -> None:
+        sock = self._lane.sock
+        while True:
+            peeked = sock.recv(16 * 1024, socket.MSG_PEEK)
+            if not peeked:
+                raise Transient("the connection was closed before an answer", self._where)
+            self._bytes_seen += 1
+            known = len(self._head)
+            end = (self._head + peeked).find(HEAD_END, max(0, known - 3))
+            take = len(peeked) if end < 0 else end + 4 - known
+            self._head += sock.recv(take)
+            self._bounded()
+            if end >= 0 and self._parse(end + 4):
+                break
+        self._judge(self._parser.head)
+
+
+class CopyExchange(Exchange[CopyReceiver]):
+    """All by reading; the body into the receiver's own memory.
+
+    One piece of a plain socket at a time, so that others get their turn. Of a TLS lane, everything that
+    the last piece of ciphertext holds: the socket would not say that there is more.
+    """
+
+    def _step(self) -> None:
+        self._lane.fill()
+        self._read()
+        while self._lane.layered and not self._done.done():
+            self._read()
+
+    def _resume(self) -> None:
+        super()._resume()
+        self._loop.call_soon(self._guarded, self._read)
+
+    def _read(self) -> None:
+        if self._left > 0:
+            count = self._lane.recv_into(self._into.room(self._left))
+            self._into.filled(count)
+            self._arrived(count)
+            return
+        room = bytearray(HEAD_READ)
+        data = bytes(room[: self._lane.recv_into(memoryview(room))])
+        if self._refused:
+            self._refuse(data)
+        elif data:
+            self._read_head(data)
+        else:
+            raise Transient("the connection was closed before an answer", self._where)
+
+    def _read_head(self, data: bytes) -> None:
+        self._bytes_seen += len(data)
+        self._head += data
+        self._bounded()
+        while (end := self._head.find(HEAD_END)) >= 0:
+            rest = self._head[end + len(HEAD_END) :]
+            if not self._parse(end + len(HEAD_END)):
+                continue
+            self._judge(self._parser.head)
+            if rest and self._refused:
+                self._refuse(rest)
+            elif rest:
+                self._into.feed(rest)
+                self._arrived(len(rest))
+            return

@@ -11,12 +11,18 @@ import asyncio
 import contextlib
 import itertools
 import socket
+import ssl
 import time
 from typing import Any
 
-from streamer.errors import Transient, Where
+from streamer.errors import BadAnswer, Transient, Where
 
 CONNECT_TIMEOUT = 10.0
+WORTH_WAKING = 256 * 1024
+"""Bytes that a socket gathers before it wakes us, if so many are to come: larger splices, and fewer; a
+quarter less CPU per byte, measured."""
+TLS_RECORD = 17 * 1024
+"""A record and what surrounds it, rounded up."""
 ADDRESSES_FOR = 10.0
 """Seconds that a DNS answer is used; S3's own time to live is shorter than that."""
 
@@ -24,14 +30,21 @@ ADDRESSES_FOR = 10.0
 class Lane:
     """One connection: a non-blocking socket, closed once."""
 
+    layered = False
+    """Whether bytes may wait between the socket and the reader, unseen by whoever watches the socket."""
+
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self.requests = 0
         """Requests sent on it so far."""
+        self._low = 1
 
     @property
     def fd(self) -> int:
         return self.sock.fileno()
+
+    async def begin(self) -> None:
+        """Make the new connection ready for requests."""
 
     def usable(self) -> bool:
         """Whether an idle lane may carry another request: nothing has arrived, not even an end."""
@@ -43,16 +56,114 @@ class Lane:
             return False
         return False
 
+    def send(self, request: bytes) -> bool:
+        """Whether the whole request was taken; a head of a kilobyte fits the empty send buffer of a lane."""
+        return self.sock.send(request) == len(request)
+
+    def expect(self, count: int) -> None:
+        """Let the socket wake us when so many bytes are there, or `WORTH_WAKING` (SO_RCVLOWAT, socket(7))."""
+        low = max(1, min(count, WORTH_WAKING))
+        if low != self._low:
+            self._low = low
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low)
+
+    def fill(self) -> bool:
+        """Take what the network has, before it is read; False at its end, BlockingIOError if it has nothing.
+
+        Where nothing lies between socket and reader this does nothing.
+        """
+        return True
+
+    def recv_into(self, room: memoryview) -> int:
+        """Bytes of the answer, 0 at its end; BlockingIOError if there are none now."""
+        return self.sock.recv_into(room)
+
     def close(self) -> None:
         self.sock.close()
+
+
+class TlsLane(Lane):
+    """A lane over TLS, decrypted in memory.
+
+    Ciphertext is taken in large pieces into one buffer that all lanes share, so that a record of 16 KiB
+    does not cost two reads of the socket; measured 0.70 against 0.90 CPU-s/GB with SSLSocket, and 0.95 and
+    more with threads that block in it.
+    """
+
+    layered = True
+
+    def __init__(
+        self, sock: socket.socket, context: ssl.SSLContext, host: str, *, shared: memoryview
+    ) -> None:
+        """`shared`: room for what one read of the socket brings, empty between calls."""
+        super().__init__(sock)
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=host)
+        self._shared = shared
+
+    async def begin(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                self._tls.do_handshake()
+            except ssl.SSLWantReadError:
+                await loop.sock_sendall(self.sock, self._outgoing.read())
+                if data := await loop.sock_recv(self.sock, len(self._shared)):
+                    self._incoming.write(data)
+                else:
+                    self._incoming.write_eof()
+            else:
+                break
+        await loop.sock_sendall(self.sock, self._outgoing.read())
+
+    def usable(self) -> bool:
+        """As a lane's; session tickets and the like may have come, but no byte of an answer."""
+        try:
+            return self.fill() and self.recv_into(memoryview(bytearray(1))) < 0
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+
+    def send(self, request: bytes) -> bool:
+        self._tls.write(request)
+        return self._flush()
+
+    def _flush(self) -> bool:
+        data = self._outgoing.read()
+        return self.sock.send(data) == len(data)
+
+    def expect(self, count: int) -> None:
+        super().expect(count - self._incoming.pending - TLS_RECORD)  # up to one record is in OpenSSL's hands
+
+    def fill(self) -> bool:
+        count = self.sock.recv_into(self._shared)
+        if count:
+            self._incoming.write(self._shared[:count])
+        else:
+            self._incoming.write_eof()
+        return count > 0
+
+    def recv_into(self, room: memoryview) -> int:
+        try:
+            count = self._tls.read(len(room), room)
+        except ssl.SSLWantReadError:
+            if self._outgoing.pending:  # an answer to a key update
+                self._flush()
+            raise BlockingIOError from None
+        except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
+            return 0
+        return int(count)
 
 
 class LanePool:
     """Idle lanes to one host, and the making of new ones."""
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, *, tls: ssl.SSLContext | None = None) -> None:
         self._host = host
         self._port = port
+        self._tls = tls
+        self._shared = memoryview(bytearray(256 * 1024 if tls else 0))
         self._idle: list[Lane] = []
         self._addresses: list[tuple[Any, ...]] = []
         self._turn = itertools.count()
@@ -65,7 +176,7 @@ class LanePool:
             if lane.usable():
                 return lane
             lane.close()
-        return Lane(await self._connect(where))
+        return await self._connect(where)
 
     def give(self, lane: Lane) -> None:
         """Return a lane whose last answer was read to its end."""
@@ -76,7 +187,7 @@ class LanePool:
         while self._idle:
             self._idle.pop().close()
 
-    async def _connect(self, where: Where) -> socket.socket:
+    async def _connect(self, where: Where) -> Lane:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT):
@@ -86,11 +197,17 @@ class LanePool:
                     undo.callback(sock.close)
                     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                     await loop.sock_connect(sock, address)
+                    lane = self._lane(sock)
+                    await lane.begin()
                     undo.pop_all()
-                return sock
+                return lane
         except TimeoutError as error:
             raise Transient(
                 f"no connection to {self._host}:{self._port} in {CONNECT_TIMEOUT:g} s", where
+            ) from error
+        except ssl.SSLCertVerificationError as error:
+            raise BadAnswer(
+                f"TLS failed ({error}); for a private authority set Penstock.Endpoint.CaBundle", where
             ) from error
         except OSError as error:
             self._asked_at = 0.0
@@ -100,6 +217,9 @@ class LanePool:
                 "Penstock.Endpoint.Url right?",
                 where,
             ) from error
+
+    def _lane(self, sock: socket.socket) -> Lane:
+        return TlsLane(sock, self._tls, self._host, shared=self._shared) if self._tls else Lane(sock)
 
     async def _next_address(self, loop: asyncio.AbstractEventLoop) -> tuple[Any, ...]:
         now = time.monotonic()

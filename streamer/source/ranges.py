@@ -63,6 +63,16 @@ class SpliceReceiver(Receiver, Protocol):
         """
 
 
+class CopyReceiver(Receiver, Protocol):
+    """A receiver that provides the memory that bytes are read into."""
+
+    def room(self, limit: int) -> memoryview:
+        """Where the next bytes go, `limit` at the most. Raises NoRoom as `SpliceReceiver.take_from` does."""
+
+    def filled(self, count: int) -> None:
+        """So many bytes have been put where `room` said."""
+
+
 class NoRoom(Exception):
     """The receiver is full: leave the rest in the socket, where TCP holds the sender back."""
 

@@ -11,8 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-from dataclasses import dataclass
+import ssl
+from base64 import b64encode
+from dataclasses import dataclass, field
 from datetime import datetime
+from hashlib import md5
 from typing import TYPE_CHECKING, Any
 
 from botocore.utils import parse_timestamp
@@ -31,6 +34,37 @@ READ_TIMEOUT = 30
 
 
 @dataclass(frozen=True, slots=True)
+class Reading:
+    """What every read of an object, its head included, must say besides."""
+
+    requester_pays: bool = False
+    sse_customer_key: bytes | None = field(default=None, repr=False)
+    """The 32 bytes that the objects were encrypted with (SSE-C)."""
+
+    def arguments(self) -> dict[str, Any]:
+        """For botocore's `get_object` and `head_object`."""
+        arguments: dict[str, Any] = {"RequestPayer": "requester"} if self.requester_pays else {}
+        if self.sse_customer_key is not None:
+            arguments |= {"SSECustomerAlgorithm": "AES256", "SSECustomerKey": self.sse_customer_key}
+        return arguments
+
+    def listing(self) -> dict[str, Any]:
+        """For botocore's `list_objects_v2`."""
+        return {"RequestPayer": "requester"} if self.requester_pays else {}
+
+    def headers(self) -> dict[str, str]:
+        """The same for a request of our own."""
+        headers = {"x-amz-request-payer": "requester"} if self.requester_pays else {}
+        if self.sse_customer_key is not None:
+            key = self.sse_customer_key
+            prefix = "x-amz-server-side-encryption-customer-"
+            headers[f"{prefix}algorithm"] = "AES256"
+            headers[f"{prefix}key"] = b64encode(key).decode()
+            headers[f"{prefix}key-MD5"] = b64encode(md5(key, usedforsecurity=False).digest()).decode()
+        return headers
+
+
+@dataclass(frozen=True, slots=True)
 class Endpoint:
     """Where S3 is, and who we are there. Unset fields are left to botocore's own chain."""
 
@@ -40,6 +74,7 @@ class Endpoint:
     path_style: bool = False
     anonymous: bool = False
     ca_bundle: str | None = None
+    reading: Reading = field(default_factory=Reading)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +86,9 @@ class Clients:
     credentials: Any
     """The session's credentials, which refresh themselves; None if anonymous or absent."""
     anonymous: bool
+    reading: Reading
+    ca_bundle: str | None
+    """Certificates to trust, by configuration or environment; None for botocore's own."""
 
 
 def _timestamp(value: Any) -> datetime:
@@ -120,5 +158,18 @@ async def open_clients(endpoint: Endpoint, *, connections: int) -> AsyncIterator
                 await stack.enter_async_context(session.create_client("s3", config=data, **options)),
                 credentials=None if endpoint.anonymous else await session.get_credentials(),
                 anonymous=endpoint.anonymous,
+                reading=endpoint.reading,
+                ca_bundle=endpoint.ca_bundle or session.get_config_variable("ca_bundle"),
             )
         yield clients
+
+
+def tls_context(ca_bundle: str | None) -> ssl.SSLContext:
+    """Trust in the bundle given, or else in what botocore trusts. Raises ConfigError."""
+    from botocore.httpsession import get_cert_path
+
+    path = ca_bundle or get_cert_path(verify=True)
+    try:
+        return ssl.create_default_context(cafile=path)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"cannot read certificates from {path} ({error}); see Endpoint.CaBundle") from error

@@ -14,7 +14,8 @@ from streamer.plan import Plan, S3Uri
 from streamer.relay.channel import Channel, ChannelLimits
 from streamer.relay.pipes import PIPE_SIZE
 from streamer.relay.retry import RetryPolicy
-from streamer.relay.transport import Wish, open_transport
+from streamer.relay.stages import BUFFER_SIZE
+from streamer.relay.transport import Transport, Wish, open_transport
 from streamer.source.listing import plan_prefix
 from streamer.source.session import Clients, Endpoint, open_clients
 from streamer.trailer import Trailer
@@ -40,10 +41,11 @@ async def clients_of(stub: S3Stub) -> AsyncIterator[Clients]:
         yield clients
 
 
-def _budget(parts: int, part_size: int, *, spliced: bool) -> int:
+def _budget(parts: int, part_size: int, chosen: Transport) -> int:
     """Bytes for so many parts; of the kernel transport's pipes, a quarter is reserve."""
-    if not spliced:
-        return parts * part_size
+    if not chosen.spliced:
+        unit = BUFFER_SIZE if chosen.buffered else 1
+        return parts * -(-part_size // unit) * unit
     return next(n for n in range(1, 100) if n - n // 4 == parts) * PIPE_SIZE
 
 
@@ -91,7 +93,7 @@ async def running_channel(
             "train",
             plan,
             chosen.source,
-            chosen.stages(_budget(parts, part_size, spliced=chosen.spliced)),
+            chosen.stages(_budget(parts, part_size, chosen)),
             directory=str(directory),
             limits=ChannelLimits(part_size=part_size, connections=connections, policy=policy),
             on_verdict=verdicts.append,

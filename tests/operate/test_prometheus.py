@@ -26,7 +26,6 @@ import yaml
 
 from examples.demo.server import free_ports, running_s3
 from streamer import __version__
-from streamer.source.kernel import KernelSource
 from tests.operate.promql import ROOT, annotation_queries, document, panel_queries
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
@@ -221,7 +220,7 @@ def test_what_the_panels_say_is_true(prometheus):
     assert prometheus.ask(queries["Failed channels"]) == [({}, 0)]
     assert prometheus.ask(queries["Request errors"]) == [({}, 0)]
     ((labels, _),) = prometheus.ask(queries["Version and transport"])
-    assert labels == {"version": __version__, "transport": KernelSource.name}
+    assert labels == {"version": __version__, "transport": "kernel splice"}
     shares = prometheus.ask(queries["Where the time goes"])
     assert {labels["state"] for labels, _ in shares} == {"idle", "blocked", "starved", "moving"}
     verdicts = prometheus.ask(queries["Epochs ended by verdict"])

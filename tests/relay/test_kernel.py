@@ -9,7 +9,8 @@ import pytest
 from aiohttp import web
 
 from streamer.relay import pipes
-from streamer.source.kernel import why_not
+from streamer.source.client import why_not, why_not_splice
+from streamer.source.session import Endpoint, open_clients
 from tests.kit.harness import MORE_THAN_A_FIFO, fill, running_channel
 from tests.kit.pipes import eventually, off_loop, read_all
 from tests.kit.stub import Answer, cut_after, fails
@@ -178,9 +179,9 @@ async def test_small_fragments_take_further_pipes(stub, tmp_path, monkeypatch):
             assert await off_loop(read_all, running.fifo(epoch)) == truth
 
 
-async def test_both_transports_deliver_the_same_stream(stub, tmp_path):
+async def test_all_transports_deliver_the_same_stream(stub, tmp_path):
     truth = fill(stub, [0, 1, 4095, 4096, 4097, 65_537, 2_000_003])
-    for transport in ("portable", "kernel"):
+    for transport in ("portable", "copying", "kernel"):
         directory = tmp_path / transport
         directory.mkdir()
         async with running_channel(stub, directory, transport=transport, part_size=65_536) as running:
@@ -223,16 +224,23 @@ def test_connections_spread_over_all_addresses():
     ("url", "buckets", "environment", "words"),
     [
         ("http://h:1", {"b"}, {}, None),
-        ("https://h", {"b"}, {}, "TLS"),
+        ("https://h", {"b"}, {}, None),
         ("http://h", {"b--use1-az1--x-s3"}, {}, "directory buckets"),
         ("http://h", {"b"}, {"http_proxy": "http://p"}, "proxy"),
+        ("https://h", {"b"}, {"https_proxy": "http://p"}, "proxy"),
         ("http://h", {"b"}, {"http_proxy": "http://p", "no_proxy": "h"}, None),
     ],
 )
-def test_it_is_chosen_wherever_it_applies(monkeypatch, url, buckets, environment, words):
-    for name in ("http_proxy", "HTTP_PROXY", "no_proxy", "NO_PROXY"):
+async def test_our_own_client_serves_wherever_it_can(monkeypatch, url, buckets, environment, words):
+    for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    reason = why_not(url, buckets)
+    async with open_clients(Endpoint(url=url, region="eu-west-1"), connections=1) as clients:
+        reason = why_not(clients.data, buckets)
     assert reason is None if words is None else words in reason
+
+
+def test_bodies_stay_in_the_kernel_only_without_tls():
+    assert why_not_splice("http://h:1") is None
+    assert "TLS" in why_not_splice("https://h")

@@ -1,53 +1,73 @@
-"""The kernel transport: ranged GETs whose bodies never enter this process.
+"""Ranged GETs by a client of our own, made for nothing else.
 
-For plain-HTTP endpoints. The request is signed by botocore's signer and sent on a lane; the body goes
-socket ─splice→ receiver by `exchange.Exchange`. Whatever this transport is not made for (redirects,
-chunked bodies, refusals that botocore knows how to mend) is handed to the portable transport, part by
-part, so both answer for the same bytes by the same rules.
+    kernel splice   plain HTTP into pipes: bodies never enter this process
+    copying         TLS, or bytes that must be seen: read into the receiver's memory, once
+
+The request is signed and sent on a lane; the body is moved by one of `exchange`'s two ways. Whatever this
+client is not made for (redirects, chunked bodies) is handed to the portable transport, part by part, so
+all answer for the same bytes by the same rules.
 """
 
 from __future__ import annotations
 
 import re
+import ssl
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 from urllib.request import getproxies, proxy_bypass
 
+from botocore import UNSIGNED
+
 from streamer.errors import Transient, Where
-from streamer.source.exchange import Exchange, Head, Refusal, Unspliceable
+from streamer.source.exchange import CopyExchange, Head, Refusal, SpliceExchange, Unusual
 from streamer.source.faults import from_answer
 from streamer.source.lanes import Lane, LanePool
 from streamer.source.portable import PortableSource
-from streamer.source.ranges import Receiver, SpliceReceiver, check_head
+from streamer.source.ranges import Receiver, check_head
 from streamer.source.signing import Place, RangeSigner
 
 _CODE = re.compile(rb"<Code>([^<]{1,200})</Code>")
 _MESSAGE = re.compile(rb"<Message>([^<]{0,500})</Message>")
 
 
-def why_not(endpoint_url: str, buckets: set[str]) -> str | None:
-    """Why the kernel transport cannot be used for these buckets; None if it can.
-
-    `endpoint_url` is what botocore resolved.
-    """
-    if not endpoint_url.startswith("http://"):
-        return "the endpoint is TLS, so bodies must be decrypted in user space"
-    host = endpoint_url.removeprefix("http://").split("/")[0]
-    if "http" in getproxies() and not proxy_bypass(host):
-        return "an HTTP proxy is set for the endpoint"
+def why_not(client: Any, buckets: set[str]) -> str | None:
+    """Why `client`, aiobotocore's, cannot be stood in for at these buckets; None if it can."""
+    endpoint_url = client.meta.endpoint_url
+    scheme, _, rest = endpoint_url.partition("://")
+    if scheme in getproxies() and not proxy_bypass(rest.split("/")[0]):
+        return "a proxy is set for the endpoint"
     if any(bucket.endswith("--x-s3") for bucket in buckets):
         return "directory buckets need session credentials"
+    version = client.meta.config.signature_version
+    if version not in (UNSIGNED, "s3v4"):
+        return f"requests must be signed by {version}"
     return None
 
 
-class KernelSource:
-    """A `RangeSource` whose receivers must be `SpliceReceiver`s."""
+def why_not_splice(endpoint_url: str) -> str | None:
+    """Why bodies cannot stay in the kernel; None if they can."""
+    if not endpoint_url.startswith("http://"):
+        return "the endpoint is TLS, so bodies must be decrypted in user space"
+    return None
 
-    name = "kernel splice"
 
-    def __init__(self, signer: RangeSigner, fallback: PortableSource) -> None:
+class OwnSource:
+    """A `RangeSource`. Its receivers must be `SpliceReceiver`s if it splices, else `CopyReceiver`s."""
+
+    def __init__(
+        self,
+        signer: RangeSigner,
+        fallback: PortableSource,
+        *,
+        splice: bool,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """`tls`: how to trust a TLS endpoint."""
+        self.name = "kernel splice" if splice else "copying"
         self._signer = signer
         self._fallback = fallback
+        self._exchange: Any = SpliceExchange if splice else CopyExchange
+        self._tls = tls
         self._pools: dict[tuple[str, int], LanePool] = {}
 
     def close(self) -> None:
@@ -61,17 +81,18 @@ class KernelSource:
         place = await self._signer.place(part.object.bucket)
         pool = self._pools.get((place.host, place.port))
         if pool is None:
-            pool = self._pools[place.host, place.port] = LanePool(place.host, place.port)
+            tls = self._tls if place.tls else None
+            pool = self._pools[place.host, place.port] = LanePool(place.host, place.port, tls=tls)
         try:
-            refusal = await self._ask(pool, place, cast(SpliceReceiver, into), first, where)
-        except Unspliceable:
+            refusal = await self._ask(pool, place, into, first, where)
+        except Unusual:
             await self._fallback.fetch(into, attempt=attempt)
             return
         if refusal is not None:
             raise _mapped(refusal, where)
 
     async def _ask(
-        self, pool: LanePool, place: Place, into: SpliceReceiver, first: int, where: Where
+        self, pool: LanePool, place: Place, into: Receiver, first: int, where: Where
     ) -> Refusal | None:
         """One request; once more if an idle lane turns out to have been closed by the server."""
         part = into.part
@@ -91,11 +112,11 @@ class KernelSource:
         while True:
             request = await self._signer.head(place, part, first)
             lane = await pool.take(where)
-            exchange = Exchange(lane, into, where, check=check)
+            exchange = self._exchange(lane, into, where, check=check)
             reused, lane.requests = lane.requests > 0, lane.requests + 1
             try:
                 _send(lane, request, where)
-                refusal = await exchange.run()
+                refusal: Refusal | None = await exchange.run()
             except Transient:
                 lane.close()
                 if reused and not exchange.heard:
@@ -112,12 +133,11 @@ class KernelSource:
 
 
 def _send(lane: Lane, request: bytes, where: Where) -> None:
-    """A head of a kilobyte always fits the empty send buffer of a lane."""
     try:
-        sent = lane.sock.send(request)
+        sent = lane.send(request)
     except OSError as error:
         raise Transient(f"the connection broke ({error.strerror or error})", where) from error
-    if sent != len(request):
+    if not sent:
         raise Transient("the request did not fit the socket", where)
 
 
