@@ -57,7 +57,7 @@ Flags = tuple[int | None, int | None]
 def settle(job: Job, layout: Layout, flags: Flags) -> tuple[Job, Hosts]:
     """Who this host is, and the job as it concerns this host. Raises ConfigError."""
     hosts = identify(job, flags=flags, environment=os.environ, document=platform_resource_config(layout))
-    if found := unsupported(job, hosts=len(hosts.names)):
+    if found := unsupported(job):
         raise ConfigError("\n  ".join(["the job cannot be carried out:", *found]))
     return local_job(job, hosts), hosts
 
@@ -249,7 +249,7 @@ async def plan(job: Job, flags: Flags) -> dict[str, Any]:
     modes = {channel.channel_name: job.mode(channel) for channel in job.input_data_config}
     async with supervisor.clients() as clients:
         plans = await supervisor.plans(clients)
-        async with supervisor.open_transport(clients) as transport:
+        async with supervisor.open_transport(clients, plans) as transport:
             part_size = transport.stages().part_size()
             return {
                 "transport": transport.name,

@@ -117,20 +117,14 @@ class Job(Model):
         return tuple(channel for channel in self.input_data_config if self.mode(channel) == mode)
 
 
-def unsupported(job: Job, *, hosts: int) -> list[str]:
+def unsupported(job: Job) -> list[str]:
     """What the job asks for and the engine does not carry out yet, each with its channel."""
-    found = []
-    for channel in job.input_data_config:
-        source = channel.source
-        told = {
-            f"S3DataType {source.s3_data_type!r}": source.s3_data_type != "S3Prefix",
-            f"CompressionType {channel.compression_type!r}": channel.compression_type != "None",
-            f"RecordWrapperType {channel.record_wrapper_type!r}": channel.record_wrapper_type != "None",
-            "ShuffleConfig": channel.shuffle_config is not None,
-            f"'ShardedByS3Key' over {hosts} hosts": source.sharded and hosts > 1,
-        }
-        found += [f"channel {channel.channel_name!r}: {what}" for what, wanted in told.items() if wanted]
-    return [f"{what} is not supported by this version of Penstock" for what in found]
+    return [
+        f"channel {channel.channel_name!r}: CompressionType {channel.compression_type!r} is not supported "
+        "by this version of Penstock"
+        for channel in job.input_data_config
+        if channel.compression_type != "None"
+    ]
 
 
 def warnings(job: Job) -> list[str]:

@@ -22,7 +22,7 @@ from functools import partial
 from typing import TypeVar
 
 from streamer.errors import BadAnswer, ConfigError, SinkError, Where
-from streamer.plan import Part, Plan, S3Uri, cut
+from streamer.plan import Part, Plan, cut
 from streamer.relay.pace import Pace
 from streamer.relay.retry import RetryPolicy, fetch_part
 from streamer.relay.stages import BufferPool, MemoryStage
@@ -60,9 +60,10 @@ def relative_path(key: str, prefix: str) -> str:
     return path
 
 
-def file_paths(plan: Plan, uri: S3Uri) -> list[str]:
+def file_paths(plan: Plan) -> list[str]:
     """The relative path of every object of the plan. Raises ConfigError, also for clashes."""
-    paths = [relative_path(ref.key, uri.key) for ref in plan.refs(0)]
+    prefix = plan.base.key if plan.base else ""
+    paths = [relative_path(ref.key, prefix) for ref in plan.refs(0)]
     files = set(paths)
     for path in paths:
         above = os.path.dirname(path)
@@ -77,15 +78,15 @@ def file_paths(plan: Plan, uri: S3Uri) -> list[str]:
 
 
 async def download(
-    plan: Plan, uri: S3Uri, source: RangeSource, *, directory: str, channel: str, limits: DownloadLimits
+    plan: Plan, source: RangeSource, *, directory: str, channel: str, limits: DownloadLimits
 ) -> bool:
     """Make `<directory>/<channel>` hold the plan's objects. False if it does already.
 
     Raises SourceError, SinkError, ConfigError; the directory is then as it was before.
     """
-    paths = file_paths(plan, uri)
+    paths = file_paths(plan)
     target, note = os.path.join(directory, channel), os.path.join(directory, f".{channel}.penstock.files")
-    digest = f"{plan.digest} {uri}\n".encode()
+    digest = f"{plan.digest} {plan.base}\n".encode()
     if await _in_thread(_is_made, target, note, digest):
         return False
     temporary = os.path.join(directory, f".{channel}.penstock.new")

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from streamer.errors import ConfigError
+from streamer.plan import Shard
 
 if TYPE_CHECKING:
     from sidecar.config import Job
@@ -51,14 +52,6 @@ class Group:
     name: str
     instance_type: str
     hosts: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """Part `index` of `count` equal ones."""
-
-    index: int
-    count: int
 
 
 @dataclass(frozen=True)

@@ -24,13 +24,13 @@ from sidecar.download import DownloadLimits, download
 from sidecar.environment import write_environment_file
 from sidecar.exits import Exit, exit_code
 from sidecar.logs import log
+from sidecar.planning import plan_channel
 from sidecar.runtime import Layout, reset_reader_state, write_config_files
 from sidecar.settings import LARGEST_DEFAULT_PART
 from streamer.relay.channel import Channel
 from streamer.relay.pace import MOST_LANES
 from streamer.relay.retry import RetryPolicy
 from streamer.relay.transport import Transport, open_transport
-from streamer.source.listing import plan_prefix
 from streamer.source.portable import PortableSource
 from streamer.source.session import open_clients
 from streamer.units import human_bytes
@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 
     from sidecar.config import Job
     from sidecar.identity import Hosts
-    from streamer.plan import Plan, S3Uri
+    from sidecar.request import ChannelConfig
+    from streamer.plan import Plan
     from streamer.relay.statistics import ChannelStatistics
     from streamer.source.session import Clients
     from streamer.trailer import Trailer
@@ -102,7 +103,7 @@ class Supervisor:
         async with contextlib.AsyncExitStack() as stack:
             clients = await stack.enter_async_context(self.clients())
             plans = await self.plans(clients)
-            transport = await stack.enter_async_context(self.open_transport(clients))
+            transport = await stack.enter_async_context(self.open_transport(clients, plans))
             self.layout.create()
             stack.enter_context(self.layout.locked())
             write_config_files(self.layout, self.job, self.hosts)
@@ -150,7 +151,6 @@ class Supervisor:
             log.info("downloading", channel=name, **size)
             fetched = await download(
                 plan,
-                channel.source.uri,
                 PortableSource(clients.data),
                 directory=self.layout.data,
                 channel=name,
@@ -187,13 +187,13 @@ class Supervisor:
                     log.warning("cut off", channel=name, epoch=statistics.epoch, missing_bytes=missing)
 
     @contextlib.asynccontextmanager
-    async def open_transport(self, clients: Clients) -> AsyncIterator[Transport]:
+    async def open_transport(self, clients: Clients, plans: dict[str, Plan]) -> AsyncIterator[Transport]:
         """The transport of all channels. Raises ConfigError if the one asked for cannot be."""
         channels = self.job.channels("Pipe")
         async with open_transport(
             clients,
             wish=self.job.penstock.transport,
-            buckets={channel.source.uri.bucket for channel in channels},
+            buckets=set().union(*(plans[channel.channel_name].buckets() for channel in channels)),
             channels=max(len(channels), 1),
             budget=int(self.job.penstock.memory_budget),
             connections=self.job.penstock.connections,
@@ -215,13 +215,15 @@ class Supervisor:
         """Every channel's plan, listed side by side. Raises SourceError, the first one met."""
         plans: dict[str, Plan] = {}
 
-        async def make(name: str, uri: S3Uri) -> None:
-            plans[name] = await plan_prefix(clients.control, uri)
-            found = plans[name]
+        async def make(channel: ChannelConfig) -> None:
+            name = channel.channel_name
+            found = plans[name] = await plan_channel(
+                clients.control, channel, self.hosts, shard_by=self.job.penstock.shard_by
+            )
             log.info(
                 "planned",
                 channel=name,
-                source=str(uri),
+                source=str(channel.source.uri),
                 objects=found.objects(0),
                 bytes=found.total_bytes(0),
                 digest=found.digest[:16],
@@ -229,7 +231,7 @@ class Supervisor:
 
         async with asyncio.TaskGroup() as group:
             for channel in self.job.input_data_config:
-                group.create_task(make(channel.channel_name, channel.source.uri))
+                group.create_task(make(channel))
         return {channel.channel_name: plans[channel.channel_name] for channel in self.job.input_data_config}
 
     def _channel(self, name: str, plan: Plan, transport: Transport) -> Channel:

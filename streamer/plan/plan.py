@@ -27,6 +27,8 @@ from streamer.plan.shuffle import Permutation
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from streamer.plan.uris import S3Uri
+
 _REMEMBERED = 4
 """Epochs whose totals are kept: the one that streams, the one that is offered, and their neighbours."""
 
@@ -57,6 +59,8 @@ class Plan:
         self.entries = entries
         self.seed = seed
         self.shard = shard or Shard()
+        self.base: S3Uri | None = None
+        """The prefix that all objects share by their channel's definition, if it has one."""
         self._shares: dict[int, _Share] = {}
 
     @classmethod

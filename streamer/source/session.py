@@ -14,8 +14,11 @@ import os
 import ssl
 from base64 import b64encode
 from dataclasses import dataclass, field
+from datetime import datetime
 from hashlib import md5
 from typing import TYPE_CHECKING, Any
+
+from botocore.utils import parse_timestamp
 
 from streamer import __version__
 from streamer.errors import ConfigError, Where
@@ -90,6 +93,21 @@ class Clients:
     """Certificates to trust, by configuration or environment; None for botocore's own."""
 
 
+def _timestamp(value: Any) -> datetime:
+    """As botocore reads timestamps, but a tenth of its time for S3's own form.
+
+    Every listed object has one, and botocore's way took three quarters of a listing's CPU time.
+    """
+    try:
+        found = datetime.fromisoformat(value)
+    except (TypeError, ValueError):
+        found = None
+    if found is None or found.tzinfo is None:
+        other: datetime = parse_timestamp(value)
+        return other
+    return found
+
+
 @contextlib.asynccontextmanager
 async def open_clients(endpoint: Endpoint, *, connections: int) -> AsyncIterator[Clients]:
     """Both clients, closed at the end.
@@ -119,7 +137,7 @@ async def open_clients(endpoint: Endpoint, *, connections: int) -> AsyncIterator
         common["signature_version"] = UNSIGNED
     control = AioConfig(
         retries={"mode": "standard", "total_max_attempts": CONTROL_ATTEMPTS},
-        max_pool_connections=16,
+        max_pool_connections=64,  # the HEADs of a manifest
         **common,
     )
     data = AioConfig(
@@ -135,6 +153,8 @@ async def open_clients(endpoint: Endpoint, *, connections: int) -> AsyncIterator
     async with contextlib.AsyncExitStack() as stack:
         with map_errors(Where()):
             session = AioSession(profile=endpoint.profile)
+            parsers = session.get_component("response_parser_factory")
+            parsers.set_parser_defaults(timestamp_parser=_timestamp)
             clients = Clients(
                 await stack.enter_async_context(session.create_client("s3", config=control, **options)),
                 await stack.enter_async_context(session.create_client("s3", config=data, **options)),

@@ -28,7 +28,7 @@ async def fetch(stub, directory, prefix="data/", before=None):
         if before:
             before()
         source = PortableSource(clients.data)
-        return await download(plan, uri, source, directory=str(directory), channel="c", limits=LIMITS)
+        return await download(plan, source, directory=str(directory), channel="c", limits=LIMITS)
 
 
 def tree(directory):
@@ -130,9 +130,9 @@ def test_paths_begin_below_the_last_folder_of_the_prefix(prefix, key, path):
 
 
 def test_a_file_cannot_be_a_directory_too():
-    plan = Plan(tuple(ObjectRef("b", key, 1, "e") for key in ("a", "a-b", "a/b")))
+    plan = Plan.of(ObjectRef("b", key, 1, "e") for key in ("a", "a-b", "a/b"))
     with pytest.raises(ConfigError, match="'a' and 'a/b' cannot both be files"):
-        file_paths(plan, S3Uri("b", ""))
+        file_paths(plan)
 
 
 def mixed(stub, tmp_path):

@@ -195,11 +195,11 @@ def test_a_host_without_channels_serves_none(stub, tmp_path):
 
 def test_what_cannot_be_carried_out_ends_the_process_by_name(stub, tmp_path):
     document = cluster_job(stub, tmp_path)
-    document["InputDataConfig"][1]["DataSource"]["S3DataSource"]["S3DataDistributionType"] = "ShardedByS3Key"
+    document["InputDataConfig"][1]["CompressionType"] = "Gzip"
     path = write_job(tmp_path / "job.yaml", document)
     done = penstock("run", "-c", path, "--host-index", "0")
     assert done.returncode == 2
-    assert "channel 'eval': 'ShardedByS3Key' over 3 hosts is not supported" in done.stderr
+    assert "channel 'eval': CompressionType 'Gzip' is not supported" in done.stderr
     assert "Traceback" not in done.stderr
     assert penstock("plan", "-c", path).returncode == 2  # no index
 
