@@ -98,7 +98,7 @@ async def open_transport(
             room = min(budget, pipe_budget)
             pipes = PipePool(room, most=most_pipes)
             # A request costs little, so parts are small; larger ones wait in their sockets for their turn.
-            pace = lanes.pace(max(32, 4 * channels), 4 * MIB, largest_part=8 * MIB)
+            pace = lanes.pace(max(64, 4 * channels), 4 * MIB, largest_part=8 * MIB)
             try:
                 allotment = Allotment(room, pace, members=channels)
                 yield Transport(source, "plain HTTP to pipes", allotment, pipes=pipes)
