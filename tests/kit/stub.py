@@ -324,7 +324,8 @@ class StubThread:
         await turns()
         await runner.cleanup()
         for transport in self.stub._transports:
-            transport.abort()  # it may still wait to send what nobody reads
+            if getattr(transport, "_loop", None) is not None:  # one that has closed has none
+                transport.abort()  # it may still wait to send what nobody reads
         await turns()
 
     async def _bare(self, request: web.Request) -> Any:
