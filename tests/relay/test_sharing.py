@@ -125,7 +125,7 @@ async def test_lanes_are_shared(stub, tmp_path):
     ) as shared, contextlib.AsyncExitStack() as stack:  # fmt: skip
         assert [share.lanes for share in shared.shares] == [2, 2, 2]
         fds = [await off_loop(os.open, shared.fifo(number, 0), os.O_RDONLY) for number in range(3)]
-        readers = [stack.enter_context(open(fd, "rb")) for fd in fds]
+        readers = [stack.enter_context(open(fd, "rb")) for fd in fds]  # noqa: SIM115
         whole = shared.transport.allotment
         await eventually(lambda: whole.active == 3 and not any(each.in_flight for each in shared.shares))
         assert [share.lanes for share in shared.shares] == [2, 2, 2]
