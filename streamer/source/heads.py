@@ -113,7 +113,7 @@ class OwnHeads:
             except Transient as error:
                 spent = time.monotonic() - backoff.since
                 raise GaveUp(
-                    f"gave up after {spent:.0f} s; first error: {failed.message}; "
+                    f"gave up after {spent:.0f} s without an answer; first error: {failed.message}; "
                     f"last error: {error.message}",
                     error.where,
                 ) from error
