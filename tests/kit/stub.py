@@ -34,6 +34,8 @@ class Seen:
     if_match: str | None
     authorization: str | None
     token: str | None
+    amz: dict[str, str] = field(default_factory=dict)
+    """Its `x-amz-` headers, names in lower case."""
 
 
 @dataclass
@@ -104,7 +106,8 @@ class S3Stub:
             return await self._head(request, f"{bucket}/{key}")
         wanted, if_match = request.headers.get("Range", ""), request.headers.get("If-Match")
         token = request.headers.get("X-Amz-Security-Token")
-        self.seen.append(Seen(key, wanted, if_match, request.headers.get("Authorization"), token))
+        amz = {name.lower(): value for name, value in request.headers.items() if name.lower()[:6] == "x-amz-"}
+        self.seen.append(Seen(key, wanted, if_match, request.headers.get("Authorization"), token, amz))
         name = f"{bucket}/{key}"
         if name not in self.objects:
             return error(404, "NoSuchKey")
@@ -324,7 +327,8 @@ class StubThread:
         await turns()
         await runner.cleanup()
         for transport in self.stub._transports:
-            transport.abort()  # it may still wait to send what nobody reads
+            if getattr(transport, "_loop", None) is not None:  # one that has closed has none
+                transport.abort()  # it may still wait to send what nobody reads
         await turns()
 
     async def _bare(self, request: web.Request) -> Any:
