@@ -20,7 +20,7 @@ from sidecar.environment import trainer_environment
 from sidecar.exits import Exit
 from sidecar.identity import identify, local_job
 from sidecar.logs import log
-from sidecar.runtime import DEFAULT_BASE, Layout, platform_resource_config
+from sidecar.runtime import DEFAULT_BASE, Layout, keep_loaded, platform_resource_config
 from sidecar.signals import Shutdown, handled
 from sidecar.supervisor import Supervisor
 from streamer.errors import ConfigError, ReaderGone, SinkError
@@ -212,6 +212,7 @@ async def cat(
                 part_size=options.part_size,
                 to_pipes=stat.S_ISFIFO(os.fstat(1).st_mode),
             ) as transport:
+                keep_loaded()
                 await stream_once(
                     plan,
                     transport.source,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import gc
 import json
 import os
 from dataclasses import dataclass
@@ -139,6 +140,12 @@ def platform_resource_config(layout: Layout) -> dict[str, Any] | None:
     if not isinstance(document, dict):
         raise ConfigError(f"{path} is not a JSON object; correct or remove it")
     return document
+
+
+def keep_loaded() -> None:
+    """What is loaded by now stays: collections need not walk it while bytes move (an eighth of the CPU)."""
+    gc.collect()
+    gc.freeze()
 
 
 def write_config_files(layout: Layout, job: Job, hosts: Hosts) -> None:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import time
 from typing import TYPE_CHECKING
 
@@ -26,7 +25,7 @@ from sidecar.environment import write_environment_file
 from sidecar.exits import Exit, exit_code
 from sidecar.logs import log
 from sidecar.planning import plan_channel
-from sidecar.runtime import Layout, reset_reader_state, write_config_files
+from sidecar.runtime import Layout, keep_loaded, reset_reader_state, write_config_files
 from sidecar.settings import LARGEST_DEFAULT_PART
 from streamer.relay.channel import Channel
 from streamer.relay.pace import MOST_LANES
@@ -135,9 +134,7 @@ class Supervisor:
             )
             self._offered = self.started = True
             log.info("ready", directory=self.layout.data, admin=f"http://{admin.host}:{admin_port}/")
-            # What is loaded by now stays; collections need not walk it again while bytes move.
-            gc.collect()
-            gc.freeze()
+            keep_loaded()
             await self._run(until)
         error = next((channel.error for channel in self._channels.values() if channel.error), None)
         return Exit.OK if error is None else exit_code(error)
