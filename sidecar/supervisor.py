@@ -137,7 +137,7 @@ class Supervisor:
         except TimeoutError:
             for name, statistics in self.statistics().items():
                 if statistics.state == "streaming":
-                    missing = statistics.bytes_total - statistics.bytes_delivered
+                    missing = statistics.bytes_total - statistics.bytes_consumed
                     log.warning("cut off", channel=name, epoch=statistics.epoch, missing_bytes=missing)
 
     @contextlib.asynccontextmanager
@@ -206,7 +206,7 @@ class Supervisor:
             channel=trailer.channel,
             epoch=trailer.epoch,
             delivered=human_bytes(trailer.bytes_delivered),
-            of=human_bytes(trailer.bytes_total),
+            **({} if trailer.bytes_total is None else {"of": human_bytes(trailer.bytes_total)}),
             **({"error": trailer.error} if trailer.error else {}),
         )
         if trailer.verdict == "failed":

@@ -29,9 +29,9 @@ async def list_prefix(client: Any, uri: S3Uri) -> AsyncIterator[ObjectRef]:
                 yield ObjectRef(uri.bucket, entry["Key"], entry["Size"], bare_etag(entry["ETag"]))
 
 
-async def _entries(client: Any, uri: S3Uri, *, wrap: bool) -> Entries:
+async def _entries(client: Any, uri: S3Uri, arrangement: Arrangement) -> Entries:
     """The objects under a prefix, in key order. Raises SourceError, Missing if there is none."""
-    entries = Entries(wrap=wrap)
+    entries = Entries(wrap=arrangement.wrap, inflate=arrangement.inflate)
     async for ref in list_prefix(client, uri):
         if not is_folder_marker(ref):
             entries.add(ref)
@@ -46,7 +46,7 @@ async def plan_prefix(client: Any, uri: S3Uri, arrangement: Arrangement | None =
     Raises SourceError, Missing if no object matches; ConfigError if an object cannot be wrapped.
     """
     arrangement = arrangement or Arrangement()
-    return Plan.arranged(await _entries(client, uri, wrap=arrangement.wrap), arrangement)
+    return Plan.arranged(await _entries(client, uri, arrangement), arrangement)
 
 
 async def plan_uris(client: Any, uris: list[S3Uri]) -> Plan:
