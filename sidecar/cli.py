@@ -43,6 +43,10 @@ _job_file = click.option(
 _log_level = click.option(
     "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
 )
+_host_index = click.option(
+    "--host-index", type=click.IntRange(min=0), help="Which host this is, from 0; else the environment says."
+)
+_host_count = click.option("--host-count", type=click.IntRange(min=1), help="How many hosts run this job.")
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -53,29 +57,35 @@ def cli() -> None:
 
 @cli.command()
 @_job_file
+@_host_index
+@_host_count
 @_log_level
-def run(path: str, log_level: str) -> None:
+def run(path: str, host_index: int | None, host_count: int | None, log_level: str) -> None:
     """Serve the job's channels until SIGTERM."""
     from sidecar import commands
     from sidecar.config import load_job
     from sidecar.logs import configure
 
     configure(level=log_level)
-    _finish(commands.run(load_job(path)))
+    _finish(commands.run(load_job(path), (host_index, host_count)))
 
 
 @cli.command("exec", context_settings={"allow_interspersed_args": False})
 @_job_file
+@_host_index
+@_host_count
 @_log_level
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-def execute(path: str, log_level: str, command: tuple[str, ...]) -> None:
+def execute(
+    path: str, host_index: int | None, host_count: int | None, log_level: str, command: tuple[str, ...]
+) -> None:
     """Run COMMAND as the trainer beside the channels; exit with its code."""
     from sidecar import commands
     from sidecar.config import load_job
     from sidecar.logs import configure
 
     configure(level=log_level)
-    _finish(commands.execute(load_job(path), command))
+    _finish(commands.execute(load_job(path), (host_index, host_count), command))
 
 
 @cli.command()
@@ -86,6 +96,8 @@ def execute(path: str, log_level: str, command: tuple[str, ...]) -> None:
 @click.option("--path-style", is_flag=True, help="Put the bucket into the path, not into the host name.")
 @click.option("--anonymous", is_flag=True, help="Do not sign requests.")
 @click.option("--ca-bundle", metavar="FILE")
+@click.option("--requester-pays", is_flag=True, help="Agree to pay for reading a Requester Pays bucket.")
+@click.option("--sse-customer-key-file", metavar="FILE", help="The key of objects encrypted with SSE-C.")
 @click.option(
     "--budget", type=_Size(), default="128MiB", show_default=True, help="Memory for bytes in flight."
 )
@@ -119,10 +131,10 @@ def cat(
     from pydantic import ValidationError
 
     from sidecar import commands
-    from sidecar.config import LARGEST_DEFAULT_PART, EndpointConfig, explain
+    from sidecar.config import explain
     from sidecar.logs import configure
+    from sidecar.settings import LARGEST_DEFAULT_PART, EndpointConfig
     from streamer.plan import parse_s3_uri
-    from streamer.source.session import Endpoint
 
     configure(level="warning")
     endpoint["url"] = endpoint.pop("endpoint_url")
@@ -146,7 +158,7 @@ def cat(
     _finish(
         commands.cat(
             [parse_s3_uri(uri) for uri in uris],
-            endpoint=Endpoint(**checked.model_dump()),
+            endpoint=checked.resolved(),
             options=options,
             report=lambda line: None if quiet else click.echo(line, err=True),
         )
@@ -155,24 +167,27 @@ def cat(
 
 @cli.command()
 @_job_file
+@_host_index
+@_host_count
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable, with every key.")
-def plan(path: str, *, as_json: bool) -> None:
+def plan(path: str, host_index: int | None, host_count: int | None, *, as_json: bool) -> None:
     """Show what each channel would stream: objects, bytes, parts, digest of the order."""
     from sidecar import commands
     from sidecar.config import load_job
     from sidecar.logs import configure
 
     configure(level="warning")
-    found = _run(commands.plan(load_job(path)))
+    found = _run(commands.plan(load_job(path), (host_index, host_count)))
     if as_json:
         click.echo(json.dumps(found, indent=2))
         return
     click.echo(f"transport  {found['transport']}: {found['reason']}")
+    click.echo(f"budget     {human_bytes(found['budget'])}, {found['connections']} connections to begin with")
     for name, channel in found["channels"].items():
         click.echo(
             f"{name}\n  objects  {channel['objects']}\n  bytes    {channel['bytes']} ({channel['size']})\n"
             f"  parts    {channel['parts']} of up to {human_bytes(channel['part_size'])}\n"
-            f"  budget   {human_bytes(channel['budget'])}\n  digest   {channel['digest']}"
+            f"  digest   {channel['digest']}"
         )
 
 

@@ -15,9 +15,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from sidecar.environment import trainer_environment
 from sidecar.exits import Exit
+from sidecar.identity import identify, local_job
 from sidecar.logs import log
-from sidecar.runtime import DEFAULT_BASE, Layout, trainer_environment
+from sidecar.runtime import DEFAULT_BASE, Layout, platform_resource_config
 from sidecar.signals import Shutdown, handled
 from sidecar.supervisor import Supervisor
 from streamer.errors import ReaderGone, SinkError
@@ -26,7 +28,7 @@ from streamer.relay.cat import stream_once
 from streamer.relay.pace import MOST_LANES
 from streamer.relay.retry import RetryPolicy
 from streamer.relay.statistics import Tally
-from streamer.relay.transport import Transport, Wish, open_transport
+from streamer.relay.transport import Wish, open_transport
 from streamer.sink.outlet import FileOutlet, PipeOutlet
 from streamer.source.listing import plan_uris
 from streamer.source.session import Endpoint, open_clients
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sidecar.config import Job
+    from sidecar.identity import Hosts
     from streamer.plan import Plan, S3Uri
     from streamer.sink.outlet import Outlet
 
@@ -46,12 +49,22 @@ GRACE_AFTER_FAILURE = 10
 """Seconds that `exec` gives the trainer to notice a failed channel by itself, and then to obey SIGTERM."""
 
 
-async def run(job: Job) -> int:
+Flags = tuple[int | None, int | None]
+"""`--host-index` and `--host-count`."""
+
+
+def settle(job: Job, layout: Layout, flags: Flags) -> tuple[Job, Hosts]:
+    """Who this host is, and the job as it concerns this host. Raises ConfigError."""
+    hosts = identify(job, flags=flags, environment=os.environ, document=platform_resource_config(layout))
+    return local_job(job, hosts), hosts
+
+
+async def run(job: Job, flags: Flags) -> int:
     """Serve until a signal; drain on the first, end at once on the second."""
     shutdown = Shutdown()
-    supervisor = Supervisor(
-        job, Layout(job.penstock.base_directory or DEFAULT_BASE), default_admin_port=ADMIN_PORT
-    )
+    layout = Layout(job.penstock.base_directory or DEFAULT_BASE)
+    job, hosts = settle(job, layout, flags)
+    supervisor = Supervisor(job, layout, hosts, default_admin_port=ADMIN_PORT)
 
     async def until(supervisor: Supervisor) -> None:
         await shutdown.asked.wait()
@@ -81,19 +94,21 @@ async def _unless_stopped(serving: Any, shutdown: Shutdown, supervisor: Supervis
             return int(Exit.OK)
 
 
-async def execute(job: Job, command: tuple[str, ...]) -> int:
+async def execute(job: Job, flags: Flags, command: tuple[str, ...]) -> int:
     """Run `command` as the trainer, beside the channels; return its exit code, or ours if we failed it."""
     with ExitStack() as stack:
         base = job.penstock.base_directory
         if base is None:
             base = stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-"))
         layout = Layout(base)
-        supervisor = Supervisor(job, layout, default_admin_port=0, keep_proof=False)
+        job, hosts = settle(job, layout, flags)
+        supervisor = Supervisor(job, layout, hosts, default_admin_port=0, keep_proof=False)
         code = Exit.OK.value
 
         async def until(supervisor: Supervisor) -> None:
             nonlocal code
-            code = await _run_trainer(supervisor, command, os.environ | trainer_environment(layout, job))
+            environment = os.environ | trainer_environment(layout, job, hosts)
+            code = await _run_trainer(supervisor, command, environment)
 
         failure = await supervisor.serve(until)
         return failure or code
@@ -223,24 +238,30 @@ def _standard_output(on_gone: Callable[[], None]) -> Outlet:
     return PipeOutlet(fd, on_gone=on_gone)
 
 
-async def plan(job: Job) -> dict[str, Any]:
+async def plan(job: Job, flags: Flags) -> dict[str, Any]:
     """What `penstock plan` shows: every channel's objects, bytes, parts and digest."""
-    supervisor = Supervisor(job, Layout(job.penstock.base_directory or DEFAULT_BASE), default_admin_port=0)
+    layout = Layout(job.penstock.base_directory or DEFAULT_BASE)
+    job, hosts = settle(job, layout, flags)
+    supervisor = Supervisor(job, layout, hosts, default_admin_port=0)
+    modes = {channel.channel_name: job.mode(channel) for channel in job.input_data_config}
     async with supervisor.clients() as clients:
         plans = await supervisor.plans(clients)
-        async with supervisor.open_transport(clients) as transport:
+        async with supervisor.open_transport(clients, plans) as transport:
+            part_size = transport.stages().part_size()
             return {
                 "transport": transport.name,
                 "reason": transport.reason,
+                "host": {"index": hosts.index, "hosts": list(hosts.names)},
                 "connections": transport.allotment.pace.lanes,
                 "budget": transport.allotment.budget,
-                "channels": {name: _summary(found, transport) for name, found in plans.items()},
+                "channels": {
+                    name: {"mode": modes[name]} | _summary(found, part_size) for name, found in plans.items()
+                },
             }
 
 
-def _summary(plan: Plan, transport: Transport) -> dict[str, Any]:
-    """What is known before anything is streamed; sizes that adapt are those it begins with."""
-    part_size = transport.stages().part_size()
+def _summary(plan: Plan, part_size: int) -> dict[str, Any]:
+    """What is known before anything is streamed; a part size that adapts is the one it begins with."""
     parts = sum(1 for _ in cut(plan.segments(0), part_size=lambda: part_size, epoch=0))
     return {
         "objects": plan.objects(0),

@@ -1,183 +1,82 @@
 """The job file: SageMaker's own request shape, and one `Penstock` section for what it has no word for.
 
-Models are frozen and refuse unknown keys; a value that SageMaker knows and this version does not yet
-carry out is an error that says so, never ignored. All errors are reported at once, each with its place
-and what to write instead. Field names and limits are those of the CreateTrainingJob API (contract §3).
+A whole CreateTrainingJob request is taken as it is, and so is what describe-training-job answers: keys
+without bearing on data are ignored by name, from lists (`Model.ignored`); unknown ones are errors. All
+mistakes are reported at once, each with its place and what to write instead. The channel's fields are
+in `sidecar.request`, the `Penstock` section in `sidecar.settings`; here are the whole job, the rules
+between channels, and reading the file.
 """
 
 from __future__ import annotations
 
 import difflib
 import json
-import re
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import yaml
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ByteSize,
-    ConfigDict,
-    Field,
-    StrictStr,
-    ValidationError,
-    model_validator,
+from pydantic import Field, StrictStr, ValidationError, model_validator
+
+from sidecar.logs import log
+from sidecar.model import Model
+from sidecar.request import (
+    AlgorithmSpecification,
+    ChannelConfig,
+    DataSource,
+    InputMode,
+    InstanceGroup,
+    ResourceConfig,
+    S3DataSource,
+    ShuffleConfig,
 )
-from pydantic.alias_generators import to_pascal
-
+from sidecar.settings import (
+    LARGEST_DEFAULT_PART,
+    AdminConfig,
+    EndpointConfig,
+    HostsConfig,
+    PenstockConfig,
+)
 from streamer.errors import ConfigError
-from streamer.plan import S3Uri, parse_s3_uri
-from streamer.units import KIB, MIB, human_bytes
+from streamer.relay.stages import BUFFER_SIZE
+from streamer.units import human_bytes
 
-LARGEST_DEFAULT_PART = 8 * MIB
+SAGEMAKER_CHANNELS = 20
 
-
-class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=to_pascal)
-
-
-def _not_yet(wanted: str, value: object) -> NoReturn:
-    raise ValueError(f"{value!r} is not supported by this version of Penstock; use {wanted!r}")
-
-
-def _only(wanted: str, *others: str) -> Any:
-    """A string that SageMaker lets be `wanted` or one of `others`, of which we carry out `wanted`."""
-
-    def check(value: object) -> object:
-        if value == wanted:
-            return value
-        if value in others:
-            _not_yet(wanted, value)
-        raise ValueError(f"{value!r} is not one of {', '.join((wanted, *others))}")
-
-    return BeforeValidator(check)
-
-
-def _absent(what: str) -> Any:
-    """A field of SageMaker's that we do not carry out yet: only its empty value is accepted."""
-
-    def check(value: object) -> object:
-        if value in (None, [], {}):
-            return None
-        raise ValueError(f"{what} is not supported by this version of Penstock; remove it")
-
-    return BeforeValidator(check)
+IGNORED = frozenset({
+    # of the request
+    "RoleArn", "OutputDataConfig", "VpcConfig", "StoppingCondition", "Tags", "EnableNetworkIsolation",
+    "EnableInterContainerTrafficEncryption", "EnableManagedSpotTraining", "CheckpointConfig",
+    "DebugHookConfig", "DebugRuleConfigurations", "TensorBoardOutputConfig", "ExperimentConfig",
+    "ProfilerConfig", "ProfilerRuleConfigurations", "RetryStrategy", "RemoteDebugConfig",
+    "InfraCheckConfig", "SessionChainingConfig", "ServerlessJobConfig", "MlflowConfig",
+    "ModelPackageConfig",
+    # of the answer of describe-training-job
+    "TuningJobArn", "LabelingJobArn", "AutoMLJobArn", "ModelArtifacts", "TrainingJobStatus",
+    "SecondaryStatus", "FailureReason", "WarmPoolStatus", "CreationTime", "TrainingStartTime",
+    "TrainingEndTime", "LastModifiedTime", "SecondaryStatusTransitions", "FinalMetricDataList",
+    "TrainingTimeInSeconds", "BillableTimeInSeconds", "BillableTokenCount",
+    "DebugRuleEvaluationStatuses", "ProfilerRuleEvaluationStatuses", "ProfilingStatus", "MlflowDetails",
+    "ProgressInfo", "OutputModelPackageArn",
+    # what boto3 adds to every answer
+    "ResponseMetadata",
+})  # fmt: skip
+"""Keys of a training job, as requested and as described, that have no bearing on data."""
 
 
-def _s3_uri(value: str) -> str:
-    try:
-        parse_s3_uri(value)
-    except ConfigError as error:
-        raise ValueError(str(error)) from None
-    return value
-
-
-class S3DataSource(_Model):
-    s3_data_type: Annotated[str, _only("S3Prefix", "ManifestFile", "AugmentedManifestFile", "Converse")] = (
-        Field(alias="S3DataType")
-    )
-    s3_uri: Annotated[StrictStr, Field(max_length=1024), AfterValidator(_s3_uri)] = Field(alias="S3Uri")
-    s3_data_distribution_type: Annotated[str, _only("FullyReplicated", "ShardedByS3Key")] = Field(
-        "FullyReplicated", alias="S3DataDistributionType"
-    )
-    attribute_names: Annotated[None, _absent("AttributeNames")] = None
-    instance_group_names: Annotated[None, _absent("InstanceGroupNames")] = None
-
-    @property
-    def uri(self) -> S3Uri:
-        return parse_s3_uri(self.s3_uri)
-
-
-class DataSource(_Model):
-    s3_data_source: S3DataSource = Field(alias="S3DataSource")
-    file_system_data_source: Annotated[None, _absent("FileSystemDataSource (Pipe mode reads S3 only)")] = None
-
-
-class ChannelConfig(_Model):
-    channel_name: Annotated[StrictStr, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9.\-_]+$")]
-    data_source: DataSource
-    content_type: Annotated[StrictStr, Field(max_length=256)] | None = None
-    compression_type: Annotated[str, _only("None", "Gzip")] = "None"
-    record_wrapper_type: Annotated[str, _only("None", "RecordIO")] = "None"
-    input_mode: Annotated[str, _only("Pipe", "File", "FastFile")] | None = None
-    shuffle_config: Annotated[None, _absent("ShuffleConfig")] = None
-
-
-class AlgorithmSpecification(_Model):
-    training_input_mode: Annotated[str, _only("Pipe", "File", "FastFile")] = "Pipe"
-
-
-def _octal(value: object) -> object:
-    if isinstance(value, str) and re.fullmatch(r"0?[0-7]{3}", value):
-        return int(value, 8)
-    raise ValueError('write the mode as a quoted octal number, such as "0640"')
-
-
-class EndpointConfig(_Model):
-    """Where S3 is; what is left out comes from the environment, as with every AWS client."""
-
-    url: Annotated[StrictStr, Field(pattern=r"^https?://[^/\s]+/?$")] | None = None
-    region: StrictStr | None = None
-    profile: StrictStr | None = None
-    path_style: bool = False
-    """Put the bucket into the path, not into the host name; most S3-compatible servers want it."""
-    anonymous: bool = False
-    ca_bundle: StrictStr | None = None
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        if self.anonymous and self.profile:
-            raise ValueError("Anonymous and Profile contradict each other; remove one")
-        if self.ca_bundle and self.url and self.url.startswith("http://"):
-            raise ValueError("CaBundle has no meaning for an http:// Url; remove it or use https://")
-        return self
-
-
-class AdminConfig(_Model):
-    """The HTTP server for metrics, probes and status. Loopback only, unless told."""
-
-    host: StrictStr = "127.0.0.1"
-    port: Annotated[int, Field(ge=0, le=65535)] | None = None
-    """Unset: 9781, or under `penstock exec` any free port. 0 takes any free one, which the log names."""
-
-
-class PenstockConfig(_Model):
-    """What SageMaker has no word for."""
-
-    base_directory: Annotated[StrictStr, Field(pattern=r"^/")] | None = None
-    """FIFOs go to `<it>/input/data`. Unset: `/opt/ml`, or under `penstock exec` a temporary directory."""
-    memory_budget: ByteSize = ByteSize(256 * MIB)
-    """Bytes requested and not yet delivered, over all channels, which share it equally."""
-    transport: Literal["auto", "portable", "copying", "kernel"] = "auto"
-    """How bodies are fetched. `auto`: by splice in the kernel wherever that applies (plain HTTP)."""
-    part_size: ByteSize | None = None
-    """Bytes of one request. Unset: 4 MiB for the kernel transport, 8 MiB for the portable one."""
-    connections: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """Requests in flight per channel. Unset: 32 for the kernel transport, 16 for the portable one."""
-    give_up_after: Annotated[float, Field(gt=0)] = 300.0
-    """Seconds without a byte of progress before a channel fails."""
-    drain_for: Annotated[float, Field(ge=0)] = 20.0
-    """Seconds that SIGTERM lets running epochs finish; Kubernetes kills after 30 by default."""
-    fifo_mode: Annotated[int, BeforeValidator(_octal)] = 0o640
-    endpoint: EndpointConfig = EndpointConfig()
-    admin: AdminConfig = AdminConfig()
-
-    @model_validator(mode="after")
-    def _sane_part(self) -> Self:
-        if self.part_size is not None and not 64 * KIB <= self.part_size <= 512 * MIB:
-            raise ValueError("PartSize must be between 64KiB and 512MiB")
-        return self
-
-
-class Job(_Model):
+class Job(Model):
     """A whole job file."""
 
+    ignored: ClassVar[frozenset[str]] = IGNORED
+
     training_job_name: Annotated[StrictStr, Field(min_length=1, max_length=63)] = "penstock"
+    training_job_arn: Annotated[StrictStr, Field(max_length=256)] | None = None
     algorithm_specification: AlgorithmSpecification = AlgorithmSpecification()
-    hyper_parameters: Annotated[dict[str, StrictStr], Field(max_length=100)] = {}
-    environment: dict[str, StrictStr] = {}
+    hyper_parameters: Annotated[
+        dict[Annotated[str, Field(max_length=256)], Annotated[StrictStr, Field(max_length=2500)]],
+        Field(max_length=100),
+    ] = {}  # noqa: RUF012 - pydantic copies defaults
+    environment: Annotated[dict[str, StrictStr], Field(max_length=100)] = {}  # noqa: RUF012 - likewise
+    resource_config: ResourceConfig = ResourceConfig()
     input_data_config: Annotated[tuple[ChannelConfig, ...], Field(min_length=1)]
     penstock: PenstockConfig = PenstockConfig()
 
@@ -186,20 +85,50 @@ class Job(_Model):
         names = [channel.channel_name for channel in self.input_data_config]
         for name in sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"two channels are called {name!r}; names must differ")
+        piped = {channel.channel_name for channel in self.channels("Pipe")}
+        for channel in self.channels("File"):
+            name = channel.channel_name
+            if refusal := channel.refusal_as_file():
+                raise ValueError(f"channel {name!r} in File mode: {refusal}")
+            stem, _, number = name.rpartition("_")
+            if stem in piped and number.isdecimal():
+                raise ValueError(
+                    f"the directory of File channel {name!r} is also the FIFO of epoch {number} of Pipe "
+                    f"channel {stem!r}; rename one"
+                )
+        if self.penstock.shard_by == "bytes" and not any(c.source.sharded for c in self.input_data_config):
+            raise ValueError("ShardBy has no meaning without a ShardedByS3Key channel; remove it")
         part_size = self.penstock.part_size or LARGEST_DEFAULT_PART
-        needed = len(names) * 2 * part_size
+        needed = max(len(piped), 1) * 2 * -(-part_size // BUFFER_SIZE) * BUFFER_SIZE
         if self.penstock.memory_budget < needed:
             raise ValueError(
                 f"MemoryBudget {human_bytes(self.penstock.memory_budget)} is less than two parts of "
-                f"{human_bytes(part_size)} for each of {len(names)} channels; "
+                f"{human_bytes(part_size)} for each of {max(len(piped), 1)} channels; "
                 f"raise it to {human_bytes(needed)} or lower PartSize"
             )
         return self
 
-    @property
-    def channel_budget(self) -> int:
-        """Bytes that each channel may hold."""
-        return int(self.penstock.memory_budget) // len(self.input_data_config)
+    def mode(self, channel: ChannelConfig) -> InputMode:
+        """The channel's own InputMode, else the algorithm's (contract §2.1)."""
+        return channel.input_mode or self.algorithm_specification.training_input_mode
+
+    def channels(self, mode: InputMode) -> tuple[ChannelConfig, ...]:
+        """The channels of this mode, in the order of the file."""
+        return tuple(channel for channel in self.input_data_config if self.mode(channel) == mode)
+
+
+def warnings(job: Job) -> list[str]:
+    """What is odd about a job that can be carried out."""
+    found = []
+    names = [channel.channel_name for channel in job.input_data_config]
+    if len(names) > SAGEMAKER_CHANNELS:
+        found.append(f"{len(names)} channels; SageMaker itself takes at most {SAGEMAKER_CHANNELS}")
+    upper = [name.upper() for name in names]
+    found += [
+        f"channels whose names differ only in case share the variable SM_CHANNEL_{name}"
+        for name in sorted({name for name in upper if upper.count(name) > 1})
+    ]
+    return found
 
 
 def load_job(path: str | Path) -> Job:
@@ -217,9 +146,12 @@ def load_job(path: str | Path) -> Job:
     if not isinstance(document, dict):
         raise ConfigError(f"{path} must hold one mapping with InputDataConfig; see the README")
     try:
-        return Job.model_validate(document)
+        job = Job.model_validate(document)
     except ValidationError as error:
         raise ConfigError(f"{path}:\n  {explain(error, separator=chr(10) + '  ')}") from None
+    for warning in warnings(job):
+        log.warning(warning)
+    return job
 
 
 def explain(error: ValidationError, *, separator: str = "; ") -> str:
@@ -238,7 +170,13 @@ def _parse(text: str) -> Any:
 
 
 class _Loader(yaml.SafeLoader):
-    pass
+    """Leaves dates as the text they were written as: nothing in a job file is a date to us."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [rule for rule in rules if rule[0] != "tag:yaml.org,2002:timestamp"]
+    for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 
 
 def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
@@ -257,28 +195,25 @@ def _no_duplicates(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
     return found
 
 
-_PLACES: dict[str, type[_Model]] = {
+_PLACES: dict[str, type[Model]] = {
     "the top level": Job,
     "AlgorithmSpecification": AlgorithmSpecification,
+    "ResourceConfig": ResourceConfig,
+    "an instance group": InstanceGroup,
     "a channel of InputDataConfig": ChannelConfig,
+    "ShuffleConfig": ShuffleConfig,
     "DataSource": DataSource,
     "DataSource.S3DataSource": S3DataSource,
     "Penstock": PenstockConfig,
+    "Penstock.Hosts": HostsConfig,
     "Penstock.Endpoint": EndpointConfig,
     "Penstock.Admin": AdminConfig,
 }
-_KEYS = {
+_KEYS = {key: place for place, model in _PLACES.items() for key in model.ignored} | {
     field.alias or name: place
     for place, model in _PLACES.items()
     for name, field in model.model_fields.items()
 }
-_SAGEMAKER = {
-    "AlgorithmName", "CheckpointConfig", "DebugHookConfig", "EnableInterContainerTrafficEncryption",
-    "EnableManagedSpotTraining", "EnableNetworkIsolation", "ExperimentConfig", "MetricDefinitions",
-    "OutputDataConfig", "ProfilerConfig", "ResourceConfig", "RetryStrategy", "RoleArn", "StoppingCondition",
-    "Tags", "TensorBoardOutputConfig", "TrainingImage", "VpcConfig",
-}  # fmt: skip
-"""Keys of a CreateTrainingJob request that have no bearing on data."""
 
 
 def _describe(detail: Any) -> str:
@@ -289,6 +224,8 @@ def _describe(detail: Any) -> str:
     message = _WORDS.get(detail["type"], detail["msg"].removeprefix("Value error, "))
     if detail["type"] == "extra_forbidden":
         message = f"is not a key that Penstock supports here; {_advice(str(detail['loc'][-1]))}"
+    elif detail["type"] == "literal_error":
+        message = f"{detail['input']!r} is not one of {detail['ctx']['expected']}"
     elif detail["type"] == "string_pattern_mismatch":
         message = f"{detail['input']!r} does not match {detail['ctx']['pattern']}"
     return f"{place}: {message}" if place else message
@@ -305,7 +242,5 @@ def _advice(key: str) -> str:
     """What to do about an unknown key."""
     if key in _KEYS:
         return f"it belongs in {_KEYS[key]}"
-    if key in _SAGEMAKER:
-        return "this version takes only the parts of a training job that concern data: remove it"
     close = difflib.get_close_matches(key, _KEYS, n=1, cutoff=0.8)
     return f"did you mean {close[0]}?" if close else "remove it"

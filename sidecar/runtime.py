@@ -1,4 +1,4 @@
-"""What the training container finds: directories, config files, environment variables (contract §2).
+"""What the training container finds: directories and config files (contract §2.1 to §2.3).
 
 Files are written atomically and before readiness, since some trainers read them once at start. One
 sidecar owns a base directory at a time, by a lock that ends with the process.
@@ -13,16 +13,18 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from streamer.errors import SinkError
+from sidecar.identity import HOMOGENEOUS
+from streamer.errors import ConfigError, SinkError
+from streamer.trailer import replace_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from sidecar.config import Job
+    from sidecar.identity import Hosts
 
 DEFAULT_BASE = "/opt/ml"
-HOST = "algo-1"
-"""SageMaker's name for the first host; one host is all that this version serves."""
+RESOURCES = "resourceconfig.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +41,17 @@ class Layout:
     def config(self) -> str:
         return os.path.join(self.base, "input", "config")
 
+    @property
+    def output(self) -> str:
+        return os.path.join(self.base, "output")
+
     def create(self) -> None:
         """Make every directory. Raises SinkError."""
         try:
             for path in (
                 self.data,
                 self.config,
-                *(os.path.join(self.base, name) for name in ("model", "output/data")),
+                *(os.path.join(self.base, name) for name in ("model", "output/data", "output/intermediate")),
             ):
                 os.makedirs(path, exist_ok=True)
         except OSError as error:
@@ -80,34 +86,91 @@ def input_data_config(job: Job) -> dict[str, Any]:
     return {
         channel.channel_name: ({"ContentType": channel.content_type} if channel.content_type else {})
         | {
-            "TrainingInputMode": "Pipe",
-            "S3DistributionType": channel.data_source.s3_data_source.s3_data_distribution_type,
+            "TrainingInputMode": job.mode(channel),
+            "S3DistributionType": channel.source.s3_data_distribution_type,
             "RecordWrapperType": channel.record_wrapper_type,
         }
         for channel in job.input_data_config
     }
 
 
-def resource_config() -> dict[str, Any]:
-    """resourceconfig.json of a job with one host (contract §2.2)."""
-    return {"current_host": HOST, "hosts": [HOST], "network_interface_name": "eth0"}
+def resource_config(hosts: Hosts) -> dict[str, Any]:
+    """resourceconfig.json (contract §2.2): the platform's own if there is one.
+
+    Instance types and groups are told where the job names them, in the order that SageMaker prints.
+    """
+    if hosts.document is not None:
+        return dict(hosts.document)
+    groups = [(group.name, group.instance_type, group.hosts) for group in hosts.groups]
+    if not groups and hosts.instance_type:
+        groups = [(HOMOGENEOUS, hosts.instance_type, hosts.names)]
+    mine = next(((name, kind) for name, kind, members in groups if hosts.current in members), None)
+    found: dict[str, Any] = {"current_host": hosts.current}
+    if mine:
+        found |= {"current_instance_type": mine[1], "current_group_name": mine[0]}
+    found["hosts"] = list(hosts.names)
+    if groups:
+        found["instance_groups"] = [
+            {"instance_group_name": name, "instance_type": kind, "hosts": list(members)}
+            for name, kind, members in groups
+        ]
+    return found | {"network_interface_name": "eth0"}
 
 
-def write_config_files(layout: Layout, job: Job) -> None:
-    """Write the three files a training container may read. Raises SinkError."""
-    for name, document in (
-        ("inputdataconfig.json", input_data_config(job)),
-        ("resourceconfig.json", resource_config()),
-        ("hyperparameters.json", dict(job.hyper_parameters)),
-    ):
+def platform_resource_config(layout: Layout) -> dict[str, Any] | None:
+    """The resourceconfig.json that a platform has left in `layout`; None if there is none but ours.
+
+    What we write ourselves must not be taken for evidence by the next run, so a copy tells ours.
+    Raises ConfigError if it is not a JSON object.
+    """
+    path = os.path.join(layout.config, RESOURCES)
+    try:
+        with open(path, "rb") as file:
+            found = file.read()
+    except OSError:
+        return None
+    with contextlib.suppress(OSError), open(_copy(path), "rb") as file:
+        if file.read() == found:
+            return None
+    try:
+        document = json.loads(found)
+    except ValueError as error:
+        raise ConfigError(f"{path} is not JSON ({error}); correct or remove it") from error
+    if not isinstance(document, dict):
+        raise ConfigError(f"{path} is not a JSON object; correct or remove it")
+    return document
+
+
+def write_config_files(layout: Layout, job: Job, hosts: Hosts) -> None:
+    """Write the three files a training container may read. Raises SinkError.
+
+    A platform's own resourceconfig.json stays as it is.
+    """
+    documents = {
+        "inputdataconfig.json": input_data_config(job),
+        "hyperparameters.json": dict(job.hyper_parameters),
+    }
+    if hosts.document is None:
+        documents[RESOURCES] = resource_config(hosts)
+    for name, document in documents.items():
         path = os.path.join(layout.config, name)
-        temporary = f"{path}.{os.getpid()}.tmp"
-        try:
-            with open(temporary, "w", encoding="utf-8") as file:
-                json.dump(document, file)
-            os.rename(temporary, path)
-        except OSError as error:
-            raise SinkError(f"cannot write {path}: {error.strerror}") from error
+        data = json.dumps(document, separators=(",", ":")).encode()
+        if name == RESOURCES:
+            write_file(_copy(path), data)
+        write_file(path, data)
+
+
+def write_file(path: str, data: bytes) -> None:
+    """Replace a file at once. Raises SinkError."""
+    try:
+        replace_file(path, data)
+    except OSError as error:
+        raise SinkError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _copy(path: str) -> str:
+    directory, name = os.path.split(path)
+    return os.path.join(directory, f".{name}.penstock")
 
 
 def reset_reader_state(layout: Layout, job: Job) -> None:
@@ -124,53 +187,3 @@ def reset_reader_state(layout: Layout, job: Job) -> None:
             continue
         except OSError as error:
             raise SinkError(f"cannot reset {path}: {error.strerror}") from error
-
-
-def trainer_environment(layout: Layout, job: Job) -> dict[str, str]:
-    """What SageMaker and its training toolkit set for the trainer (contract §2.4).
-
-    A channel variable holds the path without epoch suffix, in Pipe mode too, and its name is only
-    upper-cased: `SM_CHANNEL_TRAIN-A` is what the toolkit makes of `train-a`.
-    """
-    channels = sorted(channel.channel_name for channel in job.input_data_config)
-    parameters = {name: _decoded(value) for name, value in job.hyper_parameters.items()}
-    resources = resource_config()
-    output = os.path.join(layout.base, "output")
-    values: dict[str, Any] = {
-        "CHANNELS": channels,
-        "HPS": parameters,
-        "INPUT_DATA_CONFIG": input_data_config(job),
-        "RESOURCE_CONFIG": resources,
-        "HOSTS": resources["hosts"],
-        "CURRENT_HOST": resources["current_host"],
-        "NETWORK_INTERFACE_NAME": resources["network_interface_name"],
-        "INPUT_DIR": os.path.join(layout.base, "input"),
-        "INPUT_CONFIG_DIR": layout.config,
-        "OUTPUT_DIR": output,
-        "OUTPUT_DATA_DIR": os.path.join(output, "data"),
-        "MODEL_DIR": os.path.join(layout.base, "model"),
-        "NUM_CPUS": len(os.sched_getaffinity(0)),
-    }
-    values |= {f"CHANNEL_{name.upper()}": os.path.join(layout.data, name) for name in channels}
-    values |= {f"HP_{name.upper()}": value for name, value in parameters.items()}
-    return {
-        "TRAINING_JOB_NAME": job.training_job_name,
-        "SAGEMAKER_BASE_DIR": layout.base,
-        **{f"SM_{name}": _encoded(value) for name, value in values.items()},
-        **job.environment,
-    }
-
-
-def _decoded(value: str) -> Any:
-    """A hyperparameter's value as the toolkit reads it: JSON if it is, else the text."""
-    try:
-        return json.loads(value)
-    except ValueError:
-        return value
-
-
-def _encoded(value: Any) -> str:
-    """The toolkit's text of a value (contract §2.4)."""
-    if value is None:
-        return ""
-    return value if isinstance(value, str) else json.dumps(value, sort_keys=True, separators=(",", ":"))

@@ -2,7 +2,8 @@
 
     start    resolve credentials, list every channel (all at once)   any error here ends the process
              lock and lay out the directory, write config files,     before a FIFO is offered
-             make every channel's FIFO 0, open the admin port
+             download every File channel, one after the other
+             make every Pipe channel's FIFO 0, open the admin port
     ready    channels run side by side, independent of each other; one that fails holds its FIFO open,
              readiness goes false, the others go on
     end      `Stop` raised in the task group by a signal (after a drain) or by the trainer's exit
@@ -19,25 +20,35 @@ import gc
 from typing import TYPE_CHECKING
 
 from sidecar.admin import serve_admin
+from sidecar.download import DownloadLimits, download
+from sidecar.environment import write_environment_file
 from sidecar.exits import Exit, exit_code
 from sidecar.logs import log
+from sidecar.planning import plan_channel
 from sidecar.runtime import Layout, reset_reader_state, write_config_files
+from sidecar.settings import LARGEST_DEFAULT_PART
 from streamer.relay.channel import Channel
 from streamer.relay.pace import MOST_LANES
 from streamer.relay.retry import RetryPolicy
 from streamer.relay.transport import Transport, open_transport
-from streamer.source.listing import plan_prefix
-from streamer.source.session import Endpoint, open_clients
+from streamer.source.portable import PortableSource
+from streamer.source.session import open_clients
 from streamer.units import human_bytes
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     from sidecar.config import Job
-    from streamer.plan import Plan, S3Uri
+    from sidecar.identity import Hosts
+    from sidecar.request import ChannelConfig
+    from streamer.plan import Plan
     from streamer.relay.statistics import ChannelStatistics
     from streamer.source.session import Clients
     from streamer.trailer import Trailer
+
+
+DOWNLOAD_WORKERS = 32
+"""Parts of File channels that are fetched at once, as far as the budget goes."""
 
 
 class Stop(Exception):
@@ -47,13 +58,18 @@ class Stop(Exception):
 class Supervisor:
     """Runs one job. Use `serve` once."""
 
-    def __init__(self, job: Job, layout: Layout, *, default_admin_port: int, keep_proof: bool = True) -> None:
-        """`default_admin_port`: for a job that names none; 0 for any free one.
+    def __init__(
+        self, job: Job, layout: Layout, hosts: Hosts, *, default_admin_port: int, keep_proof: bool = True
+    ) -> None:
+        """`job`: with the channels of this host only.
+
+        `default_admin_port`: for a job that names none; 0 for any free one.
 
         `keep_proof`: leave the trailers behind for readers that are still at work.
         """
         self.job = job
         self.layout = layout
+        self.hosts = hosts
         self._default_admin_port = default_admin_port
         self._keep_proof = keep_proof
         self.transport = "none"
@@ -83,15 +99,23 @@ class Supervisor:
 
         Raises PenstockError for whatever prevents the start.
         """
+        log.info("host", name=self.hosts.current, index=self.hosts.index, of=len(self.hosts.names))
         async with contextlib.AsyncExitStack() as stack:
             clients = await stack.enter_async_context(self.clients())
             plans = await self.plans(clients)
-            transport = await stack.enter_async_context(self.open_transport(clients))
+            transport = await stack.enter_async_context(self.open_transport(clients, plans))
             self.layout.create()
             stack.enter_context(self.layout.locked())
-            write_config_files(self.layout, self.job)
+            write_config_files(self.layout, self.job, self.hosts)
+            write_environment_file(self.layout, self.job, self.hosts)
             reset_reader_state(self.layout, self.job)
-            self._channels = {name: self._channel(name, plan, transport) for name, plan in plans.items()}
+            await self._download(plans, clients)
+            self._channels = {
+                channel.channel_name: self._channel(
+                    channel.channel_name, plans[channel.channel_name], transport
+                )
+                for channel in self.job.channels("Pipe")
+            }
             for channel in self._channels.values():
                 stack.callback(channel.close, forget=not self._keep_proof)
                 channel.prepare()
@@ -111,6 +135,28 @@ class Supervisor:
             await self._run(until)
         error = next((channel.error for channel in self._channels.values() if channel.error), None)
         return Exit.OK if error is None else exit_code(error)
+
+    async def _download(self, plans: dict[str, Plan], clients: Clients) -> None:
+        """Bring every File channel's objects. Raises SourceError, SinkError, ConfigError."""
+        penstock = self.job.penstock
+        part_size = int(penstock.part_size or LARGEST_DEFAULT_PART)
+        limits = DownloadLimits(
+            part_size=part_size,
+            workers=min(penstock.connections or DOWNLOAD_WORKERS, penstock.memory_budget // part_size),
+            policy=RetryPolicy(give_up_after=penstock.give_up_after),
+        )
+        for channel in self.job.channels("File"):
+            name, plan = channel.channel_name, plans[channel.channel_name]
+            size = {"objects": plan.objects(0), "bytes": plan.total_bytes(0)}
+            log.info("downloading", channel=name, **size)
+            fetched = await download(
+                plan,
+                PortableSource(clients.data),
+                directory=self.layout.data,
+                channel=name,
+                limits=limits,
+            )
+            log.info("downloaded" if fetched else "downloaded before", channel=name, **size)
 
     async def _run(self, until: Callable[[Supervisor], Awaitable[None]]) -> None:
         async def stop_when_told() -> None:
@@ -141,17 +187,18 @@ class Supervisor:
                     log.warning("cut off", channel=name, epoch=statistics.epoch, missing_bytes=missing)
 
     @contextlib.asynccontextmanager
-    async def open_transport(self, clients: Clients) -> AsyncIterator[Transport]:
+    async def open_transport(self, clients: Clients, plans: dict[str, Plan]) -> AsyncIterator[Transport]:
         """The transport of all channels. Raises ConfigError if the one asked for cannot be."""
-        channels = self.job.input_data_config
+        piped = [plans[channel.channel_name] for channel in self.job.channels("Pipe")]
         async with open_transport(
             clients,
             wish=self.job.penstock.transport,
-            buckets={channel.data_source.s3_data_source.uri.bucket for channel in channels},
-            channels=len(channels),
+            buckets=set().union(*(plan.buckets() for plan in piped)),
+            channels=max(len(piped), 1),
             budget=int(self.job.penstock.memory_budget),
             connections=self.job.penstock.connections,
             part_size=self.job.penstock.part_size,
+            inflate=any(plan.inflate for plan in piped),
         ) as transport:
             self.transport = transport.name
             log.info("transport", transport=transport.name, reason=transport.reason)
@@ -161,7 +208,7 @@ class Supervisor:
     async def clients(self) -> AsyncIterator[Clients]:
         """The process's S3 clients, sized for this job."""
         penstock = self.job.penstock
-        endpoint = Endpoint(**penstock.endpoint.model_dump())
+        endpoint = penstock.endpoint.resolved()
         async with open_clients(endpoint, connections=penstock.connections or MOST_LANES) as clients:
             yield clients
 
@@ -169,13 +216,15 @@ class Supervisor:
         """Every channel's plan, listed side by side. Raises SourceError, the first one met."""
         plans: dict[str, Plan] = {}
 
-        async def make(name: str, uri: S3Uri) -> None:
-            plans[name] = await plan_prefix(clients.control, uri)
-            found = plans[name]
+        async def make(channel: ChannelConfig) -> None:
+            name = channel.channel_name
+            found = plans[name] = await plan_channel(
+                clients.control, channel, self.hosts, shard_by=self.job.penstock.shard_by
+            )
             log.info(
                 "planned",
                 channel=name,
-                source=str(uri),
+                source=str(channel.source.uri),
                 objects=found.objects(0),
                 bytes=found.total_bytes(0),
                 digest=found.digest[:16],
@@ -183,7 +232,7 @@ class Supervisor:
 
         async with asyncio.TaskGroup() as group:
             for channel in self.job.input_data_config:
-                group.create_task(make(channel.channel_name, channel.data_source.s3_data_source.uri))
+                group.create_task(make(channel))
         return {channel.channel_name: plans[channel.channel_name] for channel in self.job.input_data_config}
 
     def _channel(self, name: str, plan: Plan, transport: Transport) -> Channel:

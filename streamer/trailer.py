@@ -65,12 +65,15 @@ def fifo_path(directory: str, channel: str, epoch: int) -> str:
 def write_trailer(directory: str, trailer: Trailer, *, mode: int = 0o644) -> None:
     """Publish `trailer`, replacing the epoch's last one at once. Raises OSError."""
     path = trailer_path(directory, trailer.channel, trailer.epoch)
+    replace_file(path, (json.dumps(asdict(trailer)) + "\n").encode(), mode=mode)
+
+
+def replace_file(path: str, data: bytes, *, mode: int = 0o644) -> None:
+    """Make `path` hold `data`, at once for whoever reads it; `mode` less the umask. Raises OSError."""
     temporary = f"{path}.{os.getpid()}.tmp"
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
-    try:
-        os.write(fd, (json.dumps(asdict(trailer)) + "\n").encode())
-    finally:
-        os.close(fd)
+    with open(fd, "wb") as file:
+        file.write(data)
     os.rename(temporary, path)
 
 

@@ -94,7 +94,8 @@ def no_blocking():
         # botocore reads its models and the user's profile for the first calls, before any byte moves.
         for function in watch.functions.values():
             function.can_block_in("streamer/source/session.py", {"open_clients"})
-            function.can_block_in("streamer/source/listing.py", {"list_prefix"})
+            function.can_block_in("streamer/source/listing.py", {"_page"})
+            function.can_block_in("streamer/source/manifests.py", {"_head", "_read"})
             # /proc is no disk; and this socket is non-blocking, which os.read does not show.
             function.can_block_in("streamer/relay/pipes.py", {"pipe_allowance", "_read_into_memory"})
             # A trailer is one small file, written and read (here, by tests) whole.

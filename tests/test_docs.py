@@ -12,6 +12,7 @@ import json
 import re
 import shlex
 import subprocess
+import typing
 from pathlib import Path
 
 import click
@@ -22,9 +23,11 @@ from pydantic_core import PydanticUndefined
 
 from sidecar.cli import cli
 from sidecar.config import Job, load_job
+from sidecar.environment import trainer_environment
 from sidecar.exits import Exit
+from sidecar.identity import Hosts
 from sidecar.metrics import METRICS, OUTCOMES, RETRIED, VERDICTS
-from sidecar.runtime import Layout, trainer_environment
+from sidecar.runtime import Layout
 from streamer import errors
 from streamer.readers import PipeReader, PipeStream, open_channel
 from streamer.relay.statistics import STATES, ChannelStatistics
@@ -107,6 +110,9 @@ def keys(model: type[BaseModel] = Job, place: str = "") -> dict[str, object]:
     for field in model.model_fields.values():
         name = f"{place}{field.alias}"
         inner = field.annotation
+        optional = [each for each in typing.get_args(inner) if each is not type(None)]
+        if field.default is None and len(optional) == 1 and isinstance(optional[0], type):
+            inner = optional[0]
         if isinstance(inner, type) and issubclass(inner, BaseModel):
             found |= keys(inner, f"{name}.")
             continue
@@ -132,7 +138,7 @@ def written(default: object) -> str:
             return f"`{default // size}{unit}`"
         case float():
             return f"`{default:g}`"
-        case dict():
+        case dict() | tuple():
             return f"`{json.dumps(default)}`"
     return f"`{default}`"
 
@@ -187,6 +193,7 @@ def test_promql_is_promql_and_asks_for_metrics_that_exist(tmp_path):
 
 def test_the_trainers_environment_is_described():
     document = {
+        "TrainingJobArn": "arn:aws:sagemaker:eu-west-1:123456789012:training-job/x",
         "HyperParameters": {"lr": "1"},
         "InputDataConfig": [
             {
@@ -195,7 +202,7 @@ def test_the_trainers_environment_is_described():
             }
         ],
     }
-    given = trainer_environment(Layout("/opt/ml"), Job.model_validate(document))
+    given = trainer_environment(Layout("/opt/ml"), Job.model_validate(document), Hosts(0, ("algo-1",)))
     due = {re.sub(r"^(SM_CHANNEL|SM_HP)_.*", r"\1_<NAME>", name) for name in given}
     rows = table(DOCS / "configuration.md", "Variable", "Content")
     assert sorted(bare(name) for name, _ in rows) == sorted(due)

@@ -127,6 +127,23 @@ class Entries:
     def __iter__(self) -> Iterator[list[ObjectRef | bytes]]:
         return map(self.items, range(len(self)))
 
+    def extend(self, other: Entries) -> None:
+        """Append all entries of `other`, which was made alike."""
+        make = (self.wrap, self.inflate, self.objects_each)
+        if (other.wrap, other.inflate, other.objects_each) != make:
+            raise ValueError("entries of another make")
+        if not self._buckets:
+            self._buckets, self._numbers = list(other._buckets), dict(other._numbers)
+        if self._buckets[: len(other._buckets)] != other._buckets:
+            for items in other:
+                self.add(*items)
+            return
+        base = len(self._blob)
+        self._blob += other._blob
+        self._offsets.extend([base + offset for offset in other._offsets[1:]])
+        self.sizes.extend(other.sizes)
+        self.total += other.total
+
     def _key(self, index: int) -> bytes:
         """The key of the first object, as UTF-8."""
         place = self._offsets[index]

@@ -27,6 +27,8 @@ from streamer.plan.shuffle import Permutation
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from streamer.plan.uris import S3Uri
+
 _REMEMBERED = 4
 """Epochs whose totals are kept: the one that streams, the one that is offered, and their neighbours."""
 
@@ -42,6 +44,10 @@ class Arrangement:
     shard: Shard = field(default_factory=Shard)
     inflate: bool = False
     """Objects are compressed, and are inflated while they are delivered (CompressionType)."""
+
+    def entries(self, *, objects_each: int = 1) -> Entries:
+        """Entries to be filled for a plan that is arranged so, with so many objects in each."""
+        return Entries(wrap=self.wrap, inflate=self.inflate, objects_each=objects_each)
 
 
 class _Share(NamedTuple):
@@ -59,13 +65,15 @@ class Plan:
         self.entries = entries
         self.seed = seed
         self.shard = shard or Shard()
+        self.base: S3Uri | None = None
+        """The prefix that all objects share by their channel's definition, if it has one."""
         self._shares: dict[int, _Share] = {}
 
     @classmethod
     def of(cls, objects: Iterable[ObjectRef], arrangement: Arrangement | None = None) -> Plan:
         """A plan of one entry per object, in the order given."""
         arrangement = arrangement or Arrangement()
-        entries = Entries(wrap=arrangement.wrap, inflate=arrangement.inflate)
+        entries = arrangement.entries()
         for ref in objects:
             entries.add(ref)
         return cls.arranged(entries, arrangement)

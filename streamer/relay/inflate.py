@@ -71,6 +71,8 @@ class Inflater:
         """Bytes of content so far."""
         self._member: _Member | None = None
         self._members = 0
+        self._damage: CorruptObject | None = None
+        """What is to be raised next."""
         self._header = b""
         """The beginning of a member, while it is not whole."""
         self._data = memoryview(b"")
@@ -90,18 +92,28 @@ class Inflater:
         self._data, self._used = memoryview(data), 0
 
     def pieces(self, most: int) -> list[bytes]:
-        """Content, at most `most` bytes in all; none when more input is needed. Raises CorruptObject."""
+        """Content, at most `most` bytes in all; none when more input is needed.
+
+        Raises CorruptObject, once the content before the damage has been taken.
+        """
+        if self._damage is not None:
+            raise self._damage
         found: list[bytes] = []
         room = most
-        while room:
-            if self._member is None and not self._begin():
-                break
-            out = self._inflate(room)
-            if out is None:
-                break
-            if out:
-                found.append(out)
-                room -= len(out)
+        try:
+            while room:
+                if self._member is None and not self._begin():
+                    break
+                out = self._inflate(room)
+                if out is None:
+                    break
+                if out:
+                    found.append(out)
+                    room -= len(out)
+        except CorruptObject as error:
+            if not found:
+                raise
+            self._damage = error
         self.produced += most - room
         return found
 

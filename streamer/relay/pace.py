@@ -65,6 +65,8 @@ class Pace:
         self._since: float | None = None
         self._bytes = 0
         self._landed = 0
+        self._unsettled = 0
+        """Landings that still belong to the time before a trial began."""
         self._full = False
         self._starved = False
         self._hold = FIRST_HOLD
@@ -98,6 +100,7 @@ class Pace:
         if fresh:
             self._goal = max(self._goal, self.lanes if self._trial is None else self._trial.lanes)
             self._trial = None
+            self._unsettled = 0
             self.lanes = max(1, self.lanes // 2)
             self._begin(now)
 
@@ -108,6 +111,11 @@ class Pace:
         if seconds > first_byte:
             rate = received / (seconds - first_byte)
             self._body_rate += (rate - self._body_rate) * (0.1 if self._body_rate else 1)
+        if self._unsettled:
+            self._unsettled -= 1
+            if not self._unsettled:
+                self._begin(now)
+            return
         if self._since is None:
             self._begin(now)
         self._bytes += received
@@ -133,7 +141,8 @@ class Pace:
             more = self.lanes * 2 if self._hold == FIRST_HOLD else self.lanes + max(1, self.lanes // 4)
             if (more := min(self._most_lanes, more)) > self.lanes:
                 self._trial = _Trial(self.lanes, rate)
-                self.lanes = more
+                # What is in flight, and connections still to be made, say nothing of what is tried.
+                self.lanes = self._unsettled = more
 
     def _return(self, now: float) -> None:
         """After a storm: a step back to where it began."""

@@ -75,7 +75,7 @@ async def open_transport(
     given, it adapts. `to_pipes`: whether all sinks are pipes. `inflate`: whether any channel's objects are
     inflated, which takes their bytes through memory. Raises ConfigError if what is wished cannot be.
     """
-    portable = PortableSource(clients.data, clients.reading)
+    portable = PortableSource(clients.data)
     lanes = _Lanes(connections, part_size)
     pipe_budget, most_pipes = _pipe_limits(channels, lanes.most)
     no_client = why_not(clients.data, buckets)
@@ -104,7 +104,7 @@ async def open_transport(
             room = min(budget, pipe_budget)
             pipes = PipePool(room, most=most_pipes)
             # A request costs little, so parts are small; larger ones wait in their sockets for their turn.
-            pace = lanes.pace(max(32, 4 * channels), 4 * MIB, largest_part=8 * MIB)
+            pace = lanes.pace(max(64, 4 * channels), 4 * MIB, largest_part=8 * MIB)
             try:
                 allotment = Allotment(room, pace, members=channels)
                 yield Transport(source, "plain HTTP to pipes", allotment, pipes=pipes)

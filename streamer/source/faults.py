@@ -78,6 +78,15 @@ def map_errors(where: Where) -> Iterator[None]:
         raise mapped(error, where) from error
 
 
+def first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first of our errors in what a TaskGroup raised; the group itself if it is about something else."""
+    for error in errors.exceptions:
+        found = first_error(error) if isinstance(error, BaseExceptionGroup) else error
+        if isinstance(found, PenstockError):
+            return found
+    return errors
+
+
 def mapped(error: BaseException, where: Where) -> PenstockError:
     """Our error for a foreign one that was met at `where`."""
     if isinstance(error, boto.ClientError):

@@ -2,51 +2,147 @@
 
 Called once per channel and job; what it returns is frozen into the plan. A prefix is a pure string
 prefix without delimiter, as in SageMaker: `s3://b/train` also names `train-old/x` (contract §3.1).
+
+S3 gives a thousand keys an answer, and the next answer only after the last. So a prefix that is not
+through after some pages is asked for its "folders" (common prefixes up to the next `/`), and each is
+listed on its own, many at a time, the large ones by the same rule again:
+
+    prefix ─ pages, in turn ─ still more? ─ folders ─┬─ pages, in turn ─ …      16 requests at a time
+                                                     └─ pages, in turn ─ …
+
+Where there are so many folders that they may hardly be larger than a page, the pages go on in turn.
+The result does not depend on any of this: a folder's keys are those with its prefix, whatever order the
+server has, and the whole is put into the byte order of keys.
 """
 
 from __future__ import annotations
 
+import asyncio
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from streamer.errors import Missing, Where
+from streamer.errors import BadAnswer, Missing, Where
 from streamer.plan import Arrangement, Entries, ObjectRef, Plan, S3Uri, bare_etag, is_folder_marker
-from streamer.source.faults import map_errors
+from streamer.source.faults import first_error, map_errors
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
+
+LISTS = 16
+"""Listing requests in flight for one prefix."""
+PATIENCE = 4
+"""Pages taken in turn before folders are looked for: a small prefix costs no further request."""
+MOST_FOLDERS = 256
+"""With more on one level a request for each would hardly be worth it."""
 
 
-async def list_prefix(client: Any, uri: S3Uri) -> AsyncIterator[ObjectRef]:
-    """Every object whose key starts with `uri.key`, as listed.
+class _Lister:
+    """One listing of one bucket."""
+
+    def __init__(self, client: Any, bucket: str, arrangement: Arrangement) -> None:
+        self._client = client
+        self._bucket = bucket
+        self._arrangement = arrangement
+        self._turns = asyncio.Semaphore(LISTS)
+
+    async def _page(self, prefix: str, **asked: str) -> dict[str, Any]:
+        where = Where(self._bucket, prefix)
+        async with self._turns:
+            with map_errors(where):
+                page: dict[str, Any] = await self._client.list_objects_v2(
+                    Bucket=self._bucket, Prefix=prefix, **asked
+                )
+        token = page.get("NextContinuationToken")
+        if page.get("IsTruncated") and token in (None, asked.get("ContinuationToken")):
+            raise BadAnswer("the listing does not advance (truncated, without a further token)", where)
+        return page
+
+    def _refs(self, page: dict[str, Any]) -> Iterator[ObjectRef]:
+        for entry in page.get("Contents", ()):
+            ref = ObjectRef(self._bucket, entry["Key"], entry["Size"], bare_etag(entry["ETag"]))
+            if not is_folder_marker(ref):
+                yield ref
+
+    async def below(self, prefix: str) -> Entries:
+        """Every object whose key starts with `prefix`, as far as the server keeps order in order.
+
+        Raises SourceError, or a group of such; ConfigError for an object that cannot be wrapped.
+        """
+        entries = self._arrangement.entries()
+        asked: dict[str, str] = {}
+        pages = 0
+        while True:
+            page = await self._page(prefix, **asked)
+            for ref in self._refs(page):
+                entries.add(ref)
+            if not page.get("IsTruncated"):
+                return entries
+            asked = {"ContinuationToken": page["NextContinuationToken"]}
+            pages += 1
+            if pages == PATIENCE and (found := await self._by_folders(prefix)) is not None:
+                return found
+
+    async def _by_folders(self, prefix: str) -> Entries | None:
+        """The same, folder by folder; None if there are too many for that."""
+        runs: list[Entries | asyncio.Task[Entries]] = [self._arrangement.entries()]
+        async with asyncio.TaskGroup() as group:
+            folders = 0
+            async for item in self._level(prefix):
+                loose = runs[-1]
+                if isinstance(item, ObjectRef):
+                    if not isinstance(loose, Entries):
+                        runs.append(loose := self._arrangement.entries())
+                    loose.add(item)
+                    continue
+                folders += 1
+                if folders > MOST_FOLDERS or item == prefix:
+                    for run in runs:
+                        if isinstance(run, asyncio.Task):
+                            run.cancel()
+                    return None
+                runs.append(group.create_task(self.below(item)))
+        entries = self._arrangement.entries()
+        for run in runs:
+            entries.extend(run if isinstance(run, Entries) else run.result())
+        return entries
+
+    async def _level(self, prefix: str) -> AsyncIterator[ObjectRef | str]:
+        """What is directly below `prefix`: objects, and the names of folders at their place among them."""
+        asked: dict[str, str] = {}
+        while True:
+            page = await self._page(prefix, Delimiter="/", **asked)
+            found: list[tuple[bytes, ObjectRef | str]] = [(ref.key.encode(), ref) for ref in self._refs(page)]
+            found += [(each["Prefix"].encode(), each["Prefix"]) for each in page.get("CommonPrefixes", ())]
+            found.sort(key=itemgetter(0))
+            for _, item in found:
+                yield item
+            if not page.get("IsTruncated"):
+                return
+            asked = {"ContinuationToken": page["NextContinuationToken"]}
+
+
+async def list_prefix(client: Any, uri: S3Uri, arrangement: Arrangement | None = None) -> Entries:
+    """Every object whose key starts with `uri.key`, in the byte order of keys, without folder markers.
 
     Raises SourceError: Missing for an absent bucket, Denied, Transient once the client's own attempts
-    are used up, BadAnswer for a listing that does not advance.
+    are used up, BadAnswer for a listing that does not advance. ConfigError if an object cannot be wrapped.
     """
-    with map_errors(Where(uri.bucket, uri.key)):
-        pages = client.get_paginator("list_objects_v2").paginate(Bucket=uri.bucket, Prefix=uri.key)
-        async for page in pages:
-            for entry in page.get("Contents", ()):
-                yield ObjectRef(uri.bucket, entry["Key"], entry["Size"], bare_etag(entry["ETag"]))
-
-
-async def _entries(client: Any, uri: S3Uri, arrangement: Arrangement) -> Entries:
-    """The objects under a prefix, in key order. Raises SourceError, Missing if there is none."""
-    entries = Entries(wrap=arrangement.wrap, inflate=arrangement.inflate)
-    async for ref in list_prefix(client, uri):
-        if not is_folder_marker(ref):
-            entries.add(ref)
-    if not len(entries):
-        raise Missing("no object matches this prefix; check S3Uri (a prefix is case-sensitive)", Where(*uri))
-    return entries.in_key_order()
+    try:
+        found = await _Lister(client, uri.bucket, arrangement or Arrangement()).below(uri.key)
+    except BaseExceptionGroup as errors:
+        raise first_error(errors) from errors
+    return found.in_key_order()
 
 
 async def plan_prefix(client: Any, uri: S3Uri, arrangement: Arrangement | None = None) -> Plan:
-    """The plan of an `S3Prefix` channel.
-
-    Raises SourceError, Missing if no object matches; ConfigError if an object cannot be wrapped.
-    """
+    """The plan of an `S3Prefix` channel. Raises as `list_prefix` does, and Missing if no object matches."""
     arrangement = arrangement or Arrangement()
-    return Plan.arranged(await _entries(client, uri, arrangement), arrangement)
+    entries = await list_prefix(client, uri, arrangement)
+    if not len(entries):
+        raise Missing("no object matches this prefix; check S3Uri (a prefix is case-sensitive)", Where(*uri))
+    plan = Plan.arranged(entries, arrangement)
+    plan.base = uri
+    return plan
 
 
 async def plan_uris(client: Any, uris: list[S3Uri]) -> Plan:

@@ -18,7 +18,6 @@ from streamer.source.ranges import check_head
 
 if TYPE_CHECKING:
     from streamer.source.ranges import Receiver
-    from streamer.source.session import Reading
 
 
 class PortableSource:
@@ -26,9 +25,8 @@ class PortableSource:
 
     name = "aiobotocore"
 
-    def __init__(self, client: Any, reading: Reading) -> None:
+    def __init__(self, client: Any) -> None:
         self._client = client
-        self._arguments = reading.arguments()
 
     async def fetch(self, into: Receiver, *, attempt: int) -> None:
         part, first = into.part, into.part.start + into.received
@@ -41,7 +39,6 @@ class PortableSource:
                 Range=f"bytes={first}-{part.end - 1}",
                 IfMatch=f'"{ref.etag}"',
                 **({"VersionId": ref.version} if ref.version else {}),
-                **self._arguments,
             )
             metadata = answer["ResponseMetadata"]
             where = Where(ref.bucket, ref.key, first, attempt, metadata.get("RequestId"))

@@ -14,8 +14,11 @@ import os
 import ssl
 from base64 import b64encode
 from dataclasses import dataclass, field
+from datetime import datetime
 from hashlib import md5
 from typing import TYPE_CHECKING, Any
+
+from botocore.utils import parse_timestamp
 
 from streamer import __version__
 from streamer.errors import ConfigError, Where
@@ -32,22 +35,24 @@ READ_TIMEOUT = 30
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What every read of an object, its head included, must say besides."""
+    """What every listing and every read of an object must say besides."""
 
     requester_pays: bool = False
     sse_customer_key: bytes | None = field(default=None, repr=False)
     """The 32 bytes that the objects were encrypted with (SSE-C)."""
 
-    def arguments(self) -> dict[str, Any]:
-        """For botocore's `get_object` and `head_object`."""
-        arguments: dict[str, Any] = {"RequestPayer": "requester"} if self.requester_pays else {}
+    def teach(self, client: Any) -> None:
+        """Let `client`, botocore's, say it with every listing and every read."""
+        listing: dict[str, Any] = {"RequestPayer": "requester"} if self.requester_pays else {}
+        reading = dict(listing)
         if self.sse_customer_key is not None:
-            arguments |= {"SSECustomerAlgorithm": "AES256", "SSECustomerKey": self.sse_customer_key}
-        return arguments
+            reading |= {"SSECustomerAlgorithm": "AES256", "SSECustomerKey": self.sse_customer_key}
+        for operation, said in (("ListObjectsV2", listing), ("GetObject", reading), ("HeadObject", reading)):
 
-    def listing(self) -> dict[str, Any]:
-        """For botocore's `list_objects_v2`."""
-        return {"RequestPayer": "requester"} if self.requester_pays else {}
+            def add(params: dict[str, Any], said: dict[str, Any] = said, **_: Any) -> dict[str, Any]:
+                return params | said
+
+            client.meta.events.register(f"provide-client-params.s3.{operation}", add)
 
     def headers(self) -> dict[str, str]:
         """The same for a request of our own."""
@@ -88,6 +93,21 @@ class Clients:
     """Certificates to trust, by configuration or environment; None for botocore's own."""
 
 
+def _timestamp(value: Any) -> datetime:
+    """As botocore reads timestamps, but a tenth of its time for S3's own form.
+
+    Every listed object has one, and botocore's way took three quarters of a listing's CPU time.
+    """
+    try:
+        found = datetime.fromisoformat(value)
+    except (TypeError, ValueError):
+        found = None
+    if found is None or found.tzinfo is None:
+        other: datetime = parse_timestamp(value)
+        return other
+    return found
+
+
 @contextlib.asynccontextmanager
 async def open_clients(endpoint: Endpoint, *, connections: int) -> AsyncIterator[Clients]:
     """Both clients, closed at the end.
@@ -117,7 +137,7 @@ async def open_clients(endpoint: Endpoint, *, connections: int) -> AsyncIterator
         common["signature_version"] = UNSIGNED
     control = AioConfig(
         retries={"mode": "standard", "total_max_attempts": CONTROL_ATTEMPTS},
-        max_pool_connections=16,
+        max_pool_connections=64,  # the HEADs of a manifest
         **common,
     )
     data = AioConfig(
@@ -133,6 +153,8 @@ async def open_clients(endpoint: Endpoint, *, connections: int) -> AsyncIterator
     async with contextlib.AsyncExitStack() as stack:
         with map_errors(Where()):
             session = AioSession(profile=endpoint.profile)
+            parsers = session.get_component("response_parser_factory")
+            parsers.set_parser_defaults(timestamp_parser=_timestamp)
             clients = Clients(
                 await stack.enter_async_context(session.create_client("s3", config=control, **options)),
                 await stack.enter_async_context(session.create_client("s3", config=data, **options)),
@@ -141,6 +163,8 @@ async def open_clients(endpoint: Endpoint, *, connections: int) -> AsyncIterator
                 reading=endpoint.reading,
                 ca_bundle=endpoint.ca_bundle or session.get_config_variable("ca_bundle"),
             )
+        endpoint.reading.teach(clients.control)
+        endpoint.reading.teach(clients.data)
         yield clients
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from streamer.plan import Plan, S3Uri
 from streamer.relay.channel import Channel
@@ -73,10 +74,13 @@ async def running_channel(
     connections: int = 4,
     policy: RetryPolicy = EAGER,
     transport: Wish = "portable",
+    make_plan: Callable[[Any], Awaitable[Plan]] | None = None,
+    inflate: bool = False,
 ) -> AsyncIterator[Running]:
     """List the prefix, prepare and run a channel `train`; cancel it at the end.
 
-    `parts`: how many parts the budget has room for.
+    `parts`: how many parts the budget has room for. `make_plan`: from a client, instead of the prefix.
+    `inflate`: whether that plan does.
     """
     async with (
         clients_of(stub) as clients,
@@ -88,10 +92,13 @@ async def running_channel(
             budget=_budget(parts, part_size, transport),
             connections=connections,
             part_size=part_size,
+            inflate=inflate,
         ) as chosen,
     ):
         bucket, _, key = prefix.partition("/")
-        plan = await plan_prefix(clients.control, S3Uri(bucket, key))
+        plan = await (
+            make_plan(clients.control) if make_plan else plan_prefix(clients.control, S3Uri(bucket, key))
+        )
         verdicts: list[Trailer] = []
         channel = Channel(
             "train",

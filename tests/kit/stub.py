@@ -59,6 +59,20 @@ class S3Stub:
     faults: dict[str, deque[Fault]] = field(default_factory=lambda: defaultdict(deque))
     """By `bucket/key`, or ANY."""
     seen: list[Seen] = field(default_factory=list)
+    versions: dict[str, bytes] = field(default_factory=dict)
+    """Older contents, by `bucket/key?version id`."""
+    heads: int = 0
+    """HEADs answered, and the most at one time."""
+    most_heads: int = 0
+    _heads_now: int = 0
+    together: set[str] = field(default_factory=set)
+    """Control requests that are answered once all of them have come: `head KEY`, `list PREFIX`."""
+    _arrived: set[str] = field(default_factory=set)
+    _all_arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    listings: list[str] = field(default_factory=list)
+    """Prefixes of the listing requests."""
+    delimited: int = 0
+    """Listing requests that asked for folders."""
     bare_listing_etags: bool = False
     released: asyncio.Event = field(default_factory=asyncio.Event)
     """Ends every `stall`."""
@@ -85,16 +99,21 @@ class S3Stub:
         if bucket not in buckets:
             return error(404, "NoSuchBucket")
         if not key:
-            return self._list(request, bucket)
+            return await self._list(request, bucket)
+        if request.method == "HEAD":
+            return await self._head(request, f"{bucket}/{key}")
         wanted, if_match = request.headers.get("Range", ""), request.headers.get("If-Match")
         token = request.headers.get("X-Amz-Security-Token")
         self.seen.append(Seen(key, wanted, if_match, request.headers.get("Authorization"), token))
         name = f"{bucket}/{key}"
         if name not in self.objects:
             return error(404, "NoSuchKey")
-        data = self.objects[name]
+        version = request.query.get("versionId")
+        data = self.versions[f"{name}?{version}"] if version else self.objects[name]
         if if_match is not None and if_match.strip('"') != etag(data):
             return error(412, "PreconditionFailed")
+        if not wanted:
+            return await self._whole(request, name, data)
         first, last = wanted.removeprefix("bytes=").split("-")
         start, end = int(first), min(int(last) + 1, len(data))
         answer = Answer(
@@ -121,21 +140,61 @@ class S3Stub:
         finally:
             self.in_flight -= 1
 
-    def _list(self, request: web.Request, bucket: str) -> web.Response:
+    async def _head(self, request: web.Request, name: str) -> web.StreamResponse:
+        version = request.query.get("versionId")
+        data = self.versions.get(f"{name}?{version}") if version else self.objects.get(name)
+        if data is None:
+            return web.Response(status=404)
+        self._heads_now += 1
+        self.most_heads = max(self.most_heads, self._heads_now)
+        try:
+            await self._together(f"head {name}")
+            self.heads += 1
+            return web.Response(headers={"Content-Length": str(len(data)), "ETag": f'"{etag(data)}"'})
+        finally:
+            self._heads_now -= 1
+
+    async def _together(self, request: str) -> None:
+        if request in self.together:
+            self._arrived.add(request)
+            if self._arrived == self.together:
+                self._all_arrived.set()
+            await self._all_arrived.wait()
+
+    async def _whole(self, request: web.Request, name: str, data: bytes) -> web.StreamResponse:
+        """A GET without a range: of a manifest."""
+        answer = Answer(request, data, {"ETag": f'"{etag(data)}"'}, 200)
+        queue = self.faults.get(name)
+        return await queue.popleft()(answer) if queue else web.Response(body=data, headers=answer.headers)
+
+    async def _list(self, request: web.Request, bucket: str) -> web.Response:
         prefix, after = request.query.get("prefix", ""), request.query.get("continuation-token", "")
         names = sorted(name.split("/", 1)[1] for name in self.objects if name.split("/", 1)[0] == bucket)
         names = [name for name in names if name.startswith(prefix) and name > after]
+        if delimiter := request.query.get("delimiter", ""):
+            cuts = {name: name.find(delimiter, len(prefix)) for name in names}
+            names = sorted({name if cut < 0 else name[: cut + len(delimiter)] for name, cut in cuts.items()})
+            self.delimited += 1
+            names = [name for name in names if name > after]
+        self.listings.append(prefix)
+        await self._together(f"list {prefix}")
         page, more = names[:PAGE], len(names) > PAGE
+        folders = "".join(
+            f"<CommonPrefixes><Prefix>{escape(name)}</Prefix></CommonPrefixes>"
+            for name in page
+            if f"{bucket}/{name}" not in self.objects or (delimiter and name.endswith(delimiter))
+        )
         quote = "" if self.bare_listing_etags else "&quot;"
         entries = "".join(
             f"<Contents><Key>{escape(key)}</Key><Size>{len(self.objects[f'{bucket}/{key}'])}</Size>"
             f"<ETag>{quote}{etag(self.objects[f'{bucket}/{key}'])}{quote}</ETag></Contents>"
             for key in page
+            if f"{bucket}/{key}" in self.objects and not (delimiter and key.endswith(delimiter))
         )
         token = f"<NextContinuationToken>{escape(page[-1])}</NextContinuationToken>" if more else ""
         return web.Response(
             content_type="application/xml",
-            text=f"<ListBucketResult><IsTruncated>{str(more).lower()}</IsTruncated>{token}{entries}</ListBucketResult>",
+            text=f"<ListBucketResult><IsTruncated>{str(more).lower()}</IsTruncated>{token}{entries}{folders}</ListBucketResult>",
         )
 
 
@@ -166,7 +225,7 @@ def cut_after(count: int, *, once: asyncio.Event | None = None) -> Fault:
     """Send `count` bytes of the promised body, then close the connection; if given, only after `once`."""
 
     async def fault(answer: Answer) -> web.StreamResponse:
-        response = web.StreamResponse(status=206, headers=answer.headers)
+        response = web.StreamResponse(status=answer.status, headers=answer.headers)
         response.content_length = len(answer.body)
         await response.prepare(answer.request)
         await response.write(answer.body[:count])
@@ -194,7 +253,7 @@ def stalls(stub: S3Stub, *, after: int = 0) -> Fault:
     """Send `after` bytes, then nothing until `stub.release()`; then the rest."""
 
     async def fault(answer: Answer) -> web.StreamResponse:
-        response = web.StreamResponse(status=206, headers=answer.headers)
+        response = web.StreamResponse(status=answer.status, headers=answer.headers)
         response.content_length = len(answer.body)
         await response.prepare(answer.request)
         await response.write(answer.body[:after])

@@ -90,7 +90,7 @@ def test_job_file_is_one_that_the_sidecar_takes_and_that_fits_the_services():
     assert endpoint.url == _flags("seed")["endpoint-url"]
     bucket = SERVICES["seaweedfs"]["environment"]["S3_BUCKET"]
     assert bucket == _flags("seed")["bucket"]
-    sources = {one.channel_name: one.data_source.s3_data_source.uri for one in job.input_data_config}
+    sources = {one.channel_name: one.source.uri for one in job.input_data_config}
     assert {name: (uri.bucket, uri.key) for name, uri in sources.items()} == {
         "train": (bucket, "train/"),
         "eval": (bucket, "eval/"),

@@ -7,7 +7,7 @@ import json
 import pytest
 import yaml
 
-from sidecar.config import load_job
+from sidecar.config import Job, load_job, warnings
 from streamer.errors import ConfigError
 
 S3 = "InputDataConfig__0__DataSource__S3DataSource"
@@ -46,8 +46,8 @@ def load(tmp_path, job, *, kind="yaml"):
 def test_a_right_job_in_both_formats(tmp_path, kind):
     job = load(tmp_path, document(Penstock__MemoryBudget="64MiB", Penstock__FifoMode="0644"), kind=kind)
     assert job.input_data_config[0].channel_name == "train"
-    assert job.input_data_config[0].data_source.s3_data_source.uri == ("b", "p/")
-    assert (job.channel_budget, job.penstock.fifo_mode) == (64 << 20, 0o644)
+    assert job.input_data_config[0].source.uri == ("b", "p/")
+    assert (job.penstock.memory_budget, job.penstock.fifo_mode) == (64 << 20, 0o644)
 
 
 def test_what_sagemaker_prints_for_unset_fields_is_accepted(tmp_path):
@@ -73,32 +73,40 @@ def test_what_sagemaker_prints_for_unset_fields_is_accepted(tmp_path):
         ("InputDataConfig__0__ChannelName", "x" * 65, "64 characters"),
         ("InputDataConfig__0__ChannelName", 7, "ChannelName"),
         ("InputDataConfig__0__CompresionType", "Gzip", "did you mean CompressionType?"),
-        ("InputDataConfig__0__CompressionType", "Gzip", "'Gzip' is not supported by this version"),
-        ("InputDataConfig__0__CompressionType", "Zip", "'Zip' is not one of None, Gzip"),
-        ("InputDataConfig__0__RecordWrapperType", "RecordIO", "not supported by this version"),
-        ("InputDataConfig__0__InputMode", "FastFile", "use 'Pipe'"),
-        ("InputDataConfig__0__ShuffleConfig", {"Seed": 1}, "ShuffleConfig is not supported"),
-        (f"{S3}__S3DataType", "ManifestFile", "use 'S3Prefix'"),
-        (
-            f"{S3}__S3DataDistributionType",
-            "ShardedByS3Key",
-            "not supported",
-        ),
+        ("InputDataConfig__0__CompressionType", "Bzip2", "'Bzip2' is not one of 'None' or 'Gzip'"),
+        ("InputDataConfig__0__RecordWrapperType", "TFRecord", "'None' or 'RecordIO'"),
+        ("InputDataConfig__0__InputMode", "FastFile", "mounts nothing; use 'Pipe' to stream"),
+        ("InputDataConfig__0__ShuffleConfig", {}, "ShuffleConfig.Seed: is required"),
+        ("InputDataConfig__0__ShuffleConfig", {"Seed": 2**63}, "ShuffleConfig.Seed"),
+        ("InputDataConfig__0__ShuffleConfig", {"Seed": "1"}, "ShuffleConfig.Seed"),
+        ("InputDataConfig__0__ContentType", "x" * 257, "256 characters"),
+        (f"{S3}__S3DataType", "Converse", "use 'S3Prefix'"),
+        (f"{S3}__S3DataType", "AugmentedManifestFile", "list the attributes to stream, in order"),
+        (f"{S3}__S3DataDistributionType", "Sharded", "'FullyReplicated' or 'ShardedByS3Key'"),
+        (f"{S3}__AttributeNames", ["a" * 257], "256 characters"),
+        (f"{S3}__AttributeNames", [f"a{n}" for n in range(17)], "at most 16 items"),
+        (f"{S3}__InstanceGroupNames", ["a", "a"], "name each once"),
+        (f"{S3}__InstanceGroupNames", list("abcdef"), "at most 5 items"),
+        (f"{S3}__S3Uri", "https://elsewhere.example/b/p", "write s3://BUCKET/PREFIX"),
         (f"{S3}__S3Uri", "/b/p", "write s3://BUCKET/PREFIX"),
         (f"{S3}__S3Uri", "s3://b/" + "k" * 1100, "1024"),
         (
             f"{S3}__AttributeNames",
             ["a"],
-            "AttributeNames is not supported",
+            "AttributeNames has no meaning with S3Prefix",
         ),
         (
             "InputDataConfig__0__DataSource__FileSystemDataSource",
             {"FileSystemId": "fs"},
             "reads S3 only",
         ),
-        ("AlgorithmSpecification__TrainingInputMode", "File", "use 'Pipe'"),
-        ("AlgorithmSpecification__TrainingImage", "x", "the parts of a training job that concern data"),
-        ("RoleArn", "arn", "RoleArn: is not a key that Penstock supports here; this version takes only"),
+        ("AlgorithmSpecification__TrainingInputMode", "FastFile", "mounts nothing"),
+        ("AlgorithmSpecification__TrainingImag", "x", "did you mean TrainingImage?"),
+        ("TrainingImage", "x", "it belongs in AlgorithmSpecification"),
+        ("Penstock__RoleArn", "arn", "it belongs in the top level"),
+        ("ResourceConfig__InstanceCount", -1, "greater than or equal to 0"),
+        ("Penstock__Hosts__Count", 0, "greater than or equal to 1"),
+        ("Penstock__ShardBy", "bytes", "ShardBy has no meaning without a ShardedByS3Key channel"),
         ("TrainingInputMode", "Pipe", "it belongs in AlgorithmSpecification"),
         ("InputDataConfig", [], "must have at least 1 item"),
         ("Penstock__MemoryBudget", "15MiB", "raise it to 16 MiB or lower PartSize"),
@@ -134,6 +142,99 @@ def test_channel_names_must_differ(tmp_path):
     job["InputDataConfig"] *= 2
     with pytest.raises(ConfigError, match="two channels are called 'train'"):
         load(tmp_path, job)
+
+
+def named(**modes):
+    """A job whose channels have these names and modes."""
+    job = document()
+    (channel,) = job["InputDataConfig"]
+    job["InputDataConfig"] = [channel | {"ChannelName": name, "InputMode": m} for name, m in modes.items()]
+    return job
+
+
+@pytest.mark.parametrize(
+    ("modes", "clash"),
+    [
+        ({"train": "Pipe", "train_0": "File"}, True),
+        ({"train_12": "File", "train": "Pipe"}, True),
+        ({"train": "Pipe", "train_0": "Pipe"}, False),
+        ({"train": "File", "train_0": "File"}, False),
+        ({"train": "Pipe", "train_x": "File"}, False),
+        ({"train": "Pipe", "eval_0": "File"}, False),
+    ],
+)
+def test_a_directory_must_not_be_where_a_fifo_comes(modes, clash):
+    if clash:
+        with pytest.raises(ValueError, match="is also the FIFO of epoch"):
+            Job.model_validate(named(**modes))
+    else:
+        Job.model_validate(named(**modes))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("RecordWrapperType", "RecordIO", "for Pipe mode only"),
+        ("CompressionType", "Gzip", "for Pipe mode only"),
+        ("ShuffleConfig", {"Seed": 1}, "files have no order"),
+        ("ChannelName", "..", "cannot be a directory"),
+    ],
+)
+def test_what_only_a_stream_can_have_is_refused_for_files(tmp_path, key, value, words):
+    job = document(**{"InputDataConfig__0__InputMode": "File", f"InputDataConfig__0__{key}": value})
+    with pytest.raises(ConfigError, match=words):
+        load(tmp_path, job)
+
+
+def test_augmented_manifests_are_for_streams(tmp_path):
+    job = document(
+        **{f"{S3}__S3DataType": "AugmentedManifestFile", f"{S3}__AttributeNames": ["image-ref", "label"]}
+    )
+    assert load(tmp_path, job).input_data_config[0].source.attribute_names == ("image-ref", "label")
+    job["InputDataConfig"][0]["InputMode"] = "File"
+    with pytest.raises(ConfigError, match="for Pipe mode only"):
+        load(tmp_path, job)
+
+
+def test_the_channel_s_mode_overrides_the_algorithm_s(tmp_path):
+    job = named(a="Pipe", b="File", c=None)
+    job["AlgorithmSpecification"]["TrainingInputMode"] = "File"
+    found = load(tmp_path, job)
+    assert [channel.channel_name for channel in found.channels("Pipe")] == ["a"]
+    assert [channel.channel_name for channel in found.channels("File")] == ["b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("uri", "expected"),
+    [
+        ("s3://b", ("b", "")),
+        ("https://b.s3.amazonaws.com/p/x%20y", ("b", "p/x y")),
+        ("https://my.b.s3.eu-west-1.amazonaws.com/p", ("my.b", "p")),
+        ("https://s3.eu-west-1.amazonaws.com/b/p/", ("b", "p/")),
+        ("https://s3-us-west-2.amazonaws.com/b", ("b", "")),
+        ("https://b.s3.cn-north-1.amazonaws.com.cn/p", ("b", "p")),
+    ],
+)
+def test_both_kinds_of_address(uri, expected):
+    assert Job.model_validate(document(**{f"{S3}__S3Uri": uri})).input_data_config[0].source.uri == expected
+
+
+def test_many_channels_and_names_in_two_cases_are_warned_of():
+    assert warnings(Job.model_validate(named(train="Pipe", eval="Pipe"))) == []
+    many = document(Penstock__MemoryBudget="1GiB")
+    many["InputDataConfig"] = named(**{f"c{n}": "Pipe" for n in range(21)})["InputDataConfig"]
+    assert warnings(Job.model_validate(many)) == ["21 channels; SageMaker itself takes at most 20"]
+    (told,) = warnings(Job.model_validate(named(Train="Pipe", train="Pipe")))
+    assert "SM_CHANNEL_TRAIN" in told
+
+
+def test_dates_are_text(tmp_path):
+    job = load(
+        tmp_path,
+        "CreationTime: 2024-05-01T10:00:00Z\nHyperParameters: {since: 2024-05-01}\n"
+        + yaml.safe_dump({"InputDataConfig": document()["InputDataConfig"]}),
+    )
+    assert job.hyper_parameters == {"since": "2024-05-01"}
 
 
 @pytest.mark.parametrize("text", ["a: 1\na: 2\n", '{"a": 1, "a": 2}'])

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 
 import pytest
 
 from sidecar.config import Job
-from sidecar.runtime import Layout, reset_reader_state, trainer_environment, write_config_files
-from streamer.errors import SinkError
+from sidecar.environment import trainer_environment, write_environment_file
+from sidecar.identity import Hosts, identify
+from sidecar.runtime import (
+    Layout,
+    platform_resource_config,
+    reset_reader_state,
+    resource_config,
+    write_config_files,
+)
+from streamer.errors import ConfigError, SinkError
 
 SOURCE = {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": "s3://b/p"}}
 JOB = Job.model_validate(
@@ -23,12 +32,13 @@ JOB = Job.model_validate(
         ],
     }
 )
+ONE = Hosts(0, ("algo-1",))
 
 
 def test_config_files(tmp_path):
     layout = Layout(str(tmp_path))
     layout.create()
-    write_config_files(layout, JOB)
+    write_config_files(layout, JOB, ONE)
     config = tmp_path / "input" / "config"
     assert json.loads((config / "inputdataconfig.json").read_text()) == {
         "train-a": {
@@ -46,6 +56,7 @@ def test_config_files(tmp_path):
     assert json.loads((config / "resourceconfig.json").read_text())["hosts"] == ["algo-1"]
     assert json.loads((config / "hyperparameters.json").read_text())["lr"] == "0.1"
     assert sorted(os.listdir(config)) == [
+        ".resourceconfig.json.penstock",
         "hyperparameters.json",
         "inputdataconfig.json",
         "resourceconfig.json",
@@ -53,7 +64,7 @@ def test_config_files(tmp_path):
 
 
 def test_environment_is_the_toolkit_s():
-    found = trainer_environment(Layout("/opt/ml"), JOB)
+    found = trainer_environment(Layout("/opt/ml"), JOB, ONE)
     assert found["SM_CHANNELS"] == '["eval","train-a"]'
     assert found["SM_CHANNEL_TRAIN-A"] == "/opt/ml/input/data/train-a"
     assert found["SM_HPS"] == '{"list":[1,2],"lr":0.1,"name":"x","none":null}'
@@ -66,8 +77,138 @@ def test_environment_is_the_toolkit_s():
 
 
 def test_the_request_s_environment_wins():
-    found = trainer_environment(Layout("/opt/ml"), JOB)
+    found = trainer_environment(Layout("/opt/ml"), JOB, ONE)
     assert (found["MINE"], found["SM_NUM_CPUS"]) == ("1", "99")
+
+
+def test_files_are_byte_for_byte_what_the_platform_prints(tmp_path):
+    """resourceconfig.json against the print of a real job (contract §2.2); nothing for a null ContentType."""
+    layout = Layout(str(tmp_path))
+    layout.create()
+    job = JOB.model_validate(
+        {
+            "HyperParameters": {"num_round": "128", "eta": "0.001"},
+            "ResourceConfig": {"InstanceType": "ml.c5.xlarge", "InstanceCount": 1},
+            "InputDataConfig": [
+                {
+                    "ChannelName": "train",
+                    "ContentType": "text/csv",
+                    "DataSource": SOURCE,
+                    "InputMode": "File",
+                },
+                {"ChannelName": "eval", "DataSource": SOURCE},
+            ],
+        }
+    )
+    write_config_files(layout, job, identify(job, environment={}))
+    config = tmp_path / "input" / "config"
+    assert (config / "resourceconfig.json").read_bytes() == (
+        b'{"current_host":"algo-1","current_instance_type":"ml.c5.xlarge",'
+        b'"current_group_name":"homogeneousCluster","hosts":["algo-1"],"instance_groups":'
+        b'[{"instance_group_name":"homogeneousCluster","instance_type":"ml.c5.xlarge","hosts":["algo-1"]}],'
+        b'"network_interface_name":"eth0"}'
+    )
+    assert (config / "hyperparameters.json").read_bytes() == b'{"num_round":"128","eta":"0.001"}'
+    assert (config / "inputdataconfig.json").read_bytes() == (
+        b'{"train":{"ContentType":"text/csv","TrainingInputMode":"File",'
+        b'"S3DistributionType":"FullyReplicated","RecordWrapperType":"None"},'
+        b'"eval":{"TrainingInputMode":"Pipe","S3DistributionType":"FullyReplicated","RecordWrapperType":"None"}}'
+    )
+
+
+def test_our_own_file_is_no_evidence_and_the_platform_s_is_kept(tmp_path):
+    layout = Layout(str(tmp_path))
+    layout.create()
+    path = tmp_path / "input" / "config" / "resourceconfig.json"
+    assert platform_resource_config(layout) is None
+    write_config_files(layout, JOB, identify(JOB, flags=(1, 2), environment={}))
+    assert json.loads(path.read_text())["current_host"] == "algo-2"
+    assert platform_resource_config(layout) is None
+    theirs = '{"current_host": "b", "hosts": ["a", "b"], "topology": {}}'
+    path.write_text(theirs)
+    found = identify(JOB, environment={}, document=platform_resource_config(layout))
+    assert (found.index, found.current) == (1, "b")
+    write_config_files(layout, JOB, found)
+    assert path.read_text() == theirs
+    assert trainer_environment(layout, JOB, found)["SM_HOSTS"] == '["a","b"]'
+    path.write_text("[")
+    with pytest.raises(ConfigError, match="not JSON"):
+        platform_resource_config(layout)
+
+
+def test_a_cluster_of_two_groups():
+    groups = [
+        {"InstanceGroupName": "gpu", "InstanceType": "ml.g5.xlarge", "InstanceCount": 2},
+        {"InstanceGroupName": "cpu", "InstanceType": "ml.c5.xlarge", "InstanceCount": 1},
+    ]
+    job = JOB.model_validate(
+        {
+            "ResourceConfig": {"InstanceGroups": groups},
+            "InputDataConfig": [{"ChannelName": "train", "DataSource": SOURCE}],
+        }
+    )
+    hosts = identify(job, flags=(2, None), environment={})
+    assert resource_config(hosts) == {
+        "current_host": "algo-3",
+        "current_instance_type": "ml.c5.xlarge",
+        "current_group_name": "cpu",
+        "hosts": ["algo-1", "algo-2", "algo-3"],
+        "instance_groups": [
+            {"instance_group_name": "gpu", "instance_type": "ml.g5.xlarge", "hosts": ["algo-1", "algo-2"]},
+            {"instance_group_name": "cpu", "instance_type": "ml.c5.xlarge", "hosts": ["algo-3"]},
+        ],
+        "network_interface_name": "eth0",
+    }
+    found = trainer_environment(Layout("/opt/ml"), job, hosts)
+    assert found["SM_IS_HETERO"] == "true"
+    assert found["SM_CURRENT_INSTANCE_GROUP"] == "cpu"
+    assert found["SM_CURRENT_INSTANCE_GROUP_HOSTS"] == '["algo-3"]'
+    assert found["SM_INSTANCE_GROUPS"] == '["gpu","cpu"]'
+
+
+def test_the_toolkit_s_own_hyperparameters_are_not_the_script_s():
+    job = JOB.model_copy(
+        update={
+            "hyper_parameters": {
+                "lr": "0.1",
+                "e": "2",
+                "flag": "true",
+                "sagemaker_program": '"train.py"',
+                "sagemaker_mpi_enabled": "true",
+                "_tuning_objective_metric": "loss",
+            }
+        }
+    )
+    found = trainer_environment(Layout("/opt/ml"), job, ONE)
+    assert found["SM_HPS"] == '{"e":2,"flag":true,"lr":0.1}'
+    assert found["SM_USER_ARGS"] == '["-e","2","--flag","True","--lr","0.1"]'
+    assert (found["SM_USER_ENTRY_POINT"], found["SM_MODULE_NAME"]) == ("train.py", "train")
+    assert found["SM_FRAMEWORK_PARAMS"] == '{"sagemaker_mpi_enabled":true}'
+    assert found["SM_DISTRIBUTION_INSTANCE_GROUPS"] == '["homogeneousCluster"]'
+    everything = json.loads(found["SM_TRAINING_ENV"])
+    assert everything["hyperparameters"] == {"e": 2, "flag": True, "lr": 0.1}
+    assert everything["channel_input_dirs"]["eval"] == "/opt/ml/input/data/eval"
+    assert (everything["job_name"], everything["is_master"]) == ("my-job", True)
+    assert everything["resource_config"] == json.loads(found["SM_RESOURCE_CONFIG"])
+
+
+def test_the_environment_file_is_shell(tmp_path):
+    layout = Layout(str(tmp_path))
+    layout.create()
+    job = JOB.model_copy(update={"hyper_parameters": {"text": "it's $HOME\n`x`"}})
+    write_environment_file(layout, job, ONE)
+    done = subprocess.run(
+        ["sh", "-c", '. "$1"; env -0', "sh", os.path.join(layout.config, "penstock.env")],
+        capture_output=True, text=True, check=True, env={},
+    )  # fmt: skip
+    found = dict(line.split("=", 1) for line in done.stdout.split("\0") if line)
+    due = trainer_environment(layout, job, ONE)
+    assert found["SM_HP_TEXT"] == "it's $HOME\n`x`"
+    assert {name: due[name] for name in found.keys() & due.keys()} == {
+        name: found[name] for name in found.keys() & due.keys()
+    }
+    missing = due.keys() - found.keys()
+    assert missing == {"MINE", "SM_CHANNEL_TRAIN-A", "SM_NUM_CPUS", "SM_NUM_GPUS", "SM_TRAINING_ENV"}
 
 
 def test_one_sidecar_per_directory(tmp_path):

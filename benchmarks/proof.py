@@ -1,0 +1,176 @@
+"""The same 4 GB stream over every transport, loop, network and privilege: is every byte right?
+
+Not a measurement. Each combination runs `penstock cat`'s engine in a process of its own into a pipe, and
+the stream's SHA-256 must be that of the objects, which is computed from what was written, not from what
+was served.
+
+    python -m benchmarks.proof [--scale 0.1]
+
+As root, more ways: as uid 65534, whose pipes may have 64 MiB in all; as the same with that
+allowance used up, so that every F_SETPIPE_SZ is refused; and over veth with MTU 1500 and 9000.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import fcntl
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from benchmarks.dataset import MIB, DataSet, Shape
+from benchmarks.netns import own_network
+from benchmarks.origin import Origin, missing, running_origin
+
+SHAPE = Shape("proof", 1, 16, 256 * MIB)
+NOBODY = 65534
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    server: str
+    transport: str
+    loop: str
+    user: str = "as we are"
+
+
+def cases() -> Iterator[Case]:
+    """All of them; other users only where we may become one."""
+    for loop in ("asyncio", "uvloop"):
+        for server in ("fast", "paced"):
+            for transport in ("kernel", "copying", "portable"):
+                yield Case(server, transport, loop)
+        for transport in ("copying", "portable"):
+            yield Case("tls", transport, loop)
+        for user in ("nobody", "nobody, no pipes") if anybody_can_run() else ():
+            yield Case("fast", "kernel", loop, user)
+            yield Case("paced", "kernel", loop, user)
+
+
+def anybody_can_run() -> bool:
+    """Whether we may become another user, to whom this Python is accessible."""
+    if os.geteuid() != 0:
+        return False
+    try:
+        return subprocess.run([sys.executable, "-c", ""], user=NOBODY, check=False).returncode == 0
+    except PermissionError:
+        print("left out: another user cannot run this Python", flush=True)
+        return False
+
+
+def run(case: Case, origin: Origin) -> str:
+    """The stream's SHA-256 in hex. Raises CalledProcessError."""
+    command = [sys.executable, "-m", "benchmarks.proof", "--child", case.transport, case.loop]
+    command += [origin.urls[case.server], SHAPE.bucket(0)]
+    if case.user.endswith("no pipes"):
+        command.append("--no-pipes")
+    environment = os.environ | {
+        "AWS_ACCESS_KEY_ID": "proof",
+        "AWS_SECRET_ACCESS_KEY": "proof-secret",
+        "AWS_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_CA_BUNDLE": origin.ca_bundle,
+        "HOME": "/nonexistent",
+    }
+    user = NOBODY if case.user.startswith("nobody") else None
+    digest = hashlib.sha256()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, user=user) as child:
+        if child.stdout is None:
+            raise RuntimeError("no pipe")
+        while data := child.stdout.read1(MIB):
+            digest.update(data)
+    if child.returncode:
+        raise subprocess.CalledProcessError(child.returncode, command)
+    return digest.hexdigest()
+
+
+def use_up_pipes() -> list[int]:
+    """Take pipes of 1 MiB until this user may have no more; keep them open."""
+    taken: list[int] = []
+    with contextlib.suppress(OSError):
+        while len(taken) < 1000:
+            taken += os.pipe()
+            fcntl.fcntl(taken[-1], fcntl.F_SETPIPE_SZ, MIB)
+    return taken
+
+
+def stream(transport: str, loop: str, url: str, bucket: str) -> None:
+    """In a process of its own: everything of the bucket to standard output."""
+    from sidecar import commands
+    from streamer.plan import S3Uri
+    from streamer.source.session import Endpoint
+
+    options = commands.CatOptions(
+        budget=256 * MIB,
+        part_size=None,
+        connections=None,
+        transport=transport,  # type: ignore[arg-type]
+        give_up_after=60,
+    )
+    factory = None
+    if loop == "uvloop":
+        import uvloop
+
+        factory = uvloop.new_event_loop
+    with asyncio.Runner(loop_factory=factory) as runner:
+        endpoint = Endpoint(url=url, path_style=True)
+        code = runner.run(
+            commands.cat([S3Uri(bucket, "")], endpoint=endpoint, options=options, report=_report)
+        )
+    raise SystemExit(code)
+
+
+def _report(line: str) -> None:
+    print("   ", line, file=sys.stderr)
+
+
+def prove(data: DataSet, origin: Origin, found: Iterator[Case], *, network_name: str) -> int:
+    """How many streams were wrong."""
+    wrong = 0
+    for case in found:
+        right = run(case, origin) == data.expected_sha256(0, data.shape.stream_bytes)
+        wrong += not right
+        told = f"{network_name}, {case.server}, {case.transport}, {case.loop}, {case.user}"
+        print("right" if right else "WRONG", told, flush=True)
+    return wrong
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--scale", type=float, default=1.0)
+    parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--no-pipes", action="store_true", help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    if chosen.child:
+        kept = use_up_pipes() if chosen.no_pipes else []
+        print(f"    {len(kept) // 2} pipes used up" if kept else "", end="", file=sys.stderr)
+        stream(*chosen.child)
+    if reason := missing():
+        raise SystemExit(reason)
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
+        os.chmod(directory, 0o755)  # noqa: S103 - the CA's certificate is read by other users
+        data = DataSet(SHAPE.scaled(chosen.scale), os.path.join(directory, "data"))
+        data.create()
+        with running_origin(data, os.path.join(directory, "nginx")) as origin:
+            wrong = prove(data, origin, cases(), network_name="loopback")
+        if os.geteuid() == 0:
+            for mtu in (1500, 9000):
+                with (
+                    own_network(mtu) as net,
+                    running_origin(
+                        data, os.path.join(directory, f"nginx{mtu}"), address=net.address, prefix=net.prefix
+                    ) as origin,
+                ):
+                    kernel = (Case("paced", "kernel", loop) for loop in ("asyncio", "uvloop"))
+                    wrong += prove(data, origin, kernel, network_name=f"MTU {mtu}")
+    raise SystemExit(f"{wrong} streams were wrong" if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()

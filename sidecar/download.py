@@ -1,0 +1,197 @@
+"""File channels: every object below the prefix as a file, before any FIFO is offered.
+
+    check    keys become paths below `<data>/<channel>`; one that would leave it, or clash, ends the job
+    fetch    a fixed number of workers take parts in turn, over all objects, with the retries of a stream;
+             a part waits in memory, so workers x part size is what a download may hold
+    publish  everything lies in a temporary directory beside; one rename makes it the channel
+
+So the directory is absent or whole. What it was made from (the plan's digest) is noted beside it: the
+same plan is not fetched again after a restart, another plan's files of ours are replaced, and a
+directory that we did not make is refused, never touched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from streamer.errors import BadAnswer, ConfigError, SinkError, Where
+from streamer.plan import Part, Plan, cut
+from streamer.relay.pace import Pace
+from streamer.relay.retry import RetryPolicy, fetch_part
+from streamer.relay.stages import BufferPool, MemoryStage
+from streamer.relay.statistics import Tally
+from streamer.source.ranges import RangeSource
+from streamer.trailer import replace_file
+
+T = TypeVar("T")
+
+LONGEST_NAME = 255
+"""Bytes of one path component that Linux file systems take."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DownloadLimits:
+    """`part_size` in bytes; `workers` parts are in memory at once."""
+
+    part_size: int
+    workers: int
+    policy: RetryPolicy
+
+
+def relative_path(key: str, prefix: str) -> str:
+    """Where an object lies in its channel's directory: below the last `/` of the prefix.
+
+    `s3://b/data/tr` names `data/train/x`, which becomes `train/x`. Raises ConfigError for a key that is
+    no safe path: it would be outside of the directory, or has control characters or an endless name.
+    """
+    path = key[prefix.rfind("/") + 1 :]
+    for name in path.split("/"):
+        if name in ("", ".", "..") or any(ord(char) < 0x20 or ord(char) == 0x7F for char in name):
+            raise ConfigError(f"{key!r} cannot be a file below the channel's directory; use InputMode: Pipe")
+        if len(name.encode()) > LONGEST_NAME:
+            raise ConfigError(f"{key!r} has a name of over {LONGEST_NAME} bytes; use InputMode: Pipe")
+    return path
+
+
+def file_paths(plan: Plan) -> list[str]:
+    """The relative path of every object of the plan. Raises ConfigError, also for clashes."""
+    prefix = plan.base.key if plan.base else ""
+    paths = [relative_path(ref.key, prefix) for ref in plan.refs(0)]
+    files = set(paths)
+    for path in paths:
+        above = os.path.dirname(path)
+        while above:
+            if above in files:
+                raise ConfigError(
+                    f"{above!r} and {path!r} cannot both be files: one would be a directory; "
+                    "use InputMode: Pipe"
+                )
+            above = os.path.dirname(above)
+    return paths
+
+
+async def download(
+    plan: Plan, source: RangeSource, *, directory: str, channel: str, limits: DownloadLimits
+) -> bool:
+    """Make `<directory>/<channel>` hold the plan's objects. False if it does already.
+
+    Raises SourceError, SinkError, ConfigError; the directory is then as it was before.
+    """
+    paths = file_paths(plan)
+    target, note = os.path.join(directory, channel), os.path.join(directory, f".{channel}.penstock.files")
+    digest = f"{plan.digest} {plan.base}\n".encode()
+    if await _in_thread(_is_made, target, note, digest):
+        return False
+    temporary = os.path.join(directory, f".{channel}.penstock.new")
+    try:
+        with _local_errors():
+            await _in_thread(_prepare, temporary, paths)
+        await _fetch(plan, [os.path.join(temporary, path) for path in paths], source, limits)
+        with _local_errors():
+            await _in_thread(_publish, temporary, target, note, digest)
+    finally:
+        await _in_thread(_remove, temporary)
+    return True
+
+
+async def _fetch(plan: Plan, files: list[str], source: RangeSource, limits: DownloadLimits) -> None:
+    tally, pool = Tally(), BufferPool()
+    pace = Pace(limits.workers, limits.part_size, fixed_lanes=True, fixed_part=True)
+    places = {(ref.bucket, ref.key): file for ref, file in zip(plan.refs(0), files, strict=True)}
+    parts: Iterator[Part] = cut(plan.segments(0), part_size=lambda: limits.part_size, epoch=0)
+
+    async def work() -> None:
+        for part in parts:  # shared: each worker takes the next
+            stage = MemoryStage(part, pool, on_change=_nothing, first_byte=tally.first_byte)
+            await fetch_part(source, stage, limits.policy, tally, pace)
+            with _local_errors():
+                await _in_thread(_write, places[part.object.bucket, part.object.key], stage)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(limits.workers):
+            group.create_task(work())
+    for ref, file in zip(plan.refs(0), files, strict=True):
+        if os.stat(file).st_size != ref.size:
+            raise BadAnswer(
+                f"{file} is not of the {ref.size} bytes that were listed", Where(ref.bucket, ref.key)
+            )
+
+
+async def _in_thread(call: Callable[..., T], *arguments: object) -> T:
+    """Do blocking work on files. When cancelled it waits for its end: nobody cleans up beneath it."""
+    work = asyncio.get_running_loop().run_in_executor(None, partial(call, *arguments))
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        await asyncio.wait({work})
+        work.exception()  # it has been seen; the cancellation is what counts
+        raise
+
+
+def _nothing() -> None:
+    """Nobody waits for a stage that is written when it is whole."""
+
+
+def _write(path: str, stage: MemoryStage) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        os.lseek(fd, stage.part.start, os.SEEK_SET)
+        while stage.staged:
+            stage.drain_into(fd)
+    finally:
+        os.close(fd)
+
+
+def _prepare(temporary: str, paths: list[str]) -> None:
+    """Every directory and every file, empty; what an earlier run left is removed."""
+    shutil.rmtree(temporary, ignore_errors=True)
+    os.mkdir(temporary)
+    for folder in sorted({os.path.dirname(path) for path in paths}):
+        os.makedirs(os.path.join(temporary, folder), exist_ok=True)
+    for path in paths:
+        os.close(os.open(os.path.join(temporary, path), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
+
+
+def _remove(path: str) -> None:
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_made(target: str, note: str, digest: bytes) -> bool:
+    """Whether `target` is the download of this digest. Raises SinkError if it is none of ours."""
+    if not os.path.lexists(target):
+        return False
+    try:
+        with open(note, "rb") as file:
+            return file.read() == digest
+    except FileNotFoundError:
+        raise SinkError(
+            f"{target} exists and is not a download of ours; remove it or rename the channel"
+        ) from None
+    except OSError as error:
+        raise SinkError(f"cannot read {note}: {error.strerror}") from error
+
+
+def _publish(temporary: str, target: str, note: str, digest: bytes) -> None:
+    """Rename into place. The note is written first: what it then speaks of is ours, or absent."""
+    old = f"{temporary}.old"
+    shutil.rmtree(old, ignore_errors=True)
+    if os.path.lexists(target):
+        os.rename(target, old)
+    replace_file(note, digest)
+    os.rename(temporary, target)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _local_errors() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise SinkError(f"cannot write {error.filename or 'a downloaded file'}: {error.strerror}") from error

@@ -1,0 +1,35 @@
+"""From a channel's configuration to its plan: which source, arranged how, for which host."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from streamer.plan import Arrangement, Shard
+from streamer.source.listing import plan_prefix
+from streamer.source.manifests import plan_augmented, plan_manifest
+
+if TYPE_CHECKING:
+    from sidecar.identity import Hosts
+    from sidecar.request import ChannelConfig
+    from streamer.plan import Plan
+
+
+async def plan_channel(
+    client: Any, channel: ChannelConfig, hosts: Hosts, *, shard_by: Literal["objects", "bytes"]
+) -> Plan:
+    """What the channel streams on this host, as S3 has it now. Raises SourceError, ConfigError."""
+    source = channel.source
+    arrangement = Arrangement(
+        wrap=channel.record_wrapper_type == "RecordIO",
+        inflate=channel.compression_type == "Gzip",
+        seed=None if channel.shuffle_config is None else channel.shuffle_config.seed,
+        shard=replace(hosts.shard(source) or Shard(), by="bytes" if shard_by == "bytes" else "count"),
+    )
+    match source.s3_data_type:
+        case "S3Prefix":
+            return await plan_prefix(client, source.uri, arrangement)
+        case "ManifestFile":
+            return await plan_manifest(client, source.uri, arrangement)
+        case "AugmentedManifestFile":
+            return await plan_augmented(client, source.uri, source.attribute_names, arrangement)

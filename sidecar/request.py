@@ -1,0 +1,197 @@
+"""The parts of a CreateTrainingJob request that concern data, with the API's own limits (contract §3).
+
+A value that the API allows and that cannot be carried out is an error that says what to write
+instead. Rules that concern one channel are here; those between channels are in `sidecar.config`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, ClassVar, Literal, Self
+from urllib.parse import unquote, urlsplit
+
+from pydantic import AfterValidator, BeforeValidator, Field, StrictInt, StrictStr, model_validator
+
+from sidecar.model import Model
+from streamer.errors import ConfigError
+from streamer.plan import S3Uri, parse_s3_uri
+
+InputMode = Literal["Pipe", "File"]
+
+NO_FASTFILE = (
+    "'FastFile' is refused: it mounts the bucket as a file system, and Penstock mounts nothing; "
+    "use 'Pipe' to stream the objects or 'File' to download them first"
+)
+_AWS_HOST = re.compile(r"(?:(?P<bucket>.+)\.)?s3(?:[.-][a-z0-9.-]+)?\.amazonaws\.com(?:\.cn)?")
+
+
+def _no_fastfile(value: object) -> object:
+    if value == "FastFile":
+        raise ValueError(NO_FASTFILE)
+    return value
+
+
+def _no_converse(value: object) -> object:
+    if value == "Converse":
+        raise ValueError(
+            "'Converse' is refused: it is chat data for SageMaker's own models, not a byte stream; "
+            "use 'S3Prefix' to stream the objects as they are"
+        )
+    return value
+
+
+def _refused(what: str) -> Any:
+    """A field for data from elsewhere than S3: only its empty value is accepted."""
+
+    def check(value: object) -> object:
+        if value in (None, [], {}):
+            return None
+        raise ValueError(f"{what} is refused: Penstock reads S3 only; use S3DataSource")
+
+    return BeforeValidator(check)
+
+
+def parse_source(uri: str) -> S3Uri:
+    """Bucket and prefix of `s3://…` or of an `https://` address of Amazon S3. Raises ConfigError."""
+    if not uri.startswith("https://"):
+        return parse_s3_uri(uri)
+    parts = urlsplit(uri)
+    host = _AWS_HOST.fullmatch(parts.netloc)
+    bucket, key = (host["bucket"] if host else None), parts.path.removeprefix("/")
+    if host and not bucket:
+        bucket, _, key = key.partition("/")
+    if not bucket or parts.query or parts.fragment:
+        raise ConfigError(f"{uri!r} is not an address of an object in Amazon S3: write s3://BUCKET/PREFIX")
+    return S3Uri(unquote(bucket), unquote(key))
+
+
+def _s3_uri(value: str) -> str:
+    try:
+        parse_source(value)
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
+    return value
+
+
+class S3DataSource(Model):
+    ignored: ClassVar[frozenset[str]] = frozenset({"ModelAccessConfig", "HubAccessConfig"})
+
+    s3_data_type: Annotated[
+        Literal["S3Prefix", "ManifestFile", "AugmentedManifestFile"], BeforeValidator(_no_converse)
+    ] = Field(alias="S3DataType")
+    s3_uri: Annotated[StrictStr, Field(max_length=1024), AfterValidator(_s3_uri)] = Field(alias="S3Uri")
+    s3_data_distribution_type: Literal["FullyReplicated", "ShardedByS3Key"] = Field(
+        "FullyReplicated", alias="S3DataDistributionType"
+    )
+    attribute_names: Annotated[
+        tuple[Annotated[StrictStr, Field(min_length=1, max_length=256, pattern=r"^.+$")], ...],
+        Field(max_length=16),
+    ] = ()
+    instance_group_names: Annotated[
+        tuple[Annotated[StrictStr, Field(min_length=1, max_length=64)], ...], Field(max_length=5)
+    ] = ()
+
+    @model_validator(mode="after")
+    def _attributes(self) -> Self:
+        augmented = self.s3_data_type == "AugmentedManifestFile"
+        if augmented and not self.attribute_names:
+            raise ValueError(
+                "AugmentedManifestFile needs AttributeNames: list the attributes to stream, in order"
+            )
+        if self.attribute_names and not augmented:
+            raise ValueError(
+                f"AttributeNames has no meaning with {self.s3_data_type}; "
+                "remove it or use AugmentedManifestFile"
+            )
+        for names, what in (
+            (self.attribute_names, "AttributeNames"),
+            (self.instance_group_names, "InstanceGroupNames"),
+        ):
+            if len(set(names)) < len(names):
+                raise ValueError(f"{what} names one twice; name each once")
+        return self
+
+    @property
+    def uri(self) -> S3Uri:
+        return parse_source(self.s3_uri)
+
+    @property
+    def sharded(self) -> bool:
+        return self.s3_data_distribution_type == "ShardedByS3Key"
+
+
+class DataSource(Model):
+    s3_data_source: S3DataSource = Field(alias="S3DataSource")
+    file_system_data_source: Annotated[None, _refused("FileSystemDataSource")] = None
+    dataset_source: Annotated[None, _refused("DatasetSource")] = None
+
+
+class ShuffleConfig(Model):
+    seed: Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)]
+    """A 64-bit signed integer, as the API's `long`."""
+
+
+class ChannelConfig(Model):
+    channel_name: Annotated[StrictStr, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9.\-_]+$")]
+    data_source: DataSource
+    content_type: Annotated[StrictStr, Field(max_length=256)] | None = None
+    compression_type: Literal["None", "Gzip"] = "None"
+    record_wrapper_type: Literal["None", "RecordIO"] = "None"
+    input_mode: Annotated[InputMode, BeforeValidator(_no_fastfile)] | None = None
+    shuffle_config: ShuffleConfig | None = None
+
+    @property
+    def source(self) -> S3DataSource:
+        return self.data_source.s3_data_source
+
+    def refusal_as_file(self) -> str | None:
+        """Why this channel cannot be in File mode, and what to do; None if it can."""
+        name = self.channel_name
+        if self.source.s3_data_type == "AugmentedManifestFile":
+            return "AugmentedManifestFile is for Pipe mode only; set InputMode: Pipe"
+        if self.record_wrapper_type != "None":
+            return "RecordWrapperType is for Pipe mode only; remove it or set InputMode: Pipe"
+        if self.compression_type != "None":
+            return "CompressionType is for Pipe mode only; remove it or set InputMode: Pipe"
+        if self.shuffle_config is not None:
+            return "ShuffleConfig orders a stream, and files have no order; remove it or set InputMode: Pipe"
+        if name.startswith("."):
+            return f"{name!r} cannot be a directory of data; rename the channel so that it starts otherwise"
+        return None
+
+
+class AlgorithmSpecification(Model):
+    ignored: ClassVar[frozenset[str]] = frozenset({
+        "TrainingImage", "AlgorithmName", "MetricDefinitions", "EnableSageMakerMetricsTimeSeries",
+        "ContainerEntrypoint", "ContainerArguments", "TrainingImageConfig",
+    })  # fmt: skip
+
+    training_input_mode: Annotated[InputMode, BeforeValidator(_no_fastfile)] = "Pipe"
+
+
+class InstanceGroup(Model):
+    instance_group_name: Annotated[StrictStr, Field(min_length=1, max_length=64)]
+    instance_count: Annotated[int, Field(ge=0)]
+    instance_type: StrictStr
+
+
+class ResourceConfig(Model):
+    """The cluster as the request asks for it; `sidecar.identity` compares it with where we run."""
+
+    ignored: ClassVar[frozenset[str]] = frozenset({
+        "VolumeSizeInGB", "VolumeKmsKeyId", "KeepAlivePeriodInSeconds", "TrainingPlanArn",
+        "InstancePlacementConfig", "InstancePreferences", "SelectedInstanceType", "SelectedInstanceCount",
+    })  # fmt: skip
+
+    instance_type: StrictStr | None = None
+    instance_count: Annotated[int, Field(ge=0)] | None = None
+    instance_groups: Annotated[tuple[InstanceGroup, ...], Field(max_length=5)] = ()
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        names = [group.instance_group_name for group in self.instance_groups]
+        if len(set(names)) < len(names):
+            raise ValueError("two InstanceGroups have one name; names must differ")
+        if self.instance_groups and self.instance_count:
+            raise ValueError("InstanceCount and InstanceGroups exclude each other; remove one")
+        return self

@@ -1,0 +1,119 @@
+"""The `Penstock` section of a job file: what SageMaker has no word for."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import re
+from typing import Annotated, Literal, Self
+
+from pydantic import BeforeValidator, ByteSize, Field, StrictStr, model_validator
+
+from sidecar.model import Model
+from streamer.errors import ConfigError
+from streamer.source.session import Endpoint, Reading
+from streamer.units import KIB, MIB
+
+LARGEST_DEFAULT_PART = 8 * MIB
+CUSTOMER_KEY_BYTES = 32
+
+
+def _octal(value: object) -> object:
+    if isinstance(value, str) and re.fullmatch(r"0?[0-7]{3}", value):
+        return int(value, 8)
+    raise ValueError('write the mode as a quoted octal number, such as "0640"')
+
+
+class EndpointConfig(Model):
+    """Where S3 is; what is left out comes from the environment, as with every AWS client."""
+
+    url: Annotated[StrictStr, Field(pattern=r"^https?://[^/\s]+/?$")] | None = None
+    region: StrictStr | None = None
+    profile: StrictStr | None = None
+    path_style: bool = False
+    """Put the bucket into the path, not into the host name; most S3-compatible servers want it."""
+    anonymous: bool = False
+    ca_bundle: StrictStr | None = None
+    requester_pays: bool = False
+    """Agree to pay for what is read from a Requester Pays bucket."""
+    sse_customer_key_file: StrictStr | None = None
+    """A file with the 32 bytes, raw or in base64, that all objects were encrypted with (SSE-C)."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.anonymous and self.profile:
+            raise ValueError("Anonymous and Profile contradict each other; remove one")
+        if self.ca_bundle and self.url and self.url.startswith("http://"):
+            raise ValueError("CaBundle has no meaning for an http:// Url; remove it or use https://")
+        if self.anonymous and self.requester_pays:
+            raise ValueError("Anonymous and RequesterPays contradict each other; remove one")
+        return self
+
+    def resolved(self) -> Endpoint:
+        """The endpoint, with the key read from its file. Raises ConfigError."""
+        values = self.model_dump(exclude={"requester_pays", "sse_customer_key_file"})
+        path = self.sse_customer_key_file
+        return Endpoint(
+            **values, reading=Reading(self.requester_pays, read_customer_key(path) if path else None)
+        )
+
+
+def read_customer_key(path: str) -> bytes:
+    """The SSE-C key in a file. Raises ConfigError, which does not show what is in it."""
+    try:
+        with open(path, "rb") as file:
+            found = file.read(128)
+    except OSError as error:
+        raise ConfigError(f"cannot read the SSE-C key in {path}: {error.strerror}") from error
+    if len(found) == CUSTOMER_KEY_BYTES:
+        return found
+    with contextlib.suppress(ValueError):
+        if len(decoded := base64.b64decode(found.strip(), validate=True)) == CUSTOMER_KEY_BYTES:
+            return decoded
+    raise ConfigError(f"{path} must hold an SSE-C key: {CUSTOMER_KEY_BYTES} bytes, raw or in base64")
+
+
+class AdminConfig(Model):
+    """The HTTP server for metrics, probes and status. Loopback only, unless told."""
+
+    host: StrictStr = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] | None = None
+    """Unset: 9781, or under `penstock exec` any free port. 0 takes any free one, which the log names."""
+
+
+class HostsConfig(Model):
+    """Which host of how many this is, where no environment says so; see `sidecar.identity`."""
+
+    index: Annotated[int, Field(ge=0)] | None = None
+    count: Annotated[int, Field(ge=1)] | None = None
+
+
+class PenstockConfig(Model):
+    """What SageMaker has no word for."""
+
+    base_directory: Annotated[StrictStr, Field(pattern=r"^/")] | None = None
+    """FIFOs go to `<it>/input/data`. Unset: `/opt/ml`, or under `penstock exec` a temporary directory."""
+    memory_budget: ByteSize = ByteSize(256 * MIB)
+    """Bytes requested and not yet delivered, shared by all channels; those being read have the most."""
+    transport: Literal["auto", "portable", "copying", "kernel"] = "auto"
+    """How bodies are fetched. `auto`: left in the kernel (plain HTTP), else copied once, else portable."""
+    part_size: ByteSize | None = None
+    """Bytes of one request. Unset: adapts between 1 and 16 MiB."""
+    connections: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """Requests in flight, over all channels. Unset: adapts, up to 256."""
+    give_up_after: Annotated[float, Field(gt=0)] = 300.0
+    """Seconds without a byte of progress before a channel fails."""
+    drain_for: Annotated[float, Field(ge=0)] = 20.0
+    """Seconds that SIGTERM lets running epochs finish; Kubernetes kills after 30 by default."""
+    fifo_mode: Annotated[int, BeforeValidator(_octal)] = 0o640
+    shard_by: Literal["objects", "bytes"] = "objects"
+    """What ShardedByS3Key makes equal between hosts; SageMaker's own rule is `objects`."""
+    hosts: HostsConfig = HostsConfig()
+    endpoint: EndpointConfig = EndpointConfig()
+    admin: AdminConfig = AdminConfig()
+
+    @model_validator(mode="after")
+    def _sane_part(self) -> Self:
+        if self.part_size is not None and not 64 * KIB <= self.part_size <= 512 * MIB:
+            raise ValueError("PartSize must be between 64KiB and 512MiB")
+        return self

@@ -1,0 +1,213 @@
+"""Channels of every kind on real FIFOs, over both transports, against the reference model."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+
+import pytest
+
+from streamer.errors import ConfigError, Denied, Missing
+from streamer.plan import Arrangement, S3Uri, Shard
+from streamer.source.listing import plan_prefix
+from streamer.source.manifests import HEADS, plan_augmented, plan_manifest
+from streamer.trailer import read_trailer
+from tests.kit.harness import MORE_THAN_A_FIFO, clients_of, fill
+from tests.kit.pipes import eventually, off_loop, read_all
+from tests.kit.stub import cut_after, etag, fails, stalls
+from tests.unit import reference
+
+pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
+
+MANIFEST = S3Uri("b", "manifest")
+ATTRIBUTES = ["label", "image-ref", "box"]
+
+
+def store(stub) -> dict[str, bytes]:
+    return {f"s3://{name}": data for name, data in stub.objects.items()}
+
+
+def write_manifest(stub, kind, *, count=40, seed=1, pack=bytes) -> None:
+    """Name the objects of the store in some order, some twice."""
+    source = random.Random(seed)
+    keys = [name for name in stub.objects if name.startswith("b/data/")]
+    chosen = source.choices(keys, k=count)
+    if kind == "ManifestFile":
+        text = json.dumps([{"prefix": "s3://b/data/"}, *(name.removeprefix("b/data/") for name in chosen)])
+    else:
+        rows = [
+            {"image-ref": f"s3://{name}", "label": number % 3, "box": {"x": [number, 0.5]}, "more": "ignored"}
+            for number, name in enumerate(chosen)
+        ]
+        text = "\r\n".join([*map(json.dumps, rows), ""])
+    stub.objects["b/manifest"] = pack(text.encode())
+
+
+def planner(kind, arrangement):
+    async def make(client):
+        match kind:
+            case "S3Prefix":
+                return await plan_prefix(client, S3Uri("b", "data/"), arrangement)
+            case "ManifestFile":
+                return await plan_manifest(client, MANIFEST, arrangement)
+            case _:
+                return await plan_augmented(client, MANIFEST, ATTRIBUTES, arrangement)
+
+    return make
+
+
+@pytest.mark.parametrize("by", ["count", "bytes"])
+@pytest.mark.parametrize("wrap", [True, False])
+@pytest.mark.parametrize("kind", ["S3Prefix", "ManifestFile", "AugmentedManifestFile"])
+async def test_a_fifo_holds_what_the_reference_says(run, stub, tmp_path, *, kind, wrap, by):
+    """Two epochs of a shuffled half: literals and bodies in their order, totals in the trailer."""
+    fill(stub, [0, 1, 2, 3, 4, 5, 65_536, 120_001, 49_999, 50_000, 50_001])
+    write_manifest(stub, kind)
+    shard = Shard(1, 2, by)
+    found = reference.rows(
+        kind, store(stub), "s3://b/manifest" if kind != "S3Prefix" else "s3://b/data/", ATTRIBUTES
+    )
+    make = planner(kind, Arrangement(wrap, 7, shard))
+    async with run(stub, tmp_path, make_plan=make) as running:
+        for epoch in range(2):
+            due = reference.stream(found, epoch=epoch, wrap=wrap, seed=7, host=1, hosts=2, by=by)
+            assert await off_loop(read_all, running.fifo(epoch)) == due
+            trailer = read_trailer(str(tmp_path), "train", epoch)
+            assert (trailer.verdict, trailer.bytes_total) == ("complete", len(due))
+            assert trailer.objects == running.plan.objects(epoch)
+
+
+async def test_literals_alone_need_no_request(run, stub, tmp_path):
+    """A manifest without any object is streamed from memory, also if it is larger than the budget."""
+    labels = [f"{number:09}" for number in range(60_000)]
+    stub.objects["b/manifest"] = "\n".join(json.dumps({"label": label}) for label in labels).encode()
+
+    async def make(client):
+        return await plan_augmented(client, MANIFEST, ["label"])
+
+    async with run(stub, tmp_path, make_plan=make) as running:
+        stub.seen.clear()
+        for epoch in range(2):
+            assert await off_loop(read_all, running.fifo(epoch)) == "".join(labels).encode()
+    assert stub.seen == []
+
+
+async def test_a_wrapped_object_is_one_request(run, stub, tmp_path):
+    """Header and padding ride along, and the object is not cut for their sake."""
+    truth = fill(stub, [49_999, 50_000, 3])
+    async with run(
+        stub, tmp_path, part_size=50_000, make_plan=planner("S3Prefix", Arrangement(wrap=True))
+    ) as running:
+        bodies = [truth[:49_999], truth[49_999:99_999], truth[99_999:]]
+        assert await off_loop(read_all, running.fifo(0)) == b"".join(map(reference.record, bodies))
+        assert running.channel.statistics().objects_completed == 3
+    assert len({(seen.key, seen.range) for seen in stub.seen}) == 3
+
+
+async def test_a_body_that_stops_keeps_its_literals_in_place(run, stub, tmp_path):
+    """The header is out before the body comes, and a resumed body is not mixed with the padding."""
+    truth = fill(stub, [MORE_THAN_A_FIFO + 1])
+    stub.script(stalls(stub, after=0), cut_after(100_001), cut_after(7))
+
+    def read_header_then_rest(path):
+        with open(path, "rb", buffering=0) as file:
+            header = file.read(8)
+            stub.release()
+            chunks = []
+            while chunk := file.read(1 << 20):
+                chunks.append(chunk)
+            return header + b"".join(chunks)
+
+    async with run(
+        stub, tmp_path, part_size=1_000_000, make_plan=planner("S3Prefix", Arrangement(wrap=True))
+    ) as running:
+        assert await off_loop(read_header_then_rest, running.fifo(0)) == reference.record(truth)
+
+
+async def test_sizes_and_versions_come_from_many_heads_at_once(stub):
+    """Never one after the other, and never more than the bound."""
+    fill(stub, [10] * 300)
+    names = [f"{number:04}" for number in range(300)]
+    stub.objects["b/manifest"] = json.dumps([{"prefix": "s3://b/data/"}, *names]).encode()
+    stub.together = {f"head b/data/{name}" for name in names[: HEADS // 2]}
+    async with clients_of(stub) as clients:
+        plan = await plan_manifest(clients.control, MANIFEST)
+    assert [ref.key for ref in plan.refs(0)] == [f"data/{name}" for name in names]
+    assert HEADS // 2 <= stub.most_heads <= HEADS
+    assert {ref.etag for ref in plan.refs(0)} <= {etag(data) for data in stub.objects.values()}
+
+
+async def test_a_gzipped_manifest_is_read_as_its_text(stub):
+    fill(stub, [10] * 5)
+    async with clients_of(stub) as clients:
+        write_manifest(stub, "AugmentedManifestFile")
+        plain = await plan_augmented(clients.control, MANIFEST, ATTRIBUTES)
+        write_manifest(stub, "AugmentedManifestFile", pack=gzip.compress)
+        assert (await plan_augmented(clients.control, MANIFEST, ATTRIBUTES)).digest == plain.digest
+
+
+async def test_a_manifest_whose_body_breaks_off_is_resumed(stub):
+    """A manifest cut at the end of a line would be a shorter one."""
+    fill(stub, [10] * 5)
+    write_manifest(stub, "AugmentedManifestFile")
+    whole = stub.objects["b/manifest"]
+    first = whole.index(b"\n", 500) + 1
+    stub.script(cut_after(first), cut_after(3), key="b/manifest")
+    async with clients_of(stub) as clients:
+        plan = await plan_augmented(clients.control, MANIFEST, ATTRIBUTES)
+    assert len(plan.entries) == 40
+    assert [seen.range for seen in stub.seen][1:] == [
+        f"bytes={first}-{len(whole) - 1}",
+        f"bytes={first + 3}-{len(whole) - 1}",
+    ]
+
+
+async def test_a_manifest_that_names_what_is_not_there_says_where(stub):
+    fill(stub, [10] * 5)
+    stub.objects["b/manifest"] = b'[{"prefix": "s3://b/data/"}, "0001", "absent", "0002"]'
+    async with clients_of(stub) as clients:
+        with pytest.raises(Missing, match=r"s3://b/manifest: entry 3: .*s3://b/data/absent"):
+            await plan_manifest(clients.control, MANIFEST)
+        with pytest.raises(Missing):
+            await plan_manifest(clients.control, S3Uri("b", "no manifest"))
+        stub.script(fails(403, "AccessDenied"), key="b/manifest")
+        with pytest.raises(Denied):
+            await plan_manifest(clients.control, MANIFEST)
+
+
+@pytest.mark.parametrize("text", [b"", b"\n\n", b'{"image-ref": "s3://b/data/0000"}\n{"image-ref": 1}'])
+async def test_a_manifest_that_breaks_a_rule_makes_no_plan(stub, text):
+    fill(stub, [10])
+    stub.objects["b/manifest"] = text
+    async with clients_of(stub) as clients:
+        with pytest.raises(ConfigError, match="s3://b/manifest"):
+            await plan_augmented(clients.control, MANIFEST, ["image-ref"])
+        with pytest.raises(ConfigError, match="AttributeNames is empty"):
+            await plan_augmented(clients.control, MANIFEST, [])
+
+
+async def test_an_old_version_and_another_bucket_are_read(run, stub, tmp_path):
+    """`?versionId=` pins what is read, and one manifest may name several buckets."""
+    stub.objects |= {"b/data/x": b"new", "other/y": b"elsewhere"}
+    rows = [{"a-ref": "s3://b/data/x?versionId=v+1é"}, {"a-ref": "s3://other/y"}, {"a-ref": "s3://b/data/x"}]
+    stub.versions["b/data/x?v+1é"] = b"as it was"
+    stub.objects["b/manifest"] = "\n".join(map(json.dumps, rows)).encode()
+
+    async def make(client):
+        return await plan_augmented(client, MANIFEST, ["a-ref"])
+
+    async with run(stub, tmp_path, make_plan=make) as running:
+        assert await off_loop(read_all, running.fifo(0)) == b"as it was" + b"elsewhere" + b"new"
+        assert running.plan.buckets() == {"b", "other"}
+
+
+async def test_a_host_without_entries_gives_empty_epochs(run, stub, tmp_path):
+    """More hosts than objects is legal (contract §3.3): its FIFOs end at once, proven."""
+    fill(stub, [10])
+    make = planner("S3Prefix", Arrangement(shard=Shard(1, 2)))
+    async with run(stub, tmp_path, make_plan=make) as running:
+        for epoch in range(2):
+            assert await off_loop(read_all, running.fifo(epoch)) == b""
+        await eventually(lambda: len(running.verdicts) == 2)
+        assert [trailer.verdict for trailer in running.verdicts] == ["complete"] * 2

@@ -1,0 +1,140 @@
+"""Large prefixes: listed folder by folder, many at a time, and the same as in turn."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from botocore.utils import parse_timestamp
+
+from streamer.errors import BadAnswer, Denied
+from streamer.plan import S3Uri
+from streamer.source import listing
+from streamer.source.listing import list_prefix, plan_prefix
+from streamer.source.session import _timestamp
+from tests.kit import stub as kit
+from tests.kit.harness import clients_of
+from tests.kit.stub import error
+
+pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
+
+
+@pytest.fixture
+def small_pages(monkeypatch):
+    """Ten keys a page instead of a thousand."""
+    monkeypatch.setattr(kit, "PAGE", 10)
+
+
+def keys_in(entries) -> list[str]:
+    return [item.key for (item,) in entries]
+
+
+def tree(seed: int) -> list[str]:
+    """Keys of uneven folders, with what sorts beside `/` among them."""
+    source = random.Random(seed)
+    names = ["a", "a.b", "a0", "b", "é", "z z", "a+b", "&"]
+    found = {"d/", "d/a/", "d/a/a/", "d//x", "d", "d.x", "dd/x"}
+    while len(found) < 900:
+        depth = source.choices([1, 2, 3], [1, 3, 6])[0]
+        found.add("/".join(["d", *source.choices(names, k=depth), f"{source.randrange(1000)}"]))
+    return sorted(found)
+
+
+@pytest.mark.usefixtures("small_pages")
+@pytest.mark.parametrize("prefix", ["d", "d/", "d/a", "d/a/", ""])
+async def test_folder_by_folder_is_the_same_as_in_turn(stub, prefix):
+    for key in tree(1):
+        stub.objects[f"b/{key}"] = b"" if key.endswith("/") else key.encode()
+    due = sorted((key for key in tree(1) if key.startswith(prefix) and not key.endswith("/")), key=str.encode)
+    async with clients_of(stub) as clients:
+        found = await list_prefix(clients.control, S3Uri("b", prefix))
+    assert keys_in(found) == due
+    assert [item.size for (item,) in found] == [len(key.encode()) for key in due]
+    assert stub.delimited
+
+
+@pytest.mark.usefixtures("small_pages")
+async def test_folders_are_listed_side_by_side(stub):
+    """Five answers that wait for one another."""
+    stub.objects |= {f"b/d/{number % 5}/{number}": b"1" for number in range(200)}
+    stub.together = {f"list d/{number}/" for number in range(5)}
+    async with clients_of(stub) as clients:
+        assert len(await list_prefix(clients.control, S3Uri("b", "d/"))) == 200
+
+
+@pytest.mark.usefixtures("small_pages")
+async def test_a_flat_prefix_is_listed_in_turn(stub):
+    """The pages taken before folders were looked for are all that is asked for twice."""
+    keys = [f"d/{number:04}" for number in range(205)]
+    stub.objects |= {f"b/{key}": b"1" for key in keys}
+    async with clients_of(stub) as clients:
+        assert keys_in(await list_prefix(clients.control, S3Uri("b", "d/"))) == keys
+    assert (stub.delimited, len(stub.listings)) == (21, 25)
+
+
+@pytest.mark.usefixtures("small_pages")
+async def test_a_small_prefix_costs_no_further_request(stub):
+    stub.objects |= {f"b/d/{number}/x": b"1" for number in range(40)}
+    async with clients_of(stub) as clients:
+        assert len(await list_prefix(clients.control, S3Uri("b", "d/"))) == 40
+    assert (stub.delimited, len(stub.listings)) == (0, 4)
+
+
+@pytest.mark.usefixtures("small_pages")
+async def test_very_many_folders_are_not_gone_into(stub, monkeypatch):
+    """They would cost a request each; those begun are given up."""
+    monkeypatch.setattr(listing, "MOST_FOLDERS", 15)
+    stub.objects |= {f"b/d/{number:03}/x": b"1" for number in range(120)}
+    async with clients_of(stub) as clients:
+        assert len(await list_prefix(clients.control, S3Uri("b", "d/"))) == 120
+    assert stub.delimited == 2
+    assert 12 + 2 <= len(stub.listings) <= 12 + 2 + 15
+
+
+@pytest.mark.usefixtures("small_pages")
+async def test_an_error_in_one_folder_is_the_error(stub, monkeypatch):
+    """One of ours, not a group; what the other folders were doing ends with it."""
+    stub.objects |= {f"b/d/{number % 5}/{number}": b"1" for number in range(200)}
+    listed = kit.S3Stub._list
+
+    async def refusing(self, request, bucket):
+        if request.query.get("prefix") == "d/3/":
+            return error(403, "AccessDenied")
+        return await listed(self, request, bucket)
+
+    monkeypatch.setattr(kit.S3Stub, "_list", refusing)
+    async with clients_of(stub) as clients:
+        with pytest.raises(Denied, match="s3://b/d/3/"):
+            await plan_prefix(clients.control, S3Uri("b", "d/"))
+
+
+async def test_a_listing_that_does_not_advance_is_an_error(stub, monkeypatch):
+    """Truncated without a token would else look like a shorter listing."""
+    stub.objects["b/d/x"] = b"1"
+    listed = kit.S3Stub._list
+
+    async def stuck(self, request, bucket):
+        answer = await listed(self, request, bucket)
+        answer.text = answer.text.replace("false", "true")
+        return answer
+
+    monkeypatch.setattr(kit.S3Stub, "_list", stuck)
+    async with clients_of(stub) as clients:
+        with pytest.raises(BadAnswer, match="does not advance"):
+            await list_prefix(clients.control, S3Uri("b", "d/"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "2026-11-21T07:12:00.000Z",
+        "2026-11-21T07:12:00+01:00",
+        "Sat, 21 Nov 2026 07:12:00 GMT",
+        "1795245120",
+        1795245120.5,
+    ],
+)
+def test_timestamps_are_those_of_botocore(text):
+    """The faster way agrees with botocore's where it applies and gives way where it does not."""
+    assert _timestamp(text) == parse_timestamp(text)
+    assert _timestamp(text).utcoffset() == parse_timestamp(text).utcoffset()

@@ -1,0 +1,170 @@
+"""SageMaker's own documents as job files, and our lists of keys against the API's public model."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import botocore.session
+import pytest
+import yaml
+
+from sidecar.config import Job, load_job
+from sidecar.request import (
+    AlgorithmSpecification,
+    ChannelConfig,
+    DataSource,
+    InstanceGroup,
+    ResourceConfig,
+    S3DataSource,
+    ShuffleConfig,
+)
+from streamer.errors import ConfigError
+
+REQUEST = {
+    "TrainingJobName": "ranker-2024-05-01-10-00-00-123",
+    "HyperParameters": {"sagemaker_program": '"train.py"', "epochs": "3"},
+    "AlgorithmSpecification": {
+        "TrainingImage": "123456789012.dkr.ecr.eu-west-1.amazonaws.com/ranker:1",
+        "TrainingInputMode": "Pipe",
+        "EnableSageMakerMetricsTimeSeries": True,
+        "MetricDefinitions": [{"Name": "loss", "Regex": "loss=([0-9.]+)"}],
+    },
+    "RoleArn": "arn:aws:iam::123456789012:role/training",
+    "InputDataConfig": [
+        {
+            "ChannelName": "train",
+            "DataSource": {
+                "S3DataSource": {
+                    "S3DataType": "S3Prefix",
+                    "S3Uri": "s3://my-bucket/train/",
+                    "S3DataDistributionType": "FullyReplicated",
+                }
+            },
+            "ContentType": "application/x-recordio",
+            "CompressionType": "None",
+            "RecordWrapperType": "None",
+            "InputMode": "Pipe",
+        },
+        {
+            "ChannelName": "vocabulary",
+            "DataSource": {
+                "S3DataSource": {
+                    "S3DataType": "S3Prefix",
+                    "S3Uri": "s3://my-bucket/vocabulary/",
+                    "S3DataDistributionType": "FullyReplicated",
+                }
+            },
+            "InputMode": "File",
+        },
+    ],
+    "OutputDataConfig": {"S3OutputPath": "s3://my-bucket/out", "KmsKeyId": ""},
+    "ResourceConfig": {
+        "InstanceType": "ml.p4d.24xlarge",
+        "InstanceCount": 1,
+        "VolumeSizeInGB": 100,
+        "KeepAlivePeriodInSeconds": 600,
+    },
+    "VpcConfig": {"SecurityGroupIds": ["sg-1"], "Subnets": ["subnet-1"]},
+    "StoppingCondition": {"MaxRuntimeInSeconds": 86400},
+    "Tags": [{"Key": "team", "Value": "search"}],
+    "EnableNetworkIsolation": False,
+    "EnableInterContainerTrafficEncryption": False,
+    "EnableManagedSpotTraining": False,
+    "CheckpointConfig": {"S3Uri": "s3://my-bucket/checkpoints", "LocalPath": "/opt/ml/checkpoints"},
+    "DebugHookConfig": {"S3OutputPath": "s3://my-bucket/debug", "CollectionConfigurations": []},
+    "ProfilerConfig": {"S3OutputPath": "s3://my-bucket/profile", "DisableProfiler": False},
+    "Environment": {"NCCL_DEBUG": "INFO"},
+    "RetryStrategy": {"MaximumRetryAttempts": 2},
+}
+
+DESCRIBED = copy.deepcopy(REQUEST) | {
+    "TrainingJobArn": "arn:aws:sagemaker:eu-west-1:123456789012:training-job/ranker-2024-05-01-10-00-00-123",
+    "ModelArtifacts": {"S3ModelArtifacts": "s3://my-bucket/out/ranker/output/model.tar.gz"},
+    "TrainingJobStatus": "Completed",
+    "SecondaryStatus": "Completed",
+    "CreationTime": "2024-05-01T12:00:00.123000+02:00",
+    "TrainingStartTime": "2024-05-01T12:03:00.123000+02:00",
+    "TrainingEndTime": "2024-05-01T13:00:00.123000+02:00",
+    "LastModifiedTime": "2024-05-01T13:00:00.123000+02:00",
+    "SecondaryStatusTransitions": [
+        {
+            "Status": "Starting",
+            "StartTime": "2024-05-01T12:00:00.123000+02:00",
+            "EndTime": "2024-05-01T12:01:00.123000+02:00",
+            "StatusMessage": "Preparing the instances for training",
+        }
+    ],
+    "FinalMetricDataList": [{"MetricName": "loss", "Value": 0.1, "Timestamp": 1714561200.0}],
+    "TrainingTimeInSeconds": 3420,
+    "BillableTimeInSeconds": 3420,
+    "ProfilingStatus": "Enabled",
+    "WarmPoolStatus": {"Status": "Available", "ResourceRetainedBillableTimeInSeconds": 10},
+}
+
+
+@pytest.mark.parametrize("dump", [json.dumps, yaml.safe_dump], ids=["json", "yaml"])
+@pytest.mark.parametrize("document", [REQUEST, DESCRIBED], ids=["request", "described"])
+def test_a_whole_training_job_is_a_job_file(tmp_path, document, dump):
+    (tmp_path / "job").write_text(dump(document))
+    job = load_job(tmp_path / "job")
+    assert [channel.channel_name for channel in job.channels("Pipe")] == ["train"]
+    assert [channel.channel_name for channel in job.channels("File")] == ["vocabulary"]
+    assert job.resource_config.instance_type == "ml.p4d.24xlarge"
+    assert job.training_job_arn == document.get("TrainingJobArn")
+
+
+def test_bare_timestamps_of_yaml_are_no_obstacle(tmp_path):
+    text = (
+        yaml.safe_dump(REQUEST)
+        + "CreationTime: 2024-05-01T12:00:00.123000+02:00\nTrainingEndTime: 2024-05-01\n"
+    )
+    (tmp_path / "job").write_text(text)
+    load_job(tmp_path / "job")
+
+
+@pytest.mark.parametrize(
+    ("place", "key", "words"),
+    [
+        ((), "RoleArm", "did you mean RoleArn?"),
+        ((), "VolumeSizeInGB", "it belongs in ResourceConfig"),
+        (("ResourceConfig",), "InstanceCont", "did you mean InstanceCount?"),
+        (("AlgorithmSpecification",), "RoleArn", "it belongs in the top level"),
+        (("InputDataConfig", 0, "DataSource", "S3DataSource"), "Nonsense", "remove it"),
+    ],
+)
+def test_no_key_is_dropped_that_is_not_on_the_list(tmp_path, place, key, words):
+    document = copy.deepcopy(DESCRIBED)
+    section = document
+    for step in place:
+        section = section[step]
+    section[key] = "x"
+    (tmp_path / "job").write_text(json.dumps(document))
+    with pytest.raises(ConfigError) as caught:
+        load_job(tmp_path / "job")
+    assert words in str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def api():
+    return botocore.session.Session().get_service_model("sagemaker")
+
+
+@pytest.mark.parametrize(
+    ("model", "shapes", "ours"),
+    [
+        (Job, ["CreateTrainingJobRequest", "DescribeTrainingJobResponse"], {"Penstock", "ResponseMetadata"}),
+        (AlgorithmSpecification, ["AlgorithmSpecification"], set()),
+        (ResourceConfig, ["ResourceConfig"], set()),
+        (InstanceGroup, ["InstanceGroup"], set()),
+        (ChannelConfig, ["Channel"], set()),
+        (DataSource, ["DataSource"], set()),
+        (S3DataSource, ["S3DataSource"], set()),
+        (ShuffleConfig, ["ShuffleConfig"], set()),
+    ],
+)
+def test_every_key_of_the_api_is_carried_out_or_on_the_list(api, model, shapes, ours):
+    fields = {field.alias for field in model.model_fields.values()}
+    assert not fields & model.ignored
+    theirs = {key for shape in shapes for key in api.shape_for(shape).members}
+    assert fields | model.ignored == theirs | ours

@@ -1,0 +1,72 @@
+"""What a FIFO holds, written straight from the contract and docs/semantics.md; slow, short, and apart
+from the code that it judges. `store` is S3: contents by URI."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from math import ceil, isqrt
+
+
+def rows(kind, store, uri, attributes=()):
+    """Every entry's payloads, in plan order (contract §3.1, §4)."""
+    if kind == "S3Prefix":
+        keys = [key for key in store if key.startswith(uri) and not (key.endswith("/") and not store[key])]
+        return [[store[key]] for key in sorted(keys, key=str.encode)]
+    if kind == "ManifestFile":
+        first, *names = json.loads(store[uri])
+        return [[store[first["prefix"] + name]] for name in names]
+    found = []
+    for line in store[uri].decode().split("\n"):
+        if line.strip():
+            values = json.loads(line)
+            found.append([payload(store, name, values[name]) for name in attributes])
+    return found
+
+
+def payload(store, name, value):
+    if name.endswith("-ref"):
+        return store[value]
+    return (value if isinstance(value, str) else json.dumps(value)).encode()
+
+
+def record(body):
+    """Contract §5.1: one part, whatever is in it."""
+    return struct.pack("<II", 0xCED7230A, len(body)) + body + bytes(-len(body) % 4)
+
+
+def permutation(n, seed, epoch):
+    """docs/semantics.md, Shuffle: the entry at each position."""
+    a = isqrt(n - 1) + 1 if n else 1
+    b = ceil(n / a)
+
+    def add(number, digit, base):
+        digest = hashlib.shake_256(f"penstock shuffle 1 {seed} {epoch} {number}".encode()).digest(
+            8 * digit + 8
+        )
+        return int.from_bytes(digest[8 * digit :], "little") % base
+
+    def image(x):
+        left, right = divmod(x, b)
+        for number in (0, 2, 4):
+            left = (left + add(number, right, a)) % a
+            right = (right + add(number + 1, left, b)) % b
+        x = left * b + right
+        return x if x < n else image(x)
+
+    return [image(position) for position in range(n)]
+
+
+def stream(found, *, epoch, wrap=False, seed=None, host=0, hosts=1, by="count"):
+    """The bytes of `<channel>_<epoch>` on one host: shuffle, then shard, then wrap (contract §3.2, §3.3)."""
+    order = range(len(found)) if seed is None else permutation(len(found), seed, epoch)
+    entries = [b"".join(record(item) if wrap else item for item in found[index]) for index in order]
+    if by == "count":
+        return b"".join(entries[host::hosts])
+    loads, shares = [0] * hosts, [b""] * hosts
+    for entry in entries:
+        lightest = loads.index(min(loads))
+        loads[lightest] += max(1, len(entry))
+        shares[lightest] += entry
+    return shares[host]
