@@ -23,6 +23,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from benchmarks.dataset import MIB, DataSet, Shape
 from benchmarks.netns import own_network
@@ -30,6 +31,7 @@ from benchmarks.origin import Origin, missing, running_origin
 
 SHAPE = Shape("proof", 1, 16, 256 * MIB)
 NOBODY = 65534
+AS_NOBODY: dict[str, Any] = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ def anybody_can_run() -> bool:
     if os.geteuid() != 0:
         return False
     try:
-        return subprocess.run([sys.executable, "-c", ""], user=NOBODY, check=False).returncode == 0
+        return subprocess.run([sys.executable, "-c", ""], check=False, **AS_NOBODY).returncode == 0
     except PermissionError:
         print("left out: another user cannot run this Python", flush=True)
         return False
@@ -78,9 +80,9 @@ def run(case: Case, origin: Origin) -> str:
         "AWS_CA_BUNDLE": origin.ca_bundle,
         "HOME": "/nonexistent",
     }
-    user = NOBODY if case.user.startswith("nobody") else None
+    user = AS_NOBODY if case.user.startswith("nobody") else {}
     digest = hashlib.sha256()
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, user=user) as child:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, **user) as child:
         if child.stdout is None:
             raise RuntimeError("no pipe")
         while data := child.stdout.read1(MIB):

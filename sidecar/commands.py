@@ -233,6 +233,8 @@ def _standard_output(on_gone: Callable[[], None]) -> Outlet:
         return FileOutlet(1)
     try:
         fd = os.open("/proc/self/fd/1", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except PermissionError:  # a pipe that another user made, as under sudo
+        fd = os.dup(1)
     except OSError as error:  # ENXIO: nobody has the read end any more
         raise ReaderGone("nobody reads standard output") from error
     return PipeOutlet(fd, on_gone=on_gone)

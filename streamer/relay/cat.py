@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING
 
 from streamer.relay.prefetch import Prefetcher
@@ -34,15 +35,14 @@ async def stream_once(
     failure: BaseException | None = None
     async with asyncio.TaskGroup() as requests:
         prefetcher = Prefetcher(plan, source, stages=stages, tally=tally, requests=requests, policy=policy)
-        outlet = open_outlet(prefetcher.wake)
         try:
-            prefetcher.activate(active=True)
-            prefetcher.allow(0)
-            await prefetcher.deliver(0, outlet)
+            with contextlib.closing(open_outlet(prefetcher.wake)) as outlet:
+                prefetcher.activate(active=True)
+                prefetcher.allow(0)
+                await prefetcher.deliver(0, outlet)
         except Exception as error:  # noqa: BLE001 - raised below, bare instead of in a group
             failure = error
         finally:
             prefetcher.close()
-            outlet.close()
     if failure is not None:
         raise failure
