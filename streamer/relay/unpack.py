@@ -106,6 +106,9 @@ class Unpacker:
             raise RuntimeError(f"byte {start} of {part.object.key} without those before it")
         inflater.feed(data)
         while pieces := await self._next(inflater, len(data)):
+            await asyncio.sleep(
+                0
+            )  # a little may be inflated here again and again: let others have their turn
             if self._spool is None:
                 await self._write(pieces)
             elif inflater.produced > LONGEST_RECORD:
