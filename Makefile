@@ -22,7 +22,7 @@ demo: .venv/.stamp-demo
 	@.venv/bin/python -m examples.demo $(DEMO)
 
 test: system-tools lint
-	.venv/bin/python -m pytest --durations=10 tests --ignore=tests/e2e
+	.venv/bin/python -m pytest --durations=10 --numprocesses=auto --dist=loadfile tests --ignore=tests/e2e
 	.venv/bin/python -m pytest --durations=10 tests/e2e
 
 lint: .venv/.stamp-dev

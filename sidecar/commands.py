@@ -116,17 +116,24 @@ async def execute(job: Job, flags: Flags, command: tuple[str, ...]) -> int:
 
 async def _run_trainer(supervisor: Supervisor, command: tuple[str, ...], environment: dict[str, str]) -> int:
     """The child's exit code as a shell gives it: 128 + n if signal n ended it."""
-    try:
-        # Under a terminal the child must stay in its process group, for Ctrl-C and for reading from it.
-        own_group = not _in_foreground()
-        child = await asyncio.create_subprocess_exec(*command, env=environment, start_new_session=own_group)
-    except FileNotFoundError:
-        log.error("no such command", command=command[0])
-        return Exit.NOT_FOUND
-    except OSError as error:
-        raise SinkError(f"cannot run {command[0]}: {error.strerror}") from error
-    send = partial(_send, child, own_group=own_group)
+    early: list[signal.Signals] = []
+    send: Callable[[signal.Signals], None] = early.append
+    # From before it exists: a signal that ended us now would leave the child behind.
     with handled(FORWARDED, lambda number: _forward(send, number)):
+        try:
+            # Under a terminal the child must stay in its process group, for Ctrl-C and for reading from it.
+            own_group = not _in_foreground()
+            child = await asyncio.create_subprocess_exec(
+                *command, env=environment, start_new_session=own_group
+            )
+        except FileNotFoundError:
+            log.error("no such command", command=command[0])
+            return Exit.NOT_FOUND
+        except OSError as error:
+            raise SinkError(f"cannot run {command[0]}: {error.strerror}") from error
+        send = partial(_send, child, own_group=own_group)
+        for number in early:
+            send(number)
         async with asyncio.TaskGroup() as race:
             failed = race.create_task(supervisor.failed.wait())
             ended = race.create_task(child.wait())

@@ -10,15 +10,27 @@ from streamer.source.listing import plan_prefix
 from streamer.source.manifests import plan_augmented, plan_manifest
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from sidecar.identity import Hosts
     from sidecar.request import ChannelConfig
     from streamer.plan import Plan
+    from streamer.source.heads import Heads
 
 
 async def plan_channel(
-    client: Any, channel: ChannelConfig, hosts: Hosts, *, shard_by: Literal["objects", "bytes"]
+    client: Any,
+    channel: ChannelConfig,
+    hosts: Hosts,
+    *,
+    shard_by: Literal["objects", "bytes"],
+    heads: Heads,
+    progress: Callable[[int], None],
 ) -> Plan:
-    """What the channel streams on this host, as S3 has it now. Raises SourceError, ConfigError."""
+    """What the channel streams on this host, as S3 has it now. Raises SourceError, ConfigError.
+
+    `progress` is told how many entries are known so far, often.
+    """
     source = channel.source
     arrangement = Arrangement(
         wrap=channel.record_wrapper_type == "RecordIO",
@@ -28,8 +40,10 @@ async def plan_channel(
     )
     match source.s3_data_type:
         case "S3Prefix":
-            return await plan_prefix(client, source.uri, arrangement)
+            return await plan_prefix(client, source.uri, arrangement, progress=progress)
         case "ManifestFile":
-            return await plan_manifest(client, source.uri, arrangement)
+            return await plan_manifest(client, source.uri, arrangement, heads=heads, progress=progress)
         case "AugmentedManifestFile":
-            return await plan_augmented(client, source.uri, source.attribute_names, arrangement)
+            return await plan_augmented(
+                client, source.uri, source.attribute_names, arrangement, heads=heads, progress=progress
+            )

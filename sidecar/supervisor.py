@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import time
 from typing import TYPE_CHECKING
 
 from sidecar.admin import serve_admin
@@ -31,6 +32,7 @@ from streamer.relay.channel import Channel
 from streamer.relay.pace import MOST_LANES
 from streamer.relay.retry import RetryPolicy
 from streamer.relay.transport import Transport, open_transport
+from streamer.source.heads import open_heads
 from streamer.source.portable import PortableSource
 from streamer.source.session import open_clients
 from streamer.units import human_bytes
@@ -49,6 +51,10 @@ if TYPE_CHECKING:
 
 DOWNLOAD_WORKERS = 32
 """Parts of File channels that are fetched at once, as far as the budget goes."""
+
+
+PROGRESS_EVERY = 10.0
+"""Seconds between log lines while a plan is being made."""
 
 
 class Stop(Exception):
@@ -219,18 +225,31 @@ class Supervisor:
         async def make(channel: ChannelConfig) -> None:
             name = channel.channel_name
             found = plans[name] = await plan_channel(
-                clients.control, channel, self.hosts, shard_by=self.job.penstock.shard_by
+                clients.control,
+                channel,
+                self.hosts,
+                shard_by=self.job.penstock.shard_by,
+                heads=heads,
+                progress=_Progress(name),
             )
+            # Some seconds for a million entries.
+            objects, total, digest = await asyncio.to_thread(_summed_up, found)
             log.info(
                 "planned",
                 channel=name,
                 source=str(channel.source.uri),
-                objects=found.objects(0),
-                bytes=found.total_bytes(0),
-                digest=found.digest[:16],
+                objects=objects,
+                bytes=total,
+                digest=digest[:16],
             )
 
-        async with asyncio.TaskGroup() as group:
+        penstock = self.job.penstock
+        async with (
+            open_heads(
+                clients, give_up_after=penstock.give_up_after, portable=penstock.transport == "portable"
+            ) as heads,
+            asyncio.TaskGroup() as group,
+        ):
             for channel in self.job.input_data_config:
                 group.create_task(make(channel))
         return {channel.channel_name: plans[channel.channel_name] for channel in self.job.input_data_config}
@@ -260,3 +279,22 @@ class Supervisor:
         )
         if trailer.verdict == "failed":
             self.failed.set()
+
+
+class _Progress:
+    """Logs how far the plan of one channel is, if it takes long."""
+
+    def __init__(self, channel: str) -> None:
+        self._channel = channel
+        self._told = time.monotonic()
+
+    def __call__(self, count: int) -> None:
+        now = time.monotonic()
+        if now - self._told >= PROGRESS_EVERY:
+            self._told = now
+            log.info("planning", channel=self._channel, entries=count)
+
+
+def _summed_up(plan: Plan) -> tuple[int, int, str]:
+    """Objects and bytes of the first epoch, and the digest; the plan remembers them."""
+    return plan.objects(0), plan.total_bytes(0), plan.digest

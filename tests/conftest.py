@@ -7,6 +7,7 @@ import gc
 import os
 import threading
 
+import hypothesis
 import pytest
 import stamina.instrumentation
 import uvloop
@@ -18,6 +19,10 @@ from tests.kit.stub import StubThread
 def pytest_asyncio_loop_factories(config, item):
     return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
+
+# Nothing here asserts how long anything takes; machines are slow at times.
+hypothesis.settings.register_profile("patient", deadline=None)
+hypothesis.settings.load_profile("patient")
 
 # As the service does: the default hooks log and count every retry a second time.
 stamina.instrumentation.set_on_retry_hooks([])
@@ -95,7 +100,8 @@ def no_blocking():
         for function in watch.functions.values():
             function.can_block_in("streamer/source/session.py", {"open_clients"})
             function.can_block_in("streamer/source/listing.py", {"_page"})
-            function.can_block_in("streamer/source/manifests.py", {"_head", "_read"})
+            function.can_block_in("streamer/source/manifests.py", {"_read"})
+            function.can_block_in("streamer/source/heads.py", {"find", "_http"})
             # /proc is no disk; and this socket is non-blocking, which os.read does not show.
             function.can_block_in("streamer/relay/pipes.py", {"pipe_allowance", "_read_into_memory"})
             # A trailer is one small file, written and read (here, by tests) whole.

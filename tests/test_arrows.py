@@ -38,7 +38,7 @@ FOREIGN = {
     "pydantic": {"sidecar"},
     "tensorflow": {"streamer.readers"},
     "numpy": {"streamer.readers"},
-    "stamina": {"streamer.relay", "sidecar"},
+    "stamina": {"streamer.relay", "streamer.source", "sidecar"},
     "isal": {"streamer.relay"},
     "backports": {"streamer.relay"},
 }

@@ -9,6 +9,7 @@ import importlib
 import inspect
 import itertools
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -41,6 +42,7 @@ PAGES = sorted(
         *ROOT.glob("docs/**/*.md"),
         ROOT / "examples/README.md",
         ROOT / "dashboards/README.md",
+        ROOT / "compat/sagemaker_tensorflow/README.md",
     ]
 )
 DOCS = ROOT / "docs"
@@ -272,7 +274,8 @@ def job_files():
     return [
         pytest.param(body, id=f"{page.name}-{number}")
         for page in PAGES
-        for number, body in enumerate(blocks(page, "yaml"))
+        for number, body in enumerate(blocks(page, "yaml") + blocks(page, "json"))
+        if "InputDataConfig" in body or body in blocks(page, "yaml")
     ]
 
 
@@ -281,6 +284,28 @@ def test_every_job_file_shown_is_accepted(tmp_path, body):
     assert "InputDataConfig" in body
     (tmp_path / "job.yaml").write_text(body)
     load_job(tmp_path / "job.yaml")
+
+
+def test_the_pod_shown_runs_commands_that_exist():
+    """The sidecar comes before the trainer, which waits for its probe, and both share /opt/ml."""
+    (body,) = blocks(DOCS / "migrating-from-sagemaker.md", "yml")
+    spec = yaml.safe_load(body)["spec"]["template"]["spec"]
+    (serving,), (trainer,) = spec["initContainers"], spec["containers"]
+    probe = serving["startupProbe"]["exec"]["command"]
+    assert probe[0] == "penstock"
+    for words in (serving["args"], probe[1:]):
+        with cli.make_context("penstock", list(words)) as context:
+            _, command, rest = cli.resolve_command(context, list(words))
+            command.make_context(words[0], rest, parent=context).close()
+    assert serving["restartPolicy"] == "Always"
+    volumes = {volume["name"] for volume in spec["volumes"]}
+    for container in (serving, trainer):
+        mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+        assert mounts["/opt/ml"] == "ml"
+        assert set(mounts.values()) <= volumes
+    assert serving["args"][-1].startswith("/etc/penstock/")
+    (environment,) = re.findall(r"\. (\S+)", trainer["command"][-1])
+    assert environment == os.path.join(Layout("/opt/ml").config, "penstock.env")
 
 
 def shell_commands():
@@ -306,8 +331,9 @@ def test_every_command_line_shown_is_understood(words):
         name, command, rest = cli.resolve_command(context, list(words))
         with command.make_context(name, rest, parent=context) as parsed:
             if name == "exec":
-                assert parsed.params["path"] == "job.yaml"
-                assert list(parsed.params["command"]) == words[words.index("job.yaml") + 1 :]
+                path = parsed.params["path"]
+                assert path in {"job.yaml", "job.json"}
+                assert list(parsed.params["command"]) == words[words.index(path) + 1 :][-len(parsed.params["command"]) :]
 
 
 @each_page()
@@ -421,3 +447,17 @@ def test_every_promise_names_its_test():
     promises = [each for each in page.split("\n\n") if each.startswith("**")]
     assert len(promises) > 20
     assert [each for each in promises if not re.search(r"^Tests?: `tests/", each, re.MULTILINE)] == []
+
+
+def test_every_row_of_the_contract_has_a_test_or_says_that_it_has_none():
+    rows = table(DOCS / "contract.md", "Contract", "Penstock", "Held by")
+    assert len(rows) > 60
+    for contract, decision, held in rows:
+        assert contract, held
+        assert decision, held
+        assert re.fullmatch(r"`tests/[\w/]+\.py::\w+`(, `tests/[\w/]+\.py::\w+`)*|(no test|open): .+", held), held
+
+
+def test_every_section_of_the_contract_has_its_rows():
+    heads = re.findall(r"^## (\d)\. ", prose(DOCS / "contract.md"), re.MULTILINE)
+    assert heads == ["1", "2", "3", "4", "5", "6", "7"]

@@ -64,9 +64,11 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
     The arguments are the incumbent's (contract §6.1). `record_format`: 'RecordIO', 'TFRecord' or
     'TextLine'. `state_dir`, `pipe_dir`, `config_dir` default to `pipe_state`, `input/data` and
     `input/config` below `$SAGEMAKER_BASE_DIR` (default /opt/ml). `benchmark` prints time and throughput of
-    an iterator when it is over; `benchmark_records_interval`, if not 0, prints time and bytes about every
-    so many records, at the end of a block. `max_corrupted_records_to_skip`, for TFRecord only: how many
-    records in a row may fail their data CRC and be left out.
+    an iterator when it is over; `benchmark_records_interval`, if not 0, prints the number of records at
+    every multiple of it, with the time and bytes since the last such lines (the incumbent prints those of
+    the one record). Records come in blocks, so a block's time is divided equally among its records.
+    `max_corrupted_records_to_skip`, for TFRecord only: how many records in a row may fail their data CRC
+    and be left out.
 
     Raises PipeModeDatasetException (a ChannelError) if the channel is unknown or is not a Pipe channel, or
     the skip has no meaning; `tf.errors.InvalidArgumentError` for an unknown format; ChannelError if the
@@ -123,6 +125,19 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
     @property
     def element_spec(self) -> tf.TensorSpec:
         return self._dataset.element_spec
+
+    @property
+    def output_classes(self) -> Any:
+        """As the incumbent has it, from TensorFlow 1; so have the next two."""
+        return tf.Tensor
+
+    @property
+    def output_shapes(self) -> tf.TensorShape:
+        return tf.TensorShape([])
+
+    @property
+    def output_types(self) -> tf.DType:
+        return tf.string
 
 
 def _options() -> tf.data.Options:
@@ -214,7 +229,8 @@ class _Meter:
         self._records = 0
         self._bytes = 0
         self._nanoseconds = 0
-        self._reported = (0, 0, 0)
+        self._reported = (0, 0)
+        """Bytes and nanoseconds up to the last lines."""
 
     def measure(self, batches: Iterator[list[bytes]]) -> Iterator[list[bytes]]:
         """Pass `batches` on; print the totals when they end, or are no longer wanted."""
@@ -230,15 +246,24 @@ class _Meter:
             self._total()
 
     def _count(self, batch: list[bytes], nanoseconds: int) -> None:
+        if self._interval:
+            self._report(batch, nanoseconds)
         self._records += len(batch)
         self._bytes += sum(map(len, batch))
         self._nanoseconds += nanoseconds
-        records, size, spent = self._reported
-        if self._interval and self._records // self._interval > records // self._interval:
-            self._say("records", self._records)
-            self._say("records read_time_ns", self._nanoseconds - spent)
-            self._say("records read_bytes", self._bytes - size)
-            self._reported = (self._records, self._bytes, self._nanoseconds)
+
+    def _report(self, batch: list[bytes], nanoseconds: int) -> None:
+        """Say every multiple of the interval that this batch reaches."""
+        start = 0
+        size, spent = self._bytes, self._nanoseconds
+        for stop in range(self._interval - self._records % self._interval, len(batch) + 1, self._interval):
+            size += sum(map(len, batch[start:stop]))
+            spent = self._nanoseconds + nanoseconds * stop // len(batch)
+            self._say("records", self._records + stop)
+            self._say("records read_time_ns", spent - self._reported[1])
+            self._say("records read_bytes", size - self._reported[0])
+            self._reported = (size, spent)
+            start = stop
 
     def _total(self) -> None:
         if not self._benchmark:

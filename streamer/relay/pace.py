@@ -73,7 +73,7 @@ class Pace:
         self._hold_until = 0.0
         self._goal = 0
         """The limit before a storm of SlowDown, to return to; 0 in good weather."""
-        self._slowed_at = 0.0
+        self._slowed_at = float("-inf")
         self._first_byte = 0.0
         """Seconds, as of late."""
         self._least_first_byte = float("inf")

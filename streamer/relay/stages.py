@@ -280,7 +280,8 @@ class MemoryStages:
         return share.pace.part_size(min(share.floor, share.quota // share.lanes))
 
     def room(self, part: Part) -> int:
-        return -(-len(part) // self._unit) * self._unit
+        """What its body takes; literals (64 KiB at most) do not count beside it."""
+        return -(-(part.body or len(part)) // self._unit) * self._unit
 
     def make(self, part: Part, *, on_change: Callable[[], None], first_byte: Durations) -> Stage:
         return MemoryStage(part, self._pool, on_change=on_change, first_byte=first_byte)

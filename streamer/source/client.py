@@ -1,19 +1,20 @@
-"""Ranged GETs by a client of our own, made for nothing else.
+"""Ranged GETs by a client of our own, and what HEADs (`heads`) share with them.
 
     kernel splice   plain HTTP into pipes: bodies never enter this process
     copying         TLS, or bytes that must be seen: read into the receiver's memory, once
 
-The request is signed and sent on a lane; the body is moved by one of `exchange`'s two ways. Whatever this
-client is not made for (redirects, chunked bodies) is handed to the portable transport, part by part, so
-all answer for the same bytes by the same rules.
+`HttpClient` sends a signed request on a lane; the body is moved by one of `exchange`'s two ways. Whatever
+this client is not made for (redirects, chunked bodies) is handed to the portable transport, part by part,
+so all answer for the same bytes by the same rules.
 """
 
 from __future__ import annotations
 
 import re
 import ssl
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol, TypeVar
 from urllib.request import getproxies, proxy_bypass
 
 from botocore import UNSIGNED
@@ -51,6 +52,75 @@ def why_not_splice(endpoint_url: str) -> str | None:
     return None
 
 
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Answering(Protocol[T_co]):
+    """What reads one answer on one lane; see `exchange`."""
+
+    @property
+    def heard(self) -> bool:
+        """Whether any byte of an answer has come."""
+
+    @property
+    def keep_alive(self) -> bool:
+        """Whether the lane may be used again, once `run` has returned."""
+
+    async def run(self) -> T_co:
+        """Read it all."""
+
+
+class HttpClient:
+    """Requests on lanes: one at a time on each, idle ones kept, by host."""
+
+    def __init__(self, tls: ssl.SSLContext | None) -> None:
+        """`tls`: how to trust a TLS endpoint."""
+        self._tls = tls
+        self._pools: dict[tuple[str, int], LanePool] = {}
+
+    def close(self) -> None:
+        """Close idle lanes; those in use close with the requests that use them."""
+        for pool in self._pools.values():
+            pool.close()
+
+    async def ask(
+        self,
+        place: Place,
+        where: Where,
+        request: Callable[[], Awaitable[bytes]],
+        answering: Callable[[Lane], Answering[T_co]],
+    ) -> T_co:
+        """One request; once more if an idle lane turns out to have been closed by the server.
+
+        Raises SourceError, and whatever the reading of the answer raises.
+        """
+        pool = self._pools.get((place.host, place.port))
+        if pool is None:
+            tls = self._tls if place.tls else None
+            pool = self._pools[place.host, place.port] = LanePool(place.host, place.port, tls=tls)
+        while True:
+            head = await request()
+            lane = await pool.take(where)
+            exchange = answering(lane)
+            reused, lane.requests = lane.requests > 0, lane.requests + 1
+            try:
+                _send(lane, head, where)
+                answer = await exchange.run()
+            except Transient:
+                lane.close()
+                if reused and not exchange.heard:
+                    continue  # it was closed as we took it; the request never reached anybody
+                raise
+            except BaseException:
+                lane.close()
+                raise
+            if exchange.keep_alive:
+                pool.give(lane)
+            else:
+                lane.close()
+            return answer
+
+
 class OwnSource:
     """A `RangeSource`. Its receivers must be `SpliceReceiver`s if it splices, else `CopyReceiver`s."""
 
@@ -67,35 +137,16 @@ class OwnSource:
         self._signer = signer
         self._fallback = fallback
         self._exchange: Any = SpliceExchange if splice else CopyExchange
-        self._tls = tls
-        self._pools: dict[tuple[str, int], LanePool] = {}
+        self._client = HttpClient(tls)
 
     def close(self) -> None:
         """Close idle lanes; those in use close with the fetches that use them."""
-        for pool in self._pools.values():
-            pool.close()
+        self._client.close()
 
     async def fetch(self, into: Receiver, *, attempt: int) -> None:
         part, first = into.part, into.part.start + into.received
         where = Where(part.object.bucket, part.object.key, first, attempt)
         place = await self._signer.place(part.object.bucket)
-        pool = self._pools.get((place.host, place.port))
-        if pool is None:
-            tls = self._tls if place.tls else None
-            pool = self._pools[place.host, place.port] = LanePool(place.host, place.port, tls=tls)
-        try:
-            refusal = await self._ask(pool, place, into, first, where)
-        except Unusual:
-            await self._fallback.fetch(into, attempt=attempt)
-            return
-        if refusal is not None:
-            raise _mapped(refusal, where)
-
-    async def _ask(
-        self, pool: LanePool, place: Place, into: Receiver, first: int, where: Where
-    ) -> Refusal | None:
-        """One request; once more if an idle lane turns out to have been closed by the server."""
-        part = into.part
 
         def check(head: Head) -> None:
             headers = head.headers
@@ -109,27 +160,20 @@ class OwnSource:
                 etag=headers.get("etag"),
             )
 
-        while True:
-            request = await self._signer.head(place, part, first)
-            lane = await pool.take(where)
-            exchange = self._exchange(lane, into, where, check=check)
-            reused, lane.requests = lane.requests > 0, lane.requests + 1
-            try:
-                _send(lane, request, where)
-                refusal: Refusal | None = await exchange.run()
-            except Transient:
-                lane.close()
-                if reused and not exchange.heard:
-                    continue  # it was closed as we took it; the request never reached anybody
-                raise
-            except BaseException:
-                lane.close()
-                raise
-            if exchange.keep_alive:
-                pool.give(lane)
-            else:
-                lane.close()
-            return refusal
+        def request() -> Awaitable[bytes]:
+            return self._signer.head(place, part, first)
+
+        def answering(lane: Lane) -> Answering[Refusal | None]:
+            exchange: Answering[Refusal | None] = self._exchange(lane, into, where, check=check)
+            return exchange
+
+        try:
+            refusal = await self._client.ask(place, where, request, answering)
+        except Unusual:
+            await self._fallback.fetch(into, attempt=attempt)
+            return
+        if refusal is not None:
+            raise _mapped(refusal, where)
 
 
 def _send(lane: Lane, request: bytes, where: Where) -> None:

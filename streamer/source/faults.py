@@ -48,6 +48,10 @@ _FIX = {
     "NoSuchBucket": "no such bucket",
     "NoSuchKey": "the object is gone",
     "AccessDenied": "access denied; the credentials need s3:ListBucket on the bucket and s3:GetObject in it",
+    # HEAD has no body, so its status stands for the code.
+    "404": "no such object",
+    "403": "access denied, or no such object (without s3:ListBucket, S3 does not tell); the credentials need "
+    "s3:GetObject and s3:ListBucket on the bucket",
     "InvalidAccessKeyId": "the access key id is unknown to this endpoint",
     "SignatureDoesNotMatch": "the signature is refused; check the secret key, the region and the endpoint",
     "ExpiredToken": "the session token has expired; renew the credentials",

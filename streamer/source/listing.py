@@ -26,7 +26,7 @@ from streamer.plan import Arrangement, Entries, ObjectRef, Plan, S3Uri, bare_eta
 from streamer.source.faults import first_error, map_errors
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
 
 LISTS = 16
 """Listing requests in flight for one prefix."""
@@ -39,11 +39,20 @@ MOST_FOLDERS = 256
 class _Lister:
     """One listing of one bucket."""
 
-    def __init__(self, client: Any, bucket: str, arrangement: Arrangement) -> None:
+    def __init__(
+        self,
+        client: Any,
+        bucket: str,
+        arrangement: Arrangement,
+        *,
+        progress: Callable[[int], None] | None,
+    ) -> None:
         self._client = client
         self._bucket = bucket
         self._arrangement = arrangement
         self._turns = asyncio.Semaphore(LISTS)
+        self._progress = progress
+        self._known = 0
 
     async def _page(self, prefix: str, **asked: str) -> dict[str, Any]:
         where = Where(self._bucket, prefix)
@@ -75,12 +84,18 @@ class _Lister:
             page = await self._page(prefix, **asked)
             for ref in self._refs(page):
                 entries.add(ref)
+            self._known += len(page.get("Contents", ()))
+            if self._progress is not None:
+                self._progress(self._known)
             if not page.get("IsTruncated"):
                 return entries
             asked = {"ContinuationToken": page["NextContinuationToken"]}
             pages += 1
-            if pages == PATIENCE and (found := await self._by_folders(prefix)) is not None:
-                return found
+            if pages == PATIENCE:
+                before = self._known
+                if (found := await self._by_folders(prefix)) is not None:
+                    return found
+                self._known = before
 
     async def _by_folders(self, prefix: str) -> Entries | None:
         """The same, folder by folder; None if there are too many for that."""
@@ -121,23 +136,37 @@ class _Lister:
             asked = {"ContinuationToken": page["NextContinuationToken"]}
 
 
-async def list_prefix(client: Any, uri: S3Uri, arrangement: Arrangement | None = None) -> Entries:
+async def list_prefix(
+    client: Any,
+    uri: S3Uri,
+    arrangement: Arrangement | None = None,
+    *,
+    progress: Callable[[int], None] | None = None,
+) -> Entries:
     """Every object whose key starts with `uri.key`, in the byte order of keys, without folder markers.
 
     Raises SourceError: Missing for an absent bucket, Denied, Transient once the client's own attempts
     are used up, BadAnswer for a listing that does not advance. ConfigError if an object cannot be wrapped.
+    `progress` is told about how many objects have been heard of, some of them twice.
     """
+    arrangement = arrangement or Arrangement()
     try:
-        found = await _Lister(client, uri.bucket, arrangement or Arrangement()).below(uri.key)
+        found = await _Lister(client, uri.bucket, arrangement, progress=progress).below(uri.key)
     except BaseExceptionGroup as errors:
         raise first_error(errors) from errors
-    return found.in_key_order()
+    return await asyncio.to_thread(found.in_key_order)  # a second for a million
 
 
-async def plan_prefix(client: Any, uri: S3Uri, arrangement: Arrangement | None = None) -> Plan:
+async def plan_prefix(
+    client: Any,
+    uri: S3Uri,
+    arrangement: Arrangement | None = None,
+    *,
+    progress: Callable[[int], None] | None = None,
+) -> Plan:
     """The plan of an `S3Prefix` channel. Raises as `list_prefix` does, and Missing if no object matches."""
     arrangement = arrangement or Arrangement()
-    entries = await list_prefix(client, uri, arrangement)
+    entries = await list_prefix(client, uri, arrangement, progress=progress)
     if not len(entries):
         raise Missing("no object matches this prefix; check S3Uri (a prefix is case-sensitive)", Where(*uri))
     plan = Plan.arranged(entries, arrangement)

@@ -1,13 +1,14 @@
 """Manifests: the entries of a channel named one by one (contract §4).
 
-    S3 ─ body, resumed where it breaks ─ gunzip, if its magic says so ─ scanner ─ HEADs, 64 at once ─ entries
+    S3 ─ body, resumed where it breaks ─ gunzip, if its magic says so ─ scanner ─ many HEADs ─ entries
 
 A manifest is never held whole: its text passes through as it arrives, and what stays is an entry of the
-plan. The HEADs that give size and ETag run side by side, within a bound, and in any order; entries are
-added in the manifest's. A manifest that cannot be read to its proven end is an error, for a truncated
-one might look like a shorter one.
+plan. The HEADs that give size and ETag (`heads`) run side by side and end in any order; entries are added in
+the manifest's. A row whose HEADs are slow holds back later ones, never their HEADs, until `ROWS` wait: then
+the manifest is read no further. A manifest that cannot be read to its proven end is an error, for a
+truncated one might look like a shorter one.
 
-The rules of the text itself are in `manifest_text`; here is what goes to S3.
+The rules of the text itself are in `manifest_text`.
 """
 
 from __future__ import annotations
@@ -18,33 +19,38 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Protocol
 
 from streamer.errors import BadAnswer, ConfigError, SourceError, Transient, Truncated, Where
-from streamer.plan import (
-    Arrangement,
-    Entries,
-    ObjectRef,
-    Plan,
-    S3Uri,
-    bare_etag,
-    parse_object_uri,
-    parse_s3_uri,
-)
+from streamer.plan import Arrangement, Entries, ObjectRef, Plan, S3Uri, parse_object_uri, parse_s3_uri
 from streamer.source.faults import first_error, map_errors
+from streamer.source.heads import PortableHeads
 from streamer.source.manifest_text import ArrayScanner, Gunzip, LineScanner
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator, Sequence
+    from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 
-HEADS = 64
-"""HEAD requests in flight."""
+    from streamer.source.heads import Heads
+
+    Progress = Callable[[int], None]
+    """Told how many entries there are so far, at each."""
+
+ROWS = 2048
+"""Rows, and objects in them, whose HEADs are awaited at one time."""
 ATTEMPTS = 5
 """Requests for the rest of a manifest whose body breaks off, without a byte of progress."""
 _PLAIN_READ = 256 * 1024
 
 
-async def plan_manifest(client: Any, uri: S3Uri, arrangement: Arrangement | None = None) -> Plan:
+async def plan_manifest(
+    client: Any,
+    uri: S3Uri,
+    arrangement: Arrangement | None = None,
+    *,
+    heads: Heads | None = None,
+    progress: Progress | None = None,
+) -> Plan:
     """The plan of a `ManifestFile` channel (contract §4.1): the objects in the manifest's order.
 
-    Raises ConfigError naming the position for a manifest that breaks a rule, SourceError otherwise.
+    `client` reads the manifest and `heads` finds what it names; without `heads`, `client` does. Raises
+    ConfigError naming the position for a manifest that breaks a rule, SourceError otherwise.
     """
     arrangement = arrangement or Arrangement()
     entries = arrangement.entries()
@@ -54,20 +60,26 @@ async def plan_manifest(client: Any, uri: S3Uri, arrangement: Arrangement | None
         for place, name in scanner.feed(text, last=last):
             yield _Row(place, [name])
 
-    await _fill(client, uri, entries, rows)
+    await _Filling(heads or PortableHeads(client), entries, progress).run(client, uri, rows)
     plan = Plan.arranged(entries, arrangement)
     plan.base = parse_s3_uri(scanner.prefix or "")
     return plan
 
 
 async def plan_augmented(
-    client: Any, uri: S3Uri, attributes: Sequence[str], arrangement: Arrangement | None = None
+    client: Any,
+    uri: S3Uri,
+    attributes: Sequence[str],
+    arrangement: Arrangement | None = None,
+    *,
+    heads: Heads | None = None,
+    progress: Progress | None = None,
 ) -> Plan:
     """The plan of an `AugmentedManifestFile` channel (contract §4.2): one entry a line.
 
     An entry is the listed attributes in the order of `attributes`: of one whose name ends in `-ref` the
-    object that it names, of any other its text. Raises ConfigError naming line and attribute for a
-    manifest that breaks a rule, SourceError otherwise.
+    object that it names, of any other its text. `heads` and `progress` as of `plan_manifest`. Raises
+    ConfigError naming line and attribute for a manifest that breaks a rule, SourceError otherwise.
     """
     if not attributes:
         raise ConfigError("AttributeNames is empty: list the attributes to stream, in order")
@@ -80,7 +92,7 @@ async def plan_augmented(
         for place, values in scanner.feed(text, last=last):
             yield _Row(place, values)
 
-    await _fill(client, uri, entries, rows)
+    await _Filling(heads or PortableHeads(client), entries, progress).run(client, uri, rows)
     return Plan.arranged(entries, arrangement)
 
 
@@ -104,22 +116,47 @@ class _Rows(Protocol):
     def __call__(self, text: bytes, *, last: bool) -> Iterator[_Row]: ...
 
 
-async def _fill(client: Any, uri: S3Uri, entries: Entries, rows: _Rows) -> None:
-    """Add an entry for every row of the manifest, with the HEADs of later rows under way meanwhile."""
-    pending: deque[_Row] = deque()
-    running = 0
+class _Filling:
+    """Adds an entry for every row of one manifest, with the HEADs of later rows under way meanwhile."""
 
-    async def take(row: _Row, group: asyncio.TaskGroup) -> None:
-        nonlocal running
-        running += _ask(client, row, group)
-        pending.append(row)
-        while max(running, len(pending)) > HEADS:
-            await settle()
+    def __init__(self, heads: Heads, entries: Entries, progress: Progress | None) -> None:
+        self._heads = heads
+        self._entries = entries
+        self._progress = progress
+        self._pending: deque[_Row] = deque()
+        self._running = 0
 
-    async def settle() -> None:
-        nonlocal running
-        row = pending.popleft()
-        running -= row.tasks
+    async def run(self, client: Any, uri: S3Uri, rows: _Rows) -> None:
+        """Raises ConfigError, SourceError."""
+        try:
+            async with asyncio.TaskGroup() as group, aclosing(_read(client, uri)) as body:
+                inflate = Gunzip(str(uri))
+                async for chunk in body:
+                    for text in inflate.feed(chunk):
+                        for row in rows(text, last=False):
+                            await self._take(row, group)
+                for row in rows(inflate.finish(), last=True):
+                    await self._take(row, group)
+                while self._pending:
+                    await self._settle()
+        except BaseExceptionGroup as errors:
+            raise first_error(errors) from errors
+        if not len(self._entries):
+            raise ConfigError(f"{uri} names no object; a manifest needs at least one entry")
+
+    async def _take(self, row: _Row, group: asyncio.TaskGroup) -> None:
+        row.items = [
+            group.create_task(self._find(item, row.place)) if isinstance(item, str) else item
+            for item in row.items
+        ]
+        self._running += row.tasks
+        self._pending.append(row)
+        while max(self._running, len(self._pending)) > ROWS:
+            await self._settle()
+
+    async def _settle(self) -> None:
+        row = self._pending.popleft()
+        self._running -= row.tasks
         found: list[ObjectRef | bytes] = []
         for item in row.items:
             if isinstance(item, asyncio.Task):
@@ -127,49 +164,22 @@ async def _fill(client: Any, uri: S3Uri, entries: Entries, rows: _Rows) -> None:
             elif isinstance(item, bytes):
                 found.append(item)
         try:
-            entries.add(*found)
+            self._entries.add(*found)
         except ConfigError as error:
             raise ConfigError(f"{row.place}: {error}") from error
+        if self._progress is not None:
+            self._progress(len(self._entries))
 
-    try:
-        async with asyncio.TaskGroup() as group, aclosing(_read(client, uri)) as body:
-            inflate = Gunzip(str(uri))
-            async for chunk in body:
-                for text in inflate.feed(chunk):
-                    for row in rows(text, last=False):
-                        await take(row, group)
-            for row in rows(inflate.finish(), last=True):
-                await take(row, group)
-            while pending:
-                await settle()
-    except BaseExceptionGroup as errors:
-        raise first_error(errors) from errors
-    if not len(entries):
-        raise ConfigError(f"{uri} names no object; a manifest needs at least one entry")
-
-
-def _ask(client: Any, row: _Row, group: asyncio.TaskGroup) -> int:
-    """Start the HEADs of a row; return how many."""
-    row.items = [
-        group.create_task(_head(client, item, row.place)) if isinstance(item, str) else item
-        for item in row.items
-    ]
-    return row.tasks
-
-
-async def _head(client: Any, uri: str, place: str) -> ObjectRef:
-    """Size and ETag of the object, or of the version that the URI asks for."""
-    try:
-        (bucket, key), version = parse_object_uri(uri)
-    except ConfigError as error:
-        raise ConfigError(f"{place}: {error}") from error
-    asked = {"VersionId": version} if version else {}
-    try:
-        with map_errors(Where(bucket, key)):
-            answer = await client.head_object(Bucket=bucket, Key=key, **asked)
-    except SourceError as error:
-        raise type(error)(f"{place}: {error.message}", error.where) from error
-    return ObjectRef(bucket, key, answer["ContentLength"], bare_etag(answer["ETag"]), version)
+    async def _find(self, uri: str, place: str) -> ObjectRef:
+        """The object, or the version that the URI asks for."""
+        try:
+            (bucket, key), version = parse_object_uri(uri)
+        except ConfigError as error:
+            raise ConfigError(f"{place}: {error}") from error
+        try:
+            return await self._heads.find(bucket, key, version)
+        except SourceError as error:
+            raise type(error)(f"{place}: {error.message}", error.where) from error
 
 
 async def _read(client: Any, uri: S3Uri) -> AsyncGenerator[bytes, None]:

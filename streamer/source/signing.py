@@ -1,4 +1,4 @@
-"""The head of a ranged GET as bytes.
+"""The heads of requests as bytes: of a ranged GET, and of a HEAD.
 
 Where a bucket is (virtual host or path, custom endpoint, region) is asked of botocore once per bucket,
 through a presigned URL that is never used. Credentials come frozen from the session before each request,
@@ -65,21 +65,27 @@ class RangeSigner:
 
     async def head(self, place: Place, part: Part, first: int) -> bytes:
         """The request for bytes `first` to `part.end` of the listed version. Raises Denied."""
-        path = place.prefix + quote(part.object.key, safe="/~")
-        version = part.object.version
+        ref = part.object
+        headers = {"Range": f"bytes={first}-{part.end - 1}", "If-Match": f'"{ref.etag}"', **self._headers}
+        return await self._request("GET", place, Where(ref.bucket, ref.key), headers, version=ref.version)
+
+    async def inquiry(self, place: Place, bucket: str, key: str, *, version: str | None) -> bytes:
+        """The request for size and ETag of the object, or of that version. Raises Denied."""
+        return await self._request("HEAD", place, Where(bucket, key), self._headers, version=version)
+
+    async def _request(
+        self, method: str, place: Place, where: Where, headers: dict[str, str], *, version: str | None
+    ) -> bytes:
+        path = place.prefix + quote(where.key or "", safe="/~")
         query = f"versionId={quote(version, safe='~')}" if version else ""
-        headers = {
-            "Range": f"bytes={first}-{part.end - 1}",
-            "If-Match": f'"{part.object.etag}"',
-            **self._headers,
-        }
         if not self._anonymous:
-            with map_errors(Where(part.object.bucket, part.object.key)):
+            with map_errors(where):
                 if self._credentials is None:
                     raise NoCredentialsError
                 frozen = await self._credentials.get_frozen_credentials()
-            headers = self._signer.sign(place.authority, path, query, headers, frozen)
+            headers = self._signer.sign(place.authority, path, query, headers, frozen, method=method)
         target = f"{path}?{query}" if query else path
-        lines = [f"GET {target} HTTP/1.1", f"Host: {place.authority}", f"User-Agent: penstock/{__version__}"]
+        agent = f"User-Agent: penstock/{__version__}"
+        lines = [f"{method} {target} HTTP/1.1", f"Host: {place.authority}", agent]
         lines += [f"{name}: {value}" for name, value in headers.items()]
         return ("\r\n".join(lines) + "\r\n\r\n").encode("ascii")

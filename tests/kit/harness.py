@@ -36,8 +36,9 @@ def fill(stub: S3Stub, sizes: list[int], *, prefix: str = "b/data/", seed: int =
 
 
 @contextlib.asynccontextmanager
-async def clients_of(stub: S3Stub) -> AsyncIterator[Clients]:
-    async with open_clients(Endpoint(url=stub.url, path_style=True), connections=8) as clients:
+async def clients_of(stub: S3Stub, **endpoint: Any) -> AsyncIterator[Clients]:
+    """`endpoint`: fields of `Endpoint` besides the stub's own."""
+    async with open_clients(Endpoint(url=stub.url, path_style=True, **endpoint), connections=8) as clients:
         yield clients
 
 
@@ -76,14 +77,16 @@ async def running_channel(
     transport: Wish = "portable",
     make_plan: Callable[[Any], Awaitable[Plan]] | None = None,
     inflate: bool = False,
+    **endpoint: Any,
 ) -> AsyncIterator[Running]:
     """List the prefix, prepare and run a channel `train`; cancel it at the end.
 
     `parts`: how many parts the budget has room for. `make_plan`: from a client, instead of the prefix.
     `inflate`: whether that plan does.
+    `endpoint`: as of `clients_of`.
     """
     async with (
-        clients_of(stub) as clients,
+        clients_of(stub, **endpoint) as clients,
         open_transport(
             clients,
             wish=transport,

@@ -34,6 +34,8 @@ class Seen:
     if_match: str | None
     authorization: str | None
     token: str | None
+    amz: dict[str, str] = field(default_factory=dict)
+    """Its `x-amz-` headers, names in lower case."""
 
 
 @dataclass
@@ -64,6 +66,11 @@ class S3Stub:
     heads: int = 0
     """HEADs answered, and the most at one time."""
     most_heads: int = 0
+    head_faults: dict[str, deque[Fault]] = field(default_factory=lambda: defaultdict(deque))
+    """By `bucket/key`, for HEADs."""
+    head_requests: list[dict[str, str]] = field(default_factory=list)
+    """Headers of every HEAD, names in lower case."""
+    _head_connections: set[asyncio.Transport] = field(default_factory=set)
     _heads_now: int = 0
     together: set[str] = field(default_factory=set)
     """Control requests that are answered once all of them have come: `head KEY`, `list PREFIX`."""
@@ -86,6 +93,14 @@ class S3Stub:
         """Connections that have carried a GET of an object."""
         return len(self._transports)
 
+    @property
+    def head_connections(self) -> int:
+        """Connections that have carried a HEAD."""
+        return len(self._head_connections)
+
+    def script_head(self, *faults: Fault, key: str) -> None:
+        self.head_faults[key].extend(faults)
+
     def script(self, *faults: Fault, key: str = ANY) -> None:
         self.faults[key].extend(faults)
 
@@ -104,7 +119,8 @@ class S3Stub:
             return await self._head(request, f"{bucket}/{key}")
         wanted, if_match = request.headers.get("Range", ""), request.headers.get("If-Match")
         token = request.headers.get("X-Amz-Security-Token")
-        self.seen.append(Seen(key, wanted, if_match, request.headers.get("Authorization"), token))
+        amz = {name.lower(): value for name, value in request.headers.items() if name.lower()[:6] == "x-amz-"}
+        self.seen.append(Seen(key, wanted, if_match, request.headers.get("Authorization"), token, amz))
         name = f"{bucket}/{key}"
         if name not in self.objects:
             return error(404, "NoSuchKey")
@@ -145,12 +161,18 @@ class S3Stub:
         data = self.versions.get(f"{name}?{version}") if version else self.objects.get(name)
         if data is None:
             return web.Response(status=404)
+        self.head_requests.append({name.lower(): value for name, value in request.headers.items()})
+        if request.transport is not None:
+            self._head_connections.add(request.transport)
         self._heads_now += 1
         self.most_heads = max(self.most_heads, self._heads_now)
         try:
             await self._together(f"head {name}")
             self.heads += 1
-            return web.Response(headers={"Content-Length": str(len(data)), "ETag": f'"{etag(data)}"'})
+            headers = {"Content-Length": str(len(data)), "ETag": f'"{etag(data)}"'}
+            if queue := self.head_faults.get(name):
+                return await queue.popleft()(Answer(request, b"", headers, 200))
+            return web.Response(headers=headers)
         finally:
             self._heads_now -= 1
 
@@ -324,7 +346,8 @@ class StubThread:
         await turns()
         await runner.cleanup()
         for transport in self.stub._transports:
-            transport.abort()  # it may still wait to send what nobody reads
+            if getattr(transport, "_loop", None) is not None:  # one that has closed has none
+                transport.abort()  # it may still wait to send what nobody reads
         await turns()
 
     async def _bare(self, request: web.Request) -> Any:

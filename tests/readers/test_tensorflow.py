@@ -369,6 +369,13 @@ def test_benchmark_lines_every_so_many_records(feeder, capfd):
     assert re.fullmatch(rf"(?:{name}: \d+\n{name} read_time_ns: \d+\n{name} read_bytes: \d+\n)+", out)
     counts = [int(line.rpartition(" ")[2]) for line in out.splitlines() if line.startswith(f"{name}: ")]
     sizes = [int(line.rpartition(" ")[2]) for line in out.splitlines() if "read_bytes" in line]
-    assert counts == sorted(counts)
-    assert counts[-1] == len(RECORDS)
-    assert sum(sizes) == sum(map(len, RECORDS))
+    assert counts == [500, 1000, 1500, 2000, 2500, 3000]
+    assert sizes == [sum(map(len, RECORDS[count - 500 : count])) for count in counts]
+
+
+def test_the_incumbents_attributes(feeder):
+    dataset = PipeModeDataset("train", "TFRecord")
+    assert dataset.output_classes is tf.Tensor
+    assert dataset.output_types == tf.string
+    assert dataset.output_shapes == tf.TensorShape([])
+    assert (dataset.channel, dataset.record_format, dataset.benchmark) == ("train", "TFRecord", False)

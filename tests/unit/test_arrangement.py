@@ -26,6 +26,7 @@ from streamer.plan import (
     listed,
     parse_object_uri,
 )
+from streamer.plan.parts import MAX_LITERALS
 from streamer.source.manifest_text import ArrayScanner, LineScanner
 from tests.unit import reference
 
@@ -123,10 +124,10 @@ def test_any_channel_streams_what_the_reference_says(channel, arrangement, epoch
     )
     assert found == due
     delivered = b""
-    for part in cut(plan.segments(epoch), part_size=part_size, epoch=epoch):
+    for part in cut(plan.segments(epoch), part_size=lambda: part_size, epoch=epoch):
         assert (part.epoch, part.offset) == (epoch, len(delivered))
         assert part.body <= part_size
-        assert len(part.head) + len(part.tail) <= part_size
+        assert len(part.head) + len(part.tail) <= MAX_LITERALS
         body = bytes_of(store, part.object, part.start, part.end) if part.body else b""
         delivered += part.head + body + part.tail
         assert len(delivered) - part.offset == len(part) > 0
@@ -217,7 +218,9 @@ def test_more_hosts_than_entries_leave_some_with_nothing():
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 4, 5])
 def test_a_wrapped_object_is_one_record(size):
     (part,) = cut(
-        Plan.of([ObjectRef("b", "k", size, "e")], Arrangement(wrap=True)).segments(0), part_size=16, epoch=0
+        Plan.of([ObjectRef("b", "k", size, "e")], Arrangement(wrap=True)).segments(0),
+        part_size=lambda: 16,
+        epoch=0,
     )
     body = b"12345"[:size]
     assert part.head + body + part.tail == encode(body)
@@ -236,10 +239,14 @@ def test_literals_ride_on_the_parts_beside_them():
     """A wrapped object of just the part size is one request; a long literal has parts of its own."""
     ref = ObjectRef("b", "k", 8, "e")
     parts = list(
-        cut([Literal(b"ab"), Segment(ref, 0, 8), Literal(b"cd"), Segment(ref, 0, 8)], part_size=8, epoch=0)
+        cut(
+            [Literal(b"ab"), Segment(ref, 0, 8), Literal(b"cd"), Segment(ref, 0, 8)],
+            part_size=lambda: 8,
+            epoch=0,
+        )
     )
     assert [(part.head, part.body, part.tail) for part in parts] == [(b"ab", 8, b"cd"), (b"", 8, b"")]
-    (small, *_, last) = cut([Literal(b"x" * 200_000)], part_size=1 << 20, epoch=0)
+    (small, *_, last) = cut([Literal(b"x" * 200_000)], part_size=lambda: 1 << 20, epoch=0)
     assert (len(small), small.body) == (65536, 0)
     assert last.offset + len(last) == 200_000
 

@@ -1,0 +1,251 @@
+"""Size and ETag of objects that are named one by one: HEADs, many at once.
+
+    find() ─ a turn of 128 ─┬─ our own HTTP client: sign, send on a lane, parse a head    nearly always
+                            └─ aiobotocore's head_object, 64 at once                      the rest
+
+The rest is what our own client does not stand in for (`why_not`), and each answer that it was not made for:
+a redirect, or 400, which S3 also gives for a request signed for another region. Both ways give the same
+objects and the same errors. A HEAD is repeated as a part is: for `give_up_after` seconds, with growing
+waits; it keeps its turn meanwhile, so a server that throttles is asked less.
+
+The answer to HEAD has no body whatever its Content-Length says (RFC 9110 §9.3.2), also where it is an error;
+so S3's own error code is never heard, and its status decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import random
+import time
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol
+
+import httptools
+import stamina
+
+from streamer.errors import BadAnswer, GaveUp, SourceError, Transient, Where
+from streamer.plan import ObjectRef, bare_etag
+from streamer.source.client import HttpClient, why_not
+from streamer.source.exchange import HEAD_END, HEAD_READ, MAX_HEAD, READ_TIMEOUT, AnswerParser, Head
+from streamer.source.faults import from_answer, map_errors
+from streamer.source.session import tls_context
+from streamer.source.signing import RangeSigner
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from streamer.source.lanes import Lane
+    from streamer.source.session import Clients
+
+HEADS = 128
+"""HEADs in flight for the whole process, and so its connections for them."""
+PORTABLE_HEADS = 64
+"""Of those by aiobotocore; its pool has so many connections."""
+FIRST_WAIT = 0.1
+"""Seconds at most before the first repetition; doubles with each further one."""
+LONGEST_WAIT = 20.0
+
+
+class Heads(Protocol):
+    """Finds objects, many at once."""
+
+    async def find(self, bucket: str, key: str, version: str | None = None) -> ObjectRef:
+        """The object as S3 has it now, or that version of it. Raises SourceError."""
+
+
+class PortableHeads:
+    """By aiobotocore's client, which it does not own and which repeats by itself."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self._turns = asyncio.Semaphore(PORTABLE_HEADS)
+
+    async def find(self, bucket: str, key: str, version: str | None = None) -> ObjectRef:
+        """See `Heads`."""
+        where = Where(bucket, key)
+        asked = {"VersionId": version} if version else {}
+        async with self._turns:
+            with map_errors(where):
+                answer = await self._client.head_object(Bucket=bucket, Key=key, **asked)
+        return _found(where, version, length=answer.get("ContentLength"), etag=answer.get("ETag"))
+
+
+class OwnHeads:
+    """By our own HTTP client, and by `PortableHeads` where that does not serve."""
+
+    def __init__(self, clients: Clients, *, give_up_after: float) -> None:
+        """`give_up_after`: seconds that one HEAD may fail for, if repeating may help."""
+        self._clients = clients
+        self._give_up_after = give_up_after
+        self._fallback = PortableHeads(clients.control)
+        self._signer = RangeSigner(
+            clients.control, clients.credentials, anonymous=clients.anonymous, reading=clients.reading
+        )
+        self._turns = asyncio.Semaphore(HEADS)
+        self._portable: dict[str, bool] = {}
+        """Of each bucket met, whether it is left to the fallback."""
+
+    @cached_property
+    def _http(self) -> HttpClient:
+        secure = self._clients.control.meta.endpoint_url.startswith("https://")
+        return HttpClient(tls_context(self._clients.ca_bundle) if secure else None)
+
+    def close(self) -> None:
+        """Close the connections. No `find` may be under way."""
+        self._http.close()
+
+    async def find(self, bucket: str, key: str, version: str | None = None) -> ObjectRef:
+        """See `Heads`. Raises GaveUp for what went on failing."""
+        async with self._turns:
+            try:
+                return await self._ask(bucket, key, version)
+            except Transient as error:
+                failed = error
+            backoff = _Backoff(self._give_up_after)
+            try:
+                async for turn in stamina.retry_context(on=backoff, attempts=None, timeout=None):
+                    with turn:
+                        if turn.num == 1:
+                            raise failed
+                        return await self._ask(bucket, key, version)
+            except Transient as error:
+                spent = time.monotonic() - backoff.since
+                raise GaveUp(
+                    f"gave up after {spent:.0f} s without an answer; first error: {failed.message}; "
+                    f"last error: {error.message}",
+                    error.where,
+                ) from error
+        raise AssertionError("the retries ended without an outcome")
+
+    async def _ask(self, bucket: str, key: str, version: str | None) -> ObjectRef:
+        portable = self._portable.get(bucket)
+        if portable is None:
+            portable = self._portable[bucket] = why_not(self._clients.control, {bucket}) is not None
+        if portable:
+            return await self._fallback.find(bucket, key, version)
+        where = Where(bucket, key)
+        place = await self._signer.place(bucket)
+        head = await self._http.ask(
+            place,
+            where,
+            lambda: self._signer.inquiry(place, bucket, key, version=version),
+            lambda lane: HeadExchange(lane, where),
+        )
+        status, headers = head.status, head.headers
+        where = Where(bucket, key, request_id=headers.get("x-amz-request-id"))
+        if status == http.HTTPStatus.OK:
+            return _found(where, version, length=head.content_length, etag=headers.get("etag"))
+        if 300 <= status < 400 or status == http.HTTPStatus.BAD_REQUEST:
+            # A redirected bucket will redirect the others too, and botocore remembers where to.
+            self._portable[bucket] = status != http.HTTPStatus.BAD_REQUEST
+            return await self._fallback.find(bucket, key, version)
+        raise from_answer(
+            status=status,
+            code=str(status),
+            message=http.client.responses.get(status, ""),
+            request_id=where.request_id,
+            retry_after=headers.get("retry-after"),
+            where=where,
+        )
+
+
+@contextlib.asynccontextmanager
+async def open_heads(clients: Clients, *, give_up_after: float, portable: bool) -> AsyncIterator[Heads]:
+    """The HEADs of the whole process, until the end of the block. `portable`: by aiobotocore alone."""
+    if portable:
+        yield PortableHeads(clients.control)
+        return
+    with contextlib.closing(OwnHeads(clients, give_up_after=give_up_after)) as heads:
+        yield heads
+
+
+class HeadExchange:
+    """The answer to one HEAD on one lane."""
+
+    def __init__(self, lane: Lane, where: Where) -> None:
+        self._lane = lane
+        self._where = where
+        self._loop = asyncio.get_running_loop()
+        self._done: asyncio.Future[Head] = self._loop.create_future()
+        self._data = b""
+        self.heard = False
+        """Whether any byte of an answer has come."""
+        self.keep_alive = False
+        """Whether the lane may be used again; meaningful once `run` has returned."""
+
+    async def run(self) -> Head:
+        """The head of the final answer. Raises SourceError. The lane's socket is never left watched."""
+        timer = self._loop.call_later(READ_TIMEOUT, self._time_out)
+        self._loop.add_reader(self._lane.fd, self._on_readable)
+        try:
+            return await self._done
+        finally:
+            timer.cancel()
+            self._loop.remove_reader(self._lane.fd)
+
+    def _time_out(self) -> None:
+        self._fail(Transient(f"no answer for {READ_TIMEOUT:g} s", self._where))
+
+    def _fail(self, error: BaseException) -> None:
+        if not self._done.done():
+            self._done.set_exception(error)
+
+    def _on_readable(self) -> None:
+        room = memoryview(bytearray(HEAD_READ))
+        try:
+            self._lane.fill()
+            while not self._done.done():
+                self._take(bytes(room[: self._lane.recv_into(room)]))
+        except BlockingIOError:
+            return  # the rest is still to come
+        except OSError as error:
+            self._fail(Transient(f"the connection broke ({error.strerror or error})", self._where))
+        except httptools.HttpParserError as error:
+            self._fail(BadAnswer(f"not an HTTP answer ({error})", self._where))
+        except SourceError as error:
+            self._fail(error)
+
+    def _take(self, data: bytes) -> None:
+        if not data:
+            raise Transient("the connection was closed before an answer", self._where)
+        self.heard = True
+        self._data += data
+        if len(self._data) > MAX_HEAD:
+            raise BadAnswer(f"the head of the answer is longer than {MAX_HEAD} bytes", self._where)
+        while (end := self._data.find(HEAD_END)) >= 0:
+            end += len(HEAD_END)
+            parser = AnswerParser()
+            parser.feed(self._data[:end])
+            self._data = self._data[end:]
+            head = parser.head
+            if not head.status:
+                raise BadAnswer("not an HTTP answer (no status line)", self._where)
+            if not 100 <= head.status < 200:
+                # A body all the same would be taken for the next answer.
+                self.keep_alive = head.keep_alive and not self._data
+                self._done.set_result(head)
+                return
+
+
+class _Backoff:
+    """stamina's hook: whether to repeat, and after how many seconds; exponential with full jitter."""
+
+    def __init__(self, give_up_after: float) -> None:
+        self._give_up_after = give_up_after
+        self._failures = 0
+        self.since = time.monotonic()
+
+    def __call__(self, error: Exception) -> bool | float:
+        if not isinstance(error, Transient) or time.monotonic() - self.since >= self._give_up_after:
+            return False
+        step = min(LONGEST_WAIT, FIRST_WAIT * 2**self._failures)
+        self._failures += 1
+        return (error.retry_after or 0.0) + random.uniform(0, step)  # noqa: S311 - jitter, not a secret
+
+
+def _found(where: Where, version: str | None, *, length: int | None, etag: str | None) -> ObjectRef:
+    if length is None or not etag:
+        raise BadAnswer("answered HEAD without Content-Length or ETag", where)
+    return ObjectRef(where.bucket or "", where.key or "", length, bare_etag(etag), version)

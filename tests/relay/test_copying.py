@@ -1,0 +1,262 @@
+"""The copying transport over real TLS, and what all transports owe to a slow or demanding server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import ssl
+from base64 import b64encode
+from collections.abc import AsyncIterator
+from hashlib import md5
+from urllib.parse import urlsplit
+
+import pytest
+import trustme
+from aiohttp import web
+
+from streamer.errors import BadAnswer, Where
+from streamer.source.lanes import LanePool
+from streamer.source.session import Reading, tls_context
+from tests.kit.harness import fill, running_channel
+from tests.kit.pipes import eventually, off_loop, read_all
+from tests.kit.stub import Answer, S3Stub, StubThread, cut_after, fails, stalls
+
+pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
+
+
+@pytest.fixture
+def authority(tmp_path):
+    """A private one, whose bundle is at `tmp_path/ca.pem`."""
+    made = trustme.CA()
+    made.cert_pem.write_to_path(tmp_path / "ca.pem")
+    return made
+
+
+@contextlib.contextmanager
+def serving(authority, *, name="127.0.0.1", version=None):
+    """A stub over TLS, of one version alone if given, whose certificate is for `name`."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    if version is not None:
+        context.minimum_version = context.maximum_version = version
+    authority.issue_cert(name).configure_cert(context)
+    thread = StubThread(context)
+    try:
+        yield thread.start()
+    finally:
+        thread.stop()
+
+
+@pytest.fixture
+def tls_stub(credentials, authority):
+    with serving(authority) as stub:
+        yield stub
+
+
+def copying(stub, directory, **options):
+    bundle = str(directory / "ca.pem") if stub.url.startswith("https:") else None
+    return running_channel(stub, directory, transport="copying", ca_bundle=bundle, **options)
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3], ids=lambda v: v.name)
+async def test_the_same_stream_over_tls(credentials, authority, tmp_path, version):
+    """Records, buffers and parts have different sizes, and none of their borders is to be seen."""
+    with serving(authority, version=version) as stub:
+        truth = fill(stub, [0, 1, 16_383, 16_384, 16_385, 131_072, 131_073, 3_000_001])
+        async with copying(stub, tmp_path, part_size=400_000) as running:
+            for epoch in range(2):
+                assert await off_loop(read_all, running.fifo(epoch)) == truth
+            assert running.channel.statistics().retries == {}
+
+
+async def test_the_portable_transport_gives_the_same_over_tls(tls_stub, tmp_path):
+    truth = fill(tls_stub, [1, 131_073, 1_000_000])
+    bundle = str(tmp_path / "ca.pem")
+    async with running_channel(tls_stub, tmp_path, transport="portable", ca_bundle=bundle) as running:
+        assert await off_loop(read_all, running.fifo(0)) == truth
+
+
+async def test_many_small_objects_on_few_connections(tls_stub, tmp_path):
+    truth = fill(tls_stub, [number * 17 for number in range(400)])
+    async with copying(tls_stub, tmp_path, connections=4, parts=16) as running:
+        assert await off_loop(read_all, running.fifo(0)) == truth
+        assert running.channel.statistics().retries == {}
+    assert len(tls_stub.seen) >= 399
+    assert tls_stub.connections <= 4
+
+
+async def test_an_unknown_authority_is_refused_with_the_fix(tls_stub):
+    url = urlsplit(tls_stub.url)
+    pool = LanePool(url.hostname, url.port, tls=tls_context(None))
+    with pytest.raises(BadAnswer, match="TLS failed.*CaBundle"):
+        await pool.take(Where("b"))
+
+
+async def test_a_certificate_for_another_host_is_refused(credentials, authority, tmp_path):
+    with serving(authority, name="other.test") as stub:
+        url = urlsplit(stub.url)
+        pool = LanePool(url.hostname, url.port, tls=tls_context(str(tmp_path / "ca.pem")))
+        with pytest.raises(BadAnswer, match="TLS failed"):
+            await pool.take(Where("b"))
+
+
+@contextlib.asynccontextmanager
+async def cut_line(stub: S3Stub, *, after: int) -> AsyncIterator[list[int]]:
+    """Lead `stub.url` over a line that breaks once, `after` bytes of what the server says on a connection.
+
+    Yields the bytes that had passed when it broke.
+    """
+    origin = urlsplit(stub.url)
+    broken: list[int] = []
+    ended: set[asyncio.Task] = set()
+
+    async def carry(reader, writer, *, breaks: bool) -> None:
+        passed = 0
+        with contextlib.suppress(OSError):
+            while data := await reader.read(4096):
+                if breaks and not broken and passed + len(data) > after:
+                    writer.write(data[: after - passed])
+                    await writer.drain()
+                    broken.append(after)
+                    break
+                passed += len(data)
+                writer.write(data)
+                await writer.drain()
+
+    async def connected(reader, writer) -> None:
+        ended.add(asyncio.current_task())
+        back, forth = await asyncio.open_connection(origin.hostname, origin.port)
+        ways = [
+            asyncio.create_task(carry(reader, forth, breaks=False)),
+            asyncio.create_task(carry(back, writer, breaks=True)),
+        ]
+        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        for way in ways:
+            way.cancel()
+        await asyncio.wait(ways)
+        for end in (writer, forth):
+            end.close()
+            with contextlib.suppress(OSError):
+                await end.wait_closed()
+
+    server = await asyncio.start_server(connected, "127.0.0.1", 0)
+    stub.url = f"{origin.scheme}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    try:
+        yield broken
+    finally:
+        server.close()
+        if ended:
+            await asyncio.wait(ended, timeout=5)
+        await server.wait_closed()
+
+
+@pytest.mark.parametrize("after", [100_000, 1_000_003, 2_500_000])
+async def test_a_line_that_breaks_in_mid_record_is_resumed(tls_stub, tmp_path, after):
+    """An end without close_notify is no end; what was decrypted before it stays valid."""
+    truth = fill(tls_stub, [3_000_000])
+    async with cut_line(tls_stub, after=after) as broken:
+        async with copying(tls_stub, tmp_path, part_size=4_000_000, parts=2, connections=1) as running:
+            assert await off_loop(read_all, running.fifo(0)) == truth
+            assert sum(running.channel.statistics().retries.values()) == 1
+        assert broken == [after]
+    starts = [int(seen.range.removeprefix("bytes=").split("-")[0]) for seen in tls_stub.seen]
+    assert starts[0] == 0
+    assert after - 50_000 < starts[1] < after  # no more is asked for again than was under way
+
+
+async def test_close_notify_in_the_middle_of_a_body_is_resumed(tls_stub, tmp_path):
+    truth = fill(tls_stub, [3_000_000, 5])
+    tls_stub.script(cut_after(70_000), cut_after(1), fails(503, "SlowDown"), cut_after(0))
+    async with copying(tls_stub, tmp_path, part_size=1_000_000, connections=2) as running:
+        assert await off_loop(read_all, running.fifo(0)) == truth
+        retries = running.channel.statistics().retries
+    assert retries == {"truncated": 3, "throttled": 1}
+
+
+async def test_close_notify_after_a_body_costs_no_retry(tls_stub, tmp_path):
+    """`Connection: close`: the lane is not used again."""
+
+    async def last(answer: Answer) -> web.StreamResponse:
+        response = web.Response(status=206, body=answer.body, headers=answer.headers)
+        response.force_close()
+        return response
+
+    truth = fill(tls_stub, [20_000] * 6)
+    tls_stub.script(*[last] * 6)
+    async with copying(tls_stub, tmp_path, connections=1) as running:
+        assert await off_loop(read_all, running.fifo(0)) == truth
+        assert running.channel.statistics().retries == {}
+    assert tls_stub.connections >= 6
+
+
+@pytest.mark.parametrize("kind", ["stub", "tls_stub"])
+async def test_an_idle_lane_that_the_server_has_closed(request, authority, tmp_path, kind):
+    stub = request.getfixturevalue(kind)
+    truth = fill(stub, [50_000] * 12)
+    async with copying(stub, tmp_path, connections=2, parts=4) as running:
+        assert await off_loop(read_all, running.fifo(0)) == truth
+        before = stub.connections
+        share = running.channel._prefetcher._share
+        await eventually(lambda: not share.in_flight)  # the next epoch's first parts are here, and wait
+        for transport in list(stub._transports):
+            stub._loop.call_soon_threadsafe(transport.close)
+        assert await off_loop(read_all, running.fifo(1)) == truth
+        assert running.channel.statistics().retries == {}
+        assert stub.connections > before
+
+
+@pytest.mark.parametrize(
+    ("kind", "transport"), [("stub", "kernel"), ("stub", "copying"), ("tls_stub", "copying")]
+)
+async def test_little_data_does_not_wait_for_more(request, authority, tmp_path, kind, transport):
+    """A socket wakes us for 256 KiB at a time; but if a server sends 1,000 bytes and rests, they go on."""
+    stub = request.getfixturevalue(kind)
+    truth = fill(stub, [2_000_000])
+    stub.script(stalls(stub, after=1000))
+    bundle = str(tmp_path / "ca.pem") if kind == "tls_stub" else None
+    async with running_channel(
+        stub, tmp_path, transport=transport, ca_bundle=bundle, part_size=2_000_000, parts=2
+    ) as running:
+        with open(await off_loop(os.open, running.fifo(0), os.O_RDONLY), "rb", buffering=0) as reader:
+
+            def at_least(count: int) -> bytes:
+                got = b""
+                while len(got) < count:
+                    got += reader.read(count - len(got))
+                return got
+
+            first = asyncio.create_task(off_loop(at_least, 1000))
+            done, _ = await asyncio.wait([first], timeout=2)
+            stub.release()
+            assert done, "1,000 bytes waited for more than 2 s"
+            assert await first + await off_loop(reader.readall) == truth
+        assert running.channel.statistics().retries == {}
+
+
+@pytest.mark.parametrize("requester_pays", [True, False])
+async def test_every_read_says_who_pays_and_what_decrypts(stub, tmp_path, run, requester_pays):
+    truth, key = fill(stub, [100, 120_000]), bytes(range(32))
+    reading = Reading(requester_pays=requester_pays, sse_customer_key=key)
+    async with run(stub, tmp_path, reading=reading) as running:
+        assert await off_loop(read_all, running.fifo(0)) == truth
+    prefix = "x-amz-server-side-encryption-customer-"
+    due = {
+        f"{prefix}algorithm": "AES256",
+        f"{prefix}key": b64encode(key).decode(),
+        f"{prefix}key-md5": b64encode(md5(key).digest()).decode(),
+    }
+    if requester_pays:
+        due["x-amz-request-payer"] = "requester"
+    assert len(stub.seen) >= 4
+    for seen in stub.seen:
+        said = {n: v for n, v in seen.amz.items() if n.startswith(prefix) or n == "x-amz-request-payer"}
+        assert said == due
+        assert all(name in seen.authorization for name in due)  # signed, too
+
+
+async def test_nothing_of_it_is_said_unasked(stub, tmp_path, run):
+    fill(stub, [100])
+    async with run(stub, tmp_path) as running:
+        await off_loop(read_all, running.fifo(0))
+    for seen in stub.seen:
+        assert not [name for name in seen.amz if "customer" in name or "payer" in name]

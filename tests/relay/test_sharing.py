@@ -1,0 +1,151 @@
+"""Several channels on one allotment: room and lanes are shared, and a sleeping reader harms nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from streamer.plan import S3Uri
+from streamer.relay.allotment import Share
+from streamer.relay.channel import Channel
+from streamer.relay.pipes import SMALLEST_PIPE
+from streamer.relay.transport import Transport, Wish, open_transport
+from streamer.source.listing import plan_prefix
+from streamer.units import MIB
+from tests.kit.harness import EAGER, MORE_THAN_A_FIFO, clients_of, fill, running_channel
+from tests.kit.pipes import eventually, off_loop, read_all
+from tests.kit.stub import S3Stub
+
+pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
+
+
+@dataclass
+class Shared:
+    """Channels `c0`, `c1`, … over one transport."""
+
+    transport: Transport
+    channels: list[Channel]
+    shares: list[Share]
+    directory: Path
+
+    def fifo(self, channel: int, epoch: int) -> Path:
+        return self.directory / f"c{channel}_{epoch}"
+
+
+@contextlib.asynccontextmanager
+async def sharing(
+    stub: S3Stub, directory: Path, prefixes: list[str], *, transport: Wish, budget: int, connections: int
+) -> AsyncIterator[Shared]:
+    async with contextlib.AsyncExitStack() as stack:
+        clients = await stack.enter_async_context(clients_of(stub))
+        chosen = await stack.enter_async_context(
+            open_transport(
+                clients, wish=transport, buckets={"b"}, channels=len(prefixes), budget=budget,
+                connections=connections, part_size=MIB,
+            )
+        )  # fmt: skip
+        shared = Shared(chosen, [], [], directory)
+        for number, prefix in enumerate(prefixes):
+            stages = chosen.stages()
+            plan = await plan_prefix(clients.control, S3Uri("b", prefix))
+            channel = Channel(
+                f"c{number}", plan, chosen.source, stages,
+                directory=str(directory), policy=EAGER, on_verdict=lambda _: None,
+            )  # fmt: skip
+            channel.prepare()
+            stack.callback(channel.close)
+            shared.channels.append(channel)
+            shared.shares.append(stages.share)
+        tasks = [asyncio.create_task(channel.run()) for channel in shared.channels]
+        try:
+            yield shared
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@pytest.fixture(params=["portable", "copying", "kernel"])
+def transport(request):
+    return request.param
+
+
+async def test_a_reader_that_sleeps_stops_nobody(stub, tmp_path, transport):
+    truths = [
+        fill(stub, [MORE_THAN_A_FIFO], prefix="b/sleepy/", seed=1),
+        fill(stub, [3_000_000, 10, 2_000_000], prefix="b/one/", seed=2),
+        fill(stub, [70_000] * 40, prefix="b/two/", seed=3),
+    ]
+    async with sharing(
+        stub, tmp_path, ["sleepy/", "one/", "two/"], transport=transport, budget=12 * MIB, connections=6
+    ) as shared:
+        with open(await off_loop(os.open, shared.fifo(0, 0), os.O_RDONLY), "rb", buffering=0) as sleeper:
+            got = await off_loop(sleeper.read, 10)
+            for epoch in range(3):
+                assert (
+                    await asyncio.gather(
+                        off_loop(read_all, shared.fifo(1, epoch)), off_loop(read_all, shared.fifo(2, epoch))
+                    )
+                    == truths[1:]
+                )
+                assert shared.shares[0].held <= shared.shares[0].quota
+                assert sum(share.held for share in shared.shares) <= shared.transport.allotment.budget
+            assert got + await off_loop(sleeper.readall) == truths[0]
+
+
+async def test_a_channel_that_is_read_alone_has_most_of_the_room(stub, tmp_path, transport):
+    truths = [
+        fill(stub, [MORE_THAN_A_FIFO], prefix="b/one/", seed=1),
+        fill(stub, [9_000_000], prefix="b/two/", seed=2),
+    ]
+    async with sharing(
+        stub, tmp_path, ["one/", "two/"], transport=transport, budget=16 * MIB, connections=32
+    ) as shared:
+        read, unread = shared.shares
+        with open(await off_loop(os.open, shared.fifo(0, 0), os.O_RDONLY), "rb", buffering=0) as reader:
+            got = await off_loop(reader.read, 10)
+            await eventually(lambda: read.held > shared.transport.allotment.budget // 2)
+            assert unread.held <= unread.floor == 4 * MIB
+            # The other's reader comes, while the first sleeps with nearly everything in its hands.
+            assert await off_loop(read_all, shared.fifo(1, 0)) == truths[1]
+            assert got + await off_loop(reader.readall) == truths[0]
+
+
+async def test_lanes_are_shared(stub, tmp_path):
+    """While all are read, no channel needs a connection that another has not opened before."""
+    truths = [fill(stub, [30_000] * 200, prefix=f"b/c{number}/", seed=number) for number in range(3)]
+    async with sharing(
+        stub, tmp_path, ["c0/", "c1/", "c2/"], transport="copying", budget=6 * MIB, connections=6
+    ) as shared, contextlib.AsyncExitStack() as stack:  # fmt: skip
+        assert [share.lanes for share in shared.shares] == [2, 2, 2]
+        fds = [await off_loop(os.open, shared.fifo(number, 0), os.O_RDONLY) for number in range(3)]
+        readers = [stack.enter_context(open(fd, "rb")) for fd in fds]  # noqa: SIM115
+        whole = shared.transport.allotment
+        await eventually(lambda: whole.active == 3 and not any(each.in_flight for each in shared.shares))
+        assert [share.lanes for share in shared.shares] == [2, 2, 2]
+        before = stub.connections
+        starts = [
+            off_loop(reader.read, len(truth) - 1) for reader, truth in zip(readers, truths, strict=True)
+        ]
+        got = await asyncio.gather(*starts)
+        assert stub.connections <= max(6, before)
+        rests = await asyncio.gather(*[off_loop(reader.read) for reader in readers])
+        assert [start + rest for start, rest in zip(got, rests, strict=True)] == truths
+
+
+async def test_small_objects_have_small_pipes(stub, tmp_path):
+    """Two pipes of 1 MiB, or 32 small ones: so many objects wait for the reader."""
+    truth = fill(stub, [10_000] * 100)
+    async with running_channel(stub, tmp_path, transport="kernel", parts=2) as running:
+        await eventually(lambda: running.channel._prefetcher)
+        stages, share = running.channel._prefetcher._stages, running.channel._prefetcher._share
+        await eventually(lambda: len(stages) == 32 and not share.in_flight)
+        assert share.held == 32 * SMALLEST_PIPE == 2 * MIB
+        assert all(stage.staged == 10_000 for stage in stages.values())
+        assert await off_loop(read_all, running.fifo(0)) == truth

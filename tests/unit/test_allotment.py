@@ -1,0 +1,173 @@
+"""The shared budget, as a state machine: whatever channels do, the sum holds and floors are never refused."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from streamer.relay.allotment import Allotment
+from streamer.relay.pace import Pace
+
+BUDGET, LANES = 100, 8
+
+
+def allotment(members, *, lanes=LANES, budget=BUDGET):
+    return Allotment(budget, Pace(lanes, 4, fixed_lanes=True, fixed_part=True), members=members)
+
+
+class AllotmentMachine(RuleBasedStateMachine):
+    """Three channels that take, give, come and go; what is refused is remembered until `on_room`."""
+
+    members = 3
+
+    def __init__(self):
+        super().__init__()
+        self.whole = allotment(self.members)
+        self.shares = [self.whole.share() for _ in range(self.members)]
+        self.waiting: set[int] = set()
+        self.pieces: list[list[int]] = [[] for _ in self.shares]
+        for number, share in enumerate(self.shares):
+            share.on_room = lambda number=number: self.waiting.discard(number)
+
+    index = st.integers(0, 2)
+
+    @rule(i=index, room=st.integers(1, 60))
+    def take(self, i, room):
+        share = self.shares[i]
+        if share.held + room <= share.floor:
+            assert share.fits(room), "a share below its floor was refused"
+        if share.fits(room):
+            share.take(room)
+            self.pieces[i].append(room)
+        else:
+            self.waiting.add(i)
+
+    @precondition(lambda self: any(self.pieces))
+    @rule(data=st.data())
+    def give(self, data):
+        i = data.draw(st.sampled_from([i for i, held in enumerate(self.pieces) if held]))
+        room = self.pieces[i].pop(data.draw(st.integers(0, len(self.pieces[i]) - 1)))
+        self.shares[i].give(room)
+        assert self.waiting <= {i}, "room came back, and others were not told"
+        self.waiting.discard(i)  # it knows by itself
+
+    @rule(i=index, active=st.booleans())
+    def reader(self, i, active):
+        changed = self.shares[i].active != active
+        self.shares[i].activate(active=active)
+        if changed:
+            assert self.waiting <= {i}
+            self.waiting.discard(i)
+
+    @rule(i=index)
+    def begin(self, i):
+        if self.shares[i].lane_free():
+            self.shares[i].begin()
+        else:
+            self.waiting.add(i)
+
+    @precondition(lambda self: any(share.in_flight for share in self.shares))
+    @rule(data=st.data())
+    def end(self, data):
+        i = data.draw(st.sampled_from([i for i, share in enumerate(self.shares) if share.in_flight]))
+        self.shares[i].end()
+        assert self.waiting <= {i}
+        self.waiting.discard(i)
+
+    @invariant()
+    def the_sum_holds(self):
+        held = [sum(pieces) for pieces in self.pieces]
+        assert [share.held for share in self.shares] == held
+        assert sum(held) <= BUDGET
+        assert self.whole.committed == sum(max(each, self.whole.floor) for each in held) <= BUDGET
+
+    @invariant()
+    def quotas_and_lanes(self):
+        active = [share for share in self.shares if share.active]
+        assert self.whole.active == len(active)
+        for share in self.shares:
+            assert share.quota >= share.floor
+            assert share.lanes >= 1
+            if not share.active:
+                assert share.quota == share.floor
+        assert sum(share.quota for share in self.shares) <= BUDGET
+        assert sum(share.lanes for share in active) <= max(LANES, len(active))
+
+    @invariant()
+    def no_dead_end(self):
+        """An empty share can always take its floor; with nothing held at all, its whole quota too."""
+        for share in self.shares:
+            if not share.held:
+                refused = share.refused
+                assert share.fits(share.floor)
+                if not any(map(sum, self.pieces)):
+                    assert share.fits(share.quota)
+                assert share.refused == refused
+
+
+TestAllotment = AllotmentMachine.TestCase
+
+
+def test_a_channel_alone_has_everything():
+    share = allotment(1).share()
+    assert (share.floor, share.quota) == (BUDGET, BUDGET)
+    assert share.fits(BUDGET)
+    assert not share.fits(BUDGET + 1)
+    assert share.lanes == LANES
+
+
+def test_the_only_channel_that_is_read_has_more_than_half():
+    whole = allotment(2)
+    read, unread = whole.share(), whole.share()
+    read.activate(active=True)
+    assert (read.quota, unread.quota) == (75, 25)
+    assert read.lanes == LANES
+    unread.activate(active=True)
+    assert (read.quota, unread.quota) == (50, 50)
+    assert (read.lanes, unread.lanes) == (4, 4)
+
+
+def test_what_was_taken_while_alone_is_missing_from_nobodys_floor():
+    """A reader that comes has its floor at once, and its equal part when the other has delivered."""
+    whole = allotment(2)
+    early, late = whole.share(), whole.share()
+    told = []
+    late.on_room = lambda: told.append("late")
+    early.activate(active=True)
+    early.take(75)
+    late.activate(active=True)
+    assert late.fits(25)
+    late.take(25)
+    assert not late.fits(10)
+    assert told == []
+    early.give(10)
+    assert told == ["late"]
+    assert late.fits(10)
+
+
+def test_a_lane_that_is_free_again_is_offered_to_the_others():
+    whole = allotment(2, lanes=2)
+    one, other = whole.share(), whole.share()
+    told = []
+    other.on_room = lambda: told.append("other")
+    other.activate(active=True)
+    one.activate(active=True)
+    other.begin()
+    assert not other.lane_free()
+    one.begin()
+    one.end()
+    assert told == ["other"]
+
+
+def test_no_more_members_than_agreed():
+    whole = allotment(1)
+    whole.share()
+    with pytest.raises(ValueError, match="for 1 channels"):
+        whole.share()
+
+
+@pytest.mark.parametrize(("budget", "members"), [(0, 1), (1, 0), (-1, 1)])
+def test_an_allotment_of_nothing_is_refused(budget, members):
+    with pytest.raises(ValueError, match="needs a budget"):
+        allotment(members, budget=budget)

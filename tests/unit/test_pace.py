@@ -1,0 +1,253 @@
+"""Lanes and part size against simulated servers, on a simulated clock."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from dataclasses import dataclass
+
+import pytest
+
+from streamer.relay.pace import FIRST_HOLD, INFLATED, LARGEST_PART, LONGEST_HOLD, QUIET, SMALLEST_PART, Pace
+from streamer.units import MIB
+
+PART = 4 * MIB
+
+
+@dataclass(frozen=True)
+class Server:
+    """What limits it: the network (bytes per second, shared equally by all bodies), one connection, or its
+    workers, beyond which first bytes are late."""
+
+    first_byte: float = 0.025
+    connection: float = 90e6
+    network: float = 1e15
+    workers: float = 1e15
+    spread: float = 0.0
+    """How far lengths of bodies differ from the mean, as a part of it; without, requests keep step."""
+
+    def first(self, in_flight: int) -> float:
+        return self.first_byte * max(1.0, in_flight / self.workers) ** 2
+
+    def rate(self, bodies: int) -> float:
+        return min(self.connection, self.network / bodies)
+
+
+class World:
+    """A closed loop: as many requests in flight as the pace allows, each followed by another.
+
+    All bodies move at one rate, so they end in the order of `_moved`, what a body there from the beginning
+    would have got by now, plus their length.
+    """
+
+    def __init__(self, pace: Pace, server: Server, *, now: float = 0.0) -> None:
+        self.pace = pace
+        self.server = server
+        self.now = now
+        self.received = 0
+        self.peak = pace.lanes
+        self.limits: list[tuple[float, int]] = [(now, pace.lanes)]
+        self._moved = 0.0
+        self._count = itertools.count()
+        self._asked: list[tuple[float, int, float]] = []
+        self._bodies: list[tuple[float, int, int, float, float]] = []
+        self._chance = random.Random(1)
+
+    def run(self, until: float, *, full: bool = True, starved: bool = True, storm: bool = False) -> None:
+        """Let requests go on until this moment; in a storm each one that ends is refused."""
+        while self.now < until:
+            while (in_flight := len(self._asked) + len(self._bodies)) < self.pace.lanes:
+                first = self.server.first(in_flight + 1)
+                heapq.heappush(self._asked, (self.now + first, next(self._count), self.now))
+            if full:
+                self.pace.full()
+            if starved:
+                self.pace.starved()
+            answer = self._asked[0][0] if self._asked else until
+            rate = self.server.rate(len(self._bodies) or 1)
+            ending = self.now + (self._bodies[0][0] - self._moved) / rate if self._bodies else until
+            then = min(answer, ending, until)
+            self._moved += (then - self.now) * rate
+            self.now = then
+            if then == until:
+                return
+            if answer <= ending:
+                at, number, asked = heapq.heappop(self._asked)
+                length = int(PART * self._chance.uniform(1 - self.server.spread, 1 + self.server.spread))
+                heapq.heappush(self._bodies, (self._moved + length, number, length, asked, at - asked))
+                continue
+            _, _, length, asked, first = heapq.heappop(self._bodies)
+            self._end(length, asked, first, storm=storm)
+
+    def _end(self, length: int, asked: float, first: float, *, storm: bool) -> None:
+        if storm:
+            self.pace.throttled(self.now)
+        else:
+            self.pace.landed(self.now, received=length, first_byte=first, seconds=self.now - asked)
+            self.received += length
+        if self.pace.lanes != self.limits[-1][1]:
+            self.limits.append((self.now, self.pace.lanes))
+        self.peak = max(self.peak, self.pace.lanes)
+
+
+LATENCY_BOUND = Server()
+"""More connections, more throughput."""
+
+
+def test_lanes_grow_while_throughput_follows():
+    pace = Pace(4, PART)
+    World(pace, LATENCY_BOUND).run(20)
+    assert pace.lanes == 256
+
+
+def test_lanes_never_exceed_the_most():
+    pace = Pace(4, PART, most_lanes=50)
+    world = World(pace, LATENCY_BOUND)
+    world.run(20)
+    assert pace.lanes == world.peak == 50
+
+
+@pytest.mark.parametrize("unwanted", [{"full": False}, {"starved": False}])
+def test_lanes_do_not_grow_without_need(unwanted):
+    """Lanes that are not all taken, or a delivery that never waits, ask for no more."""
+    pace = Pace(4, PART)
+    world = World(pace, LATENCY_BOUND)
+    world.run(20, **unwanted)
+    assert world.peak == 4
+
+
+def test_a_vain_trial_is_reverted_and_the_next_waits_longer():
+    pace = Pace(8, PART)
+    world = World(pace, Server(first_byte=0.002, connection=1e9, network=1e9))
+    world.run(300)
+    begun = [at for at, lanes in world.limits if lanes > 8]
+    ended = [at for at, lanes in world.limits[1:] if lanes == 8]
+    assert {lanes for _, lanes in world.limits} == {8, 10, 16}  # the first doubles, later ones add a quarter
+    waits = [later - end for end, later in zip(ended, begun[1:], strict=False)]
+    assert len(waits) >= 6
+    for number, wait in enumerate(waits):
+        due = min(LONGEST_HOLD, FIRST_HOLD * 2**number)
+        assert due <= wait <= due + 1
+
+
+def test_growth_stops_where_the_network_is_full():
+    """Not many more lanes than the twelve or so that fill it, and nearly all of its bandwidth."""
+    pace = Pace(4, PART)
+    world = World(pace, Server(network=1e9, spread=0.5))
+    world.run(20)
+    assert 12 <= pace.lanes <= 64
+    before = world.received
+    world.run(40)
+    assert world.received - before > 0.85 * 20 * 1e9
+
+
+def test_first_bytes_that_come_much_later_stop_the_growth():
+    """Bodies so quick that throughput still rises a little, while requests queue for a worker."""
+    pace = Pace(4, PART)
+    server = Server(first_byte=0.03, connection=1e7, workers=8)
+    World(pace, server).run(60)
+    assert server.first(pace.lanes) <= INFLATED * 0.03 * 1.5
+    assert pace.lanes < 32
+
+
+def test_a_storm_halves_once_for_each_burst():
+    pace = Pace(64, PART)
+    for delay in (10.0, 10.01, 10.3, 10.6, 10.9):  # one after the other without half a second of quiet
+        pace.throttled(delay)
+    assert pace.lanes == 32
+    pace.throttled(10.9 + QUIET)
+    assert pace.lanes == 16
+
+
+def test_a_storm_never_takes_the_last_lane():
+    pace = Pace(2, PART)
+    for second in range(10, 30):
+        pace.throttled(float(second))
+    assert pace.lanes == 1
+
+
+@pytest.mark.parametrize("lanes", [4, 16, 64, 256])
+def test_ten_seconds_after_a_storm_the_limit_is_back(lanes):
+    pace = Pace(lanes, PART)
+    world = World(pace, LATENCY_BOUND)
+    world.run(5, starved=False)
+    assert pace.lanes == lanes
+    world.run(35, storm=True)
+    assert 1 <= pace.lanes <= lanes // 2
+    world.run(45, starved=False)
+    assert pace.lanes >= 0.95 * lanes
+
+
+def test_bursts_that_halve_again_and_again_are_recovered_from_too():
+    """Refusals a second apart are a burst each; the limit to return to is that before the first."""
+    pace = Pace(64, PART)
+    world = World(pace, LATENCY_BOUND)
+    world.run(5, starved=False)
+    for second in range(5, 35):
+        pace.throttled(second + 0.001)
+    assert pace.lanes == 1
+    world = World(pace, LATENCY_BOUND, now=35.0)
+    world.run(45, starved=False)
+    assert pace.lanes >= 0.95 * 64
+
+
+def test_a_storm_in_a_trial_returns_to_what_was_before_the_trial():
+    pace = Pace(8, PART)
+    world = World(pace, LATENCY_BOUND)
+    while pace.lanes == 8:
+        world.run(world.now + 0.01)
+    assert pace.lanes == 16
+    pace.throttled(world.now)
+    assert pace.lanes == 8
+    world.run(world.now + 10, starved=False)
+    assert pace.lanes == 8
+
+
+def test_after_a_storm_the_limit_may_grow_beyond_it():
+    pace = Pace(8, PART)
+    pace.throttled(1.0)
+    world = World(pace, LATENCY_BOUND, now=1.0)
+    world.run(40)
+    assert pace.lanes > 8
+
+
+def test_what_is_fixed_stays():
+    pace = Pace(12, 3 * MIB, fixed_lanes=True, fixed_part=True)
+    world = World(pace, LATENCY_BOUND)
+    world.run(10)
+    world.run(12, storm=True)
+    world.run(20)
+    assert world.peak == pace.lanes == 12
+    assert pace.part_size(100 * MIB) == pace.part_size(1) == 3 * MIB
+
+
+def learnt(*, first_byte: float, rate: float, **options) -> Pace:
+    pace = Pace(4, PART, **options)
+    for number in range(100):
+        pace.landed(number / 10, received=PART, first_byte=first_byte, seconds=first_byte + PART / rate)
+    return pace
+
+
+@pytest.mark.parametrize(
+    ("first_byte", "rate", "size"),
+    [
+        (0.001, 100e6, PART),  # never smaller than it began, for a quick server
+        (0.03, 100e6, 8 * MIB),  # 6 MB of body take twice the first byte
+        (0.06, 100e6, 16 * MIB),
+        (1.0, 1e9, LARGEST_PART),
+    ],
+)
+def test_a_body_takes_twice_as_long_as_its_first_byte(first_byte, rate, size):
+    assert learnt(first_byte=first_byte, rate=rate).part_size(1 << 30) == size
+
+
+def test_a_part_is_no_larger_than_its_transport_wants():
+    assert learnt(first_byte=1.0, rate=1e9, largest_part=8 * MIB).part_size(1 << 30) == 8 * MIB
+
+
+@pytest.mark.parametrize(
+    ("staging", "size"), [(4 * MIB, 4 * MIB), (4 * MIB - 1, 2 * MIB), (MIB, MIB), (1, SMALLEST_PART)]
+)
+def test_a_part_fits_its_stage_but_is_never_tiny(staging, size):
+    assert Pace(4, PART).part_size(staging) == size
