@@ -333,7 +333,10 @@ def test_every_command_line_shown_is_understood(words):
             if name == "exec":
                 path = parsed.params["path"]
                 assert path in {"job.yaml", "job.json"}
-                assert list(parsed.params["command"]) == words[words.index(path) + 1 :][-len(parsed.params["command"]) :]
+                assert (
+                    list(parsed.params["command"])
+                    == words[words.index(path) + 1 :][-len(parsed.params["command"]) :]
+                )
 
 
 @each_page()
@@ -455,7 +458,9 @@ def test_every_row_of_the_contract_has_a_test_or_says_that_it_has_none():
     for contract, decision, held in rows:
         assert contract, held
         assert decision, held
-        assert re.fullmatch(r"`tests/[\w/]+\.py::\w+`(, `tests/[\w/]+\.py::\w+`)*|(no test|open): .+", held), held
+        assert re.fullmatch(
+            r"`tests/[\w/]+\.py::\w+`(, `tests/[\w/]+\.py::\w+`)*|(no test|open): .+", held
+        ), held
 
 
 def test_every_section_of_the_contract_has_its_rows():

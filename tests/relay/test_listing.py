@@ -138,3 +138,12 @@ def test_timestamps_are_those_of_botocore(text):
     """The faster way agrees with botocore's where it applies and gives way where it does not."""
     assert _timestamp(text) == parse_timestamp(text)
     assert _timestamp(text).utcoffset() == parse_timestamp(text).utcoffset()
+
+
+@pytest.mark.usefixtures("small_pages")
+async def test_progress_is_told_page_by_page(stub):
+    stub.objects |= {f"b/d/{number:02}": b"1" for number in range(25)}
+    counts = []
+    async with clients_of(stub) as clients:
+        await plan_prefix(clients.control, S3Uri("b", "d/"), progress=counts.append)
+    assert counts == [10, 20, 25]

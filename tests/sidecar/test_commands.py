@@ -214,6 +214,14 @@ def test_plan_shows_what_would_be_streamed(stub, tmp_path):
     assert not (tmp_path / "ml").exists()
 
 
+def test_a_prefix_is_a_plain_string(stub, tmp_path):
+    """No folder is meant: what merely begins alike is streamed too (contract §3.1)."""
+    stub.objects |= {"b/train/1": b"a", "b/train-old/x": b"b", "b/eval/train/1": b"c"}
+    path = write_job(tmp_path / "j.yaml", job(stub.url, tmp_path / "ml", "b/train"))
+    found = json.loads(penstock("plan", "-c", path, "--json").stdout)["channels"]["train"]
+    assert [key for _, key, _, _ in found["keys"]] == ["train-old/x", "train/1"]
+
+
 def test_bare_and_quoted_etags_make_one_plan(stub, tmp_path):
     fill(stub, SIZES, prefix="b/train/")
     path = write_job(tmp_path / "j.yaml", job(stub.url, tmp_path / "ml", "b/train/"))

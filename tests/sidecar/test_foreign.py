@@ -66,6 +66,7 @@ def test_xgboost(stub, tmp_path):
     data = fill(stub, SIZES, prefix="b/train/")
     with serving(stub, tmp_path, "b/train/"):
         assert reads(tmp_path, "xgboost", 1, "validation") == ["absent"]
+        assert not (tmp_path / "ml" / "input" / "data" / "train").exists()  # it appends the number itself
         assert reads(tmp_path, "xgboost", 1, "train") == [digest(data)]
 
 

@@ -1,0 +1,20 @@
+"""What a long plan logs while it is being made."""
+
+from __future__ import annotations
+
+import pytest
+from structlog.testing import capture_logs
+
+from sidecar import supervisor
+
+
+@pytest.mark.parametrize(
+    ("every", "due"),
+    [(0.0, [{"event": "planning", "log_level": "info", "channel": "train", "entries": 7}]), (3600.0, [])],
+)
+def test_a_plan_that_takes_long_says_how_far_it_is(monkeypatch, every, due):
+    monkeypatch.setattr(supervisor, "PROGRESS_EVERY", every)
+    progress = supervisor._Progress("train")
+    with capture_logs() as logs:
+        progress(7)
+    assert logs == due
