@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from sidecar.config import unsupported
 from sidecar.environment import trainer_environment
 from sidecar.exits import Exit
 from sidecar.identity import identify, local_job
@@ -23,7 +22,7 @@ from sidecar.logs import log
 from sidecar.runtime import DEFAULT_BASE, Layout, keep_loaded, platform_resource_config
 from sidecar.signals import Shutdown, handled
 from sidecar.supervisor import Supervisor
-from streamer.errors import ConfigError, ReaderGone, SinkError
+from streamer.errors import ReaderGone, SinkError
 from streamer.plan import cut
 from streamer.relay.cat import stream_once
 from streamer.relay.pace import MOST_LANES
@@ -57,8 +56,6 @@ Flags = tuple[int | None, int | None]
 def settle(job: Job, layout: Layout, flags: Flags) -> tuple[Job, Hosts]:
     """Who this host is, and the job as it concerns this host. Raises ConfigError."""
     hosts = identify(job, flags=flags, environment=os.environ, document=platform_resource_config(layout))
-    if found := unsupported(job):
-        raise ConfigError("\n  ".join(["the job cannot be carried out:", *found]))
     return local_job(job, hosts), hosts
 
 

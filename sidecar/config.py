@@ -117,16 +117,6 @@ class Job(Model):
         return tuple(channel for channel in self.input_data_config if self.mode(channel) == mode)
 
 
-def unsupported(job: Job) -> list[str]:
-    """What the job asks for and the engine does not carry out yet, each with its channel."""
-    return [
-        f"channel {channel.channel_name!r}: CompressionType {channel.compression_type!r} is not supported "
-        "by this version of Penstock"
-        for channel in job.input_data_config
-        if channel.compression_type != "None"
-    ]
-
-
 def warnings(job: Job) -> list[str]:
     """What is odd about a job that can be carried out."""
     found = []

@@ -6,6 +6,7 @@ from enum import IntEnum
 
 from streamer.errors import (
     ConfigError,
+    CorruptObject,
     Denied,
     Missing,
     PenstockError,
@@ -33,6 +34,8 @@ class Exit(IntEnum):
     """An object was replaced or deleted after it was listed."""
     LOCAL = 7
     """The FIFO directory, a FIFO, a port or a limit of this machine."""
+    CORRUPT = 8
+    """A compressed object cannot be inflated: it is damaged, cut off, or not compressed."""
     NOT_FOUND = 127
     """`exec`: the command does not exist, as in a shell."""
     INTERRUPTED = 130
@@ -53,6 +56,8 @@ def exit_code(error: PenstockError) -> Exit:
         return Exit.MISSING
     if isinstance(error, SourceChanged):
         return Exit.CHANGED
+    if isinstance(error, CorruptObject):
+        return Exit.CORRUPT
     if isinstance(error, SourceError):
         return Exit.UNREACHABLE
     return Exit.BUG

@@ -54,7 +54,7 @@ METRICS: dict[str, Spec] = {
     "penstock_epochs_total": Spec("counter", ("channel", "verdict"), "Epochs ended, by how."),
     "penstock_epoch": Spec("gauge", ("channel",), "The epoch being offered or streamed, from 0."),
     "penstock_epoch_progress_ratio": Spec("gauge", ("channel",), "Delivered share of the current epoch."),
-    "penstock_epoch_size_bytes": Spec("gauge", ("channel",), "Bytes of one epoch."),
+    "penstock_epoch_size_bytes": Spec("gauge", ("channel",), "Bytes of one epoch, before inflation."),
     "penstock_channel_seconds_total": Spec(
         "counter",
         ("channel", "state"),
@@ -86,7 +86,7 @@ _LABELLED: dict[str, tuple[tuple[str, ...], Callable[[ChannelStatistics], dict[s
 }
 _GAUGES: dict[str, Callable[[ChannelStatistics], float]] = {
     "penstock_epoch": lambda s: s.epoch,
-    "penstock_epoch_progress_ratio": lambda s: s.bytes_delivered / s.bytes_total if s.bytes_total else 0.0,
+    "penstock_epoch_progress_ratio": lambda s: s.bytes_consumed / s.bytes_total if s.bytes_total else 0.0,
     "penstock_epoch_size_bytes": lambda s: s.bytes_total,
     "penstock_reader_connected": lambda s: s.reader_connected,
     "penstock_channel_failed": lambda s: s.error is not None,

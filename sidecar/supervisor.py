@@ -186,21 +186,22 @@ class Supervisor:
         except TimeoutError:
             for name, statistics in self.statistics().items():
                 if statistics.state == "streaming":
-                    missing = statistics.bytes_total - statistics.bytes_delivered
+                    missing = statistics.bytes_total - statistics.bytes_consumed
                     log.warning("cut off", channel=name, epoch=statistics.epoch, missing_bytes=missing)
 
     @contextlib.asynccontextmanager
     async def open_transport(self, clients: Clients, plans: dict[str, Plan]) -> AsyncIterator[Transport]:
         """The transport of all channels. Raises ConfigError if the one asked for cannot be."""
-        channels = self.job.channels("Pipe")
+        piped = [plans[channel.channel_name] for channel in self.job.channels("Pipe")]
         async with open_transport(
             clients,
             wish=self.job.penstock.transport,
-            buckets=set().union(*(plans[channel.channel_name].buckets() for channel in channels)),
-            channels=max(len(channels), 1),
+            buckets=set().union(*(plan.buckets() for plan in piped)),
+            channels=max(len(piped), 1),
             budget=int(self.job.penstock.memory_budget),
             connections=self.job.penstock.connections,
             part_size=self.job.penstock.part_size,
+            inflate=any(plan.inflate for plan in piped),
         ) as transport:
             self.transport = transport.name
             log.info("transport", transport=transport.name, reason=transport.reason)
@@ -270,7 +271,7 @@ class Supervisor:
             channel=trailer.channel,
             epoch=trailer.epoch,
             delivered=human_bytes(trailer.bytes_delivered),
-            of=human_bytes(trailer.bytes_total),
+            **({} if trailer.bytes_total is None else {"of": human_bytes(trailer.bytes_total)}),
             **({"error": trailer.error} if trailer.error else {}),
         )
         if trailer.verdict == "failed":

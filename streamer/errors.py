@@ -26,7 +26,7 @@ class Where:
     bucket: str | None = None
     key: str | None = None
     offset: int | None = None
-    """Byte offset in the object at which the request began."""
+    """Byte offset in the object: where the request began, or where the object is found damaged."""
     attempt: int | None = None
     """1 for the first try of this part."""
     request_id: str | None = None
@@ -107,6 +107,15 @@ class Truncated(Transient):
     """The body ended before the length that its head promised."""
 
     kind = "truncated"
+
+
+class CorruptObject(SourceError):
+    """A compressed object that cannot be inflated: damaged, cut off, or not compressed at all.
+
+    The offset is where in the object it was noticed. Never retried: the bytes are those of its ETag.
+    """
+
+    kind = "corrupt"
 
 
 class GaveUp(SourceError):

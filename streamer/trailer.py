@@ -3,7 +3,7 @@
 A FIFO cannot say "error": a writer that dies and a writer that is done look the same to a reader.
 So beside `<dir>/<channel>_<epoch>` the sidecar keeps `<dir>/.<channel>_<epoch>.penstock.json`:
 
-    open      written before the FIFO is offered: this FIFO comes with proof; `bytes_total` are due
+    open      written before the FIFO is offered: this FIFO comes with proof; `bytes_total` are due, if known
     complete  every byte was accepted by the FIFO; published *before* the write end is closed
     abandoned the reader closed early; the epoch counts as consumed (contract §1.3)
     failed    the source failed for good; `error` says how; the FIFO is held open, not closed
@@ -38,8 +38,11 @@ class Trailer:
     channel: str
     epoch: int
     verdict: Verdict
-    bytes_total: int
-    """Bytes of the whole epoch, known from the plan before the first is sent."""
+    bytes_total: int | None
+    """Bytes of the whole epoch, known from the plan before the first is sent.
+
+    None where objects are inflated, for then nobody knows it, until `complete` says it.
+    """
     bytes_delivered: int = 0
     """Bytes that the FIFO accepted; the reader's own count must equal it under `complete`."""
     objects: int = 0

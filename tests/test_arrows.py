@@ -39,6 +39,8 @@ FOREIGN = {
     "tensorflow": {"streamer.readers"},
     "numpy": {"streamer.readers"},
     "stamina": {"streamer.relay", "streamer.source", "sidecar"},
+    "isal": {"streamer.relay"},
+    "backports": {"streamer.relay"},
 }
 """Third-party packages and the only rooms that may know them."""
 

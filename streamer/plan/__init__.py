@@ -11,12 +11,13 @@ from __future__ import annotations
 from streamer.plan.entries import Entries, is_folder_marker, listed
 from streamer.plan.parts import Part, cut
 from streamer.plan.plan import Arrangement, Plan
-from streamer.plan.segments import Literal, ObjectRef, Segment, bare_etag
+from streamer.plan.segments import LONGEST_RECORD, Literal, ObjectRef, Segment, bare_etag, frame
 from streamer.plan.shards import Balance, Shard
 from streamer.plan.shuffle import Permutation
 from streamer.plan.uris import S3Uri, parse_object_uri, parse_s3_uri
 
 __all__ = [
+    "LONGEST_RECORD",
     "Arrangement",
     "Balance",
     "Entries",
@@ -30,6 +31,7 @@ __all__ = [
     "Shard",
     "bare_etag",
     "cut",
+    "frame",
     "is_folder_marker",
     "listed",
     "parse_object_uri",

@@ -7,6 +7,7 @@ its key and ETag.
 
 Bytes of the stream are counted here too, record framing included (contract §5.1), so that totals and
 shards need no decoding. What cannot be framed is refused when it is added: before anything streams.
+Of an object that is inflated on delivery only the compressed length is known, and is counted.
 """
 
 from __future__ import annotations
@@ -34,12 +35,16 @@ def framed(size: int) -> int:
 class Entries:
     """A growing, ordered collection of entries; nothing is added any more once a plan has it."""
 
-    def __init__(self, *, wrap: bool = False, objects_each: int = 1) -> None:
-        """`wrap`: each item will be one RecordIO record. `objects_each`: objects in every entry."""
+    def __init__(self, *, wrap: bool = False, inflate: bool = False, objects_each: int = 1) -> None:
+        """`wrap`: each item will be one RecordIO record. `objects_each`: objects in every entry.
+
+        `inflate`: objects are compressed, and are inflated on delivery; their records are made there too.
+        """
         self.wrap = wrap
+        self.inflate = inflate
         self.objects_each = objects_each
         self.sizes = array("Q")
-        """By entry, its bytes in the stream."""
+        """By entry, its bytes in the stream, as they are before anything is inflated."""
         self.total = 0
         """Bytes of all of them."""
         self._blob = bytearray()
@@ -68,7 +73,7 @@ class Entries:
                 size = len(item)
                 blob += _HEAD.pack(0, 0, 0, 0, size)
                 blob += item
-            if self.wrap:
+            if self.framed_here(item):
                 if size > MAX_PAYLOAD:
                     raise ConfigError(_too_long(item, size))
                 size = framed(size)
@@ -76,6 +81,10 @@ class Entries:
         self._offsets.append(len(blob))
         self.sizes.append(total)
         self.total += total
+
+    def framed_here(self, item: ObjectRef | bytes) -> bool:
+        """Whether the plan itself makes the item's record: its length is known before it is delivered."""
+        return self.wrap and not (self.inflate and isinstance(item, ObjectRef) and item.size)
 
     @property
     def buckets(self) -> set[str]:
@@ -120,7 +129,8 @@ class Entries:
 
     def extend(self, other: Entries) -> None:
         """Append all entries of `other`, which was made alike."""
-        if (other.wrap, other.objects_each) != (self.wrap, self.objects_each):
+        make = (self.wrap, self.inflate, self.objects_each)
+        if (other.wrap, other.inflate, other.objects_each) != make:
             raise ValueError("entries of another make")
         if not self._buckets:
             self._buckets, self._numbers = list(other._buckets), dict(other._numbers)
@@ -147,19 +157,19 @@ class Entries:
         """
         if all(self._key(i) <= self._key(i + 1) for i in range(len(self) - 1)):
             return self
-        found = Entries(wrap=self.wrap, objects_each=self.objects_each)
+        found = Entries(wrap=self.wrap, inflate=self.inflate, objects_each=self.objects_each)
         for index in sorted(range(len(self)), key=self._key):
             found.add(*self.items(index))
         return found
 
 
-def listed(found: Iterable[ObjectRef], *, wrap: bool = False) -> Entries:
+def listed(found: Iterable[ObjectRef], *, wrap: bool = False, inflate: bool = False) -> Entries:
     """The objects of a listing as entries in plan order, without zero-byte "folder" markers.
 
     Consoles and mount tools create empty objects whose key ends in `/`; they hold no data, and under
     record wrapping they would become empty records (contract §3.1).
     """
-    entries = Entries(wrap=wrap)
+    entries = Entries(wrap=wrap, inflate=inflate)
     for ref in found:
         if not is_folder_marker(ref):
             entries.add(ref)

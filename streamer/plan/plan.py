@@ -42,6 +42,12 @@ class Arrangement:
     seed: int | None = None
     """Shuffle every epoch, the first one too (ShuffleConfig.Seed); None keeps plan order."""
     shard: Shard = field(default_factory=Shard)
+    inflate: bool = False
+    """Objects are compressed, and are inflated while they are delivered (CompressionType)."""
+
+    def entries(self, *, objects_each: int = 1) -> Entries:
+        """Entries to be filled for a plan that is arranged so, with so many objects in each."""
+        return Entries(wrap=self.wrap, inflate=self.inflate, objects_each=objects_each)
 
 
 class _Share(NamedTuple):
@@ -67,14 +73,16 @@ class Plan:
     def of(cls, objects: Iterable[ObjectRef], arrangement: Arrangement | None = None) -> Plan:
         """A plan of one entry per object, in the order given."""
         arrangement = arrangement or Arrangement()
-        entries = Entries(wrap=arrangement.wrap)
+        entries = arrangement.entries()
         for ref in objects:
             entries.add(ref)
         return cls.arranged(entries, arrangement)
 
     @classmethod
     def arranged(cls, entries: Entries, arrangement: Arrangement) -> Plan:
-        """A plan of `entries`, which were made with the arrangement's `wrap`."""
+        """A plan of `entries`, which were made with the arrangement's `wrap` and `inflate`."""
+        if (entries.wrap, entries.inflate) != (arrangement.wrap, arrangement.inflate):
+            raise ValueError("the entries were made for another arrangement")
         return cls(entries, seed=arrangement.seed, shard=arrangement.shard)
 
     def __repr__(self) -> str:
@@ -84,6 +92,11 @@ class Plan:
     def varies(self) -> bool:
         """Whether epochs differ in what they hold on this host, so that each must be added up anew."""
         return self.seed is not None and self.shard.count > 1
+
+    @property
+    def inflate(self) -> bool:
+        """Whether objects are inflated on delivery: nobody knows the stream's length before its end."""
+        return self.entries.inflate
 
     @property
     def streams(self) -> bool:
@@ -125,7 +138,10 @@ class Plan:
         return found
 
     def total_bytes(self, epoch: int) -> int:
-        """Bytes of the epoch. Where `varies`, the first call takes some microseconds an entry."""
+        """Bytes of the epoch's segments; those of the stream unless objects are inflated.
+
+        Where `varies`, the first call takes some microseconds an entry.
+        """
         return self._share(epoch).bytes
 
     def objects(self, epoch: int) -> int:
@@ -145,10 +161,11 @@ class Plan:
 
     def segments(self, epoch: int) -> Iterator[Segment | Literal]:
         """The epoch's segments, in stream order; none is empty."""
-        wrap = self.entries.wrap
+        entries = self.entries
         for index in self.order(epoch):
-            for item in self.entries.items(index):
+            for item in entries.items(index):
                 size = item.size if isinstance(item, ObjectRef) else len(item)
+                wrap = entries.framed_here(item)
                 if wrap:
                     yield Literal(header(size))
                 if size:
@@ -171,6 +188,7 @@ class Plan:
             "seed": self.seed,
             "shard": [shard.index, shard.count, shard.by] if shard.count > 1 else None,
             "wrap": self.entries.wrap or None,
+            "inflate": self.entries.inflate or None,
         }
         told = {name: value for name, value in arranged.items() if value is not None}
         if told:

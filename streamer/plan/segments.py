@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from streamer.formats.recordio import MAX_PAYLOAD, header, padding
+
 
 @dataclass(frozen=True, slots=True)
 class ObjectRef:
@@ -43,6 +45,15 @@ class Literal:
 
     def __len__(self) -> int:
         return len(self.data)
+
+
+LONGEST_RECORD = MAX_PAYLOAD
+"""Bytes that one RecordIO record of a single part can hold (contract §5.1)."""
+
+
+def frame(size: int) -> tuple[bytes, bytes]:
+    """What comes before and behind the `size` bytes of a RecordIO record. Raises ValueError for too many."""
+    return header(size), padding(size)
 
 
 def bare_etag(etag: str) -> str:

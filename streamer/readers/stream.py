@@ -99,7 +99,8 @@ class PipeStream(io.RawIOBase):
         self._identity = _NAME.fullmatch(self._base)
 
     def __repr__(self) -> str:
-        due = "" if self.trailer is None else f" of {self.trailer.bytes_total}"
+        total = None if self.trailer is None else self.trailer.bytes_total
+        due = "" if total is None else f" of {total}"
         state = "closed" if self.closed else "ended" if self._ended else "open" if self._fd >= 0 else "new"
         return f"<PipeStream {self.name} [{state}: {self.received}{due} bytes]>"
 
@@ -296,7 +297,7 @@ class PipeStream(io.RawIOBase):
         return 0
 
     def _broken(self, trailer: Trailer) -> str:
-        due = trailer.bytes_delivered if trailer.verdict == "complete" else trailer.bytes_total
+        total = trailer.bytes_delivered if trailer.verdict == "complete" else trailer.bytes_total
         why = {
             "open": "the sidecar died",
             "complete": "the sidecar delivered them all, so another process reads this FIFO too",
@@ -305,7 +306,8 @@ class PipeStream(io.RawIOBase):
             "stopped": "the sidecar was told to stop",
         }[trailer.verdict]
         said = f": {trailer.error}" if trailer.error else ""
-        return f"received {self.received} of {due} bytes of {self._base}: {why}{said}"
+        due = "" if total is None else f" of {total}"
+        return f"received {self.received}{due} bytes of {self._base}: {why}{said}"
 
     def _read_trailer(self) -> Trailer | None:
         if self._identity is None:

@@ -127,7 +127,7 @@ class Channel:
     async def _run_epoch(self, prefetcher: Prefetcher) -> bool:
         """One epoch from open to retire; whether another may follow."""
         self._phase = "waiting"
-        prefetcher.delivered = 0
+        prefetcher.delivered = prefetcher.consumed = 0
         if self._plan.varies:
             # Seconds for millions of entries; the trailers of this epoch and the next need the results.
             await asyncio.to_thread(self._plan.total_bytes, self._epoch + 1)
@@ -197,7 +197,7 @@ class Channel:
         return replace(
             self._template,
             epoch=epoch,
-            bytes_total=self._plan.total_bytes(epoch),
+            bytes_total=None if self._plan.inflate else self._plan.total_bytes(epoch),
             objects=self._plan.objects(epoch),
         )
 
@@ -207,7 +207,10 @@ class Channel:
             "failed": str(self.error),
             "stopped": "the sidecar was stopped in mid-epoch",
         }.get(verdict)
-        return replace(self._opening(self._epoch), verdict=verdict, bytes_delivered=delivered, error=error)
+        trailer = replace(self._opening(self._epoch), verdict=verdict, bytes_delivered=delivered, error=error)
+        if verdict == "complete" and trailer.bytes_total is None:
+            return replace(trailer, bytes_total=delivered)
+        return trailer
 
     def _count(self, trailer: Trailer) -> None:
         self._ended[trailer.verdict] += 1
@@ -220,6 +223,7 @@ class Channel:
             state=self._phase,
             epoch=self._epoch,
             bytes_total=self._plan.total_bytes(self._epoch),
+            bytes_consumed=self._prefetcher.consumed if self._prefetcher else 0,
             bytes_delivered=self._prefetcher.delivered if self._prefetcher else 0,
             objects=self._plan.objects(self._epoch),
             written_bytes=tally.written_bytes,

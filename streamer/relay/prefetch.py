@@ -12,12 +12,14 @@ epoch's failure is its own.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING
 
 from streamer.errors import GaveUp, ReaderGone, SourceError
 from streamer.plan import Plan, cut
 from streamer.relay.retry import RetryPolicy, fetch_part
-from streamer.relay.stages import Stage, Stages
+from streamer.relay.stages import MemoryStage, Stage, Stages
+from streamer.relay.unpack import MOST_TAKEN, Unpacker
 from streamer.relay.window import Slot, Window
 
 if TYPE_CHECKING:
@@ -65,6 +67,8 @@ class Prefetcher:
         self._changed = asyncio.Event()
         self.delivered = 0
         """Bytes of the epoch being delivered that its outlet has accepted."""
+        self.consumed = 0
+        """Bytes of the epoch's parts that are delivered: `delivered`, unless objects are inflated."""
 
     def allow(self, epoch: int) -> None:
         """Parts of epochs up to `epoch` may be fetched from now on."""
@@ -85,9 +89,19 @@ class Prefetcher:
         Raises ReaderGone if the outlet's reader closes before the last byte, SourceError if a part
         cannot be had. `delivered` then tells how far it came.
         """
-        self.delivered = 0
+        self.delivered = self.consumed = 0
+        with contextlib.ExitStack() as stack:
+            unpacker = None
+            if self._plan.inflate:
+                unpacker = Unpacker(
+                    outlet, wrap=self._plan.entries.wrap, watch=self._tally.watch, account=self._written
+                )
+                stack.callback(unpacker.close)
+            await self._deliver(epoch, outlet, unpacker)
+
+    async def _deliver(self, epoch: int, outlet: Outlet, unpacker: Unpacker | None) -> None:
         watch, total = self._tally.watch, self._plan.total_bytes(epoch)
-        while self.delivered < total:
+        while self.consumed < total:
             stage = self._head_stage(epoch)
             if outlet.reader_gone:
                 raise ReaderGone("the reader closed the pipe")
@@ -99,6 +113,9 @@ class Prefetcher:
                 await self._news(stage, outlet)
                 continue
             watch.enter("moving")
+            if unpacker is not None:
+                await self._unpack(stage, unpacker)
+                continue
             try:
                 count = outlet.push(stage)
             except BlockingIOError:
@@ -107,6 +124,16 @@ class Prefetcher:
                 continue
             self._account(count)
             await asyncio.sleep(0)  # yield to sockets and other channels between writes
+
+    async def _unpack(self, stage: Stage, unpacker: Unpacker) -> None:
+        """Move some of the head of line through `unpacker`."""
+        slot = self._window.head
+        if slot is None or not isinstance(stage, MemoryStage):
+            raise RuntimeError("what is inflated must be in memory: open the transport with inflate=True")
+        data = stage.take(MOST_TAKEN)
+        await unpacker.pass_on(slot.part, slot.delivered, data)
+        self._consumed(len(data))
+        await asyncio.sleep(0)
 
     def _second_chance(self, stage: Stage) -> None:
         """Ask again for a part that was given up while nobody waited for it; raise any other failure.
@@ -133,13 +160,20 @@ class Prefetcher:
         slot = self._window.head
         if slot is None:
             return None
-        if (slot.part.epoch, slot.part.offset + slot.delivered) != (epoch, self.delivered):
-            raise RuntimeError(f"head of line is {slot}, but byte {self.delivered} of epoch {epoch} is due")
+        if (slot.part.epoch, slot.part.offset + slot.delivered) != (epoch, self.consumed):
+            raise RuntimeError(f"head of line is {slot}, but byte {self.consumed} of epoch {epoch} is due")
         return self._stages[slot]
 
     def _account(self, count: int) -> None:
+        self._written(count)
+        self._consumed(count)
+
+    def _written(self, count: int) -> None:
         self.delivered += count
         self._tally.written_bytes += count
+
+    def _consumed(self, count: int) -> None:
+        self.consumed += count
         done = self._window.deliver(count)
         if done is not None:
             self._stages.pop(done).discard()

@@ -217,6 +217,25 @@ class MemoryStage(Stage):
             self._arrived(count)
             self._changed()
 
+    def take(self, most: int) -> bytes:
+        """A copy of the next staged bytes, at most `most`: some literals, or some of the body, never both.
+
+        The part is delivered up to behind them. Raises ValueError if nothing is staged.
+        """
+        if self._head:
+            data = bytes(self._head[:most])
+            self._head = self._head[len(data) :]
+            return data
+        if not self._in_memory:
+            raise ValueError(f"nothing is staged in {self}")
+        chunk = self._chunks[0]
+        data = bytes(chunk.unsent[:most])
+        chunk.sent += len(data)
+        self._in_memory -= len(data)
+        if chunk.sent == chunk.filled:
+            self._sent(self._chunks.popleft())
+        return data
+
     def _drain_rest(self, fd: int) -> int:
         return self._write_memory(fd)
 

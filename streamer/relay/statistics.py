@@ -93,9 +93,11 @@ class ChannelStatistics:
     """waiting (for a reader), streaming, failed, or stopped."""
     epoch: int
     bytes_total: int
-    """Bytes of one epoch."""
+    """Bytes of one epoch, compressed where objects are."""
+    bytes_consumed: int
+    """Of those, the bytes that have been delivered in the current epoch."""
     bytes_delivered: int
-    """Bytes of the current epoch that the FIFO has accepted."""
+    """Bytes of the current epoch that the FIFO has accepted: `bytes_consumed`, unless they are inflated."""
     objects: int
     written_bytes: int
     received_bytes: int

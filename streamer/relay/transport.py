@@ -67,17 +67,23 @@ async def open_transport(
     connections: int | None = None,
     part_size: int | None = None,
     to_pipes: bool = True,
+    inflate: bool = False,
 ) -> AsyncIterator[Transport]:
     """The transport for these buckets, until the end of the block.
 
     `budget` and `connections` are for all channels together. Where `connections` or `part_size` is not
-    given, it adapts. `to_pipes`: whether all sinks are pipes. Raises ConfigError if what is wished cannot be.
+    given, it adapts. `to_pipes`: whether all sinks are pipes. `inflate`: whether any channel's objects are
+    inflated, which takes their bytes through memory. Raises ConfigError if what is wished cannot be.
     """
     portable = PortableSource(clients.data)
     lanes = _Lanes(connections, part_size)
     pipe_budget, most_pipes = _pipe_limits(channels, lanes.most)
     no_client = why_not(clients.data, buckets)
-    no_splice = no_client or _no_splice(clients, min(budget, pipe_budget), channels, to_pipes=to_pipes)
+    no_splice = (
+        no_client
+        or ("compressed objects are inflated in memory" if inflate else None)
+        or _no_splice(clients, min(budget, pipe_budget), channels, to_pipes=to_pipes)
+    )
     obstacle = {"kernel": no_splice, "copying": no_client}.get(wish)
     if obstacle:
         raise ConfigError(f"the {wish} transport is asked for, but {obstacle}; use auto or portable")

@@ -40,11 +40,16 @@ class _Lister:
     """One listing of one bucket."""
 
     def __init__(
-        self, client: Any, bucket: str, *, wrap: bool, progress: Callable[[int], None] | None
+        self,
+        client: Any,
+        bucket: str,
+        arrangement: Arrangement,
+        *,
+        progress: Callable[[int], None] | None,
     ) -> None:
         self._client = client
         self._bucket = bucket
-        self._wrap = wrap
+        self._arrangement = arrangement
         self._turns = asyncio.Semaphore(LISTS)
         self._progress = progress
         self._known = 0
@@ -72,7 +77,7 @@ class _Lister:
 
         Raises SourceError, or a group of such; ConfigError for an object that cannot be wrapped.
         """
-        entries = Entries(wrap=self._wrap)
+        entries = self._arrangement.entries()
         asked: dict[str, str] = {}
         pages = 0
         while True:
@@ -94,14 +99,14 @@ class _Lister:
 
     async def _by_folders(self, prefix: str) -> Entries | None:
         """The same, folder by folder; None if there are too many for that."""
-        runs: list[Entries | asyncio.Task[Entries]] = [Entries(wrap=self._wrap)]
+        runs: list[Entries | asyncio.Task[Entries]] = [self._arrangement.entries()]
         async with asyncio.TaskGroup() as group:
             folders = 0
             async for item in self._level(prefix):
                 loose = runs[-1]
                 if isinstance(item, ObjectRef):
                     if not isinstance(loose, Entries):
-                        runs.append(loose := Entries(wrap=self._wrap))
+                        runs.append(loose := self._arrangement.entries())
                     loose.add(item)
                     continue
                 folders += 1
@@ -111,7 +116,7 @@ class _Lister:
                             run.cancel()
                     return None
                 runs.append(group.create_task(self.below(item)))
-        entries = Entries(wrap=self._wrap)
+        entries = self._arrangement.entries()
         for run in runs:
             entries.extend(run if isinstance(run, Entries) else run.result())
         return entries
@@ -132,7 +137,11 @@ class _Lister:
 
 
 async def list_prefix(
-    client: Any, uri: S3Uri, *, wrap: bool = False, progress: Callable[[int], None] | None = None
+    client: Any,
+    uri: S3Uri,
+    arrangement: Arrangement | None = None,
+    *,
+    progress: Callable[[int], None] | None = None,
 ) -> Entries:
     """Every object whose key starts with `uri.key`, in the byte order of keys, without folder markers.
 
@@ -140,8 +149,9 @@ async def list_prefix(
     are used up, BadAnswer for a listing that does not advance. ConfigError if an object cannot be wrapped.
     `progress` is told about how many objects have been heard of, some of them twice.
     """
+    arrangement = arrangement or Arrangement()
     try:
-        found = await _Lister(client, uri.bucket, wrap=wrap, progress=progress).below(uri.key)
+        found = await _Lister(client, uri.bucket, arrangement, progress=progress).below(uri.key)
     except BaseExceptionGroup as errors:
         raise first_error(errors) from errors
     return await asyncio.to_thread(found.in_key_order)  # a second for a million
@@ -156,7 +166,7 @@ async def plan_prefix(
 ) -> Plan:
     """The plan of an `S3Prefix` channel. Raises as `list_prefix` does, and Missing if no object matches."""
     arrangement = arrangement or Arrangement()
-    entries = await list_prefix(client, uri, wrap=arrangement.wrap, progress=progress)
+    entries = await list_prefix(client, uri, arrangement, progress=progress)
     if not len(entries):
         raise Missing("no object matches this prefix; check S3Uri (a prefix is case-sensitive)", Where(*uri))
     plan = Plan.arranged(entries, arrangement)

@@ -53,7 +53,7 @@ async def plan_manifest(
     ConfigError naming the position for a manifest that breaks a rule, SourceError otherwise.
     """
     arrangement = arrangement or Arrangement()
-    entries = Entries(wrap=arrangement.wrap)
+    entries = arrangement.entries()
     scanner = ArrayScanner(str(uri))
 
     def rows(text: bytes, *, last: bool) -> Iterator[_Row]:
@@ -85,7 +85,7 @@ async def plan_augmented(
         raise ConfigError("AttributeNames is empty: list the attributes to stream, in order")
     arrangement = arrangement or Arrangement()
     objects = sum(name.endswith("-ref") for name in attributes)
-    entries = Entries(wrap=arrangement.wrap, objects_each=objects)
+    entries = arrangement.entries(objects_each=objects)
     scanner = LineScanner(str(uri), attributes)
 
     def rows(text: bytes, *, last: bool) -> Iterator[_Row]:

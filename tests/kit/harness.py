@@ -76,11 +76,13 @@ async def running_channel(
     policy: RetryPolicy = EAGER,
     transport: Wish = "portable",
     make_plan: Callable[[Any], Awaitable[Plan]] | None = None,
+    inflate: bool = False,
     **endpoint: Any,
 ) -> AsyncIterator[Running]:
     """List the prefix, prepare and run a channel `train`; cancel it at the end.
 
     `parts`: how many parts the budget has room for. `make_plan`: from a client, instead of the prefix.
+    `inflate`: whether that plan does.
     `endpoint`: as of `clients_of`.
     """
     async with (
@@ -93,6 +95,7 @@ async def running_channel(
             budget=_budget(parts, part_size, transport),
             connections=connections,
             part_size=part_size,
+            inflate=inflate,
         ) as chosen,
     ):
         bucket, _, key = prefix.partition("/")

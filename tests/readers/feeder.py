@@ -91,15 +91,17 @@ class Feeder:
         error=None,
         proof=True,
         hold=False,
+        unknown=False,
     ):
         """Offer an epoch: trailer, FIFO, and a thread that waits for the reader and writes `data`.
 
         `verdict` "open" publishes no last trailer: that is a sidecar that died. `hold` keeps the write end
-        open after that until `release` is set.
+        open after that until `release` is set. `unknown`: the length is told at the end only.
         """
+        opening = None if unknown else len(data) if total is None else total
         total = len(data) if total is None else total
         if proof:
-            self.publish(epoch, "open", channel=channel, total=total)
+            self.publish(epoch, "open", channel=channel, total=opening)
         path = self.path(channel, epoch)
         os.mkfifo(path)
         feed = Feed()

@@ -57,6 +57,23 @@ def test_end_of_file_while_the_trailer_is_open_means_that_the_sidecar_died(feede
     stream.close()
 
 
+def test_an_epoch_of_unknown_length_is_proven_all_the_same(feeder):
+    """Inflated objects: only the last trailer knows how many bytes there were."""
+    feeder.feed(0, DATA, unknown=True, hold=True)
+    with PipeStream(feeder.path("train", 0)) as stream:
+        assert stream.read(10) == DATA[:10]
+        assert "train_0 [open: 10 bytes]" in repr(stream)
+        feeder.feeds[0][1].release.set()
+        assert stream.read() == DATA[10:]
+        assert stream.trailer.bytes_total == len(DATA)
+    feeder.feed(1, DATA, unknown=True, verdict="open")
+    with pytest.raises(TruncatedStream, match=f"received {len(DATA)} bytes of train_1: the sidecar died"):
+        read_all(feeder, 1)
+    feeder.feed(2, DATA, unknown=True, delivered=len(DATA) + 1)
+    with pytest.raises(TruncatedStream, match=f"received {len(DATA)} of {len(DATA) + 1} bytes of train_2"):
+        read_all(feeder, 2)
+
+
 def test_a_killed_writer_process(feeder):
     feeder.publish(0, "open", total=10)
     os.mkfifo(feeder.path("train", 0))

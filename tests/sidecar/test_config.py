@@ -7,7 +7,7 @@ import json
 import pytest
 import yaml
 
-from sidecar.config import Job, load_job, unsupported, warnings
+from sidecar.config import Job, load_job, warnings
 from streamer.errors import ConfigError
 
 S3 = "InputDataConfig__0__DataSource__S3DataSource"
@@ -226,12 +226,6 @@ def test_many_channels_and_names_in_two_cases_are_warned_of():
     assert warnings(Job.model_validate(many)) == ["21 channels; SageMaker itself takes at most 20"]
     (told,) = warnings(Job.model_validate(named(Train="Pipe", train="Pipe")))
     assert "SM_CHANNEL_TRAIN" in told
-
-
-def test_what_the_engine_cannot_do_is_told():
-    (told,) = unsupported(Job.model_validate(document(InputDataConfig__0__CompressionType="Gzip")))
-    assert "CompressionType 'Gzip'" in told
-    assert unsupported(Job.model_validate(document())) == []
 
 
 def test_dates_are_text(tmp_path):

@@ -193,15 +193,10 @@ def test_a_host_without_channels_serves_none(stub, tmp_path):
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
 
 
-def test_what_cannot_be_carried_out_ends_the_process_by_name(stub, tmp_path):
-    document = cluster_job(stub, tmp_path)
-    document["InputDataConfig"][1]["CompressionType"] = "Gzip"
-    path = write_job(tmp_path / "job.yaml", document)
-    done = penstock("run", "-c", path, "--host-index", "0")
+def test_a_host_without_an_index_ends_the_process(stub, tmp_path):
+    done = penstock("plan", "-c", write_job(tmp_path / "job.yaml", cluster_job(stub, tmp_path)))
     assert done.returncode == 2
-    assert "channel 'eval': CompressionType 'Gzip' is not supported" in done.stderr
     assert "Traceback" not in done.stderr
-    assert penstock("plan", "-c", path).returncode == 2  # no index
 
 
 def test_replicated_data_is_whole_everywhere():

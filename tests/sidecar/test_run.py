@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import re
 import signal
@@ -216,6 +217,29 @@ def test_a_failed_channel_is_held_and_the_others_go_on(stub, tmp_path):
             assert read_all(data / "eval_0") == evaluation
             assert running.end() == 3
     assert "REQERR" in read_trailer(str(data), "train", 0).error
+
+
+def test_compressed_objects_are_inflated_and_a_damaged_one_has_its_exit_code(stub, tmp_path):
+    contents = [b"one" * 100_000, b"two" * 7]
+    stub.objects |= {f"b/train/{i}.gz": gzip.compress(content) for i, content in enumerate(contents)}
+    stub.objects["b/eval/0.gz"] = gzip.compress(contents[0])[:-1]
+    document = job(stub.url, tmp_path / "ml", "b/train/", "b/eval/")
+    for channel in document["InputDataConfig"]:
+        channel["CompressionType"] = "Gzip"
+    with sidecar(write_job(tmp_path / "job.yaml", document)) as running:
+        chosen = running.wait_for("transport")
+        assert chosen["reason"] == "compressed objects are inflated in memory"
+        data = tmp_path / "ml" / "input" / "data"
+        running.wait_for("ready")
+        assert read_all(data / "train_0") == b"".join(contents)
+        ended = running.wait_for("epoch complete", channel="train")
+        assert ended["delivered"] == ended["of"]
+        assert running.status()["channels"]["train"]["bytes_total"] < 10_000
+        with open(data / "eval_0", "rb", buffering=0):
+            failed = running.wait_for("epoch failed", channel="eval")
+            assert "it was cut off: s3://b/eval/0.gz" in failed["error"]
+            assert "of" not in failed
+            assert running.end() == 8
 
 
 def test_a_killed_reader_costs_one_epoch(stub, tmp_path):

@@ -1,0 +1,204 @@
+"""Delivery of a channel whose objects are compressed: inflated in stream order, between stage and outlet.
+
+    head of line ─ at most 256 KiB ─▶ Inflater ─ at most 1 MiB ─▶ outlet          (unwrapped)
+                                               └▶ spool ─ header, content, padding ─▶ outlet   (wrapped)
+
+Parts are fetched compressed, so the window's room is that of compressed bytes; of content there is one
+piece at a time. Inflating runs in a worker thread (ISA-L and zstd release the GIL), but for what is so
+little that the way to the thread would cost more; the delivery waits for its piece, so it cannot be
+overtaken, and a full FIFO stops the inflating as it stops everything. Literals pass untouched.
+
+A RecordIO header holds the length of the content (contract §5.1), known only when all of it is inflated.
+So a wrapped object lies in a spool before its first byte is sent: up to 8 MiB in memory, beyond that in a
+file without a name in TMPDIR. A damaged object that is wrapped delivers no byte; one that is not has
+delivered what came before the damage, under a trailer that never says `complete`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from collections import deque
+from itertools import islice
+from typing import TYPE_CHECKING, TypeVar
+
+from streamer.errors import CorruptObject, ReaderGone, SinkError, Where
+from streamer.plan import LONGEST_RECORD, frame
+from streamer.relay.inflate import Inflater
+from streamer.units import KIB, MIB
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from streamer.plan import ObjectRef, Part
+    from streamer.relay.statistics import Stopwatch
+    from streamer.sink.outlet import Outlet
+
+T = TypeVar("T")
+
+MOST_TAKEN = 256 * KIB
+"""Compressed bytes that are inflated at once."""
+PIECE = 1 * MIB
+"""Content that lies in memory at once: what a FIFO takes."""
+_LITTLE = 16 * KIB
+"""Compressed bytes that are inflated on the loop; the way to a thread and back costs as much."""
+_LITTLE_PIECE = 64 * KIB
+SPOOL_MEMORY = 8 * MIB
+"""Bytes of a wrapped object that are kept in memory."""
+_MAX_VECTORS = 64
+
+
+class _Pieces:
+    """Pieces of memory on their way into a descriptor; `streamer.sink.outlet.Drainable`."""
+
+    def __init__(self, pieces: list[bytes]) -> None:
+        self._left = deque(memoryview(piece) for piece in pieces if piece)
+
+    def __bool__(self) -> bool:
+        return bool(self._left)
+
+    def drain_into(self, fd: int) -> int:
+        count = left = os.writev(fd, list(islice(self._left, _MAX_VECTORS)))
+        while left:
+            first = self._left[0]
+            if left < len(first):
+                self._left[0] = first[left:]
+                break
+            left -= len(self._left.popleft())
+        return count
+
+
+class Unpacker:
+    """Passes one epoch on to `outlet`, with its objects inflated; closed once by its owner.
+
+    `account` is told the bytes that the outlet accepts. With `wrap`, every object becomes a RecordIO record.
+    """
+
+    def __init__(
+        self, outlet: Outlet, *, wrap: bool, watch: Stopwatch, account: Callable[[int], None]
+    ) -> None:
+        self._outlet = outlet
+        self._wrap = wrap
+        self._watch = watch
+        self._account = account
+        self._inflater: Inflater | None = None
+        """Of the object that is being delivered."""
+        self._spool: tempfile.SpooledTemporaryFile[bytes] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Unpacker {self._inflater}>"
+
+    async def pass_on(self, part: Part, at: int, data: bytes) -> None:
+        """Deliver `data`, the bytes of `part` from `at` on: either literals or some of its body.
+
+        Raises CorruptObject, ReaderGone, and SinkError if there is no room for the spool.
+        """
+        place = at - len(part.head)
+        if not 0 <= place < part.body:
+            await self._write([data])
+            return
+        start = part.start + place
+        if start == 0:
+            self._begin(part.object)
+        inflater = self._inflater
+        if inflater is None:
+            raise RuntimeError(f"byte {start} of {part.object.key} without those before it")
+        inflater.feed(data)
+        while pieces := await self._next(inflater, len(data)):
+            await asyncio.sleep(
+                0
+            )  # a little may be inflated here again and again: let others have their turn
+            if self._spool is None:
+                await self._write(pieces)
+            elif inflater.produced > LONGEST_RECORD:
+                raise _too_long(part.object)
+            elif self._outlet.reader_gone:
+                raise ReaderGone("the reader closed the pipe")
+        if start + len(data) == part.object.size:
+            inflater.finish()
+            if self._spool is not None:
+                await self._record(self._spool, inflater.produced)
+            self.close()
+
+    def close(self) -> None:
+        """Forget the object that is being delivered; further calls do nothing."""
+        self._inflater = None
+        if self._spool is not None:
+            spool, self._spool = self._spool, None
+            spool.close()
+
+    def _begin(self, ref: ObjectRef) -> None:
+        self.close()
+        self._inflater = Inflater(ref)
+        if self._wrap:
+            self._spool = tempfile.SpooledTemporaryFile(SPOOL_MEMORY)  # noqa: SIM115 - closed by `close`
+
+    async def _next(self, inflater: Inflater, fed: int) -> list[bytes]:
+        """The next pieces, spooled already if the object is wrapped."""
+        in_memory = self._spool is None or inflater.produced + _LITTLE_PIECE <= SPOOL_MEMORY
+        if fed <= _LITTLE and in_memory:
+            return self._step(inflater, _LITTLE_PIECE)
+        return await _in_thread(lambda: self._step(inflater, PIECE))
+
+    def _step(self, inflater: Inflater, most: int) -> list[bytes]:
+        pieces = inflater.pieces(most)
+        if self._spool is not None:
+            try:
+                self._spool.writelines(pieces)
+            except OSError as error:
+                raise _no_room(inflater.ref, error) from error
+        return pieces
+
+    async def _record(self, spool: tempfile.SpooledTemporaryFile[bytes], size: int) -> None:
+        """Deliver what is spooled as one record."""
+        header, padding = frame(size)
+        if size <= _LITTLE_PIECE:
+            spool.seek(0)
+            await self._write([header, spool.read(), padding])
+            return
+        await self._write([header])
+        await _in_thread(lambda: spool.seek(0))
+        while content := await _in_thread(lambda: spool.read(PIECE)):
+            await self._write([content])
+        await self._write([padding])
+
+    async def _write(self, pieces: list[bytes]) -> None:
+        left = _Pieces(pieces)
+        while left:
+            self._watch.enter("moving")
+            try:
+                count = self._outlet.push(left)
+            except BlockingIOError:
+                self._watch.enter("blocked")
+                await self._outlet.writable()
+                continue
+            self._account(count)
+        self._watch.enter("moving")
+
+
+async def _in_thread(step: Callable[[], T]) -> T:
+    """Run `step` in a worker thread; when cancelled, wait for it, since it uses what is closed next."""
+    running = asyncio.get_running_loop().run_in_executor(None, step)
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait([running])
+        if not running.cancelled():
+            running.exception()  # it is nobody's any more
+        raise
+
+
+def _too_long(ref: ObjectRef) -> CorruptObject:
+    return CorruptObject(
+        f"the object inflates to more than the {LONGEST_RECORD} bytes that a RecordIO record holds; "
+        "split it, or set RecordWrapperType: None",
+        Where(ref.bucket, ref.key),
+    )
+
+
+def _no_room(ref: ObjectRef, error: OSError) -> SinkError:
+    return SinkError(
+        f"cannot spool s3://{ref.bucket}/{ref.key} in {tempfile.gettempdir()}: {error.strerror}; an object "
+        "that is inflated and wrapped is spooled whole: let TMPDIR name a directory with room for it"
+    )

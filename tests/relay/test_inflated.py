@@ -1,0 +1,248 @@
+"""Compressed objects on real FIFOs, over both transports that bring bytes into memory."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import gzip
+import json
+import os
+import random
+import tempfile
+
+import pytest
+from backports import zstd
+
+from streamer.errors import ConfigError
+from streamer.plan import Arrangement, S3Uri, Shard
+from streamer.relay import unpack
+from streamer.relay.transport import open_transport
+from streamer.source.listing import plan_prefix
+from streamer.source.manifests import plan_augmented
+from streamer.trailer import read_trailer
+from tests.kit.harness import MORE_THAN_A_FIFO, clients_of, running_channel
+from tests.kit.pipes import eventually, off_loop, read_all, read_some
+from tests.kit.stub import cut_after
+from tests.relay.test_faults import failed_after
+from tests.unit import reference
+
+pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
+
+
+@pytest.fixture(params=["portable", "copying"])
+def run(request):
+    """A channel whose plan is to inflate, over a transport that can."""
+
+    def running(stub, directory, *, wrap=False, **others):
+        async def make(client):
+            return await plan_prefix(client, S3Uri("b", "data/"), Arrangement(wrap=wrap, inflate=True))
+
+        arguments = {"make_plan": make, "inflate": True, "transport": request.param} | others
+        return running_channel(stub, directory, **arguments)
+
+    return running
+
+
+def fill(stub, sizes: list[int], compress=gzip.compress) -> list[bytes]:
+    """Put compressed objects; return their contents."""
+    contents = [random.Random(i).randbytes(size // 2).hex().encode() for i, size in enumerate(sizes)]
+    stub.objects |= {f"b/data/{i:04d}": compress(data) for i, data in enumerate(contents)}
+    return contents
+
+
+def mixed(content: bytes) -> bytes:
+    """Members of both kinds, as `cat a.gz b.zst c.gz` makes them."""
+    third = len(content) // 3
+    parts = [content[:third], content[third : 2 * third], content[2 * third :]]
+    return gzip.compress(parts[0]) + zstd.compress(parts[1]) + gzip.compress(parts[2])
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, zstd.compress, mixed])
+@pytest.mark.parametrize("wrap", [False, True])
+async def test_a_fifo_holds_what_was_compressed(run, stub, tmp_path, wrap, compress):
+    """Objects of one part and of many, in order, in every epoch; and the length proven is that."""
+    contents = fill(stub, [400_000, 2, 0, 99_998, 3_000_000, 51_111], compress)
+    due = b"".join(map(reference.record, contents) if wrap else contents)
+    async with run(stub, tmp_path, wrap=wrap) as running:
+        for epoch in range(2):
+            opening = read_trailer(str(tmp_path), "train", epoch)
+            assert (opening.verdict, opening.bytes_total) == ("open", None)
+            assert await off_loop(read_all, running.fifo(epoch)) == due
+            trailer = read_trailer(str(tmp_path), "train", epoch)
+            assert trailer.verdict == "complete"
+            assert trailer.bytes_delivered == trailer.bytes_total == len(due)
+        statistics = running.channel.statistics()
+        assert statistics.bytes_total == sum(map(len, stub.objects.values()))
+        assert (statistics.written_bytes, statistics.objects_completed) == (2 * len(due), 12)
+
+
+@pytest.mark.parametrize("wrap", [False, True])
+async def test_shuffle_and_shards_are_those_of_the_reference(run, stub, tmp_path, wrap):
+    """Entries are arranged as they are without compression; framing is of the content."""
+    contents = fill(stub, [0, 2, 4, 65_536, 120_000, 49_998, 6, 8])
+    arrangement = Arrangement(wrap, 7, Shard(1, 2), inflate=True)
+    make = functools.partial(plan_prefix, uri=S3Uri("b", "data/"), arrangement=arrangement)
+    async with run(stub, tmp_path, make_plan=make) as running:
+        for epoch in range(2):
+            found = [[content] for content in contents]
+            due = reference.stream(found, epoch=epoch, wrap=wrap, seed=7, host=1, hosts=2)
+            assert await off_loop(read_all, running.fifo(epoch)) == due
+
+
+async def test_an_empty_object_has_no_content(run, stub, tmp_path):
+    """Nothing to inflate is no error; wrapped, it is an empty record."""
+    stub.objects["b/data/0000"] = b""
+    stub.objects["b/data/0001"] = gzip.compress(b"text")
+    async with run(stub, tmp_path) as running:
+        assert await off_loop(read_all, running.fifo(0)) == b"text"
+    (tmp_path / "wrapped").mkdir()
+    async with run(stub, tmp_path / "wrapped", wrap=True) as running:
+        due = reference.record(b"") + reference.record(b"text")
+        assert await off_loop(read_all, running.fifo(0)) == due
+
+
+@pytest.mark.parametrize("wrap", [False, True])
+async def test_only_the_objects_of_an_augmented_manifest_are_inflated(run, stub, tmp_path, wrap):
+    contents = fill(stub, [70_000, 0, 130_000])
+    rows = [{"label": f"l{i}", "x-ref": f"s3://b/data/{i:04d}"} for i in range(3)]
+    stub.objects["b/manifest"] = "\n".join(map(json.dumps, rows)).encode()
+    make = functools.partial(
+        plan_augmented, uri=S3Uri("b", "manifest"), attributes=["label", "x-ref"],
+        arrangement=Arrangement(wrap=wrap, inflate=True),
+    )  # fmt: skip
+    items = [item for i, content in enumerate(contents) for item in (b"l%d" % i, content)]
+    async with run(stub, tmp_path, make_plan=make) as running:
+        due = b"".join(map(reference.record, items) if wrap else items)
+        assert await off_loop(read_all, running.fifo(0)) == due
+
+
+@pytest.mark.parametrize("wrap", [False, True])
+async def test_a_broken_body_is_resumed_and_inflates_all_the_same(run, stub, tmp_path, wrap):
+    (content,) = fill(stub, [200_000])
+    stub.script(cut_after(20_000), cut_after(1), cut_after(5_000))
+    async with run(stub, tmp_path, wrap=wrap, connections=1) as running:
+        due = reference.record(content) if wrap else content
+        assert await off_loop(read_all, running.fifo(0)) == due
+        assert running.channel.statistics().retries["truncated"] == 3
+
+
+@pytest.mark.parametrize("wrap", [False, True])
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda packed: packed[:-1], "cut off"),
+        (lambda packed: packed[:-8] + bytes([packed[-8] ^ 1]) + packed[-7:], "damaged in member 1"),
+        (lambda packed: packed + b"\0", "bytes behind member 1"),
+        (gzip.decompress, "neither gzip nor zstd"),
+    ],
+)
+async def test_an_object_that_cannot_be_inflated_fails_by_name(run, stub, tmp_path, *, spoil, words, wrap):
+    """What is before it is delivered, the FIFO shows no end, and a wrapped record is whole or not begun."""
+    first, _ = fill(stub, [90_000, 30])
+    stub.objects["b/data/0001"] = spoil(stub.objects["b/data/0001"])
+    due = len(reference.record(first)) if wrap else len(first)
+    if not wrap and words in ("cut off", "bytes behind member 1"):
+        due += 30  # known to be wrong at the end alone
+    async with run(stub, tmp_path, wrap=wrap) as running:
+        error = await failed_after(running, due)
+        assert type(running.channel.error).__name__ == "CorruptObject"
+    assert words in error
+    assert "s3://b/data/0001 (offset" in error
+
+
+async def test_early_close_in_the_middle_of_an_object(run, stub, tmp_path):
+    """The next epoch begins with a fresh object, also if the last was given up in a member."""
+    (content,) = fill(stub, [8_000_000])
+    async with run(stub, tmp_path) as running:
+        assert await off_loop(read_some, running.fifo(0), 1000) == content[:1000]
+        assert await off_loop(read_all, running.fifo(1)) == content
+        assert [trailer.verdict for trailer in running.verdicts] == ["abandoned", "complete"]
+        assert running.verdicts[0].bytes_total is None
+
+
+async def test_early_close_is_noticed_while_an_object_is_spooled(run, stub, tmp_path):
+    """Nothing is written then, so nothing else would tell; the object goes on until it is too long."""
+    stub.objects["b/data/0000"] = gzip.compress(b"")
+    stub.objects["b/data/0001"] = zstd.compress(bytes(1 << 26)) * 16
+    async with run(stub, tmp_path, wrap=True, part_size=2_000_000, parts=2) as running:
+        empty = await off_loop(read_some, running.fifo(0), 8)
+        assert empty == reference.record(b"")
+        await eventually(lambda: running.verdicts)
+        assert (running.verdicts[0].verdict, running.verdicts[0].bytes_delivered) == ("abandoned", 8)
+
+
+async def test_cancelled_while_inflating_leaves_nothing(run, stub, tmp_path):
+    fill(stub, [MORE_THAN_A_FIFO], functools.partial(gzip.compress, compresslevel=1))
+    async with run(stub, tmp_path, wrap=True, part_size=1_000_000) as running:
+        with open(await off_loop(os.open, running.fifo(0), os.O_RDONLY), "rb", buffering=0):
+            await eventually(lambda: running.channel.statistics().bytes_consumed)
+            running.task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running.task
+    assert read_trailer(str(tmp_path), "train", 0).verdict == "stopped"
+
+
+async def test_a_long_record_is_spooled_to_a_file_without_a_name(run, stub, tmp_path, monkeypatch):
+    monkeypatch.setattr(unpack, "SPOOL_MEMORY", 100_000)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "spool"))
+    (tmp_path / "spool").mkdir()
+    contents = fill(stub, [5_000_000, 20_000, 300_000])
+    async with run(stub, tmp_path, wrap=True) as running:
+        assert await off_loop(read_all, running.fifo(0)) == b"".join(map(reference.record, contents))
+    assert os.listdir(tmp_path / "spool") == []
+
+
+async def test_no_room_for_the_spool_is_told_with_what_to_do(run, stub, tmp_path, monkeypatch):
+    monkeypatch.setattr(unpack, "SPOOL_MEMORY", 100_000)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
+    fill(stub, [5_000_000])
+    with pytest.raises(ExceptionGroup) as caught:
+        async with run(stub, tmp_path, wrap=True) as running:
+            await off_loop(read_some, running.fifo(0), 8)
+            await running.task
+    assert read_trailer(str(tmp_path), "train", 0).verdict == "stopped"
+    assert "let TMPDIR name a directory with room" in str(caught.value.exceptions[0])
+
+
+async def test_a_record_that_inflates_beyond_its_format_is_refused_by_name(run, stub, tmp_path, monkeypatch):
+    """2^29 bytes; here less, so that the test is short."""
+    monkeypatch.setattr(unpack, "LONGEST_RECORD", 3_000_000)
+    stub.objects["b/data/0000"] = gzip.compress(bytes(3_000_000))
+    stub.objects["b/data/0001"] = gzip.compress(bytes(3_000_001))
+    async with run(stub, tmp_path, wrap=True) as running:
+        error = await failed_after(running, 3_000_008)
+    assert "more than the 3000000 bytes that a RecordIO record holds" in error
+    assert "s3://b/data/0001" in error
+
+
+async def test_a_bomb_takes_no_memory_and_no_time_of_others(run, stub, tmp_path):
+    """A little that stands for much is delivered as it is read; what is not read is not inflated."""
+    stub.objects["b/data/0000"] = zstd.compress(bytes(1 << 30))
+    assert len(stub.objects["b/data/0000"]) < 100_000
+    async with run(stub, tmp_path) as running:
+        assert await off_loop(read_some, running.fifo(0), 5_000_000) == bytes(5_000_000)
+        await eventually(lambda: running.verdicts)
+        assert running.verdicts[0].bytes_delivered < 20_000_000
+
+
+async def test_the_kernel_transport_is_not_for_them(stub, tmp_path):
+    async with clients_of(stub) as clients:
+        open_it = functools.partial(
+            open_transport, clients, buckets={"b"}, channels=1, budget=64 << 20, inflate=True
+        )
+        async with open_it(wish="auto") as transport:
+            assert transport.pipes is None
+            assert transport.reason == "compressed objects are inflated in memory"
+        with pytest.raises(ConfigError, match="but compressed objects are inflated in memory"):
+            async with open_it(wish="kernel"):
+                pass
+
+
+async def test_digests_tell_an_inflating_plan_apart(stub):
+    fill(stub, [100])
+    async with clients_of(stub) as clients:
+        plans = [
+            await plan_prefix(clients.control, S3Uri("b", "data/"), Arrangement(inflate=inflate))
+            for inflate in (False, True)
+        ]
+    assert plans[0].digest != plans[1].digest
