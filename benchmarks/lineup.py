@@ -21,10 +21,9 @@ CLIENTS: dict[str, Client] = {
             "penstock",
             {
                 "default": {},
-                "32 × 8 MiB": {"Connections": 32, "PartSize": "8MiB", "MemoryBudget": "512MiB"},
-                "48 × 4 MiB": {"Connections": 48, "PartSize": "4MiB"},
+                "64 × 8 MiB": {"Connections": 64, "PartSize": "8MiB", "MemoryBudget": "1GiB"},
             },
-            {"default": {}} | _connections(64, 128),
+            {"default": {}} | _connections(256),
             {},
         ),
         Penstock(
