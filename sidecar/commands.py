@@ -26,6 +26,7 @@ from streamer.errors import ReaderGone, SinkError
 from streamer.plan import cut
 from streamer.relay.cat import stream_once
 from streamer.relay.pace import MOST_LANES
+from streamer.relay.race import first_of
 from streamer.relay.retry import RetryPolicy
 from streamer.relay.statistics import Tally
 from streamer.relay.transport import Wish, open_transport
@@ -68,11 +69,7 @@ async def run(job: Job, flags: Flags) -> int:
 
     async def until(supervisor: Supervisor) -> None:
         await shutdown.asked.wait()
-        async with asyncio.TaskGroup() as race:
-            runners = {race.create_task(supervisor.drain()), race.create_task(shutdown.now.wait())}
-            await asyncio.wait(runners, return_when=asyncio.FIRST_COMPLETED)
-            for runner in runners:
-                runner.cancel()
+        await first_of(supervisor.drain(), shutdown.now.wait())
 
     with handled((signal.SIGTERM, signal.SIGINT), shutdown.note):
         code = await _unless_stopped(supervisor.serve(until), shutdown, supervisor)

@@ -1,11 +1,15 @@
 """`PipeModeDataset`: a Pipe channel as a `tf.data.Dataset`, for TensorFlow 2.16 to 2.21, in plain Python.
 
     PipeStream -> record reader -> from_generator -> prefetch -> unbatch -> the user's pipeline
-                                   (vectors)                    (scalars)
+                                   (vectors)                  |  (scalars)
+                                                              -> rebatch -> the user's pipeline
+                                                                 (vectors of batch_size)
 
 The step from Python into TensorFlow costs the same for a vector as for one record. So the generator yields
 one vector of records per block of the stream, the prefetch lets it run ahead of the consumer by two of
-them, and TensorFlow's own `unbatch` makes scalars of them. Nothing here is compiled.
+them, and TensorFlow's own `unbatch` makes scalars of them. With `batch_size` there never are scalars:
+TensorFlow's `rebatch` cuts the vectors anew, which for small records is many times as fast, since every
+element of a dataset costs about a microsecond. Nothing here is compiled.
 
 Who may block whom. TensorFlow cannot cancel a step of the generator, and whoever destroys the iterator (in
 most programs the main thread, when the iterator is garbage) waits for the step that runs. So a step never
@@ -70,6 +74,9 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
     `max_corrupted_records_to_skip`, for TFRecord only: how many records in a row may fail their data CRC
     and be left out.
 
+    `batch_size`, an extension: elements are vectors of so many records, ready for `tf.io.parse_example`; the
+    last one of an epoch is shorter, or left out with `drop_remainder`.
+
     Raises PipeModeDatasetException (a ChannelError) if the channel is unknown or is not a Pipe channel, or
     the skip has no meaning; `tf.errors.InvalidArgumentError` for an unknown format; ChannelError if the
     state directory cannot be made. Iterating raises `tf.errors.UnknownError` with the text of
@@ -88,6 +95,9 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
         benchmark: bool = False,  # noqa: FBT001, FBT002 - the incumbent's signature
         benchmark_records_interval: int = 0,
         max_corrupted_records_to_skip: int = 0,
+        *,
+        batch_size: int | None = None,
+        drop_remainder: bool = False,
     ) -> None:
         try:
             check_format(record_format, max_corrupted_records_to_skip)
@@ -97,6 +107,10 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
             raise PipeModeDatasetException(
                 f"benchmark_records_interval is {benchmark_records_interval}; it cannot be negative"
             )
+        if batch_size is not None and batch_size < 1:
+            raise PipeModeDatasetException(f"batch_size is {batch_size}; it must be 1 or more")
+        if drop_remainder and batch_size is None:
+            raise PipeModeDatasetException("drop_remainder has no meaning without batch_size")
         where = directories(pipe_dir, config_dir, state_dir)
         check_channel(channel, where.config)
         EpochState(where.state, channel).prepare()
@@ -108,15 +122,12 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
         self.max_corrupted_records_to_skip = max_corrupted_records_to_skip
         # The closure must not hold `self`: the dataset would keep itself alive.
         meter = _meters(benchmark=benchmark, interval=benchmark_records_interval)
-        self._dataset = (
-            tf.data.Dataset.from_generator(
-                lambda: _Steps(_epoch(channel, record_format, where, max_corrupted_records_to_skip, meter())),
-                output_signature=tf.TensorSpec([None], tf.string),
-            )
-            .prefetch(AHEAD)
-            .unbatch()
-            .with_options(_options())
-        )
+        vectors = tf.data.Dataset.from_generator(
+            lambda: _Steps(_epoch(channel, record_format, where, max_corrupted_records_to_skip, meter())),
+            output_signature=tf.TensorSpec([None], tf.string),
+        ).prefetch(AHEAD)
+        elements = vectors.unbatch() if batch_size is None else vectors.rebatch(batch_size, drop_remainder)
+        self._dataset = elements.with_options(_options())
         super().__init__(self._dataset._variant_tensor)  # noqa: SLF001 - how datasets wrap each other
 
     def _inputs(self) -> list[Any]:
@@ -133,7 +144,7 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
 
     @property
     def output_shapes(self) -> tf.TensorShape:
-        return tf.TensorShape([])
+        return self.element_spec.shape
 
     @property
     def output_types(self) -> tf.DType:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Literal
 
 from streamer.errors import ReaderGone, SourceError
 from streamer.relay.prefetch import Prefetcher
+from streamer.relay.race import first_of
 from streamer.relay.stages import Stages
 from streamer.relay.statistics import ChannelStatistics, Tally
 from streamer.sink.fifo import FifoDirectory
@@ -162,11 +163,7 @@ class Channel:
             # Kept at once, so that it has an owner even if this channel is cancelled now.
             self._outlet = await self._fifos.open(self._epoch, on_gone=prefetcher.wake)
 
-        async with asyncio.TaskGroup() as race:
-            runners = {race.create_task(opened()), race.create_task(self._draining.wait())}
-            await asyncio.wait(runners, return_when=asyncio.FIRST_COMPLETED)
-            for runner in runners:
-                runner.cancel()
+        await first_of(opened(), self._draining.wait())
         return self._outlet
 
     async def _hold(self, prefetcher: Prefetcher, error: SourceError) -> None:

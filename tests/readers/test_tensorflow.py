@@ -106,6 +106,30 @@ def test_an_empty_epoch_ends_an_endless_repeat(feeder):
     assert contents(PipeModeDataset("train", "TFRecord").repeat()) == RECORDS
 
 
+@pytest.mark.parametrize("drop_remainder", [False, True])
+@pytest.mark.parametrize("size", [1, 7, 1000, 5000])
+def test_batches(feeder, size, drop_remainder):
+    """Vectors over the borders of blocks; the last one is what is left of the epoch, or nothing."""
+    records = RECORDS + [b"x" * 70_000] * 40
+    feeder.feed(0, encoded(records=records))
+    feeder.feed(1, encoded(records=records))
+    dataset = PipeModeDataset("train", "TFRecord", batch_size=size, drop_remainder=drop_remainder)
+    assert dataset.element_spec == tf.TensorSpec([size if drop_remainder else None], tf.string)
+    due = [records[start : start + size] for start in range(0, len(records), size)]
+    if drop_remainder and len(due[-1]) < size:
+        due.pop()
+    assert [batch.tolist() for batch in dataset.repeat(2).as_numpy_iterator()] == due * 2
+
+
+def test_batches_of_a_dead_sidecar_are_no_end(feeder):
+    """Whole vectors before the cut are delivered; what is left of the last one is not."""
+    data = encoded()
+    feeder.feed(0, data[:-1], verdict="open", total=len(data))
+    got, text = failure(PipeModeDataset("train", "TFRecord", batch_size=1000))
+    assert "TruncatedStream" in text
+    assert [record for batch in got for record in batch] == RECORDS[:2000]
+
+
 def test_a_pipeline(feeder):
     feeder.feed(0, encoded())
     dataset = (
@@ -211,9 +235,15 @@ def test_the_next_epoch_after_leaving_early(feeder):
     assert contents(dataset) == RECORDS
 
 
-def test_an_iterator_of_a_stalled_channel_can_be_destroyed(feeder):
+@pytest.mark.parametrize("batched", [False, True], ids=["batch", "batch_size"])
+def test_an_iterator_of_a_stalled_channel_can_be_destroyed(feeder, batched):
     feed = feeder.feed(0, encoded(records=[b"1", b"2", b"3"]), hold=True)
-    iterator = iter(PipeModeDataset("train", "TFRecord").batch(2).prefetch(2))
+    if batched:
+        dataset = PipeModeDataset("train", "TFRecord", batch_size=2)
+    else:
+        dataset = PipeModeDataset("train", "TFRecord").batch(2)
+    iterator = iter(dataset.prefetch(2))
+    del dataset
     assert next(iterator).numpy().tolist() == [b"1", b"2"]
     del iterator
     gc.collect()
