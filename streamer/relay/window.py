@@ -6,6 +6,9 @@ the only one that may be delivered. What a stage holds depends on the transport 
 or what a kernel pipe takes of it), so the room of a part is given by `room`. It comes back when the part
 is delivered; a lane comes back when its request ends.
 
+Parts of a later epoch than the one being delivered may hold a quarter of the share: enough for a reader
+that turns the epoch to find bytes waiting, and no more is in vain if it never does.
+
 Invariants (held by property tests): what is held never exceeds the share; parts are delivered in the
 iterator's order, each byte once; whenever nothing is admitted and parts are left, one can be admitted (no
 dead end).
@@ -42,6 +45,8 @@ class Window:
         self._parts = parts
         self._next: Part | None = next(parts, None)
         self._slots: deque[Slot] = deque()
+        self._held: dict[int, int] = {}
+        """Bytes of room by epoch."""
 
     def __repr__(self) -> str:
         return f"<Window {len(self._slots)} parts, {self.share}>"
@@ -58,6 +63,8 @@ class Window:
             if part.epoch > self.last_epoch or not self.share.lane_free():
                 break
             room = self._room(part)
+            if self._too_far_ahead(part, room):
+                break
             if not self.share.fits(room):
                 if not self._slots:
                     raise ValueError(f"a part of {room} bytes can never fit {self.share}")
@@ -67,8 +74,23 @@ class Window:
             admitted.append(slot)
             self.share.take(room)
             self.share.begin()
+            self._held[part.epoch] = self._held.get(part.epoch, 0) + room
             self._next = next(self._parts, None)
         return admitted
+
+    def _too_far_ahead(self, part: Part, room: int) -> bool:
+        if not self._slots or part.epoch == (current := self._slots[0].part.epoch):
+            return False
+        ahead = sum(held for epoch, held in self._held.items() if epoch > current)
+        return ahead + room > max(self.share.quota // 4, room)
+
+    def _gone(self, slot: Slot) -> None:
+        """The slot's room is free again."""
+        epoch = slot.part.epoch
+        self._held[epoch] -= slot.room
+        if not self._held[epoch]:
+            del self._held[epoch]
+        self.share.give(slot.room)
 
     def landed(self, slot: Slot) -> None:
         """The slot's request has ended, well or not: its lane is free."""
@@ -90,7 +112,7 @@ class Window:
         if slot.delivered < len(slot.part):
             return None
         self._slots.popleft()
-        self.share.give(slot.room)
+        self._gone(slot)
         return slot
 
     def close(self) -> list[Slot]:
@@ -103,7 +125,7 @@ class Window:
         dropped = []
         while self._slots and self._slots[0].part.epoch <= epoch:
             slot = self._slots.popleft()
-            self.share.give(slot.room)
+            self._gone(slot)
             self.landed(slot)
             dropped.append(slot)
         while self._next is not None and self._next.epoch <= epoch:

@@ -74,6 +74,7 @@ async def test_early_close_is_noticed_while_storage_is_silent(run, stub, tmp_pat
     truth = fill(stub, [40_000])
     stub.script(stalls(stub, after=10))
     async with run(stub, tmp_path) as running:
+        await eventually(lambda: stub.seen)  # the request that stalls is epoch 0's, not the next one's
         assert await off_loop(read_some, running.fifo(0), 10) == truth[:10]
         await eventually(lambda: running.verdicts)
         assert running.verdicts[0].verdict == "abandoned"

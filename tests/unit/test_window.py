@@ -117,3 +117,17 @@ def test_close_returns_what_is_in_flight_and_admits_no_more():
     assert filled.close() == admitted
     assert filled.admit() == []
     assert (filled.share.held, filled.share.in_flight) == (0, 0)
+
+
+def test_the_next_epoch_has_a_quarter_until_this_one_is_delivered():
+    filled = window(part=1, budget=40, lanes=100)
+    filled.last_epoch = 1
+    admitted = filled.admit()
+    assert [slot.part.epoch for slot in admitted] == [0] * sum(SIZES) + [1] * 10
+    for slot in admitted:
+        filled.landed(slot)
+    for _ in range(sum(SIZES) - 1):
+        filled.deliver(1)
+    assert filled.admit() == []
+    filled.deliver(1)
+    assert [slot.part.epoch for slot in filled.admit()] == [1] * (sum(SIZES) - 10)
