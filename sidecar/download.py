@@ -16,10 +16,8 @@ import asyncio
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
-from typing import TypeVar
 
 from streamer.errors import BadAnswer, ConfigError, SinkError, Where
 from streamer.plan import Part, Plan, cut
@@ -27,10 +25,9 @@ from streamer.relay.pace import Pace
 from streamer.relay.retry import RetryPolicy, fetch_part
 from streamer.relay.stages import BufferPool, MemoryStage
 from streamer.relay.statistics import Tally
+from streamer.relay.threads import in_thread
 from streamer.source.ranges import RangeSource
 from streamer.trailer import replace_file
-
-T = TypeVar("T")
 
 LONGEST_NAME = 255
 """Bytes of one path component that Linux file systems take."""
@@ -87,17 +84,17 @@ async def download(
     paths = file_paths(plan)
     target, note = os.path.join(directory, channel), os.path.join(directory, f".{channel}.penstock.files")
     digest = f"{plan.digest} {plan.base}\n".encode()
-    if await _in_thread(_is_made, target, note, digest):
+    if await in_thread(_is_made, target, note, digest):
         return False
     temporary = os.path.join(directory, f".{channel}.penstock.new")
     try:
         with _local_errors():
-            await _in_thread(_prepare, temporary, paths)
+            await in_thread(_prepare, temporary, paths)
         await _fetch(plan, [os.path.join(temporary, path) for path in paths], source, limits)
         with _local_errors():
-            await _in_thread(_publish, temporary, target, note, digest)
+            await in_thread(_publish, temporary, target, note, digest)
     finally:
-        await _in_thread(_remove, temporary)
+        await in_thread(_remove, temporary)
     return True
 
 
@@ -112,7 +109,7 @@ async def _fetch(plan: Plan, files: list[str], source: RangeSource, limits: Down
             stage = MemoryStage(part, pool, on_change=_nothing, first_byte=tally.first_byte)
             await fetch_part(source, stage, limits.policy, tally, pace)
             with _local_errors():
-                await _in_thread(_write, places[part.object.bucket, part.object.key], stage)
+                await in_thread(_write, places[part.object.bucket, part.object.key], stage)
 
     async with asyncio.TaskGroup() as group:
         for _ in range(limits.workers):
@@ -122,17 +119,6 @@ async def _fetch(plan: Plan, files: list[str], source: RangeSource, limits: Down
             raise BadAnswer(
                 f"{file} is not of the {ref.size} bytes that were listed", Where(ref.bucket, ref.key)
             )
-
-
-async def _in_thread(call: Callable[..., T], *arguments: object) -> T:
-    """Do blocking work on files. When cancelled it waits for its end: nobody cleans up beneath it."""
-    work = asyncio.get_running_loop().run_in_executor(None, partial(call, *arguments))
-    try:
-        return await asyncio.shield(work)
-    except asyncio.CancelledError:
-        await asyncio.wait({work})
-        work.exception()  # it has been seen; the cancellation is what counts
-        raise
 
 
 def _nothing() -> None:

@@ -21,11 +21,12 @@ import os
 import tempfile
 from collections import deque
 from itertools import islice
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from streamer.errors import CorruptObject, ReaderGone, SinkError, Where
 from streamer.plan import LONGEST_RECORD, frame
 from streamer.relay.inflate import Inflater
+from streamer.relay.threads import in_thread
 from streamer.units import KIB, MIB
 
 if TYPE_CHECKING:
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
     from streamer.plan import ObjectRef, Part
     from streamer.relay.statistics import Stopwatch
     from streamer.sink.outlet import Outlet
-
-T = TypeVar("T")
 
 MOST_TAKEN = 256 * KIB
 """Compressed bytes that are inflated at once."""
@@ -106,9 +105,8 @@ class Unpacker:
             raise RuntimeError(f"byte {start} of {part.object.key} without those before it")
         inflater.feed(data)
         while pieces := await self._next(inflater, len(data)):
-            await asyncio.sleep(
-                0
-            )  # a little may be inflated here again and again: let others have their turn
+            # A little may be inflated here again and again: let others have their turn.
+            await asyncio.sleep(0)
             if self._spool is None:
                 await self._write(pieces)
             elif inflater.produced > LONGEST_RECORD:
@@ -139,7 +137,7 @@ class Unpacker:
         in_memory = self._spool is None or inflater.produced + _LITTLE_PIECE <= SPOOL_MEMORY
         if fed <= _LITTLE and in_memory:
             return self._step(inflater, _LITTLE_PIECE)
-        return await _in_thread(lambda: self._step(inflater, PIECE))
+        return await in_thread(self._step, inflater, PIECE)
 
     def _step(self, inflater: Inflater, most: int) -> list[bytes]:
         pieces = inflater.pieces(most)
@@ -158,8 +156,8 @@ class Unpacker:
             await self._write([header, spool.read(), padding])
             return
         await self._write([header])
-        await _in_thread(lambda: spool.seek(0))
-        while content := await _in_thread(lambda: spool.read(PIECE)):
+        await in_thread(spool.seek, 0)
+        while content := await in_thread(spool.read, PIECE):
             await self._write([content])
         await self._write([padding])
 
@@ -175,18 +173,6 @@ class Unpacker:
                 continue
             self._account(count)
         self._watch.enter("moving")
-
-
-async def _in_thread(step: Callable[[], T]) -> T:
-    """Run `step` in a worker thread; when cancelled, wait for it, since it uses what is closed next."""
-    running = asyncio.get_running_loop().run_in_executor(None, step)
-    try:
-        return await asyncio.shield(running)
-    except asyncio.CancelledError:
-        await asyncio.wait([running])
-        if not running.cancelled():
-            running.exception()  # it is nobody's any more
-        raise
 
 
 def _too_long(ref: ObjectRef) -> CorruptObject:
