@@ -109,6 +109,10 @@ class Share:
             self._whole.active += 1 if active else -1
             self._whole.offer(self)
 
+    def starved(self, seconds: float) -> None:
+        """The channel's reader has waited for storage so long."""
+        self._whole.pace.starved(seconds / max(1, self._whole.active))
+
     def lane_free(self) -> bool:
         """Whether a request may begin."""
         if self.in_flight < self.lanes:
