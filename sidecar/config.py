@@ -18,6 +18,7 @@ import yaml
 from pydantic import Field, StrictStr, ValidationError, model_validator
 
 from sidecar.logs import log
+from sidecar.memory import default_budget, memory_limit
 from sidecar.model import Model
 from sidecar.request import (
     AlgorithmSpecification,
@@ -30,13 +31,13 @@ from sidecar.request import (
     ShuffleConfig,
 )
 from sidecar.settings import (
-    LARGEST_DEFAULT_PART,
     AdminConfig,
     EndpointConfig,
     HostsConfig,
     PenstockConfig,
 )
 from streamer.errors import ConfigError
+from streamer.relay.pace import SMALLEST_PART
 from streamer.relay.stages import BUFFER_SIZE
 from streamer.units import human_bytes
 
@@ -98,15 +99,26 @@ class Job(Model):
                 )
         if self.penstock.shard_by == "bytes" and not any(c.source.sharded for c in self.input_data_config):
             raise ValueError("ShardBy has no meaning without a ShardedByS3Key channel; remove it")
-        part_size = self.penstock.part_size or LARGEST_DEFAULT_PART
-        needed = max(len(piped), 1) * 2 * -(-part_size // BUFFER_SIZE) * BUFFER_SIZE
-        if self.penstock.memory_budget < needed:
+        budget, least = self.penstock.memory_budget, self._least_budget
+        if budget is not None and budget < least:
+            part = human_bytes(self.penstock.part_size or SMALLEST_PART)
             raise ValueError(
-                f"MemoryBudget {human_bytes(self.penstock.memory_budget)} is less than two parts of "
-                f"{human_bytes(part_size)} for each of {max(len(piped), 1)} channels; "
-                f"raise it to {human_bytes(needed)} or lower PartSize"
+                f"MemoryBudget {human_bytes(budget)} is less than two parts of {part} for each of "
+                f"{max(len(piped), 1)} channels; raise it to {human_bytes(least)} or lower PartSize"
             )
         return self
+
+    @property
+    def budget(self) -> int:
+        """Bytes in flight: what is asked for, or what suits this machine."""
+        asked = self.penstock.memory_budget
+        return max(self._least_budget, default_budget(memory_limit())) if asked is None else int(asked)
+
+    @property
+    def _least_budget(self) -> int:
+        """Bytes of two parts for each Pipe channel."""
+        part = -(-(self.penstock.part_size or SMALLEST_PART) // BUFFER_SIZE) * BUFFER_SIZE
+        return 2 * part * max(len(self.channels("Pipe")), 1)
 
     def mode(self, channel: ChannelConfig) -> InputMode:
         """The channel's own InputMode, else the algorithm's (contract §2.1)."""

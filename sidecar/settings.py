@@ -14,7 +14,6 @@ from streamer.errors import ConfigError
 from streamer.source.session import Endpoint, Reading
 from streamer.units import KIB, MIB
 
-LARGEST_DEFAULT_PART = 8 * MIB
 CUSTOMER_KEY_BYTES = 32
 
 
@@ -93,8 +92,9 @@ class PenstockConfig(Model):
 
     base_directory: Annotated[StrictStr, Field(pattern=r"^/")] | None = None
     """FIFOs go to `<it>/input/data`. Unset: `/opt/ml`, or under `penstock exec` a temporary directory."""
-    memory_budget: ByteSize = ByteSize(256 * MIB)
-    """Bytes requested and not yet delivered, shared by all channels; those being read have the most."""
+    memory_budget: ByteSize | None = None
+    """Bytes requested and not yet delivered, shared by all channels; those being read have the most. Unset: a
+    quarter of the memory that the container or machine has, between 64 and 512 MiB."""
     transport: Literal["auto", "portable", "copying", "kernel"] = "auto"
     """How bodies are fetched. `auto`: left in the kernel (plain HTTP), else copied once, else portable."""
     part_size: ByteSize | None = None

@@ -26,7 +26,6 @@ from sidecar.exits import Exit, exit_code
 from sidecar.logs import log
 from sidecar.planning import plan_channel
 from sidecar.runtime import Layout, keep_loaded, reset_reader_state, write_config_files
-from sidecar.settings import LARGEST_DEFAULT_PART
 from streamer.relay.channel import Channel
 from streamer.relay.pace import MOST_LANES
 from streamer.relay.retry import RetryPolicy
@@ -34,7 +33,7 @@ from streamer.relay.transport import Transport, open_transport
 from streamer.source.heads import open_heads
 from streamer.source.portable import PortableSource
 from streamer.source.session import open_clients
-from streamer.units import human_bytes
+from streamer.units import MIB, human_bytes
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -50,6 +49,8 @@ if TYPE_CHECKING:
 
 DOWNLOAD_WORKERS = 32
 """Parts of File channels that are fetched at once, as far as the budget goes."""
+DOWNLOAD_PART = 8 * MIB
+"""Bytes of such a part, if nothing else is asked for."""
 
 
 PROGRESS_EVERY = 10.0
@@ -142,10 +143,10 @@ class Supervisor:
     async def _download(self, plans: dict[str, Plan], clients: Clients) -> None:
         """Bring every File channel's objects. Raises SourceError, SinkError, ConfigError."""
         penstock = self.job.penstock
-        part_size = int(penstock.part_size or LARGEST_DEFAULT_PART)
+        part_size = int(penstock.part_size or DOWNLOAD_PART)
         limits = DownloadLimits(
             part_size=part_size,
-            workers=min(penstock.connections or DOWNLOAD_WORKERS, penstock.memory_budget // part_size),
+            workers=min(penstock.connections or DOWNLOAD_WORKERS, max(1, self.job.budget // part_size)),
             policy=RetryPolicy(give_up_after=penstock.give_up_after),
         )
         for channel in self.job.channels("File"):
@@ -198,7 +199,7 @@ class Supervisor:
             wish=self.job.penstock.transport,
             buckets=set().union(*(plan.buckets() for plan in piped)),
             channels=max(len(piped), 1),
-            budget=int(self.job.penstock.memory_budget),
+            budget=self.job.budget,
             connections=self.job.penstock.connections,
             part_size=self.job.penstock.part_size,
             inflate=any(plan.inflate for plan in piped),

@@ -101,12 +101,11 @@ async def open_transport(
     )
     try:
         if splice:
-            room = min(budget, pipe_budget)
-            pipes = PipePool(room, most=most_pipes)
+            pipes = PipePool(pipe_budget, most=most_pipes)
             # A request costs little, so parts are small; larger ones wait in their sockets for their turn.
             pace = lanes.pace(max(64, 4 * channels), 4 * MIB, largest_part=8 * MIB)
             try:
-                allotment = Allotment(room, pace, members=channels)
+                allotment = Allotment(budget, pace, members=channels)
                 yield Transport(source, "plain HTTP to pipes", allotment, pipes=pipes)
             finally:
                 pipes.close()

@@ -109,7 +109,7 @@ def test_what_sagemaker_prints_for_unset_fields_is_accepted(tmp_path):
         ("Penstock__ShardBy", "bytes", "ShardBy has no meaning without a ShardedByS3Key channel"),
         ("TrainingInputMode", "Pipe", "it belongs in AlgorithmSpecification"),
         ("InputDataConfig", [], "must have at least 1 item"),
-        ("Penstock__MemoryBudget", "15MiB", "raise it to 16 MiB or lower PartSize"),
+        ("Penstock__MemoryBudget", "1MiB", "raise it to 2 MiB or lower PartSize"),
         ("Penstock__MemoryBudget", "lots", "Penstock.MemoryBudget"),
         ("Penstock__PartSize", "1KiB", "between 64KiB and 512MiB"),
         ("Penstock__FifoMode", 640, "quoted octal"),
