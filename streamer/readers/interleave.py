@@ -21,6 +21,7 @@ after once a second.
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import time
 from collections import deque
@@ -133,7 +134,8 @@ class InterleavedReader:
             ]
             if self._one:
                 _check_in_step(streams)
-            for stream in streams:
+            # What is not there yet comes first: if it never comes, no other has used up its epoch.
+            for stream in sorted(streams, key=lambda stream: os.path.exists(stream.name)):
                 stream.open()
             sources = [
                 record_reader(stream, self.record_format, skip=self._skip).batches() for stream in streams
