@@ -192,6 +192,11 @@ def plan(path: str, host_index: int | None, host_count: int | None, *, as_json: 
             f"  parts    {channel['parts']} of up to {human_bytes(channel['part_size'])}\n"
             f"  digest   {channel['digest']}"
         )
+        for lane, found_lane in channel.get("lanes", {}).items():
+            click.echo(
+                f"  {lane}  {found_lane['objects']} objects, {found_lane['bytes']} bytes, "
+                f"digest {found_lane['digest'][:16]}"
+            )
 
 
 @cli.command()

@@ -7,7 +7,7 @@ import contextlib
 import re
 from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, ByteSize, Field, StrictStr, model_validator
+from pydantic import BeforeValidator, ByteSize, Field, StrictInt, StrictStr, model_validator
 
 from sidecar.model import Model
 from streamer.errors import ConfigError
@@ -107,7 +107,10 @@ class PenstockConfig(Model):
     """Seconds that SIGTERM lets running epochs finish; Kubernetes kills after 30 by default."""
     fifo_mode: Annotated[int, BeforeValidator(_octal)] = 0o640
     shard_by: Literal["objects", "bytes"] = "objects"
-    """What ShardedByS3Key makes equal between hosts; SageMaker's own rule is `objects`."""
+    """What ShardedByS3Key makes equal between hosts, and Lanes between the FIFOs of a channel; SageMaker's
+    own rule is `objects`."""
+    lanes: dict[str, Annotated[StrictInt, Field(ge=1, le=64)]] = {}  # noqa: RUF012 - pydantic copies defaults
+    """By channel, the number of FIFOs that its objects are dealt over; one, of its plain name, if unset."""
     hosts: HostsConfig = HostsConfig()
     endpoint: EndpointConfig = EndpointConfig()
     admin: AdminConfig = AdminConfig()

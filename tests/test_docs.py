@@ -30,7 +30,7 @@ from sidecar.identity import Hosts
 from sidecar.metrics import METRICS, OUTCOMES, RETRIED, VERDICTS
 from sidecar.runtime import Layout
 from streamer import errors
-from streamer.readers import PipeReader, PipeStream, open_channel
+from streamer.readers import InterleavedReader, PipeReader, PipeStream, lanes_of, open_channel
 from streamer.relay.statistics import STATES, ChannelStatistics
 from streamer.units import GIB, KIB, MIB
 from tests.test_arrows import BASE, MAY_IMPORT
@@ -368,7 +368,9 @@ def test_every_make_target_shown_exists(page):
 
 
 CALLS = {
+    "InterleavedReader": InterleavedReader,
     "PipeReader": PipeReader,
+    "lanes_of": lanes_of,
     "PipeStream": PipeStream,
     "open_channel": open_channel,
     "PipeModeDataset": "streamer/readers/tensorflow.py",

@@ -5,6 +5,7 @@
     arrival     waiting until a FIFO exists
     stream      one FIFO as a binary file whose end is proven by its trailer
     plain       epochs and records of a channel in plain Python
+    interleave  several FIFOs as one stream of records: the lanes of a channel
     tensorflow  the same as a `tf.data.Dataset`: `PipeModeDataset`
 
 Nothing here imports anything but the standard library, `streamer.formats`, `streamer.trailer` and
@@ -19,15 +20,27 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from streamer.readers.config import PipeModeDatasetException
+    from streamer.readers.interleave import InterleavedReader, lane_of, lanes_of
     from streamer.readers.plain import PipeReader, open_channel
     from streamer.readers.stream import PipeStream
 
-__all__ = ["PipeModeDatasetException", "PipeReader", "PipeStream", "open_channel"]
+__all__ = [
+    "InterleavedReader",
+    "PipeModeDatasetException",
+    "PipeReader",
+    "PipeStream",
+    "lane_of",
+    "lanes_of",
+    "open_channel",
+]
 
 _HOMES = {
+    "InterleavedReader": "streamer.readers.interleave",
     "PipeModeDatasetException": "streamer.readers.config",
     "PipeReader": "streamer.readers.plain",
     "PipeStream": "streamer.readers.stream",
+    "lane_of": "streamer.readers.interleave",
+    "lanes_of": "streamer.readers.interleave",
     "open_channel": "streamer.readers.plain",
 }
 
