@@ -8,6 +8,7 @@ from streamer.errors import (
     ConfigError,
     CorruptObject,
     Denied,
+    GaveUp,
     Missing,
     PenstockError,
     SinkError,
@@ -50,6 +51,8 @@ def exit_code(error: PenstockError) -> Exit:
         return Exit.CONFIG
     if isinstance(error, SinkError):
         return Exit.LOCAL
+    if isinstance(error, GaveUp) and isinstance(error.__cause__, Denied):
+        return Exit.DENIED
     if isinstance(error, Denied):
         return Exit.DENIED
     if isinstance(error, Missing):

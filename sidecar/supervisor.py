@@ -154,7 +154,7 @@ class Supervisor:
             log.info("downloading", channel=name, **size)
             fetched = await download(
                 plan,
-                PortableSource(clients.data),
+                PortableSource(clients.data, clients.credentials),
                 directory=self.layout.data,
                 channel=name,
                 limits=limits,
@@ -212,7 +212,11 @@ class Supervisor:
         """The process's S3 clients, sized for this job."""
         penstock = self.job.penstock
         endpoint = penstock.endpoint.resolved()
-        async with open_clients(endpoint, connections=penstock.connections or MOST_LANES) as clients:
+        async with open_clients(
+            endpoint,
+            connections=penstock.connections or MOST_LANES,
+            stall_timeout=penstock.stall_timeout,
+        ) as clients:
             yield clients
 
     async def plans(self, clients: Clients) -> dict[str, Plan]:

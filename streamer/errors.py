@@ -72,10 +72,21 @@ class Denied(SourceError):
     kind = "denied"
 
 
+class Expired(Denied):
+    """Credentials that were good once are refused or cannot be renewed; new ones may come."""
+
+    retryable = True
+    kind = "expired"
+
+
 class Missing(SourceError):
     """No such bucket, no such object, or a prefix that matches nothing."""
 
     kind = "missing"
+
+
+class Gone(Missing):
+    """The object itself is not there, in a bucket that is."""
 
 
 class SourceChanged(SourceError):

@@ -21,6 +21,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from streamer.errors import ReaderGone, SourceError
+from streamer.relay.changes import Changes, is_change
 from streamer.relay.prefetch import Prefetcher
 from streamer.relay.race import first_of
 from streamer.relay.stages import Stages
@@ -54,8 +55,12 @@ class Channel:
         fifo_mode: int = 0o640,
         policy: RetryPolicy,
         on_verdict: Callable[[Trailer], None],
+        changes: Changes | None = None,
     ) -> None:
-        """`on_verdict` is called with every epoch's last trailer, at the epoch's end."""
+        """`on_verdict` is called with every epoch's last trailer, at the epoch's end.
+
+        `changes`: what to do about objects that are not as listed; by default the epoch fails.
+        """
         self.name = name
         self.error: SourceError | None = None
         """Why the channel failed, once it has."""
@@ -63,6 +68,7 @@ class Channel:
         self._source = source
         self._policy = policy
         self._tally = Tally()
+        self._changes = changes or Changes()
         self._stages = stages
         self._share = stages.share
         self._template = Trailer(
@@ -111,6 +117,7 @@ class Channel:
                     tally=self._tally,
                     requests=requests,
                     policy=self._policy,
+                    changes=self._changes,
                 )
                 try:
                     prefetcher.allow(0)
@@ -169,6 +176,8 @@ class Channel:
     async def _hold(self, prefetcher: Prefetcher, error: SourceError) -> None:
         """Keep the failed epoch's FIFO open, so that no reader takes the failure for its end."""
         self.error = error
+        if is_change(error):
+            self._changes.totals["failed"] += 1
         self._phase = "failed"
         self._tally.watch.enter("idle")
         trailer = self._trailer("failed")
@@ -189,12 +198,17 @@ class Channel:
         self._fifos.retire(self._epoch, outlet, trailer, successor=False)
         self._count(trailer)
 
+    @property
+    def _open_ended(self) -> bool:
+        """Whether nobody knows an epoch's length before its end."""
+        return self._plan.inflate or self._changes.policy != "fail"
+
     def _opening(self, epoch: int) -> Trailer:
         """The trailer that an epoch begins with."""
         return replace(
             self._template,
             epoch=epoch,
-            bytes_total=None if self._plan.inflate else self._plan.total_bytes(epoch),
+            bytes_total=None if self._open_ended else self._plan.total_bytes(epoch),
             objects=self._plan.objects(epoch),
         )
 
@@ -204,7 +218,14 @@ class Channel:
             "failed": str(self.error),
             "stopped": "the sidecar was stopped in mid-epoch",
         }.get(verdict)
-        trailer = replace(self._opening(self._epoch), verdict=verdict, bytes_delivered=delivered, error=error)
+        trailer = replace(
+            self._opening(self._epoch),
+            verdict=verdict,
+            bytes_delivered=delivered,
+            error=error,
+            changed=self._changes.count,
+            changes=tuple(self._changes.listed),
+        )
         if verdict == "complete" and trailer.bytes_total is None:
             return replace(trailer, bytes_total=delivered)
         return trailer
@@ -238,5 +259,6 @@ class Channel:
             retries=dict(tally.retries),
             first_byte=tally.first_byte.snapshot(),
             part=tally.part.snapshot(),
+            changed=dict(self._changes.totals),
             error=None if self.error is None else str(self.error),
         )

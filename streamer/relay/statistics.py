@@ -116,4 +116,6 @@ class ChannelStatistics:
     retries: dict[str, int]
     first_byte: DurationsSnapshot
     part: DurationsSnapshot
+    changed: dict[str, int]
+    """Objects that were not as listed, by what was done: failed, refetched, skipped."""
     error: str | None

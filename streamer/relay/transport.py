@@ -75,7 +75,7 @@ async def open_transport(
     given, it adapts. `to_pipes`: whether all sinks are pipes. `inflate`: whether any channel's objects are
     inflated, which takes their bytes through memory. Raises ConfigError if what is wished cannot be.
     """
-    portable = PortableSource(clients.data)
+    portable = PortableSource(clients.data, clients.credentials)
     lanes = _Lanes(connections, part_size)
     pipe_budget, most_pipes = _pipe_limits(channels, lanes.most)
     no_client = why_not(clients.data, buckets)
@@ -98,6 +98,7 @@ async def open_transport(
         portable,
         splice=splice,
         tls=tls_context(clients.ca_bundle) if url.startswith("https://") else None,
+        stall_timeout=clients.stall_timeout,
     )
     try:
         if splice:

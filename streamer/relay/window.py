@@ -45,6 +45,8 @@ class Window:
         self._parts = parts
         self._next: Part | None = next(parts, None)
         self._slots: deque[Slot] = deque()
+        self._replacement: Iterator[Part] = iter(())
+        """What is still to come of an object that stands in for the one that was planned."""
         self._held: dict[int, int] = {}
         """Bytes of room by epoch."""
 
@@ -112,8 +114,45 @@ class Window:
         if slot.delivered < len(slot.part):
             return None
         self._slots.popleft()
-        self._gone(slot)
+        if (part := next(self._replacement, None)) is None:
+            self._gone(slot)
+        else:
+            self._slots.appendleft(Slot(part, slot.room, in_flight=False))
         return slot
+
+    def object_at_head(self) -> list[Slot]:
+        """The admitted parts of the object whose first part is the head."""
+        found = []
+        for slot in self._slots:
+            found.append(slot)
+            if slot.part.ends_object:
+                break
+        return found
+
+    def replace_head(self, parts: Iterator[Part]) -> tuple[int, list[Slot]]:
+        """Put `parts` in the place of the object whose first part is the head; none leave it out.
+
+        Returns the bytes that it had in the plan, and the slots dropped, for their requests. The new parts
+        come one at a time, in the room of the old head, so none may have a longer body; they are admitted
+        without a request (`in_flight` is false).
+        """
+        head, count, ended = self._slots[0], 0, False
+        dropped = self.object_at_head()
+        for slot in dropped:
+            self._slots.popleft()
+            self.landed(slot)
+            if slot is not head:
+                self._gone(slot)
+            count, ended = count + len(slot.part), slot.part.ends_object
+        while not ended and self._next is not None:
+            count, ended = count + len(self._next), self._next.ends_object
+            self._next = next(self._parts, None)
+        self._replacement = parts
+        if (part := next(parts, None)) is None:
+            self._gone(head)
+        else:
+            self._slots.appendleft(Slot(part, head.room, in_flight=False))
+        return count, dropped
 
     def close(self) -> list[Slot]:
         """Admit nothing any more; return the slots dropped, for their requests."""
@@ -123,6 +162,7 @@ class Window:
     def abandon(self, epoch: int) -> list[Slot]:
         """Forget what is left of `epoch` and earlier; return the slots dropped, for their requests."""
         dropped = []
+        self._replacement = iter(())
         while self._slots and self._slots[0].part.epoch <= epoch:
             slot = self._slots.popleft()
             self._gone(slot)

@@ -115,23 +115,23 @@ def newer(body: bytes) -> Fault:
 
 
 PASSING: dict[str, Callable[[random.Random, int], Fault]] = {
-    "500": lambda dice, size: fails(500, "InternalError"),
-    "503": lambda dice, size: fails(503, "SlowDown"),
-    "503 later": lambda dice, size: fails(503, "SlowDown", **{"Retry-After": "0.02"}),
+    "500": lambda _dice, _size: fails(500, "InternalError"),
+    "503": lambda _dice, _size: fails(503, "SlowDown"),
+    "503 later": lambda _dice, _size: fails(503, "SlowDown", **{"Retry-After": "0.02"}),
     "short": lambda dice, size: cut_after(dice.randrange(size)),
     "reset": lambda dice, size: resets_after(dice.randrange(size)),
-    "drip": lambda dice, size: drips(max(1, size // 50), 0.002),
+    "drip": lambda _dice, size: drips(max(1, size // 50), 0.002),
     "silence": lambda dice, size: silent_for(dice.uniform(0.01, 0.4), after=dice.randrange(size)),
 }
 """Faults after which the same request may be answered rightly."""
 
 WRONG: dict[str, Callable[[random.Random, int], Fault]] = {
-    "range": lambda dice, size: heads(Content_Range=f"bytes {size}-{2 * size - 1}/{2 * size}"),
-    "no range": lambda dice, size: heads(Content_Range=""),
-    "etag": lambda dice, size: heads(ETag='"another"'),
-    "gone": lambda dice, size: fails(404, "NoSuchKey"),
-    "denied": lambda dice, size: fails(403, "AccessDenied"),
-    "replaced": lambda dice, size: fails(412, "PreconditionFailed"),
+    "range": lambda _dice, size: heads(Content_Range=f"bytes {size}-{2 * size - 1}/{2 * size}"),
+    "no range": lambda _dice, _size: heads(Content_Range=""),
+    "etag": lambda _dice, _size: heads(ETag='"another"'),
+    "gone": lambda _dice, _size: fails(404, "NoSuchKey"),
+    "denied": lambda _dice, _size: fails(403, "AccessDenied"),
+    "replaced": lambda _dice, _size: fails(412, "PreconditionFailed"),
     "newer": lambda dice, size: newer(dice.randbytes(size * 2)),
 }
 """Faults that no client may deliver anything after, unless it asks again and is answered rightly."""
@@ -148,7 +148,7 @@ class Weather:
         *,
         spells: int = 6,
     ) -> None:
-        """`rates`: of each kind, the share of GETs it meets. After `spells` of them a byte is left in peace."""
+        """`rates`: of each kind, the share of GETs it meets. A byte is asked for in peace after `spells`."""
         self._seed = seed
         self._rates = rates
         self._kinds = kinds

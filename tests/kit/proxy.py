@@ -153,7 +153,7 @@ class TcpProxy:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._requests(line, reader, to_server))
                 await self._answers(line, from_server, writer)
-                await self._over(line, reader, writer)
+                await self._over(line, writer)
                 raise ConnectionResetError
         except* OSError:
             pass
@@ -184,7 +184,7 @@ class TcpProxy:
             if line.bandwidth != float("inf"):
                 await asyncio.sleep(len(data) / line.bandwidth)
 
-    async def _over(self, line: Line, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _over(self, line: Line, writer: asyncio.StreamWriter) -> None:
         """What the line does at its end; returns once the connection is to be reset."""
         if line.reset_after is not None and line.passes == line.reset_after:
             return
