@@ -22,6 +22,7 @@ from sidecar.model import Model
 from sidecar.request import (
     AlgorithmSpecification,
     ChannelConfig,
+    ChannelExtras,
     DataSource,
     InputMode,
     InstanceGroup,
@@ -201,6 +202,7 @@ _PLACES: dict[str, type[Model]] = {
     "ResourceConfig": ResourceConfig,
     "an instance group": InstanceGroup,
     "a channel of InputDataConfig": ChannelConfig,
+    "the Penstock section of a channel": ChannelExtras,
     "ShuffleConfig": ShuffleConfig,
     "DataSource": DataSource,
     "DataSource.S3DataSource": S3DataSource,

@@ -27,11 +27,12 @@ from sidecar.logs import log
 from sidecar.planning import plan_channel
 from sidecar.runtime import Layout, keep_loaded, reset_reader_state, write_config_files
 from sidecar.settings import LARGEST_DEFAULT_PART
+from streamer.relay.changes import Change, Changes
 from streamer.relay.channel import Channel
 from streamer.relay.pace import MOST_LANES
 from streamer.relay.retry import RetryPolicy
 from streamer.relay.transport import Transport, open_transport
-from streamer.source.heads import open_heads
+from streamer.source.heads import Heads, open_heads
 from streamer.source.portable import PortableSource
 from streamer.source.session import open_clients
 from streamer.units import human_bytes
@@ -109,6 +110,7 @@ class Supervisor:
             clients = await stack.enter_async_context(self.clients())
             plans = await self.plans(clients)
             transport = await stack.enter_async_context(self.open_transport(clients, plans))
+            heads = await stack.enter_async_context(self._heads(clients))
             self.layout.create()
             stack.enter_context(self.layout.locked())
             write_config_files(self.layout, self.job, self.hosts)
@@ -116,9 +118,7 @@ class Supervisor:
             reset_reader_state(self.layout, self.job)
             await self._download(plans, clients)
             self._channels = {
-                channel.channel_name: self._channel(
-                    channel.channel_name, plans[channel.channel_name], transport
-                )
+                channel.channel_name: self._channel(channel, plans[channel.channel_name], transport, heads)
                 for channel in self.job.channels("Pipe")
             }
             for channel in self._channels.values():
@@ -244,19 +244,25 @@ class Supervisor:
                 digest=digest[:16],
             )
 
-        penstock = self.job.penstock
         async with (
-            open_heads(
-                clients, give_up_after=penstock.give_up_after, portable=penstock.transport == "portable"
-            ) as heads,
+            self._heads(clients) as heads,
             asyncio.TaskGroup() as group,
         ):
             for channel in self.job.input_data_config:
                 group.create_task(make(channel))
         return {channel.channel_name: plans[channel.channel_name] for channel in self.job.input_data_config}
 
-    def _channel(self, name: str, plan: Plan, transport: Transport) -> Channel:
+    def _heads(self, clients: Clients) -> contextlib.AbstractAsyncContextManager[Heads]:
         penstock = self.job.penstock
+        portable = penstock.transport == "portable"
+        return open_heads(clients, give_up_after=penstock.give_up_after, portable=portable)
+
+    def _channel(self, config: ChannelConfig, plan: Plan, transport: Transport, heads: Heads) -> Channel:
+        penstock, name = self.job.penstock, config.channel_name
+
+        def note_change(change: Change) -> None:
+            log.warning("object changed", channel=name, epoch=change.epoch, change=str(change))
+
         return Channel(
             name,
             plan,
@@ -266,6 +272,7 @@ class Supervisor:
             fifo_mode=penstock.fifo_mode,
             policy=RetryPolicy(give_up_after=penstock.give_up_after),
             on_verdict=self._note_verdict,
+            changes=Changes(config.penstock.when_changed, heads.find, note_change),
         )
 
     def _note_verdict(self, trailer: Trailer) -> None:
@@ -276,6 +283,7 @@ class Supervisor:
             epoch=trailer.epoch,
             delivered=human_bytes(trailer.bytes_delivered),
             **({} if trailer.bytes_total is None else {"of": human_bytes(trailer.bytes_total)}),
+            **({"changed": trailer.changed} if trailer.changed else {}),
             **({"error": trailer.error} if trailer.error else {}),
         )
         if trailer.verdict == "failed":

@@ -32,6 +32,8 @@ class Slot:
     room: int
     delivered: int = 0
     in_flight: bool = True
+    stands_in: bool = False
+    """Whether it belongs to an object that replaces a planned one."""
 
 
 class Window:
@@ -117,7 +119,7 @@ class Window:
         if (part := next(self._replacement, None)) is None:
             self._gone(slot)
         else:
-            self._slots.appendleft(Slot(part, slot.room, in_flight=False))
+            self._slots.appendleft(Slot(part, slot.room, in_flight=False, stands_in=True))
         return slot
 
     def object_at_head(self) -> list[Slot]:
@@ -125,25 +127,27 @@ class Window:
         found = []
         for slot in self._slots:
             found.append(slot)
-            if slot.part.ends_object:
+            if slot.part.ends_object or slot.stands_in:  # of those, one is admitted at a time
                 break
         return found
 
     def replace_head(self, parts: Iterator[Part]) -> tuple[int, list[Slot]]:
         """Put `parts` in the place of the object whose first part is the head; none leave it out.
 
-        Returns the bytes that it had in the plan, and the slots dropped, for their requests. The new parts
+        Returns the bytes that it had in the plan (no sum of sense if the head stands in already), and the
+        slots dropped, for their requests. The new parts
         come one at a time, in the room of the old head, so none may have a longer body; they are admitted
         without a request (`in_flight` is false).
         """
-        head, count, ended = self._slots[0], 0, False
+        head = self._slots[0]
+        count, ended = 0, head.stands_in
         dropped = self.object_at_head()
         for slot in dropped:
             self._slots.popleft()
             self.landed(slot)
             if slot is not head:
                 self._gone(slot)
-            count, ended = count + len(slot.part), slot.part.ends_object
+            count, ended = count + len(slot.part), ended or slot.part.ends_object
         while not ended and self._next is not None:
             count, ended = count + len(self._next), self._next.ends_object
             self._next = next(self._parts, None)
@@ -151,7 +155,7 @@ class Window:
         if (part := next(parts, None)) is None:
             self._gone(head)
         else:
-            self._slots.appendleft(Slot(part, head.room, in_flight=False))
+            self._slots.appendleft(Slot(part, head.room, in_flight=False, stands_in=True))
         return count, dropped
 
     def close(self) -> list[Slot]:

@@ -183,12 +183,12 @@ async def _lasting(session: Any, profile: str | None) -> LastingCredentials | No
     async def load() -> Any:
         return await AioSession(profile=profile).get_credentials()
 
-    found = await session.get_credentials()
+    # Not by `get_credentials`, which would remember what it found and give that to the clients.
+    found = await session.get_component("credential_provider").load_credentials()
     if found is None:
         return None
     lasting = LastingCredentials(found, load)
-    fresh = OfSession(lasting)
-    session.register_component("credential_provider", fresh)
+    session.register_component("credential_provider", OfSession(lasting))
     return lasting
 
 

@@ -170,13 +170,13 @@ KINDS = ["process", "file", "container", "web identity"]
 async def test_what_is_refused_in_mid_stream_is_renewed(run, bare, tmp_path, monkeypatch, kind):
     """The clock still allows the key; S3 does not. Several requests are refused together, and one renews."""
     stub, truth = bare, fill(bare, [90_000] * 6)
-    stub.script(stalls(stub, after=1000))
+    stub.script(*[stalls(stub, after=1000)] * 4)
     async with (
         _source(kind, tmp_path, monkeypatch) as (issuer, rotate),
-        run(stub, tmp_path, parts=3) as running,
+        run(stub, tmp_path, connections=4) as running,
     ):
         reading = asyncio.create_task(off_loop(read_all, running.fifo(0)))
-        await eventually(lambda: stub.in_flight)
+        await eventually(lambda: stub.in_flight == 4)
         rotate()
         stub.refused_keys["AKID0"] = "ExpiredToken"
         stub.release()
