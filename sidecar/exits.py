@@ -9,6 +9,7 @@ from streamer.errors import (
     CorruptObject,
     Denied,
     GaveUp,
+    Mismatch,
     Missing,
     PenstockError,
     SinkError,
@@ -36,7 +37,8 @@ class Exit(IntEnum):
     LOCAL = 7
     """The FIFO directory, a FIFO, a port or a limit of this machine."""
     CORRUPT = 8
-    """A compressed object cannot be inflated: it is damaged, cut off, or not compressed."""
+    """A compressed object cannot be inflated: it is damaged, cut off, or not compressed. Or an object's bytes
+    are not those of its checksum."""
     NOT_FOUND = 127
     """`exec`: the command does not exist, as in a shell."""
     INTERRUPTED = 130
@@ -59,7 +61,7 @@ def exit_code(error: PenstockError) -> Exit:
         return Exit.MISSING
     if isinstance(error, SourceChanged):
         return Exit.CHANGED
-    if isinstance(error, CorruptObject):
+    if isinstance(error, (CorruptObject, Mismatch)):
         return Exit.CORRUPT
     if isinstance(error, SourceError):
         return Exit.UNREACHABLE

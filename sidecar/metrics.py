@@ -22,6 +22,7 @@ from prometheus_client.registry import Collector
 from streamer import __version__
 from streamer.relay.changes import DONE
 from streamer.relay.statistics import STATES, ChannelStatistics, DurationsSnapshot
+from streamer.source.integrity import OUTCOMES as CHECKED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -74,6 +75,11 @@ METRICS: dict[str, Spec] = {
     "penstock_source_changed_total": Spec(
         "counter", ("channel", "done"), "Objects that were not as listed: failed, refetched or skipped."
     ),
+    "penstock_objects_checked_total": Spec(
+        "counter",
+        ("channel", "outcome"),
+        "Objects compared with the checksums that S3 keeps, where Integrity: checksum asks for it.",
+    ),
     "penstock_first_byte_seconds": Spec("histogram", ("channel",), "From request to the head of its answer."),
     "penstock_part_seconds": Spec("histogram", ("channel",), "From request to its last byte."),
 }
@@ -88,6 +94,7 @@ _LABELLED: dict[str, tuple[tuple[str, ...], Callable[[ChannelStatistics], dict[s
     "penstock_channel_seconds_total": (STATES, lambda s: dict(s.seconds)),
     "penstock_requests_total": (OUTCOMES, lambda s: dict(s.requests)),
     "penstock_source_changed_total": (DONE, lambda s: dict(s.changed)),
+    "penstock_objects_checked_total": (CHECKED, lambda s: dict(s.checked)),
     "penstock_retries_total": (RETRIED, lambda s: dict(s.retries)),
 }
 _GAUGES: dict[str, Callable[[ChannelStatistics], float]] = {

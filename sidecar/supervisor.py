@@ -33,6 +33,7 @@ from streamer.relay.pace import MOST_LANES
 from streamer.relay.retry import RetryPolicy
 from streamer.relay.transport import Transport, open_transport
 from streamer.source.heads import Heads, open_heads
+from streamer.source.integrity import Sums
 from streamer.source.portable import PortableSource
 from streamer.source.session import open_clients
 from streamer.units import human_bytes
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from sidecar.config import Job
     from sidecar.identity import Hosts
     from sidecar.request import ChannelConfig
-    from streamer.plan import Plan
+    from streamer.plan import ObjectRef, Plan
     from streamer.relay.statistics import ChannelStatistics
     from streamer.source.session import Clients
     from streamer.trailer import Trailer
@@ -111,6 +112,7 @@ class Supervisor:
             plans = await self.plans(clients)
             transport = await stack.enter_async_context(self.open_transport(clients, plans))
             heads = await stack.enter_async_context(self._heads(clients))
+            sums = Sums(clients.control) if self._checks else None
             self.layout.create()
             stack.enter_context(self.layout.locked())
             write_config_files(self.layout, self.job, self.hosts)
@@ -118,7 +120,9 @@ class Supervisor:
             reset_reader_state(self.layout, self.job)
             await self._download(plans, clients)
             self._channels = {
-                channel.channel_name: self._channel(channel, plans[channel.channel_name], transport, heads)
+                channel.channel_name: self._channel(
+                    channel, plans[channel.channel_name], transport, heads, sums
+                )
                 for channel in self.job.channels("Pipe")
             }
             for channel in self._channels.values():
@@ -202,6 +206,7 @@ class Supervisor:
             connections=self.job.penstock.connections,
             part_size=self.job.penstock.part_size,
             inflate=any(plan.inflate for plan in piped),
+            check=self._checks,
         ) as transport:
             self.transport = transport.name
             log.info("transport", transport=transport.name, reason=transport.reason)
@@ -252,16 +257,29 @@ class Supervisor:
                 group.create_task(make(channel))
         return {channel.channel_name: plans[channel.channel_name] for channel in self.job.input_data_config}
 
+    @property
+    def _checks(self) -> bool:
+        return any(channel.penstock.integrity == "checksum" for channel in self.job.channels("Pipe"))
+
     def _heads(self, clients: Clients) -> contextlib.AbstractAsyncContextManager[Heads]:
         penstock = self.job.penstock
         portable = penstock.transport == "portable"
         return open_heads(clients, give_up_after=penstock.give_up_after, portable=portable)
 
-    def _channel(self, config: ChannelConfig, plan: Plan, transport: Transport, heads: Heads) -> Channel:
+    def _channel(
+        self, config: ChannelConfig, plan: Plan, transport: Transport, heads: Heads, sums: Sums | None
+    ) -> Channel:
         penstock, name = self.job.penstock, config.channel_name
 
         def note_change(change: Change) -> None:
             log.warning("object changed", channel=name, epoch=change.epoch, change=str(change))
+
+        def note_unverifiable(ref: ObjectRef) -> None:
+            log.warning(
+                "no checksum to compare with: S3 keeps none of the whole object; this is said once",
+                channel=name,
+                object=f"s3://{ref.bucket}/{ref.key}",
+            )
 
         return Channel(
             name,
@@ -273,6 +291,8 @@ class Supervisor:
             policy=RetryPolicy(give_up_after=penstock.give_up_after),
             on_verdict=self._note_verdict,
             changes=Changes(config.penstock.when_changed, heads.find, note_change),
+            sums=sums if config.penstock.integrity == "checksum" else None,
+            on_unverifiable=note_unverifiable,
         )
 
     def _note_verdict(self, trailer: Trailer) -> None:

@@ -129,6 +129,12 @@ class CorruptObject(SourceError):
     kind = "corrupt"
 
 
+class Mismatch(SourceError):
+    """The bytes of a whole object have another checksum than S3 keeps of it. They are delivered already."""
+
+    kind = "mismatch"
+
+
 class GaveUp(SourceError):
     """A retryable error lasted longer than the allowed time without a single byte of progress."""
 

@@ -27,14 +27,16 @@ from streamer.relay.race import first_of
 from streamer.relay.stages import Stages
 from streamer.relay.statistics import ChannelStatistics, Tally
 from streamer.sink.fifo import FifoDirectory
+from streamer.source.integrity import CheckedSource, Proof
 from streamer.trailer import Trailer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from streamer.plan import Plan
+    from streamer.plan import ObjectRef, Plan
     from streamer.relay.retry import RetryPolicy
     from streamer.sink.outlet import PipeOutlet
+    from streamer.source.integrity import Outcome, Sums
     from streamer.source.ranges import RangeSource
     from streamer.trailer import Verdict
 
@@ -56,16 +58,22 @@ class Channel:
         policy: RetryPolicy,
         on_verdict: Callable[[Trailer], None],
         changes: Changes | None = None,
+        sums: Sums | None = None,
+        on_unverifiable: Callable[[ObjectRef], None] | None = None,
     ) -> None:
         """`on_verdict` is called with every epoch's last trailer, at the epoch's end.
 
         `changes`: what to do about objects that are not as listed; by default the epoch fails.
+        `sums`: compare every whole object with the checksum that S3 keeps of it; the transport must bring
+        bytes into memory. `on_unverifiable` is told the first object that has none.
         """
         self.name = name
         self.error: SourceError | None = None
         """Why the channel failed, once it has."""
         self._plan = plan
-        self._source = source
+        self._source = source if sums is None else CheckedSource(source, sums)
+        self._checked: Counter[str] | None = None if sums is None else Counter()
+        self._on_unverifiable = on_unverifiable
         self._policy = policy
         self._tally = Tally()
         self._changes = changes or Changes()
@@ -118,6 +126,7 @@ class Channel:
                     requests=requests,
                     policy=self._policy,
                     changes=self._changes,
+                    proof=None if self._checked is None else Proof(self._note_checked),
                 )
                 try:
                     prefetcher.allow(0)
@@ -234,6 +243,14 @@ class Channel:
         self._ended[trailer.verdict] += 1
         self._on_verdict(trailer)
 
+    def _note_checked(self, ref: ObjectRef, outcome: Outcome) -> None:
+        if self._checked is None:
+            return
+        self._checked[outcome] += 1
+        first = outcome == "unverifiable" and self._checked[outcome] == 1
+        if first and self._on_unverifiable is not None:
+            self._on_unverifiable(ref)
+
     def statistics(self) -> ChannelStatistics:
         """A snapshot for metrics and status."""
         tally, share = self._tally, self._share
@@ -260,5 +277,6 @@ class Channel:
             first_byte=tally.first_byte.snapshot(),
             part=tally.part.snapshot(),
             changed=dict(self._changes.totals),
+            checked=dict(self._checked or {}),
             error=None if self.error is None else str(self.error),
         )

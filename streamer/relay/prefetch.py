@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from streamer.plan import ObjectRef, Part
     from streamer.relay.statistics import Tally
     from streamer.sink.outlet import Outlet
+    from streamer.source.integrity import Proof
     from streamer.source.ranges import RangeSource
 
 
@@ -71,8 +72,13 @@ class Prefetcher:
         requests: asyncio.TaskGroup,
         policy: RetryPolicy,
         changes: Changes | None = None,
+        proof: Proof | None = None,
     ) -> None:
-        """Nothing is requested before `allow`; tasks are started in `requests`."""
+        """Nothing is requested before `allow`; tasks are started in `requests`.
+
+        `proof`: where whole objects are compared with their checksums; `source` then sums what it fetches.
+        """
+        self._proof = proof
         self._changes = changes or Changes()
         self._detour: _Detour | None = None
         self._plan = plan
@@ -109,7 +115,7 @@ class Prefetcher:
         """Move all bytes of `epoch` into `outlet`.
 
         Raises ReaderGone if the outlet's reader closes before the last byte, SourceError if a part
-        cannot be had. `delivered` then tells how far it came.
+        cannot be had or an object is not what its checksum says. `delivered` then tells how far it came.
         """
         self.delivered = self.consumed = 0
         self._changes.begin()
@@ -241,10 +247,13 @@ class Prefetcher:
                 self._detour = None
         done = self._window.deliver(count)
         if done is not None:
-            self._stages.pop(done).discard()
+            stage = self._stages.pop(done)
+            stage.discard()
             self._tally.objects_completed += done.part.ends_object
             self._changed.set()
             self._start()
+            if self._proof is not None and done.part.body:
+                self._proof.add(done.part, stage.sum if isinstance(stage, MemoryStage) else None)
 
     def abandon(self, epoch: int) -> None:
         """Drop what is left of `epoch`: its bytes, its requests, its parts to come."""

@@ -68,12 +68,14 @@ async def open_transport(
     part_size: int | None = None,
     to_pipes: bool = True,
     inflate: bool = False,
+    check: bool = False,
 ) -> AsyncIterator[Transport]:
     """The transport for these buckets, until the end of the block.
 
     `budget` and `connections` are for all channels together. Where `connections` or `part_size` is not
     given, it adapts. `to_pipes`: whether all sinks are pipes. `inflate`: whether any channel's objects are
-    inflated, which takes their bytes through memory. Raises ConfigError if what is wished cannot be.
+    inflated, which takes their bytes through memory; `check`: whether any channel's are compared with their
+    checksums, which does so too. Raises ConfigError if what is wished cannot be.
     """
     portable = PortableSource(clients.data, clients.credentials)
     lanes = _Lanes(connections, part_size)
@@ -82,6 +84,7 @@ async def open_transport(
     no_splice = (
         no_client
         or ("compressed objects are inflated in memory" if inflate else None)
+        or ("checksums are computed in memory" if check else None)
         or _no_splice(clients, min(budget, pipe_budget), channels, to_pipes=to_pipes)
     )
     obstacle = {"kernel": no_splice, "copying": no_client}.get(wish)

@@ -10,6 +10,7 @@ Nothing here, in `stub` or in `proxy` knows Penstock: the kit serves any S3 clie
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import socket
 import struct
@@ -46,7 +47,8 @@ def resets_after(count: int) -> Fault:
 def reset(transport: asyncio.Transport | None) -> None:
     """End the connection with RST, whatever is still on its way."""
     if transport is not None and (sock := transport.get_extra_info("socket")) is not None:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        with contextlib.suppress(OSError):  # it has ended by itself
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         transport.abort()
 
 
@@ -135,6 +137,12 @@ WRONG: dict[str, Callable[[random.Random, int], Fault]] = {
     "newer": lambda dice, size: newer(dice.randbytes(size * 2)),
 }
 """Faults that no client may deliver anything after, unless it asks again and is answered rightly."""
+
+
+SPOILT: dict[str, Callable[[random.Random, int], Fault]] = {
+    "bit flip": lambda dice, _size: flips(dice.random()),
+}
+"""Faults that only a checksum shows."""
 
 
 class Weather:

@@ -18,6 +18,7 @@ from streamer.relay.retry import RetryPolicy
 from streamer.relay.stages import BUFFER_SIZE
 from streamer.relay.transport import Wish, open_transport
 from streamer.source.heads import PortableHeads
+from streamer.source.integrity import Sums
 from streamer.source.listing import plan_prefix
 from streamer.source.session import Clients, Endpoint, open_clients
 from streamer.trailer import Trailer
@@ -80,6 +81,7 @@ async def running_channel(
     make_plan: Callable[[Any], Awaitable[Plan]] | None = None,
     inflate: bool = False,
     when_changed: WhenChanged = "fail",
+    check: bool = False,
     **endpoint: Any,
 ) -> AsyncIterator[Running]:
     """List the prefix, prepare and run a channel `train`; cancel it at the end.
@@ -99,6 +101,7 @@ async def running_channel(
             connections=connections,
             part_size=part_size,
             inflate=inflate,
+            check=check,
         ) as chosen,
     ):
         bucket, _, key = prefix.partition("/")
@@ -115,6 +118,7 @@ async def running_channel(
             policy=policy,
             on_verdict=verdicts.append,
             changes=Changes(when_changed, PortableHeads(clients.control).find),
+            sums=Sums(clients.control) if check else None,
         )
         channel.prepare()
         task = asyncio.create_task(channel.run())
