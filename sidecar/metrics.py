@@ -77,7 +77,7 @@ METRICS: dict[str, Spec] = {
     ),
     "penstock_objects_checked_total": Spec(
         "counter",
-        ("channel", "outcome"),
+        ("channel", "result"),
         "Objects compared with the checksums that S3 keeps, where Integrity: checksum asks for it.",
     ),
     "penstock_first_byte_seconds": Spec("histogram", ("channel",), "From request to the head of its answer."),

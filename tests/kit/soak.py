@@ -117,6 +117,7 @@ class Trial:
         rate = dice.choice([0.0, 0.02, 0.1, 0.3])
         kinds = dice.sample(sorted(PASSING), dice.randrange(1, len(PASSING)))
         check = transport != "kernel" and dice.random() < 0.4
+        wrong = sorted(WRONG | (SPOILT if check else {}))
         return cls(
             seed=seed,
             transport=transport,
@@ -129,9 +130,7 @@ class Trial:
             budget=channels * dice.choice([2, 3, 8]) * max(part_size, MIB) + channels * MIB,
             epochs=dice.randrange(1, 4),
             rates=dict.fromkeys(kinds, rate / len(kinds)),
-            wrong={dice.choice(sorted(WRONG | (SPOILT if check else {}))): 0.01}
-            if dice.random() < 0.3
-            else {},
+            wrong={dice.choice(wrong): 0.01} if dice.random() < 0.3 else {},
             check=check,
             policy=dice.choice(["fail", "refetch", "skip"]),
             change=dice.choice(["nothing", "nothing", "deleted", "overwritten"]),

@@ -1,4 +1,4 @@
-"""Whole objects against the checksums that S3 keeps: a wrong bit is an error by name, never a complete epoch."""
+"""Whole objects against the checksums that S3 keeps: a wrong bit is an error by name, and no end."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_the_names_are_those_of_the_catalogue():
 
 @pytest.mark.parametrize("algorithm", sorted(WIDTH))
 async def test_every_kind_is_compared_in_any_number_of_parts(run, stub, tmp_path, algorithm):
-    """Asked for once an object, though it has several parts and is streamed twice; resumed bodies count once."""
+    """Asked for once an object, though it has several parts and is streamed twice."""
     truth = fill(stub, SIZES)
     keep(stub, algorithm, **{"x-amz-checksum-type": "FULL_OBJECT"})
     stub.script(*[cut_after(7000)] * 5, fails(503, "SlowDown"))
