@@ -37,8 +37,7 @@ class Exit(IntEnum):
     LOCAL = 7
     """The FIFO directory, a FIFO, a port or a limit of this machine."""
     CORRUPT = 8
-    """A compressed object cannot be inflated: it is damaged, cut off, or not compressed. Or an object's bytes
-    are not those of its checksum."""
+    """An object is damaged: it cannot be inflated, or its bytes are not those of its checksum."""
     NOT_FOUND = 127
     """`exec`: the command does not exist, as in a shell."""
     INTERRUPTED = 130

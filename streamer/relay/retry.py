@@ -39,7 +39,9 @@ class RetryPolicy:
     give_up_after: float = 300.0
     first_wait: float = 0.1
     """Upper end of the first wait; doubles with each further one."""
-    longest_wait: float = 20.0
+    longest_wait: float = 4.0
+    """Upper end of every later one. After a storm the head of line may still wait for so long, and full speed
+    must be back within ten seconds; 64 parts that wait so long ask 32 times a second, which hurts no storage."""
     longest_retry_after: float = 60.0
     """What a server may ask us to wait; more counts as this."""
     wrong_answers: int = 3

@@ -28,7 +28,7 @@ def test_parts_that_failed_together_do_not_return_together(retry_after, failures
     policy = RetryPolicy()
     instants = [policy.wait(failures, retry_after) for _ in range(PARTS)]
     spread = max(instants) - min(instants)
-    assert spread > 0.6 * max(min(0.1 * 2**failures, 20), retry_after or 0)
+    assert spread > 0.6 * max(min(0.1 * 2**failures, policy.longest_wait), retry_after or 0)
     assert fullest(instants, spread / 20) <= PARTS / 6
 
 
