@@ -41,7 +41,7 @@ class RetryPolicy:
     """Upper end of the first wait; doubles with each further one."""
     longest_wait: float = 4.0
     """Upper end of every later one. After a storm the head of line may still wait for so long, and full speed
-    must be back within ten seconds; 64 parts that wait so long ask 32 times a second, which hurts no storage."""
+    must be back within ten seconds; 64 parts that wait so long ask 32 times a second, which hurts nobody."""
     longest_retry_after: float = 60.0
     """What a server may ask us to wait; more counts as this."""
     wrong_answers: int = 3
