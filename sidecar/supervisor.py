@@ -112,7 +112,7 @@ class Supervisor:
             plans = await self.plans(clients)
             transport = await stack.enter_async_context(self.open_transport(clients, plans))
             heads = await stack.enter_async_context(self._heads(clients))
-            sums = Sums(clients.control) if self._checks else None
+            sums = Sums(clients.control, clients.credentials) if self._checks else None
             self.layout.create()
             stack.enter_context(self.layout.locked())
             write_config_files(self.layout, self.job, self.hosts)

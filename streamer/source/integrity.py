@@ -24,8 +24,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
-from streamer.errors import ConfigError, Mismatch, SourceChanged, Where
+from streamer.errors import BadAnswer, ConfigError, Denied, Expired, Mismatch, SourceChanged, Where
 from streamer.plan.segments import bare_etag
+from streamer.source.credentials import LastingCredentials, renewing
 from streamer.source.faults import map_errors
 
 if TYPE_CHECKING:
@@ -110,8 +111,12 @@ def stored_sum(answer: Mapping[str, Any]) -> Stored | None:
 class Sums:
     """What S3 has stored, asked for once an object."""
 
-    def __init__(self, client: Any) -> None:
-        """`client`: aiobotocore's for control calls, not owned. Raises ConfigError without awscrt."""
+    def __init__(self, client: Any, credentials: LastingCredentials | None) -> None:
+        """`client`: aiobotocore's for control calls, not owned; `credentials`: its own.
+
+        Raises ConfigError without awscrt.
+        """
+        self._credentials = credentials
         self.kinds = kinds()
         self._client = client
         self._known: OrderedDict[ObjectRef, Stored | None] = OrderedDict()
@@ -133,10 +138,17 @@ class Sums:
     async def _ask(self, ref: ObjectRef, attempt: int) -> Stored | None:
         where = Where(ref.bucket, ref.key, attempt=attempt)
         version = {"VersionId": ref.version} if ref.version else {}
-        with map_errors(where):
-            answer = await self._client.head_object(
-                Bucket=ref.bucket, Key=ref.key, ChecksumMode="ENABLED", **version
-            )
+        with renewing(self._credentials):
+            try:
+                with map_errors(where):
+                    answer = await self._client.head_object(
+                        Bucket=ref.bucket, Key=ref.key, ChecksumMode="ENABLED", **version
+                    )
+            except Expired:
+                raise
+            except (Denied, BadAnswer) as error:
+                # An answer to HEAD has no body, so S3 cannot say that a token has expired: 400, or 403.
+                raise Expired(error.message, error.where) from error
         if bare_etag(answer.get("ETag", "")) != ref.etag:
             raise SourceChanged(
                 f"the object was replaced after it was listed (ETag {ref.etag} then, "

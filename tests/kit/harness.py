@@ -118,7 +118,7 @@ async def running_channel(
             policy=policy,
             on_verdict=verdicts.append,
             changes=Changes(when_changed, PortableHeads(clients.control).find),
-            sums=Sums(clients.control) if check else None,
+            sums=Sums(clients.control, clients.credentials) if check else None,
         )
         channel.prepare()
         task = asyncio.create_task(channel.run())

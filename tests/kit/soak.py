@@ -226,7 +226,7 @@ class Run:
                     policy=POLICY,
                     on_verdict=lambda trailer: self.account.epochs.update([trailer.verdict]),
                     changes=changes,
-                    sums=Sums(clients.control) if trial.check else None,
+                    sums=Sums(clients.control, clients.credentials) if trial.check else None,
                 )
                 stack.callback(channel.close)
                 channel.prepare()

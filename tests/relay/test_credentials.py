@@ -163,6 +163,24 @@ async def _source(kind: str, directory: Path, monkeypatch):
             yield issuer, lambda: None
 
 
+async def test_the_question_for_a_checksum_renews_them_too(bare, tmp_path, monkeypatch):
+    """It is a HEAD, which comes before the first GET, and whose refusal has no text."""
+    truth = fill(bare, [90_000] * 6)
+    bare.script(*[stalls(bare, after=1000)] * 2)
+    async with (
+        _source("file", tmp_path, monkeypatch) as (_, rotate),
+        running_channel(bare, tmp_path, transport="copying", check=True, connections=2) as running,
+    ):
+        reading = asyncio.create_task(off_loop(read_all, running.fifo(0)))
+        await eventually(lambda: bare.in_flight == 2)
+        rotate()
+        bare.refused_keys["AKID0"] = "ExpiredToken"
+        bare.release()
+        assert await reading == truth
+        await eventually(lambda: running.verdicts)
+        assert running.channel.statistics().checked == {"unverifiable": 6}
+
+
 KINDS = ["process", "file", "container", "web identity"]
 
 
