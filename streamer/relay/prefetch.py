@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from streamer.errors import GaveUp, ReaderGone, SourceError
-from streamer.plan import Plan, Segment, cut
+from streamer.plan import Part, Plan, Segment, cut
 from streamer.relay.changes import MOST_TRIES, Change, Changes, is_change
 from streamer.relay.retry import RetryPolicy, fetch_part
 from streamer.relay.stages import MemoryStage, Stage, Stages
@@ -31,7 +31,7 @@ from streamer.relay.window import Slot, Window
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from streamer.plan import ObjectRef, Part
+    from streamer.plan import ObjectRef
     from streamer.relay.statistics import Tally
     from streamer.sink.outlet import Outlet
     from streamer.source.integrity import Proof
@@ -177,9 +177,14 @@ class Prefetcher:
                 raise error
             self._tally.watch.enter("starved")
             now = await changes.find(listed.bucket, listed.key, listed.version)
-        segments = [Segment(now, 0, now.size)] if now else []
-        room = part.body
-        replaced, dropped = self._window.replace_head(cut(segments, part_size=lambda: room, epoch=part.epoch))
+        parts: Iterator[Part] = iter(())
+        room = 0
+        if now and now.size:
+            # Whatever the size of the old one, so that much is not asked for in little pieces.
+            size = min(now.size, max(part.body, self._supply.part_size()))
+            parts = cut([Segment(now, 0, now.size)], part_size=lambda: size, epoch=part.epoch)
+            room = self._supply.room(Part(part.epoch, now, 0, size, 0))
+        replaced, dropped = self._window.replace_head(parts, room=room)
         planned = detour.planned if detour else replaced
         self._drop(dropped)
         changes.note(Change(part.epoch, listed, "refetched" if now else "skipped", now))

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 from streamer.plan import Part
 from streamer.relay.allotment import Share
@@ -131,13 +132,13 @@ class Window:
                 break
         return found
 
-    def replace_head(self, parts: Iterator[Part]) -> tuple[int, list[Slot]]:
+    def replace_head(self, parts: Iterator[Part], *, room: int = 0) -> tuple[int, list[Slot]]:
         """Put `parts` in the place of the object whose first part is the head; none leave it out.
 
-        Returns the bytes that it had in the plan (no sum of sense if the head stands in already), and the
-        slots dropped, for their requests. The new parts
-        come one at a time, in the room of the old head, so none may have a longer body; they are admitted
-        without a request (`in_flight` is false).
+        Returns the bytes that it had in the plan (of no meaning if the head stands in already), and the slots
+        dropped, for their requests. The new parts come one at a time, each in `room`, or the old head's if
+        that is more; where it does not fit, the last parts admitted are put back, to be admitted again. They
+        are admitted without a request (`in_flight` is false).
         """
         head = self._slots[0]
         count, ended = 0, head.stands_in
@@ -154,9 +155,28 @@ class Window:
         self._replacement = parts
         if (part := next(parts, None)) is None:
             self._gone(head)
-        else:
-            self._slots.appendleft(Slot(part, head.room, in_flight=False, stands_in=True))
+            return count, dropped
+        if (more := room - head.room) > 0:
+            dropped += self._put_back(more)
+            self.share.take(more)
+            self._held[part.epoch] += more
+        self._slots.appendleft(Slot(part, max(room, head.room), in_flight=False, stands_in=True))
         return count, dropped
+
+    def _put_back(self, room: int) -> list[Slot]:
+        """Until there is so much more room, take the last parts back; returns their slots."""
+        dropped: list[Slot] = []
+        while self._slots and not self.share.fits(room):
+            slot = self._slots.pop()
+            self._gone(slot)
+            self.landed(slot)
+            dropped.append(slot)
+        again = [slot.part for slot in reversed(dropped)]
+        if self._next is not None:
+            again.append(self._next)
+        self._parts = chain(again, self._parts)
+        self._next = next(self._parts, None)
+        return dropped
 
     def close(self) -> list[Slot]:
         """Admit nothing any more; return the slots dropped, for their requests."""

@@ -82,6 +82,14 @@ async def test_refetched_objects_are_as_they_are_now(run, stub, tmp_path, index,
         assert running.channel.statistics().changed == {"refetched": 2}
 
 
+async def test_a_small_object_replaced_by_a_large_one_takes_few_requests(run, stub, tmp_path):
+    fill(stub, [10, *[50_000] * 12])
+    make = changing(stub, put(0, random.Random(2).randbytes(500_000)))
+    async with run(stub, tmp_path, make_plan=make, when_changed="refetch", parts=4) as running:
+        assert await off_loop(read_all, running.fifo(0)) == expected(stub.objects)
+    assert sum(seen.key == "data/0000" for seen in stub.seen) < 2 * (10 + 2)
+
+
 async def test_a_replacement_is_resumed_like_any_object(run, stub, tmp_path):
     fill(stub, SIZES)
     make = changing(stub, put(1, random.Random(2).randbytes(200_000)))

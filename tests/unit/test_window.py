@@ -140,6 +140,8 @@ def stream(found, *, epoch: int = 0) -> list[tuple[str, int, int]]:
         for slot in found.admit():
             found.landed(slot)
         head = found.head
+        if head is not None:
+            found.landed(head)
         if head is None or head.part.epoch > epoch:
             return seen
         seen.append((head.part.object.key, head.part.start, head.part.end))
@@ -167,6 +169,22 @@ def test_an_object_at_the_head_may_be_replaced(admitted, size):
     others = [("2", 0, 4), ("2", 4, 8), ("2", 8, 12), ("3", 0, 1), ("4", 0, 4), ("4", 4, 7)]
     assert stream(found, epoch=1) == [*due, *others]
     assert found.share.in_flight == 0
+
+
+@pytest.mark.parametrize("budget", [8, 9, 11, 13])
+def test_a_small_object_gives_way_to_a_large_one(budget):
+    """Its parts have the room they need; what was admitted behind it is put back, and comes in its turn."""
+    small = Plan.of([ObjectRef("b", str(i), 1, "e") for i in range(12)])
+    found = window(small, budget=budget, lanes=20)
+    found.last_epoch = 0
+    found.admit()
+    now = ObjectRef("b", "new", 10, "f")
+    parts = cut([Segment(now, 0, 10)], part_size=lambda: PART, epoch=0)
+    found.replace_head(parts, room=PART)
+    assert found.share.held <= budget
+    others = [(str(i), 0, 1) for i in range(1, 12)]
+    assert stream(found) == [("new", 0, 4), ("new", 4, 8), ("new", 8, 10), *others]
+    assert (found.share.held, found.share.in_flight) == (0, 0)
 
 
 def test_what_stands_in_may_be_replaced_itself():
