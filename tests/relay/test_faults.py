@@ -76,6 +76,15 @@ async def test_what_may_pass_is_waited_out(run, stub, tmp_path, fault):
         assert sum(running.channel.statistics().retries.values()) == 5
 
 
+async def test_many_parts_that_fail_together_share_no_quota(run, stub, tmp_path):
+    """botocore's own would be empty after a hundred, and fail the rest."""
+    truth = fill(stub, [1000] * 64)
+    stub.script(*[fails(500, "InternalError")] * 400)
+    async with run(stub, tmp_path, connections=64, parts=64) as running:
+        assert await off_loop(read_all, running.fifo(0)) == truth
+        assert running.channel.statistics().retries == {"transient": 400}
+
+
 async def test_a_random_storm_changes_no_byte(run, stub, tmp_path):
     truth = fill(stub, [random.Random(5).randrange(90_000) for _ in range(25)])
     dice = random.Random(9)
