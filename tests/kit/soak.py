@@ -64,12 +64,12 @@ CAUSES = {
     "range": ("sent bytes", "bytes now", "Content-Range"),
     "no range": ("Content-Range",),
     "etag": ("replaced",),
-    "gone": ("gone",),
+    "gone": ("gone", "no such object"),
     "denied": ("access denied",),
     "replaced": ("replaced",),
     "newer": ("replaced",),
     "bit flip": (STORED,),
-    "deleted for good": ("gone",),
+    "deleted for good": ("gone", "no such object"),
     "overwritten for good": ("replaced",),
 }
 """What an error must say after a fault of that kind."""
