@@ -20,7 +20,9 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from streamer import __version__
+from streamer.relay.changes import DONE
 from streamer.relay.statistics import STATES, ChannelStatistics, DurationsSnapshot
+from streamer.source.integrity import OUTCOMES as CHECKED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,9 +30,10 @@ if TYPE_CHECKING:
     from sidecar.supervisor import Supervisor
 
 OUTCOMES = (
-    "ok", "transient", "throttled", "truncated", "denied", "missing", "changed", "bad_answer", "cancelled",
+    "ok", "transient", "throttled", "truncated", "expired", "denied", "missing", "changed", "bad_answer",
+    "cancelled",
 )  # fmt: skip
-RETRIED = ("transient", "throttled", "truncated")
+RETRIED = ("transient", "throttled", "truncated", "expired", "bad_answer")
 VERDICTS = ("complete", "abandoned", "failed", "stopped")
 
 
@@ -69,6 +72,14 @@ METRICS: dict[str, Spec] = {
     "penstock_requests_limit": Spec("gauge", ("channel",), "Ranged GETs that may run at once."),
     "penstock_requests_total": Spec("counter", ("channel", "outcome"), "Ranged GETs ended, by outcome."),
     "penstock_retries_total": Spec("counter", ("channel", "kind"), "Ranged GETs repeated, by what failed."),
+    "penstock_source_changed_total": Spec(
+        "counter", ("channel", "done"), "Objects that were not as listed: failed, refetched or skipped."
+    ),
+    "penstock_objects_checked_total": Spec(
+        "counter",
+        ("channel", "result"),
+        "Objects compared with the checksums that S3 keeps, where Integrity: checksum asks for it.",
+    ),
     "penstock_first_byte_seconds": Spec("histogram", ("channel",), "From request to the head of its answer."),
     "penstock_part_seconds": Spec("histogram", ("channel",), "From request to its last byte."),
 }
@@ -82,6 +93,8 @@ _LABELLED: dict[str, tuple[tuple[str, ...], Callable[[ChannelStatistics], dict[s
     "penstock_epochs_total": (VERDICTS, lambda s: dict(s.epochs)),
     "penstock_channel_seconds_total": (STATES, lambda s: dict(s.seconds)),
     "penstock_requests_total": (OUTCOMES, lambda s: dict(s.requests)),
+    "penstock_source_changed_total": (DONE, lambda s: dict(s.changed)),
+    "penstock_objects_checked_total": (CHECKED, lambda s: dict(s.checked)),
     "penstock_retries_total": (RETRIED, lambda s: dict(s.retries)),
 }
 _GAUGES: dict[str, Callable[[ChannelStatistics], float]] = {

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, ByteSize, Field, StrictInt, StrictStr, mod
 
 from sidecar.model import Model
 from streamer.errors import ConfigError
-from streamer.source.session import Endpoint, Reading
+from streamer.source.session import STALL_TIMEOUT, Endpoint, Reading
 from streamer.units import KIB, MIB
 
 CUSTOMER_KEY_BYTES = 32
@@ -103,6 +103,8 @@ class PenstockConfig(Model):
     """Requests in flight, over all channels. Unset: adapts, up to 256."""
     give_up_after: Annotated[float, Field(gt=0)] = 300.0
     """Seconds without a byte of progress before a channel fails."""
+    stall_timeout: Annotated[float, Field(ge=1)] = STALL_TIMEOUT
+    """Seconds without a byte before a request counts as stalled, and is sent again on another connection."""
     drain_for: Annotated[float, Field(ge=0)] = 20.0
     """Seconds that SIGTERM lets running epochs finish; Kubernetes kills after 30 by default."""
     fifo_mode: Annotated[int, BeforeValidator(_octal)] = 0o640

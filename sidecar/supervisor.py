@@ -26,11 +26,13 @@ from sidecar.exits import Exit, exit_code
 from sidecar.logs import log
 from sidecar.planning import Planned, plan_channel
 from sidecar.runtime import Layout, keep_loaded, reset_reader_state, write_config_files
+from streamer.relay.changes import Change, Changes
 from streamer.relay.channel import Channel
 from streamer.relay.pace import MOST_LANES
 from streamer.relay.retry import RetryPolicy
 from streamer.relay.transport import Transport, open_transport
-from streamer.source.heads import open_heads
+from streamer.source.heads import Heads, open_heads
+from streamer.source.integrity import Sums
 from streamer.source.portable import PortableSource
 from streamer.source.session import open_clients
 from streamer.units import MIB, human_bytes
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
     from sidecar.config import Job
     from sidecar.identity import Hosts
     from sidecar.request import ChannelConfig
-    from streamer.plan import Plan
+    from streamer.plan import ObjectRef, Plan
     from streamer.relay.statistics import ChannelStatistics
     from streamer.source.session import Clients
     from streamer.trailer import Trailer
@@ -110,6 +112,8 @@ class Supervisor:
             clients = await stack.enter_async_context(self.clients())
             plans = await self.plans(clients)
             transport = await stack.enter_async_context(self.open_transport(clients, plans))
+            heads = await stack.enter_async_context(self._heads(clients))
+            sums = Sums(clients.control, clients.credentials) if self._checks else None
             self.layout.create()
             stack.enter_context(self.layout.locked())
             write_config_files(self.layout, self.job, self.hosts)
@@ -117,7 +121,7 @@ class Supervisor:
             reset_reader_state(self.layout, self.job)
             await self._download(plans, clients)
             self._channels = {
-                name: self._channel(name, plan, transport)
+                name: self._channel(name, channel, plan, transport, heads=heads, sums=sums)
                 for channel in self.job.channels("Pipe")
                 for name, plan in plans[channel.channel_name].fifos.items()
             }
@@ -154,7 +158,7 @@ class Supervisor:
             log.info("downloading", channel=name, **size)
             fetched = await download(
                 plan,
-                PortableSource(clients.data),
+                PortableSource(clients.data, clients.credentials),
                 directory=self.layout.data,
                 channel=name,
                 limits=limits,
@@ -206,6 +210,7 @@ class Supervisor:
             connections=self.job.penstock.connections,
             part_size=self.job.penstock.part_size,
             inflate=any(plan.inflate for plan in piped),
+            check=self._checks,
         ) as transport:
             self.transport = transport.name
             log.info("transport", transport=transport.name, reason=transport.reason)
@@ -216,7 +221,11 @@ class Supervisor:
         """The process's S3 clients, sized for this job."""
         penstock = self.job.penstock
         endpoint = penstock.endpoint.resolved()
-        async with open_clients(endpoint, connections=penstock.connections or MOST_LANES) as clients:
+        async with open_clients(
+            endpoint,
+            connections=penstock.connections or MOST_LANES,
+            stall_timeout=penstock.stall_timeout,
+        ) as clients:
             yield clients
 
     async def plans(self, clients: Clients) -> dict[str, Planned]:
@@ -246,19 +255,46 @@ class Supervisor:
                 **({"lanes": len(found.fifos)} if name in self.job.penstock.lanes else {}),
             )
 
-        penstock = self.job.penstock
         async with (
-            open_heads(
-                clients, give_up_after=penstock.give_up_after, portable=penstock.transport == "portable"
-            ) as heads,
+            self._heads(clients) as heads,
             asyncio.TaskGroup() as group,
         ):
             for channel in self.job.input_data_config:
                 group.create_task(make(channel))
         return {channel.channel_name: plans[channel.channel_name] for channel in self.job.input_data_config}
 
-    def _channel(self, name: str, plan: Plan, transport: Transport) -> Channel:
+    @property
+    def _checks(self) -> bool:
+        return any(channel.penstock.integrity == "checksum" for channel in self.job.channels("Pipe"))
+
+    def _heads(self, clients: Clients) -> contextlib.AbstractAsyncContextManager[Heads]:
         penstock = self.job.penstock
+        portable = penstock.transport == "portable"
+        return open_heads(clients, give_up_after=penstock.give_up_after, portable=portable)
+
+    def _channel(
+        self,
+        name: str,
+        config: ChannelConfig,
+        plan: Plan,
+        transport: Transport,
+        *,
+        heads: Heads,
+        sums: Sums | None,
+    ) -> Channel:
+        """The channel `name`: `config`'s own, or one of its lanes."""
+        penstock = self.job.penstock
+
+        def note_change(change: Change) -> None:
+            log.warning("object changed", channel=name, epoch=change.epoch, change=str(change))
+
+        def note_unverifiable(ref: ObjectRef) -> None:
+            log.warning(
+                "no checksum to compare with: S3 keeps none of the whole object; this is said once",
+                channel=name,
+                object=f"s3://{ref.bucket}/{ref.key}",
+            )
+
         return Channel(
             name,
             plan,
@@ -268,6 +304,9 @@ class Supervisor:
             fifo_mode=penstock.fifo_mode,
             policy=RetryPolicy(give_up_after=penstock.give_up_after),
             on_verdict=self._note_verdict,
+            changes=Changes(config.penstock.when_changed, heads.find, note_change),
+            sums=sums if config.penstock.integrity == "checksum" else None,
+            on_unverifiable=note_unverifiable,
         )
 
     def _note_verdict(self, trailer: Trailer) -> None:
@@ -278,6 +317,7 @@ class Supervisor:
             epoch=trailer.epoch,
             delivered=human_bytes(trailer.bytes_delivered),
             **({} if trailer.bytes_total is None else {"of": human_bytes(trailer.bytes_total)}),
+            **({"changed": trailer.changed} if trailer.changed else {}),
             **({"error": trailer.error} if trailer.error else {}),
         )
         if trailer.verdict == "failed":

@@ -49,6 +49,10 @@ class Trailer:
     digest: str = ""
     """Digest of the plan (`streamer.plan`): which bytes, of which object versions, in which order."""
     error: str | None = None
+    changed: int = 0
+    """Objects that were not as listed and were refetched or skipped, as the channel's policy has it."""
+    changes: tuple[str, ...] = ()
+    """The first hundred of them."""
     format: int = FORMAT
 
 
@@ -70,7 +74,10 @@ def lane_name(channel: str, index: int) -> str:
 def write_trailer(directory: str, trailer: Trailer, *, mode: int = 0o644) -> None:
     """Publish `trailer`, replacing the epoch's last one at once. Raises OSError."""
     path = trailer_path(directory, trailer.channel, trailer.epoch)
-    replace_file(path, (json.dumps(asdict(trailer)) + "\n").encode(), mode=mode)
+    document = asdict(trailer)
+    if not trailer.changed:  # so that readers of before understand it
+        del document["changed"], document["changes"]
+    replace_file(path, (json.dumps(document) + "\n").encode(), mode=mode)
 
 
 def replace_file(path: str, data: bytes, *, mode: int = 0o644) -> None:
@@ -109,7 +116,7 @@ def parse_trailer(raw: bytes, *, name: str = "trailer") -> Trailer:
     if unknown := document.keys() - wanted:
         raise ValueError(f"{name} has unknown fields: {', '.join(sorted(unknown))}")
     try:
-        trailer = Trailer(**document)
+        trailer = Trailer(**document | {"changes": tuple(document.get("changes", ()))})
     except TypeError as error:
         raise ValueError(f"{name} lacks fields: {error}") from error
     if trailer.verdict not in ("open", "complete", "abandoned", "failed", "stopped"):

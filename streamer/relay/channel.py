@@ -21,19 +21,22 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from streamer.errors import ReaderGone, SourceError
+from streamer.relay.changes import Changes, is_change
 from streamer.relay.prefetch import Prefetcher
 from streamer.relay.race import first_of
 from streamer.relay.stages import Stages
 from streamer.relay.statistics import ChannelStatistics, Tally
 from streamer.sink.fifo import FifoDirectory
+from streamer.source.integrity import CheckedSource, Proof
 from streamer.trailer import Trailer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from streamer.plan import Plan
+    from streamer.plan import ObjectRef, Plan
     from streamer.relay.retry import RetryPolicy
     from streamer.sink.outlet import PipeOutlet
+    from streamer.source.integrity import Outcome, Sums
     from streamer.source.ranges import RangeSource
     from streamer.trailer import Verdict
 
@@ -54,15 +57,26 @@ class Channel:
         fifo_mode: int = 0o640,
         policy: RetryPolicy,
         on_verdict: Callable[[Trailer], None],
+        changes: Changes | None = None,
+        sums: Sums | None = None,
+        on_unverifiable: Callable[[ObjectRef], None] | None = None,
     ) -> None:
-        """`on_verdict` is called with every epoch's last trailer, at the epoch's end."""
+        """`on_verdict` is called with every epoch's last trailer, at the epoch's end.
+
+        `changes`: what to do about objects that are not as listed; by default the epoch fails.
+        `sums`: compare every whole object with the checksum that S3 keeps of it; the transport must bring
+        bytes into memory. `on_unverifiable` is told the first object that has none.
+        """
         self.name = name
         self.error: SourceError | None = None
         """Why the channel failed, once it has."""
         self._plan = plan
-        self._source = source
+        self._source = source if sums is None else CheckedSource(source, sums)
+        self._checked: Counter[str] | None = None if sums is None else Counter()
+        self._on_unverifiable = on_unverifiable
         self._policy = policy
         self._tally = Tally()
+        self._changes = changes or Changes()
         self._stages = stages
         self._share = stages.share
         self._template = Trailer(
@@ -111,6 +125,8 @@ class Channel:
                     tally=self._tally,
                     requests=requests,
                     policy=self._policy,
+                    changes=self._changes,
+                    proof=None if self._checked is None else Proof(self._note_checked),
                 )
                 try:
                     prefetcher.allow(0)
@@ -169,6 +185,8 @@ class Channel:
     async def _hold(self, prefetcher: Prefetcher, error: SourceError) -> None:
         """Keep the failed epoch's FIFO open, so that no reader takes the failure for its end."""
         self.error = error
+        if is_change(error):
+            self._changes.totals["failed"] += 1
         self._phase = "failed"
         self._tally.watch.enter("idle")
         trailer = self._trailer("failed")
@@ -189,12 +207,17 @@ class Channel:
         self._fifos.retire(self._epoch, outlet, trailer, successor=False)
         self._count(trailer)
 
+    @property
+    def _open_ended(self) -> bool:
+        """Whether nobody knows an epoch's length before its end."""
+        return self._plan.inflate or self._changes.policy != "fail"
+
     def _opening(self, epoch: int) -> Trailer:
         """The trailer that an epoch begins with."""
         return replace(
             self._template,
             epoch=epoch,
-            bytes_total=None if self._plan.inflate else self._plan.total_bytes(epoch),
+            bytes_total=None if self._open_ended else self._plan.total_bytes(epoch),
             objects=self._plan.objects(epoch),
         )
 
@@ -204,7 +227,14 @@ class Channel:
             "failed": str(self.error),
             "stopped": "the sidecar was stopped in mid-epoch",
         }.get(verdict)
-        trailer = replace(self._opening(self._epoch), verdict=verdict, bytes_delivered=delivered, error=error)
+        trailer = replace(
+            self._opening(self._epoch),
+            verdict=verdict,
+            bytes_delivered=delivered,
+            error=error,
+            changed=self._changes.count,
+            changes=tuple(self._changes.listed),
+        )
         if verdict == "complete" and trailer.bytes_total is None:
             return replace(trailer, bytes_total=delivered)
         return trailer
@@ -212,6 +242,14 @@ class Channel:
     def _count(self, trailer: Trailer) -> None:
         self._ended[trailer.verdict] += 1
         self._on_verdict(trailer)
+
+    def _note_checked(self, ref: ObjectRef, outcome: Outcome) -> None:
+        if self._checked is None:
+            return
+        self._checked[outcome] += 1
+        first = outcome == "unverifiable" and self._checked[outcome] == 1
+        if first and self._on_unverifiable is not None:
+            self._on_unverifiable(ref)
 
     def statistics(self) -> ChannelStatistics:
         """A snapshot for metrics and status."""
@@ -238,5 +276,7 @@ class Channel:
             retries=dict(tally.retries),
             first_byte=tally.first_byte.snapshot(),
             part=tally.part.snapshot(),
+            changed=dict(self._changes.totals),
+            checked=dict(self._checked or {}),
             error=None if self.error is None else str(self.error),
         )

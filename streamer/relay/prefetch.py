@@ -7,6 +7,10 @@ request ended, an epoch dropped) `_start` admits what fits now. There is no sche
 A part that fails for good does not stop the parts before it: its stage keeps the error, and delivery
 raises it on reaching the first byte that is missing. So an epoch fails at the exact byte, and a later
 epoch's failure is its own.
+
+An object that turns out to be changed before a byte of it has left may be replaced or left out, if `changes`
+says so. `consumed` counts in bytes of the plan: it stands still while a replacement is delivered, and then
+steps over what was planned.
 """
 
 from __future__ import annotations
@@ -14,10 +18,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from streamer.errors import GaveUp, ReaderGone, SourceError
-from streamer.plan import Plan, cut
+from streamer.plan import Part, Plan, Segment, cut
+from streamer.relay.changes import MOST_TRIES, Change, Changes, is_change
 from streamer.relay.retry import RetryPolicy, fetch_part
 from streamer.relay.stages import MemoryStage, Stage, Stages
 from streamer.relay.unpack import MOST_TAKEN, Unpacker
@@ -26,10 +32,24 @@ from streamer.relay.window import Slot, Window
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from streamer.plan import Part
+    from streamer.plan import ObjectRef
     from streamer.relay.statistics import Tally
     from streamer.sink.outlet import Outlet
+    from streamer.source.integrity import Proof
     from streamer.source.ranges import RangeSource
+
+
+@dataclass(slots=True)
+class _Detour:
+    """An object that is delivered in the place of a planned one."""
+
+    listed: ObjectRef
+    now: ObjectRef
+    planned: int
+    """Bytes of the plan that it stands for."""
+    tries: int
+    """Versions asked for, this one included."""
+    delivered: int = 0
 
 
 def all_epochs(plan: Plan, part_size: Callable[[], int]) -> Iterator[Part]:
@@ -52,8 +72,16 @@ class Prefetcher:
         tally: Tally,
         requests: asyncio.TaskGroup,
         policy: RetryPolicy,
+        changes: Changes | None = None,
+        proof: Proof | None = None,
     ) -> None:
-        """Nothing is requested before `allow`; tasks are started in `requests`."""
+        """Nothing is requested before `allow`; tasks are started in `requests`.
+
+        `proof`: where whole objects are compared with their checksums; `source` then sums what it fetches.
+        """
+        self._proof = proof
+        self._changes = changes or Changes()
+        self._detour: _Detour | None = None
         self._plan = plan
         self._source = source
         self._share = stages.share
@@ -69,7 +97,7 @@ class Prefetcher:
         self.delivered = 0
         """Bytes of the epoch being delivered that its outlet has accepted."""
         self.consumed = 0
-        """Bytes of the epoch's parts that are delivered: `delivered`, unless objects are inflated."""
+        """Bytes of the plan that are done with: `delivered`, unless objects are inflated or changed."""
 
     def allow(self, epoch: int) -> None:
         """Parts of epochs up to `epoch` may be fetched from now on."""
@@ -88,9 +116,10 @@ class Prefetcher:
         """Move all bytes of `epoch` into `outlet`.
 
         Raises ReaderGone if the outlet's reader closes before the last byte, SourceError if a part
-        cannot be had. `delivered` then tells how far it came.
+        cannot be had or an object is not what its checksum says. `delivered` then tells how far it came.
         """
         self.delivered = self.consumed = 0
+        self._changes.begin()
         with contextlib.ExitStack() as stack:
             unpacker = None
             if self._plan.inflate:
@@ -106,6 +135,9 @@ class Prefetcher:
             stage = self._head_stage(epoch)
             if outlet.reader_gone:
                 raise ReaderGone("the reader closed the pipe")
+            if (error := self._torn()) is not None:
+                await self._amend(error)
+                continue
             if stage is None or not stage.staged:
                 if stage is not None and stage.error is not None:
                     self._second_chance(stage)
@@ -126,6 +158,42 @@ class Prefetcher:
                 continue
             self._account(count)
             await asyncio.sleep(0)  # yield to sockets and other channels between writes
+
+    def _torn(self) -> SourceError | None:
+        """Why the object at the head of line is not the one listed, if that is known and may be mended."""
+        head = self._window.head
+        if self._changes.policy == "fail" or head is None or head.part.start or head.delivered:
+            return None
+        errors = (self._stages[slot].error for slot in self._window.object_at_head())
+        return next((error for error in errors if is_change(error)), None)
+
+    async def _amend(self, error: SourceError) -> None:
+        """Leave out the object at the head of line, or put in its place what S3 has now."""
+        head, detour, changes = self._window.head, self._detour, self._changes
+        if head is None:
+            raise error
+        part, now = head.part, None
+        listed, tries = (detour.listed, detour.tries + 1) if detour else (part.object, 1)
+        if changes.policy == "refetch":
+            if changes.find is None or tries > MOST_TRIES:
+                raise error
+            self._tally.watch.enter("starved")
+            now = await changes.find(listed.bucket, listed.key, listed.version)
+        parts: Iterator[Part] = iter(())
+        room = 0
+        if now and now.size:
+            # Whatever the size of the old one, so that much is not asked for in little pieces.
+            size = min(now.size, max(part.body, self._supply.part_size()))
+            parts = cut([Segment(now, 0, now.size)], part_size=lambda: size, epoch=part.epoch)
+            room = self._supply.room(Part(part.epoch, now, 0, size, 0))
+        replaced, dropped = self._window.replace_head(parts, room=room)
+        planned = detour.planned if detour else replaced
+        self._drop(dropped)
+        changes.note(Change(part.epoch, listed, "refetched" if now else "skipped", now))
+        self._detour = _Detour(listed, now, planned, tries) if now and now.size else None
+        if self._detour is None:
+            self.consumed += planned
+        self._start()
 
     async def _unpack(self, stage: Stage, unpacker: Unpacker) -> None:
         """Move some of the head of line through `unpacker`."""
@@ -162,8 +230,9 @@ class Prefetcher:
         slot = self._window.head
         if slot is None:
             return None
-        if (slot.part.epoch, slot.part.offset + slot.delivered) != (epoch, self.consumed):
-            raise RuntimeError(f"head of line is {slot}, but byte {self.consumed} of epoch {epoch} is due")
+        due = self.consumed if self._detour is None else self._detour.delivered
+        if (slot.part.epoch, slot.part.offset + slot.delivered) != (epoch, due):
+            raise RuntimeError(f"head of line is {slot}, but byte {due} of epoch {epoch} is due")
         return self._stages[slot]
 
     def _account(self, count: int) -> None:
@@ -175,16 +244,27 @@ class Prefetcher:
         self._tally.written_bytes += count
 
     def _consumed(self, count: int) -> None:
-        self.consumed += count
+        detour = self._detour
+        if detour is None:
+            self.consumed += count
+        else:
+            detour.delivered += count
+            if detour.delivered == detour.now.size:
+                self.consumed += detour.planned
+                self._detour = None
         done = self._window.deliver(count)
         if done is not None:
-            self._stages.pop(done).discard()
+            stage = self._stages.pop(done)
+            stage.discard()
             self._tally.objects_completed += done.part.ends_object
             self._changed.set()
             self._start()
+            if self._proof is not None and done.part.body:
+                self._proof.add(done.part, stage.sum if isinstance(stage, MemoryStage) else None)
 
     def abandon(self, epoch: int) -> None:
         """Drop what is left of `epoch`: its bytes, its requests, its parts to come."""
+        self._detour = None
         self._drop(self._window.abandon(epoch))
         self._start()
 
@@ -201,18 +281,24 @@ class Prefetcher:
                 task.cancel()
 
     def _start(self) -> None:
+        head = self._window.head
+        if head is not None and not head.in_flight and head not in self._stages:
+            self._window.relaunch(head)  # the next part of a replacement
+            self._stage(head)
         while admitted := self._window.admit():
             for slot in admitted:
-                stage = self._supply.make(
-                    slot.part, on_change=self._changed.set, first_byte=self._tally.first_byte
-                )
-                self._stages[slot] = stage
-                if slot is self._window.head:
-                    self._changed.set()  # a delivery may be waiting for want of any part at all
-                if slot.part.body:
-                    self._launch(slot, stage)
-                else:
-                    self._window.landed(slot)  # literals alone: nothing to request, so no lane
+                self._stage(slot)
+
+    def _stage(self, slot: Slot) -> None:
+        """A stage for an admitted part, and its request."""
+        stage = self._supply.make(slot.part, on_change=self._changed.set, first_byte=self._tally.first_byte)
+        self._stages[slot] = stage
+        if slot is self._window.head:
+            self._changed.set()  # a delivery may be waiting for want of any part at all
+        if slot.part.body:
+            self._launch(slot, stage)
+        else:
+            self._window.landed(slot)  # literals alone: nothing to request, so no lane
 
     def _launch(self, slot: Slot, stage: Stage) -> None:
         name = f"GET {slot.part.object.key} {slot.part.start}-{slot.part.end}"

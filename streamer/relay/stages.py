@@ -25,6 +25,7 @@ from streamer.plan import Part
 from streamer.relay.allotment import Share
 from streamer.relay.statistics import Durations
 from streamer.sink.outlet import Outlet
+from streamer.source.integrity import PartSum
 from streamer.units import KIB
 
 _MAX_VECTORS = 64
@@ -197,10 +198,17 @@ class MemoryStage(Stage):
     ) -> None:
         super().__init__(part, on_change=on_change, first_byte=first_byte)
         self._pool = pool
+        self.sum: PartSum | None = None
+        """As `streamer.source.integrity.Summing`."""
 
     @property
     def staged(self) -> int:
         return len(self._head) + self._in_memory
+
+    def feed(self, data: bytes) -> None:
+        super().feed(data)
+        if self.sum is not None:
+            self.sum.update(data)
 
     def room(self, limit: int) -> memoryview:
         """As `streamer.source.ranges.CopyReceiver`; there always is some, since it was reserved."""
@@ -211,9 +219,12 @@ class MemoryStage(Stage):
         return memoryview(last.memory)[last.filled : last.filled + limit]
 
     def filled(self, count: int) -> None:
-        self._chunks[-1].filled += count
+        last = self._chunks[-1]
+        last.filled += count
         self._in_memory += count
         if count:
+            if self.sum is not None:
+                self.sum.update(memoryview(last.memory)[last.filled - count : last.filled])
             self._arrived(count)
             self._changed()
 

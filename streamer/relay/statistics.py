@@ -116,4 +116,8 @@ class ChannelStatistics:
     retries: dict[str, int]
     first_byte: DurationsSnapshot
     part: DurationsSnapshot
+    changed: dict[str, int]
+    """Objects that were not as listed, by what was done: failed, refetched, skipped."""
+    checked: dict[str, int]
+    """Objects compared with S3's checksums, by outcome: verified, unverifiable, mismatch."""
     error: str | None

@@ -68,20 +68,23 @@ async def open_transport(
     part_size: int | None = None,
     to_pipes: bool = True,
     inflate: bool = False,
+    check: bool = False,
 ) -> AsyncIterator[Transport]:
     """The transport for these buckets, until the end of the block.
 
     `budget` and `connections` are for all channels together. Where `connections` or `part_size` is not
     given, it adapts. `to_pipes`: whether all sinks are pipes. `inflate`: whether any channel's objects are
-    inflated, which takes their bytes through memory. Raises ConfigError if what is wished cannot be.
+    inflated, which takes their bytes through memory; `check`: whether any channel's are compared with their
+    checksums, which does so too. Raises ConfigError if what is wished cannot be.
     """
-    portable = PortableSource(clients.data)
+    portable = PortableSource(clients.data, clients.credentials)
     lanes = _Lanes(connections, part_size)
     pipe_budget, most_pipes = _pipe_limits(channels, lanes.most)
     no_client = why_not(clients.data, buckets)
     no_splice = (
         no_client
         or ("compressed objects are inflated in memory" if inflate else None)
+        or ("checksums are computed in memory" if check else None)
         or _no_splice(clients, min(budget, pipe_budget), channels, to_pipes=to_pipes)
     )
     obstacle = {"kernel": no_splice, "copying": no_client}.get(wish)
@@ -98,6 +101,7 @@ async def open_transport(
         portable,
         splice=splice,
         tls=tls_context(clients.ca_bundle) if url.startswith("https://") else None,
+        stall_timeout=clients.stall_timeout,
     )
     try:
         if splice:

@@ -20,7 +20,8 @@ from urllib.request import getproxies, proxy_bypass
 from botocore import UNSIGNED
 
 from streamer.errors import Transient, Where
-from streamer.source.exchange import CopyExchange, Head, Refusal, SpliceExchange, Unusual
+from streamer.source.credentials import renewing
+from streamer.source.exchange import READ_TIMEOUT, CopyExchange, Head, Refusal, SpliceExchange, Unusual
 from streamer.source.faults import from_answer
 from streamer.source.lanes import Lane, LanePool
 from streamer.source.portable import PortableSource
@@ -131,12 +132,14 @@ class OwnSource:
         *,
         splice: bool,
         tls: ssl.SSLContext | None = None,
+        stall_timeout: float = READ_TIMEOUT,
     ) -> None:
-        """`tls`: how to trust a TLS endpoint."""
+        """`tls`: how to trust a TLS endpoint. `stall_timeout`: seconds without a byte that end a request."""
         self.name = "kernel splice" if splice else "copying"
         self._signer = signer
         self._fallback = fallback
         self._exchange: Any = SpliceExchange if splice else CopyExchange
+        self._stall_timeout = stall_timeout
         self._client = HttpClient(tls)
 
     def close(self) -> None:
@@ -164,16 +167,19 @@ class OwnSource:
             return self._signer.head(place, part, first)
 
         def answering(lane: Lane) -> Answering[Refusal | None]:
-            exchange: Answering[Refusal | None] = self._exchange(lane, into, where, check=check)
+            exchange: Answering[Refusal | None] = self._exchange(
+                lane, into, where, check=check, stall_timeout=self._stall_timeout
+            )
             return exchange
 
-        try:
-            refusal = await self._client.ask(place, where, request, answering)
-        except Unusual:
-            await self._fallback.fetch(into, attempt=attempt)
-            return
-        if refusal is not None:
-            raise _mapped(refusal, where)
+        with renewing(self._signer.credentials):
+            try:
+                refusal = await self._client.ask(place, where, request, answering)
+            except Unusual:
+                await self._fallback.fetch(into, attempt=attempt)
+                return
+            if refusal is not None:
+                raise _mapped(refusal, where)
 
 
 def _send(lane: Lane, request: bytes, where: Where) -> None:

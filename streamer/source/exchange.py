@@ -95,11 +95,20 @@ R = TypeVar("R", bound=Receiver)
 class Exchange(ABC, Generic[R]):
     """Reads one answer into `into`. `check` judges the head of a successful one, by raising."""
 
-    def __init__(self, lane: Lane, into: R, where: Where, *, check: Callable[[Head], None]) -> None:
+    def __init__(
+        self,
+        lane: Lane,
+        into: R,
+        where: Where,
+        *,
+        check: Callable[[Head], None],
+        stall_timeout: float = READ_TIMEOUT,
+    ) -> None:
         self._lane = lane
         self._into = into
         self._where = where
         self._check = check
+        self._stall_timeout = stall_timeout
         self._loop = asyncio.get_running_loop()
         self._done: asyncio.Future[Refusal | None] = self._loop.create_future()
         self._parser = AnswerParser()
@@ -146,8 +155,8 @@ class Exchange(ABC, Generic[R]):
         """`seen`: what had been when `silent` seconds without a byte began."""
         if not self._watching or self._bytes_seen != seen:
             silent = 0.0
-        elif silent + PATIENCE >= READ_TIMEOUT:
-            self._finish(Transient(f"no byte for {READ_TIMEOUT:g} s", self._where))
+        elif silent + PATIENCE >= self._stall_timeout:
+            self._finish(Transient(f"no byte for {self._stall_timeout:g} s", self._where))
             return
         else:
             silent += PATIENCE

@@ -40,7 +40,7 @@ class RangeSigner:
     def __init__(self, client: Any, credentials: Any, *, anonymous: bool, reading: Reading) -> None:
         """`client`: aiobotocore's S3 client. `credentials`: the session's, or None if anonymous."""
         self._client = client
-        self._credentials = credentials
+        self.credentials = credentials
         self._anonymous = anonymous
         self._headers = reading.headers()
         region = client.meta.region_name
@@ -80,9 +80,9 @@ class RangeSigner:
         query = f"versionId={quote(version, safe='~')}" if version else ""
         if not self._anonymous:
             with map_errors(where):
-                if self._credentials is None:
+                if self.credentials is None:
                     raise NoCredentialsError
-                frozen = await self._credentials.get_frozen_credentials()
+                frozen = await self.credentials.get_frozen_credentials()
             headers = self._signer.sign(place.authority, path, query, headers, frozen, method=method)
         target = f"{path}?{query}" if query else path
         agent = f"User-Agent: penstock/{__version__}"

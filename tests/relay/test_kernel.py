@@ -130,7 +130,7 @@ async def test_a_redirect_is_followed_through_the_portable_transport(stub, tmp_p
 )
 async def test_what_is_no_http_is_an_error_by_name(stub, tmp_path, garbage, words):
     fill(stub, [1000])
-    stub.script(raw(garbage))
+    stub.script(*[raw(garbage)] * 3)
     async with kernel(stub, tmp_path, connections=1) as running:
         reader = await off_loop(os.open, running.fifo(0), os.O_RDONLY)
         await eventually(lambda: running.channel.error)
