@@ -19,8 +19,8 @@ from urllib.request import getproxies, proxy_bypass
 
 from botocore import UNSIGNED
 
-from streamer.errors import Transient, Where
-from streamer.source.exchange import CopyExchange, Head, Refusal, SpliceExchange, Unusual
+from streamer.errors import SourceError, Transient, Where
+from streamer.source.exchange import CopyExchange, Head, Patrol, Refusal, SpliceExchange, Unusual
 from streamer.source.faults import from_answer
 from streamer.source.lanes import Lane, LanePool
 from streamer.source.portable import PortableSource
@@ -138,10 +138,12 @@ class OwnSource:
         self._fallback = fallback
         self._exchange: Any = SpliceExchange if splice else CopyExchange
         self._client = HttpClient(tls)
+        self._patrol = Patrol()
 
     def close(self) -> None:
         """Close idle lanes; those in use close with the fetches that use them."""
         self._client.close()
+        self._patrol.close()
 
     async def fetch(self, into: Receiver, *, attempt: int) -> None:
         part, first = into.part, into.part.start + into.received
@@ -150,21 +152,27 @@ class OwnSource:
 
         def check(head: Head) -> None:
             headers = head.headers
-            check_head(
-                part,
-                first,
-                replace(where, request_id=headers.get("x-amz-request-id")),
-                status=head.status,
-                content_range=headers.get("content-range"),
-                content_length=head.content_length,
-                etag=headers.get("etag"),
-            )
+            try:
+                check_head(
+                    part,
+                    first,
+                    where,
+                    status=head.status,
+                    content_range=headers.get("content-range"),
+                    content_length=head.content_length,
+                    etag=headers.get("etag"),
+                )
+            except SourceError as error:
+                error.where = replace(where, request_id=headers.get("x-amz-request-id"))
+                raise
 
         def request() -> Awaitable[bytes]:
             return self._signer.head(place, part, first)
 
         def answering(lane: Lane) -> Answering[Refusal | None]:
-            exchange: Answering[Refusal | None] = self._exchange(lane, into, where, check=check)
+            exchange: Answering[Refusal | None] = self._exchange(
+                lane, into, where, check=check, patrol=self._patrol
+            )
             return exchange
 
         try:

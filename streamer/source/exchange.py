@@ -1,8 +1,8 @@
 """One answer on one lane: what is common to all ways of moving its body.
 
-Readiness-driven: the loop calls `_on_readable`, which does one step and returns. A receiver without room
+Readiness-driven: the lane calls `_on_readable`, which does one step and returns. A receiver without room
 stops the watching of the socket until it has some; nothing is read meanwhile, so TCP holds the server
-back.
+back. A `Patrol` looks after all that are under way: for dead connections, and for bytes that wait too long.
 
 A right answer is 206 (or 200) with a Content-Length. Any other is read whole into memory, bounded, and
 returned as a `Refusal`; a redirect, or a 2xx whose body has no known length, raises `Unusual`.
@@ -18,7 +18,7 @@ import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import httptools
 
@@ -27,19 +27,31 @@ from streamer.source.lanes import Lane
 from streamer.source.ranges import CopyReceiver, NoRoom, Receiver, SpliceReceiver
 
 PATIENCE = 0.25
-"""Seconds that few bytes may wait in a socket for more of them."""
+"""Seconds between rounds of the patrol; few bytes wait in a socket for more of them up to the second one."""
 READ_TIMEOUT = 30.0
 """Seconds without a byte before a lane counts as dead; not counted while the receiver has no room."""
 HEAD_END = b"\r\n\r\n"
 HEAD_READ = 2 * 1024
 """What comes of the body with a head is copied once more."""
+HEEDED = {
+    name.encode(): name
+    for name in (
+        "content-length",
+        "content-range",
+        "etag",
+        "retry-after",
+        "transfer-encoding",
+        "x-amz-request-id",
+    )
+}
+"""Headers that anybody asks for, as they are parsed and as they are kept."""
 MAX_HEAD = 64 * 1024
 MAX_REFUSAL = 256 * 1024
 
 
 @dataclass(slots=True)
 class Head:
-    """Status line and headers; names in lower case."""
+    """Status line, and those headers that are `HEEDED`; names in lower case."""
 
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
@@ -73,7 +85,9 @@ class AnswerParser:
         self._parser = httptools.HttpResponseParser(self)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self.head.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+        heeded = HEEDED.get(name.lower())
+        if heeded is not None:
+            self.head.headers[heeded] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
         self.head.status = self._parser.get_status_code()
@@ -88,6 +102,39 @@ class AnswerParser:
     def feed(self, data: bytes) -> None:
         self._parser.feed_data(data)
 
+    def release(self) -> None:
+        """Nothing is fed any more: let go of the parser, which holds our methods in a cycle of garbage."""
+        del self._parser
+
+
+class Patrol:
+    """Goes round the exchanges under way every `PATIENCE` seconds: cheaper than a timer for each."""
+
+    def __init__(self) -> None:
+        self._under_way: set[Exchange[Any]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def join(self, exchange: Exchange[Any]) -> None:
+        self._under_way.add(exchange)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(PATIENCE, self._round)
+
+    def leave(self, exchange: Exchange[Any]) -> None:
+        self._under_way.discard(exchange)
+
+    def _round(self) -> None:
+        self._timer = None
+        for exchange in tuple(self._under_way):
+            exchange.inspect()
+        if self._under_way:
+            self._timer = asyncio.get_running_loop().call_later(PATIENCE, self._round)
+
+    def close(self) -> None:
+        """No further round."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
 
 R = TypeVar("R", bound=Receiver)
 
@@ -95,7 +142,10 @@ R = TypeVar("R", bound=Receiver)
 class Exchange(ABC, Generic[R]):
     """Reads one answer into `into`. `check` judges the head of a successful one, by raising."""
 
-    def __init__(self, lane: Lane, into: R, where: Where, *, check: Callable[[Head], None]) -> None:
+    def __init__(
+        self, lane: Lane, into: R, where: Where, *, check: Callable[[Head], None], patrol: Patrol
+    ) -> None:
+        self._patrol = patrol
         self._lane = lane
         self._into = into
         self._where = where
@@ -109,6 +159,10 @@ class Exchange(ABC, Generic[R]):
         self._refused = False
         self._watching = False
         self._bytes_seen = 0
+        self._inspected = 0
+        """Bytes seen when the patrol was here last."""
+        self._silent = -PATIENCE
+        """Seconds without a byte, as of then; the first round may come at once."""
         self.keep_alive = False
         """Whether the lane may be used again; meaningful once `run` has returned."""
 
@@ -120,42 +174,38 @@ class Exchange(ABC, Generic[R]):
     async def run(self) -> Refusal | None:
         """None once the body is with the receiver, or the refusal.
 
-        Raises SourceError; Unusual. The lane's socket is never left watched.
+        Raises SourceError; Unusual. The lane no longer calls when it returns.
         """
-        self._timer = self._loop.call_later(PATIENCE, self._check_progress, 0, 0.0)
         self._lane.expect(1)
         self._watch()
+        self._patrol.join(self)
         try:
             return await self._done
         finally:
-            self._timer.cancel()
+            self._patrol.leave(self)
             self._into.on_room = None
-            self._unwatch()
+            self._watching = False
+            self._lane.rest()
+            self._parser.release()
 
     def _watch(self) -> None:
         if not self._watching and not self._done.done():
             self._watching = True
-            self._loop.add_reader(self._lane.fd, self._on_readable)
+            self._lane.watch(self._on_readable)
 
-    def _unwatch(self) -> None:
-        if self._watching:
-            self._watching = False
-            self._loop.remove_reader(self._lane.fd)
-
-    def _check_progress(self, seen: int, silent: float) -> None:
-        """`seen`: what had been when `silent` seconds without a byte began."""
-        if not self._watching or self._bytes_seen != seen:
-            silent = 0.0
-        elif silent + PATIENCE >= READ_TIMEOUT:
-            self._finish(Transient(f"no byte for {READ_TIMEOUT:g} s", self._where))
+    def inspect(self) -> None:
+        """A round of the patrol."""
+        if not self._watching or self._bytes_seen != self._inspected:
+            self._inspected, self._silent = self._bytes_seen, 0.0
             return
-        else:
-            silent += PATIENCE
+        self._silent += PATIENCE
+        if self._silent >= READ_TIMEOUT:
+            self._finish(Transient(f"no byte for {READ_TIMEOUT:g} s", self._where))
+        elif self._silent > 0:
             self._lane.expect(1)  # what little has come shall not wait for more
-        self._timer = self._loop.call_later(PATIENCE, self._check_progress, self._bytes_seen, silent)
 
     def _finish(self, outcome: BaseException | Refusal | None) -> None:
-        self._unwatch()
+        self._watching = False
         if self._done.done():
             return
         if isinstance(outcome, BaseException):
@@ -177,7 +227,8 @@ class Exchange(ABC, Generic[R]):
             if self._left > 0:
                 self._lane.expect(self._left)
         except NoRoom:
-            self._unwatch()
+            self._watching = False
+            self._lane.pause()
             self._into.on_room = self._resume
         except OSError as error:
             self._finish(Transient(f"the connection broke ({error.strerror or error})", self._where))
@@ -201,6 +252,7 @@ class Exchange(ABC, Generic[R]):
             raise BadAnswer("not an HTTP answer (no status line)", self._where)
         if not 100 <= self._parser.head.status < 200:
             return True
+        self._parser.release()
         self._parser, self._head = AnswerParser(), self._head[end:]
         return False
 
