@@ -20,7 +20,7 @@ from urllib.request import getproxies, proxy_bypass
 from botocore import UNSIGNED
 
 from streamer.errors import SourceError, Transient, Where
-from streamer.source.exchange import CopyExchange, Head, Patrol, Refusal, SpliceExchange, Unusual
+from streamer.source.exchange import CopyExchange, Head, Refusal, SpliceExchange, Unusual
 from streamer.source.faults import from_answer
 from streamer.source.lanes import Lane, LanePool
 from streamer.source.portable import PortableSource
@@ -138,12 +138,10 @@ class OwnSource:
         self._fallback = fallback
         self._exchange: Any = SpliceExchange if splice else CopyExchange
         self._client = HttpClient(tls)
-        self._patrol = Patrol()
 
     def close(self) -> None:
         """Close idle lanes; those in use close with the fetches that use them."""
         self._client.close()
-        self._patrol.close()
 
     async def fetch(self, into: Receiver, *, attempt: int) -> None:
         part, first = into.part, into.part.start + into.received
@@ -170,9 +168,7 @@ class OwnSource:
             return self._signer.head(place, part, first)
 
         def answering(lane: Lane) -> Answering[Refusal | None]:
-            exchange: Answering[Refusal | None] = self._exchange(
-                lane, into, where, check=check, patrol=self._patrol
-            )
+            exchange: Answering[Refusal | None] = self._exchange(lane, into, where, check=check)
             return exchange
 
         try:

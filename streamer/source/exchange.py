@@ -2,7 +2,7 @@
 
 Readiness-driven: the lane calls `_on_readable`, which does one step and returns. A receiver without room
 stops the watching of the socket until it has some; nothing is read meanwhile, so TCP holds the server
-back. A `Patrol` looks after all that are under way: for dead connections, and for bytes that wait too long.
+back.
 
 A right answer is 206 (or 200) with a Content-Length. Any other is read whole into memory, bounded, and
 returned as a `Refusal`; a redirect, or a 2xx whose body has no known length, raises `Unusual`.
@@ -18,7 +18,7 @@ import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import httptools
 
@@ -27,12 +27,12 @@ from streamer.source.lanes import Lane
 from streamer.source.ranges import CopyReceiver, NoRoom, Receiver, SpliceReceiver
 
 PATIENCE = 0.25
-"""Seconds between rounds of the patrol; few bytes wait in a socket for more of them up to the second one."""
+"""Seconds that few bytes may wait in a socket for more of them."""
 READ_TIMEOUT = 30.0
 """Seconds without a byte before a lane counts as dead; not counted while the receiver has no room."""
 HEAD_END = b"\r\n\r\n"
 HEAD_READ = 2 * 1024
-"""What comes of the body with a head is copied once more."""
+"""Bytes to read for a head; what comes of the body with it is copied once more."""
 HEEDED = {
     name.encode(): name
     for name in (
@@ -107,45 +107,13 @@ class AnswerParser:
         del self._parser
 
 
-class Patrol:
-    """Goes round the exchanges under way every `PATIENCE` seconds: cheaper than a timer for each."""
-
-    def __init__(self) -> None:
-        self._under_way: set[Exchange[Any]] = set()
-        self._timer: asyncio.TimerHandle | None = None
-
-    def join(self, exchange: Exchange[Any]) -> None:
-        self._under_way.add(exchange)
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(PATIENCE, self._round)
-
-    def leave(self, exchange: Exchange[Any]) -> None:
-        self._under_way.discard(exchange)
-
-    def _round(self) -> None:
-        self._timer = None
-        for exchange in tuple(self._under_way):
-            exchange.inspect()
-        if self._under_way:
-            self._timer = asyncio.get_running_loop().call_later(PATIENCE, self._round)
-
-    def close(self) -> None:
-        """No further round."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-
 R = TypeVar("R", bound=Receiver)
 
 
 class Exchange(ABC, Generic[R]):
     """Reads one answer into `into`. `check` judges the head of a successful one, by raising."""
 
-    def __init__(
-        self, lane: Lane, into: R, where: Where, *, check: Callable[[Head], None], patrol: Patrol
-    ) -> None:
-        self._patrol = patrol
+    def __init__(self, lane: Lane, into: R, where: Where, *, check: Callable[[Head], None]) -> None:
         self._lane = lane
         self._into = into
         self._where = where
@@ -159,10 +127,6 @@ class Exchange(ABC, Generic[R]):
         self._refused = False
         self._watching = False
         self._bytes_seen = 0
-        self._inspected = 0
-        """Bytes seen when the patrol was here last."""
-        self._silent = -PATIENCE
-        """Seconds without a byte, as of then; the first round may come at once."""
         self.keep_alive = False
         """Whether the lane may be used again; meaningful once `run` has returned."""
 
@@ -176,13 +140,13 @@ class Exchange(ABC, Generic[R]):
 
         Raises SourceError; Unusual. The lane no longer calls when it returns.
         """
+        self._timer = self._loop.call_later(PATIENCE, self._check_progress, 0, 0.0)
         self._lane.expect(1)
         self._watch()
-        self._patrol.join(self)
         try:
             return await self._done
         finally:
-            self._patrol.leave(self)
+            self._timer.cancel()
             self._into.on_room = None
             self._watching = False
             self._lane.rest()
@@ -193,16 +157,17 @@ class Exchange(ABC, Generic[R]):
             self._watching = True
             self._lane.watch(self._on_readable)
 
-    def inspect(self) -> None:
-        """A round of the patrol."""
-        if not self._watching or self._bytes_seen != self._inspected:
-            self._inspected, self._silent = self._bytes_seen, 0.0
-            return
-        self._silent += PATIENCE
-        if self._silent >= READ_TIMEOUT:
+    def _check_progress(self, seen: int, silent: float) -> None:
+        """`seen`: what had been when `silent` seconds without a byte began."""
+        if not self._watching or self._bytes_seen != seen:
+            silent = 0.0
+        elif silent + PATIENCE >= READ_TIMEOUT:
             self._finish(Transient(f"no byte for {READ_TIMEOUT:g} s", self._where))
-        elif self._silent > 0:
+            return
+        else:
+            silent += PATIENCE
             self._lane.expect(1)  # what little has come shall not wait for more
+        self._timer = self._loop.call_later(PATIENCE, self._check_progress, self._bytes_seen, silent)
 
     def _finish(self, outcome: BaseException | Refusal | None) -> None:
         self._watching = False
@@ -315,7 +280,7 @@ class SpliceExchange(Exchange[SpliceReceiver]):
     def _read_head(self) -> None:
         sock = self._lane.sock
         while True:
-            peeked = sock.recv(16 * 1024, socket.MSG_PEEK)
+            peeked = sock.recv(HEAD_READ, socket.MSG_PEEK)
             if not peeked:
                 raise Transient("the connection was closed before an answer", self._where)
             self._bytes_seen += 1
