@@ -19,7 +19,7 @@ from urllib.request import getproxies, proxy_bypass
 
 from botocore import UNSIGNED
 
-from streamer.errors import Transient, Where
+from streamer.errors import SourceError, Transient, Where
 from streamer.source.credentials import renewing
 from streamer.source.exchange import READ_TIMEOUT, CopyExchange, Head, Refusal, SpliceExchange, Unusual
 from streamer.source.faults import from_answer
@@ -153,15 +153,19 @@ class OwnSource:
 
         def check(head: Head) -> None:
             headers = head.headers
-            check_head(
-                part,
-                first,
-                replace(where, request_id=headers.get("x-amz-request-id")),
-                status=head.status,
-                content_range=headers.get("content-range"),
-                content_length=head.content_length,
-                etag=headers.get("etag"),
-            )
+            try:
+                check_head(
+                    part,
+                    first,
+                    where,
+                    status=head.status,
+                    content_range=headers.get("content-range"),
+                    content_length=head.content_length,
+                    etag=headers.get("etag"),
+                )
+            except SourceError as error:
+                error.where = replace(where, request_id=headers.get("x-amz-request-id"))
+                raise
 
         def request() -> Awaitable[bytes]:
             return self._signer.head(place, part, first)
