@@ -34,6 +34,7 @@ OUTCOMES = (
     "cancelled",
 )  # fmt: skip
 RETRIED = ("transient", "throttled", "truncated", "expired", "bad_answer")
+HEDGES = ("issued", "won", "lost")
 VERDICTS = ("complete", "abandoned", "failed", "stopped")
 
 
@@ -72,6 +73,10 @@ METRICS: dict[str, Spec] = {
     "penstock_requests_limit": Spec("gauge", ("channel",), "Ranged GETs that may run at once."),
     "penstock_requests_total": Spec("counter", ("channel", "outcome"), "Ranged GETs ended, by outcome."),
     "penstock_retries_total": Spec("counter", ("channel", "kind"), "Ranged GETs repeated, by what failed."),
+    "penstock_hedges_total": Spec(
+        "counter", ("channel", "fate"), "Second requests for a late head of line: issued, and won or lost."
+    ),
+    "penstock_wasted_bytes_total": Spec("counter", ("channel",), "Bytes that both of two requests brought."),
     "penstock_source_changed_total": Spec(
         "counter", ("channel", "done"), "Objects that were not as listed: failed, refetched or skipped."
     ),
@@ -88,11 +93,13 @@ _COUNTERS: dict[str, Callable[[ChannelStatistics], float]] = {
     "penstock_fifo_written_bytes_total": lambda s: s.written_bytes,
     "penstock_received_bytes_total": lambda s: s.received_bytes,
     "penstock_objects_completed_total": lambda s: s.objects_completed,
+    "penstock_wasted_bytes_total": lambda s: s.wasted_bytes,
 }
 _LABELLED: dict[str, tuple[tuple[str, ...], Callable[[ChannelStatistics], dict[str, float]]]] = {
     "penstock_epochs_total": (VERDICTS, lambda s: dict(s.epochs)),
     "penstock_channel_seconds_total": (STATES, lambda s: dict(s.seconds)),
     "penstock_requests_total": (OUTCOMES, lambda s: dict(s.requests)),
+    "penstock_hedges_total": (HEDGES, lambda s: dict(s.hedges)),
     "penstock_source_changed_total": (DONE, lambda s: dict(s.changed)),
     "penstock_objects_checked_total": (CHECKED, lambda s: dict(s.checked)),
     "penstock_retries_total": (RETRIED, lambda s: dict(s.retries)),

@@ -105,6 +105,8 @@ class PenstockConfig(Model):
     """Seconds without a byte of progress before a channel fails."""
     stall_timeout: Annotated[float, Field(ge=1)] = STALL_TIMEOUT
     """Seconds without a byte before a request counts as stalled, and is sent again on another connection."""
+    hedge_budget: Annotated[float, Field(ge=0, le=1)] = 0.05
+    """Of all bytes, those that may be fetched twice where the reader waits for a slow connection; 0: none."""
     drain_for: Annotated[float, Field(ge=0)] = 20.0
     """Seconds that SIGTERM lets running epochs finish; Kubernetes kills after 30 by default."""
     fifo_mode: Annotated[int, BeforeValidator(_octal)] = 0o640

@@ -209,6 +209,7 @@ class Supervisor:
             budget=self.job.budget,
             connections=self.job.penstock.connections,
             part_size=self.job.penstock.part_size,
+            hedge=self.job.penstock.hedge_budget,
             inflate=any(plan.inflate for plan in piped),
             check=self._checks,
         ) as transport:

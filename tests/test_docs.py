@@ -27,7 +27,7 @@ from sidecar.config import Job, load_job
 from sidecar.environment import trainer_environment
 from sidecar.exits import Exit
 from sidecar.identity import Hosts
-from sidecar.metrics import CHECKED, DONE, METRICS, OUTCOMES, RETRIED, VERDICTS
+from sidecar.metrics import CHECKED, DONE, HEDGES, METRICS, OUTCOMES, RETRIED, VERDICTS
 from sidecar.runtime import Layout
 from streamer import errors
 from streamer.readers import InterleavedReader, PipeReader, PipeStream, lanes_of, open_channel
@@ -169,6 +169,7 @@ def test_every_label_value_is_described():
     }
     assert {label: values for label, values in told.items() if label != "channel"} == {
         "state": STATES, "verdict": VERDICTS, "outcome": OUTCOMES, "kind": RETRIED, "done": DONE,
+        "fate": HEDGES,
         "result": CHECKED,
     }  # fmt: skip
 

@@ -17,6 +17,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from streamer.relay.hedge import Hedging
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -26,11 +28,12 @@ if TYPE_CHECKING:
 class Allotment:
     """`budget` bytes of room, and the lanes that `pace` allows, for `members` channels."""
 
-    def __init__(self, budget: int, pace: Pace, *, members: int = 1) -> None:
+    def __init__(self, budget: int, pace: Pace, *, members: int = 1, hedging: Hedging | None = None) -> None:
         if budget <= 0 or members <= 0:
             raise ValueError("an allotment needs a budget and a member")
         self.budget = budget
         self.pace = pace
+        self.hedging = hedging or Hedging(0)
         self.members = members
         self.floor = budget if members == 1 else budget // (2 * members)
         self.active = 0
@@ -83,6 +86,10 @@ class Share:
         return self._whole.pace
 
     @property
+    def hedging(self) -> Hedging:
+        return self._whole.hedging
+
+    @property
     def budget(self) -> int:
         """Bytes of room of all channels together."""
         return self._whole.budget
@@ -113,6 +120,11 @@ class Share:
             self.active = active
             self._whole.active += 1 if active else -1
             self._whole.offer(self)
+
+    def landed(self, now: float, *, received: int, first_byte: float, seconds: float) -> None:
+        """A request has ended well, as `Pace.landed` and `Hedging.landed` want to know."""
+        self.pace.landed(now, received=received, first_byte=first_byte, seconds=seconds)
+        self.hedging.landed(received=received, first_byte=first_byte, seconds=seconds)
 
     def starved(self, seconds: float) -> None:
         """The channel's reader has waited for storage so long."""

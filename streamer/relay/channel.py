@@ -274,6 +274,8 @@ class Channel:
             limit=share.lanes,
             requests=dict(tally.requests),
             retries=dict(tally.retries),
+            hedges=dict(tally.hedges),
+            wasted_bytes=tally.wasted_bytes,
             first_byte=tally.first_byte.snapshot(),
             part=tally.part.snapshot(),
             changed=dict(self._changes.totals),

@@ -185,6 +185,11 @@ class Pace:
     def _inflated(self) -> bool:
         return self._first_byte > INFLATED * self._least_first_byte and self._first_byte > 0.1
 
+    @property
+    def slowed(self) -> bool:
+        """Whether S3 has asked for less, and the limit has not come back yet."""
+        return self._goal > 0
+
     def part_size(self, staging: int) -> int:
         """Bytes of the next part, if its stage may hold `staging` of them."""
         size = self._part_size

@@ -31,7 +31,7 @@ from streamer.errors import ReaderGone
 from streamer.plan import Part
 from streamer.relay.allotment import Share
 from streamer.relay.stages import Stage
-from streamer.relay.statistics import Durations
+from streamer.relay.statistics import Tally
 from streamer.sink.outlet import Outlet
 from streamer.source.ranges import NoRoom
 from streamer.units import KIB, MIB
@@ -163,8 +163,8 @@ class PipeStages:
         """Bytes of the pipe that a part begins with."""
         return min(PIPE_SIZE, max(self._pool.smallest, 1 << (part.body - 1).bit_length()))
 
-    def make(self, part: Part, *, on_change: Callable[[], None], first_byte: Durations) -> Stage:
-        return PipeStage(part, self, on_change=on_change, first_byte=first_byte)
+    def make(self, part: Part, *, on_change: Callable[[], None], tally: Tally) -> Stage:
+        return PipeStage(part, self, on_change=on_change, tally=tally)
 
     def take(self, part: Part) -> Pipe | None:
         """The first pipe of a part; its room is reserved."""
@@ -208,9 +208,9 @@ class PipeStage(Stage):
     """A part's bytes in pipes; in user memory only where a transport feeds them or no pipe is granted."""
 
     def __init__(
-        self, part: Part, stages: PipeStages, *, on_change: Callable[[], None], first_byte: Durations
+        self, part: Part, stages: PipeStages, *, on_change: Callable[[], None], tally: Tally
     ) -> None:
-        super().__init__(part, on_change=on_change, first_byte=first_byte)
+        super().__init__(part, on_change=on_change, tally=tally)
         self._stages = stages
         self._pipes: deque[Pipe] = deque()
         self._piped = 0

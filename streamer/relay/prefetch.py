@@ -26,6 +26,7 @@ from streamer.plan import Part, Plan, Segment, cut
 from streamer.relay.changes import MOST_TRIES, Change, Changes, is_change
 from streamer.relay.retry import RetryPolicy, fetch_part
 from streamer.relay.stages import MemoryStage, Stage, Stages
+from streamer.relay.stragglers import Stragglers
 from streamer.relay.unpack import MOST_TAKEN, Unpacker
 from streamer.relay.window import Slot, Window
 
@@ -90,6 +91,9 @@ class Prefetcher:
         self._tally = tally
         self._requests = requests
         self._policy = policy
+        self._stragglers = Stragglers(
+            self, source, share=stages.share, tally=tally, policy=policy, requests=requests
+        )
         self._supply = stages
         self._stages: dict[Slot, Stage] = {}
         self._tasks: dict[Slot, asyncio.Task[None]] = {}
@@ -142,6 +146,8 @@ class Prefetcher:
                 if stage is not None and stage.error is not None:
                     self._second_chance(stage)
                 watch.enter("starved")
+                if stage is not None and self._window.head is not None:
+                    self._stragglers.starving(self._window.head, stage)
                 since = time.monotonic()
                 await self._news(stage, outlet)
                 self._share.starved(time.monotonic() - since)
@@ -272,11 +278,13 @@ class Prefetcher:
         """Drop everything; nothing is requested any more."""
         self._share.on_room = None
         self._share.activate(active=False)
+        self._stragglers.close()
         self._drop(self._window.close())
 
     def _drop(self, slots: list[Slot]) -> None:
         for slot in slots:
             self._stages.pop(slot).discard()
+            self._stragglers.forget(slot)
             if task := self._tasks.pop(slot, None):
                 task.cancel()
 
@@ -291,7 +299,7 @@ class Prefetcher:
 
     def _stage(self, slot: Slot) -> None:
         """A stage for an admitted part, and its request."""
-        stage = self._supply.make(slot.part, on_change=self._changed.set, first_byte=self._tally.first_byte)
+        stage = self._supply.make(slot.part, on_change=self._changed.set, tally=self._tally)
         self._stages[slot] = stage
         if slot is self._window.head:
             self._changed.set()  # a delivery may be waiting for want of any part at all
@@ -306,9 +314,26 @@ class Prefetcher:
 
     async def _fetch(self, slot: Slot, stage: Stage) -> None:
         try:
-            await fetch_part(self._source, stage, self._policy, self._tally, self._share.pace)
+            await fetch_part(self._source, stage, self._policy, self._tally, self._share)
         except SourceError as error:
+            self.landed(slot, stage, error)
+        else:
+            self.landed(slot, stage, None)
+
+    def is_head(self, slot: Slot) -> bool:
+        """As of `stragglers.Owner`."""
+        return slot is self._window.head
+
+    def replace(self, slot: Slot, task: asyncio.Task[None]) -> None:
+        """As of `stragglers.Owner`."""
+        self._tasks[slot].cancel()
+        self._tasks[slot] = task
+
+    def landed(self, slot: Slot, stage: Stage, error: SourceError | None) -> None:
+        """The part's request has ended: well, or for good."""
+        if error is not None:
             stage.fail(error)
+        self._stragglers.forget(slot)
         self._tasks.pop(slot, None)
         self._window.landed(slot)
         self._start()

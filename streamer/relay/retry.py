@@ -26,7 +26,7 @@ import stamina
 from streamer.errors import BadAnswer, GaveUp, SourceError, Throttled
 
 if TYPE_CHECKING:
-    from streamer.relay.pace import Pace
+    from streamer.relay.allotment import Share
     from streamer.relay.stages import Stage
     from streamer.relay.statistics import Tally
     from streamer.source.ranges import RangeSource
@@ -90,13 +90,13 @@ class _Backoff:
 
 
 async def fetch_part(
-    source: RangeSource, stage: Stage, policy: RetryPolicy, tally: Tally, pace: Pace
+    source: RangeSource, stage: Stage, policy: RetryPolicy, tally: Tally, share: Share
 ) -> None:
     """Bring the whole part into `stage`. Raises SourceError: GaveUp, or one that retrying cannot mend."""
     backoff = _Backoff(stage, policy, tally)
     failed: SourceError | None = None
     try:
-        await _request(source, stage, tally, pace, attempt=1)
+        await _request(source, stage, tally, share, attempt=1)
     except SourceError as error:
         failed = error
     else:
@@ -106,7 +106,7 @@ async def fetch_part(
             with turn:
                 if turn.num == 1:
                     raise failed
-                await _request(source, stage, tally, pace, attempt=turn.num)
+                await _request(source, stage, tally, share, attempt=turn.num)
     except SourceError as error:
         if not error.retryable:
             raise
@@ -118,16 +118,17 @@ async def fetch_part(
         ) from error
 
 
-async def _request(source: RangeSource, stage: Stage, tally: Tally, pace: Pace, *, attempt: int) -> None:
+async def _request(source: RangeSource, stage: Stage, tally: Tally, share: Share, *, attempt: int) -> None:
     """One request, counted by its outcome, which sets the pace of those to come."""
     before, outcome = stage.received, "cancelled"
     stage.asked()
+    stage.asking = True
     try:
         await source.fetch(stage, attempt=attempt)
         outcome = "ok"
         seconds = stage.seconds_since_asked()
         tally.part.add(seconds)
-        pace.landed(
+        share.landed(
             time.monotonic(),
             received=stage.received - before,
             first_byte=stage.first_byte_after,
@@ -136,8 +137,8 @@ async def _request(source: RangeSource, stage: Stage, tally: Tally, pace: Pace, 
     except SourceError as error:
         outcome = error.kind
         if isinstance(error, Throttled):
-            pace.throttled(time.monotonic())
+            share.pace.throttled(time.monotonic())
         raise
     finally:
+        stage.asking = False
         tally.requests[outcome] += 1
-        tally.received_bytes += stage.received - before

@@ -23,7 +23,7 @@ from typing import Protocol
 from streamer.errors import BadAnswer, SourceError, Where
 from streamer.plan import Part
 from streamer.relay.allotment import Share
-from streamer.relay.statistics import Durations
+from streamer.relay.statistics import Tally
 from streamer.sink.outlet import Outlet
 from streamer.source.integrity import PartSum
 from streamer.units import KIB
@@ -65,7 +65,7 @@ class BufferPool:
 class Stage(ABC):
     """One part on its way. Subclasses say where its bytes lie."""
 
-    def __init__(self, part: Part, *, on_change: Callable[[], None], first_byte: Durations) -> None:
+    def __init__(self, part: Part, *, on_change: Callable[[], None], tally: Tally) -> None:
         self.part = part
         self.received = 0
         """Bytes of the part's body that have arrived, delivered or not."""
@@ -77,7 +77,13 @@ class Stage(ABC):
         """Whether a part given up is lost: delivery was waiting for it, or has asked for it again."""
         self.on_room: Callable[[], None] | None = None
         self._on_change = on_change
-        self._first_byte = first_byte
+        self._tally = tally
+        self.asking = False
+        """Whether a request for what is missing is under way, not waiting for its turn after a failure."""
+        self.peer: str | None = None
+        """The address that the last request went to, if the transport tells."""
+        self.avoid: str | None = None
+        """As of a receiver; the only request of a part may go anywhere."""
         self._asked_at = time.monotonic()
         self.first_byte_after = 0.0
         """Seconds from the last request to its answer."""
@@ -129,16 +135,16 @@ class Stage(ABC):
         A stage that cannot do so ignores it.
         """
 
-    def asked(self) -> None:
-        """A request for what is missing is about to be sent."""
-        self._asked_at = time.monotonic()
+    def asked(self, at: float | None = None) -> None:
+        """A request for what is missing is about to be sent, or was at a moment of time.monotonic()."""
+        self._asked_at = time.monotonic() if at is None else at
 
     def seconds_since_asked(self) -> float:
         return time.monotonic() - self._asked_at
 
     def answered(self) -> None:
         self.first_byte_after = self.seconds_since_asked()
-        self._first_byte.add(self.first_byte_after)
+        self._tally.first_byte.add(self.first_byte_after)
 
     def feed(self, data: bytes) -> None:
         if self.received + len(data) > self.part.body:
@@ -158,6 +164,7 @@ class Stage(ABC):
     def _arrived(self, count: int) -> None:
         """`count` more bytes of the body are here; behind its last one come the literals after it."""
         self.received += count
+        self._tally.received_bytes += count
         if self.received == self.part.body and self.part.tail:
             self._hold(self.part.tail)
 
@@ -193,10 +200,8 @@ class Stage(ABC):
 class MemoryStage(Stage):
     """All bytes in user memory: in buffers that `room` hands out, or as a transport fed them."""
 
-    def __init__(
-        self, part: Part, pool: BufferPool, *, on_change: Callable[[], None], first_byte: Durations
-    ) -> None:
-        super().__init__(part, on_change=on_change, first_byte=first_byte)
+    def __init__(self, part: Part, pool: BufferPool, *, on_change: Callable[[], None], tally: Tally) -> None:
+        super().__init__(part, on_change=on_change, tally=tally)
         self._pool = pool
         self.sum: PartSum | None = None
         """As `streamer.source.integrity.Summing`."""
@@ -273,7 +278,7 @@ class Stages(Protocol):
     def room(self, part: Part) -> int:
         """Bytes of room that the part's stage will hold."""
 
-    def make(self, part: Part, *, on_change: Callable[[], None], first_byte: Durations) -> Stage:
+    def make(self, part: Part, *, on_change: Callable[[], None], tally: Tally) -> Stage:
         """A stage for a part whose room is reserved."""
 
 
@@ -294,5 +299,5 @@ class MemoryStages:
         """What its body takes; literals (64 KiB at most) do not count beside it."""
         return -(-(part.body or len(part)) // self._unit) * self._unit
 
-    def make(self, part: Part, *, on_change: Callable[[], None], first_byte: Durations) -> Stage:
-        return MemoryStage(part, self._pool, on_change=on_change, first_byte=first_byte)
+    def make(self, part: Part, *, on_change: Callable[[], None], tally: Tally) -> Stage:
+        return MemoryStage(part, self._pool, on_change=on_change, tally=tally)

@@ -83,6 +83,10 @@ class Tally:
     """By outcome: `ok`, `cancelled`, or the kind of the error."""
     retries: Counter[str] = field(default_factory=Counter)
     """By the kind of the error that was retried."""
+    hedges: Counter[str] = field(default_factory=Counter)
+    """Second requests for a part that was late: `issued`, and then `won` or `lost`."""
+    wasted_bytes: int = 0
+    """Received and thrown away: what both requests for a part had brought."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +118,8 @@ class ChannelStatistics:
     limit: int
     requests: dict[str, int]
     retries: dict[str, int]
+    hedges: dict[str, int]
+    wasted_bytes: int
     first_byte: DurationsSnapshot
     part: DurationsSnapshot
     changed: dict[str, int]

@@ -14,6 +14,7 @@ from typing import Literal
 
 from streamer.errors import ConfigError
 from streamer.relay.allotment import Allotment
+from streamer.relay.hedge import Hedging
 from streamer.relay.pace import LARGEST_PART, MOST_LANES, Pace
 from streamer.relay.pipes import PIPE_SIZE, PipePool, PipeStages, pipe_allowance
 from streamer.relay.stages import BufferPool, MemoryStages, Stages
@@ -28,6 +29,9 @@ OTHER_FILES = 32
 """Descriptors a channel needs besides pipes and connections: FIFOs, epoll, its part of the process's."""
 ENOUGH_FILES = 65_536
 """Open files that we ask for, as far as the hard limit lets us; the default soft limit is often 1,024."""
+
+HEDGED = 0.05
+"""Of all bytes, those that hedges may fetch once more, if nobody says otherwise."""
 
 Wish = Literal["auto", "portable", "copying", "kernel"]
 
@@ -69,15 +73,18 @@ async def open_transport(
     to_pipes: bool = True,
     inflate: bool = False,
     check: bool = False,
+    hedge: float = HEDGED,
 ) -> AsyncIterator[Transport]:
     """The transport for these buckets, until the end of the block.
 
     `budget` and `connections` are for all channels together. Where `connections` or `part_size` is not
     given, it adapts. `to_pipes`: whether all sinks are pipes. `inflate`: whether any channel's objects are
     inflated, which takes their bytes through memory; `check`: whether any channel's are compared with their
-    checksums, which does so too. Raises ConfigError if what is wished cannot be.
+    checksums, which does so too. `hedge`: of all bytes, those that second requests for late parts may fetch
+    once more. Raises ConfigError if what is wished cannot be.
     """
     portable = PortableSource(clients.data, clients.credentials)
+    hedging = Hedging(hedge)
     lanes = _Lanes(connections, part_size)
     pipe_budget, most_pipes = _pipe_limits(channels, lanes.most)
     no_client = why_not(clients.data, buckets)
@@ -92,7 +99,9 @@ async def open_transport(
         raise ConfigError(f"the {wish} transport is asked for, but {obstacle}; use auto or portable")
     if wish == "portable" or no_client:
         pace = lanes.pace(16, 8 * MIB)
-        yield Transport(portable, no_client or "asked for", Allotment(budget, pace, members=channels))
+        yield Transport(
+            portable, no_client or "asked for", Allotment(budget, pace, members=channels, hedging=hedging)
+        )
         return
     splice = wish != "copying" and no_splice is None
     url = clients.data.meta.endpoint_url
@@ -109,14 +118,14 @@ async def open_transport(
             # A request costs little, so parts are small; larger ones wait in their sockets for their turn.
             pace = lanes.pace(max(64, 4 * channels), 4 * MIB, largest_part=8 * MIB)
             try:
-                allotment = Allotment(budget, pace, members=channels)
+                allotment = Allotment(budget, pace, members=channels, hedging=hedging)
                 yield Transport(source, "plain HTTP to pipes", allotment, pipes=pipes)
             finally:
                 pipes.close()
         else:
             # What waits in memory leaves the processor's cache: begin with few, and let need decide.
             pace = lanes.pace(max(4, channels), 4 * MIB)
-            allotment = Allotment(budget, pace, members=channels)
+            allotment = Allotment(budget, pace, members=channels, hedging=hedging)
             yield Transport(source, no_splice or "asked for", allotment, buffers=BufferPool())
     finally:
         source.close()

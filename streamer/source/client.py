@@ -90,8 +90,12 @@ class HttpClient:
         where: Where,
         request: Callable[[], Awaitable[bytes]],
         answering: Callable[[Lane], Answering[T_co]],
+        *,
+        avoid: str | None = None,
     ) -> T_co:
         """One request; once more if an idle lane turns out to have been closed by the server.
+
+        `avoid`: an address not to ask, if there is another.
 
         Raises SourceError, and whatever the reading of the answer raises.
         """
@@ -101,7 +105,7 @@ class HttpClient:
             pool = self._pools[place.host, place.port] = LanePool(place.host, place.port, tls=tls)
         while True:
             head = await request()
-            lane = await pool.take(where)
+            lane = await pool.take(where, avoid=avoid)
             exchange = answering(lane)
             reused, lane.requests = lane.requests > 0, lane.requests + 1
             try:
@@ -171,6 +175,7 @@ class OwnSource:
             return self._signer.head(place, part, first)
 
         def answering(lane: Lane) -> Answering[Refusal | None]:
+            into.peer = lane.peer
             exchange: Answering[Refusal | None] = self._exchange(
                 lane, into, where, check=check, stall_timeout=self._stall_timeout
             )
@@ -178,7 +183,7 @@ class OwnSource:
 
         with renewing(self._signer.credentials):
             try:
-                refusal = await self._client.ask(place, where, request, answering)
+                refusal = await self._client.ask(place, where, request, answering, avoid=into.avoid)
             except Unusual:
                 await self._fallback.fetch(into, attempt=attempt)
                 return

@@ -156,7 +156,8 @@ class Exchange(ABC, Generic[R]):
             return await self._done
         finally:
             self._timer.cancel()
-            self._into.on_room = None
+            if self._into.on_room == self._resume:  # not that of another request, which has taken over
+                self._into.on_room = None
             self._watching = False
             self._lane.rest()
             self._parser.release()

@@ -43,6 +43,8 @@ class Lane:
         self.fd = sock.fileno()
         self.requests = 0
         """Requests sent on it so far."""
+        self.peer = ""
+        """The address it leads to."""
         self.closed = False
         self._low = 1
         self._loop = asyncio.get_running_loop()
@@ -204,13 +206,17 @@ class LanePool:
         self._turn = itertools.count()
         self._asked_at = 0.0
 
-    async def take(self, where: Where) -> Lane:
-        """An idle lane that is still good, or a new one. Raises Transient if no connection can be had."""
-        while self._idle:
-            lane = self._idle.pop()
-            if not lane.closed:
-                return lane
-        return await self._connect(where)
+    async def take(self, where: Where, *, avoid: str | None = None) -> Lane:
+        """An idle lane that is still good, or a new one; to another address than `avoid`, if there is one.
+
+        Raises Transient if no connection can be had.
+        """
+        for index in range(len(self._idle) - 1, -1, -1):
+            if avoid is None or self._idle[index].peer != avoid:
+                lane = self._idle.pop(index)
+                if not lane.closed:
+                    return lane
+        return await self._connect(where, avoid)
 
     def give(self, lane: Lane) -> None:
         """Return a lane whose last answer was read to its end."""
@@ -221,17 +227,18 @@ class LanePool:
         while self._idle:
             self._idle.pop().close()
 
-    async def _connect(self, where: Where) -> Lane:
+    async def _connect(self, where: Where, avoid: str | None) -> Lane:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT):
-                family, kind, protocol, _, address = await self._next_address(loop)
+                family, kind, protocol, _, address = await self._next_address(loop, avoid)
                 sock = socket.socket(family, kind | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC, protocol)
                 with contextlib.ExitStack() as undo:
                     undo.callback(sock.close)
                     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                     await loop.sock_connect(sock, address)
                     lane = self._lane(sock)
+                    lane.peer = str(address[0])
                     await lane.begin()
                     undo.pop_all()
                 return lane
@@ -255,9 +262,10 @@ class LanePool:
     def _lane(self, sock: socket.socket) -> Lane:
         return TlsLane(sock, self._tls, self._host, shared=self._shared) if self._tls else Lane(sock)
 
-    async def _next_address(self, loop: asyncio.AbstractEventLoop) -> tuple[Any, ...]:
+    async def _next_address(self, loop: asyncio.AbstractEventLoop, avoid: str | None) -> tuple[Any, ...]:
         now = time.monotonic()
         if not self._addresses or now - self._asked_at > ADDRESSES_FOR:
             self._asked_at = now
             self._addresses = list(await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM))
-        return self._addresses[next(self._turn) % len(self._addresses)]
+        others = [found for found in self._addresses if found[4][0] != avoid] or self._addresses
+        return others[next(self._turn) % len(others)]

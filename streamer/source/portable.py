@@ -71,7 +71,8 @@ async def _room(into: Receiver) -> None:
     try:
         await drained.wait()
     finally:
-        into.on_room = None
+        if into.on_room == drained.set:
+            into.on_room = None
 
 
 async def _drain(content: Any, into: Receiver, where: Where) -> None:
