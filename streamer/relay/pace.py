@@ -4,7 +4,8 @@ Lanes. More requests in flight help as long as delivery waits for storage and ev
 limit is raised on trial; if throughput does not follow, or first bytes come much later, it goes back and
 the next trial waits longer. S3 asks for less by SlowDown: that halves the limit, and it returns in steps
 once the storm is over (additive increase, multiplicative decrease). Too many lanes cost as well: bytes
-that wait for their turn leave the processor's cache.
+that wait for their turn leave the processor's cache. Where that costs much, a trial must be `worth` its
+lanes, for the noise of throughput over a moment would else raise the limit step by step and never lower it.
 
 Parts. A request's body should take at least twice as long as its first byte, or lanes wait more than they
 carry; and no longer than the room for it allows.
@@ -20,7 +21,7 @@ from streamer.units import MIB
 
 MOST_LANES = 256
 GAIN = 1.05
-"""Throughput after a trial, over that before it, for the raised limit to stay."""
+"""Throughput after a trial, over that before it, for the raised limit to stay: at the least."""
 INFLATED = 4.0
 """First bytes this many times later than the earliest seen mean that requests queue at the server."""
 INTERVAL = 0.05
@@ -52,8 +53,13 @@ class Pace:
         fixed_part: bool = False,
         most_lanes: int = MOST_LANES,
         largest_part: int = LARGEST_PART,
+        worth: float = 0.0,
     ) -> None:
-        """Begin with `lanes` requests of `part_size` bytes; what is fixed stays so."""
+        """Begin with `lanes` requests of `part_size` bytes; what is fixed stays so.
+
+        `worth`: how much of a trial's further lanes must come back as throughput (0.4: twice the lanes, 1.4
+        times the throughput), where more lanes than are needed cost more than a request.
+        """
         self._most_lanes = most_lanes
         self.lanes = lanes
         """Requests that may run at once."""
@@ -61,6 +67,7 @@ class Pace:
         self._fixed_lanes = fixed_lanes
         self._fixed_part = fixed_part
         self._largest_part = max(largest_part, part_size)
+        self._worth = worth
         self._trial: _Trial | None = None
         self._since: float | None = None
         self._bytes = 0
@@ -133,7 +140,7 @@ class Pace:
         trial, self._trial = self._trial, None
         if self._goal:
             self._return(now)
-        elif trial is not None and (rate < trial.rate * GAIN or self._inflated):
+        elif trial is not None and (rate < trial.rate * self._due_gain(trial) or self._inflated):
             self.lanes = trial.lanes
             self._hold_until = now + self._hold
             self._hold = min(LONGEST_HOLD, self._hold * 2)
@@ -143,6 +150,9 @@ class Pace:
                 self._trial = _Trial(self.lanes, rate)
                 # What is in flight, and connections still to be made, say nothing of what is tried.
                 self.lanes = self._unsettled = more
+
+    def _due_gain(self, trial: _Trial) -> float:
+        return max(GAIN, 1 + self._worth * (self.lanes / trial.lanes - 1))
 
     def _return(self, now: float) -> None:
         """After a storm: a step back to where it began."""

@@ -111,8 +111,9 @@ async def open_transport(
             finally:
                 pipes.close()
         else:
-            # What waits in memory leaves the processor's cache: begin with few, and let need decide.
-            pace = lanes.pace(max(4, channels), 4 * MIB)
+            # What waits in memory leaves the processor's cache, and one thread reads all: begin with few, let
+            # need decide, and do not take a chance gain for need.
+            pace = lanes.pace(max(2, channels), 8 * MIB, worth=0.4)
             allotment = Allotment(budget, pace, members=channels)
             yield Transport(source, no_splice or "asked for", allotment, buffers=BufferPool())
     finally:
@@ -130,7 +131,9 @@ class _Lanes:
     def most(self) -> int:
         return self.connections or MOST_LANES
 
-    def pace(self, connections: int, part_size: int, *, largest_part: int = LARGEST_PART) -> Pace:
+    def pace(
+        self, connections: int, part_size: int, *, largest_part: int = LARGEST_PART, worth: float = 0.0
+    ) -> Pace:
         """The pace that begins with what suits a transport, where nothing else is asked for."""
         return Pace(
             self.connections or connections,
@@ -138,6 +141,7 @@ class _Lanes:
             fixed_lanes=self.connections is not None,
             fixed_part=self.part_size is not None,
             largest_part=largest_part,
+            worth=worth,
         )
 
 
