@@ -376,11 +376,12 @@ CALLS = {
     "PipeStream": PipeStream,
     "open_channel": open_channel,
     "PipeModeDataset": "streamer/readers/tensorflow.py",
+    "PipeIterableDataset": "streamer/readers/torch.py",
 }
 
 
 def parameters(name: str) -> set[str]:
-    """Of a callable of the readers; TensorFlow's from its source, so as not to load it."""
+    """Of a callable of the readers; the frameworks' from their source, so as not to load them."""
     if not isinstance(CALLS[name], str):
         return set(inspect.signature(CALLS[name]).parameters)
     tree = ast.parse((ROOT / CALLS[name]).read_text())
@@ -402,7 +403,7 @@ def test_python_examples_use_what_is_there(body):
     for node in ast.walk(ast.parse(body)):
         if isinstance(node, ast.ImportFrom) and node.module.startswith("streamer"):
             for alias in node.names:
-                if node.module == "streamer.readers.tensorflow":
+                if node.module in ("streamer.readers.tensorflow", "streamer.readers.torch"):
                     assert alias.name in CALLS
                 else:
                     assert hasattr(importlib.import_module(node.module), alias.name)
@@ -414,6 +415,11 @@ def test_the_constructor_of_the_dataset_is_described():
     section = prose(DOCS / "readers.md").split("## PipeModeDataset")[1].split("## PipeReader")[0]
     told = {name.split("=")[0] for name in names(section)}
     assert parameters("PipeModeDataset") <= told
+
+
+def test_the_arguments_of_the_pytorch_dataset_are_described():
+    section = prose(DOCS / "readers.md").split("## PyTorch")[1].split("## Arrays and tables")[0]
+    assert parameters("PipeIterableDataset") <= {name.split("=")[0] for name in names(section)}
 
 
 # Links and references
