@@ -18,6 +18,7 @@ import argparse
 import asyncio
 import base64
 import contextlib
+import gc
 import hashlib
 import os
 import random
@@ -365,6 +366,7 @@ def run_trial(trial: Trial, account: Account) -> None:
     account.faults.update(run.bad.struck)
     if trial.change != "nothing":
         account.faults[trial.change] += 1
+    gc.collect()  # a transport that was cut off is closed with its last reference
     left = len(os.listdir("/proc/self/fd")) - descriptors
     if left > 0 or threading.active_count() > threads:
         raise Broken(f"{left} descriptors and {threading.active_count() - threads} threads are left")
