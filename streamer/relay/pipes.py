@@ -246,7 +246,7 @@ class PipeStage(Stage):
                 room = pipe.full_at - pipe.count
                 count = os.splice(fd, pipe.write_fd, min(limit, room), flags=_FLAGS)
             except BlockingIOError:
-                if not pipe.count or not _readable(fd):
+                if not pipe.count or not readable(fd):
                     raise
                 pipe.full_at = pipe.count
                 continue
@@ -319,7 +319,7 @@ class PipeStage(Stage):
         self._piped = self._in_memory = 0
 
 
-def _readable(fd: int) -> bool:
+def readable(fd: int) -> bool:
     """Whether the socket has something to read, be it its end."""
     poller = select.poll()
     poller.register(fd, select.POLLIN)

@@ -136,9 +136,9 @@ async def _request(source: RangeSource, stage: Stage, tally: Tally, share: Share
         )
     except SourceError as error:
         outcome = error.kind
+        stage.asking = False
         if isinstance(error, Throttled):
             share.pace.throttled(time.monotonic())
         raise
     finally:
-        stage.asking = False
         tally.requests[outcome] += 1

@@ -1,12 +1,12 @@
 """The async shell of `hedge`: looks at the head of line while delivery waits for it, and asks a second time.
 
-    first request   part bytes ──────────→ stage          until the second is answered; then cancelled
+    first request   part bytes ──────────→ stage          until the second has more; then cancelled
     second request  the rest, another lane → Takeover → stage
 
-Cancelling a task ends what it waits for at once, so from the moment the second request is answered no byte
-of the first reaches the stage. What the first brought in meanwhile is read from the second as well and
-thrown away. A second request that fails before its answer is forgotten; one that fails later goes on as any
-request does.
+The second request takes over with the first byte that the stage lacks; what the first has brought in
+meanwhile is read from the second as well, and thrown away. Cancelling a task ends what it waits for at once,
+so from then on no byte of the first reaches the stage. A second request that fails before is forgotten; one
+that fails later goes on as any request does, and may be late in its turn.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from streamer.errors import SourceError, Throttled
 from streamer.relay.hedge import Look
+from streamer.relay.pipes import readable
 from streamer.relay.retry import fetch_part
 from streamer.units import KIB
 
@@ -37,34 +38,26 @@ THROWN_AWAY = 64 * KIB
 
 
 class Takeover:
-    """The receiver of a second request: the stage's own, once it is answered."""
+    """The receiver of a second request: the stage's own, once it has brought a byte that the stage lacks."""
 
-    def __init__(self, stage: Any, on_answer: Callable[[], None]) -> None:
+    def __init__(self, stage: Any, on_won: Callable[[], None]) -> None:
         """`stage`: a receiver of the kind that the transport wants."""
         self.part: Part = stage.part
         self.received = self._first = stage.received
         """As of a receiver, by this request's own count."""
         self.avoid: str | None = stage.peer
         self.peer: str | None = None
-        self.answered_at = 0.0
+        self.won = False
         self.thrown_away = 0
         self._stage = stage
-        self._on_answer = on_answer
+        self._on_won = on_won
         self._asked_at = time.monotonic()
+        self._first_byte = 0.0
         self._scratch = memoryview(bytearray(THROWN_AWAY))
-        self._behind = False
-
-    @property
-    def won(self) -> bool:
-        return self.answered_at > 0
+        self._own_room = False
 
     def answered(self) -> None:
-        if not self.won:
-            self.answered_at = time.monotonic()
-            self._stage.peer = self.peer
-            self._stage.asked(self._asked_at)
-            self._on_answer()
-        self._stage.answered()
+        self._first_byte = time.monotonic() - self._asked_at
 
     def tell(self, share: Share) -> None:
         """Tell how the request went."""
@@ -72,7 +65,7 @@ class Takeover:
         share.landed(
             now,
             received=self.received - self._first,
-            first_byte=self.answered_at - self._asked_at,
+            first_byte=self._first_byte,
             seconds=now - self._asked_at,
         )
 
@@ -84,26 +77,36 @@ class Takeover:
         self.received += count
         self.thrown_away += count
 
+    def _win(self) -> None:
+        if not self.won:
+            self.won = True
+            self._stage.peer = self.peer
+            self._stage.asked(self._asked_at)
+            self._on_won()
+
     def take_from(self, fd: int, limit: int) -> int:
         if surplus := self._surplus(limit):
             count = len(os.read(fd, min(surplus, THROWN_AWAY)))
             self._throw_away(count)
             return count
+        if not self.won:
+            if not readable(fd):
+                raise BlockingIOError
+            self._win()
         count = int(self._stage.take_from(fd, limit))
         self.received += count
         return count
 
     def room(self, limit: int) -> memoryview:
-        surplus = self._surplus(limit)
-        self._behind = surplus > 0
-        if self._behind:
-            return self._scratch[:surplus]
+        self._own_room = not self.won or self._surplus(limit) > 0
+        if self._own_room:
+            return self._scratch[:limit]
         room: memoryview = self._stage.room(limit)
         return room
 
     def filled(self, count: int) -> None:
-        if self._behind:
-            self._throw_away(count)
+        if self._own_room:
+            self.feed(bytes(self._scratch[:count]))
         else:
             self._stage.filled(count)
             self.received += count
@@ -113,6 +116,7 @@ class Takeover:
             self._throw_away(surplus)
             data = data[surplus:]
         if data:
+            self._win()
             self._stage.feed(data)
             self.received += len(data)
 
@@ -164,10 +168,13 @@ class Stragglers:
         self._requests = requests
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
+        self._awaited: tuple[Slot, Stage] | None = None
+        """What delivery last began to wait for."""
         self._tasks: dict[Slot, asyncio.Task[None]] = {}
 
     def starving(self, slot: Slot, stage: Stage) -> None:
         """Delivery begins to wait for this head of line."""
+        self._awaited = (slot, stage)
         if self._timer is None and self._share.hedging.enabled and slot.part.body:
             self._look_later(slot, stage)
 
@@ -181,8 +188,13 @@ class Stragglers:
 
     def _look(self, slot: Slot, stage: Stage, before: Look) -> None:
         self._timer = None
+        if not self._owner.is_head(slot) and self._awaited is not None:
+            slot, stage = self._awaited
+            if self._owner.is_head(slot) and slot.part.body:
+                self._look_later(slot, stage)
+            return
         missing = slot.part.body - stage.received
-        if not self._owner.is_head(slot) or not missing:
+        if not missing:
             return
         asked = stage.asking and not stage.staged and slot not in self._tasks
         if (
@@ -241,3 +253,4 @@ class Stragglers:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self._awaited = None

@@ -11,7 +11,7 @@ from streamer.units import MIB
 from tests.kit.faults import drips, silent_for
 from tests.kit.harness import fill
 from tests.kit.pipes import eventually, off_loop, read_all
-from tests.kit.stub import Answer
+from tests.kit.stub import Answer, cut_after, fails
 
 PART = 400_000
 SIZES = [PART] * 12
@@ -19,9 +19,8 @@ LEARNT = 6
 """Answers that come first, so that something is known."""
 
 
-async def learn_then(answers, stub):
-    """Let `LEARNT` requests pass; the next ones meet `answers`."""
-    stub.script(*[None] * LEARNT, *answers)
+async def right(answer: Answer) -> web.StreamResponse:
+    return web.Response(status=answer.status, body=answer.body, headers=answer.headers)
 
 
 @pytest.mark.parametrize(
@@ -31,7 +30,7 @@ async def learn_then(answers, stub):
 )
 async def test_a_late_part_is_asked_for_again(run, stub, tmp_path, fault):
     truth = fill(stub, SIZES)
-    stub.script(*[None] * LEARNT, fault)
+    stub.script(*[right] * LEARNT, fault)
     async with run(stub, tmp_path, part_size=PART, parts=12, connections=2) as running:
         assert await off_loop(read_all, running.fifo(0)) == truth
         hedges = running.channel.statistics().hedges
@@ -46,32 +45,32 @@ async def test_what_the_first_brought_meanwhile_comes_once(run, stub, tmp_path):
 
     async def late(answer: Answer) -> web.StreamResponse:
         await asyncio.sleep(0.3)
-        return web.Response(status=answer.status, body=answer.body, headers=answer.headers)
+        return await right(answer)
 
-    stub.script(*[None] * LEARNT, slow, late)
+    stub.script(*[right] * LEARNT, slow, late)
     async with run(stub, tmp_path, part_size=PART, parts=12, connections=1) as running:
         assert await off_loop(read_all, running.fifo(0)) == truth
         statistics = running.channel.statistics()
         assert statistics.hedges["won"] == 1
-        assert 0 < statistics.wasted_bytes < PART
+        assert statistics.wasted_bytes < PART
+        if statistics.wasted_bytes == 0:  # little bytes wait in the socket for more of them
+            assert running.channel._source.name != "aiobotocore"
 
 
 async def test_the_first_may_be_the_first_after_all(run, stub, tmp_path):
     truth = fill(stub, SIZES)
-    stub.script(*[None] * LEARNT, silent_for(0.6), silent_for(60.0))
+    stub.script(*[right] * LEARNT, silent_for(0.6), silent_for(60.0))
     async with run(stub, tmp_path, part_size=PART, parts=12, connections=1) as running:
         assert await off_loop(read_all, running.fifo(0)) == truth
         hedges = running.channel.statistics().hedges
-        assert hedges["issued"] == hedges["lost"] == 1
+        assert hedges == {"issued": 1, "lost": 1}
         assert not hedges.get("won")
         assert await off_loop(read_all, running.fifo(1)) == truth
 
 
 async def test_a_second_request_that_fails_in_its_body_is_retried_like_any(run, stub, tmp_path):
-    from tests.kit.stub import cut_after
-
     truth = fill(stub, SIZES)
-    stub.script(*[None] * LEARNT, silent_for(60.0), cut_after(1000))
+    stub.script(*[right] * LEARNT, silent_for(60.0), cut_after(1000))
     async with run(stub, tmp_path, part_size=PART, parts=12, connections=1) as running:
         assert await off_loop(read_all, running.fifo(0)) == truth
         statistics = running.channel.statistics()
@@ -80,10 +79,8 @@ async def test_a_second_request_that_fails_in_its_body_is_retried_like_any(run, 
 
 
 async def test_a_second_request_that_is_refused_leaves_the_first_alone(run, stub, tmp_path):
-    from tests.kit.stub import fails
-
     truth = fill(stub, SIZES)
-    stub.script(*[None] * LEARNT, silent_for(0.8), fails(500, "InternalError"))
+    stub.script(*[right] * LEARNT, silent_for(0.8), fails(500, "InternalError"))
     async with run(stub, tmp_path, part_size=PART, parts=12, connections=1) as running:
         assert await off_loop(read_all, running.fifo(0)) == truth
         statistics = running.channel.statistics()
@@ -93,7 +90,7 @@ async def test_a_second_request_that_is_refused_leaves_the_first_alone(run, stub
 
 async def test_a_reader_that_goes_ends_both(run, stub, tmp_path):
     fill(stub, SIZES)
-    stub.script(*[None] * LEARNT, silent_for(60.0), silent_for(60.0))
+    stub.script(*[right] * LEARNT, silent_for(60.0), silent_for(60.0))
     async with run(stub, tmp_path, part_size=PART, parts=12, connections=1) as running:
         reader = await off_loop(open, running.fifo(0), "rb")
         got = await off_loop(reader.read, LEARNT * PART)
