@@ -19,6 +19,7 @@ from sidecar.environment import trainer_environment
 from sidecar.exits import Exit
 from sidecar.identity import identify, local_job
 from sidecar.logs import log
+from sidecar.resume import load_saved
 from sidecar.runtime import DEFAULT_BASE, Layout, keep_loaded, platform_resource_config
 from sidecar.signals import Shutdown, handled
 from sidecar.supervisor import Supervisor
@@ -60,12 +61,32 @@ def settle(job: Job, layout: Layout, flags: Flags) -> tuple[Job, Hosts]:
     return local_job(job, hosts), hosts
 
 
-async def run(job: Job, flags: Flags) -> int:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Continuation:
+    """How `penstock run` begins, and what survives it."""
+
+    keeper: str | None = None
+    """The socket of a keeper, or `auto`."""
+    resume: str | None = None
+    """What readers' `state_dict()` returned: a file, or JSON."""
+    resume_anyway: bool = False
+
+
+async def run(job: Job, flags: Flags, continuation: Continuation) -> int:
     """Serve until a signal; drain on the first, end at once on the second."""
+    saved = {} if continuation.resume is None else load_saved(continuation.resume)
     shutdown = Shutdown()
     layout = Layout(job.penstock.base_directory or DEFAULT_BASE)
     job, hosts = settle(job, layout, flags)
-    supervisor = Supervisor(job, layout, hosts, default_admin_port=ADMIN_PORT)
+    supervisor = Supervisor(
+        job,
+        layout,
+        hosts,
+        default_admin_port=ADMIN_PORT,
+        keeper=continuation.keeper,
+        saved=saved,
+        resume_anyway=continuation.resume_anyway,
+    )
 
     async def until(supervisor: Supervisor) -> None:
         await shutdown.asked.wait()

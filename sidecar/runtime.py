@@ -19,7 +19,7 @@ from streamer.errors import ConfigError, SinkError
 from streamer.trailer import replace_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from sidecar.config import Job
     from sidecar.identity import Hosts
@@ -37,6 +37,11 @@ class Layout:
     @property
     def data(self) -> str:
         return os.path.join(self.base, "input", "data")
+
+    @property
+    def keeper(self) -> str:
+        """Where a keeper of `--keeper auto` listens."""
+        return os.path.join(self.data, ".penstock.keeper")
 
     @property
     def config(self) -> str:
@@ -180,16 +185,21 @@ def _copy(path: str) -> str:
     return os.path.join(directory, f".{name}.penstock")
 
 
-def reset_reader_state(layout: Layout, job: Job) -> None:
-    """Forget which FIFO the readers of an earlier run would open next (contract §6.2).
+def set_reader_state(layout: Layout, epochs: Mapping[str, int]) -> None:
+    """Have the readers of these channels open these epochs' FIFOs next (contract §6.2).
 
-    A sidecar always starts at epoch 0, so a counter from before can only make readers wait for a FIFO
-    that will never come. Raises SinkError.
+    A counter from before can only make readers wait for a FIFO that will never come. At epoch 0 none is
+    needed. Raises SinkError.
     """
-    for channel in job.input_data_config:
-        path = os.path.join(layout.base, "pipe_state", f".{channel.channel_name}-pipe_mode-state")
+    directory = os.path.join(layout.base, "pipe_state")
+    for name, epoch in epochs.items():
+        path = os.path.join(directory, f".{name}-pipe_mode-state")
         try:
-            os.unlink(path)
+            if epoch:
+                os.makedirs(directory, exist_ok=True)
+                replace_file(path, b"%d" % epoch)
+            else:
+                os.unlink(path)
         except FileNotFoundError:
             continue
         except OSError as error:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from streamer.plan.entries import Entries, is_folder_marker, listed
 from streamer.plan.parts import Part, cut
 from streamer.plan.plan import Arrangement, Plan
+from streamer.plan.position import Mark, Position
 from streamer.plan.segments import LONGEST_RECORD, Literal, ObjectRef, Segment, bare_etag, frame
 from streamer.plan.shards import Balance, Shard
 from streamer.plan.shuffle import Permutation
@@ -22,10 +23,12 @@ __all__ = [
     "Balance",
     "Entries",
     "Literal",
+    "Mark",
     "ObjectRef",
     "Part",
     "Permutation",
     "Plan",
+    "Position",
     "S3Uri",
     "Segment",
     "Shard",

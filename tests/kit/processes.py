@@ -54,9 +54,12 @@ def penstock(*arguments: str, **options: object) -> subprocess.CompletedProcess:
 class Sidecar:
     """A running `penstock run`; its log is read continuously and kept."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *options: str) -> None:
         self.process = subprocess.Popen(
-            [*PENSTOCK, "run", "-c", path], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+            [*PENSTOCK, "run", "-c", path, *options],
+            stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            text=True,
         )
         self.events: list[dict] = []
         self._news = threading.Condition()
@@ -116,9 +119,9 @@ class Sidecar:
 
 
 @contextlib.contextmanager
-def sidecar(path: str) -> Iterator[Sidecar]:
+def sidecar(path: str, *options: str) -> Iterator[Sidecar]:
     """A sidecar until the end of the block; killed if it is still there."""
-    running = Sidecar(path)
+    running = Sidecar(path, *options)
     try:
         yield running
     finally:

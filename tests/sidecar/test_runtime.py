@@ -14,8 +14,8 @@ from sidecar.identity import Hosts, identify
 from sidecar.runtime import (
     Layout,
     platform_resource_config,
-    reset_reader_state,
     resource_config,
+    set_reader_state,
     write_config_files,
 )
 from streamer.errors import ConfigError, SinkError
@@ -242,6 +242,7 @@ def test_readers_of_an_earlier_run_start_again_at_epoch_0(tmp_path):
     state.write_text("7")
     other = tmp_path / "pipe_state" / ".other-pipe_mode-state"
     other.write_text("3")
-    reset_reader_state(Layout(str(tmp_path)), JOB)
+    set_reader_state(Layout(str(tmp_path)), {"train": 2, "eval": 0})
     assert not state.exists()
     assert other.exists()
+    assert (tmp_path / "pipe_state" / ".train-pipe_mode-state").read_text() == "2"
