@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -83,7 +84,24 @@ def run(
 
     configure(level=log_level)
     continuation = commands.Continuation(keeper=keeper, resume=resume, resume_anyway=resume_anyway)
-    _finish(commands.run(load_job(path), (host_index, host_count), continuation))
+    code = _run(commands.run(load_job(path), (host_index, host_count), continuation))
+    if code == commands.RESTART:
+        # Until the new image handles it, another one would be the end of the process.
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+        again = [*sys.orig_argv, *(["--keeper", "auto"] if keeper is None else [])]
+        os.execv(sys.executable, again)  # noqa: S606 - the same command, of the code as it lies there now
+    sys.exit(int(code))
+
+
+@cli.command()
+@click.option(
+    "--base-directory", default="/opt/ml", show_default=True, help="The tree that the sidecar serves."
+)
+def restart(base_directory: str) -> None:
+    """Have the sidecar that serves a base directory start itself anew, under its trainer."""
+    from sidecar.runtime import Layout
+
+    os.kill(Layout(base_directory).owner(), signal.SIGUSR2)
 
 
 @cli.command()

@@ -61,6 +61,10 @@ def settle(job: Job, layout: Layout, flags: Flags) -> tuple[Job, Hosts]:
     return local_job(job, hosts), hosts
 
 
+RESTART = -1
+"""What `run` returns when it has left everything to a keeper, and this process is to begin anew."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Continuation:
     """How `penstock run` begins, and what survives it."""
@@ -88,12 +92,21 @@ async def run(job: Job, flags: Flags, continuation: Continuation) -> int:
         resume_anyway=continuation.resume_anyway,
     )
 
-    async def until(supervisor: Supervisor) -> None:
-        await shutdown.asked.wait()
-        await first_of(supervisor.drain(), shutdown.now.wait())
+    left = False
 
-    with handled((signal.SIGTERM, signal.SIGINT), shutdown.note):
+    async def until(supervisor: Supervisor) -> None:
+        nonlocal left
+        await first_of(shutdown.asked.wait(), shutdown.restart.wait())
+        if shutdown.asked.is_set():
+            await first_of(supervisor.drain(), shutdown.now.wait())
+        else:
+            await supervisor.leave()
+            left = True
+
+    with handled((signal.SIGTERM, signal.SIGINT, signal.SIGUSR2), shutdown.note):
         code = await _unless_stopped(supervisor.serve(until), shutdown, supervisor)
+        if left:
+            return RESTART
     return Exit.INTERRUPTED if shutdown.now.is_set() else code
 
 

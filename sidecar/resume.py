@@ -3,8 +3,8 @@
 A keeper's word goes first, for a reader is in the middle of what it holds. What `--resume` says is where a
 trainer's own state was saved; it holds for a channel that no reader has opened since. Either is of a plan,
 and if the digest of today's is another, the bytes before and behind that place would be of different data.
-Then a channel that a keeper holds fails (its reader is told, and its FIFO stays open), and `--resume` is refused;
-unless `anyway` says that whoever runs the job knows better.
+Then a channel that a keeper holds fails (its reader is told, and its FIFO stays open), and `--resume` is
+refused, unless `anyway` says that whoever runs the job knows better.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 DEFAULT_BASE = "/opt/ml"
 RESOURCES = "resourceconfig.json"
+LOCK = ".penstock.lock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ class Layout:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Own the tree until the end. Raises SinkError if another sidecar does."""
-        path = os.path.join(self.data, ".penstock.lock")
+        path = os.path.join(self.data, LOCK)
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
@@ -81,10 +82,25 @@ class Layout:
             raise SinkError(
                 f"another penstock serves {self.data}; stop it or set Penstock.BaseDirectory"
             ) from None
+        os.ftruncate(fd, 0)
+        os.write(fd, b"%d\n" % os.getpid())
         try:
             yield
         finally:
             os.close(fd)
+
+    def owner(self) -> int:
+        """The process id of the sidecar that owns the tree. Raises SinkError if none does."""
+        path = os.path.join(self.data, LOCK)
+        try:
+            with open(path, "rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            with open(path, "rb") as file:
+                return int(file.read())
+        except OSError as error:
+            raise SinkError(f"{path}: {error.strerror}; is this the sidecar's base directory?") from error
+        raise SinkError(f"no penstock serves {self.data}; is this the sidecar's base directory?")
 
 
 def input_data_config(job: Job) -> dict[str, Any]:

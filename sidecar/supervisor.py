@@ -238,6 +238,17 @@ class Supervisor:
                     missing = statistics.bytes_total - statistics.bytes_consumed
                     log.warning("cut off", channel=name, epoch=statistics.epoch, missing_bytes=missing)
 
+    async def leave(self) -> None:
+        """Have every channel end without a word, for another sidecar to go on; `until` returns next.
+
+        Without a keeper one is started now, for them to leave their FIFOs to. Raises SinkError.
+        """
+        if self._keeper is None:
+            self._keeper = await started(self.layout.keeper)
+        self._offered = False
+        for channel in self._channels.values():
+            channel.leave(self._keeper)
+
     @contextlib.asynccontextmanager
     async def open_transport(self, clients: Clients, plans: dict[str, Plan]) -> AsyncIterator[Transport]:
         """The transport of all channels. Raises ConfigError if the one asked for cannot be."""

@@ -19,6 +19,8 @@ Messages are JSON, one a packet (SOCK_SEQPACKET), descriptors beside them (SCM_R
     hello                           -> channels: epoch, state, accepted, digest, skipped, mark
     open channel epoch digest skipped, with an O_PATH descriptor of the FIFO
                                     -> opened, once a reader has come, with the pipe's write end; or gone
+    adopt channel epoch digest skipped moved mark, with the FIFO's write end
+                                    a sidecar that had it itself leaves, and `moved` bytes are through
     mark channel mark               kept for the next sidecar
     settle channel                  -> settled, once the FIFO has accepted everything; or gone
     close channel                   the epoch is over; the next one is due
@@ -236,8 +238,8 @@ class Keeper:
         assert self._client is not None  # noqa: S101 - for the type checker
         try:
             data, fds, _, _ = socket.recv_fds(self._client, LONGEST_MESSAGE, 4, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return
+        except (BlockingIOError, ConnectionResetError):
+            return  # reset: it died before it read our last word; what it said comes next, then its end
         except OSError:
             data, fds = b"", []
         if not data:
@@ -274,6 +276,8 @@ class Keeper:
             self._say({"did": "hello", "version": VERSION, "pid": os.getpid(), "channels": accounts})
         elif what == "open":
             self._open(name, message, fds)
+        elif what == "adopt":
+            self._adopt(name, message, fds)
         elif what == "mark":
             self._channels[name].mark = message["mark"]  # type: ignore[assignment] # kept as it is
         elif what == "settle":
@@ -319,6 +323,20 @@ class Keeper:
             channel.opening.release()
         channel.opening = Opening(name, os.dup(fds[0]), self._wake_fd)
 
+    def _adopt(self, name: str, message: dict[str, object], fds: list[int]) -> None:
+        epoch, digest, skipped, moved = (message[each] for each in ("epoch", "digest", "skipped", "moved"))
+        channel = Channel(name, int(str(epoch)), str(digest), int(str(skipped)))
+        channel.mark = message["mark"]  # type: ignore[assignment] # kept as it is
+        channel.begin(os.dup(fds[0]))
+        channel.moved = int(str(moved))
+        self._channels[name] = channel
+        self._watch(channel)
+
+    def _watch(self, channel: Channel) -> None:
+        self._owners |= {channel.fifo: channel, channel.read_fd: channel}
+        self._epoll.register(channel.fifo, 0)
+        self._epoll.register(channel.read_fd, select.EPOLLIN)
+
     def _opened(self, channel: Channel) -> None:
         """Take what the channel's opening thread has brought."""
         if channel.opening is None or not channel.opening.done.is_set():
@@ -335,9 +353,7 @@ class Keeper:
             channel.end("idle")
             self._say({"did": "failed", "channel": channel.name, "error": error.strerror or str(error)})
             return
-        self._owners |= {channel.fifo: channel, channel.read_fd: channel}
-        self._epoll.register(channel.fifo, 0)
-        self._epoll.register(channel.read_fd, select.EPOLLIN)
+        self._watch(channel)
         if channel.wanted:
             self._tell(channel)
 

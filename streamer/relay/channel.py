@@ -25,11 +25,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from streamer.errors import ReaderGone, SourceError
-from streamer.plan import Position
+from streamer.plan import Mark, Position
 from streamer.relay.prefetch import BEGIN, Prefetcher
 from streamer.relay.race import first_of
 from streamer.relay.stages import Stages
 from streamer.relay.statistics import ChannelStatistics, Tally
+from streamer.sink.ends import OwnEnds
 from streamer.sink.fifo import FifoDirectory
 from streamer.trailer import Trailer
 
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from streamer.plan import Plan
     from streamer.relay.retry import RetryPolicy
     from streamer.sink.ends import WriteEnds
+    from streamer.sink.kept import KeeperClient
     from streamer.sink.outlet import PipeOutlet
     from streamer.source.ranges import RangeSource
     from streamer.trailer import Verdict
@@ -87,10 +89,12 @@ class Channel:
             bytes_total=0,
             digest=plan.digest,
         )
-        self._fifos = FifoDirectory(directory, name, opening=self._opening, mode=fifo_mode, ends=ends)
+        self._ends = ends or OwnEnds(name)
+        self._fifos = FifoDirectory(directory, name, opening=self._opening, mode=fifo_mode, ends=self._ends)
         self._phase: Phase = "waiting"
         self._start = start
-        self._ends = ends
+        self._mark = start.epoch, start.mark
+        """The epoch and the last mark in it."""
         self._held = held
         self._refused = refused
         self._left = False
@@ -121,9 +125,14 @@ class Channel:
         """Begin no further epoch; `run` returns when the current one, if any is read, has ended."""
         self._draining.set()
 
-    def leave(self) -> None:
-        """Have `run`, which is cancelled next, end without a word to the reader: another goes on."""
+    def leave(self, keeper: KeeperClient) -> None:
+        """Have `run`, which is cancelled next, end without a word to the reader: another goes on.
+
+        `keeper`: gets what no keeper holds yet.
+        """
         self._left = True
+        if isinstance(self._ends, OwnEnds):
+            self._ends.heir = keeper, self._plan.digest
 
     def close(self, *, forget: bool = False) -> None:
         """Remove what `prepare` or `run` has left; with `forget`, the trailers too. `run` must be over."""
@@ -142,7 +151,7 @@ class Channel:
                     requests=requests,
                     policy=self._policy,
                     start=self._start,
-                    on_mark=self._ends.mark if self._ends else None,
+                    on_mark=self._note_mark,
                 )
                 try:
                     if self._refused is not None:
@@ -157,10 +166,11 @@ class Channel:
         finally:
             self._phase = "stopped" if self.error is None else "failed"
             self._tally.watch.enter("idle")
-            self._stop_outlet()
             if self._left:
-                self._fifos.leave()
+                outlet, self._outlet = self._outlet, None
+                self._fifos.leave(self._position(), outlet)
             else:
+                self._stop_outlet()
                 self._fifos.close()
             self.done.set()
 
@@ -254,12 +264,24 @@ class Channel:
         if self._outlet is None:
             return
         outlet, self._outlet = self._outlet, None
-        if self.error is not None or self._left:
+        if self.error is not None:
             outlet.close()
             return
         trailer = self._trailer("stopped")
         self._fifos.retire(self._epoch, outlet, trailer, successor=False)
         self._count(trailer)
+
+    def _note_mark(self, mark: Mark) -> None:
+        self._mark = self._epoch, mark
+        self._ends.mark(mark)
+
+    def _position(self) -> Position:
+        """How far the epoch has come."""
+        delivered = self._prefetcher.delivered if self._prefetcher else self._start.offset
+        epoch, mark = self._mark
+        return Position(
+            self._epoch, delivered, skipped=self._skipped, mark=mark if epoch == self._epoch else Mark()
+        )
 
     def _opening(self, epoch: int) -> Trailer:
         """The trailer that an epoch begins with."""

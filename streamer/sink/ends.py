@@ -24,7 +24,7 @@ from streamer.sink.outlet import PipeOutlet
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from streamer.plan import Mark
+    from streamer.plan import Mark, Position
     from streamer.sink.kept import KeeperClient
 
 
@@ -52,6 +52,12 @@ class WriteEnds(Protocol):
     def done(self) -> None:
         """The epoch is over and its outlet closed: close the FIFO."""
 
+    def leave(self, position: Position, path_fd: int, outlet: PipeOutlet | None) -> None:
+        """Let another go on with the FIFO that the O_PATH descriptor names: this process ends.
+
+        `outlet`: of its reader, if one has come; it has accepted all up to `position`. Raises SinkError.
+        """
+
     def close(self) -> None:
         """The channel is over."""
 
@@ -60,6 +66,9 @@ class OwnEnds:
     """Write ends that live and die with this process."""
 
     def __init__(self, channel: str) -> None:
+        self._channel = channel
+        self.heir: tuple[KeeperClient, str] | None = None
+        """A keeper that gets what is open when this process leaves, and the plan's digest."""
         self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"open {channel}")
 
     async def open(
@@ -72,7 +81,9 @@ class OwnEnds:
         try:
             fd = await asyncio.wrap_future(opening)
         except asyncio.CancelledError:
-            self._release(opening, path_fd)
+            # A release looks like a reader to the heir's open, so until the process is gone the thread waits.
+            if self.heir is None:
+                self._release(opening, path_fd)
             raise
         except OSError:
             os.close(path_fd)
@@ -102,6 +113,20 @@ class OwnEnds:
 
     def done(self) -> None:
         """As `WriteEnds`: closing the outlet closed the FIFO."""
+
+    def leave(self, position: Position, path_fd: int, outlet: PipeOutlet | None) -> None:
+        """As `WriteEnds`: the heir gets it, before this process lets go."""
+        if self.heir is None:
+            raise RuntimeError("nobody is there to leave a FIFO to")
+        keeper, digest = self.heir
+        if outlet is None:
+            keeper.expect(self._channel, position, path_fd, digest=digest)
+        else:
+            fd = outlet.detach()
+            try:
+                keeper.adopt(self._channel, position, fd, digest=digest)
+            finally:
+                os.close(fd)
 
     def close(self) -> None:
         """As `WriteEnds`."""
@@ -138,6 +163,12 @@ class KeptEnds:
         """As `WriteEnds`."""
         with contextlib.suppress(SinkError):  # a dead keeper holds nothing open
             self._keeper.done(self._channel)
+
+    def leave(self, position: Position, path_fd: int, outlet: PipeOutlet | None) -> None:
+        """As `WriteEnds`: the keeper has it all."""
+        del position, path_fd
+        if outlet is not None:
+            outlet.close()
 
     def close(self) -> None:
         """As `WriteEnds`."""

@@ -34,6 +34,8 @@ from streamer.trailer import Trailer, fifo_path, read_trailer, trailer_path, wri
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from streamer.plan import Position
+
 KEPT_TRAILERS = 64
 """Trailers of the last epochs that stay readable; a reader looks at its own within an epoch."""
 
@@ -159,8 +161,12 @@ class FifoDirectory:
         else:
             self._unproven.discard(trailer.epoch)
 
-    def leave(self) -> None:
-        """Give back what this process holds, and touch nothing that the next sidecar will find."""
+    def leave(self, position: Position, outlet: PipeOutlet | None) -> None:
+        """Give back what this process holds, and touch nothing that the next sidecar will find.
+
+        As `WriteEnds.leave`; raises SinkError.
+        """
+        self._ends.leave(position, self._fifos[position.epoch], outlet)
         while self._fifos:
             os.close(self._fifos.popitem()[1])
         self._unproven.clear()

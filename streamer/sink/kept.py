@@ -114,6 +114,17 @@ class KeeperClient:
         """Wait until the FIFO has all of its pipe, or the reader has gone. Raises SinkError."""
         return (await self._ask("settled", {"do": "settle", "channel": channel}))[0]
 
+    def adopt(self, channel: str, position: Position, fd: int, *, digest: str) -> None:
+        """Give a FIFO's write end away, which has accepted the bytes up to `position`. Raises SinkError."""
+        message = {"do": "adopt", "channel": channel, "epoch": position.epoch, "digest": digest}
+        moved = position.offset - position.skipped
+        self._send(message | {"skipped": position.skipped, "moved": moved, "mark": position.mark}, fd)
+
+    def expect(self, channel: str, position: Position, path_fd: int, *, digest: str) -> None:
+        """Have a FIFO opened for the next sidecar, which gets the answer. Raises SinkError."""
+        message = {"do": "open", "channel": channel, "epoch": position.epoch, "digest": digest}
+        self._send(message | {"skipped": position.skipped}, path_fd)
+
     def mark(self, channel: str, mark: Mark) -> None:
         """Keep a mark for the next sidecar. Raises SinkError."""
         self._send({"do": "mark", "channel": channel, "mark": mark})

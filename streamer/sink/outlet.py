@@ -117,12 +117,17 @@ class PipeOutlet:
             self._loop.remove_reader(self._epoll.fileno())
             self._epoll.close()
 
-    def close(self) -> None:
+    def detach(self) -> int:
+        """The descriptor, now the caller's. Raises ValueError if it is closed."""
         if self._fd < 0:
-            return
+            raise ValueError("the outlet is closed")
         fd, self._fd = self._fd, -1
         self._unwatch()
-        os.close(fd)
+        return fd
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self.detach())
 
 
 class FileOutlet:
