@@ -56,31 +56,31 @@ class Part:
         return self.start < self.end == self.object.size
 
 
-def rest(segments: Iterable[Segment | Literal], start: int) -> Iterator[Segment | Literal]:
-    """The segments without the first `start` bytes of what they stream."""
+def rest(segments: Iterable[Segment | Literal], behind: int) -> Iterator[Segment | Literal]:
+    """The segments without the first `behind` bytes of what they stream."""
     for segment in segments:
         size = len(segment)
-        if start >= size:
-            start -= size
-        elif not start:
+        if behind >= size:
+            behind -= size
+        elif not behind:
             yield segment
         else:
             if isinstance(segment, Literal):
-                yield Literal(segment.data[start:])
+                yield Literal(segment.data[behind:])
             else:
-                yield Segment(segment.object, segment.start + start, segment.end)
-            start = 0
+                yield Segment(segment.object, segment.start + behind, segment.end)
+            behind = 0
 
 
 def cut(
-    segments: Iterable[Segment | Literal], *, part_size: Callable[[], int], epoch: int, start: int = 0
+    segments: Iterable[Segment | Literal], *, part_size: Callable[[], int], epoch: int, behind: int = 0
 ) -> Iterator[Part]:
-    """The parts of one epoch in stream order, without the stream's first `start` bytes.
+    """The parts of one epoch in stream order, without the stream's first `behind` bytes.
 
     A body has at most as many bytes as `part_size` says when it is cut, and the literals of a part 64 KiB.
     """
     most = MAX_LITERALS
-    offset = start
+    offset = behind
     head, tail = bytearray(), bytearray()
     ref, start, end = NO_OBJECT, 0, 0
 
@@ -93,7 +93,7 @@ def cut(
         ref, start, end = NO_OBJECT, 0, 0
         return part
 
-    for segment in rest(segments, start) if start else segments:
+    for segment in rest(segments, behind) if behind else segments:
         if isinstance(segment, Literal):
             left = memoryview(segment.data)
             while left:

@@ -241,7 +241,7 @@ class Channel:
 
         async def open_kept() -> None:
             # Kept at once, so that it has an owner even if this channel is cancelled now.
-            self._outlet = await self._fifos.open(self._epoch, skipped=self._skipped, on_gone=prefetcher.wake)
+            self._outlet = await self._fifos.open(self._position(), on_gone=prefetcher.wake)
 
         await first_of(opened(), self._draining.wait())
         if gone is not None:

@@ -41,7 +41,7 @@ def all_epochs(plan: Plan, part_size: Callable[[], int], start: Position = BEGIN
     """The parts of every epoch from `start` on, without end; none at all if no epoch can have bytes."""
     epoch, first = start.epoch, start.mark.fetched if plan.inflate else start.offset
     while plan.streams:
-        yield from cut(plan.segments(epoch), part_size=part_size, epoch=epoch, start=first)
+        yield from cut(plan.segments(epoch), part_size=part_size, epoch=epoch, behind=first)
         epoch, first = epoch + 1, 0
 
 

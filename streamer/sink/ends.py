@@ -31,12 +31,10 @@ if TYPE_CHECKING:
 class WriteEnds(Protocol):
     """The write ends of one channel's FIFOs, one at a time."""
 
-    async def open(
-        self, epoch: int, path_fd: int, *, skipped: int, on_gone: Callable[[], None]
-    ) -> PipeOutlet:
+    async def open(self, position: Position, path_fd: int, *, on_gone: Callable[[], None]) -> PipeOutlet:
         """Wait for a reader of the FIFO that the O_PATH descriptor names; return what to write into.
 
-        `skipped`: bytes of the epoch that its FIFO never has. Raises SinkError; ReaderGone if a reader came
+        `position`: the place in the stream of the next byte. Raises SinkError; ReaderGone if a reader came
         and left while no sidecar was there. Cancelling it leaves no descriptor behind.
         """
 
@@ -71,9 +69,7 @@ class OwnEnds:
         """A keeper that gets what is open when this process leaves, and the plan's digest."""
         self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"open {channel}")
 
-    async def open(
-        self, epoch: int, path_fd: int, *, skipped: int, on_gone: Callable[[], None]
-    ) -> PipeOutlet:
+    async def open(self, position: Position, path_fd: int, *, on_gone: Callable[[], None]) -> PipeOutlet:
         """As `WriteEnds`."""
         del epoch, skipped  # nobody but the trailer need know
         path_fd = os.dup(path_fd)  # the thread may outlive this channel by a moment
@@ -141,11 +137,9 @@ class KeptEnds:
         self._channel = channel
         self._digest = digest
 
-    async def open(
-        self, epoch: int, path_fd: int, *, skipped: int, on_gone: Callable[[], None]
-    ) -> PipeOutlet:
+    async def open(self, position: Position, path_fd: int, *, on_gone: Callable[[], None]) -> PipeOutlet:
         """As `WriteEnds`."""
-        fd = await self._keeper.open(self._channel, epoch, path_fd, digest=self._digest, skipped=skipped)
+        fd = await self._keeper.open(self._channel, position, path_fd, digest=self._digest)
         return PipeOutlet(fd, on_gone=on_gone)
 
     async def settle(self) -> int | None:

@@ -124,13 +124,14 @@ class FifoDirectory:
         """As `WriteEnds.settle`."""
         return await self._ends.settle()
 
-    async def open(self, epoch: int, *, skipped: int = 0, on_gone: Callable[[], None]) -> PipeOutlet:
+    async def open(self, position: Position, *, on_gone: Callable[[], None]) -> PipeOutlet:
         """Wait for a reader of the epoch's FIFO, for as long as it takes; return what leads into it.
 
         As `WriteEnds.open`.
         """
+        epoch = position.epoch
         with _mapped(fifo_path(self._directory, self._channel, epoch)):
-            return await self._ends.open(epoch, self._fifos[epoch], skipped=skipped, on_gone=on_gone)
+            return await self._ends.open(position, self._fifos[epoch], on_gone=on_gone)
 
     def retire(
         self, epoch: int, outlet: PipeOutlet | None, trailer: Trailer, *, successor: bool = True

@@ -99,16 +99,23 @@ class KeeperClient:
         self.pid = int(found["pid"])
         self.held = {name: Held(**account) for name, account in found["channels"].items()}
 
-    async def open(self, channel: str, epoch: int, path_fd: int, *, digest: str, skipped: int) -> int:
-        """Have the FIFO opened; the write end of its pipe, once a reader has come.
+    async def open(self, channel: str, position: Position, path_fd: int, *, digest: str) -> int:
+        """Have the FIFO opened that `position` is in; the write end of its pipe, once a reader has come.
 
         Raises SinkError; ReaderGone if the reader has come and left.
         """
-        message = {"do": "open", "channel": channel, "epoch": epoch, "digest": digest, "skipped": skipped}
-        held, fd = await self._ask("opened", message, path_fd)
+        held, fd = await self._ask("opened", self._opening(channel, position, digest), path_fd)
         if held.state == "gone":
             raise ReaderGone("the reader closed the pipe while no sidecar was there")
+        if (held.epoch, held.position.offset) != (position.epoch, position.offset):
+            _close(fd)
+            raise RuntimeError(f"the keeper is at {held} of {channel}, and {position} is due")
         return fd
+
+    @staticmethod
+    def _opening(channel: str, position: Position, digest: str) -> dict[str, Any]:
+        names = {"channel": channel, "epoch": position.epoch, "digest": digest, "skipped": position.skipped}
+        return {"do": "open"} | names
 
     async def settle(self, channel: str) -> Held:
         """Wait until the FIFO has all of its pipe, or the reader has gone. Raises SinkError."""
@@ -122,8 +129,7 @@ class KeeperClient:
 
     def expect(self, channel: str, position: Position, path_fd: int, *, digest: str) -> None:
         """Have a FIFO opened for the next sidecar, which gets the answer. Raises SinkError."""
-        message = {"do": "open", "channel": channel, "epoch": position.epoch, "digest": digest}
-        self._send(message | {"skipped": position.skipped}, path_fd)
+        self._send(self._opening(channel, position, digest), path_fd)
 
     def mark(self, channel: str, mark: Mark) -> None:
         """Keep a mark for the next sidecar. Raises SinkError."""

@@ -46,7 +46,7 @@ def test_cut_from_any_byte_gives_the_rest_of_the_stream(found, start, part_size)
     """Whatever is resumed is the reference stream from there on, and every part knows its place."""
     whole = bytes_of(found)
     assert bytes_of(rest(found, start)) == whole[start:]
-    parts = list(cut(found, part_size=lambda: part_size, epoch=3, start=start))
+    parts = list(cut(found, part_size=lambda: part_size, epoch=3, behind=start))
     place = start
     for part in parts:
         assert (part.epoch, part.offset) == (3, place)
