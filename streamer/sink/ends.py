@@ -71,7 +71,7 @@ class OwnEnds:
 
     async def open(self, position: Position, path_fd: int, *, on_gone: Callable[[], None]) -> PipeOutlet:
         """As `WriteEnds`."""
-        del epoch, skipped  # nobody but the trailer need know
+        del position  # nobody but this process need know
         path_fd = os.dup(path_fd)  # the thread may outlive this channel by a moment
         opening = self._executor.submit(os.open, by_descriptor(path_fd), os.O_WRONLY | os.O_CLOEXEC)
         try:
