@@ -96,12 +96,17 @@ async def run(job: Job, flags: Flags, continuation: Continuation) -> int:
 
     async def until(supervisor: Supervisor) -> None:
         nonlocal left
-        await first_of(shutdown.asked.wait(), shutdown.restart.wait())
-        if shutdown.asked.is_set():
-            await first_of(supervisor.drain(), shutdown.now.wait())
-        else:
-            await supervisor.leave()
-            left = True
+        while not left:
+            await first_of(shutdown.asked.wait(), shutdown.restart.wait())
+            if shutdown.asked.is_set():
+                await first_of(supervisor.drain(), shutdown.now.wait())
+                return
+            shutdown.restart.clear()
+            try:
+                await supervisor.leave()
+                left = True
+            except SinkError as error:
+                log.error("cannot restart, going on", error=str(error))
 
     with handled((signal.SIGTERM, signal.SIGINT, signal.SIGUSR2), shutdown.note):
         code = await _unless_stopped(supervisor.serve(until), shutdown, supervisor)

@@ -47,6 +47,7 @@ import struct
 import sys
 import termios
 import threading
+from collections.abc import Iterator
 
 VERSION = 1
 PIPE_SIZE = 1 << 20
@@ -391,21 +392,33 @@ class Keeper:
         channel.end(state)
 
 
+@contextlib.contextmanager
+def address(path: str) -> Iterator[str]:
+    """The path of a socket in a form that is never too long for one: 108 bytes (unix(7)). Raises OSError."""
+    directory, name = os.path.split(os.path.abspath(path))
+    fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield os.path.join(by_descriptor(fd), name)
+    finally:
+        os.close(fd)
+
+
 def listen(path: str) -> socket.socket:
     """A socket of mode 0600 at `path`; one that a dead keeper has left is replaced. Raises OSError."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
-            other.connect(path)
-        raise FileExistsError(f"another keeper serves {path}")
-    except (ConnectionRefusedError, FileNotFoundError):
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
-    mask = os.umask(0o177)
-    try:
-        listener.bind(path)
-    finally:
-        os.umask(mask)
+    with address(path) as reachable:
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
+                other.connect(reachable)
+            raise FileExistsError("another keeper listens there")
+        except (ConnectionRefusedError, FileNotFoundError):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+        mask = os.umask(0o177)
+        try:
+            listener.bind(reachable)
+        finally:
+            os.umask(mask)
     listener.listen(4)
     return listener
 

@@ -235,12 +235,13 @@ async def connected(path: str) -> KeeperClient:
     """A connection to the keeper that listens at `path`. Raises SinkError."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
     try:
-        sock.connect(path)
+        with keeper_module.address(path) as reachable:
+            sock.connect(reachable)
         client = KeeperClient(path, sock)
     except OSError as error:
         sock.close()
         raise _Absent(
-            f"no keeper listens at {path}: {error.strerror}; start `penstock keeper {path}` first"
+            f"no keeper listens at {path}: {error.strerror or error}; start `penstock keeper {path}` first"
         ) from error
     try:
         await client.greet()
