@@ -130,9 +130,17 @@ def test_a_killed_sidecar_is_a_pause(stub, place, transport):
     content = fill(stub, SIZES, prefix="b/train/")
     path, data = place(penstock={"Transport": transport})
     size, dice = len(content), random.Random(transport)
-    kills = sorted([dice.randrange(EPOCHS * size) for _ in range(3)] + [size, 2 * size - 1])
+    kills = [dice.randrange(EPOCHS * size) for _ in range(3)] + [size, 2 * size - 1]
+    killed(path, data, content, kills)
+    assert [read_trailer(str(data), "train", epoch).verdict for epoch in range(EPOCHS)] == ["complete"] * 3
+    left = [name for name in leftovers(data.parent.parent) if name != ".penstock.keeper"]  # it ends by itself
+    assert left == [f".train_{epoch}.penstock.json" for epoch in range(EPOCHS)]
+
+
+def killed(path, data, content, kills):
+    """Kill a sidecar when its reader has so many bytes, and the next; compare what the reader got."""
     reader = None
-    for kill_at in kills:
+    for kill_at in sorted(kills):
         with running(path, "--keeper", "auto") as started:
             started.wait_for("ready")
             reader = reader or Reader(data)
@@ -141,9 +149,6 @@ def test_a_killed_sidecar_is_a_pause(stub, place, transport):
         assert reader.join() == [sha(content)] * EPOCHS
         started.wait_for("epoch complete", epoch=EPOCHS - 1)
         assert started.end() == 0
-    assert [read_trailer(str(data), "train", epoch).verdict for epoch in range(EPOCHS)] == ["complete"] * 3
-    left = [name for name in leftovers(data.parent.parent) if name != ".penstock.keeper"]  # it ends by itself
-    assert left == [f".train_{epoch}.penstock.json" for epoch in range(EPOCHS)]
 
 
 @pytest.mark.timeout(120)
