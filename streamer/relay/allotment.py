@@ -83,6 +83,11 @@ class Share:
         return self._whole.pace
 
     @property
+    def budget(self) -> int:
+        """Bytes of room of all channels together."""
+        return self._whole.budget
+
+    @property
     def floor(self) -> int:
         """Bytes that are never refused."""
         return self._whole.floor
@@ -108,6 +113,10 @@ class Share:
             self.active = active
             self._whole.active += 1 if active else -1
             self._whole.offer(self)
+
+    def starved(self, seconds: float) -> None:
+        """The channel's reader has waited for storage so long."""
+        self._whole.pace.starved(seconds / max(1, self._whole.active))
 
     def lane_free(self) -> bool:
         """Whether a request may begin."""

@@ -1,10 +1,12 @@
 """How many requests run at once, and how large they are: what the requests themselves have shown. Pure.
 
-Lanes. More requests in flight help as long as delivery waits for storage and every lane is taken. Then the
-limit is raised on trial; if throughput does not follow, or first bytes come much later, it goes back and
-the next trial waits longer. S3 asks for less by SlowDown: that halves the limit, and it returns in steps
-once the storm is over (additive increase, multiplicative decrease). Too many lanes cost as well: bytes
-that wait for their turn leave the processor's cache.
+Lanes. More requests in flight help as long as delivery waits for storage and every lane is taken. If lanes
+spend their time on waiting for first bytes, as with small objects, they compete for nothing and the limit
+doubles at once. Else it is raised on trial: if throughput does not follow, or first bytes come much later,
+it goes back and the next trial waits longer. S3 asks for less by SlowDown: that halves the limit, and it
+returns in steps once the storm is over (additive increase, multiplicative decrease). Too many lanes cost as
+well: bytes that wait for their turn leave the processor's cache. Where that costs much, a trial must be
+`worth` more.
 
 Parts. A request's body should take at least twice as long as its first byte, or lanes wait more than they
 carry; and no longer than the room for it allows.
@@ -19,12 +21,18 @@ from dataclasses import dataclass
 from streamer.units import MIB
 
 MOST_LANES = 256
-GAIN = 1.05
-"""Throughput after a trial, over that before it, for the raised limit to stay."""
+WORTH = 0.25
+"""What throughput must gain by a trial for the raised limit to stay, as a part of what the limit gained."""
 INFLATED = 4.0
 """First bytes this many times later than the earliest seen mean that requests queue at the server."""
-INTERVAL = 0.05
-"""Seconds, at the least, over which throughput is compared; and one landing per lane."""
+WAITING = 0.5
+"""Part of a request's time, up to its first byte, beyond which lanes wait more than they carry."""
+STARVED = 0.05
+"""Part of the time that delivery waits for storage, for more lanes to be wanted."""
+INTERVAL = 0.1
+"""Seconds, at the least, over which throughput is compared."""
+LANDINGS = 2
+"""Landings per lane, likewise; requests that began together land in waves, and one wave shows little."""
 FIRST_HOLD, LONGEST_HOLD = 1.0, 60.0
 """Seconds between trials: doubled whenever one was in vain."""
 QUIET = 0.5
@@ -39,6 +47,10 @@ class _Trial:
     rate: float
     """Bytes per second before it."""
 
+    def due(self, lanes: int, worth: float) -> float:
+        """By what throughput must have risen with that limit."""
+        return 1 + worth * (lanes / self.lanes - 1)
+
 
 class Pace:
     """The limit of lanes, and the size of parts, of everything that shares one endpoint."""
@@ -52,8 +64,13 @@ class Pace:
         fixed_part: bool = False,
         most_lanes: int = MOST_LANES,
         largest_part: int = LARGEST_PART,
+        worth: float = WORTH,
     ) -> None:
-        """Begin with `lanes` requests of `part_size` bytes; what is fixed stays so."""
+        """Begin with `lanes` requests of `part_size` bytes; what is fixed stays so.
+
+        `worth`: how much of a trial's further lanes must come back as throughput: 0.4 of twice the lanes is
+        1.4 times the throughput. More, where lanes beyond those needed cost more than a request.
+        """
         self._most_lanes = most_lanes
         self.lanes = lanes
         """Requests that may run at once."""
@@ -61,6 +78,7 @@ class Pace:
         self._fixed_lanes = fixed_lanes
         self._fixed_part = fixed_part
         self._largest_part = max(largest_part, part_size)
+        self._worth = worth
         self._trial: _Trial | None = None
         self._since: float | None = None
         self._bytes = 0
@@ -68,7 +86,8 @@ class Pace:
         self._unsettled = 0
         """Landings that still belong to the time before a trial began."""
         self._full = False
-        self._starved = False
+        self._starved = 0.0
+        """Seconds."""
         self._hold = FIRST_HOLD
         self._hold_until = 0.0
         self._goal = 0
@@ -77,6 +96,8 @@ class Pace:
         self._first_byte = 0.0
         """Seconds, as of late."""
         self._least_first_byte = float("inf")
+        self._seconds = 0.0
+        """Of a whole request, as of late."""
         self._body_rate = 0.0
         """Bytes per second of one body, as of late."""
 
@@ -87,9 +108,9 @@ class Pace:
         """A request could have begun but for want of a lane."""
         self._full = True
 
-    def starved(self) -> None:
-        """A delivery waits for storage."""
-        self._starved = True
+    def starved(self, seconds: float) -> None:
+        """Delivery has waited for storage; of several, their mean."""
+        self._starved += seconds
 
     def throttled(self, now: float) -> None:
         """S3 asked for less: halve, once for all requests that were under way together."""
@@ -108,6 +129,7 @@ class Pace:
         """A request has ended well: so many bytes, the first after `first_byte` of its `seconds`."""
         self._first_byte += (first_byte - self._first_byte) * (0.1 if self._first_byte else 1)
         self._least_first_byte = min(self._least_first_byte, first_byte)
+        self._seconds += (seconds - self._seconds) * (0.1 if self._seconds else 1)
         if seconds > first_byte:
             rate = received / (seconds - first_byte)
             self._body_rate += (rate - self._body_rate) * (0.1 if self._body_rate else 1)
@@ -120,24 +142,33 @@ class Pace:
             self._begin(now)
         self._bytes += received
         self._landed += 1
-        if not self._fixed_lanes and self._landed >= self.lanes and now - (self._since or 0) >= INTERVAL:
-            self._judge(now, self._bytes / (now - (self._since or 0)))
-            self._begin(now)
+        if not self._fixed_lanes and self._landed >= self.lanes:
+            self._consider(now, now - (self._since or 0))
 
     def _begin(self, now: float) -> None:
         self._since = now
         self._bytes = self._landed = 0
-        self._full = self._starved = False
+        self._full, self._starved = False, 0.0
 
-    def _judge(self, now: float, rate: float) -> None:
+    def _consider(self, now: float, seconds: float) -> None:
+        """Every lane has landed since `_begin`, so many seconds ago."""
+        wanted = self._full and self._starved >= STARVED * seconds and not self._inflated
+        if wanted and not self._goal and self._trial is None and self._waiting and now >= self._hold_until:
+            self.lanes = min(self._most_lanes, self.lanes * 2)
+            self._begin(now)
+        elif seconds >= INTERVAL and self._landed >= LANDINGS * self.lanes:
+            self._judge(now, self._bytes / seconds, wanted=wanted)
+            self._begin(now)
+
+    def _judge(self, now: float, rate: float, *, wanted: bool) -> None:
         trial, self._trial = self._trial, None
         if self._goal:
             self._return(now)
-        elif trial is not None and (rate < trial.rate * GAIN or self._inflated):
+        elif trial is not None and (self._inflated or rate < trial.rate * trial.due(self.lanes, self._worth)):
             self.lanes = trial.lanes
             self._hold_until = now + self._hold
             self._hold = min(LONGEST_HOLD, self._hold * 2)
-        elif self._full and self._starved and now >= self._hold_until and not self._inflated:
+        elif wanted and now >= self._hold_until:
             more = self.lanes * 2 if self._hold == FIRST_HOLD else self.lanes + max(1, self.lanes // 4)
             if (more := min(self._most_lanes, more)) > self.lanes:
                 self._trial = _Trial(self.lanes, rate)
@@ -152,6 +183,10 @@ class Pace:
         if self.lanes == self._goal:
             self._goal = 0
             self._hold_until = now + self._hold
+
+    @property
+    def _waiting(self) -> bool:
+        return self._first_byte > WAITING * self._seconds
 
     @property
     def _inflated(self) -> bool:

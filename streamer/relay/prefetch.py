@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from typing import TYPE_CHECKING
 
 from streamer.errors import GaveUp, ReaderGone, SourceError
@@ -134,8 +135,9 @@ class Prefetcher:
                 if stage is not None and stage.error is not None:
                     self._second_chance(stage)
                 watch.enter("starved")
-                self._share.pace.starved()
+                since = time.monotonic()
                 await self._news(stage, outlet)
+                self._share.starved(time.monotonic() - since)
                 continue
             watch.enter("moving")
             if unpacker is not None:

@@ -246,3 +246,12 @@ def test_readers_of_an_earlier_run_start_again_at_epoch_0(tmp_path):
     assert not state.exists()
     assert other.exists()
     assert (tmp_path / "pipe_state" / ".train-pipe_mode-state").read_text() == "2"
+
+
+def test_readers_of_lanes_start_again_at_epoch_0_too(tmp_path):
+    states = [tmp_path / "pipe_state" / f".{name}-pipe_mode-state" for name in ("eval-0", "eval-1", "eval-2")]
+    states[0].parent.mkdir()
+    for state in states:
+        state.write_text("7")
+    set_reader_state(Layout(str(tmp_path)), dict.fromkeys(("eval-0", "eval-1"), 0))
+    assert [state.exists() for state in states] == [False, False, True]

@@ -41,7 +41,7 @@ class World:
     would have got by now, plus their length.
     """
 
-    def __init__(self, pace: Pace, server: Server, *, now: float = 0.0) -> None:
+    def __init__(self, pace: Pace, server: Server, *, now: float = 0.0, seed: int = 1) -> None:
         self.pace = pace
         self.server = server
         self.now = now
@@ -52,7 +52,7 @@ class World:
         self._count = itertools.count()
         self._asked: list[tuple[float, int, float]] = []
         self._bodies: list[tuple[float, int, int, float, float]] = []
-        self._chance = random.Random(1)
+        self._chance = random.Random(seed)
 
     def run(self, until: float, *, full: bool = True, starved: bool = True, storm: bool = False) -> None:
         """Let requests go on until this moment; in a storm each one that ends is refused."""
@@ -62,13 +62,13 @@ class World:
                 heapq.heappush(self._asked, (self.now + first, next(self._count), self.now))
             if full:
                 self.pace.full()
-            if starved:
-                self.pace.starved()
             answer = self._asked[0][0] if self._asked else until
             rate = self.server.rate(len(self._bodies) or 1)
             ending = self.now + (self._bodies[0][0] - self._moved) / rate if self._bodies else until
             then = min(answer, ending, until)
             self._moved += (then - self.now) * rate
+            if starved:
+                self.pace.starved(then - self.now)
             self.now = then
             if then == until:
                 return
@@ -95,8 +95,9 @@ LATENCY_BOUND = Server()
 """More connections, more throughput."""
 
 
-def test_lanes_grow_while_throughput_follows():
-    pace = Pace(4, PART)
+@pytest.mark.parametrize("worth", [0.0, 0.4])
+def test_lanes_grow_while_throughput_follows(worth):
+    pace = Pace(4, PART, worth=worth)
     World(pace, LATENCY_BOUND).run(20)
     assert pace.lanes == 256
 
@@ -131,10 +132,47 @@ def test_a_vain_trial_is_reverted_and_the_next_waits_longer():
         assert due <= wait <= due + 1
 
 
-def test_growth_stops_where_the_network_is_full():
+@pytest.mark.parametrize(("worth", "kept"), [(0.1, True), (0.4, False)])
+def test_a_gain_must_be_worth_its_lanes(worth, kept):
+    """A sixth more throughput for twice the lanes."""
+    pace = Pace(2, PART, worth=worth)
+    world = World(pace, Server(first_byte=0.0001, connection=430e6, network=1e9))
+    world.run(100)
+    changes = [*world.limits, (100.0, pace.lanes)]
+    held = {lanes for (at, lanes), (until, _) in itertools.pairwise(changes) if until - at > FIRST_HOLD / 2}
+    assert (max(held) > 2) == kept
+    assert world.peak > 2
+
+
+def test_lanes_that_wait_more_than_they_carry_double_at_once():
+    """100 kB at 25 ms: no trial is needed, so a few round trips are enough."""
+    pace = Pace(64, PART)
+    world = World(pace, Server(connection=40e9))
+    world.run(0.2)
+    assert pace.lanes == 256
+
+
+def test_lanes_that_wait_do_not_double_where_first_bytes_queue():
+    pace = Pace(8, PART)
+    server = Server(first_byte=0.03, connection=40e9, workers=8)
+    World(pace, server).run(60)
+    assert pace.lanes <= 32
+
+
+def test_short_waits_of_the_delivery_ask_for_nothing():
+    pace = Pace(4, PART)
+    world = World(pace, LATENCY_BOUND)
+    for step in range(1, 200):
+        world.run(step * 0.1 - 0.003, starved=False)
+        world.run(step * 0.1)
+    assert world.peak == 4
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_growth_stops_where_the_network_is_full(seed):
     """Not many more lanes than the twelve or so that fill it, and nearly all of its bandwidth."""
     pace = Pace(4, PART)
-    world = World(pace, Server(network=1e9, spread=0.5))
+    world = World(pace, Server(network=1e9, spread=0.5), seed=seed)
     world.run(20)
     assert 12 <= pace.lanes <= 64
     before = world.received
