@@ -12,8 +12,8 @@ stays in state `failed` until the process stops. Other channels go on.
 `drain` ends the channel at the next epoch border; cancelling `run` ends it now, with a `stopped`
 trailer if a reader is in mid-epoch. Either way every descriptor and FIFO is gone when `run` returns.
 
-With a keeper (`streamer.keeper`) a channel can begin where an earlier sidecar's ended: `resumed_from`. And it
-can `leave`: then everything that a reader sees stays as it is, for the next sidecar to go on with.
+With a keeper (`streamer.keeper`) a channel can begin where an earlier sidecar's ended: `start`. And it can
+`leave`: then everything that a reader sees stays as it is, for the next sidecar to go on with.
 """
 
 from __future__ import annotations
@@ -190,6 +190,7 @@ class Channel:
             verdict = await self._deliver(prefetcher, outlet)
         except ReaderGone:
             outlet = None  # it left while no sidecar was there
+            prefetcher.allow(self._epoch + 1)
         except SourceError as error:
             await self._hold(prefetcher, error)
             return False
