@@ -248,7 +248,7 @@ def texts() -> list[str]:
 @pytest.mark.parametrize(
     "text",
     [
-        *(row[0] for row in table(README, "Text", "Do")),
+        *(row[0] for row in table(DOCS / "troubleshooting.md", "Text", "Do")),
         *(row[0] for row in table(DOCS / "readers.md", "Text", "Raised as", "Cause and remedy")),
     ],
 )
