@@ -2,9 +2,9 @@
 
     python -m scripts.check_extensions CRD.yaml...
 
-The definitions are those that the operators publish (`kubectl get crd NAME -o yaml` prints them too); they are
-not ours to keep here. Strictly: a key that a definition does not have is an error. The Jobs and pods within
-are held by tests/operate/test_kubernetes.py against Kubernetes' own schemas.
+The definitions are those that the operators publish (`kubectl get crd NAME -o yaml` prints them too); they
+are not ours to keep here. Strictly: a key that a definition does not have is an error. The Jobs and pods
+within are held by tests/operate/test_kubernetes.py against Kubernetes' own schemas.
 """
 
 from __future__ import annotations
