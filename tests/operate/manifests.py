@@ -22,6 +22,7 @@ OVERLAYS = ("base", *(f"overlays/{path.name}" for path in sorted((KUBERNETES / "
 EXAMPLES = sorted(path.name for path in (KUBERNETES / "examples").iterdir())
 EVERYTHING = {
     "hosts": 4,
+    "activeDeadlineSeconds": 86400,
     "credentials": {"roleArn": "arn:aws:iam::111122223333:role/digits"},
     "podMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
     "networkPolicy": {"enabled": True, "podIdentity": True},
