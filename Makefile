@@ -62,7 +62,7 @@ system-tools:
 
 .venv/.stamp-dev: pyproject.toml
 	@scripts/make-venv $(PYTHON)
-	@echo "installing into .venv; TensorFlow is some 600 MB, so this takes a minute or two"
+	@echo "installing into .venv; TensorFlow, PyTorch and JAX are some 2 GB, so this takes minutes"
 	@$(PIP) --editable '.[sidecar,tensorflow]' --group dev
 	@touch .venv/.stamp-demo $@
 

@@ -99,7 +99,7 @@ def execute(
 @click.option("--requester-pays", is_flag=True, help="Agree to pay for reading a Requester Pays bucket.")
 @click.option("--sse-customer-key-file", metavar="FILE", help="The key of objects encrypted with SSE-C.")
 @click.option(
-    "--budget", type=_Size(), default="128MiB", show_default=True, help="Memory for bytes in flight."
+    "--budget", type=_Size(), help="Memory for bytes in flight; a quarter of what there is, up to 512 MiB."
 )
 @click.option("--part-size", type=_Size(), help="Bytes of one request; what suits the transport if unset.")
 @click.option("--connections", type=click.IntRange(1, 1024), help="Requests in flight; likewise.")
@@ -117,7 +117,7 @@ def cat(
     uris: tuple[str, ...],
     *,
     quiet: bool,
-    budget: int,
+    budget: int | None,
     part_size: int | None,
     connections: int | None,
     transport: Wish,
@@ -133,8 +133,10 @@ def cat(
     from sidecar import commands
     from sidecar.config import explain
     from sidecar.logs import configure
-    from sidecar.settings import LARGEST_DEFAULT_PART, EndpointConfig
+    from sidecar.memory import default_budget, memory_limit
+    from sidecar.settings import EndpointConfig
     from streamer.plan import parse_s3_uri
+    from streamer.relay.pace import SMALLEST_PART
 
     configure(level="warning")
     endpoint["url"] = endpoint.pop("endpoint_url")
@@ -142,7 +144,8 @@ def cat(
         checked = EndpointConfig(**{_pascal(name): value for name, value in endpoint.items()})
     except ValidationError as error:
         raise ConfigError(f"endpoint options: {explain(error)}") from None
-    part = LARGEST_DEFAULT_PART if part_size is None else part_size
+    part = SMALLEST_PART if part_size is None else part_size
+    budget = max(2 * part, default_budget(memory_limit())) if budget is None else budget
     if part < 64 * KIB or budget < 2 * part:
         raise ConfigError(
             f"--budget {human_bytes(budget)} must hold two parts of --part-size {human_bytes(part)}, "
@@ -189,6 +192,11 @@ def plan(path: str, host_index: int | None, host_count: int | None, *, as_json: 
             f"  parts    {channel['parts']} of up to {human_bytes(channel['part_size'])}\n"
             f"  digest   {channel['digest']}"
         )
+        for lane, found_lane in channel.get("lanes", {}).items():
+            click.echo(
+                f"  {lane}  {found_lane['objects']} objects, {found_lane['bytes']} bytes, "
+                f"digest {found_lane['digest'][:16]}"
+            )
 
 
 @cli.command()

@@ -262,7 +262,15 @@ async def plan(job: Job, flags: Flags) -> dict[str, Any]:
                 "connections": transport.allotment.pace.lanes,
                 "budget": transport.allotment.budget,
                 "channels": {
-                    name: {"mode": modes[name]} | _summary(found, part_size) for name, found in plans.items()
+                    name: {"mode": modes[name]}
+                    | _summary(found.whole, part_size)
+                    | {"keys": [[ref.bucket, ref.key, ref.size, ref.etag] for ref in found.whole.refs(0)]}
+                    | (
+                        {"lanes": {lane: _summary(plan, part_size) for lane, plan in found.fifos.items()}}
+                        if name in job.penstock.lanes
+                        else {}
+                    )
+                    for name, found in plans.items()
                 },
             }
 
@@ -277,5 +285,4 @@ def _summary(plan: Plan, part_size: int) -> dict[str, Any]:
         "parts": parts,
         "part_size": part_size,
         "digest": plan.digest,
-        "keys": [[ref.bucket, ref.key, ref.size, ref.etag] for ref in plan.refs(0)],
     }

@@ -18,8 +18,10 @@ import yaml
 from pydantic import Field, StrictStr, ValidationError, model_validator
 
 from sidecar.logs import log
+from sidecar.memory import default_budget, memory_limit
 from sidecar.model import Model
 from sidecar.request import (
+    LONGEST_NAME,
     AlgorithmSpecification,
     ChannelConfig,
     DataSource,
@@ -30,14 +32,15 @@ from sidecar.request import (
     ShuffleConfig,
 )
 from sidecar.settings import (
-    LARGEST_DEFAULT_PART,
     AdminConfig,
     EndpointConfig,
     HostsConfig,
     PenstockConfig,
 )
 from streamer.errors import ConfigError
+from streamer.relay.pace import SMALLEST_PART
 from streamer.relay.stages import BUFFER_SIZE
+from streamer.trailer import lane_name
 from streamer.units import human_bytes
 
 SAGEMAKER_CHANNELS = 20
@@ -85,7 +88,8 @@ class Job(Model):
         names = [channel.channel_name for channel in self.input_data_config]
         for name in sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"two channels are called {name!r}; names must differ")
-        piped = {channel.channel_name for channel in self.channels("Pipe")}
+        self._check_lanes(set(names))
+        piped = {name for channel in self.channels("Pipe") for name in self.fifos(channel)}
         for channel in self.channels("File"):
             name = channel.channel_name
             if refusal := channel.refusal_as_file():
@@ -96,17 +100,59 @@ class Job(Model):
                     f"the directory of File channel {name!r} is also the FIFO of epoch {number} of Pipe "
                     f"channel {stem!r}; rename one"
                 )
-        if self.penstock.shard_by == "bytes" and not any(c.source.sharded for c in self.input_data_config):
-            raise ValueError("ShardBy has no meaning without a ShardedByS3Key channel; remove it")
-        part_size = self.penstock.part_size or LARGEST_DEFAULT_PART
-        needed = max(len(piped), 1) * 2 * -(-part_size // BUFFER_SIZE) * BUFFER_SIZE
-        if self.penstock.memory_budget < needed:
+        sharded = any(channel.source.sharded for channel in self.input_data_config)
+        if self.penstock.shard_by == "bytes" and not sharded and not self.penstock.lanes:
+            raise ValueError("ShardBy has no meaning without a ShardedByS3Key channel or Lanes; remove it")
+        budget, least = self.penstock.memory_budget, self._least_budget
+        if budget is not None and budget < least:
+            part = human_bytes(self.penstock.part_size or SMALLEST_PART)
             raise ValueError(
-                f"MemoryBudget {human_bytes(self.penstock.memory_budget)} is less than two parts of "
-                f"{human_bytes(part_size)} for each of {max(len(piped), 1)} channels; "
-                f"raise it to {human_bytes(needed)} or lower PartSize"
+                f"MemoryBudget {human_bytes(budget)} is less than two parts of {part} for each of "
+                f"{max(len(piped), 1)} channels or lanes; raise it to {human_bytes(least)} or lower PartSize"
             )
         return self
+
+    @property
+    def budget(self) -> int:
+        """Bytes in flight: what is asked for, or what suits this machine."""
+        asked = self.penstock.memory_budget
+        return max(self._least_budget, default_budget(memory_limit())) if asked is None else int(asked)
+
+    @property
+    def _least_budget(self) -> int:
+        """Bytes of two parts for each FIFO."""
+        part = -(-(self.penstock.part_size or SMALLEST_PART) // BUFFER_SIZE) * BUFFER_SIZE
+        fifos = sum(len(self.fifos(channel)) for channel in self.channels("Pipe"))
+        return 2 * part * max(fifos, 1)
+
+    def _check_lanes(self, names: set[str]) -> None:
+        """Raises ValueError for lanes of what has no FIFO, and for channels that might be taken for lanes."""
+        piped = {channel.channel_name for channel in self.channels("Pipe")}
+        for name, count in self.penstock.lanes.items():
+            if name not in names:
+                raise ValueError(f"Lanes names {name!r}, which is no channel; correct or remove it")
+            if name not in piped:
+                raise ValueError(f"Lanes is for FIFOs, and channel {name!r} is in File mode; remove it there")
+            if len(last := lane_name(name, count - 1)) > LONGEST_NAME:
+                raise ValueError(
+                    f"the lane {last!r} has a name of more than {LONGEST_NAME} characters; shorten {name!r}"
+                )
+            for other in sorted(names):
+                stem, _, number = other.rpartition("-")
+                if stem == name and number.isdecimal():
+                    raise ValueError(
+                        f"channel {other!r} has the name of a lane of channel {name!r}; "
+                        f"rename one, or remove {name!r} from Lanes"
+                    )
+
+    def fifos(self, channel: ChannelConfig) -> tuple[str, ...]:
+        """The channel under the names that the trainer knows: those of its lanes, if it has any.
+
+        `_<epoch>` added gives the FIFOs of a Pipe channel.
+        """
+        name = channel.channel_name
+        count = self.penstock.lanes.get(name)
+        return (name,) if count is None else tuple(lane_name(name, index) for index in range(count))
 
     def mode(self, channel: ChannelConfig) -> InputMode:
         """The channel's own InputMode, else the algorithm's (contract §2.1)."""
@@ -123,7 +169,7 @@ def warnings(job: Job) -> list[str]:
     names = [channel.channel_name for channel in job.input_data_config]
     if len(names) > SAGEMAKER_CHANNELS:
         found.append(f"{len(names)} channels; SageMaker itself takes at most {SAGEMAKER_CHANNELS}")
-    upper = [name.upper() for name in names]
+    upper = [name.upper() for one in job.input_data_config for name in {one.channel_name, *job.fifos(one)}]
     found += [
         f"channels whose names differ only in case share the variable SM_CHANNEL_{name}"
         for name in sorted({name for name in upper if upper.count(name) > 1})

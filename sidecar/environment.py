@@ -43,8 +43,9 @@ _MACHINE = ("SM_NUM_CPUS", "SM_NUM_GPUS", "SM_TRAINING_ENV")
 def trainer_environment(layout: Layout, job: Job, hosts: Hosts) -> dict[str, str]:
     """Every variable. The request's own `Environment` wins."""
     channels = {
-        channel.channel_name: os.path.join(layout.data, channel.channel_name)
+        name: os.path.join(layout.data, name)
         for channel in job.input_data_config
+        for name in job.fifos(channel)
     }
     everything = {name: _decoded(value) for name, value in job.hyper_parameters.items()}
     parameters = {
@@ -110,6 +111,11 @@ def trainer_environment(layout: Layout, job: Job, hosts: Hosts) -> dict[str, str
         "user_args": _arguments(parameters),
     }
     values |= {f"channel_{name}": path for name, path in channels.items()}
+    # No shell can name SM_CHANNEL_TRAIN-0, but can write "${SM_CHANNEL_TRAIN}-0".
+    values |= {
+        f"channel_{channel.channel_name}": os.path.join(layout.data, channel.channel_name)
+        for channel in job.input_data_config
+    }
     values |= {f"hp_{name}": value for name, value in parameters.items()}
     platform = {"TRAINING_JOB_NAME": job.training_job_name, "SAGEMAKER_BASE_DIR": layout.base}
     if job.training_job_arn:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from streamer.plan import Arrangement, Shard
@@ -16,6 +16,21 @@ if TYPE_CHECKING:
     from sidecar.request import ChannelConfig
     from streamer.plan import Plan
     from streamer.source.heads import Heads
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What a channel streams on this host, and how it is dealt over its FIFOs."""
+
+    whole: Plan
+    fifos: dict[str, Plan]
+    """By the names that the trainer knows; `whole` alone, unless the channel has several lanes."""
+
+    @classmethod
+    def dealt(cls, whole: Plan, names: tuple[str, ...]) -> Planned:
+        """`whole` over the FIFOs of these names."""
+        plans = (whole,) if len(names) == 1 else whole.lanes(len(names))
+        return cls(whole, dict(zip(names, plans, strict=True)))
 
 
 async def plan_channel(

@@ -18,6 +18,8 @@ from streamer.plan import S3Uri, parse_s3_uri
 
 InputMode = Literal["Pipe", "File"]
 
+LONGEST_NAME = 64
+"""Characters of a ChannelName."""
 NO_FASTFILE = (
     "'FastFile' is refused: it mounts the bucket as a file system, and Penstock mounts nothing; "
     "use 'Pipe' to stream the objects or 'File' to download them first"
@@ -132,7 +134,9 @@ class ShuffleConfig(Model):
 
 
 class ChannelConfig(Model):
-    channel_name: Annotated[StrictStr, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9.\-_]+$")]
+    channel_name: Annotated[
+        StrictStr, Field(min_length=1, max_length=LONGEST_NAME, pattern=r"^[A-Za-z0-9.\-_]+$")
+    ]
     data_source: DataSource
     content_type: Annotated[StrictStr, Field(max_length=256)] | None = None
     compression_type: Literal["None", "Gzip"] = "None"

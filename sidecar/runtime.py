@@ -83,15 +83,20 @@ class Layout:
 
 
 def input_data_config(job: Job) -> dict[str, Any]:
-    """inputdataconfig.json, with the keys that every known consumer asks for (contract §2.1)."""
+    """inputdataconfig.json, with the keys that every known consumer asks for (contract §2.1).
+
+    Every lane is there as a channel, so that any reader of a channel reads a lane; the channel that they are
+    of is not, for it has no FIFO.
+    """
     return {
-        channel.channel_name: ({"ContentType": channel.content_type} if channel.content_type else {})
+        name: ({"ContentType": channel.content_type} if channel.content_type else {})
         | {
             "TrainingInputMode": job.mode(channel),
             "S3DistributionType": channel.source.s3_data_distribution_type,
             "RecordWrapperType": channel.record_wrapper_type,
         }
         for channel in job.input_data_config
+        for name in job.fifos(channel)
     }
 
 
@@ -186,8 +191,8 @@ def reset_reader_state(layout: Layout, job: Job) -> None:
     A sidecar always starts at epoch 0, so a counter from before can only make readers wait for a FIFO
     that will never come. Raises SinkError.
     """
-    for channel in job.input_data_config:
-        path = os.path.join(layout.base, "pipe_state", f".{channel.channel_name}-pipe_mode-state")
+    for name in (name for channel in job.input_data_config for name in job.fifos(channel)):
+        path = os.path.join(layout.base, "pipe_state", f".{name}-pipe_mode-state")
         try:
             os.unlink(path)
         except FileNotFoundError:

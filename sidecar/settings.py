@@ -7,14 +7,13 @@ import contextlib
 import re
 from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, ByteSize, Field, StrictStr, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, ByteSize, Field, StrictInt, StrictStr, WithJsonSchema, model_validator
 
 from sidecar.model import Model
 from streamer.errors import ConfigError
 from streamer.source.session import Endpoint, Reading
 from streamer.units import KIB, MIB
 
-LARGEST_DEFAULT_PART = 8 * MIB
 CUSTOMER_KEY_BYTES = 32
 
 
@@ -93,8 +92,9 @@ class PenstockConfig(Model):
 
     base_directory: Annotated[StrictStr, Field(pattern=r"^/")] | None = None
     """FIFOs go to `<it>/input/data`. Unset: `/opt/ml`, or under `penstock exec` a temporary directory."""
-    memory_budget: ByteSize = ByteSize(256 * MIB)
-    """Bytes requested and not yet delivered, shared by all channels; those being read have the most."""
+    memory_budget: ByteSize | None = None
+    """Bytes requested and not yet delivered, shared by all channels; those being read have the most. Unset: a
+    quarter of the memory that the container or machine has, between 64 and 512 MiB."""
     transport: Literal["auto", "portable", "copying", "kernel"] = "auto"
     """How bodies are fetched. `auto`: left in the kernel (plain HTTP), else copied once, else portable."""
     part_size: ByteSize | None = None
@@ -109,7 +109,10 @@ class PenstockConfig(Model):
         int, BeforeValidator(_octal), WithJsonSchema({"type": "string", "pattern": "^0?[0-7]{3}$"})
     ] = 0o640
     shard_by: Literal["objects", "bytes"] = "objects"
-    """What ShardedByS3Key makes equal between hosts; SageMaker's own rule is `objects`."""
+    """What ShardedByS3Key makes equal between hosts, and Lanes between the FIFOs of a channel; SageMaker's
+    own rule is `objects`."""
+    lanes: dict[str, Annotated[StrictInt, Field(ge=1, le=64)]] = {}  # noqa: RUF012 - pydantic copies defaults
+    """By channel, the number of FIFOs that its objects are dealt over; one, of its plain name, if unset."""
     hosts: HostsConfig = HostsConfig()
     endpoint: EndpointConfig = EndpointConfig()
     admin: AdminConfig = AdminConfig()

@@ -24,9 +24,8 @@ from sidecar.download import DownloadLimits, download
 from sidecar.environment import write_environment_file
 from sidecar.exits import Exit, exit_code
 from sidecar.logs import log
-from sidecar.planning import plan_channel
+from sidecar.planning import Planned, plan_channel
 from sidecar.runtime import Layout, keep_loaded, reset_reader_state, write_config_files
-from sidecar.settings import LARGEST_DEFAULT_PART
 from streamer.relay.channel import Channel
 from streamer.relay.pace import MOST_LANES
 from streamer.relay.retry import RetryPolicy
@@ -34,7 +33,7 @@ from streamer.relay.transport import Transport, open_transport
 from streamer.source.heads import open_heads
 from streamer.source.portable import PortableSource
 from streamer.source.session import open_clients
-from streamer.units import human_bytes
+from streamer.units import MIB, human_bytes
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -50,6 +49,8 @@ if TYPE_CHECKING:
 
 DOWNLOAD_WORKERS = 32
 """Parts of File channels that are fetched at once, as far as the budget goes."""
+DOWNLOAD_PART = 8 * MIB
+"""Bytes of such a part, if nothing else is asked for."""
 
 
 PROGRESS_EVERY = 10.0
@@ -116,10 +117,9 @@ class Supervisor:
             reset_reader_state(self.layout, self.job)
             await self._download(plans, clients)
             self._channels = {
-                channel.channel_name: self._channel(
-                    channel.channel_name, plans[channel.channel_name], transport
-                )
+                name: self._channel(name, plan, transport)
                 for channel in self.job.channels("Pipe")
+                for name, plan in plans[channel.channel_name].fifos.items()
             }
             for channel in self._channels.values():
                 stack.callback(channel.close, forget=not self._keep_proof)
@@ -139,17 +139,17 @@ class Supervisor:
         error = next((channel.error for channel in self._channels.values() if channel.error), None)
         return Exit.OK if error is None else exit_code(error)
 
-    async def _download(self, plans: dict[str, Plan], clients: Clients) -> None:
+    async def _download(self, plans: dict[str, Planned], clients: Clients) -> None:
         """Bring every File channel's objects. Raises SourceError, SinkError, ConfigError."""
         penstock = self.job.penstock
-        part_size = int(penstock.part_size or LARGEST_DEFAULT_PART)
+        part_size = int(penstock.part_size or DOWNLOAD_PART)
         limits = DownloadLimits(
             part_size=part_size,
-            workers=min(penstock.connections or DOWNLOAD_WORKERS, penstock.memory_budget // part_size),
+            workers=min(penstock.connections or DOWNLOAD_WORKERS, max(1, self.job.budget // part_size)),
             policy=RetryPolicy(give_up_after=penstock.give_up_after),
         )
         for channel in self.job.channels("File"):
-            name, plan = channel.channel_name, plans[channel.channel_name]
+            name, plan = channel.channel_name, plans[channel.channel_name].whole
             size = {"objects": plan.objects(0), "bytes": plan.total_bytes(0)}
             log.info("downloading", channel=name, **size)
             fetched = await download(
@@ -190,15 +190,19 @@ class Supervisor:
                     log.warning("cut off", channel=name, epoch=statistics.epoch, missing_bytes=missing)
 
     @contextlib.asynccontextmanager
-    async def open_transport(self, clients: Clients, plans: dict[str, Plan]) -> AsyncIterator[Transport]:
+    async def open_transport(self, clients: Clients, plans: dict[str, Planned]) -> AsyncIterator[Transport]:
         """The transport of all channels. Raises ConfigError if the one asked for cannot be."""
-        piped = [plans[channel.channel_name] for channel in self.job.channels("Pipe")]
+        piped = [
+            plan
+            for channel in self.job.channels("Pipe")
+            for plan in plans[channel.channel_name].fifos.values()
+        ]
         async with open_transport(
             clients,
             wish=self.job.penstock.transport,
             buckets=set().union(*(plan.buckets() for plan in piped)),
             channels=max(len(piped), 1),
-            budget=int(self.job.penstock.memory_budget),
+            budget=self.job.budget,
             connections=self.job.penstock.connections,
             part_size=self.job.penstock.part_size,
             inflate=any(plan.inflate for plan in piped),
@@ -215,13 +219,13 @@ class Supervisor:
         async with open_clients(endpoint, connections=penstock.connections or MOST_LANES) as clients:
             yield clients
 
-    async def plans(self, clients: Clients) -> dict[str, Plan]:
+    async def plans(self, clients: Clients) -> dict[str, Planned]:
         """Every channel's plan, listed side by side. Raises SourceError, the first one met."""
-        plans: dict[str, Plan] = {}
+        plans: dict[str, Planned] = {}
 
         async def make(channel: ChannelConfig) -> None:
             name = channel.channel_name
-            found = plans[name] = await plan_channel(
+            whole = await plan_channel(
                 clients.control,
                 channel,
                 self.hosts,
@@ -229,15 +233,17 @@ class Supervisor:
                 heads=heads,
                 progress=_Progress(name),
             )
+            found = plans[name] = Planned.dealt(whole, self.job.fifos(channel))
             # Some seconds for a million entries.
-            objects, total, digest = await asyncio.to_thread(_summed_up, found)
+            await asyncio.to_thread(_sum_up, found)
             log.info(
                 "planned",
                 channel=name,
                 source=str(channel.source.uri),
-                objects=objects,
-                bytes=total,
-                digest=digest[:16],
+                objects=whole.objects(0),
+                bytes=whole.total_bytes(0),
+                digest=whole.digest[:16],
+                **({"lanes": len(found.fifos)} if name in self.job.penstock.lanes else {}),
             )
 
         penstock = self.job.penstock
@@ -292,6 +298,8 @@ class _Progress:
             log.info("planning", channel=self._channel, entries=count)
 
 
-def _summed_up(plan: Plan) -> tuple[int, int, str]:
-    """Objects and bytes of the first epoch, and the digest; the plan remembers them."""
-    return plan.objects(0), plan.total_bytes(0), plan.digest
+def _sum_up(planned: Planned) -> None:
+    """Have the plans add up their first epoch and make their digests; they remember them."""
+    for plan in (planned.whole, *planned.fifos.values()):
+        plan.total_bytes(0)
+        _ = plan.digest

@@ -62,6 +62,11 @@ def fifo_path(directory: str, channel: str, epoch: int) -> str:
     return os.path.join(directory, f"{channel}_{epoch}")
 
 
+def lane_name(channel: str, index: int) -> str:
+    """What stands for the channel in the names above, of one of the several FIFOs that it is dealt over."""
+    return f"{channel}-{index}"
+
+
 def write_trailer(directory: str, trailer: Trailer, *, mode: int = 0o644) -> None:
     """Publish `trailer`, replacing the epoch's last one at once. Raises OSError."""
     path = trailer_path(directory, trailer.channel, trailer.epoch)

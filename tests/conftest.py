@@ -82,6 +82,7 @@ def no_leaks():
     after = _descriptors()
     leaked = {fd: after[fd] for fd in after.keys() - before.keys()}
     assert not leaked, f"leaked descriptors: {leaked}"
+    gc.freeze()  # what survives is looked through no more
     left = {
         thread for thread in set(threading.enumerate()) - threads if not thread.name.startswith("asyncio_")
     }

@@ -38,6 +38,7 @@ FOREIGN = {
     "pydantic": {"sidecar"},
     "tensorflow": {"streamer.readers"},
     "numpy": {"streamer.readers"},
+    "torch": {"streamer.readers"},
     "stamina": {"streamer.relay", "streamer.source", "sidecar"},
     "isal": {"streamer.relay"},
     "backports": {"streamer.relay"},

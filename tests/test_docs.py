@@ -30,7 +30,7 @@ from sidecar.identity import Hosts
 from sidecar.metrics import METRICS, OUTCOMES, RETRIED, VERDICTS
 from sidecar.runtime import Layout
 from streamer import errors
-from streamer.readers import PipeReader, PipeStream, open_channel
+from streamer.readers import InterleavedReader, PipeReader, PipeStream, lanes_of, open_channel
 from streamer.relay.statistics import STATES, ChannelStatistics
 from streamer.units import GIB, KIB, MIB
 from tests.test_arrows import BASE, MAY_IMPORT
@@ -368,15 +368,18 @@ def test_every_make_target_shown_exists(page):
 
 
 CALLS = {
+    "InterleavedReader": InterleavedReader,
     "PipeReader": PipeReader,
+    "lanes_of": lanes_of,
     "PipeStream": PipeStream,
     "open_channel": open_channel,
     "PipeModeDataset": "streamer/readers/tensorflow.py",
+    "PipeIterableDataset": "streamer/readers/torch.py",
 }
 
 
 def parameters(name: str) -> set[str]:
-    """Of a callable of the readers; TensorFlow's from its source, so as not to load it."""
+    """Of a callable of the readers; the frameworks' from their source, so as not to load them."""
     if not isinstance(CALLS[name], str):
         return set(inspect.signature(CALLS[name]).parameters)
     tree = ast.parse((ROOT / CALLS[name]).read_text())
@@ -398,7 +401,7 @@ def test_python_examples_use_what_is_there(body):
     for node in ast.walk(ast.parse(body)):
         if isinstance(node, ast.ImportFrom) and node.module.startswith("streamer"):
             for alias in node.names:
-                if node.module == "streamer.readers.tensorflow":
+                if node.module in ("streamer.readers.tensorflow", "streamer.readers.torch"):
                     assert alias.name in CALLS
                 else:
                     assert hasattr(importlib.import_module(node.module), alias.name)
@@ -410,6 +413,11 @@ def test_the_constructor_of_the_dataset_is_described():
     section = prose(DOCS / "readers.md").split("## PipeModeDataset")[1].split("## PipeReader")[0]
     told = {name.split("=")[0] for name in names(section)}
     assert parameters("PipeModeDataset") <= told
+
+
+def test_the_arguments_of_the_pytorch_dataset_are_described():
+    section = prose(DOCS / "readers.md").split("## PyTorch")[1].split("## Arrays and tables")[0]
+    assert parameters("PipeIterableDataset") <= {name.split("=")[0] for name in names(section)}
 
 
 # Links and references

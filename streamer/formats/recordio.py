@@ -61,6 +61,17 @@ class RecordIOReader(RecordReader):
         self._parts: list[bytes] = []
         """Parts of the record that is on its way; empty between records."""
 
+    def hand_over(self) -> tuple[bytes, int]:
+        rest, offset = super().hand_over()
+        frames: list[bytes] = []
+        for flag, part in zip((_FIRST, *[_MIDDLE] * len(self._parts)), self._parts, strict=False):
+            frames += (_HEAD.pack(MAGIC, flag << 29 | len(part)), part, padding(len(part)))
+        parts = b"".join(frames)
+        return parts + rest, offset - len(parts)
+
+    def _forget(self) -> None:
+        self._parts = []
+
     def _cut(self) -> list[bytes]:
         view, start, end = self._view, self._start, self._end
         head = _HEAD.unpack_from

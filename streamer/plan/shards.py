@@ -1,4 +1,4 @@
-"""Which entries of an epoch are this host's (contract §3.3).
+"""Which entries of an epoch are this host's, and which of them are for one of its FIFOs (contract §3.3).
 
 Shards are taken of the epoch's order, after the shuffle, so every host gets other entries in another
 epoch. Nothing is agreed between hosts: equal plans and different indices make shards that are disjoint
@@ -7,6 +7,10 @@ and together whole.
     count   position p of the order goes to host p mod hosts: numbers of entries differ by at most one
     bytes   each entry in turn goes to the host with the fewest bytes so far (of several, the lowest
             index): bytes differ by at most the largest entry. An empty entry counts as one byte.
+
+A channel may be dealt over several FIFOs of its host, its lanes. That is a finer division by the same
+rule: lane k of K of host h of H is shard h + H·k of H·K. By count this deals out, one by one, just what
+the host has without lanes; by bytes it balances lanes, not hosts, so all hosts must have as many.
 """
 
 from __future__ import annotations
@@ -35,6 +39,12 @@ class Shard:
         """Raises ConfigError for an index that is none of `count` hosts."""
         if not 0 <= self.index < self.count:
             raise ConfigError(f"host {self.index} of {self.count}: the index must be 0 to {self.count - 1}")
+
+    def lane(self, index: int, count: int) -> Shard:
+        """The part for FIFO `index` of the `count` of this host. Raises ConfigError for one that is none."""
+        if not 0 <= index < count:
+            raise ConfigError(f"lane {index} of {count}: the index must be 0 to {count - 1}")
+        return Shard(self.index + self.count * index, self.count * count, self.by)
 
 
 def lightest(order: Iterable[int], sizes: Sequence[int], shard: Shard) -> Iterator[int]:

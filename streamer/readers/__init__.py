@@ -5,11 +5,17 @@
     arrival     waiting until a FIFO exists
     stream      one FIFO as a binary file whose end is proven by its trailer
     plain       epochs and records of a channel in plain Python
+    interleave  several FIFOs as one stream of records: the lanes of a channel
     tensorflow  the same as a `tf.data.Dataset`: `PipeModeDataset`
+    turns       one epoch read by several processes, each record by one of them
+    book        the file in which one turn leaves what the next one needs
+    torch       the same as an `IterableDataset`: `PipeIterableDataset`
+    samples     records put together again that an augmented manifest streams one by one
+    protobuf    SageMaker's protobuf records as NumPy arrays
 
 Nothing here imports anything but the standard library, `streamer.formats`, `streamer.trailer` and
-`streamer.errors`; TensorFlow comes in with `streamer.readers.tensorflow` alone, which is why that module
-is not imported here. The names below are loaded when they are first asked for.
+`streamer.errors`; TensorFlow, PyTorch and NumPy come in with the modules that are called so, and `protobuf`,
+which is why those are not imported here. The names below are loaded when they are first asked for.
 """
 
 from __future__ import annotations
@@ -19,15 +25,27 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from streamer.readers.config import PipeModeDatasetException
+    from streamer.readers.interleave import InterleavedReader, lane_of, lanes_of
     from streamer.readers.plain import PipeReader, open_channel
     from streamer.readers.stream import PipeStream
 
-__all__ = ["PipeModeDatasetException", "PipeReader", "PipeStream", "open_channel"]
+__all__ = [
+    "InterleavedReader",
+    "PipeModeDatasetException",
+    "PipeReader",
+    "PipeStream",
+    "lane_of",
+    "lanes_of",
+    "open_channel",
+]
 
 _HOMES = {
+    "InterleavedReader": "streamer.readers.interleave",
     "PipeModeDatasetException": "streamer.readers.config",
     "PipeReader": "streamer.readers.plain",
     "PipeStream": "streamer.readers.stream",
+    "lane_of": "streamer.readers.interleave",
+    "lanes_of": "streamer.readers.interleave",
     "open_channel": "streamer.readers.plain",
 }
 

@@ -40,11 +40,10 @@ def directories(pipe: str | None = None, config: str | None = None, state: str |
     )
 
 
-def check_channel(channel: str, config_dir: str) -> None:
-    """Make sure that inputdataconfig.json knows `channel` and that it is a Pipe channel.
+def channels_in(config_dir: str) -> dict[str, Any]:
+    """What inputdataconfig.json says, by channel.
 
-    Raises PipeModeDatasetException, with the incumbent's words for the two cases (contract §6.1), or
-    saying that there is no such file, or none that can be read.
+    Raises PipeModeDatasetException if there is no such file, or none that can be read.
     """
     path = os.path.join(config_dir, "inputdataconfig.json")
     try:
@@ -56,7 +55,17 @@ def check_channel(channel: str, config_dir: str) -> None:
         ) from error
     except (OSError, ValueError) as error:
         raise PipeModeDatasetException(f"{path} cannot be read: {error}") from error
-    if not isinstance(channels, dict) or channel not in channels:
+    return channels if isinstance(channels, dict) else {}
+
+
+def check_channel(channel: str, config_dir: str) -> None:
+    """Make sure that inputdataconfig.json knows `channel` and that it is a Pipe channel.
+
+    Raises PipeModeDatasetException, with the incumbent's words for the two cases (contract §6.1), or as
+    `channels_in`.
+    """
+    channels = channels_in(config_dir)
+    if channel not in channels:
         raise PipeModeDatasetException(f"Channel {channel} not found in Training Job InputDataConfig")
     entry = channels[channel]
     if not isinstance(entry, dict) or str(entry.get("TrainingInputMode", "")).lower() != "pipe":

@@ -8,16 +8,7 @@ is iterated it reads the next epoch:
         for record in reader:          # bytes
             ...
 
-In PyTorch the FIFO has one reader (contract §1.3), so at most one worker:
-
-    class Channel(torch.utils.data.IterableDataset):
-        def __init__(self, channel, record_format):
-            self.reader = PipeReader(channel, record_format)
-
-        def __iter__(self):
-            return map(decode, self.reader)     # decode: your function from bytes to tensors
-
-    loader = DataLoader(Channel("train", "TFRecord"), batch_size=64, num_workers=1)
+PyTorch has a reader of its own (`streamer.readers.torch`), whose workers share a channel.
 
 Which epoch is next is kept in the state file (`streamer.readers.state`), for all objects and processes of
 the container; the FIFO is opened when the first record is asked for, and not before.

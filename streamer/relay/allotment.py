@@ -83,6 +83,11 @@ class Share:
         return self._whole.pace
 
     @property
+    def budget(self) -> int:
+        """Bytes of room of all channels together."""
+        return self._whole.budget
+
+    @property
     def floor(self) -> int:
         """Bytes that are never refused."""
         return self._whole.floor

@@ -11,9 +11,11 @@ for. Large ones (32 KiB on loopback) would let it hold more than its size, which
 its own pipes; the FIFO can be seen to take several MiB that way. A pipe that still holds bytes of an
 abandoned part is closed, never reused.
 
-Pipes are counted against the channel's share at their full size, and in all against what the kernel grants
-an unprivileged user (/proc/sys/fs/pipe-user-pages-soft, 64 MiB), FIFOs included. Where the kernel
-refuses a pipe worth having, bytes go through user memory instead, within the same room.
+A part takes its whole length of the channel's share, since what is not in its pipes waits in its socket,
+whose pages are charged to the container as well. Pipes are scarce too: an unprivileged user may have 64 MiB
+of them (/proc/sys/fs/pipe-user-pages-soft), FIFOs included, and each takes two open files. Where that is
+less than the budget, a pipe costs in proportion, so that the share bounds both. Where the kernel refuses a
+pipe worth having, bytes go through user memory instead, within the same room.
 """
 
 from __future__ import annotations
@@ -28,7 +30,6 @@ from collections.abc import Callable
 from streamer.errors import ReaderGone
 from streamer.plan import Part
 from streamer.relay.allotment import Share
-from streamer.relay.pace import LARGEST_PART
 from streamer.relay.stages import Stage
 from streamer.relay.statistics import Durations
 from streamer.sink.outlet import Outlet
@@ -97,7 +98,7 @@ class PipePool:
         """Bytes of the smallest pipe, so that the budget makes no more than `most`."""
         while self.smallest < PIPE_SIZE and budget // self.smallest > most:
             self.smallest *= 2
-        self._budget = budget
+        self.budget = budget
         self._made = 0
         self._free: dict[int, list[Pipe]] = {}
         self._refused = False
@@ -106,7 +107,7 @@ class PipePool:
         """An empty pipe for `size` bytes; None if the kernel refuses one."""
         if free := self._free.get(size):
             return free.pop()
-        if self._made + size > self._budget:
+        if self._made + size > self.budget:
             self.close()  # idle pipes of other sizes
         if self._refused:
             return None
@@ -146,11 +147,17 @@ class PipeStages:
         """Bytes of further pipes, which may be a quarter of what the channel may hold."""
 
     def part_size(self) -> int:
-        return self.share.pace.part_size(LARGEST_PART)  # what does not fit a pipe stays in its socket
+        share = self.share
+        return share.pace.part_size(min(share.floor, share.quota // 4))
 
     def room(self, part: Part) -> int:
-        """A pipe costs what it may hold; literals (64 KiB at most) do not count beside it."""
-        return self.pipe_size(part) if part.body else len(part)
+        """What its body takes; literals (64 KiB at most) do not count beside it."""
+        return max(part.body, self._cost(self.pipe_size(part))) if part.body else len(part)
+
+    def _cost(self, size: int) -> int:
+        """What a pipe takes of the share because there are only so many."""
+        budget = self.share.budget
+        return size * budget // self._pool.budget if budget > self._pool.budget else 0
 
     def pipe_size(self, part: Part) -> int:
         """Bytes of the pipe that a part begins with."""
@@ -166,13 +173,13 @@ class PipeStages:
     def take_further(self, part: Part) -> Pipe | None:
         """A further pipe for a part whose last is full, while there is room for it."""
         size = self.pipe_size(part)
-        if self._further + size > self.share.quota // 4 or not self.share.fits(size):
+        if self._further + size > self.share.quota // 4 or not self.share.fits(self._cost(size)):
             return None
         pipe = self._pool.take(size)
         if pipe is not None:
             pipe.further = True
             self._further += size
-            self.share.take(size)
+            self.share.take(self._cost(size))
         return pipe
 
     def give(self, pipe: Pipe) -> None:
@@ -181,7 +188,7 @@ class PipeStages:
         self._pool.give(pipe)
         if further:
             self._further -= pipe.size
-            self.share.give(pipe.size)
+            self.share.give(self._cost(pipe.size))
 
 
 class _Socket:

@@ -17,7 +17,6 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import islice
 from typing import Protocol
 
 from streamer.errors import BadAnswer, SourceError, Where
@@ -25,10 +24,13 @@ from streamer.plan import Part
 from streamer.relay.allotment import Share
 from streamer.relay.statistics import Durations
 from streamer.sink.outlet import Outlet
-from streamer.units import KIB
+from streamer.units import KIB, MIB
 
+MOST_WRITTEN = 1 * MIB
+"""Bytes given to one writev(2), or one chunk more: what a pipe takes at the most. To name all that wait,
+however many, cost more than to move those that fit."""
 _MAX_VECTORS = 64
-"""Chunks given to one writev(2); 64 of the transport's chunks overfill a 1 MiB pipe anyway."""
+"""Chunks given to one writev(2), however small; the kernel allows 1,024."""
 
 BUFFER_SIZE = 128 * KIB
 
@@ -172,8 +174,13 @@ class Stage(ABC):
             self._on_change()
 
     def _write_memory(self, fd: int) -> int:
-        chunks = self._chunks
-        count = os.writev(fd, [chunk.unsent for chunk in islice(chunks, _MAX_VECTORS)])
+        chunks, vectors, size = self._chunks, [], 0
+        for chunk in chunks:
+            vectors.append(chunk.unsent)
+            size += chunk.filled - chunk.sent
+            if size >= MOST_WRITTEN or len(vectors) == _MAX_VECTORS:
+                break
+        count = os.writev(fd, vectors)
         self._in_memory -= count
         left = count
         while left:

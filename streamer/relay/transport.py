@@ -14,7 +14,7 @@ from typing import Literal
 
 from streamer.errors import ConfigError
 from streamer.relay.allotment import Allotment
-from streamer.relay.pace import LARGEST_PART, MOST_LANES, Pace
+from streamer.relay.pace import LARGEST_PART, MOST_LANES, WORTH, Pace
 from streamer.relay.pipes import PIPE_SIZE, PipePool, PipeStages, pipe_allowance
 from streamer.relay.stages import BufferPool, MemoryStages, Stages
 from streamer.source.client import OwnSource, why_not, why_not_splice
@@ -101,18 +101,18 @@ async def open_transport(
     )
     try:
         if splice:
-            room = min(budget, pipe_budget)
-            pipes = PipePool(room, most=most_pipes)
+            pipes = PipePool(pipe_budget, most=most_pipes)
             # A request costs little, so parts are small; larger ones wait in their sockets for their turn.
             pace = lanes.pace(max(64, 4 * channels), 4 * MIB, largest_part=8 * MIB)
             try:
-                allotment = Allotment(room, pace, members=channels)
+                allotment = Allotment(budget, pace, members=channels)
                 yield Transport(source, "plain HTTP to pipes", allotment, pipes=pipes)
             finally:
                 pipes.close()
         else:
-            # What waits in memory leaves the processor's cache: begin with few, and let need decide.
-            pace = lanes.pace(max(4, channels), 4 * MIB)
+            # What waits in memory leaves the processor's cache, and one thread reads all: begin with few, let
+            # need decide, and do not take a chance gain for need.
+            pace = lanes.pace(max(2, channels), 8 * MIB, worth=0.4)
             allotment = Allotment(budget, pace, members=channels)
             yield Transport(source, no_splice or "asked for", allotment, buffers=BufferPool())
     finally:
@@ -130,7 +130,9 @@ class _Lanes:
     def most(self) -> int:
         return self.connections or MOST_LANES
 
-    def pace(self, connections: int, part_size: int, *, largest_part: int = LARGEST_PART) -> Pace:
+    def pace(
+        self, connections: int, part_size: int, *, largest_part: int = LARGEST_PART, worth: float = WORTH
+    ) -> Pace:
         """The pace that begins with what suits a transport, where nothing else is asked for."""
         return Pace(
             self.connections or connections,
@@ -138,6 +140,7 @@ class _Lanes:
             fixed_lanes=self.connections is not None,
             fixed_part=self.part_size is not None,
             largest_part=largest_part,
+            worth=worth,
         )
 
 

@@ -145,9 +145,10 @@ class TlsLane(Lane):
         return count > 0
 
     def recv_into(self, room: memoryview) -> int:
-        read, size, count = self._tls.read, len(room), 0
+        read: Any = self._tls.read
+        size, count = len(room), 0
         try:
-            while count < size and (got := int(read(size - count, room[count:]))):  # a record each
+            while count < size and (got := read(size - count, room[count:])):  # a record each
                 count += got
         except ssl.SSLWantReadError:
             if self._outgoing.pending:  # an answer to a key update

@@ -10,6 +10,7 @@ must resume inside a body, and botocore's shared retry quota would starve many r
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import ssl
 from base64 import b64encode
@@ -18,6 +19,7 @@ from datetime import datetime
 from hashlib import md5
 from typing import TYPE_CHECKING, Any
 
+from botocore.loaders import Loader, create_loader
 from botocore.utils import parse_timestamp
 
 from streamer import __version__
@@ -108,6 +110,12 @@ def _timestamp(value: Any) -> datetime:
     return found
 
 
+@functools.cache
+def _models(data_path: str | None) -> Loader:
+    """Botocore's reader of service models, which keeps what it has read: a tenth of a second for a client."""
+    return create_loader(data_path)
+
+
 @contextlib.asynccontextmanager
 async def open_clients(endpoint: Endpoint, *, connections: int) -> AsyncIterator[Clients]:
     """Both clients, closed at the end.
@@ -153,6 +161,7 @@ async def open_clients(endpoint: Endpoint, *, connections: int) -> AsyncIterator
     async with contextlib.AsyncExitStack() as stack:
         with map_errors(Where()):
             session = AioSession(profile=endpoint.profile)
+            session.register_component("data_loader", _models(session.get_config_variable("data_path")))
             parsers = session.get_component("response_parser_factory")
             parsers.set_parser_defaults(timestamp_parser=_timestamp)
             clients = Clients(

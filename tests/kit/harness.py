@@ -45,7 +45,7 @@ async def clients_of(stub: S3Stub, **endpoint: Any) -> AsyncIterator[Clients]:
 def _budget(parts: int, part_size: int, transport: Wish) -> int:
     """Bytes for so many parts."""
     if transport == "kernel":
-        return max(parts, 2) * PIPE_SIZE
+        return max(parts * part_size, 2 * PIPE_SIZE)
     unit = BUFFER_SIZE if transport == "copying" else 1
     return parts * -(-part_size // unit) * unit
 

@@ -14,7 +14,6 @@ import pytest
 from streamer.plan import S3Uri
 from streamer.relay.allotment import Share
 from streamer.relay.channel import Channel
-from streamer.relay.pipes import SMALLEST_PIPE
 from streamer.relay.transport import Transport, Wish, open_transport
 from streamer.source.listing import plan_prefix
 from streamer.units import MIB
@@ -139,13 +138,13 @@ async def test_lanes_are_shared(stub, tmp_path):
         assert [start + rest for start, rest in zip(got, rests, strict=True)] == truths
 
 
-async def test_small_objects_have_small_pipes(stub, tmp_path):
-    """Two pipes of 1 MiB, or 32 small ones: so many objects wait for the reader."""
+async def test_small_objects_take_their_own_length(stub, tmp_path):
+    """Room for two parts of 1 MiB is room for a hundred small objects, each in a small pipe."""
     truth = fill(stub, [10_000] * 100)
     async with running_channel(stub, tmp_path, transport="kernel", parts=2) as running:
         await eventually(lambda: running.channel._prefetcher)
         stages, share = running.channel._prefetcher._stages, running.channel._prefetcher._share
-        await eventually(lambda: len(stages) == 32 and not share.in_flight)
-        assert share.held == 32 * SMALLEST_PIPE == 2 * MIB
+        await eventually(lambda: len(stages) == 100 and not share.in_flight)
+        assert share.held == 100 * 10_000
         assert all(stage.staged == 10_000 for stage in stages.values())
         assert await off_loop(read_all, running.fifo(0)) == truth

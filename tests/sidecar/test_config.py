@@ -107,9 +107,13 @@ def test_what_sagemaker_prints_for_unset_fields_is_accepted(tmp_path):
         ("ResourceConfig__InstanceCount", -1, "greater than or equal to 0"),
         ("Penstock__Hosts__Count", 0, "greater than or equal to 1"),
         ("Penstock__ShardBy", "bytes", "ShardBy has no meaning without a ShardedByS3Key channel"),
+        ("Penstock__Lanes", {"eval": 2}, "Lanes names 'eval', which is no channel"),
+        ("Penstock__Lanes", {"train": 0}, "greater than or equal to 1"),
+        ("Penstock__Lanes", {"train": 65}, "less than or equal to 64"),
+        ("Penstock__Lanes", {"train": "2"}, "Penstock.Lanes.train"),
         ("TrainingInputMode", "Pipe", "it belongs in AlgorithmSpecification"),
         ("InputDataConfig", [], "must have at least 1 item"),
-        ("Penstock__MemoryBudget", "15MiB", "raise it to 16 MiB or lower PartSize"),
+        ("Penstock__MemoryBudget", "1MiB", "raise it to 2 MiB or lower PartSize"),
         ("Penstock__MemoryBudget", "lots", "Penstock.MemoryBudget"),
         ("Penstock__PartSize", "1KiB", "between 64KiB and 512MiB"),
         ("Penstock__FifoMode", 640, "quoted octal"),
@@ -144,6 +148,13 @@ def test_channel_names_must_differ(tmp_path):
         load(tmp_path, job)
 
 
+@pytest.mark.parametrize(("lanes", "least"), [({}, "2 MiB"), ({"train": 17}, "34 MiB")])
+def test_the_budget_holds_two_parts_for_every_fifo(tmp_path, lanes, least):
+    with pytest.raises(ConfigError, match=f"channels or lanes; raise it to {least} or lower PartSize"):
+        load(tmp_path, document(Penstock={"MemoryBudget": "1MiB", "Lanes": lanes}))
+    assert load(tmp_path, document(Penstock={"Lanes": lanes})).budget >= 64 << 20
+
+
 def named(**modes):
     """A job whose channels have these names and modes."""
     job = document()
@@ -169,6 +180,37 @@ def test_a_directory_must_not_be_where_a_fifo_comes(modes, clash):
             Job.model_validate(named(**modes))
     else:
         Job.model_validate(named(**modes))
+
+
+@pytest.mark.parametrize(
+    ("modes", "words"),
+    [
+        ({"train": "Pipe", "train-1": "Pipe"}, "'train-1' has the name of a lane of channel 'train'"),
+        ({"train": "Pipe", "train-7": "File"}, "'train-7' has the name of a lane of channel 'train'"),
+        ({"train": "Pipe", "train-1_0": "File"}, "is also the FIFO of epoch 0 of Pipe channel 'train-1'"),
+        ({"train": "File", "eval": "Pipe"}, "channel 'train' is in File mode"),
+        ({"train": "Pipe", "train-x": "Pipe", "train_0": "File", "eval-1": "Pipe"}, None),
+    ],
+)
+def test_no_channel_may_be_taken_for_a_lane(modes, words):
+    """`train_0` may be a directory then: `train` has no FIFO of its own."""
+    document = named(**modes) | {"Penstock": {"Lanes": {"train": 2}}}
+    if words is None:
+        job = Job.model_validate(document)
+        assert [job.fifos(channel) for channel in job.input_data_config][:2] == [
+            ("train-0", "train-1"),
+            ("train-x",),
+        ]
+    else:
+        with pytest.raises(ValueError, match=words):
+            Job.model_validate(document)
+
+
+def test_a_lane_has_a_name_that_a_channel_could_have():
+    document = named(**{"x" * 62: "Pipe"})
+    Job.model_validate(document | {"Penstock": {"Lanes": {"x" * 62: 10}}})
+    with pytest.raises(ValueError, match="more than 64 characters; shorten"):
+        Job.model_validate(document | {"Penstock": {"Lanes": {"x" * 62: 11}}})
 
 
 @pytest.mark.parametrize(
@@ -226,6 +268,9 @@ def test_many_channels_and_names_in_two_cases_are_warned_of():
     assert warnings(Job.model_validate(many)) == ["21 channels; SageMaker itself takes at most 20"]
     (told,) = warnings(Job.model_validate(named(Train="Pipe", train="Pipe")))
     assert "SM_CHANNEL_TRAIN" in told
+    lanes = {"Penstock": {"Lanes": {"train": 2}}}
+    (told,) = warnings(Job.model_validate(named(**{"train": "Pipe", "TRAIN-0": "Pipe"}) | lanes))
+    assert "SM_CHANNEL_TRAIN-0" in told
 
 
 def test_dates_are_text(tmp_path):

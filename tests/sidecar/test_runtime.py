@@ -245,3 +245,13 @@ def test_readers_of_an_earlier_run_start_again_at_epoch_0(tmp_path):
     reset_reader_state(Layout(str(tmp_path)), JOB)
     assert not state.exists()
     assert other.exists()
+
+
+def test_readers_of_lanes_start_again_at_epoch_0_too(tmp_path):
+    states = [tmp_path / "pipe_state" / f".{name}-pipe_mode-state" for name in ("eval-0", "eval-1", "eval-2")]
+    states[0].parent.mkdir()
+    for state in states:
+        state.write_text("7")
+    lanes = JOB.penstock.model_copy(update={"lanes": {"eval": 2}})
+    reset_reader_state(Layout(str(tmp_path)), JOB.model_copy(update={"penstock": lanes}))
+    assert [state.exists() for state in states] == [False, False, True]

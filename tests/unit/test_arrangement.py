@@ -147,6 +147,73 @@ def test_shards_by_count_are_disjoint_whole_and_even(channel, wrap, seed, count,
     assert sum(plan.objects(epoch) for plan in parts) == whole.objects(epoch) == len(list(whole.refs(epoch)))
 
 
+@settings(max_examples=200, deadline=None)
+@given(channels(), arrangements, st.integers(0, 3), st.integers(1, 6))
+def test_lanes_stream_what_the_reference_says(channel, arrangement, epoch, count):
+    """Every FIFO of a channel of any kind, and that no entry is in two of them or in none."""
+    kind, store, uri, attributes = channel
+    rows, shard = reference.rows(kind, store, uri, attributes), arrangement.shard
+    whole = planned(channel, arrangement)
+    lanes = whole.lanes(count)
+    for lane, plan in enumerate(lanes):
+        due = reference.stream(
+            rows,
+            epoch=epoch,
+            wrap=arrangement.wrap,
+            seed=arrangement.seed,
+            host=shard.index,
+            hosts=shard.count,
+            by=shard.by,
+            lane=lane,
+            lanes=count,
+        )
+        found = b"".join(
+            part.data if isinstance(part, Literal) else bytes_of(store, part.object, part.start, part.end)
+            for part in plan.segments(epoch)
+        )
+        assert found == due
+        assert plan.total_bytes(epoch) == len(due)
+    dealt = [list(plan.order(epoch)) for plan in lanes]
+    if shard.by == "count":  # then lanes change nothing for a host
+        assert sorted(itertools.chain(*dealt)) == sorted(whole.order(epoch))
+        assert max(map(len, dealt)) - min(map(len, dealt)) <= 1
+    everywhere = [
+        index
+        for host in range(shard.count)
+        for plan in Plan(whole.entries, seed=whole.seed, shard=Shard(host, shard.count, shard.by)).lanes(
+            count
+        )
+        for index in plan.order(epoch)
+    ]
+    assert sorted(everywhere) == list(range(len(whole.entries)))
+
+
+@given(st.lists(st.integers(0, 1000), max_size=40), st.none() | st.integers(0, 9), st.integers(1, 8))
+def test_lanes_by_bytes_differ_by_one_entry(sizes, seed, count):
+    refs = [ObjectRef("b", f"{i}", size, "e") for i, size in enumerate(sizes)]
+    lanes = Plan.of(refs, Arrangement(seed=seed, shard=Shard(by="bytes"))).lanes(count)
+    loads = [sum(max(1, sizes[entry]) for entry in plan.order(1)) for plan in lanes]
+    assert sum(loads) == sum(max(1, size) for size in sizes)
+    assert max(loads) - min(loads) <= max(1, *sizes, 1)
+
+
+@given(st.booleans(), st.none() | st.integers(0, 9), shards, st.integers(1, 4))
+def test_digests_made_together_are_those_made_alone(wrap, seed, shard, count):
+    entries = Entries(wrap=wrap)
+    for size in (0, 3):
+        entries.add(ObjectRef("b", f"{size}", size, "e"))
+    lanes = Plan(entries, seed=seed, shard=shard).lanes(count)
+    assert len({plan.digest for plan in lanes}) == count
+    for plan in reversed(lanes):
+        assert plan.digest == Plan(entries, seed=seed, shard=plan.shard).digest
+
+
+@pytest.mark.parametrize(("index", "count"), [(-1, 2), (2, 2), (0, 0)])
+def test_a_lane_outside_the_lanes_is_refused(index, count):
+    with pytest.raises(ConfigError, match=f"lane {index} of {count}"):
+        Shard().lane(index, count)
+
+
 @given(st.lists(st.integers(0, 1000), max_size=40), st.none() | st.integers(0, 9), st.integers(1, 8))
 def test_shards_by_bytes_are_disjoint_whole_and_differ_by_one_entry(sizes, seed, count):
     refs = [ObjectRef("b", f"{i}", size, "e") for i, size in enumerate(sizes)]

@@ -350,3 +350,57 @@ def test_a_source_that_fails_fails_the_reader_after_the_whole_records():
 def test_block_bytes_must_be_positive():
     with pytest.raises(ValueError, match="at least 1"):
         TFRecordReader(io.BytesIO(), block_bytes=0)
+
+
+# Handing over
+
+
+def cut_recordio(record):
+    """The record in parts of at most 50 bytes."""
+    if len(record) <= 50:
+        return recordio.encode(record)
+    parts = [record[at : at + 50] for at in range(0, len(record), 50)]
+    flags = [1, *[2] * (len(parts) - 2), 3]
+    return b"".join(
+        struct.pack("<II", recordio.MAGIC, flag << 29 | len(part)) + part + recordio.padding(len(part))
+        for flag, part in zip(flags, parts, strict=True)
+    )
+
+
+HANDED = {
+    TFRecordReader: tfrecord.encode,
+    RecordIOReader: cut_recordio,
+    LineReader: lambda line: line.replace(b"\n", b"-") + b"\n",
+}
+
+
+@pytest.mark.parametrize("kind", list(HANDED))
+@given(records=payloads, pieces=sizes, block=blocks)
+def test_readers_that_take_turns_read_what_one_reads(kind, records, pieces, block):
+    data = b"".join(map(HANDED[kind], records))
+    expected = list(kind(io.BytesIO(data)))
+    source = Pieces(data, pieces)
+    readers = [kind(source, block_bytes=block) for _ in range(2)]
+    turns = [reader.batches() for reader in readers]
+    got, state, turn = [], (b"", 0), 0
+    while True:
+        readers[turn % 2].go_on(*state)
+        batch = next(turns[turn % 2], None)
+        if batch is None:
+            break
+        got += batch
+        state = readers[turn % 2].hand_over()
+        assert state[1] <= len(data)
+        turn += 1
+    assert got == expected
+
+
+def test_a_reader_that_went_on_tells_offsets_and_needs_of_the_whole_stream():
+    first = TFRecordReader(io.BytesIO(HELLO + HELLO[:15]))
+    assert next(first.batches()) == [b"hello"]
+    rest, offset = first.hand_over()
+    assert (rest, offset) == (HELLO[:15], len(HELLO))
+    second = TFRecordReader(io.BytesIO())
+    second.go_on(rest, offset)
+    with pytest.raises(TruncatedStream, match="at offset 21: 21 bytes wanted, 15 arrived"):
+        list(second)

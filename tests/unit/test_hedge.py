@@ -1,0 +1,83 @@
+"""When a second request is worth its bytes."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from streamer.relay.hedge import CREDIT, LEAST_PATIENCE, MOST_PATIENCE, Hedging, Look
+from streamer.units import MIB
+
+PART = 4 * MIB
+
+
+def learnt(
+    *, first_byte: float = 0.025, rate: float = 90e6, part: float = 0.05, landings: int = 100
+) -> Hedging:
+    hedging = Hedging(part)
+    for _ in range(landings):
+        hedging.landed(received=PART, first_byte=first_byte, seconds=first_byte + PART / rate)
+    return hedging
+
+
+def looks(*, seconds: float, came: int, starved: float = 1.0) -> tuple[Look, Look]:
+    before = Look(10.0, MIB, 3.0)
+    return before, Look(10.0 + seconds, MIB + came, 3.0 + starved * seconds)
+
+
+def test_patience_is_learned_from_first_bytes():
+    assert learnt(first_byte=0.001).patience == LEAST_PATIENCE
+    assert learnt(first_byte=0.2).patience == pytest.approx(0.2, rel=0.01)
+    assert learnt(first_byte=60).patience == MOST_PATIENCE
+    jumpy = Hedging(0.05)
+    chance = random.Random(1)
+    for _ in range(200):
+        jumpy.landed(received=PART, first_byte=chance.expovariate(1 / 0.1), seconds=1)
+    assert 0.2 < jumpy.patience < 1.5
+
+
+def test_a_silent_part_is_hedged():
+    assert learnt().worth(*looks(seconds=0.1, came=0), 3 * MIB)
+
+
+def test_a_part_far_below_its_siblings_is_hedged_and_one_near_them_is_not():
+    """3 MiB are 60 ms away by a new request; at 10 MB/s they take 300, at 30 MB/s 100."""
+    assert learnt().worth(*looks(seconds=0.1, came=1_000_000), 3 * MIB)
+    assert not learnt().worth(*looks(seconds=0.1, came=3_000_000), 3 * MIB)
+
+
+def test_the_last_bytes_of_a_slow_part_are_not_worth_a_request():
+    assert not learnt().worth(*looks(seconds=0.1, came=1_000_000), 100_000)
+
+
+def test_a_slow_reader_is_no_straggler():
+    assert not learnt().worth(*looks(seconds=1, came=100_000, starved=0.5), 3 * MIB)
+
+
+def test_nothing_is_hedged_before_anything_is_known():
+    assert not Hedging(0.05).worth(*looks(seconds=1, came=0), MIB)
+
+
+def test_none_at_all():
+    hedging = learnt(part=0)
+    assert not hedging.enabled
+    assert not hedging.worth(*looks(seconds=1, came=0), 1)
+
+
+def test_hedged_bytes_are_bounded():
+    """A store that is slow as a whole is not asked for everything twice."""
+    hedging = learnt(part=0.05, landings=1)
+    hedged = 0
+    for _ in range(1000):
+        hedging.landed(received=PART, first_byte=0.025, seconds=0.07)
+        hedged += PART * hedging.worth(*looks(seconds=1, came=0), PART)
+    assert CREDIT <= hedged <= CREDIT + 0.05 * 1001 * PART
+
+
+def test_a_long_good_time_does_not_save_up_for_a_bad_one():
+    hedging = learnt(landings=10_000)
+    hedged = 0
+    while hedging.worth(*looks(seconds=1, came=0), PART):
+        hedged += PART
+    assert hedged <= 2 * CREDIT

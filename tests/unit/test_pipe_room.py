@@ -1,0 +1,42 @@
+"""What a part costs its share where bodies wait in pipes: its bytes, or its pipe where pipes are scarce."""
+
+from __future__ import annotations
+
+import pytest
+
+from streamer.plan import ObjectRef, Part
+from streamer.relay.allotment import Allotment
+from streamer.relay.pace import Pace
+from streamer.relay.pipes import PIPE_SIZE, SMALLEST_PIPE, PipePool, PipeStages
+from streamer.units import MIB
+
+
+def stages(budget: int, pipes: int) -> PipeStages:
+    return PipeStages(Allotment(budget, Pace(4, 4 * MIB)).share(), PipePool(pipes, most=10_000))
+
+
+def part(size: int) -> Part:
+    return Part(0, ObjectRef("b", "k", size, "e"), 0, size, 0)
+
+
+@pytest.mark.parametrize("size", [1, 100_000, 4 * MIB])
+def test_where_pipes_abound_a_part_costs_its_bytes(size):
+    assert stages(64 * MIB, 1024 * MIB).room(part(size)) == size
+
+
+@pytest.mark.parametrize(
+    ("size", "pipe"),
+    [(1, SMALLEST_PIPE), (100_000, 128 * 1024), (PIPE_SIZE, PIPE_SIZE), (2 * MIB, PIPE_SIZE)],
+)
+def test_where_pipes_are_scarce_a_pipe_costs_its_part_of_all_pipes(size, pipe):
+    """256 MiB in flight but 64 MiB of pipes: each byte of a pipe counts for four."""
+    assert stages(256 * MIB, 64 * MIB).room(part(size)) == 4 * pipe
+
+
+def test_the_share_bounds_both_bytes_and_pipes():
+    supply = stages(256 * MIB, 64 * MIB)
+    for size in (100_000, 4 * MIB, 8 * MIB):
+        room = supply.room(part(size))
+        fitting = 256 * MIB // room
+        assert fitting * size <= 256 * MIB
+        assert fitting * supply.pipe_size(part(size)) <= 64 * MIB
