@@ -2,14 +2,14 @@
 
 A block under `<!-- file: NAME -->` is that file; one under `<!-- run -->` is run by bash, which must end with
 0 and leave no process behind. All blocks of a page share one directory, in order. There are a bucket
-`my-bucket` and credentials in the environment, as the pages presuppose. `<!-- run: repository -->` runs in
-the repository itself.
+`my-bucket`, credentials in the environment, and the repository's `deploy`, as the pages presuppose.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 import sysconfig
 
@@ -19,7 +19,7 @@ from examples.demo.dataset import channels
 from tests.test_docs import PAGES, ROOT
 
 BLOCK = re.compile(
-    r"^<!-- (?P<mark>file|run)(?:: (?P<name>\S+))? -->\n```\w+\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL
+    r"^<!-- (?:run|file: (?P<file>\S+)) -->\n```\w+\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL
 )
 MARK = re.compile(r"^<!-- (?:file|run)\b", re.MULTILINE)
 RUNNABLE = [page for page in PAGES if MARK.search(page.read_text())]
@@ -41,17 +41,20 @@ def test_every_marked_block_runs(page, stub, tmp_path, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", stub.url)
     monkeypatch.setenv("PATH", f"{sysconfig.get_path('scripts')}:{os.environ['PATH']}")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    (tmp_path / "deploy").symlink_to(ROOT / "deploy")
     for block in blocks:
-        if block["mark"] == "file":
-            text = block["body"].replace("/tmp/penstock-first", str(tmp_path / "first"))
-            (tmp_path / block["name"]).write_text(text)
-            continue
-        # The page's own directory, so that runs side by side do not meet.
+        # A directory and a port of its own, so that runs side by side do not meet.
         body = block["body"].replace("/tmp/penstock-first", str(tmp_path / "first"))
+        body = body.replace("9782", str(port))
+        if block["file"]:
+            (tmp_path / block["file"]).write_text(body)
+            continue
         ran = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", f'{body}\n[ -z "$(jobs -r)" ]'],
-            cwd=ROOT if block["name"] == "repository" else tmp_path,
-            capture_output=True, text=True, check=False, timeout=50,
+            cwd=tmp_path, capture_output=True, text=True, check=False, timeout=50,
         )  # fmt: skip
         assert ran.returncode == 0, f"{body}{ran.stdout}{ran.stderr}"
         assert ran.stdout
