@@ -4,6 +4,8 @@
 # make format      let ruff mend what it can
 # make bench       Penstock beside its peers, some 25 minutes (choose: make bench BENCH="--scenarios fast --rounds 1")
 # make dashboards  write the Grafana dashboard from its source
+# make docs        the documentation as a site in build/site, and the generated pages of docs/reference
+# make images      build the images without Docker and run the compose file with them; root, some minutes
 # make clean       remove what was built, the virtual environment too
 #
 # The virtual environment .venv is made at need and brought up to date when pyproject.toml changes.
@@ -15,7 +17,7 @@ PIP = .venv/bin/python -m pip install --quiet --disable-pip-version-check
 # TensorFlow's C++ log: errors only, unless somebody wants to hear more.
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: demo test lint format bench dashboards system-tools clean
+.PHONY: demo test lint format bench dashboards docs images system-tools clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.stamp-demo
@@ -40,6 +42,14 @@ bench: .venv/.stamp-bench
 
 dashboards: .venv/.stamp-dev
 	.venv/bin/python -m dashboards.build
+
+docs: .venv/.stamp-dev
+	.venv/bin/python -m scripts.reference
+	.venv/bin/mkdocs build
+
+images: .venv/.stamp-dev
+	scripts/check-images
+	.venv/bin/python -m scripts.check_compose
 
 system-tools:
 	@scripts/install-system-tools

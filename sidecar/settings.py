@@ -7,7 +7,7 @@ import contextlib
 import re
 from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, ByteSize, Field, StrictInt, StrictStr, model_validator
+from pydantic import BeforeValidator, ByteSize, Field, StrictInt, StrictStr, WithJsonSchema, model_validator
 
 from sidecar.model import Model
 from streamer.errors import ConfigError
@@ -109,7 +109,9 @@ class PenstockConfig(Model):
     """Of all bytes, those that may be fetched twice where the reader waits for a slow connection; 0: none."""
     drain_for: Annotated[float, Field(ge=0)] = 20.0
     """Seconds that SIGTERM lets running epochs finish; Kubernetes kills after 30 by default."""
-    fifo_mode: Annotated[int, BeforeValidator(_octal)] = 0o640
+    fifo_mode: Annotated[
+        int, BeforeValidator(_octal), WithJsonSchema({"type": "string", "pattern": "^0?[0-7]{3}$"})
+    ] = 0o640
     shard_by: Literal["objects", "bytes"] = "objects"
     """What ShardedByS3Key makes equal between hosts, and Lanes between the FIFOs of a channel; SageMaker's
     own rule is `objects`."""

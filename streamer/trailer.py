@@ -45,6 +45,8 @@ class Trailer:
     """
     bytes_delivered: int = 0
     """Bytes that the FIFO accepted; the reader's own count must equal it under `complete`."""
+    bytes_skipped: int = 0
+    """Bytes of the epoch that this FIFO never had: it begins behind them, for a trainer that resumes."""
     objects: int = 0
     digest: str = ""
     """Digest of the plan (`streamer.plan`): which bytes, of which object versions, in which order."""
@@ -75,8 +77,11 @@ def write_trailer(directory: str, trailer: Trailer, *, mode: int = 0o644) -> Non
     """Publish `trailer`, replacing the epoch's last one at once. Raises OSError."""
     path = trailer_path(directory, trailer.channel, trailer.epoch)
     document = asdict(trailer)
-    if not trailer.changed:  # so that readers of before understand it
+    # Readers of a release that knows no such field need refuse only what they would misjudge.
+    if not trailer.changed:
         del document["changed"], document["changes"]
+    if not trailer.bytes_skipped:
+        del document["bytes_skipped"]
     replace_file(path, (json.dumps(document) + "\n").encode(), mode=mode)
 
 

@@ -250,7 +250,7 @@ def texts() -> list[str]:
 @pytest.mark.parametrize(
     "text",
     [
-        *(row[0] for row in table(README, "Text", "Do")),
+        *(row[0] for row in table(DOCS / "troubleshooting.md", "Text", "Do")),
         *(row[0] for row in table(DOCS / "readers.md", "Text", "Raised as", "Cause and remedy")),
     ],
 )
@@ -451,7 +451,8 @@ def test_every_test_and_file_named_exists(page):
         if name:
             functions = (ast.FunctionDef, ast.AsyncFunctionDef)
             assert name in {node.name for node in tree.body if isinstance(node, functions)}, f"{path}::{name}"
-    for path in re.findall(r"`((?:streamer|sidecar|tests|docs|examples|dashboards)/[\w/.]*)`", prose(page)):
+    rooms = "streamer|sidecar|tests|docs|examples|dashboards|deploy|scripts"
+    for path in re.findall(rf"`((?:{rooms})/[\w/.-]*)`", prose(page)):
         assert (ROOT / path).exists(), path
 
 

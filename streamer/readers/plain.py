@@ -12,23 +12,27 @@ PyTorch has a reader of its own (`streamer.readers.torch`), whose workers share 
 
 Which epoch is next is kept in the state file (`streamer.readers.state`), for all objects and processes of
 the container; the FIFO is opened when the first record is asked for, and not before.
+
+    checkpoint["data"] = reader.state_dict()          # between two records
+    reader.load_state_dict(checkpoint["data"])        # in another process, later
 """
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from streamer.formats.lines import LineReader
 from streamer.formats.recordio import RecordIOReader
 from streamer.formats.tfrecord import TFRecordReader
 from streamer.readers.config import Directories, PipeModeDatasetException, check_channel, directories
+from streamer.readers.place import Place
 from streamer.readers.state import EpochState
 from streamer.readers.stream import PipeStream
 from streamer.trailer import fifo_path
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from streamer.formats.window import RecordReader, Source
 
@@ -91,18 +95,58 @@ class PipeReader:
         self._epoch = epoch
         self._timeout = timeout
         self._skip = max_corrupted_records_to_skip
+        self._place: Place | None = None
+        """Where the epoch that was begun last is."""
+        self._left = 0
+        """Records of its batch that have not been returned yet."""
+        self._resume: Place | None = None
+        """Where the next iteration begins, if not with an epoch."""
+        self._anyway = False
 
     def __iter__(self) -> Iterator[bytes]:
         for batch in self.batches():
-            yield from batch
+            for left in range(len(batch) - 1, -1, -1):
+                self._left = left
+                yield batch[-1 - left]
 
     def batches(self) -> Iterator[list[bytes]]:
         """The next epoch as lists of records, one list per block that arrived. Cheaper than one by one."""
         epoch = self._epoch
         if epoch is not None:
             self._epoch = epoch + 1
+        resume, self._resume = self._resume, None
         with next_stream(self.channel, self._where, epoch=epoch, timeout=self._timeout) as stream:
-            yield from record_reader(stream, self.record_format, skip=self._skip).batches()
+            stream.open()
+            place = resume or Place(self.channel, stream.epoch, offset=stream.begun_at)
+            place.enter(stream, anyway=self._anyway)
+            self._place, self._left = place, 0
+            yield from place.follow(record_reader(stream, self.record_format, skip=self._skip))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place behind the last record that was returned, or list of them, for `load_state_dict`.
+
+        Plain numbers and text, fit for JSON and for a checkpoint; `streamer.readers.place` explains them.
+        """
+        if self._resume is not None:
+            return self._resume.state()
+        if self._place is None:
+            epoch = EpochState(self._where.state, self.channel).peek() if self._epoch is None else self._epoch
+            return Place(self.channel, epoch).state()
+        return self._place.returned(self._left)
+
+    def load_state_dict(self, state: Mapping[str, Any], *, anyway: bool = False) -> None:
+        """Have the next iteration begin where `state` was taken, with the rest of that epoch.
+
+        The sidecar must offer that epoch: `penstock run --resume` begins there, and saves fetching what
+        lies before it in the epoch. Raises ValueError if it is no state of this channel. Iterating raises
+        ChannelError if the plan has changed since, unless `anyway`.
+        """
+        place = Place.of(state, self.channel)
+        if self._epoch is None:
+            EpochState(self._where.state, self.channel).put(place.epoch)
+        else:
+            self._epoch = place.epoch
+        self._resume, self._anyway = place, anyway
 
 
 def check_format(record_format: str, skip: int) -> None:

@@ -104,6 +104,16 @@ class PipeStream(io.RawIOBase):
         state = "closed" if self.closed else "ended" if self._ended else "open" if self._fd >= 0 else "new"
         return f"<PipeStream {self.name} [{state}: {self.received}{due} bytes]>"
 
+    @property
+    def epoch(self) -> int:
+        """The epoch that the FIFO is of, by its name; 0 for what is named otherwise."""
+        return 0 if self._identity is None else int(self._identity["epoch"])
+
+    @property
+    def begun_at(self) -> int:
+        """The byte of the epoch that the FIFO begins with; not 0 where a sidecar resumed. Known once open."""
+        return 0 if self.trailer is None else self.trailer.bytes_skipped
+
     def readable(self) -> bool:
         return True
 

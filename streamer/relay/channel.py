@@ -11,21 +11,27 @@ stays in state `failed` until the process stops. Other channels go on.
 
 `drain` ends the channel at the next epoch border; cancelling `run` ends it now, with a `stopped`
 trailer if a reader is in mid-epoch. Either way every descriptor and FIFO is gone when `run` returns.
+
+With a keeper (`streamer.keeper`) a channel can begin where an earlier sidecar's ended: `start`. And it can
+`leave`: then everything that a reader sees stays as it is, for the next sidecar to go on with.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from streamer.errors import ReaderGone, SourceError
+from streamer.plan import Mark, Position
 from streamer.relay.changes import Changes, is_change
-from streamer.relay.prefetch import Prefetcher
+from streamer.relay.prefetch import BEGIN, Prefetcher
 from streamer.relay.race import first_of
 from streamer.relay.stages import Stages
 from streamer.relay.statistics import ChannelStatistics, Tally
+from streamer.sink.ends import OwnEnds
 from streamer.sink.fifo import FifoDirectory
 from streamer.source.integrity import CheckedSource, Proof
 from streamer.trailer import Trailer
@@ -35,6 +41,8 @@ if TYPE_CHECKING:
 
     from streamer.plan import ObjectRef, Plan
     from streamer.relay.retry import RetryPolicy
+    from streamer.sink.ends import WriteEnds
+    from streamer.sink.kept import KeeperClient
     from streamer.sink.outlet import PipeOutlet
     from streamer.source.integrity import Outcome, Sums
     from streamer.source.ranges import RangeSource
@@ -60,12 +68,20 @@ class Channel:
         changes: Changes | None = None,
         sums: Sums | None = None,
         on_unverifiable: Callable[[ObjectRef], None] | None = None,
+        start: Position = BEGIN,
+        ends: WriteEnds | None = None,
+        held: bool = False,
+        refused: SourceError | None = None,
     ) -> None:
         """`on_verdict` is called with every epoch's last trailer, at the epoch's end.
 
         `changes`: what to do about objects that are not as listed; by default the epoch fails.
         `sums`: compare every whole object with the checksum that S3 keeps of it; the transport must bring
-        bytes into memory. `on_unverifiable` is told the first object that has none.
+        bytes into memory. `on_unverifiable` is told the first object that cannot be compared.
+
+        `start`: where to begin. `ends`: who holds the write ends, this process unless given; `held`: they
+        hold the FIFO of `start` already, from an earlier sidecar. `refused`: why that cannot be gone on with;
+        the channel has failed then before it begins.
         """
         self.name = name
         self.error: SourceError | None = None
@@ -86,9 +102,16 @@ class Channel:
             bytes_total=0,
             digest=plan.digest,
         )
-        self._fifos = FifoDirectory(directory, name, opening=self._opening, mode=fifo_mode)
+        self._ends = ends or OwnEnds(name)
+        self._fifos = FifoDirectory(directory, name, opening=self._opening, mode=fifo_mode, ends=self._ends)
         self._phase: Phase = "waiting"
-        self._epoch = 0
+        self._start = start
+        self._mark = start.epoch, start.mark
+        """The epoch and the last mark in it."""
+        self._held = held
+        self._refused = refused
+        self._left = False
+        self._epoch = start.epoch
         self._ended: Counter[str] = Counter()
         self._outlet: PipeOutlet | None = None
         self._capacity = 0
@@ -102,17 +125,32 @@ class Channel:
         return f"<Channel {self.name} {self._phase}, epoch {self._epoch}, {self._share}>"
 
     def prepare(self) -> None:
-        """Offer the FIFO of epoch 0; nothing reads S3 yet. Raises SinkError."""
-        self._fifos.clear()
-        self._fifos.prepare(0)
+        """Offer the FIFO of the first epoch; nothing reads S3 yet. Raises SinkError."""
+        if self._held:
+            self._epoch = self._fifos.resume(self._start.epoch)
+            if self._epoch != self._start.epoch:
+                self._start = Position(self._epoch)
+            return
+        self._fifos.clear(begin=self._epoch)
+        self._fifos.prepare(self._epoch)
 
     def drain(self) -> None:
         """Begin no further epoch; `run` returns when the current one, if any is read, has ended."""
         self._draining.set()
 
+    def leave(self, keeper: KeeperClient) -> None:
+        """Have `run`, which is cancelled next, end without a word to the reader: another goes on.
+
+        `keeper`: gets what no keeper holds yet.
+        """
+        self._left = True
+        if isinstance(self._ends, OwnEnds):
+            self._ends.heir = keeper, self._plan.digest
+
     def close(self, *, forget: bool = False) -> None:
         """Remove what `prepare` or `run` has left; with `forget`, the trailers too. `run` must be over."""
-        self._fifos.close(forget=forget)
+        if not self._left:
+            self._fifos.close(forget=forget)
 
     async def run(self) -> None:
         """Stream epoch after epoch. Returns after `drain`; SinkError and cancellation pass through."""
@@ -127,9 +165,15 @@ class Channel:
                     policy=self._policy,
                     changes=self._changes,
                     proof=None if self._checked is None else Proof(self._note_checked),
+                    start=self._start,
+                    on_mark=self._note_mark,
                 )
                 try:
-                    prefetcher.allow(0)
+                    if self._refused is not None:
+                        prefetcher.begin(self._epoch)
+                        await self._hold(prefetcher, self._refused)
+                        return
+                    prefetcher.allow(self._epoch)
                     while await self._run_epoch(prefetcher):
                         self._epoch += 1
                 finally:
@@ -137,29 +181,31 @@ class Channel:
         finally:
             self._phase = "stopped" if self.error is None else "failed"
             self._tally.watch.enter("idle")
-            self._stop_outlet()
-            self._fifos.close()
+            if self._left:
+                outlet, self._outlet = self._outlet, None
+                self._fifos.leave(self._position(), outlet)
+            else:
+                self._stop_outlet()
+                self._fifos.close()
             self.done.set()
 
     async def _run_epoch(self, prefetcher: Prefetcher) -> bool:
         """One epoch from open to retire; whether another may follow."""
         self._phase = "waiting"
-        prefetcher.delivered = prefetcher.consumed = 0
+        prefetcher.begin(self._epoch)
         if self._plan.varies:
             # Seconds for millions of entries; the trailers of this epoch and the next need the results.
             await asyncio.to_thread(self._plan.total_bytes, self._epoch + 1)
-        outlet = await self._open(prefetcher)
-        if outlet is None:
-            return False
-        self._capacity, self._phase = outlet.capacity, "streaming"
-        prefetcher.activate(active=True)
-        self._fifos.prepare(self._epoch + 1)
-        prefetcher.allow(self._epoch + 1)
+        verdict: Verdict = "abandoned"
         try:
-            await prefetcher.deliver(self._epoch, outlet)
-            verdict: Verdict = "complete"
+            outlet = await self._open(prefetcher)
+            if outlet is None:
+                return False
+            self._capacity, self._phase = outlet.capacity, "streaming"
+            verdict = await self._deliver(prefetcher, outlet)
         except ReaderGone:
-            verdict = "abandoned"
+            outlet = None  # it left while no sidecar was there
+            prefetcher.allow(self._epoch + 1)
         except SourceError as error:
             await self._hold(prefetcher, error)
             return False
@@ -172,14 +218,50 @@ class Channel:
         self._count(trailer)
         return not self._draining.is_set()
 
+    async def _deliver(self, prefetcher: Prefetcher, outlet: PipeOutlet) -> Verdict:
+        """Deliver the epoch to the reader who has come, until it has all of it or leaves."""
+        prefetcher.activate(active=True)
+        self._fifos.prepare(self._epoch + 1)
+        prefetcher.allow(self._epoch + 1)
+        try:
+            await prefetcher.deliver(self._epoch, outlet)
+            self._tally.watch.enter("blocked")
+            accepted = await self._fifos.settle()
+        except ReaderGone:
+            with contextlib.suppress(ReaderGone):
+                await self._fifos.settle()  # a keeper that has died looks like a reader that has gone
+            return "abandoned"
+        due = prefetcher.delivered - self._skipped
+        if accepted not in (None, due):
+            raise RuntimeError(f"the FIFO of epoch {self._epoch} accepted {accepted} bytes of {due}")
+        return "complete"
+
+    @property
+    def _skipped(self) -> int:
+        """Bytes of the epoch that its FIFO never has."""
+        return self._start.skipped if self._epoch == self._start.epoch else 0
+
     async def _open(self, prefetcher: Prefetcher) -> PipeOutlet | None:
-        """The epoch's write end once a reader has come, or None if drained before."""
+        """The epoch's write end once a reader has come, or None if drained before.
+
+        Raises ReaderGone if the reader came and left while no sidecar was there.
+        """
+        gone: ReaderGone | None = None
 
         async def opened() -> None:
+            nonlocal gone
+            try:
+                await open_kept()
+            except ReaderGone as error:
+                gone = error
+
+        async def open_kept() -> None:
             # Kept at once, so that it has an owner even if this channel is cancelled now.
-            self._outlet = await self._fifos.open(self._epoch, on_gone=prefetcher.wake)
+            self._outlet = await self._fifos.open(self._position(), on_gone=prefetcher.wake)
 
         await first_of(opened(), self._draining.wait())
+        if gone is not None:
+            raise gone
         return self._outlet
 
     async def _hold(self, prefetcher: Prefetcher, error: SourceError) -> None:
@@ -212,12 +294,25 @@ class Channel:
         """Whether nobody knows an epoch's length before its end."""
         return self._plan.inflate or self._changes.policy != "fail"
 
+    def _note_mark(self, mark: Mark) -> None:
+        self._mark = self._epoch, mark
+        self._ends.mark(mark)
+
+    def _position(self) -> Position:
+        """How far the epoch has come."""
+        delivered = self._prefetcher.delivered if self._prefetcher else self._start.offset
+        epoch, mark = self._mark
+        return Position(
+            self._epoch, delivered, skipped=self._skipped, mark=mark if epoch == self._epoch else Mark()
+        )
+
     def _opening(self, epoch: int) -> Trailer:
         """The trailer that an epoch begins with."""
         return replace(
             self._template,
             epoch=epoch,
             bytes_total=None if self._open_ended else self._plan.total_bytes(epoch),
+            bytes_skipped=self._start.skipped if epoch == self._start.epoch else 0,
             objects=self._plan.objects(epoch),
         )
 
@@ -230,7 +325,7 @@ class Channel:
         trailer = replace(
             self._opening(self._epoch),
             verdict=verdict,
-            bytes_delivered=delivered,
+            bytes_delivered=max(0, delivered - self._skipped),
             error=error,
             changed=self._changes.count,
             changes=tuple(self._changes.listed),

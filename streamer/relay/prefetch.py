@@ -22,13 +22,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from streamer.errors import GaveUp, ReaderGone, SourceError
-from streamer.plan import Part, Plan, Segment, cut
+from streamer.plan import NOWHERE, Mark, Part, Plan, Position, Segment, cut
 from streamer.relay.changes import MOST_TRIES, Change, Changes, is_change
 from streamer.relay.retry import RetryPolicy, fetch_part
 from streamer.relay.stages import MemoryStage, Stage, Stages
 from streamer.relay.stragglers import Stragglers
 from streamer.relay.unpack import MOST_TAKEN, Unpacker
 from streamer.relay.window import Slot, Window
+from streamer.units import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -38,6 +39,11 @@ if TYPE_CHECKING:
     from streamer.sink.outlet import Outlet
     from streamer.source.integrity import Proof
     from streamer.source.ranges import RangeSource
+
+
+BEGIN = Position()
+MARK_EVERY = 8 * MIB
+"""Bytes of a stream between two marks, at least: what must be inflated once more after a restart."""
 
 
 @dataclass(slots=True)
@@ -53,12 +59,12 @@ class _Detour:
     delivered: int = 0
 
 
-def all_epochs(plan: Plan, part_size: Callable[[], int]) -> Iterator[Part]:
-    """The parts of every epoch from 0 on, without end; none at all if no epoch can have bytes."""
-    epoch = 0
+def all_epochs(plan: Plan, part_size: Callable[[], int], start: Position = BEGIN) -> Iterator[Part]:
+    """The parts of every epoch from `start` on, without end; none at all if no epoch can have bytes."""
+    epoch, first = start.epoch, start.mark.fetched if plan.inflate else start.offset
     while plan.streams:
-        yield from cut(plan.segments(epoch), part_size=part_size, epoch=epoch)
-        epoch += 1
+        yield from cut(plan.segments(epoch), part_size=part_size, epoch=epoch, behind=first)
+        epoch, first = epoch + 1, 0
 
 
 class Prefetcher:
@@ -75,10 +81,14 @@ class Prefetcher:
         policy: RetryPolicy,
         changes: Changes | None = None,
         proof: Proof | None = None,
+        start: Position = BEGIN,
+        on_mark: Callable[[Mark], None] | None = None,
     ) -> None:
         """Nothing is requested before `allow`; tasks are started in `requests`.
 
         `proof`: where whole objects are compared with their checksums; `source` then sums what it fetches.
+        `start`: where the first epoch begins. `on_mark` is told now and then where an inflated object does,
+        and when the stream leaves the plan.
         """
         self._proof = proof
         self._changes = changes or Changes()
@@ -87,21 +97,31 @@ class Prefetcher:
         self._source = source
         self._share = stages.share
         self._share.on_room = self._start
-        self._window = Window(all_epochs(plan, stages.part_size), stages.share, room=stages.room)
+        self._window = Window(all_epochs(plan, stages.part_size, start), stages.share, room=stages.room)
         self._tally = tally
         self._requests = requests
         self._policy = policy
         self._stragglers = Stragglers(
             self, source, share=stages.share, tally=tally, policy=policy, requests=requests
         )
+        self._first = start
+        self._on_mark = on_mark
+        self._marked = (start.epoch, start.offset)
+        """Epoch and place of the last mark told."""
         self._supply = stages
         self._stages: dict[Slot, Stage] = {}
         self._tasks: dict[Slot, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
         self.delivered = 0
-        """Bytes of the epoch being delivered that its outlet has accepted."""
+        """Bytes of the epoch's stream that lie behind: its outlet has accepted them, or had never to."""
         self.consumed = 0
         """Bytes of the plan that are done with: `delivered`, unless objects are inflated or changed."""
+
+    def begin(self, epoch: int) -> None:
+        """Set the counts to where the epoch begins."""
+        start = self._first if epoch == self._first.epoch else Position(epoch)
+        self.delivered = start.offset
+        self.consumed = start.mark.fetched if self._plan.inflate else start.offset
 
     def allow(self, epoch: int) -> None:
         """Parts of epochs up to `epoch` may be fetched from now on."""
@@ -122,13 +142,17 @@ class Prefetcher:
         Raises ReaderGone if the outlet's reader closes before the last byte, SourceError if a part
         cannot be had or an object is not what its checksum says. `delivered` then tells how far it came.
         """
-        self.delivered = self.consumed = 0
+        self.begin(epoch)
         self._changes.begin()
         with contextlib.ExitStack() as stack:
             unpacker = None
             if self._plan.inflate:
                 unpacker = Unpacker(
-                    outlet, wrap=self._plan.entries.wrap, watch=self._tally.watch, account=self._written
+                    outlet,
+                    wrap=self._plan.entries.wrap,
+                    watch=self._tally.watch,
+                    account=self._written,
+                    again=self.delivered - self._first.mark.streamed if epoch == self._first.epoch else 0,
                 )
                 stack.callback(unpacker.close)
             await self._deliver(epoch, outlet, unpacker)
@@ -192,6 +216,8 @@ class Prefetcher:
             size = min(now.size, max(part.body, self._supply.part_size()))
             parts = cut([Segment(now, 0, now.size)], part_size=lambda: size, epoch=part.epoch)
             room = self._supply.room(Part(part.epoch, now, 0, size, 0))
+        if self._on_mark is not None:
+            self._on_mark(Mark(NOWHERE, self.delivered))
         replaced, dropped = self._window.replace_head(parts, room=room)
         planned = detour.planned if detour else replaced
         self._drop(dropped)
@@ -206,10 +232,25 @@ class Prefetcher:
         slot = self._window.head
         if slot is None or not isinstance(stage, MemoryStage):
             raise RuntimeError("what is inflated must be in memory: open the transport with inflate=True")
+        if (
+            self._on_mark
+            and slot.delivered == len(slot.part.head)
+            and slot.part.start == 0
+            and slot.part.body
+        ):
+            self._mark(slot)
         data = stage.take(MOST_TAKEN)
         await unpacker.pass_on(slot.part, slot.delivered, data)
         self._consumed(len(data))
         await asyncio.sleep(0)
+
+    def _mark(self, slot: Slot) -> None:
+        """An object begins here: tell, if the last one that was told is far behind."""
+        epoch = slot.part.epoch
+        last = self._marked if self._marked[0] == epoch else (epoch, 0)
+        if self._on_mark and self.delivered - last[1] >= MARK_EVERY:
+            self._marked = (epoch, self.delivered)
+            self._on_mark(Mark(self.consumed, self.delivered))
 
     def _second_chance(self, stage: Stage) -> None:
         """Ask again for a part that was given up while nobody waited for it; raise any other failure.

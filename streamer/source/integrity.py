@@ -179,22 +179,32 @@ class CheckedSource:
 
 
 class Proof:
-    """The sum of the object that is being delivered, one channel's."""
+    """The sum of the object that is being delivered, one channel's.
+
+    An object whose first bytes an earlier sidecar delivered cannot be compared.
+    """
 
     def __init__(self, note: Callable[[ObjectRef, Outcome], None]) -> None:
         """`note` is told how every object has ended."""
         self._note = note
         self._value = 0
+        self._summed: tuple[ObjectRef, int] | None = None
+        """An object and the bytes of it, from its first on, that the value is of."""
 
     def add(self, part: Part, found: PartSum | None) -> None:
         """The next part of the stream is delivered. Raises Mismatch behind an object's last."""
-        if found is not None:
-            before = 0 if part.start == 0 else self._value
-            self._value = found.kind.combine(before, found.value, part.body)
+        ref = part.object
+        if found is not None and part.start == 0:
+            self._value = found.value
+            self._summed = ref, part.body
+        elif found is not None and self._summed == (ref, part.start):
+            self._value = found.kind.combine(self._value, found.value, part.body)
+            self._summed = ref, part.start + part.body
+        else:
+            self._summed = None  # S3 keeps none, or the stream was continued within this object
         if not part.ends_object:
             return
-        ref = part.object
-        if found is None:
+        if found is None or self._summed is None:
             self._note(ref, "unverifiable")
         elif self._value == found.stored.value:
             self._note(ref, "verified")
