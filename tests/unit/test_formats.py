@@ -142,9 +142,12 @@ def test_tfrecord_skips_a_run_of_bad_data_up_to_the_limit(caplog):
     with caplog.at_level(logging.WARNING, logger="penstock"):
         reader = TFRecordReader(io.BytesIO(data), max_corrupted_records_to_skip=2)
         assert list(reader) == [b"hello", b"hello"]
-    assert reader.skipped == 5
+    assert reader.skipped.records == 5
+    assert [place for _, place in reader.skipped.places] == [0, 17, 55, 72, 110]
     said = [line for line in caplog.messages if "in all" in line]
-    assert said[-2].endswith("at offset 72 of the stream: CRC check on data failed (2 in a row, 4 in all)")
+    assert said[-2].endswith(
+        "at offset 72 of the stream: CRC check on data failed; 1 bytes (2 in a row, 4 in all)"
+    )
 
 
 def test_tfrecord_a_run_of_bad_data_counts_across_blocks():
