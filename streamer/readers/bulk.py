@@ -98,7 +98,7 @@ class BulkTFRecordReader(TFRecordReader):
     ) -> list[bytes]:
         """`records`, whose frames begin at `starts` and end at `stop`, without those that are skipped."""
         found: Words = np.fromiter(map(self._crc32c, records), np.uint32, len(records))
-        masked: Words = (found >> 15 | found << 17) + np.uint32(MASK_DELTA)
+        masked = (found >> np.uint32(15) | found << np.uint32(17)) + np.uint32(MASK_DELTA)
         self._start = stop
         bad: list[int] = np.flatnonzero(masked != stored).tolist()
         if not bad:
