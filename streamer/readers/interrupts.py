@@ -12,12 +12,16 @@ SIGINT has another handler than Python's own, nothing is done.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
+import time
 
 _ends: tuple[int, int] | None = None
 _lock = threading.Lock()
+_last = float("-inf")
+"""When a SIGINT was last seen. Every stream that was open then ends, for any may be the one waited for."""
 
 
 def watch() -> None:
@@ -32,12 +36,19 @@ def watch() -> None:
         signal.set_wakeup_fd(others)
 
 
-def interrupted() -> bool:
-    """Whether SIGINT came since the last call that said so, and is Python's to handle."""
+def now() -> float:
+    """The moment from which `interrupted` may count: what came before has had its answer."""
+    interrupted(0.0)
+    return time.monotonic()
+
+
+def interrupted(since: float) -> bool:
+    """Whether SIGINT came after `since`, as of `now()`, and is Python's to handle."""
+    global _last  # noqa: PLW0603 - one per process, as the signal is
     if _ends is None or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         return False
     with _lock:
-        try:
-            return signal.SIGINT in os.read(_ends[0], 1 << 16)
-        except BlockingIOError:
-            return False
+        with contextlib.suppress(BlockingIOError):
+            if signal.SIGINT in os.read(_ends[0], 1 << 16):
+                _last = time.monotonic()
+        return _last > since

@@ -297,9 +297,10 @@ def _epoch(
 
 def _rows(batches: Iterator[list[bytes]], width: int | None, drop_remainder: bool) -> Steps:  # noqa: FBT001 - private
     kept: list[bytes] = []
+    begun = interrupts.now()
     row = np.int64(width or 0)
     for batch in batches:
-        if not batch and interrupts.interrupted():
+        if not batch and interrupts.interrupted(begun):
             raise Interrupted("reading was interrupted")
         if width is None:
             yield (_vector(batch), row, _NONE)

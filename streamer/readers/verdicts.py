@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.framework import op_def_library
+from tensorflow.python.framework import op_def_library, op_def_registry
 
 from streamer.errors import ChannelError, StreamError
 
@@ -78,7 +78,9 @@ _kept: list[Any] = []
 
 
 def _register(library: Any) -> None:
-    """Define the operation and its kernel. Raises AttributeError, RuntimeError."""
+    """Define the operation and its kernel, once. Raises AttributeError, RuntimeError."""
+    if op_def_registry.get(_OP.decode()) is not None:
+        return
 
     def function(name: str, result: Any, *arguments: Any) -> Any:
         found = getattr(library, name)
