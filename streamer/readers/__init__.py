@@ -5,11 +5,13 @@
     arrival     waiting until a FIFO exists
     stream      one FIFO as a binary file whose end is proven by its trailer
     plain       epochs and records of a channel in plain Python
-    tensorflow  the same as a `tf.data.Dataset`: `PipeModeDataset`
+    tensorflow  the same as a `tf.data.Dataset`: `PipeModeDataset`; its parts are `steps` (Python stepped by
+                TensorFlow), `bulk` (small TFRecords by the block), `verdicts` (errors with a status of
+                ours), `interrupts` (Ctrl-C), `memory` (glibc's thresholds) and `meter` (speed, printed)
 
 Nothing here imports anything but the standard library, `streamer.formats`, `streamer.trailer` and
-`streamer.errors`; TensorFlow comes in with `streamer.readers.tensorflow` alone, which is why that module
-is not imported here. The names below are loaded when they are first asked for.
+`streamer.errors`; TensorFlow and NumPy come in with `streamer.readers.tensorflow` alone, which is why that
+module is not imported here. The names below are loaded when they are first asked for.
 """
 
 from __future__ import annotations
