@@ -1,4 +1,4 @@
-"""Feeds a FIFO from a file by splice(2): `feeder.py FILE FIFO`. Run by path in a bare interpreter.
+"""Feeds a FIFO from a file by splice(2): `feeder.py FILE FIFO TIMES`. Run by path in a bare interpreter.
 
 The pages of the page cache go into the pipe as they are; nothing is copied, so that the reader is measured.
 """
@@ -14,13 +14,15 @@ STEP = 1 << 20
 
 
 def main() -> None:
-    path, fifo = sys.argv[1:]
+    path, fifo, times = sys.argv[1:]
     target = os.open(fifo, os.O_WRONLY | os.O_CLOEXEC)
     fcntl.fcntl(target, fcntl.F_SETPIPE_SZ, STEP)
     source = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     with contextlib.suppress(BrokenPipeError):
-        while os.splice(source, target, STEP):
-            pass
+        for _ in range(int(times)):
+            os.lseek(source, 0, os.SEEK_SET)
+            while os.splice(source, target, STEP):
+                pass
 
 
 if __name__ == "__main__":

@@ -4,10 +4,11 @@
     files in memory --------pread------> TFRecordDataset --+
 
 One process per reader, which imports TensorFlow once and is told one run after the other, so that all
-readers meet the same minute of the machine. A run is the whole file, in batches; the consumer adds up the
-lengths of the records inside TensorFlow, and the sum must be right. CPU is the reader's process: import not
+readers meet the same minute of the machine. A run is the file several times over, in batches; the consumer
+adds up the lengths of the records inside TensorFlow, and the sum must be right. The clocks start when the
+dataset is made. CPU is the reader's process: import not
 counted, feeder not counted. TFRecordDataset runs in a process whose allocator is as TensorFlow leaves it.
-The first round is thrown away. Files of one case exist at a time, in /dev/shm, 1 GB at most.
+The first round is thrown away. Files of one case exist at a time, in /dev/shm, 1 GB at most for both.
 """
 
 from __future__ import annotations
@@ -50,6 +51,9 @@ class Case:
     record_format: str
     size: int
     total: int
+    """Bytes of the file, about."""
+    passes: int
+    """How often the file is read in one run."""
     batch: int
 
     def frame(self, payload: bytes) -> bytes:
@@ -66,13 +70,13 @@ class Case:
 CASES = {
     case.name: case
     for case in (
-        Case("tfrecord-200", "TFRecord", 200, 10**8, 256),
-        Case("tfrecord-8k", "TFRecord", 8192, 10**9, 128),
-        Case("tfrecord-100k", "TFRecord", 102_400, 10**9, 16),
-        Case("tfrecord-mixed", "TFRecord", -200, 10**8, 256),
-        Case("recordio-8k", "RecordIO", 8192, 10**9, 128),
-        Case("recordio-100k", "RecordIO", 102_400, 10**9, 16),
-        Case("lines-100", "TextLine", 99, 10**8, 256),
+        Case("tfrecord-200", "TFRecord", 200, 50_000_000, 8, 1024),
+        Case("tfrecord-8k", "TFRecord", 8192, 500_000_000, 6, 128),
+        Case("tfrecord-100k", "TFRecord", 102_400, 500_000_000, 6, 16),
+        Case("tfrecord-mixed", "TFRecord", -200, 50_000_000, 8, 1024),
+        Case("recordio-8k", "RecordIO", 8192, 500_000_000, 6, 128),
+        Case("recordio-100k", "RecordIO", 102_400, 500_000_000, 6, 16),
+        Case("lines-100", "TextLine", 99, 50_000_000, 5, 1024),
     )
 }
 """A negative size stands for sizes from 1 to twice it."""
@@ -86,7 +90,7 @@ class Files:
     stream: str
     tfrecord: str
     payload: int
-    """Bytes of all records, frames not counted."""
+    """Bytes of all records of a run, frames not counted."""
 
 
 def write_files(case: Case, directory: str) -> Files:
@@ -95,9 +99,11 @@ def write_files(case: Case, directory: str) -> Files:
     payloads = [os.urandom(size).replace(b"\n", b" ") for size in sizes]
     repeats = max(1, case.total // sum(sizes))
     files = Files(
-        os.path.join(directory, "stream"), os.path.join(directory, "tfrecord"), repeats * sum(sizes)
+        os.path.join(directory, "stream"),
+        os.path.join(directory, "tfrecord"),
+        case.passes * repeats * sum(sizes),
     )
-    plain = Case("", "TFRecord", 0, 0, 0)
+    plain = Case("", "TFRecord", 0, 0, 0, 0)
     for path, kind in ((files.stream, case), (files.tfrecord, plain)):
         piece = b"".join(map(kind.frame, payloads))
         with open(path, "wb") as file:
@@ -135,13 +141,13 @@ class Reader:
         feeder = None
         if self.name != READERS[0]:
             order["path"] = os.path.join(directory, "bench_0")
-            size = os.path.getsize(files.stream)
+            size = case.passes * os.path.getsize(files.stream)
             trailer = Trailer(
                 channel="bench", epoch=0, verdict="complete", bytes_total=size, bytes_delivered=size
             )
             write_trailer(directory, trailer)
             os.mkfifo(order["path"])
-            command = [sys.executable, "-I", "-S", _FEEDER, files.stream, order["path"]]
+            command = [sys.executable, "-I", "-S", _FEEDER, files.stream, order["path"], str(case.passes)]
             feeder = Child("feeder", command, env=os.environ)
         try:
             self._child.say(json.dumps(order))

@@ -13,7 +13,7 @@ import tensorflow as tf
 def dataset(order: dict[str, Any]) -> tf.data.Dataset:
     """Batches of records, by the reader that the order names."""
     if order["reader"] == "TFRecordDataset":
-        return tf.data.TFRecordDataset(order["path"]).batch(order["batch"])
+        return tf.data.TFRecordDataset([order["path"]] * order["passes"]).batch(order["batch"])
     # Late, for it sets the allocator of the whole process.
     from streamer.readers.tensorflow import PipeModeDataset
 
@@ -35,8 +35,9 @@ def main() -> None:
     print(tf.__version__, flush=True)
     for line in sys.stdin:
         order = json.loads(line)
+        batches = dataset(order)
         started, cpu = time.monotonic(), time.process_time()
-        found = payload(dataset(order))
+        found = payload(batches)
         answer = {
             "payload": found,
             "seconds": time.monotonic() - started,

@@ -65,7 +65,10 @@ def stepped(
     def finalize(number: Any) -> Any:
         return tf.numpy_function(registry.end, [number], tf.int64)
 
-    return _GeneratorDataset(tf.constant(0, tf.int64), init, following, finalize, result)
+    # Inside a function, as in from_generator: tf.data does not optimise what follows a bare one, and warns.
+    return tf.data.Dataset.from_tensors(tf.constant(0, tf.int64)).flat_map(
+        lambda nothing: _GeneratorDataset(nothing, init, following, finalize, result)
+    )
 
 
 class _Registry:

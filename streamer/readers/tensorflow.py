@@ -29,10 +29,12 @@ moved to another process (tf.data service), as with every dataset made of Python
 from __future__ import annotations
 
 import itertools
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.eager import core
 
 from streamer.formats.tfrecord import Skipped
 from streamer.readers import interrupts
@@ -183,7 +185,7 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
         self.skipped = Skipped()
         """Corrupt records left out by all iterators of this dataset: `records`, and `places`."""
         keep_memory()
-        interrupts.watch()
+        interrupts.watch(core.__file__)
         skipped = self.skipped  # the closure must not hold `self`: the dataset would keep itself alive
 
         def steps() -> Steps:
@@ -297,7 +299,7 @@ def _epoch(
 
 def _rows(batches: Iterator[list[bytes]], width: int | None, drop_remainder: bool) -> Steps:  # noqa: FBT001 - private
     kept: list[bytes] = []
-    begun = interrupts.now()
+    begun = started = interrupts.now()
     row = np.int64(width or 0)
     for batch in batches:
         if not batch and interrupts.interrupted(begun):
@@ -308,7 +310,10 @@ def _rows(batches: Iterator[list[bytes]], width: int | None, drop_remainder: boo
         records = kept + batch
         whole = len(records) - len(records) % width
         kept = records[whole:]
+        if batch and not whole and time.monotonic() - started < PATIENCE_S:
+            continue  # a row of several blocks: one step for all of them, if they come soon
         yield (_vector(records[:whole]), row, _NONE)
+        started = time.monotonic()
     if kept and not drop_remainder:
         yield (_vector(kept), np.int64(len(kept)), _NONE)
 
