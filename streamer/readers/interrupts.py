@@ -6,10 +6,10 @@ interpreter writes the number of every signal to its wake-up descriptor at the m
 set_wakeup_fd). So a reading thread that has nothing to read can learn of a SIGINT and end its stream; the
 call in the main thread then returns, and Python raises KeyboardInterrupt there.
 
-TensorFlow turns the end of the stream into an exception, and runs a little Python for that, in the main
-thread: the first chance for the signal's handler, and the worst, for a KeyboardInterrupt inside the making of
-another exception comes out as neither (pybind11 makes a RuntimeError of it). So the handler is ours: it does
-what Python's does, but there it waits, by a trace function, until the exception is made.
+While it waits there, that thread may also run Python: a step, or the making of the exception in which the
+call ends. Those are the first chance for the signal's handler, and the worst: a KeyboardInterrupt does not
+pass compiled code, where it is lost or becomes something else. So the handler is ours. It does what Python's
+does, but in such a place it waits, by a trace function, until the call is over.
 
 There is one wake-up descriptor per process, and one handler. Where somebody else has the descriptor (an
 asyncio loop in the main thread), or SIGINT is not handled by Python's own handler, nothing is done.
@@ -31,21 +31,21 @@ if TYPE_CHECKING:
     from _typeshed import TraceFunction
 
 _ends: tuple[int, int] | None = None
-_made_in = ""
+_called: set[str] = set()
 _lock = threading.Lock()
 _last = float("-inf")
 """When a SIGINT was last seen. Every stream that was open then ends, for any may be the one waited for."""
 
 
-def watch(makes_exceptions: str) -> None:
+def watch(*called: str) -> None:
     """Take SIGINT and the wake-up descriptor if nobody has them. Does nothing outside the main thread.
 
-    `makes_exceptions`: the file whose code must not be interrupted.
+    `called`: the files whose functions are called from compiled code, and must not be interrupted.
     """
-    global _ends, _made_in  # noqa: PLW0603 - one per process, as the descriptor is
+    global _ends  # noqa: PLW0603 - one per process, as the descriptor is
     if threading.current_thread() is not threading.main_thread():
         return
-    _made_in = makes_exceptions
+    _called.update(called)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _handle)
     if _ends is None:
@@ -74,16 +74,19 @@ def interrupted(since: float) -> bool:
 
 
 def _handle(number: int, frame: FrameType | None) -> None:
-    caller = None if frame is None else frame.f_back
-    if frame is None or caller is None or frame.f_code.co_filename != _made_in or sys.gettrace() is not None:
+    outside = None
+    inner = frame
+    while inner is not None:
+        if inner.f_code.co_filename in _called:
+            outside = inner.f_back
+        inner = inner.f_back
+    if outside is None or sys.gettrace() is not None:
         signal.default_int_handler(number, frame)
         return
-    caller.f_trace = _raise_once_made
+    outside.f_trace = _raise
     sys.settrace(lambda *_: None)
 
 
-def _raise_once_made(_: FrameType, event: str, __: object) -> TraceFunction:
-    if event == "exception":
-        sys.settrace(None)
-        raise KeyboardInterrupt
-    return _raise_once_made
+def _raise(*_: object) -> TraceFunction:
+    sys.settrace(None)
+    raise KeyboardInterrupt

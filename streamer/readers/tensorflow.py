@@ -35,9 +35,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import core
+from tensorflow.python.ops import script_ops
 
 from streamer.formats.tfrecord import Skipped
-from streamer.readers import interrupts
+from streamer.readers import interrupts, verdicts
 from streamer.readers.bulk import BulkTFRecordReader
 from streamer.readers.config import PipeModeDatasetException, check_channel, directories
 from streamer.readers.memory import keep_memory
@@ -185,7 +186,7 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
         self.skipped = Skipped()
         """Corrupt records left out by all iterators of this dataset: `records`, and `places`."""
         keep_memory()
-        interrupts.watch(core.__file__)
+        interrupts.watch(core.__file__, script_ops.__file__, verdicts.__file__)
         skipped = self.skipped  # the closure must not hold `self`: the dataset would keep itself alive
 
         def steps() -> Steps:

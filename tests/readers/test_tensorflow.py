@@ -504,12 +504,13 @@ def test_iterators_side_by_side_read_different_epochs(feeder):
     assert (list(first), list(second)) == ([b"0"] * 99, [b"1"] * 99)
 
 
-def test_ctrl_c_ends_a_blocked_read(feeder):
+@pytest.mark.parametrize("ahead", [".prefetch(2)", ""])
+def test_ctrl_c_ends_a_blocked_read(feeder, ahead):
     feed = feeder.feed(0, encoded(records=[b"1", b"2"]), hold=True)
     script = (
         "from streamer.readers.tensorflow import PipeModeDataset\n"
         "try:\n"
-        "    for record in PipeModeDataset('train', 'TFRecord').prefetch(2):\n"
+        f"    for record in PipeModeDataset('train', 'TFRecord'){ahead}:\n"
         "        print(record.numpy().decode(), flush=True)\n"
         "except KeyboardInterrupt:\n"
         "    print('interrupted')\n"
