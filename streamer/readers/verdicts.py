@@ -35,10 +35,7 @@ logger = logging.getLogger("penstock")
 _OP = b"PenstockVerdict"
 _LIBRARY = "libtensorflow_cc.so.2"
 _POINTER = ctypes.c_void_p
-_CREATE = ctypes.CFUNCTYPE(_POINTER, _POINTER)
 _COMPUTE = ctypes.CFUNCTYPE(None, _POINTER, _POINTER)
-_DELETE = ctypes.CFUNCTYPE(None, _POINTER)
-_INFER = ctypes.CFUNCTYPE(None, _POINTER, _POINTER)
 
 
 class Interrupted(Exception):
@@ -74,7 +71,7 @@ def raiser() -> Callable[[Any], None] | None:
 
 
 _kept: list[Any] = []
-"""The callbacks, which TensorFlow may call as long as the process lives."""
+"""The callback, which TensorFlow may call as long as the process lives."""
 
 
 def _register(library: Any) -> None:
@@ -100,10 +97,10 @@ def _register(library: Any) -> None:
     new_op = function("TF_NewOpDefinitionBuilder", _POINTER, ctypes.c_char_p)
     add_input = function("TF_OpDefinitionBuilderAddInput", None, _POINTER, ctypes.c_char_p)
     set_stateful = function("TF_OpDefinitionBuilderSetIsStateful", None, _POINTER, ctypes.c_bool)
-    set_shapes = function("TF_OpDefinitionBuilderSetShapeInferenceFunction", None, _POINTER, _INFER)
+    set_shapes = function("TF_OpDefinitionBuilderSetShapeInferenceFunction", None, _POINTER, _POINTER)
     register_op = function("TF_RegisterOpDefinition", None, _POINTER, _POINTER)
     new_kernel = function(
-        "TF_NewKernelBuilder", _POINTER, ctypes.c_char_p, ctypes.c_char_p, _CREATE, _COMPUTE, _DELETE
+        "TF_NewKernelBuilder", _POINTER, ctypes.c_char_p, ctypes.c_char_p, _POINTER, _COMPUTE, _POINTER
     )
     register_kernel = function("TF_RegisterKernelBuilder", None, ctypes.c_char_p, _POINTER, _POINTER)
 
@@ -116,18 +113,19 @@ def _register(library: Any) -> None:
         fail(context, status)
         delete_status(status)
 
-    create, run, delete = _CREATE(lambda _: None), _COMPUTE(compute), _DELETE(lambda _: None)
-    infer = _INFER(lambda _, __: None)
-    _kept.extend((create, run, delete, infer))
+    run = _COMPUTE(compute)
+    _kept.append(run)
+    # No outputs, so any shape function does. A compiled one: Ctrl-C would be lost in one of Python.
+    shapes = ctypes.cast(library.TF_ShapeInferenceContextSetUnknownShape, _POINTER)
     status = new_status()
     try:
         definition = new_op(_OP)
         add_input(definition, b"verdict: uint8")
         set_stateful(definition, True)  # noqa: FBT003 - the C function's argument; never folded away
-        set_shapes(definition, infer)
+        set_shapes(definition, shapes)
         register_op(definition, status)
         if not code(status):
-            register_kernel(_OP, new_kernel(_OP, b"CPU", create, run, delete), status)
+            register_kernel(_OP, new_kernel(_OP, b"CPU", None, run, None), status)
         if code(status):
             raise RuntimeError(message(status).decode())
     finally:
