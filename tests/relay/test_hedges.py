@@ -31,7 +31,7 @@ async def right(answer: Answer) -> web.StreamResponse:
 async def test_a_late_part_is_asked_for_again(run, stub, tmp_path, fault):
     truth = fill(stub, SIZES)
     stub.script(*[right] * LEARNT, fault)
-    async with run(stub, tmp_path, part_size=PART, parts=12, connections=2) as running:
+    async with run(stub, tmp_path, hedge=0.05, part_size=PART, parts=12, connections=2) as running:
         assert await off_loop(read_all, running.fifo(0)) == truth
         hedges = running.channel.statistics().hedges
         assert hedges["issued"] == hedges["won"] == 1
@@ -48,7 +48,7 @@ async def test_what_the_first_brought_meanwhile_comes_once(run, stub, tmp_path):
         return await right(answer)
 
     stub.script(*[right] * LEARNT, slow, late)
-    async with run(stub, tmp_path, part_size=PART, parts=12, connections=1) as running:
+    async with run(stub, tmp_path, hedge=0.05, part_size=PART, parts=12, connections=1) as running:
         assert await off_loop(read_all, running.fifo(0)) == truth
         statistics = running.channel.statistics()
         assert statistics.hedges["won"] == 1
@@ -60,7 +60,7 @@ async def test_what_the_first_brought_meanwhile_comes_once(run, stub, tmp_path):
 async def test_the_first_may_be_the_first_after_all(run, stub, tmp_path):
     truth = fill(stub, SIZES)
     stub.script(*[right] * LEARNT, silent_for(0.6), silent_for(60.0))
-    async with run(stub, tmp_path, part_size=PART, parts=12, connections=1) as running:
+    async with run(stub, tmp_path, hedge=0.05, part_size=PART, parts=12, connections=1) as running:
         assert await off_loop(read_all, running.fifo(0)) == truth
         hedges = running.channel.statistics().hedges
         assert hedges == {"issued": 1, "lost": 1}
@@ -71,7 +71,7 @@ async def test_the_first_may_be_the_first_after_all(run, stub, tmp_path):
 async def test_a_second_request_that_fails_in_its_body_is_retried_like_any(run, stub, tmp_path):
     truth = fill(stub, SIZES)
     stub.script(*[right] * LEARNT, silent_for(60.0), cut_after(1000))
-    async with run(stub, tmp_path, part_size=PART, parts=12, connections=1) as running:
+    async with run(stub, tmp_path, hedge=0.05, part_size=PART, parts=12, connections=1) as running:
         assert await off_loop(read_all, running.fifo(0)) == truth
         statistics = running.channel.statistics()
         assert statistics.hedges["won"] == 1
@@ -81,7 +81,7 @@ async def test_a_second_request_that_fails_in_its_body_is_retried_like_any(run, 
 async def test_a_second_request_that_is_refused_leaves_the_first_alone(run, stub, tmp_path):
     truth = fill(stub, SIZES)
     stub.script(*[right] * LEARNT, silent_for(0.8), fails(500, "InternalError"))
-    async with run(stub, tmp_path, part_size=PART, parts=12, connections=1) as running:
+    async with run(stub, tmp_path, hedge=0.05, part_size=PART, parts=12, connections=1) as running:
         assert await off_loop(read_all, running.fifo(0)) == truth
         statistics = running.channel.statistics()
         assert statistics.hedges["lost"] >= 1
@@ -91,7 +91,7 @@ async def test_a_second_request_that_is_refused_leaves_the_first_alone(run, stub
 async def test_a_reader_that_goes_ends_both(run, stub, tmp_path):
     fill(stub, SIZES)
     stub.script(*[right] * LEARNT, silent_for(60.0), silent_for(60.0))
-    async with run(stub, tmp_path, part_size=PART, parts=12, connections=1) as running:
+    async with run(stub, tmp_path, hedge=0.05, part_size=PART, parts=12, connections=1) as running:
         reader = await off_loop(open, running.fifo(0), "rb")
         got = await off_loop(reader.read, LEARNT * PART)
         assert len(got) == LEARNT * PART
@@ -104,7 +104,7 @@ async def test_a_reader_that_goes_ends_both(run, stub, tmp_path):
 
 async def test_a_slow_reader_is_not_hedged(run, stub, tmp_path):
     truth = fill(stub, SIZES)
-    async with run(stub, tmp_path, part_size=PART, parts=3) as running:
+    async with run(stub, tmp_path, hedge=0.05, part_size=PART, parts=3) as running:
         reader = await off_loop(open, running.fifo(0), "rb")
         got = await off_loop(reader.read, 1)
         await asyncio.sleep(0.5)
