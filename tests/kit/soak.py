@@ -62,7 +62,7 @@ POLICY = RetryPolicy(give_up_after=30, first_wait=0.002, longest_wait=0.05)
 STORED = "not those that were stored"
 
 CAUSES = {
-    "range": ("sent bytes", "bytes now", "Content-Range"),
+    "range": ("sent bytes", "Content-Range"),
     "no range": ("Content-Range",),
     "etag": ("replaced",),
     "gone": ("gone", "no such object"),
