@@ -121,6 +121,15 @@ class Takeover:
             self.received += len(data)
 
     @property
+    def sum(self) -> Any:
+        """As of `integrity.Summing`: the stage's, which sums what it takes from either request."""
+        return self._stage.sum
+
+    @sum.setter
+    def sum(self, found: Any) -> None:
+        self._stage.sum = found
+
+    @property
     def full(self) -> bool:
         return bool(self._stage.full)
 

@@ -173,7 +173,7 @@ class CheckedSource:
         receiver = cast("Summing", into)
         if receiver.sum is None:
             stored = await self._sums.of(into.part.object, attempt=attempt)
-            if stored is not None:
+            if stored is not None and receiver.sum is None:  # a second request may have been quicker
                 receiver.sum = PartSum(stored, self._sums.kinds[stored.algorithm])
         await self._source.fetch(into, attempt=attempt)
 

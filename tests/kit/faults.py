@@ -92,6 +92,18 @@ def flips(at: float) -> Fault:
     return fault
 
 
+def displaced() -> Fault:
+    """The right body under the range that begins one byte later."""
+
+    async def fault(answer: Answer) -> web.StreamResponse:
+        span, total = answer.headers["Content-Range"].removeprefix("bytes ").split("/")
+        first, last = (int(place) + 1 for place in span.split("-"))
+        headers = answer.headers | {"Content-Range": f"bytes {first}-{last}/{total}"}
+        return web.Response(status=answer.status, body=answer.body, headers=headers)
+
+    return fault
+
+
 def redirects(url: str, *, status: int = 307) -> Fault:
     """Another place for this very request; S3's redirects have no body of their own."""
 
@@ -128,7 +140,7 @@ PASSING: dict[str, Callable[[random.Random, int], Fault]] = {
 """Faults after which the same request may be answered rightly."""
 
 WRONG: dict[str, Callable[[random.Random, int], Fault]] = {
-    "range": lambda _dice, size: heads(Content_Range=f"bytes {size}-{2 * size - 1}/{2 * size}"),
+    "range": lambda _dice, _size: displaced(),
     "no range": lambda _dice, _size: heads(Content_Range=""),
     "etag": lambda _dice, _size: heads(ETag='"another"'),
     "gone": lambda _dice, _size: fails(404, "NoSuchKey"),

@@ -62,7 +62,7 @@ POLICY = RetryPolicy(give_up_after=30, first_wait=0.002, longest_wait=0.05)
 STORED = "not those that were stored"
 
 CAUSES = {
-    "range": ("sent bytes", "bytes now", "Content-Range"),
+    "range": ("sent bytes", "Content-Range"),
     "no range": ("Content-Range",),
     "etag": ("replaced",),
     "gone": ("gone", "no such object"),
@@ -236,7 +236,7 @@ class Run:
             for name, data in self.stub.objects.items() if trial.check else ():
                 said = base64.b64encode(checksums.crc64nvme(data).to_bytes(8, "big")).decode()
                 self.stub.checksums[name] = {"x-amz-checksum-crc64nvme": said}
-            tasks = [asyncio.create_task(channel.run()) for channel in channels]
+            tasks = [asyncio.create_task(channel.run(), name=channel.name) for channel in channels]
             try:
                 async with asyncio.timeout(LONGEST_RUN), asyncio.TaskGroup() as readers:
                     for number, channel in enumerate(channels):
@@ -245,6 +245,9 @@ class Run:
                 for task in tasks:
                     task.cancel()
                 await asyncio.wait(tasks)
+                for task in tasks:
+                    if not task.cancelled() and (error := task.exception()) is not None:
+                        raise Broken(f"{task.get_name()} ended with what no channel may raise") from error
             for channel in channels:
                 self.account.retries.update(channel.statistics().retries)
 
