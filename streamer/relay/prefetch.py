@@ -307,7 +307,7 @@ class Prefetcher:
             self._changed.set()
             self._start()
             if self._proof is not None and done.part.body:
-                self._proof.add(done.part, stage.sum if isinstance(stage, MemoryStage) else None)
+                self._proof.add(done.part, stage.part_sum if isinstance(stage, MemoryStage) else None)
 
     def abandon(self, epoch: int) -> None:
         """Drop what is left of `epoch`: its bytes, its requests, its parts to come."""

@@ -210,7 +210,7 @@ class MemoryStage(Stage):
     def __init__(self, part: Part, pool: BufferPool, *, on_change: Callable[[], None], tally: Tally) -> None:
         super().__init__(part, on_change=on_change, tally=tally)
         self._pool = pool
-        self.sum: PartSum | None = None
+        self.part_sum: PartSum | None = None
         """As `streamer.source.integrity.Summing`."""
 
     @property
@@ -219,8 +219,8 @@ class MemoryStage(Stage):
 
     def feed(self, data: bytes) -> None:
         super().feed(data)
-        if self.sum is not None:
-            self.sum.update(data)
+        if self.part_sum is not None:
+            self.part_sum.update(data)
 
     def room(self, limit: int) -> memoryview:
         """As `streamer.source.ranges.CopyReceiver`; there always is some, since it was reserved."""
@@ -235,8 +235,8 @@ class MemoryStage(Stage):
         last.filled += count
         self._in_memory += count
         if count:
-            if self.sum is not None:
-                self.sum.update(memoryview(last.memory)[last.filled - count : last.filled])
+            if self.part_sum is not None:
+                self.part_sum.update(memoryview(last.memory)[last.filled - count : last.filled])
             self._arrived(count)
             self._changed()
 

@@ -121,13 +121,13 @@ class Takeover:
             self.received += len(data)
 
     @property
-    def sum(self) -> Any:
+    def part_sum(self) -> Any:
         """As of `integrity.Summing`: the stage's, which sums what it takes from either request."""
-        return self._stage.sum
+        return self._stage.part_sum
 
-    @sum.setter
-    def sum(self, found: Any) -> None:
-        self._stage.sum = found
+    @part_sum.setter
+    def part_sum(self, found: Any) -> None:
+        self._stage.part_sum = found
 
     @property
     def full(self) -> bool:

@@ -89,7 +89,7 @@ class PartSum:
 class Summing(Protocol):
     """A receiver that keeps a sum of what it receives."""
 
-    sum: PartSum | None
+    part_sum: PartSum | None
 
 
 def stored_sum(answer: Mapping[str, Any]) -> Stored | None:
@@ -171,10 +171,10 @@ class CheckedSource:
 
     async def fetch(self, into: Receiver, *, attempt: int) -> None:
         receiver = cast("Summing", into)
-        if receiver.sum is None:
+        if receiver.part_sum is None:
             stored = await self._sums.of(into.part.object, attempt=attempt)
-            if stored is not None and receiver.sum is None:  # a second request may have been quicker
-                receiver.sum = PartSum(stored, self._sums.kinds[stored.algorithm])
+            if stored is not None and receiver.part_sum is None:  # a second request may have been quicker
+                receiver.part_sum = PartSum(stored, self._sums.kinds[stored.algorithm])
         await self._source.fetch(into, attempt=attempt)
 
 
