@@ -13,6 +13,8 @@
 PYTHON ?= python3
 DEMO ?=
 BENCH ?=
+# Test processes: most tests wait for other processes now and then.
+WORKERS ?= $(shell expr $$(nproc) + 1)
 PIP = .venv/bin/python -m pip install --quiet --disable-pip-version-check
 # TensorFlow's C++ log: errors only, unless somebody wants to hear more.
 export TF_CPP_MIN_LOG_LEVEL ?= 2
@@ -24,7 +26,7 @@ demo: .venv/.stamp-demo
 	@.venv/bin/python -m examples.demo $(DEMO)
 
 test: system-tools lint
-	.venv/bin/python -m pytest --durations=10 --numprocesses=auto --dist=loadfile tests --ignore=tests/e2e
+	.venv/bin/python -m pytest --durations=10 --numprocesses=$(WORKERS) --dist=loadfile tests --ignore=tests/e2e
 	.venv/bin/python -m pytest --durations=10 tests/e2e
 
 lint: .venv/.stamp-dev
