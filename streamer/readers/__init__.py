@@ -6,7 +6,9 @@
     stream      one FIFO as a binary file whose end is proven by its trailer
     plain       epochs and records of a channel in plain Python
     interleave  several FIFOs as one stream of records: the lanes of a channel
-    tensorflow  the same as a `tf.data.Dataset`: `PipeModeDataset`
+    tensorflow  the same as a `tf.data.Dataset`: `PipeModeDataset`; its parts are `steps` (Python stepped by
+                TensorFlow), `bulk` (small TFRecords by the block), `verdicts` (errors with a status of
+                ours), `interrupts` (Ctrl-C), `memory` (glibc's thresholds) and `meter` (speed, printed)
     turns       one epoch read by several processes, each record by one of them
     book        the file in which one turn leaves what the next one needs
     torch       the same as an `IterableDataset`: `PipeIterableDataset`

@@ -22,17 +22,18 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+from streamer.errors import ChannelError
 from streamer.formats.lines import LineReader
 from streamer.formats.recordio import RecordIOReader
-from streamer.formats.tfrecord import TFRecordReader
+from streamer.formats.tfrecord import Skipped, TFRecordReader
 from streamer.readers.config import Directories, PipeModeDatasetException, check_channel, directories
 from streamer.readers.place import Place
 from streamer.readers.state import EpochState
-from streamer.readers.stream import PipeStream
+from streamer.readers.stream import STDIN, PipeStream
 from streamer.trailer import fifo_path
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from streamer.formats.window import RecordReader, Source
 
@@ -102,6 +103,8 @@ class PipeReader:
         self._resume: Place | None = None
         """Where the next iteration begins, if not with an epoch."""
         self._anyway = False
+        self.skipped = Skipped()
+        """Corrupt records left out so far: `records`, and `places` (stream and offset)."""
 
     def __iter__(self) -> Iterator[bytes]:
         for batch in self.batches():
@@ -120,7 +123,9 @@ class PipeReader:
             place = resume or Place(self.channel, stream.epoch, offset=stream.begun_at)
             place.enter(stream, anyway=self._anyway)
             self._place, self._left = place, 0
-            yield from place.follow(record_reader(stream, self.record_format, skip=self._skip))
+            yield from place.follow(
+                record_reader(stream, self.record_format, skip=self._skip, skipped=self.skipped)
+            )
 
     def state_dict(self) -> dict[str, Any]:
         """The place behind the last record that was returned, or list of them, for `load_state_dict`.
@@ -161,10 +166,12 @@ def check_format(record_format: str, skip: int) -> None:
         )
 
 
-def record_reader(source: Source, record_format: str, *, skip: int = 0) -> RecordReader:
+def record_reader(
+    source: Source, record_format: str, *, skip: int = 0, skipped: Skipped | None = None
+) -> RecordReader:
     """The reader of a format that `check_format` let pass."""
     if record_format == "TFRecord":
-        return TFRecordReader(source, max_corrupted_records_to_skip=skip)
+        return TFRecordReader(source, max_corrupted_records_to_skip=skip, skipped=skipped)
     if record_format == "RecordIO":
         return RecordIOReader(source)
     return LineReader(source)
@@ -193,6 +200,28 @@ def next_stream(
         hint=f"the state file {state.path} says {taken}; if the sidecar was restarted, delete that file",
         unused=lambda: state.give_back(taken),
     )
+
+
+def source_stream(
+    path: str | os.PathLike[str], *, timeout: float = TIMEOUT, patience: float | None = None
+) -> Callable[[], PipeStream]:
+    """Streams of one path, one after the other: a FIFO, a regular file, or /dev/stdin, which gives one.
+
+    The second stream of standard input raises ChannelError: what was read is gone, and an empty epoch
+    would be a lie.
+    """
+    used = False
+
+    def following() -> PipeStream:
+        nonlocal used
+        if used and os.fspath(path) == STDIN:
+            raise ChannelError(
+                "standard input was read already, and can be read once: use a channel for epochs"
+            )
+        used = True
+        return PipeStream(path, timeout=timeout, patience=patience)
+
+    return following
 
 
 def _check_if_configured(channel: str, where: Directories) -> None:

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("penstock")
 
 _NAME = re.compile(r"(?P<channel>.+)_(?P<epoch>0|[1-9][0-9]*)")
-_STDIN = "/dev/stdin"
+STDIN = "/dev/stdin"
 _LOOK = 1.0
 """Seconds between two looks at the trailer while no bytes come."""
 _READ_ALL = 1 << 20
@@ -222,7 +222,7 @@ class PipeStream(io.RawIOBase):
             callback()
 
     def _attach(self) -> None:
-        if self.name == _STDIN:
+        if self.name == STDIN:
             # Opened anew, a pipe whose writer has already left would look like one without a writer yet.
             # Its flags are shared with other processes, so it stays as blocking as it is.
             fd = os.dup(0)

@@ -370,6 +370,10 @@ class Prefetcher:
         self._tasks[slot].cancel()
         self._tasks[slot] = task
 
+    def lane_freed(self) -> None:
+        """As of `stragglers.Owner`."""
+        self._start()
+
     def landed(self, slot: Slot, stage: Stage, error: SourceError | None) -> None:
         """The part's request has ended: well, or for good."""
         if error is not None:

@@ -155,6 +155,9 @@ class Owner(Protocol):
     def landed(self, slot: Slot, stage: Stage, error: SourceError | None) -> None:
         """The second request that has become the slot's own has ended."""
 
+    def lane_freed(self) -> None:
+        """A second request has ended, whatever became of it."""
+
 
 class Stragglers:
     """One channel's: at most one second request for a part at a time."""
@@ -236,6 +239,7 @@ class Stragglers:
             if not into.won:
                 self._tasks.pop(slot, None)
                 tally.hedges["lost"] += 1
+            self._owner.lane_freed()
         if not into.won:
             return  # whatever it was, the first request goes on
         error = await self._go_on(stage) if error else None

@@ -75,7 +75,7 @@ async def test_a_second_request_that_fails_in_its_body_is_retried_like_any(run, 
         assert await off_loop(read_all, running.fifo(0)) == truth
         statistics = running.channel.statistics()
         assert statistics.hedges["won"] == 1
-        assert statistics.retries["truncated"] == 1
+        assert statistics.requests["truncated"] == 1
 
 
 async def test_a_second_request_that_is_refused_leaves_the_first_alone(run, stub, tmp_path):

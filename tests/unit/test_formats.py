@@ -17,6 +17,7 @@ from streamer.formats import crc, recordio, tfrecord
 from streamer.formats.lines import LineReader
 from streamer.formats.recordio import RecordIOReader
 from streamer.formats.tfrecord import TFRecordReader
+from tests.kit.pieces import Pieces
 
 HELLO = bytes.fromhex("0500000000000000eab2043e68656c6c6fbb1f1c19")
 EMPTY = bytes.fromhex("000000000000000029039807d8ea82a2")
@@ -24,25 +25,6 @@ MAGIC = bytes.fromhex("0a23d7ce")
 WITH_MAGIC = b"ABCD" + MAGIC + b"EF"
 WHOLE = bytes.fromhex("0a23d7ce0a000000414243440a23d7ce45460000")
 ESCAPED = bytes.fromhex("0a23d7ce04000020414243440a23d7ce0200006045460000")
-
-
-class Pieces(io.RawIOBase):
-    """A stream that gives its bytes in pieces of the given sizes; a size of 0 is "nothing for now"."""
-
-    def __init__(self, data, sizes):
-        self.left = data
-        self.sizes = iter(sizes)
-
-    def readable(self):
-        return True
-
-    def readinto(self, buffer):
-        size = next(self.sizes, len(buffer))
-        if size == 0:
-            return None
-        piece, self.left = self.left[: min(size, len(buffer))], self.left[min(size, len(buffer)) :]
-        buffer[: len(piece)] = piece
-        return len(piece)
 
 
 sizes = st.lists(st.integers(0, 40), max_size=60)
@@ -142,9 +124,12 @@ def test_tfrecord_skips_a_run_of_bad_data_up_to_the_limit(caplog):
     with caplog.at_level(logging.WARNING, logger="penstock"):
         reader = TFRecordReader(io.BytesIO(data), max_corrupted_records_to_skip=2)
         assert list(reader) == [b"hello", b"hello"]
-    assert reader.skipped == 5
+    assert reader.skipped.records == 5
+    assert [place for _, place in reader.skipped.places] == [0, 17, 55, 72, 110]
     said = [line for line in caplog.messages if "in all" in line]
-    assert said[-2].endswith("at offset 72 of the stream: CRC check on data failed (2 in a row, 4 in all)")
+    assert said[-2].endswith(
+        "at offset 72 of the stream: CRC check on data failed; 1 bytes (2 in a row, 4 in all)"
+    )
 
 
 def test_tfrecord_a_run_of_bad_data_counts_across_blocks():
