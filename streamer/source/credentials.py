@@ -76,6 +76,8 @@ class LastingCredentials:
         async with self._lock:
             if not self._stale or time.monotonic() < self._loaded_at + PAUSE:
                 return
+            if time.monotonic() < self._failed_at + PAUSE:
+                raise Expired(self._failure)  # somebody has just asked, while this one waited for the lock
             found = await self._load()
             if found is None:
                 raise LookupError("the chain has none any more")
