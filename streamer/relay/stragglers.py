@@ -125,7 +125,7 @@ class Takeover:
         """As of `integrity.Summing`: the stage's, which sums what it takes from either request."""
         return self._stage.sum
 
-    @sum.setter
+    @sum.setter  # noqa: A003 - the name that `Summing` gives it
     def sum(self, found: Any) -> None:
         self._stage.sum = found
 
