@@ -125,15 +125,9 @@ class Takeover:
         """As of `integrity.Summing`: the stage's, which sums what it takes from either request."""
         return self._stage.part_sum
 
-<<<<<<< HEAD
     @part_sum.setter
     def part_sum(self, found: Any) -> None:
         self._stage.part_sum = found
-=======
-    @sum.setter  # noqa: A003 - the name that `Summing` gives it
-    def sum(self, found: Any) -> None:
-        self._stage.sum = found
->>>>>>> i-chaos
 
     @property
     def full(self) -> bool:
