@@ -6,9 +6,8 @@
     stream      one FIFO as a binary file whose end is proven by its trailer
     plain       epochs and records of a channel in plain Python
     tensorflow  the same as a `tf.data.Dataset`: `PipeModeDataset`; its parts are `steps` (Python stepped by
-                TensorFlow), `spans` (where records lie in a block), `strings` (a string vector of them),
-                `kernels` (operations of ours), `verdicts` (errors with a status of ours), `interrupts`
-                (Ctrl-C), `memory` (glibc's thresholds) and `meter` (speed, printed)
+                TensorFlow), `bulk` (small TFRecords by the block), `verdicts` (errors with a status of
+                ours), `interrupts` (Ctrl-C), `memory` (glibc's thresholds) and `meter` (speed, printed)
 
 Nothing here imports anything but the standard library, `streamer.formats`, `streamer.trailer` and
 `streamer.errors`; TensorFlow and NumPy come in with `streamer.readers.tensorflow` alone, which is why that
