@@ -23,7 +23,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -169,16 +169,15 @@ class Reader:
         self._child.close()
 
 
-def measure(cases: Sequence[Case], rounds: int) -> Document:
-    """All readers over all cases, interleaved."""
-    results: Document = {"cases": {}}
+def measure(cases: Sequence[Case], rounds: int, keep: Callable[[Document], None]) -> None:
+    """All readers over all cases, interleaved; `keep` gets the results after every case."""
     with contextlib.ExitStack() as stack:
         directory = tempfile.mkdtemp(prefix="penstock-readers-", dir=_SHM if os.path.isdir(_SHM) else None)
         stack.callback(shutil.rmtree, directory, ignore_errors=True)
         readers = [Reader(name) for name in READERS]
         for reader in readers:
             stack.callback(reader.close)
-        results["tensorflow"] = {reader.ready() for reader in readers}.pop()
+        version = {reader.ready() for reader in readers}.pop()
         for case in cases:
             files = write_files(case, directory)
             runs: dict[str, list[dict[str, float]]] = {name: [] for name in READERS}
@@ -188,9 +187,8 @@ def measure(cases: Sequence[Case], rounds: int) -> Document:
                     run = reader.run(case, files, directory)
                     if number:
                         runs[reader.name].append(run)
-            results["cases"][case.name] = runs
+            keep({"tensorflow": version, "cases": {case.name: runs}})
             print("\n".join(rows(case.name, runs)), flush=True)
-    return results
 
 
 def rows(name: str, runs: dict[str, list[dict[str, float]]]) -> Iterator[str]:
@@ -221,6 +219,18 @@ def markdown(results: Document) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _circumstances(rounds: int) -> Document:
+    return {
+        "date": dt.datetime.now(dt.UTC).strftime("%Y-%m-%d"),
+        "rounds": rounds,
+        "machine": {
+            "cores": len(os.sched_getaffinity(0)),
+            "kernel": ".".join(platform.release().split(".")[:2]),
+            "python": platform.python_version(),
+        },
+    }
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.readers", description=__doc__.splitlines()[0])
     parser.add_argument(
@@ -240,23 +250,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"no case {', '.join(unknown)}; there are {', '.join(CASES)}")
     if chosen.rounds < 1:
         parser.error("--rounds must be at least 1")
-    results = measure([CASES[name] for name in names], chosen.rounds) if names else {"cases": {}}
+    results: Document = {"cases": {}}
     with contextlib.suppress(FileNotFoundError), open(chosen.out, encoding="utf-8") as file:
-        earlier = json.load(file)
-        results = earlier | results | {"cases": earlier["cases"] | results["cases"]}
-    results |= {
-        "date": dt.datetime.now(dt.UTC).strftime("%Y-%m-%d"),
-        "rounds": chosen.rounds,
-        "machine": {
-            "cores": len(os.sched_getaffinity(0)),
-            "kernel": ".".join(platform.release().split(".")[:2]),
-            "python": platform.python_version(),
-        },
-    }
-    os.makedirs(os.path.dirname(chosen.out) or ".", exist_ok=True)
-    with open(chosen.out, "w", encoding="utf-8") as file:
-        json.dump(results, file, indent=1)
-        file.write("\n")
+        results = json.load(file)
+
+    def keep(found: Document) -> None:
+        results.update(found | {"cases": results["cases"] | found["cases"]} | _circumstances(chosen.rounds))
+        os.makedirs(os.path.dirname(chosen.out) or ".", exist_ok=True)
+        with open(chosen.out, "w", encoding="utf-8") as file:
+            json.dump(results, file, indent=1)
+            file.write("\n")
+
+    if names:
+        measure([CASES[name] for name in names], chosen.rounds, keep)
     if chosen.into is not None:
         with open(chosen.into, encoding="utf-8") as file:
             whole = insert(file.read(), markdown(results), begin=BEGIN, end=END)

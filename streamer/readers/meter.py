@@ -5,14 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from streamer.readers.spans import Places
-
-_NONE: Places = np.empty(0, np.int64)
 
 
 class Meter:
@@ -27,33 +21,33 @@ class Meter:
         self._reported = (0, 0)
         """Bytes and nanoseconds up to the last lines."""
 
-    def measure(self, arrivals: Iterator[Places]) -> Iterator[Places]:
-        """Pass sizes of records on; print the totals when they end, or are no longer wanted."""
+    def measure(self, batches: Iterator[list[bytes]]) -> Iterator[list[bytes]]:
+        """Pass `batches` on; print the totals when they end, or are no longer wanted."""
         try:
             while True:
                 started = time.perf_counter_ns()
-                sizes = next(arrivals, None)
-                self._count(_NONE if sizes is None else sizes, time.perf_counter_ns() - started)
-                if sizes is None:
+                batch = next(batches, None)
+                self._count(batch or [], time.perf_counter_ns() - started)
+                if batch is None:
                     return
-                yield sizes
+                yield batch
         finally:
             self._total()
 
-    def _count(self, sizes: Places, nanoseconds: int) -> None:
+    def _count(self, batch: list[bytes], nanoseconds: int) -> None:
         if self._interval:
-            self._report(sizes, nanoseconds)
-        self._records += len(sizes)
-        self._bytes += int(sizes.sum())
+            self._report(batch, nanoseconds)
+        self._records += len(batch)
+        self._bytes += sum(map(len, batch))
         self._nanoseconds += nanoseconds
 
-    def _report(self, sizes: Places, nanoseconds: int) -> None:
-        """Say every multiple of the interval that these records reach."""
+    def _report(self, batch: list[bytes], nanoseconds: int) -> None:
+        """Say every multiple of the interval that this batch reaches."""
         start = 0
         size, spent = self._bytes, self._nanoseconds
-        for stop in range(self._interval - self._records % self._interval, len(sizes) + 1, self._interval):
-            size += int(sizes[start:stop].sum())
-            spent = self._nanoseconds + nanoseconds * stop // len(sizes)
+        for stop in range(self._interval - self._records % self._interval, len(batch) + 1, self._interval):
+            size += sum(map(len, batch[start:stop]))
+            spent = self._nanoseconds + nanoseconds * stop // len(batch)
             self._say("records", self._records + stop)
             self._say("records read_time_ns", spent - self._reported[1])
             self._say("records read_bytes", size - self._reported[0])

@@ -17,7 +17,6 @@ lets the running steps finish and admits no more.
 from __future__ import annotations
 
 import atexit
-import ctypes
 import itertools
 import sys
 import time
@@ -27,8 +26,6 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.data.ops.from_generator_op import _GeneratorDataset
 from tensorflow.python.ops import script_ops
-
-from streamer.readers import strings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -112,10 +109,8 @@ class _Registry:
         wait for that is short and bounded, and so is the one for threads on their way out of Python.
         """
         cls._closing = True
-        # What is copied from a generator's window, outside of Python, must not be freed under it.
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(list(cls._running)))
         deadline = time.monotonic() + 2 * PATIENCE_S
-        while cls._running or _steps_run() or strings.crossing:
+        while cls._running or _steps_run():
             if time.monotonic() > deadline:
                 break
             time.sleep(0.001)  # they need the interpreter's lock, which this thread holds

@@ -38,12 +38,12 @@ from tensorflow.python.eager import core
 from tensorflow.python.ops import script_ops
 
 from streamer.formats.tfrecord import Skipped
-from streamer.readers import interrupts, kernels, strings
+from streamer.readers import interrupts, verdicts
+from streamer.readers.bulk import BulkTFRecordReader
 from streamer.readers.config import PipeModeDatasetException, check_channel, directories
 from streamer.readers.memory import keep_memory
 from streamer.readers.meter import Meter
-from streamer.readers.plain import TIMEOUT, check_format, next_stream, source_stream
-from streamer.readers.spans import NO_SPANS, LineSpans, RecordIOSpans, SpanReader, TFRecordSpans
+from streamer.readers.plain import TIMEOUT, check_format, next_stream, record_reader, source_stream
 from streamer.readers.state import EpochState
 from streamer.readers.steps import PATIENCE_S, stepped
 from streamer.readers.verdicts import CODES, Interrupted, raiser, verdict
@@ -52,8 +52,8 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterator
 
+    from streamer.formats.window import RecordReader
     from streamer.readers.config import Directories
-    from streamer.readers.spans import Places
     from streamer.readers.steps import Steps
     from streamer.readers.stream import PipeStream
 
@@ -63,8 +63,8 @@ AHEAD = 2
 """Vectors (of about one block each) that may wait between the steps and the consumer."""
 
 _NONE = np.empty(0, np.uint8)
-_ROW = tf.TensorSpec([], tf.int64)
-_VERDICT = tf.TensorSpec([None], tf.uint8)
+_STEP = (tf.TensorSpec([None], tf.string), tf.TensorSpec([], tf.int64), tf.TensorSpec([None], tf.uint8))
+"""Records, records in a row (with `batch_size`), verdict."""
 
 
 class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publishes no types
@@ -186,7 +186,7 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
         self.skipped = Skipped()
         """Corrupt records left out by all iterators of this dataset: `records`, and `places`."""
         keep_memory()
-        interrupts.watch(core.__file__, script_ops.__file__, kernels.__file__)
+        interrupts.watch(core.__file__, script_ops.__file__, verdicts.__file__)
         skipped = self.skipped  # the closure must not hold `self`: the dataset would keep itself alive
 
         def steps() -> Steps:
@@ -203,9 +203,7 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
 
         rows = batch_size is not None
         shape: list[int | None] = [None, batch_size if drop_remainder else None] if rows else [None]
-        blocks = stepped(
-            steps, (strings.spec(), _ROW, _VERDICT), tf.TensorSpec(shape, tf.string), _finish(shape)
-        )
+        blocks = stepped(steps, _STEP, tf.TensorSpec(shape, tf.string), _finish(shape))
         self._dataset = blocks.prefetch(AHEAD).unbatch().with_options(_options())
         super().__init__(self._dataset._variant_tensor)  # noqa: SLF001 - how datasets wrap each other
 
@@ -240,8 +238,7 @@ def _finish(shape: list[int | None]) -> Callable[[Any, Any, Any], Any]:
     """What the graph makes of a step: the error that its verdict tells, or its records in rows."""
     fail = raiser()
 
-    def finish(given: Any, row: Any, told: Any) -> Any:
-        records = strings.unpacked(given)
+    def finish(records: Any, row: Any, told: Any) -> Any:
         if fail is not None:
             ok = tf.cond(tf.equal(tf.size(told), 0), lambda: True, lambda: _failing(fail, told))
             with tf.control_dependencies([ok]):
@@ -276,16 +273,15 @@ def _epochs(channel: str, where: Directories, epoch: int | None, timeout: float)
     return following
 
 
-def _reader(stream: PipeStream, record_format: str, skip: int, skipped: Skipped) -> SpanReader:
-    """The reader of a format that `check_format` let pass."""
+def _reader(stream: PipeStream, record_format: str, skip: int, skipped: Skipped) -> RecordReader:
     if record_format == "TFRecord":
-        return TFRecordSpans(stream, max_corrupted_records_to_skip=skip, skipped=skipped)
-    return RecordIOSpans(stream) if record_format == "RecordIO" else LineSpans(stream)
+        return BulkTFRecordReader(stream, max_corrupted_records_to_skip=skip, skipped=skipped)
+    return record_reader(stream, record_format)
 
 
 def _epoch(
     streams: Callable[[], PipeStream],
-    reader: Callable[[PipeStream], SpanReader],
+    reader: Callable[[PipeStream], RecordReader],
     meter: Meter | None,
     width: int | None,
     *,
@@ -294,28 +290,36 @@ def _epoch(
     """One epoch as steps: vectors of whole rows; empty ones while nothing arrives; at last the verdict."""
     try:
         with streams() as stream:
-            spans = reader(stream)
-            arrivals = spans.arrivals()
-            yield from _rows(
-                spans, arrivals if meter is None else meter.measure(arrivals), width, drop_remainder
-            )
+            batches = reader(stream).batches()
+            yield from _rows(batches if meter is None else meter.measure(batches), width, drop_remainder)
     except tuple(kind for kind, _ in CODES) as error:
         if raiser() is None:
             raise
-        yield (strings.packed(NO_SPANS), np.int64(width or 0), verdict(error))
+        yield (_vector([]), np.int64(width or 0), verdict(error))
 
 
-def _rows(spans: SpanReader, arrivals: Iterator[Places], width: int | None, drop_remainder: bool) -> Steps:  # noqa: FBT001 - private
+def _rows(batches: Iterator[list[bytes]], width: int | None, drop_remainder: bool) -> Steps:  # noqa: FBT001 - private
+    kept: list[bytes] = []
     begun = started = interrupts.now()
     row = np.int64(width or 0)
-    for arrived in arrivals:
-        if not len(arrived) and interrupts.interrupted(begun):
+    for batch in batches:
+        if not batch and interrupts.interrupted(begun):
             raise Interrupted("reading was interrupted")
-        whole = spans.ready - spans.ready % (width or 1)
-        if len(arrived) and not whole and time.monotonic() - started < PATIENCE_S:
+        if width is None:
+            yield (_vector(batch), row, _NONE)
+            continue
+        records = kept + batch
+        whole = len(records) - len(records) % width
+        kept = records[whole:]
+        if batch and not whole and time.monotonic() - started < PATIENCE_S:
             continue  # a row of several blocks: one step for all of them, if they come soon
-        yield (strings.packed(spans.take(whole)), row, _NONE)
+        yield (_vector(records[:whole]), row, _NONE)
         started = time.monotonic()
-    if spans.ready and not drop_remainder:
-        left = spans.ready
-        yield (strings.packed(spans.take(left)), np.int64(left), _NONE)
+    if kept and not drop_remainder:
+        yield (_vector(kept), np.int64(len(kept)), _NONE)
+
+
+def _vector(records: list[bytes]) -> Any:
+    vector = np.empty(len(records), dtype=object)
+    vector[:] = records
+    return vector

@@ -1,8 +1,8 @@
 """An operation that fails with a status of our choice, so that a broken stream is a `DataLossError`.
 
 TensorFlow makes `UnknownError` of nearly every exception that leaves a Python step. A kernel, though, may
-end with any status, and so this one is ours (`streamer.readers.kernels`). It runs only when a stream has
-failed; a step that went well does not pass it.
+end with any status. This one is registered through TensorFlow's C API, which its Python package exports, by
+ctypes: nothing is compiled. It runs only when a stream has failed; a step that went well does not pass it.
 
     verdict (uint8 vector): one byte of status code, then the text
 
@@ -11,28 +11,31 @@ Where the C API cannot be had, `raiser` gives None, and the reader raises in Pyt
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import logging
+import os
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.framework import op_def_library, op_def_registry
 
 from streamer.errors import ChannelError, StreamError
-from streamer.readers import kernels
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
 
-    from streamer.readers.kernels import Call
-
     Verdict = NDArray[np.uint8]
 
 logger = logging.getLogger("penstock")
 
-_OP = "PenstockVerdict"
+_OP = b"PenstockVerdict"
+_LIBRARY = "libtensorflow_cc.so.2"
+_POINTER = ctypes.c_void_p
+_COMPUTE = ctypes.CFUNCTYPE(None, _POINTER, _POINTER)
 
 
 class Interrupted(Exception):
@@ -58,15 +61,72 @@ def verdict(error: Exception) -> Verdict:
 def raiser() -> Callable[[Any], None] | None:
     """A function that puts the operation into the graph being built; None if there can be none."""
     try:
-        kernels.register(_OP, "verdict: uint8", None, _fail)
+        _register(ctypes.CDLL(os.path.join(tf.sysconfig.get_lib(), _LIBRARY)))
     except (OSError, AttributeError, RuntimeError) as error:
         logger.warning(
             "errors of a stream will be UnknownError, for TensorFlow's C API is not there: %s", error
         )
         return None
-    return lambda given: kernels.operation(_OP, verdict=given)
+    return lambda given: op_def_library._apply_op_helper(_OP.decode(), verdict=given)  # noqa: SLF001 - the only way to an op by name
 
 
-def _fail(call: Call) -> None:
-    given = call.given()
-    call.fail(given[0], given[1:])
+_kept: list[Any] = []
+"""The callback, which TensorFlow may call as long as the process lives."""
+
+
+def _register(library: Any) -> None:
+    """Define the operation and its kernel, once. Raises AttributeError, RuntimeError."""
+    if op_def_registry.get(_OP.decode()) is not None:
+        return
+
+    def function(name: str, result: Any, *arguments: Any) -> Any:
+        found = getattr(library, name)
+        found.restype, found.argtypes = result, arguments
+        return found
+
+    new_status = function("TF_NewStatus", _POINTER)
+    delete_status = function("TF_DeleteStatus", None, _POINTER)
+    set_status = function("TF_SetStatus", None, _POINTER, ctypes.c_int, ctypes.c_char_p)
+    code = function("TF_GetCode", ctypes.c_int, _POINTER)
+    message = function("TF_Message", ctypes.c_char_p, _POINTER)
+    get_input = function("TF_GetInput", None, _POINTER, ctypes.c_int, ctypes.POINTER(_POINTER), _POINTER)
+    data = function("TF_TensorData", _POINTER, _POINTER)
+    size = function("TF_TensorByteSize", ctypes.c_size_t, _POINTER)
+    delete_tensor = function("TF_DeleteTensor", None, _POINTER)
+    fail = function("TF_OpKernelContext_Failure", None, _POINTER, _POINTER)
+    new_op = function("TF_NewOpDefinitionBuilder", _POINTER, ctypes.c_char_p)
+    add_input = function("TF_OpDefinitionBuilderAddInput", None, _POINTER, ctypes.c_char_p)
+    set_stateful = function("TF_OpDefinitionBuilderSetIsStateful", None, _POINTER, ctypes.c_bool)
+    set_shapes = function("TF_OpDefinitionBuilderSetShapeInferenceFunction", None, _POINTER, _POINTER)
+    register_op = function("TF_RegisterOpDefinition", None, _POINTER, _POINTER)
+    new_kernel = function(
+        "TF_NewKernelBuilder", _POINTER, ctypes.c_char_p, ctypes.c_char_p, _POINTER, _COMPUTE, _POINTER
+    )
+    register_kernel = function("TF_RegisterKernelBuilder", None, ctypes.c_char_p, _POINTER, _POINTER)
+
+    def compute(_: Any, context: Any) -> None:
+        status, tensor = new_status(), _POINTER()
+        get_input(context, 0, ctypes.byref(tensor), status)
+        given = ctypes.string_at(data(tensor), size(tensor))
+        delete_tensor(tensor)
+        set_status(status, given[0], given[1:])
+        fail(context, status)
+        delete_status(status)
+
+    run = _COMPUTE(compute)
+    _kept.append(run)
+    # No outputs, so any shape function does. A compiled one: Ctrl-C would be lost in one of Python.
+    shapes = ctypes.cast(library.TF_ShapeInferenceContextSetUnknownShape, _POINTER)
+    status = new_status()
+    try:
+        definition = new_op(_OP)
+        add_input(definition, b"verdict: uint8")
+        set_stateful(definition, True)  # noqa: FBT003 - the C function's argument; never folded away
+        set_shapes(definition, shapes)
+        register_op(definition, status)
+        if not code(status):
+            register_kernel(_OP, new_kernel(_OP, b"CPU", None, run, None), status)
+        if code(status):
+            raise RuntimeError(message(status).decode())
+    finally:
+        delete_status(status)

@@ -17,7 +17,7 @@ from streamer.formats import recordio, tfrecord
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 tf = pytest.importorskip("tensorflow")
 
-from streamer.readers import kernels, strings, verdicts  # noqa: E402
+from streamer.readers import verdicts  # noqa: E402
 from streamer.readers.tensorflow import PipeModeDataset, PipeModeDatasetException  # noqa: E402
 
 RECORDS = [b"%d" % number for number in range(3000)]
@@ -527,21 +527,14 @@ def test_ctrl_c_ends_a_blocked_read(feeder, ahead):
 
 
 def test_without_the_c_api_errors_are_what_python_steps_can_raise(feeder, monkeypatch, caplog):
-    """And records go over as objects: nothing is lost but speed and the kind of the error."""
-
-    def forget():
-        for known in (kernels.library, verdicts.raiser, strings.views):
-            known.cache_clear()
-
-    monkeypatch.setattr(kernels, "_LIBRARY", "no-such-library.so")
-    forget()
+    monkeypatch.setattr(verdicts, "_LIBRARY", "no-such-library.so")
+    verdicts.raiser.cache_clear()
     try:
         feeder.feed(0, encoded(), verdict="open", total=10**6)
         got, text = failure(PipeModeDataset("train", "TFRecord"), tf.errors.UnknownError)
     finally:
+        verdicts.raiser.cache_clear()
         monkeypatch.undo()
-        forget()
     assert got == RECORDS
     assert "TruncatedStream: received" in text
     assert "errors of a stream will be UnknownError" in caplog.text
-    assert "records go to TensorFlow as objects" in caplog.text

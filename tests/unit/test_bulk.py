@@ -1,0 +1,97 @@
+"""Small TFRecords cut in bulk: the records, skips and errors of the plain reader; and glibc's memory."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamer.errors import StreamError
+from streamer.formats import tfrecord
+from tests.kit.pieces import Pieces
+
+pytest.importorskip("numpy")
+
+from streamer.readers.bulk import BulkTFRecordReader
+
+
+def read_in_bulk(data, *, pieces=(), **options):
+    """What the bulk reader gives, what it skipped, and its error; the plain reader must agree."""
+    outcomes = []
+    for kind in (BulkTFRecordReader, tfrecord.TFRecordReader):
+        reader, got, error = kind(Pieces(data, pieces), **options), [], None
+        try:
+            for batch in reader.batches():
+                got += batch
+        except StreamError as caught:
+            error = (type(caught), str(caught))
+        outcomes.append((got, list(reader.skipped.places), error, reader.offset))
+    assert outcomes[0] == outcomes[1]
+    return outcomes[0][:3]
+
+
+def spoilt(payload):
+    frame = bytearray(tfrecord.encode(payload))
+    frame[-1] ^= 1
+    return bytes(frame)
+
+
+@pytest.mark.parametrize("sizes", [[200], [0], [1, 2, 3], [200] * 40 + [7], [100, 3000], [0, 500, 0]])
+@pytest.mark.parametrize("block", [64, 1000, 1 << 20])
+def test_bulk_reading_gives_the_records(sizes, block):
+    records = [os.urandom(size) for size in sizes * 100]
+    got, skipped, error = read_in_bulk(b"".join(map(tfrecord.encode, records)), block_bytes=block)
+    assert got == records
+    assert not skipped
+    assert error is None
+
+
+frames = st.lists(st.tuples(st.sampled_from([0, 5, 5, 5, 200]), st.booleans() | st.just(True)), max_size=80)
+
+
+@given(frames, st.integers(0, 3), st.lists(st.integers(0, 300), max_size=30), st.integers(0, 40))
+def test_bulk_reading_is_plain_reading(chosen, skip, pieces, cut):
+    """Whatever is spoilt, skipped or cut off, and wherever blocks end."""
+    data = b"".join((tfrecord.encode if good else spoilt)(b"x" * size) for size, good in chosen)
+    read_in_bulk(data[: len(data) - cut], pieces=pieces, max_corrupted_records_to_skip=skip)
+
+
+@given(st.integers(0, 215), st.integers(1, 255), st.sampled_from([0, 20, 39]))
+def test_bulk_reading_lets_no_wrong_byte_pass(place, change, number):
+    data = bytearray(tfrecord.encode(b"y" * 200) * 40)
+    data[number * 216 + place] ^= change
+    got, _, error = read_in_bulk(bytes(data))
+    assert got == [b"y" * 200] * number
+    assert error is not None
+    assert f"at offset {number * 216} " in error[1]
+
+
+# Memory
+
+
+@pytest.mark.parametrize(
+    ("environment", "kept"),
+    [({}, "True"), ({"PENSTOCK_MALLOPT": "0"}, "False"), ({"MALLOC_TRIM_THRESHOLD_": "1000"}, "False")],
+)
+def test_the_allocator_keeps_memory_unless_told_otherwise(environment, kept):
+    """400 blocks of 1 MiB, made and dropped: faulted in anew each time, or reused."""
+    script = (
+        "import resource\n"
+        "from streamer.readers.memory import keep_memory\n"
+        "print(keep_memory())\n"
+        "faults = resource.getrusage(0).ru_minflt\n"
+        "for _ in range(100):\n"
+        "    held = [bytearray(1 << 20) + b'x' for _ in range(4)]\n"
+        "    del held\n"
+        "print(resource.getrusage(0).ru_minflt - faults < 20_000)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=os.environ | environment,
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.split() == [kept, kept]
