@@ -64,8 +64,8 @@ class RecordIOReader(RecordReader):
     def hand_over(self) -> tuple[bytes, int]:
         rest, offset = super().hand_over()
         frames: list[bytes] = []
-        for flag, part in zip((FIRST, *[MIDDLE] * len(self._parts)), self._parts, strict=False):
-            frames += (HEAD.pack(MAGIC, flag << 29 | len(part)), part, padding(len(part)))
+        for flag, part in zip((_FIRST, *[_MIDDLE] * len(self._parts)), self._parts, strict=False):
+            frames += (_HEAD.pack(MAGIC, flag << 29 | len(part)), part, padding(len(part)))
         parts = b"".join(frames)
         return parts + rest, offset - len(parts)
 
