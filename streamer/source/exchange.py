@@ -1,8 +1,8 @@
 """One answer on one lane: what is common to all ways of moving its body.
 
-Readiness-driven: the lane calls `_on_readable`, which does one step and returns. A receiver without room
-stops the watching of the socket until it has some; nothing is read meanwhile, so TCP holds the server
-back.
+Readiness-driven: the lane calls `_on_readable`, which does one step and returns; in silence a timer does.
+A receiver without room stops the watching of the socket until it has some; nothing is read meanwhile, so
+TCP holds the server back.
 
 A right answer is 206 (or 200) with a Content-Length. Any other is read whole into memory, bounded, and
 returned as a `Refusal`; a redirect, or a 2xx whose body has no known length, raises `Unusual`.
@@ -175,8 +175,14 @@ class Exchange(ABC, Generic[R]):
             self._finish(Transient(f"no byte for {self._stall_timeout:g} s", self._where))
             return
         else:
-            silent += PATIENCE
-            self._lane.expect(1)  # what little has come shall not wait for more
+            # What little has come shall not wait for more. And libuv stops watching a socket that is in error
+            # (a reset, say), of which uvloop tells nobody.
+            self._on_readable()
+            if self._done.done():
+                return
+            silent = silent + PATIENCE if self._bytes_seen == seen else 0.0
+            if self._watching:
+                self._lane.expect(1)
         self._timer = self._loop.call_later(PATIENCE, self._check_progress, self._bytes_seen, silent)
 
     def _finish(self, outcome: BaseException | Refusal | None) -> None:

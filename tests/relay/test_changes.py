@@ -16,7 +16,10 @@ from tests.kit.harness import fill
 from tests.kit.pipes import eventually, off_loop, read_all
 from tests.kit.stub import cut_after, fails, stalls
 
-pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
+pytestmark = [
+    pytest.mark.usefixtures("no_leaks", "no_blocking"),
+    pytest.mark.asyncio(loop_factories=["asyncio"]),  # decisions that no loop takes part in
+]
 
 SIZES = [70_000, 130_000, 40_000]
 """Of 50,000-byte parts: two, three and one."""

@@ -10,7 +10,7 @@ import pytest
 
 from streamer.relay.retry import RetryPolicy
 from streamer.trailer import read_trailer
-from tests.kit.faults import WRONG
+from tests.kit.faults import WRONG, resets_after
 from tests.kit.harness import MORE_THAN_A_FIFO, fill
 from tests.kit.pipes import eventually, off_loop, read_all
 from tests.kit.stub import cut_after, fails, heads, stalls, whole
@@ -46,6 +46,16 @@ async def test_a_broken_body_resumes_at_the_next_byte(run, stub, tmp_path):
             assert first + await off_loop(reader.read) == truth
         assert running.channel.statistics().retries["truncated"] == 1
     assert [seen.range for seen in stub.seen[:2]] == ["bytes=0-39999", "bytes=10000-39999"]
+
+
+@pytest.mark.timeout(20)  # and not the 30 s after which silence counts as the end
+async def test_a_reset_is_noticed_at_once(run, stub, tmp_path):
+    """libuv stops watching a socket that is in error, and uvloop then says nothing to its reader."""
+    truth = fill(stub, [40_000])
+    stub.script(resets_after(0), resets_after(10_000))
+    async with run(stub, tmp_path, connections=1) as running:
+        assert await off_loop(read_all, running.fifo(0)) == truth
+        assert sum(running.channel.statistics().retries.values()) == 2
 
 
 async def test_every_range_names_the_listed_version(run, stub, tmp_path):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sidecar.resume import Begin, begins, load_saved, parse_saved
 from streamer.errors import ConfigError, SourceChanged
-from streamer.plan import Literal, Mark, ObjectRef, Plan, Position, Segment, cut
+from streamer.plan import NOWHERE, Literal, Mark, ObjectRef, Plan, Position, Segment, cut
 from streamer.plan.parts import rest
 from streamer.readers.place import Place
 from streamer.sink.kept import Held
@@ -114,6 +114,14 @@ def test_a_held_fifo_of_another_plan_fails_by_name():
     assert isinstance(begin.refused, SourceChanged)
     assert "byte 50" in str(begin.refused)
     assert begins({"train": PLAN}, held(digest="0" * 64), {}, anyway=True)["train"].refused is None
+
+
+@pytest.mark.parametrize("anyway", [False, True])
+def test_what_left_its_plan_is_not_continued(anyway):
+    """Bytes of a refetched object, or none of a skipped one: the plan does not say which byte is next."""
+    begin = begins({"train": PLAN}, held(mark=[NOWHERE, 30]), {}, anyway=anyway)["train"]
+    assert isinstance(begin.refused, SourceChanged)
+    assert "refetched or skipped" in str(begin.refused)
 
 
 def test_a_fifo_that_no_reader_has_opened_takes_any_plan():
