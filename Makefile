@@ -27,7 +27,7 @@ demo: .venv/.stamp-demo
 
 test: system-tools lint
 	.venv/bin/python -m pytest --durations=10 --numprocesses=$(WORKERS) --dist=loadfile tests --ignore=tests/e2e
-	.venv/bin/python -m pytest --durations=10 tests/e2e
+	.venv/bin/python -m pytest --durations=10 --numprocesses=2 --dist=loadfile tests/e2e
 
 lint: .venv/.stamp-dev
 	.venv/bin/ruff check .
