@@ -14,7 +14,24 @@ from dashboards.panels import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Mapping, P
 UID = "penstock-overview"
 TITLE = "Penstock / Overview"
 
-NOT_GRAPHED: dict[str, str] = {}
+NOT_GRAPHED: dict[str, str] = {
+    "penstock_config_info": "what the job file says does not change",
+    "penstock_wasted_bytes_total": "the gap of received above delivered shows it",
+    "penstock_epoch_objects": "the epoch's bytes are graphed",
+    "penstock_epoch_eta_seconds": "the time left is worked out for several sidecars together",
+    "penstock_reader_connects_total": "epochs ended show the same",
+    "penstock_reader_disconnects_total": "likewise, as abandoned",
+    "penstock_channel_failures_total": "failed channels are counted; the log says why",
+    "penstock_fifo_unread_bytes": "changes faster than it is scraped",
+    "penstock_channel_bandwidth_limit_bytes": "time limited is graphed",
+    "penstock_memory_budget_bytes": "the channels' budgets are graphed",
+    "penstock_lanes_limit": "the channels' limits are graphed",
+    "penstock_bandwidth_limit_bytes": "time limited is graphed",
+    "penstock_control_requests_total": "made at the start alone",
+    "penstock_request_cost_dollars_total": "a sum for the end of a job",
+    "penstock_planning_seconds": "one number of the start",
+    "penstock_loop_lag_seconds": "for who looks into the sidecar itself",
+}
 """Metrics of the sidecar that no panel shows, and why."""
 
 _GLANCE = (
@@ -112,13 +129,13 @@ _WAITING = (
     graph(
         "Where the time goes",
         "Shares of the channels' time. blocked: the FIFO is full, the trainer is slower. starved: storage "
-        "is slower. moving: bytes are being copied. idle: no reader is connected.",
+        "is slower. limited: a bandwidth limit holds. moving: bytes are being copied. idle: no reader.",
         "percentunit",
         (q.STATE_SHARES, "{{state}}"),
         width=12,
         high=1,
         stacked=True,
-        colors={"idle": GREY, "blocked": ORANGE, "starved": PURPLE, "moving": GREEN},
+        colors={"idle": GREY, "blocked": ORANGE, "starved": PURPLE, "limited": BLUE, "moving": GREEN},
     ),
     graph(
         "Blocked on the trainer, starved by storage",
@@ -129,6 +146,22 @@ _WAITING = (
         (f"sum by (channel, instance) ({q.STARVED})", "{{channel}} {{instance}} starved"),
         width=12,
         high=1,
+    ),
+    graph(
+        "Starved, by cause",
+        "Seconds waited for storage per second, by what the part waited for was at. first_byte: latency; "
+        "body: bandwidth; throttled: S3 asks for less; queued: connections or memory are short.",
+        "percentunit",
+        (f"sum by (cause) ({q.STARVED_BY})", "{{cause}}"),
+        width=12,
+        stacked=True,
+    ),
+    graph(
+        "Wait for the next part",
+        "How long delivery waited each time that the part due next had no byte.",
+        "s",
+        *q.quantiles("penstock_head_wait_seconds"),
+        width=12,
     ),
 )
 

@@ -59,6 +59,7 @@ SIZE = channel("penstock_epoch_size_bytes")
 PROCESSOR = rate(sidecar("process_cpu_seconds_total"))
 BLOCKED = seconds('state="blocked"')
 STARVED = seconds('state="starved"')
+STARVED_BY = rate(channel("penstock_starved_seconds_total"))
 CONNECTED = seconds('state!="idle"')
 
 SLOWER_SIDE = f"(sum({BLOCKED}) - sum({STARVED})) / (sum({CONNECTED}) > 0)"

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from sidecar.admin import serve_admin
@@ -25,7 +26,9 @@ from sidecar.environment import write_environment_file
 from sidecar.exits import Exit, exit_code
 from sidecar.logs import log
 from sidecar.planning import Planned, plan_channel
+from sidecar.pulse import Pulse
 from sidecar.runtime import Layout, keep_loaded, reset_reader_state, write_config_files
+from streamer.relay.bandwidth import Bandwidth
 from streamer.relay.channel import Channel
 from streamer.relay.pace import MOST_LANES
 from streamer.relay.retry import RetryPolicy
@@ -42,6 +45,7 @@ if TYPE_CHECKING:
     from sidecar.identity import Hosts
     from sidecar.request import ChannelConfig
     from streamer.plan import Plan
+    from streamer.relay.allotment import Allotment
     from streamer.relay.statistics import ChannelStatistics
     from streamer.source.session import Clients
     from streamer.trailer import Trailer
@@ -82,6 +86,23 @@ class Supervisor:
         """Which transport runs."""
         self.failed = asyncio.Event()
         """Set when the first channel has failed for good."""
+        self.reason = ""
+        """Why that one."""
+        self.pulse = Pulse(self.statistics)
+        self.planning_seconds = 0.0
+        self.sources = {
+            name: str(channel.source.uri) for channel in job.channels("Pipe") for name in job.fifos(channel)
+        }
+        """Of each FIFO's channel, where its objects are."""
+        self.allotment: Allotment | None = None
+        """What the channels share, once there is a transport."""
+        self.asked: Counter[str] = Counter()
+        """Requests beside those for parts, by operation."""
+        self.bandwidth: dict[str, Bandwidth] = {
+            channel.channel_name: Bandwidth(job.penstock.channel_bandwidth.get(channel.channel_name))
+            for channel in job.channels("Pipe")
+        }
+        """Of each channel; its lanes share it."""
         self._channels: dict[str, Channel] = {}
         self._offered = False
         self.started = False
@@ -108,7 +129,10 @@ class Supervisor:
         log.info("host", name=self.hosts.current, index=self.hosts.index, of=len(self.hosts.names))
         async with contextlib.AsyncExitStack() as stack:
             clients = await stack.enter_async_context(self.clients())
+            self.asked = clients.asked
+            began = time.monotonic()
             plans = await self.plans(clients)
+            self.planning_seconds = time.monotonic() - began
             transport = await stack.enter_async_context(self.open_transport(clients, plans))
             self.layout.create()
             stack.enter_context(self.layout.locked())
@@ -117,7 +141,7 @@ class Supervisor:
             reset_reader_state(self.layout, self.job)
             await self._download(plans, clients)
             self._channels = {
-                name: self._channel(name, plan, transport)
+                name: self._channel(name, plan, transport, self.bandwidth[channel.channel_name])
                 for channel in self.job.channels("Pipe")
                 for name, plan in plans[channel.channel_name].fifos.items()
             }
@@ -171,6 +195,7 @@ class Supervisor:
                 for name, channel in self._channels.items():
                     group.create_task(channel.run(), name=f"channel {name}")
                 group.create_task(stop_when_told(), name="stop")
+                group.create_task(self.pulse.run(), name="pulse")
         except* Stop:
             self._offered = False
 
@@ -207,7 +232,10 @@ class Supervisor:
             part_size=self.job.penstock.part_size,
             inflate=any(plan.inflate for plan in piped),
         ) as transport:
-            self.transport = transport.name
+            self.transport, self.reason = transport.name, transport.reason
+            self.allotment = transport.allotment
+            limit = self.job.penstock.bandwidth
+            transport.allotment.bandwidth.change(limit, time.monotonic())
             log.info("transport", transport=transport.name, reason=transport.reason)
             yield transport
 
@@ -257,13 +285,15 @@ class Supervisor:
                 group.create_task(make(channel))
         return {channel.channel_name: plans[channel.channel_name] for channel in self.job.input_data_config}
 
-    def _channel(self, name: str, plan: Plan, transport: Transport) -> Channel:
+    def _channel(self, name: str, plan: Plan, transport: Transport, bandwidth: Bandwidth) -> Channel:
         penstock = self.job.penstock
+        stages = transport.stages()
+        stages.share.bandwidth = bandwidth
         return Channel(
             name,
             plan,
             transport.source,
-            transport.stages(),
+            stages,
             directory=self.layout.data,
             fifo_mode=penstock.fifo_mode,
             policy=RetryPolicy(give_up_after=penstock.give_up_after),

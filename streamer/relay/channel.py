@@ -161,7 +161,12 @@ class Channel:
 
         async def opened() -> None:
             # Kept at once, so that it has an owner even if this channel is cancelled now.
-            self._outlet = await self._fifos.open(self._epoch, on_gone=prefetcher.wake)
+            self._outlet = await self._fifos.open(self._epoch, on_gone=gone)
+            self._tally.readers_come += 1
+
+        def gone() -> None:
+            self._tally.readers_gone += 1
+            prefetcher.wake()
 
         await first_of(opened(), self._draining.wait())
         return self._outlet
@@ -169,6 +174,7 @@ class Channel:
     async def _hold(self, prefetcher: Prefetcher, error: SourceError) -> None:
         """Keep the failed epoch's FIFO open, so that no reader takes the failure for its end."""
         self.error = error
+        self._tally.note(error.kind, error)
         self._phase = "failed"
         self._tally.watch.enter("idle")
         trailer = self._trailer("failed")
@@ -224,19 +230,29 @@ class Channel:
             bytes_delivered=self._prefetcher.delivered if self._prefetcher else 0,
             objects=self._plan.objects(self._epoch),
             written_bytes=tally.written_bytes,
+            consumed_bytes=tally.consumed_bytes,
             received_bytes=tally.received_bytes,
+            wasted_bytes=tally.wasted_bytes,
             objects_completed=tally.objects_completed,
             epochs=dict(self._ended),
             seconds=tally.watch.seconds(),
+            starved=tally.watch.starved(),
             reader_connected=self._outlet is not None and not self._outlet.reader_gone,
+            readers_come=tally.readers_come,
+            readers_gone=tally.readers_gone,
             fifo_capacity=self._capacity,
+            fifo_bytes=0 if self._outlet is None else self._outlet.unread,
             staged_bytes=share.held,
             budget_bytes=share.quota,
             inflight=share.in_flight,
             limit=share.lanes,
+            bandwidth_limit=share.bandwidth.limit,
             requests=dict(tally.requests),
             retries=dict(tally.retries),
             first_byte=tally.first_byte.snapshot(),
             part=tally.part.snapshot(),
+            head_wait=tally.head_wait.snapshot(),
+            errors=tuple(tally.notes),
             error=None if self.error is None else str(self.error),
+            error_kind=None if self.error is None else self.error.kind,
         )

@@ -59,6 +59,7 @@ class _Backoff:
         if now - self.since >= self._policy.give_up_after:
             return False
         self._tally.retries[error.kind] += 1
+        self._stage.doing("throttled" if isinstance(error, Throttled) else "retry")
         step = min(self._policy.longest_wait, self._policy.first_wait * 2**self._failures)
         self._failures += 1
         return (error.retry_after or 0.0) + random.uniform(0, step)  # noqa: S311 - jitter, not a secret
@@ -110,6 +111,7 @@ async def _request(source: RangeSource, stage: Stage, tally: Tally, pace: Pace, 
         )
     except SourceError as error:
         outcome = error.kind
+        tally.note(outcome, error)
         if isinstance(error, Throttled):
             pace.throttled(time.monotonic())
         raise

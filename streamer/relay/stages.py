@@ -25,6 +25,7 @@ from streamer.plan import Part
 from streamer.relay.allotment import Share
 from streamer.relay.statistics import Durations
 from streamer.sink.outlet import Outlet
+from streamer.source.ranges import Phase
 from streamer.units import KIB
 
 _MAX_VECTORS = 64
@@ -75,6 +76,10 @@ class Stage(ABC):
         self.final = False
         """Whether a part given up is lost: delivery was waiting for it, or has asked for it again."""
         self.on_room: Callable[[], None] | None = None
+        self.phase: Phase = "first_byte"
+        """What the request is at."""
+        self.on_phase: Callable[[Phase], None] | None = None
+        """Told what it is at from now on; set where delivery waits for this stage."""
         self._on_change = on_change
         self._first_byte = first_byte
         self._asked_at = time.monotonic()
@@ -128,9 +133,19 @@ class Stage(ABC):
         A stage that cannot do so ignores it.
         """
 
+    def deliver_in_turn(self) -> None:  # noqa: B027
+        """Let them wait in the stage again."""
+
     def asked(self) -> None:
         """A request for what is missing is about to be sent."""
         self._asked_at = time.monotonic()
+        self.doing("first_byte")
+
+    def doing(self, phase: Phase) -> None:
+        """As `streamer.source.ranges.Receiver`."""
+        self.phase = phase
+        if self.on_phase is not None:
+            self.on_phase(phase)
 
     def seconds_since_asked(self) -> float:
         return time.monotonic() - self._asked_at
@@ -138,6 +153,7 @@ class Stage(ABC):
     def answered(self) -> None:
         self.first_byte_after = self.seconds_since_asked()
         self._first_byte.add(self.first_byte_after)
+        self.doing("body")
 
     def feed(self, data: bytes) -> None:
         if self.received + len(data) > self.part.body:

@@ -15,6 +15,8 @@ import contextlib
 import fcntl
 import os
 import select
+import sys
+import termios
 from typing import TYPE_CHECKING, Protocol
 
 from streamer.errors import ReaderGone
@@ -77,6 +79,13 @@ class PipeOutlet:
     @property
     def reader_gone(self) -> bool:
         return self._gone
+
+    @property
+    def unread(self) -> int:
+        """Bytes in the pipe (FIONREAD, pipe(7))."""
+        if self._fd < 0:
+            return 0
+        return int.from_bytes(fcntl.ioctl(self._fd, termios.FIONREAD, bytes(4)), sys.byteorder)
 
     def push(self, source: Drainable) -> int:
         try:

@@ -160,10 +160,14 @@ class OwnSource:
                 etag=headers.get("etag"),
             )
 
-        def request() -> Awaitable[bytes]:
-            return self._signer.head(place, part, first)
+        async def request() -> bytes:
+            into.doing("credentials")
+            head = await self._signer.head(place, part, first)
+            into.doing("connect")
+            return head
 
         def answering(lane: Lane) -> Answering[Refusal | None]:
+            into.doing("first_byte")
             exchange: Answering[Refusal | None] = self._exchange(lane, into, where, check=check)
             return exchange
 

@@ -14,6 +14,7 @@ import functools
 import os
 import ssl
 from base64 import b64encode
+from collections import Counter
 from dataclasses import dataclass, field
 from datetime import datetime
 from hashlib import md5
@@ -93,6 +94,8 @@ class Clients:
     reading: Reading
     ca_bundle: str | None
     """Certificates to trust, by configuration or environment; None for botocore's own."""
+    asked: Counter[str] = field(default_factory=Counter)
+    """Requests beside those for parts, repeated ones included, by S3's name of the operation."""
 
 
 def _timestamp(value: Any) -> datetime:
@@ -174,6 +177,11 @@ async def open_clients(endpoint: Endpoint, *, connections: int) -> AsyncIterator
             )
         endpoint.reading.teach(clients.control)
         endpoint.reading.teach(clients.data)
+
+        def count(event_name: str, **_: Any) -> None:
+            clients.asked[event_name.rpartition(".")[2]] += 1
+
+        clients.control.meta.events.register("before-send.s3", count)
         yield clients
 
 
