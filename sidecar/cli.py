@@ -200,6 +200,33 @@ def plan(path: str, host_index: int | None, host_count: int | None, *, as_json: 
             )
 
 
+@cli.command()
+@_job_file
+@_host_index
+@_host_count
+@click.option("--json", "as_json", is_flag=True, help="Machine-readable, all at the end.")
+def doctor(path: str, host_index: int | None, host_count: int | None, *, as_json: bool) -> None:
+    """Try what the job needs: credentials, permissions, endpoint, limits of this machine, speed."""
+    from sidecar import doctor as practice
+    from sidecar.config import load_job
+    from sidecar.logs import configure
+
+    configure(level="warning")
+    job = load_job(path)
+    findings = []
+
+    async def examine() -> None:
+        async for finding in practice.examine(job, (host_index, host_count)):
+            findings.append(finding)
+            if not as_json:
+                click.echo(practice.line(finding))
+
+    _run(examine())
+    if as_json:
+        click.echo(json.dumps(practice.document(findings), indent=2))
+    sys.exit(practice.code(findings))
+
+
 _url = click.option(
     "--url", default="http://127.0.0.1:9781", show_default=True, help="The sidecar's admin address."
 )

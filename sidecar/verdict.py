@@ -162,10 +162,10 @@ def _storage(before: Moment, after: Moment, starved: float, failing: float, when
     causes = {cause: seconds - before.starved[cause] for cause, seconds in after.starved.items()}
     cause = max(causes, key=lambda each: causes[each])
     if failing:
-        asked = ", and asks for fewer requests" if after.throttled > before.throttled else ""
+        asked = " and it asks for fewer" if after.throttled > before.throttled else ""
         return Verdict(
             "faults",
-            f"S3 is in trouble: {failing:.0%} of requests failed{asked}; "
+            f"S3 is in trouble: {failing:.0%} of requests fail{asked}; "
             f"the trainer waited {starved:.0%} of {when}",
             REMEDIES["throttled" if asked else "retry"],
         )

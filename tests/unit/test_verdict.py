@@ -53,10 +53,10 @@ def test_time_without_a_reader_does_not_count():
 def test_faults():
     found = judge(START, replace(after(starved=0.5, cause="retry"), failures=54))
     assert found.kind == "faults"
-    assert "33% of requests failed" in found.text
+    assert "33% of requests fail;" in found.text
     assert "asks for fewer" not in found.text
     slow_down = judge(START, replace(after(starved=0.5, cause="throttled"), failures=54, throttled=30))
-    assert "asks for fewer requests" in slow_down.text
+    assert "fail and it asks for fewer;" in slow_down.text
 
 
 def test_a_few_failures_are_not_the_storages_trouble():
