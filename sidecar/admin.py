@@ -19,13 +19,20 @@ from importlib import resources
 from typing import TYPE_CHECKING
 
 from aiohttp import web
-from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
-from prometheus_client.aiohttp import make_aiohttp_handler
+from prometheus_client import (
+    CollectorRegistry,
+    GCCollector,
+    PlatformCollector,
+    ProcessCollector,
+    generate_latest,
+)
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from sidecar import limits
-from sidecar.collector import ChannelCollector
+from sidecar.collector import exposition
 from sidecar.status import status, view
 from streamer.errors import ConfigError, SinkError
+from streamer.relay.race import first_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -50,20 +57,20 @@ class Admin:
         self._supervisor = supervisor
         self._token = supervisor.job.penstock.admin.token()
         self._page = resources.files("sidecar").joinpath("page.html").read_text(encoding="utf-8")
-        self._followers: set[asyncio.Task[None]] = set()
+        self._followers = 0
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        PlatformCollector(registry=self._registry)
+        GCCollector(registry=self._registry)
+        self._closing = asyncio.Event()
 
     def app(self) -> web.Application:
         """All routes."""
-        registry = CollectorRegistry()
-        ProcessCollector(registry=registry)
-        PlatformCollector(registry=registry)
-        GCCollector(registry=registry)
-        registry.register(ChannelCollector(self._supervisor))
         app = web.Application(client_max_size=MOST_BODY)
         app.add_routes(
             [
                 web.get("/", self._index),
-                web.get("/metrics", make_aiohttp_handler(registry)),
+                web.get("/metrics", self._metrics),
                 web.get("/livez", self._livez),
                 web.get("/readyz", self._readyz),
                 web.get("/status", self._status),
@@ -78,6 +85,10 @@ class Admin:
     async def _index(self, _: web.Request) -> web.Response:
         headers = {"Content-Security-Policy": POLICY, "Cache-Control": "no-cache"}
         return web.Response(text=self._page, content_type="text/html", headers=headers)
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        body = exposition(self._supervisor).encode() + generate_latest(self._registry)
+        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
 
     async def _livez(self, _: web.Request) -> web.Response:
         return web.Response(text="alive\n")
@@ -107,31 +118,25 @@ class Admin:
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         """Server-sent events (HTML Standard, section 9.2)."""
-        if len(self._followers) >= MOST_FOLLOWERS:
+        if self._followers >= MOST_FOLLOWERS:
             return _refusal(503, f"{MOST_FOLLOWERS} follow already; close a page, or read /status")
         response = web.StreamResponse(
             headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"}
         )
         await response.prepare(request)
-        task = asyncio.ensure_future(self._follow(response))
-        self._followers.add(task)
+        self._followers += 1
         try:
-            with contextlib.suppress(ConnectionResetError, asyncio.CancelledError):
-                await task
+            with contextlib.suppress(ConnectionResetError):
+                while not self._closing.is_set():
+                    document = json.dumps(view(self._supervisor), separators=(",", ":"))
+                    await response.write(f"data: {document}\n\n".encode())
+                    await first_of(self._supervisor.pulse.following(), self._closing.wait())
         finally:
-            task.cancel()
-            self._followers.discard(task)
+            self._followers -= 1
         return response
 
-    async def _follow(self, response: web.StreamResponse) -> None:
-        while True:
-            document = json.dumps(view(self._supervisor), separators=(",", ":"))
-            await response.write(f"data: {document}\n\n".encode())
-            await self._supervisor.pulse.following()
-
     async def _dismiss(self, _: web.Application) -> None:
-        for task in self._followers:
-            task.cancel()
+        self._closing.set()
 
 
 def _refusal(code: int, why: str) -> web.Response:

@@ -103,23 +103,23 @@ class Supervisor:
             for channel in job.channels("Pipe")
         }
         """Of each channel; its lanes share it."""
-        self._channels: dict[str, Channel] = {}
+        self.channels: dict[str, Channel] = {}
         self._offered = False
         self.started = False
         """Whether every FIFO has been offered; stays true to the end."""
 
     @property
     def ready(self) -> bool:
-        return self._offered and not any(channel.error for channel in self._channels.values())
+        return self._offered and not any(channel.error for channel in self.channels.values())
 
     def why_not_ready(self) -> str:
         """One line for a probe; meaningful only when not ready."""
-        failed = [f"{name}: {channel.error}" for name, channel in self._channels.items() if channel.error]
+        failed = [f"{name}: {channel.error}" for name, channel in self.channels.items() if channel.error]
         return "; ".join(failed) or "the FIFOs are not offered yet, or no more"
 
     def statistics(self) -> dict[str, ChannelStatistics]:
         """A snapshot of every channel, by name."""
-        return {name: channel.statistics() for name, channel in self._channels.items()}
+        return {name: channel.statistics() for name, channel in self.channels.items()}
 
     async def serve(self, until: Callable[[Supervisor], Awaitable[None]]) -> Exit:
         """Run the job until `until(self)` returns; it is started once every FIFO is offered.
@@ -140,12 +140,12 @@ class Supervisor:
             write_environment_file(self.layout, self.job, self.hosts)
             reset_reader_state(self.layout, self.job)
             await self._download(plans, clients)
-            self._channels = {
+            self.channels = {
                 name: self._channel(name, plan, transport, self.bandwidth[channel.channel_name])
                 for channel in self.job.channels("Pipe")
                 for name, plan in plans[channel.channel_name].fifos.items()
             }
-            for channel in self._channels.values():
+            for channel in self.channels.values():
                 stack.callback(channel.close, forget=not self._keep_proof)
                 channel.prepare()
             admin = self.job.penstock.admin
@@ -160,7 +160,7 @@ class Supervisor:
             log.info("ready", directory=self.layout.data, admin=f"http://{admin.host}:{admin_port}/")
             keep_loaded()
             await self._run(until)
-        error = next((channel.error for channel in self._channels.values() if channel.error), None)
+        error = next((channel.error for channel in self.channels.values() if channel.error), None)
         return Exit.OK if error is None else exit_code(error)
 
     async def _download(self, plans: dict[str, Planned], clients: Clients) -> None:
@@ -192,7 +192,7 @@ class Supervisor:
 
         try:
             async with asyncio.TaskGroup() as group:
-                for name, channel in self._channels.items():
+                for name, channel in self.channels.items():
                     group.create_task(channel.run(), name=f"channel {name}")
                 group.create_task(stop_when_told(), name="stop")
                 group.create_task(self.pulse.run(), name="pulse")
@@ -202,11 +202,11 @@ class Supervisor:
     async def drain(self) -> None:
         """Begin no further epoch and wait until none is read, for at most `DrainFor` seconds."""
         self._offered = False
-        for channel in self._channels.values():
+        for channel in self.channels.values():
             channel.drain()
         try:
             async with asyncio.timeout(self.job.penstock.drain_for):
-                for channel in self._channels.values():
+                for channel in self.channels.values():
                     await channel.done.wait()
         except TimeoutError:
             for name, statistics in self.statistics().items():

@@ -144,6 +144,7 @@ class Channel:
             verdict: Verdict = "complete"
         except ReaderGone:
             verdict = "abandoned"
+            self._tally.readers_gone += not outlet.reader_gone  # the pipe may tell before the epoll does
         except SourceError as error:
             await self._hold(prefetcher, error)
             return False
