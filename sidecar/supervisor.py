@@ -18,7 +18,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sidecar.admin import serve_admin
 from sidecar.download import DownloadLimits, download
@@ -28,6 +28,7 @@ from sidecar.logs import log
 from sidecar.planning import Planned, plan_channel
 from sidecar.pulse import Pulse
 from sidecar.runtime import Layout, keep_loaded, reset_reader_state, write_config_files
+from sidecar.verdict import Moment, judge
 from streamer.relay.bandwidth import Bandwidth
 from streamer.relay.channel import Channel
 from streamer.relay.pace import MOST_LANES
@@ -104,6 +105,8 @@ class Supervisor:
         }
         """Of each channel; its lanes share it."""
         self.channels: dict[str, Channel] = {}
+        self._ended: dict[str, Moment] = {}
+        """Of each channel, the end of the epoch before."""
         self._offered = False
         self.started = False
         """Whether every FIFO has been offered; stays true to the end."""
@@ -300,6 +303,25 @@ class Supervisor:
             on_verdict=self._note_verdict,
         )
 
+    def _figures(self, channel: str) -> dict[str, Any]:
+        """What mattered in the epoch that has ended now: since the one before it, without time idle."""
+        now = Moment.of(self.channels[channel].statistics(), time.monotonic())
+        before, self._ended[channel] = self._ended.get(channel), now
+        if before is None:
+            before = Moment.beginning(now.at - sum(now.seconds.values()))
+        spent = {state: now.seconds[state] - before.seconds[state] for state in now.seconds}
+        seconds = sum(spent.values()) - spent["idle"]
+        written = now.written - before.written
+        return {
+            "seconds": round(seconds, 1),
+            "mb_per_second": round(written / seconds / 1e6, 1) if seconds > 0 else 0.0,
+            "waited_for_storage": round(spent["starved"], 1),
+            "waited_for_trainer": round(spent["blocked"], 1),
+            "requests": now.ok + now.failures - before.ok - before.failures,
+            "retries": now.failures - before.failures,
+            "summary": judge(before, now, when="the epoch").text,
+        }
+
     def _note_verdict(self, trailer: Trailer) -> None:
         speak = log.error if trailer.verdict == "failed" else log.info
         speak(
@@ -308,6 +330,7 @@ class Supervisor:
             epoch=trailer.epoch,
             delivered=human_bytes(trailer.bytes_delivered),
             **({} if trailer.bytes_total is None else {"of": human_bytes(trailer.bytes_total)}),
+            **self._figures(trailer.channel),
             **({"error": trailer.error} if trailer.error else {}),
         )
         if trailer.verdict == "failed":

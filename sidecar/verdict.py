@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from streamer.relay.statistics import CAUSES, STATES
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -69,6 +71,15 @@ class Moment:
     failures: int
     """Requests that ended in one of `FAILURES`."""
     throttled: int
+
+    @classmethod
+    def beginning(cls, at: float) -> Moment:
+        """Of a channel before it has done anything."""
+        return cls(
+            at=at, state="waiting", connected=False, error=None, epoch=0, total=0, consumed=0,
+            ever_consumed=0, written=0, seconds=dict.fromkeys(STATES, 0.0),
+            starved=dict.fromkeys(CAUSES, 0.0), ok=0, failures=0, throttled=0,
+        )  # fmt: skip
 
     @classmethod
     def of(cls, statistics: ChannelStatistics, at: float) -> Moment:

@@ -17,6 +17,7 @@ from streamer.units import MIB
 from tests.kit.harness import MORE_THAN_A_FIFO, fill
 from tests.kit.pipes import read_all
 from tests.kit.processes import job, penstock, sidecar, write_job
+from tests.kit.stub import fails
 
 TOKEN = "0123456789abcdef"
 
@@ -157,3 +158,22 @@ def test_a_limit_of_no_channel_is_refused(tmp_path):
     document = job("http://127.0.0.1:1", tmp_path, "b/train/", ChannelBandwidth={"eval": "1MB"})
     with pytest.raises(ConfigError, match="ChannelBandwidth names 'eval'"):
         load_job(write_job(tmp_path / "job.yaml", document))
+
+
+def test_an_epoch_s_line_has_what_matters(stub, tmp_path):
+    """Of that epoch alone: what the one before it took is not counted again."""
+    truth = fill(stub, [3_000_000], prefix="b/train/")
+    stub.script(fails(500, "InternalError"))
+    with serving(stub, tmp_path, "b/train/") as running:
+        running.wait_for("ready")
+        for epoch in range(2):
+            assert read_all(tmp_path / f"ml/input/data/train_{epoch}") == truth
+        first, second = (running.wait_for("epoch complete", epoch=epoch) for epoch in range(2))
+        assert running.end() == 0
+    assert first["retries"] == 1
+    assert second["retries"] == 0
+    for line in (first, second):
+        assert line["requests"] >= 1
+        assert line["mb_per_second"] > 0
+        assert line["waited_for_storage"] + line["waited_for_trainer"] <= line["seconds"] + 0.15
+        assert "of the epoch" in line["summary"]
