@@ -121,7 +121,8 @@ def test_the_page_says_who_is_slow(stub, tmp_path, chromium, condition):
             assert page.locator("#ready").text_content() == "ready"
             assert page.locator("[data-errors]").is_visible() == (condition == "faults")
             if PICTURES:
-                page.locator("summary").click() if condition == "faults" else None
+                if condition == "faults":
+                    page.locator("summary").click()
                 for scheme in ("light", "dark"):
                     page.emulate_media(color_scheme=scheme)
                     page.screenshot(path=Path(PICTURES) / f"status-{condition}-{scheme}.png")
