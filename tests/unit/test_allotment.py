@@ -174,7 +174,7 @@ def test_an_allotment_of_nothing_is_refused(budget, members):
 
 
 def test_a_budget_that_changes():
-    """Raised, it is there at once for those refused; lowered, nothing is taken until what is held is given."""
+    """Raised, it is there at once for those refused; lowered, nothing is taken until enough is given."""
     whole = allotment(1)
     share = whole.share()
     told = []
