@@ -4,6 +4,8 @@
 # make format      let ruff mend what it can
 # make bench       Penstock beside its peers, some 25 minutes (choose: make bench BENCH="--scenarios fast --rounds 1")
 # make dashboards  write the Grafana dashboard from its source
+# make docs        the documentation as a site in build/site, and the generated pages of docs/reference
+# make images      build the images without Docker and run the compose file with them; root, some minutes
 # make clean       remove what was built, the virtual environment too
 #
 # The virtual environment .venv is made at need and brought up to date when pyproject.toml changes.
@@ -11,18 +13,20 @@
 PYTHON ?= python3
 DEMO ?=
 BENCH ?=
+# Test processes: most tests wait for other processes now and then.
+WORKERS ?= $(shell expr $$(nproc) + 1)
 PIP = .venv/bin/python -m pip install --quiet --disable-pip-version-check
 # TensorFlow's C++ log: errors only, unless somebody wants to hear more.
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: demo test lint format bench dashboards system-tools clean
+.PHONY: demo test lint format bench dashboards docs images system-tools clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.stamp-demo
 	@.venv/bin/python -m examples.demo $(DEMO)
 
 test: system-tools lint
-	.venv/bin/python -m pytest --durations=10 --numprocesses=auto --dist=loadfile tests --ignore=tests/e2e
+	.venv/bin/python -m pytest --durations=10 --numprocesses=$(WORKERS) --dist=loadfile tests --ignore=tests/e2e
 	.venv/bin/python -m pytest --durations=10 tests/e2e
 
 lint: .venv/.stamp-dev
@@ -41,6 +45,14 @@ bench: .venv/.stamp-bench
 dashboards: .venv/.stamp-dev
 	.venv/bin/python -m dashboards.build
 
+docs: .venv/.stamp-dev
+	.venv/bin/python -m scripts.reference
+	.venv/bin/mkdocs build
+
+images: .venv/.stamp-dev
+	scripts/check-images
+	.venv/bin/python -m scripts.check_compose
+
 system-tools:
 	@scripts/install-system-tools
 
@@ -52,7 +64,7 @@ system-tools:
 
 .venv/.stamp-dev: pyproject.toml
 	@scripts/make-venv $(PYTHON)
-	@echo "installing into .venv; TensorFlow is some 600 MB, so this takes a minute or two"
+	@echo "installing into .venv; TensorFlow, PyTorch and JAX are some 2 GB, so this takes minutes"
 	@$(PIP) --editable '.[sidecar,tensorflow]' --group dev
 	@touch .venv/.stamp-demo $@
 

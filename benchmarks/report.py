@@ -135,13 +135,13 @@ def _summary(results: Document) -> Iterator[str]:
     yield f"Penstock loses on {told}." if told else "Penstock loses nowhere."
 
 
-def insert(text: str, results: str) -> str:
-    """`text` with `results` between its markers. Raises ValueError if they are not there."""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"the file has no lines {BEGIN!r} and {END!r}")
-    return f"{before}{BEGIN}\n\n{results}\n{END}{after}"
+def insert(text: str, results: str, *, begin: str = BEGIN, end: str = END) -> str:
+    """`text` with `results` between the two markers. Raises ValueError if they are not there."""
+    before, first, rest = text.partition(begin)
+    _, last, after = rest.partition(end)
+    if not first or not last:
+        raise ValueError(f"the file has no lines {begin!r} and {end!r}")
+    return f"{before}{begin}\n\n{results}\n{end}{after}"
 
 
 def main() -> int:

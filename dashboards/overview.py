@@ -16,7 +16,6 @@ TITLE = "Penstock / Overview"
 
 NOT_GRAPHED: dict[str, str] = {
     "penstock_config_info": "what the job file says does not change",
-    "penstock_wasted_bytes_total": "the gap of received above delivered shows it",
     "penstock_epoch_objects": "the epoch's bytes are graphed",
     "penstock_epoch_eta_seconds": "the time left is worked out for several sidecars together",
     "penstock_reader_connects_total": "epochs ended show the same",
@@ -169,7 +168,7 @@ _S3 = (
     graph(
         "Requests by outcome",
         "S3 requests ended per second. throttled: the endpoint asks for fewer. truncated: a body broke "
-        "off. denied, missing, changed and bad_answer fail the channel.",
+        "off. denied, missing and changed fail the channel; bad_answer does the third time in a row.",
         "reqps",
         (f"sum by (outcome) ({q.requests()})", "{{outcome}}"),
         colors={"ok": GREEN, "throttled": ORANGE, "denied": RED, "missing": RED, "changed": RED},
@@ -201,6 +200,45 @@ _S3 = (
         "s",
         *q.quantiles("penstock_part_seconds"),
         width=12,
+    ),
+    graph(
+        "Second requests",
+        "Parts asked for a second time per second, since the first request was late and delivery waited. "
+        "won: the second brought the bytes; lost: the first did after all.",
+        "reqps",
+        (f"sum by (fate) ({q.HEDGES})", "{{fate}}"),
+        width=6,
+        colors={"issued": BLUE, "won": GREEN, "lost": ORANGE},
+    ),
+    graph(
+        "Bytes thrown away",
+        "Bytes per second fetched for nothing: their epoch was left early, their object was replaced, or "
+        "both of two requests brought them.",
+        "binBps",
+        (f"sum by (channel) ({q.WASTED})", "{{channel}}"),
+        width=6,
+    ),
+    graph(
+        "Objects changed",
+        "Objects that were not as listed, and what WhenChanged did: failed, refetched or skipped. Whoever "
+        "writes into a data set that is read must stop.",
+        "short",
+        (q.CHANGED, "{{done}}"),
+        width=6,
+        bars=True,
+        stacked=True,
+        colors={"failed": RED, "refetched": ORANGE, "skipped": GREY},
+    ),
+    graph(
+        "Objects checked",
+        "Whole objects compared with the checksums that S3 keeps, where Integrity asks for it. unverifiable: "
+        "S3 keeps none of the whole. mismatch fails the epoch.",
+        "short",
+        (q.CHECKED, "{{result}}"),
+        width=6,
+        bars=True,
+        stacked=True,
+        colors={"verified": GREEN, "unverifiable": ORANGE, "mismatch": RED},
     ),
 )
 

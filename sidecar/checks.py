@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Literal
 
 from sidecar.memory import memory_limit
 from streamer.relay.pipes import PIPE_SIZE, pipe_allowance
-from streamer.sink.outlet import WANTED_PIPE_SIZE
 from streamer.units import MIB, human_bytes
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ def pipes(job: Job) -> Finding:
         largest = int(file.read())
     said = "no limit" if allowance is None else human_bytes(allowance)
     text = f"pipes of up to {human_bytes(largest)}, {said} in all, for {fifos} FIFOs"
-    if largest < WANTED_PIPE_SIZE:
+    if largest < PIPE_SIZE:
         return Finding("pipes", "warning", text, "Set fs.pipe-max-size to 1048576: smaller FIFOs cost CPU.")
     if allowance is not None and allowance < 4 * fifos * PIPE_SIZE:
         fix = f"Set fs.pipe-user-pages-soft to {4 * fifos * PIPE_SIZE // os.sysconf('SC_PAGE_SIZE')} or more."

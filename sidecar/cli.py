@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
+import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -60,15 +62,57 @@ def cli() -> None:
 @_job_file
 @_host_index
 @_host_count
+@click.option(
+    "--keeper", metavar="SOCKET|auto", help="Who holds the FIFOs, so that this process may restart."
+)
+@click.option("--resume", metavar="STATE", help="Begin where a reader's state_dict() was: a file, or JSON.")
+@click.option("--resume-anyway", is_flag=True, help="Even if the objects are not those of then.")
 @_log_level
-def run(path: str, host_index: int | None, host_count: int | None, log_level: str) -> None:
+def run(
+    path: str,
+    *,
+    host_index: int | None,
+    host_count: int | None,
+    keeper: str | None,
+    resume: str | None,
+    resume_anyway: bool,
+    log_level: str,
+) -> None:
     """Serve the job's channels until SIGTERM."""
     from sidecar import commands
     from sidecar.config import load_job
     from sidecar.logs import configure
 
     configure(level=log_level)
-    _finish(commands.run(load_job(path), (host_index, host_count)))
+    continuation = commands.Continuation(keeper=keeper, resume=resume, resume_anyway=resume_anyway)
+    code = _run(commands.run(load_job(path), (host_index, host_count), continuation))
+    if code == commands.RESTART:
+        # Until the new image handles it, another one would be the end of the process.
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+        again = [*sys.orig_argv, *(["--keeper", "auto"] if keeper is None else [])]
+        os.execv(sys.executable, again)  # noqa: S606 - the same command, of the code as it lies there now
+    sys.exit(int(code))
+
+
+@cli.command()
+@click.option(
+    "--base-directory", default="/opt/ml", show_default=True, help="The tree that the sidecar serves."
+)
+def restart(base_directory: str) -> None:
+    """Have the sidecar that serves a base directory start itself anew, under its trainer."""
+    from sidecar.runtime import Layout
+
+    os.kill(Layout(base_directory).owner(), signal.SIGUSR2)
+
+
+@cli.command()
+@click.argument("path", metavar="SOCKET")
+def keeper(path: str) -> None:
+    """Hold the FIFOs of the sidecars that connect to SOCKET, until SIGTERM."""
+    from streamer.sink.kept import command
+
+    arguments = command(os.path.abspath(path))
+    os.execv(arguments[0], arguments)  # noqa: S606 - a small process of its own, without what is loaded here
 
 
 @cli.command("exec", context_settings={"allow_interspersed_args": False})

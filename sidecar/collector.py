@@ -15,9 +15,11 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from sidecar.metrics import ERRORS, METRICS, OPERATIONS, OUTCOMES, RETRIED, VERDICTS
+from sidecar.metrics import ERRORS, HEDGES, METRICS, OPERATIONS, OUTCOMES, RETRIED, VERDICTS
 from streamer import __version__
+from streamer.relay.changes import DONE
 from streamer.relay.statistics import CAUSES, STATES, ChannelStatistics, DurationsSnapshot
+from streamer.source.integrity import OUTCOMES as CHECKED
 from streamer.units import human_bytes
 
 if TYPE_CHECKING:
@@ -53,6 +55,9 @@ _LABELLED: dict[str, tuple[tuple[str, ...], Callable[[ChannelStatistics], Mappin
     "penstock_channel_failures_total": (ERRORS, lambda s: {s.error_kind: 1} if s.error_kind else {}),
     "penstock_requests_total": (OUTCOMES, lambda s: s.requests),
     "penstock_retries_total": (RETRIED, lambda s: s.retries),
+    "penstock_hedges_total": (HEDGES, lambda s: s.hedges),
+    "penstock_source_changed_total": (DONE, lambda s: s.changed),
+    "penstock_objects_checked_total": (CHECKED, lambda s: s.checked),
 }
 _HISTOGRAMS: dict[str, Callable[[ChannelStatistics], DurationsSnapshot]] = {
     "penstock_head_wait_seconds": lambda s: s.head_wait,

@@ -19,6 +19,7 @@ from sidecar.environment import trainer_environment
 from sidecar.exits import Exit
 from sidecar.identity import identify, local_job
 from sidecar.logs import log
+from sidecar.resume import load_saved
 from sidecar.runtime import DEFAULT_BASE, Layout, keep_loaded, platform_resource_config
 from sidecar.signals import Shutdown, handled
 from sidecar.supervisor import Supervisor
@@ -60,19 +61,57 @@ def settle(job: Job, layout: Layout, flags: Flags) -> tuple[Job, Hosts]:
     return local_job(job, hosts), hosts
 
 
-async def run(job: Job, flags: Flags) -> int:
+RESTART = -1
+"""What `run` returns when it has left everything to a keeper, and this process is to begin anew."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Continuation:
+    """How `penstock run` begins, and what survives it."""
+
+    keeper: str | None = None
+    """The socket of a keeper, or `auto`."""
+    resume: str | None = None
+    """What readers' `state_dict()` returned: a file, or JSON."""
+    resume_anyway: bool = False
+
+
+async def run(job: Job, flags: Flags, continuation: Continuation) -> int:
     """Serve until a signal; drain on the first, end at once on the second."""
+    saved = {} if continuation.resume is None else load_saved(continuation.resume)
     shutdown = Shutdown()
     layout = Layout(job.penstock.base_directory or DEFAULT_BASE)
     job, hosts = settle(job, layout, flags)
-    supervisor = Supervisor(job, layout, hosts, default_admin_port=ADMIN_PORT)
+    supervisor = Supervisor(
+        job,
+        layout,
+        hosts,
+        default_admin_port=ADMIN_PORT,
+        keeper=continuation.keeper,
+        saved=saved,
+        resume_anyway=continuation.resume_anyway,
+    )
+
+    left = False
 
     async def until(supervisor: Supervisor) -> None:
-        await shutdown.asked.wait()
-        await first_of(supervisor.drain(), shutdown.now.wait())
+        nonlocal left
+        while not left:
+            await first_of(shutdown.asked.wait(), shutdown.restart.wait())
+            if shutdown.asked.is_set():
+                await first_of(supervisor.drain(), shutdown.now.wait())
+                return
+            shutdown.restart.clear()
+            try:
+                await supervisor.leave()
+                left = True
+            except SinkError as error:
+                log.error("cannot restart, going on", error=str(error))
 
-    with handled((signal.SIGTERM, signal.SIGINT), shutdown.note):
+    with handled((signal.SIGTERM, signal.SIGINT, signal.SIGUSR2), shutdown.note):
         code = await _unless_stopped(supervisor.serve(until), shutdown, supervisor)
+        if left:
+            return RESTART
     return Exit.INTERRUPTED if shutdown.now.is_set() else code
 
 

@@ -24,6 +24,7 @@ from sidecar.request import (
     LONGEST_NAME,
     AlgorithmSpecification,
     ChannelConfig,
+    ChannelExtras,
     DataSource,
     InputMode,
     InstanceGroup,
@@ -167,6 +168,11 @@ class Job(Model):
         """The channels of this mode, in the order of the file."""
         return tuple(channel for channel in self.input_data_config if self.mode(channel) == mode)
 
+    @property
+    def checks(self) -> bool:
+        """Whether any channel's objects are compared with their checksums."""
+        return any(channel.penstock.integrity == "checksum" for channel in self.channels("Pipe"))
+
 
 def warnings(job: Job) -> list[str]:
     """What is odd about a job that can be carried out."""
@@ -252,6 +258,7 @@ _PLACES: dict[str, type[Model]] = {
     "ResourceConfig": ResourceConfig,
     "an instance group": InstanceGroup,
     "a channel of InputDataConfig": ChannelConfig,
+    "the Penstock section of a channel": ChannelExtras,
     "ShuffleConfig": ShuffleConfig,
     "DataSource": DataSource,
     "DataSource.S3DataSource": S3DataSource,

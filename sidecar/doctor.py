@@ -41,7 +41,9 @@ async def examine(job: Job, flags: Flags) -> AsyncIterator[Finding]:
     penstock = job.penstock
     try:
         connections = penstock.connections or MOST_LANES
-        async with open_clients(penstock.endpoint.resolved(), connections=connections) as clients:
+        async with open_clients(
+            penstock.endpoint.resolved(), connections=connections, stall_timeout=penstock.stall_timeout
+        ) as clients:
             async for finding in storage(job, clients):
                 yield finding
     except PenstockError as error:

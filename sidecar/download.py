@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 from streamer.errors import BadAnswer, ConfigError, SinkError, Where
 from streamer.plan import Part, Plan, cut
+from streamer.relay.allotment import Allotment
 from streamer.relay.pace import Pace
 from streamer.relay.retry import RetryPolicy, fetch_part
 from streamer.relay.stages import BufferPool, MemoryStage
@@ -101,13 +102,14 @@ async def download(
 async def _fetch(plan: Plan, files: list[str], source: RangeSource, limits: DownloadLimits) -> None:
     tally, pool = Tally(), BufferPool()
     pace = Pace(limits.workers, limits.part_size, fixed_lanes=True, fixed_part=True)
+    share = Allotment(limits.workers * limits.part_size, pace).share()
     places = {(ref.bucket, ref.key): file for ref, file in zip(plan.refs(0), files, strict=True)}
     parts: Iterator[Part] = cut(plan.segments(0), part_size=lambda: limits.part_size, epoch=0)
 
     async def work() -> None:
         for part in parts:  # shared: each worker takes the next
-            stage = MemoryStage(part, pool, on_change=_nothing, first_byte=tally.first_byte)
-            await fetch_part(source, stage, limits.policy, tally, pace)
+            stage = MemoryStage(part, pool, on_change=_nothing, tally=tally)
+            await fetch_part(source, stage, limits.policy, tally, share)
             with _local_errors():
                 await in_thread(_write, places[part.object.bucket, part.object.key], stage)
 

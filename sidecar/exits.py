@@ -8,6 +8,8 @@ from streamer.errors import (
     ConfigError,
     CorruptObject,
     Denied,
+    GaveUp,
+    Mismatch,
     Missing,
     PenstockError,
     SinkError,
@@ -35,7 +37,7 @@ class Exit(IntEnum):
     LOCAL = 7
     """The FIFO directory, a FIFO, a port or a limit of this machine."""
     CORRUPT = 8
-    """A compressed object cannot be inflated: it is damaged, cut off, or not compressed."""
+    """An object is damaged: it cannot be inflated, or its bytes are not those of its checksum."""
     NOT_FOUND = 127
     """`exec`: the command does not exist, as in a shell."""
     INTERRUPTED = 130
@@ -50,13 +52,15 @@ def exit_code(error: PenstockError) -> Exit:
         return Exit.CONFIG
     if isinstance(error, SinkError):
         return Exit.LOCAL
+    if isinstance(error, GaveUp) and isinstance(error.__cause__, Denied):
+        return Exit.DENIED
     if isinstance(error, Denied):
         return Exit.DENIED
     if isinstance(error, Missing):
         return Exit.MISSING
     if isinstance(error, SourceChanged):
         return Exit.CHANGED
-    if isinstance(error, CorruptObject):
+    if isinstance(error, (CorruptObject, Mismatch)):
         return Exit.CORRUPT
     if isinstance(error, SourceError):
         return Exit.UNREACHABLE

@@ -9,11 +9,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 OUTCOMES = (
-    "ok", "transient", "throttled", "truncated", "denied", "missing", "changed", "bad_answer", "cancelled",
+    "ok", "transient", "throttled", "truncated", "expired", "denied", "missing", "changed", "bad_answer",
+    "cancelled",
 )  # fmt: skip
-RETRIED = ("transient", "throttled", "truncated")
+RETRIED = ("transient", "throttled", "truncated", "expired", "bad_answer")
+HEDGES = ("issued", "won", "lost")
 VERDICTS = ("complete", "abandoned", "failed", "stopped")
-ERRORS = ("denied", "missing", "changed", "bad_answer", "corrupt", "gave_up")
+ERRORS = ("denied", "missing", "changed", "bad_answer", "corrupt", "mismatch", "gave_up")
 """Why a channel fails: `kind` of the errors that are not retried."""
 OPERATIONS = ("ListObjectsV2", "HeadObject", "GetObject")
 """S3's names of the requests that plans are made with; GetObject is of manifests."""
@@ -39,7 +41,9 @@ METRICS: dict[str, Spec] = {
     "penstock_fifo_written_bytes_total": Spec("counter", ("channel",), "Bytes that the FIFOs accepted."),
     "penstock_received_bytes_total": Spec("counter", ("channel",), "Body bytes received from S3."),
     "penstock_wasted_bytes_total": Spec(
-        "counter", ("channel",), "Bytes received and thrown away, since their epoch ended before."
+        "counter",
+        ("channel",),
+        "Bytes thrown away: of epochs left early, of objects replaced, or brought by both of two requests.",
     ),
     "penstock_objects_completed_total": Spec(
         "counter", ("channel",), "Objects delivered to their last byte, counted in every epoch."
@@ -76,7 +80,11 @@ METRICS: dict[str, Spec] = {
         "counter", ("channel", "error"), "Channels failed for good, by why."
     ),
     "penstock_fifo_capacity_bytes": Spec("gauge", ("channel",), "Size of the FIFO that the kernel granted."),
-    "penstock_fifo_unread_bytes": Spec("gauge", ("channel",), "Bytes in the FIFO that no reader has taken."),
+    "penstock_fifo_unread_bytes": Spec(
+        "gauge",
+        ("channel",),
+        "Bytes in the FIFO that no reader has taken; with a keeper, those on their way to it.",
+    ),
     "penstock_staged_bytes": Spec("gauge", ("channel",), "Budget held by parts requested and not delivered."),
     "penstock_budget_bytes": Spec("gauge", ("channel",), "Budget of the channel."),
     "penstock_requests_in_flight": Spec("gauge", ("channel",), "Ranged GETs running."),
@@ -86,6 +94,17 @@ METRICS: dict[str, Spec] = {
     ),
     "penstock_requests_total": Spec("counter", ("channel", "outcome"), "Ranged GETs ended, by outcome."),
     "penstock_retries_total": Spec("counter", ("channel", "kind"), "Ranged GETs repeated, by what failed."),
+    "penstock_hedges_total": Spec(
+        "counter", ("channel", "fate"), "Second requests for a late head of line: issued, and won or lost."
+    ),
+    "penstock_source_changed_total": Spec(
+        "counter", ("channel", "done"), "Objects that were not as listed: failed, refetched or skipped."
+    ),
+    "penstock_objects_checked_total": Spec(
+        "counter",
+        ("channel", "result"),
+        "Objects compared with the checksums that S3 keeps, where Integrity: checksum asks for it.",
+    ),
     "penstock_first_byte_seconds": Spec("histogram", ("channel",), "From request to the head of its answer."),
     "penstock_part_seconds": Spec("histogram", ("channel",), "From request to its last byte."),
     "penstock_memory_budget_bytes": Spec("gauge", (), "Budget of all channels together."),

@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, StrictInt, StrictSt
 from sidecar.model import Model
 from streamer.errors import ConfigError
 from streamer.plan import S3Uri, parse_s3_uri
+from streamer.relay.changes import WhenChanged
 
 InputMode = Literal["Pipe", "File"]
 
@@ -133,6 +134,15 @@ class ShuffleConfig(Model):
     """A 64-bit signed integer, as the API's `long`."""
 
 
+class ChannelExtras(Model):
+    """What SageMaker has no word for, of one channel."""
+
+    when_changed: WhenChanged = "fail"
+    """What becomes of an object that is replaced or deleted after it was listed."""
+    integrity: Literal["none", "checksum"] = "none"
+    """`checksum`: compare every whole object with the CRC that S3 keeps of it."""
+
+
 class ChannelConfig(Model):
     channel_name: Annotated[
         StrictStr, Field(min_length=1, max_length=LONGEST_NAME, pattern=r"^[A-Za-z0-9.\-_]+$")
@@ -143,6 +153,21 @@ class ChannelConfig(Model):
     record_wrapper_type: Literal["None", "RecordIO"] = "None"
     input_mode: Annotated[InputMode, BeforeValidator(_no_fastfile)] | None = None
     shuffle_config: ShuffleConfig | None = None
+    penstock: ChannelExtras = ChannelExtras()
+
+    @model_validator(mode="after")
+    def _whole_objects(self) -> Self:
+        if self.penstock.when_changed != "fail":
+            why = None
+            if self.record_wrapper_type != "None":
+                why = "with RecordWrapperType, since a record's header leaves before its object is asked for"
+            elif self.source.s3_data_type == "AugmentedManifestFile":
+                why = "with AugmentedManifestFile, whose lines would lose an attribute"
+            if why:
+                raise ValueError(
+                    f"WhenChanged: {self.penstock.when_changed} cannot be carried out {why}; use fail"
+                )
+        return self
 
     @property
     def source(self) -> S3DataSource:
@@ -159,6 +184,8 @@ class ChannelConfig(Model):
             return "CompressionType is for Pipe mode only; remove it or set InputMode: Pipe"
         if self.shuffle_config is not None:
             return "ShuffleConfig orders a stream, and files have no order; remove it or set InputMode: Pipe"
+        if self.penstock != ChannelExtras():
+            return "WhenChanged and Integrity are for Pipe mode only; remove them or set InputMode: Pipe"
         if name.startswith("."):
             return f"{name!r} cannot be a directory of data; rename the channel so that it starts otherwise"
         return None

@@ -19,13 +19,16 @@ from streamer.errors import ConfigError, SinkError
 from streamer.trailer import replace_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from sidecar.config import Job
     from sidecar.identity import Hosts
 
 DEFAULT_BASE = "/opt/ml"
 RESOURCES = "resourceconfig.json"
+COLLECT_AFTER = 50_000
+"""Objects made and not freed before the collector looks for cycles; some 10 MB if all were garbage."""
+LOCK = ".penstock.lock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,11 @@ class Layout:
     @property
     def data(self) -> str:
         return os.path.join(self.base, "input", "data")
+
+    @property
+    def keeper(self) -> str:
+        """Where a keeper of `--keeper auto` listens."""
+        return os.path.join(self.data, ".penstock.keeper")
 
     @property
     def config(self) -> str:
@@ -64,7 +72,7 @@ class Layout:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Own the tree until the end. Raises SinkError if another sidecar does."""
-        path = os.path.join(self.data, ".penstock.lock")
+        path = os.path.join(self.data, LOCK)
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
@@ -76,10 +84,25 @@ class Layout:
             raise SinkError(
                 f"another penstock serves {self.data}; stop it or set Penstock.BaseDirectory"
             ) from None
+        os.ftruncate(fd, 0)
+        os.write(fd, b"%d\n" % os.getpid())
         try:
             yield
         finally:
             os.close(fd)
+
+    def owner(self) -> int:
+        """The process id of the sidecar that owns the tree. Raises SinkError if none does."""
+        path = os.path.join(self.data, LOCK)
+        try:
+            with open(path, "rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            with open(path, "rb") as file:
+                return int(file.read())
+        except OSError as error:
+            raise SinkError(f"{path}: {error.strerror}; is this the sidecar's base directory?") from error
+        raise SinkError(f"no penstock serves {self.data}; is this the sidecar's base directory?")
 
 
 def input_data_config(job: Job) -> dict[str, Any]:
@@ -148,9 +171,14 @@ def platform_resource_config(layout: Layout) -> dict[str, Any] | None:
 
 
 def keep_loaded() -> None:
-    """What is loaded by now stays: collections need not walk it while bytes move (an eighth of the CPU)."""
+    """What is loaded by now stays: collections need not walk it while bytes move (an eighth of the CPU).
+
+    What a request makes goes by reference counts, so collections may be rare: another eighth of the CPU
+    where objects are small.
+    """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(COLLECT_AFTER)
 
 
 def write_config_files(layout: Layout, job: Job, hosts: Hosts) -> None:
@@ -185,16 +213,21 @@ def _copy(path: str) -> str:
     return os.path.join(directory, f".{name}.penstock")
 
 
-def reset_reader_state(layout: Layout, job: Job) -> None:
-    """Forget which FIFO the readers of an earlier run would open next (contract §6.2).
+def set_reader_state(layout: Layout, epochs: Mapping[str, int]) -> None:
+    """Have the readers of these channels open these epochs' FIFOs next (contract §6.2).
 
-    A sidecar always starts at epoch 0, so a counter from before can only make readers wait for a FIFO
-    that will never come. Raises SinkError.
+    A counter from before can only make readers wait for a FIFO that will never come. At epoch 0 none is
+    needed. Raises SinkError.
     """
-    for name in (name for channel in job.input_data_config for name in job.fifos(channel)):
-        path = os.path.join(layout.base, "pipe_state", f".{name}-pipe_mode-state")
+    directory = os.path.join(layout.base, "pipe_state")
+    for name, epoch in epochs.items():
+        path = os.path.join(directory, f".{name}-pipe_mode-state")
         try:
-            os.unlink(path)
+            if epoch:
+                os.makedirs(directory, exist_ok=True)
+                replace_file(path, b"%d" % epoch)
+            else:
+                os.unlink(path)
         except FileNotFoundError:
             continue
         except OSError as error:

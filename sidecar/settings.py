@@ -7,11 +7,11 @@ import contextlib
 import re
 from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, ByteSize, Field, StrictInt, StrictStr, model_validator
+from pydantic import BeforeValidator, ByteSize, Field, StrictInt, StrictStr, WithJsonSchema, model_validator
 
 from sidecar.model import Model
 from streamer.errors import ConfigError
-from streamer.source.session import Endpoint, Reading
+from streamer.source.session import STALL_TIMEOUT, Endpoint, Reading
 from streamer.units import KIB, MIB
 
 CUSTOMER_KEY_BYTES = 32
@@ -133,9 +133,15 @@ class PenstockConfig(Model):
     """Requests in flight, over all channels. Unset: adapts, up to 256."""
     give_up_after: Annotated[float, Field(gt=0)] = 300.0
     """Seconds without a byte of progress before a channel fails."""
+    stall_timeout: Annotated[float, Field(ge=1)] = STALL_TIMEOUT
+    """Seconds without a byte before a request counts as stalled, and is sent again on another connection."""
+    hedge_budget: Annotated[float, Field(ge=0, le=1)] = 0.05
+    """Of all bytes, those that may be fetched twice where the reader waits for a slow connection; 0: none."""
     drain_for: Annotated[float, Field(ge=0)] = 20.0
     """Seconds that SIGTERM lets running epochs finish; Kubernetes kills after 30 by default."""
-    fifo_mode: Annotated[int, BeforeValidator(_octal)] = 0o640
+    fifo_mode: Annotated[
+        int, BeforeValidator(_octal), WithJsonSchema({"type": "string", "pattern": "^0?[0-7]{3}$"})
+    ] = 0o640
     shard_by: Literal["objects", "bytes"] = "objects"
     """What ShardedByS3Key makes equal between hosts, and Lanes between the FIFOs of a channel; SageMaker's
     own rule is `objects`."""

@@ -1,7 +1,8 @@
 """Signals as awaitable events, restored at the end.
 
 The first SIGTERM or SIGINT asks for an orderly end, the second for an end now; a third kills the
-process without any clean-up, for the case that the clean-up is what hangs.
+process without any clean-up, for the case that the clean-up is what hangs. SIGUSR2 asks `penstock run` to
+start itself anew.
 """
 
 from __future__ import annotations
@@ -25,8 +26,13 @@ class Shutdown:
     def __init__(self) -> None:
         self.asked = asyncio.Event()
         self.now = asyncio.Event()
+        self.restart = asyncio.Event()
 
     def note(self, number: signal.Signals) -> None:
+        if number == signal.SIGUSR2:
+            log.info("signal, restarting", signal=number.name)
+            self.restart.set()
+            return
         if self.now.is_set():
             os._exit(Exit.INTERRUPTED)
         if self.asked.is_set():

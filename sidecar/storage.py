@@ -189,6 +189,8 @@ async def speed(job: Job, clients: Clients, samples: list[ObjectRef]) -> Finding
             budget=job.budget,
             connections=penstock.connections,
             part_size=penstock.part_size,
+            hedge=penstock.hedge_budget,
+            check=job.checks,
         ) as transport:
             name, started = transport.name, time.monotonic()
             with _emptied() as write_end, contextlib.suppress(TimeoutError):

@@ -3,9 +3,10 @@
     start    resolve credentials, list every channel (all at once)   any error here ends the process
              lock and lay out the directory, write config files,     before a FIFO is offered
              download every File channel, one after the other
-             make every Pipe channel's FIFO 0, open the admin port
+             make every Pipe channel's first FIFO, open the admin port
     ready    channels run side by side, independent of each other; one that fails holds its FIFO open,
              readiness goes false, the others go on
+             with a keeper, channels begin where the last sidecar's ended (`sidecar.resume`)
     end      `Stop` raised in the task group by a signal (after a drain) or by the trainer's exit
 
 Every channel is a task in one TaskGroup; ending is an exception that travels through it. `serve`
@@ -27,25 +28,30 @@ from sidecar.exits import Exit, exit_code
 from sidecar.logs import log
 from sidecar.planning import Planned, plan_channel
 from sidecar.pulse import Pulse
-from sidecar.runtime import Layout, keep_loaded, reset_reader_state, write_config_files
+from sidecar.resume import BEGIN, Begin, Saved, begins
+from sidecar.runtime import Layout, keep_loaded, set_reader_state, write_config_files
 from sidecar.verdict import Moment, judge
 from streamer.relay.bandwidth import Bandwidth
+from streamer.relay.changes import Change, Changes
 from streamer.relay.channel import Channel
 from streamer.relay.pace import MOST_LANES
 from streamer.relay.retry import RetryPolicy
 from streamer.relay.transport import Transport, open_transport
-from streamer.source.heads import open_heads
+from streamer.sink.ends import KeptEnds
+from streamer.sink.kept import KeeperClient, connected, started
+from streamer.source.heads import Heads, open_heads
+from streamer.source.integrity import Sums
 from streamer.source.portable import PortableSource
 from streamer.source.session import open_clients
 from streamer.units import MIB, human_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
     from sidecar.config import Job
     from sidecar.identity import Hosts
     from sidecar.request import ChannelConfig
-    from streamer.plan import Plan
+    from streamer.plan import ObjectRef, Plan
     from streamer.relay.allotment import Allotment
     from streamer.relay.statistics import ChannelStatistics
     from streamer.source.session import Clients
@@ -70,9 +76,20 @@ class Supervisor:
     """Runs one job. Use `serve` once."""
 
     def __init__(
-        self, job: Job, layout: Layout, hosts: Hosts, *, default_admin_port: int, keep_proof: bool = True
+        self,
+        job: Job,
+        layout: Layout,
+        hosts: Hosts,
+        *,
+        default_admin_port: int,
+        keep_proof: bool = True,
+        keeper: str | None = None,
+        saved: Mapping[str, Saved] | None = None,
+        resume_anyway: bool = False,
     ) -> None:
         """`job`: with the channels of this host only.
+
+        `keeper`: the socket of one, or `auto` to start one if there is none. `saved`: where channels begin.
 
         `default_admin_port`: for a job that names none; 0 for any free one.
 
@@ -83,6 +100,10 @@ class Supervisor:
         self.hosts = hosts
         self._default_admin_port = default_admin_port
         self._keep_proof = keep_proof
+        self._keeper_path = keeper
+        self._keeper: KeeperClient | None = None
+        self._saved = saved or {}
+        self._resume_anyway = resume_anyway
         self.transport = "none"
         """Which transport runs."""
         self.failed = asyncio.Event()
@@ -137,16 +158,31 @@ class Supervisor:
             plans = await self.plans(clients)
             self.planning_seconds = time.monotonic() - began
             transport = await stack.enter_async_context(self.open_transport(clients, plans))
+            heads = await stack.enter_async_context(self._heads(clients))
+            sums = Sums(clients.control, clients.credentials) if self.job.checks else None
             self.layout.create()
             stack.enter_context(self.layout.locked())
             write_config_files(self.layout, self.job, self.hosts)
             write_environment_file(self.layout, self.job, self.hosts)
-            reset_reader_state(self.layout, self.job)
-            await self._download(plans, clients)
-            self.channels = {
-                name: self._channel(name, plan, transport, self.bandwidth[channel.channel_name])
+            await self._reach_keeper(stack)
+            piped = {
+                name: (channel, plan)
                 for channel in self.job.channels("Pipe")
                 for name, plan in plans[channel.channel_name].fifos.items()
+            }
+            places = await asyncio.to_thread(self._begins, {name: plan for name, (_, plan) in piped.items()})
+            set_reader_state(
+                self.layout,
+                {
+                    name: place.position.epoch
+                    for name, place in places.items()
+                    if self._keeper is None or name not in self._keeper.held
+                },
+            )
+            await self._download(plans, clients)
+            self.channels = {
+                name: self._channel(name, channel, plan, transport, places[name], heads=heads, sums=sums)
+                for name, (channel, plan) in piped.items()
             }
             for channel in self.channels.values():
                 stack.callback(channel.close, forget=not self._keep_proof)
@@ -166,6 +202,27 @@ class Supervisor:
         error = next((channel.error for channel in self.channels.values() if channel.error), None)
         return Exit.OK if error is None else exit_code(error)
 
+    async def _reach_keeper(self, stack: contextlib.AsyncExitStack) -> None:
+        """Connect to the keeper, if one is wanted. Raises SinkError."""
+        if self._keeper_path is None:
+            return
+        if self._keeper_path == "auto":
+            client = await started(self.layout.keeper)
+        else:
+            client = await connected(self._keeper_path)
+        self._keeper = client
+        stack.callback(client.close)
+        log.info("keeper", pid=client.pid, holds=sorted(client.held))
+
+    def _begins(self, plans: dict[str, Plan]) -> dict[str, Begin]:
+        """Where every channel begins; takes a while for a large plan. Raises ConfigError."""
+        held = self._keeper.held if self._keeper else {}
+        places = begins(plans, held, self._saved, anyway=self._resume_anyway)
+        for name, place in places.items():
+            if place.position != BEGIN:
+                log.info("resuming", channel=name, epoch=place.position.epoch, offset=place.position.offset)
+        return places
+
     async def _download(self, plans: dict[str, Planned], clients: Clients) -> None:
         """Bring every File channel's objects. Raises SourceError, SinkError, ConfigError."""
         penstock = self.job.penstock
@@ -181,7 +238,7 @@ class Supervisor:
             log.info("downloading", channel=name, **size)
             fetched = await download(
                 plan,
-                PortableSource(clients.data),
+                PortableSource(clients.data, clients.credentials),
                 directory=self.layout.data,
                 channel=name,
                 limits=limits,
@@ -217,6 +274,17 @@ class Supervisor:
                     missing = statistics.bytes_total - statistics.bytes_consumed
                     log.warning("cut off", channel=name, epoch=statistics.epoch, missing_bytes=missing)
 
+    async def leave(self) -> None:
+        """Have every channel end without a word, for another sidecar to go on; `until` returns next.
+
+        Without a keeper one is started now, for them to leave their FIFOs to. Raises SinkError.
+        """
+        if self._keeper is None:
+            self._keeper = await started(self.layout.keeper)
+        self._offered = False
+        for channel in self.channels.values():
+            channel.leave(self._keeper)
+
     @contextlib.asynccontextmanager
     async def open_transport(self, clients: Clients, plans: dict[str, Planned]) -> AsyncIterator[Transport]:
         """The transport of all channels. Raises ConfigError if the one asked for cannot be."""
@@ -233,7 +301,9 @@ class Supervisor:
             budget=self.job.budget,
             connections=self.job.penstock.connections,
             part_size=self.job.penstock.part_size,
+            hedge=self.job.penstock.hedge_budget,
             inflate=any(plan.inflate for plan in piped),
+            check=self.job.checks,
         ) as transport:
             self.transport, self.reason = transport.name, transport.reason
             self.allotment = transport.allotment
@@ -247,7 +317,11 @@ class Supervisor:
         """The process's S3 clients, sized for this job."""
         penstock = self.job.penstock
         endpoint = penstock.endpoint.resolved()
-        async with open_clients(endpoint, connections=penstock.connections or MOST_LANES) as clients:
+        async with open_clients(
+            endpoint,
+            connections=penstock.connections or MOST_LANES,
+            stall_timeout=penstock.stall_timeout,
+        ) as clients:
             yield clients
 
     async def plans(self, clients: Clients) -> dict[str, Planned]:
@@ -277,21 +351,46 @@ class Supervisor:
                 **({"lanes": len(found.fifos)} if name in self.job.penstock.lanes else {}),
             )
 
-        penstock = self.job.penstock
         async with (
-            open_heads(
-                clients, give_up_after=penstock.give_up_after, portable=penstock.transport == "portable"
-            ) as heads,
+            self._heads(clients) as heads,
             asyncio.TaskGroup() as group,
         ):
             for channel in self.job.input_data_config:
                 group.create_task(make(channel))
         return {channel.channel_name: plans[channel.channel_name] for channel in self.job.input_data_config}
 
-    def _channel(self, name: str, plan: Plan, transport: Transport, bandwidth: Bandwidth) -> Channel:
+    def _heads(self, clients: Clients) -> contextlib.AbstractAsyncContextManager[Heads]:
+        penstock = self.job.penstock
+        portable = penstock.transport == "portable"
+        return open_heads(clients, give_up_after=penstock.give_up_after, portable=portable)
+
+    def _channel(
+        self,
+        name: str,
+        config: ChannelConfig,
+        plan: Plan,
+        transport: Transport,
+        begin: Begin,
+        *,
+        heads: Heads,
+        sums: Sums | None,
+    ) -> Channel:
+        """The channel `name`: `config`'s own, or one of its lanes."""
         penstock = self.job.penstock
         stages = transport.stages()
-        stages.share.bandwidth = bandwidth
+        stages.share.bandwidth = self.bandwidth[config.channel_name]
+
+        def note_change(change: Change) -> None:
+            log.warning("object changed", channel=name, epoch=change.epoch, change=str(change))
+
+        def note_unverifiable(ref: ObjectRef) -> None:
+            log.warning(
+                "not compared: S3 keeps no checksum of the whole object, or the epoch was continued within "
+                "it; this is said once",
+                channel=name,
+                object=f"s3://{ref.bucket}/{ref.key}",
+            )
+
         return Channel(
             name,
             plan,
@@ -301,6 +400,13 @@ class Supervisor:
             fifo_mode=penstock.fifo_mode,
             policy=RetryPolicy(give_up_after=penstock.give_up_after),
             on_verdict=self._note_verdict,
+            changes=Changes(config.penstock.when_changed, heads.find, note_change),
+            sums=sums if config.penstock.integrity == "checksum" else None,
+            on_unverifiable=note_unverifiable,
+            start=begin.position,
+            ends=None if self._keeper is None else KeptEnds(self._keeper, name, digest=plan.digest),
+            held=begin.held,
+            refused=begin.refused,
         )
 
     def _figures(self, channel: str) -> dict[str, Any]:
@@ -331,6 +437,7 @@ class Supervisor:
             delivered=human_bytes(trailer.bytes_delivered),
             **({} if trailer.bytes_total is None else {"of": human_bytes(trailer.bytes_total)}),
             **self._figures(trailer.channel),
+            **({"changed": trailer.changed} if trailer.changed else {}),
             **({"error": trailer.error} if trailer.error else {}),
         )
         if trailer.verdict == "failed":

@@ -23,7 +23,7 @@ MATTERS = 0.2
 """Part of the time, with a reader there, that must have been waited for one side to be called slow."""
 FAULTY = 0.05
 """Part of the requests that must have failed for that to be the storage's trouble."""
-FAILURES = ("transient", "throttled", "truncated")
+FAILURES = ("transient", "throttled", "truncated", "bad_answer")
 
 WAITED_FOR = {
     "queued": "for a free connection or memory",

@@ -72,10 +72,21 @@ class Denied(SourceError):
     kind = "denied"
 
 
+class Expired(Denied):
+    """Credentials that were good once are refused or cannot be renewed; new ones may come."""
+
+    retryable = True
+    kind = "expired"
+
+
 class Missing(SourceError):
     """No such bucket, no such object, or a prefix that matches nothing."""
 
     kind = "missing"
+
+
+class Gone(Missing):
+    """The object itself is not there, in a bucket that is."""
 
 
 class SourceChanged(SourceError):
@@ -116,6 +127,12 @@ class CorruptObject(SourceError):
     """
 
     kind = "corrupt"
+
+
+class Mismatch(SourceError):
+    """The bytes of a whole object have another checksum than S3 keeps of it. They are delivered already."""
+
+    kind = "mismatch"
 
 
 class GaveUp(SourceError):

@@ -45,10 +45,16 @@ class Trailer:
     """
     bytes_delivered: int = 0
     """Bytes that the FIFO accepted; the reader's own count must equal it under `complete`."""
+    bytes_skipped: int = 0
+    """Bytes of the epoch that this FIFO never had: it begins behind them, for a trainer that resumes."""
     objects: int = 0
     digest: str = ""
     """Digest of the plan (`streamer.plan`): which bytes, of which object versions, in which order."""
     error: str | None = None
+    changed: int = 0
+    """Objects that were not as listed and were refetched or skipped, as the channel's policy has it."""
+    changes: tuple[str, ...] = ()
+    """The first hundred of them."""
     format: int = FORMAT
 
 
@@ -70,7 +76,13 @@ def lane_name(channel: str, index: int) -> str:
 def write_trailer(directory: str, trailer: Trailer, *, mode: int = 0o644) -> None:
     """Publish `trailer`, replacing the epoch's last one at once. Raises OSError."""
     path = trailer_path(directory, trailer.channel, trailer.epoch)
-    replace_file(path, (json.dumps(asdict(trailer)) + "\n").encode(), mode=mode)
+    document = asdict(trailer)
+    # Readers of a release that knows no such field need refuse only what they would misjudge.
+    if not trailer.changed:
+        del document["changed"], document["changes"]
+    if not trailer.bytes_skipped:
+        del document["bytes_skipped"]
+    replace_file(path, (json.dumps(document) + "\n").encode(), mode=mode)
 
 
 def replace_file(path: str, data: bytes, *, mode: int = 0o644) -> None:
@@ -109,7 +121,7 @@ def parse_trailer(raw: bytes, *, name: str = "trailer") -> Trailer:
     if unknown := document.keys() - wanted:
         raise ValueError(f"{name} has unknown fields: {', '.join(sorted(unknown))}")
     try:
-        trailer = Trailer(**document)
+        trailer = Trailer(**document | {"changes": tuple(document.get("changes", ()))})
     except TypeError as error:
         raise ValueError(f"{name} lacks fields: {error}") from error
     if trailer.verdict not in ("open", "complete", "abandoned", "failed", "stopped"):

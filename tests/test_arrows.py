@@ -17,7 +17,8 @@ MAY_IMPORT = {
     "streamer.plan": {"streamer.formats"},
     "streamer.source": {"streamer.plan"},
     "streamer.trailer": set(),
-    "streamer.sink": {"streamer.plan", "streamer.trailer"},
+    "streamer.keeper": set(),
+    "streamer.sink": {"streamer.keeper", "streamer.plan", "streamer.trailer"},
     "streamer.relay": {"streamer.plan", "streamer.source", "streamer.sink", "streamer.trailer"},
     "streamer.formats": set(),
     "streamer.readers": {"streamer.formats", "streamer.trailer"},
@@ -38,6 +39,7 @@ FOREIGN = {
     "pydantic": {"sidecar"},
     "tensorflow": {"streamer.readers"},
     "numpy": {"streamer.readers"},
+    "torch": {"streamer.readers"},
     "stamina": {"streamer.relay", "streamer.source", "sidecar"},
     "isal": {"streamer.relay"},
     "backports": {"streamer.relay"},
@@ -104,6 +106,12 @@ def test_the_table_allows_no_circle():
     for name in MAY_IMPORT:
         visit(name, frozenset())
     assert seen == set(MAY_IMPORT)
+
+
+def test_the_keeper_is_the_standard_library_alone():
+    """It runs without site-packages, and nothing of ours can break it."""
+    loaded = imports(ROOT / "streamer" / "keeper.py")
+    assert {name.split(".")[0] for name in loaded} <= set(sys.stdlib_module_names)
 
 
 def test_readers_load_nothing_but_the_standard_library():

@@ -27,11 +27,13 @@ from sidecar.config import Job, load_job
 from sidecar.environment import trainer_environment
 from sidecar.exits import Exit
 from sidecar.identity import Hosts
-from sidecar.metrics import ERRORS, METRICS, OPERATIONS, OUTCOMES, RETRIED, VERDICTS
+from sidecar.metrics import ERRORS, HEDGES, METRICS, OPERATIONS, OUTCOMES, RETRIED, VERDICTS
 from sidecar.runtime import Layout
 from streamer import errors
 from streamer.readers import InterleavedReader, PipeReader, PipeStream, lanes_of, open_channel
+from streamer.relay.changes import DONE
 from streamer.relay.statistics import CAUSES, STATES, ChannelStatistics
+from streamer.source.integrity import OUTCOMES as CHECKED
 from streamer.units import GIB, KIB, MIB
 from tests.test_arrows import BASE, MAY_IMPORT
 
@@ -169,6 +171,7 @@ def test_every_label_value_is_described():
     assert {label: values for label, values in told.items() if label != "channel"} == {
         "state": STATES, "verdict": VERDICTS, "outcome": OUTCOMES, "kind": RETRIED,
         "cause": CAUSES, "error": ERRORS, "operation": OPERATIONS,
+        "fate": HEDGES, "done": DONE, "result": CHECKED,
     }  # fmt: skip
 
 
@@ -248,7 +251,7 @@ def texts() -> list[str]:
 @pytest.mark.parametrize(
     "text",
     [
-        *(row[0] for row in table(README, "Text", "Do")),
+        *(row[0] for row in table(DOCS / "troubleshooting.md", "Text", "Do")),
         *(row[0] for row in table(DOCS / "readers.md", "Text", "Raised as", "Cause and remedy")),
     ],
 )
@@ -374,11 +377,12 @@ CALLS = {
     "PipeStream": PipeStream,
     "open_channel": open_channel,
     "PipeModeDataset": "streamer/readers/tensorflow.py",
+    "PipeIterableDataset": "streamer/readers/torch.py",
 }
 
 
 def parameters(name: str) -> set[str]:
-    """Of a callable of the readers; TensorFlow's from its source, so as not to load it."""
+    """Of a callable of the readers; the frameworks' from their source, so as not to load them."""
     if not isinstance(CALLS[name], str):
         return set(inspect.signature(CALLS[name]).parameters)
     tree = ast.parse((ROOT / CALLS[name]).read_text())
@@ -400,7 +404,7 @@ def test_python_examples_use_what_is_there(body):
     for node in ast.walk(ast.parse(body)):
         if isinstance(node, ast.ImportFrom) and node.module.startswith("streamer"):
             for alias in node.names:
-                if node.module == "streamer.readers.tensorflow":
+                if node.module in ("streamer.readers.tensorflow", "streamer.readers.torch"):
                     assert alias.name in CALLS
                 else:
                     assert hasattr(importlib.import_module(node.module), alias.name)
@@ -412,6 +416,11 @@ def test_the_constructor_of_the_dataset_is_described():
     section = prose(DOCS / "readers.md").split("## PipeModeDataset")[1].split("## PipeReader")[0]
     told = {name.split("=")[0] for name in names(section)}
     assert parameters("PipeModeDataset") <= told
+
+
+def test_the_arguments_of_the_pytorch_dataset_are_described():
+    section = prose(DOCS / "readers.md").split("## PyTorch")[1].split("## Arrays and tables")[0]
+    assert parameters("PipeIterableDataset") <= {name.split("=")[0] for name in names(section)}
 
 
 # Links and references
@@ -443,7 +452,8 @@ def test_every_test_and_file_named_exists(page):
         if name:
             functions = (ast.FunctionDef, ast.AsyncFunctionDef)
             assert name in {node.name for node in tree.body if isinstance(node, functions)}, f"{path}::{name}"
-    for path in re.findall(r"`((?:streamer|sidecar|tests|docs|examples|dashboards)/[\w/.]*)`", prose(page)):
+    rooms = "streamer|sidecar|tests|docs|examples|dashboards|deploy|scripts"
+    for path in re.findall(rf"`((?:{rooms})/[\w/.-]*)`", prose(page)):
         assert (ROOT / path).exists(), path
 
 

@@ -19,6 +19,9 @@ class LineReader(RecordReader):
         self._searched = 0
         """Bytes from `_start` that are known to hold no line end: a long line is searched once."""
 
+    def _forget(self) -> None:
+        self._searched = 0
+
     def _cut(self) -> list[bytes]:
         last = self._buffer.rfind(b"\n", self._start + self._searched, self._end)
         if last < 0:

@@ -24,16 +24,17 @@ MAGIC = 0xCED7230A
 MAX_PAYLOAD = (1 << 29) - 1
 """Bytes of the longest payload that a frame can hold."""
 
-_HEAD = struct.Struct("<II")
+HEAD = struct.Struct("<II")
 _MAGIC_BYTES = struct.pack("<I", MAGIC)
-_WHOLE, _FIRST, _MIDDLE, _LAST = range(4)
+WHOLE, FIRST, MIDDLE, LAST = range(4)
+"""The flag of a part."""
 
 
 def header(length: int) -> bytes:
     """The 8 bytes before a whole record of `length` bytes. Raises ValueError above `MAX_PAYLOAD`."""
     if not 0 <= length <= MAX_PAYLOAD:
         raise ValueError(f"a RecordIO record holds at most {MAX_PAYLOAD} bytes, not {length}")
-    return _HEAD.pack(MAGIC, length)
+    return HEAD.pack(MAGIC, length)
 
 
 def padding(length: int) -> bytes:
@@ -44,6 +45,15 @@ def padding(length: int) -> bytes:
 def encode(payload: bytes) -> bytes:
     """The frame of `payload` as one whole record. Raises ValueError above `MAX_PAYLOAD`."""
     return b"".join((header(len(payload)), payload, padding(len(payload))))
+
+
+def unfit(magic: int, flag: int, parts: int) -> str | None:
+    """What is wrong with the header of a part that comes after `parts` parts of its record, if anything."""
+    if magic != MAGIC:
+        return f"invalid magic number {magic:#010x}"
+    if flag in ((MIDDLE, LAST) if parts else (WHOLE, FIRST)):
+        return None
+    return f"part flag {flag} " + (f"after {parts} parts" if parts else "where a record begins")
 
 
 class RecordIOReader(RecordReader):
@@ -61,23 +71,34 @@ class RecordIOReader(RecordReader):
         self._parts: list[bytes] = []
         """Parts of the record that is on its way; empty between records."""
 
+    def hand_over(self) -> tuple[bytes, int]:
+        rest, offset = super().hand_over()
+        frames: list[bytes] = []
+        for flag, part in zip((FIRST, *[MIDDLE] * len(self._parts)), self._parts, strict=False):
+            frames += (HEAD.pack(MAGIC, flag << 29 | len(part)), part, padding(len(part)))
+        parts = b"".join(frames)
+        return parts + rest, offset - len(parts)
+
+    def _forget(self) -> None:
+        self._parts = []
+
     def _cut(self) -> list[bytes]:
         view, start, end = self._view, self._start, self._end
-        head = _HEAD.unpack_from
+        head = HEAD.unpack_from
         batch: list[bytes] = []
-        self._wanted = _HEAD.size
-        while end - start >= _HEAD.size:
+        self._wanted = HEAD.size
+        while end - start >= HEAD.size:
             magic, word = head(view, start)
             if magic != MAGIC:
-                self._fault = self._corrupt(self._base + start, f"invalid magic number {magic:#010x}")
+                self._fault = self._corrupt(self._base + start, str(unfit(magic, WHOLE, 0)))
                 break
             length = word & MAX_PAYLOAD
-            frame = _HEAD.size + (length + 3 & ~3)
+            frame = HEAD.size + (length + 3 & ~3)
             if end - start < frame:
                 self._wanted = frame
                 break
-            payload = bytes(view[start + _HEAD.size : start + _HEAD.size + length])
-            if word >> 29 == _WHOLE and not self._parts:
+            payload = bytes(view[start + HEAD.size : start + HEAD.size + length])
+            if word >> 29 == WHOLE and not self._parts:
                 batch.append(payload)
             elif not self._join(word >> 29, payload, start, batch):
                 break
@@ -86,13 +107,11 @@ class RecordIOReader(RecordReader):
         return batch
 
     def _join(self, flag: int, payload: bytes, start: int, batch: list[bytes]) -> bool:
-        allowed = (_MIDDLE, _LAST) if self._parts else (_WHOLE, _FIRST)
-        if flag not in allowed:
-            place = f"after {len(self._parts)} parts" if self._parts else "where a record begins"
-            self._fault = self._corrupt(self._base + start, f"part flag {flag} {place}")
+        if (fault := unfit(MAGIC, flag, len(self._parts))) is not None:
+            self._fault = self._corrupt(self._base + start, fault)
             return False
         self._parts.append(payload)
-        if flag == _LAST:
+        if flag == LAST:
             batch.append(self._joint.join(self._parts))
             self._parts = []
         return True

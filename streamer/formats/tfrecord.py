@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import logging
 import struct
+from collections import deque
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from streamer.formats.crc import MASK_DELTA, crc32c, masked_crc32c
@@ -19,11 +21,28 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("penstock")
 
-_HEAD = struct.Struct("<QI")
+HEAD = struct.Struct("<QI")
+"""Length of the data, and the masked CRC of the length."""
+HEAD_BYTES = HEAD.size
 _LENGTH = struct.Struct("<Q")
 _CRC = struct.Struct("<I")
 _WORD = 0xFFFFFFFF
-_FRAME = _HEAD.size + _CRC.size
+FRAME_BYTES = HEAD.size + _CRC.size
+"""Bytes of a frame besides its data."""
+_KNOWN_LENGTHS = 1 << 16
+"""Lengths whose CRC is remembered."""
+REMEMBERED = 10_000
+"""Skipped records whose place is remembered; beyond that the last ones are."""
+
+
+@dataclass(slots=True)
+class Skipped:
+    """What was left out because its data CRC did not agree."""
+
+    records: int = 0
+    """How many."""
+    places: deque[tuple[str, int]] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+    """The stream and the offset of the frame in it, in bytes; of the last `REMEMBERED` ones."""
 
 
 def encode(payload: bytes) -> bytes:
@@ -36,40 +55,47 @@ class TFRecordReader(RecordReader):
     """The records of a TFRecord stream.
 
     Raises CorruptRecord at a CRC that does not agree, unless it is a data CRC and not more than
-    `max_corrupted_records_to_skip` records in a row are bad (contract §6.3).
+    `max_corrupted_records_to_skip` records in a row are bad (contract §6.3). What is skipped is logged, and
+    counted in `skipped`, which several readers may share.
     """
 
     what = "TFRecord"
 
     def __init__(
-        self, source: Source, *, max_corrupted_records_to_skip: int = 0, block_bytes: int = BLOCK_BYTES
+        self,
+        source: Source,
+        *,
+        max_corrupted_records_to_skip: int = 0,
+        skipped: Skipped | None = None,
+        block_bytes: int = BLOCK_BYTES,
     ) -> None:
         super().__init__(source, block_bytes=block_bytes)
-        self.skipped = 0
-        """Records left out so far because their data CRC did not agree."""
+        self.skipped = Skipped() if skipped is None else skipped
+        self._name = str(getattr(source, "name", ""))
+        self._known: dict[int, int] = {}
+        """The masked CRC of every length seen so far: most streams hold few lengths."""
         self._limit = max_corrupted_records_to_skip
         self._run = 0
         self._crc32c = crc32c()
 
     def _cut(self) -> list[bytes]:
         view, start, end = self._view, self._start, self._end
-        crc, head, tail = self._crc32c, _HEAD.unpack_from, _CRC.unpack_from
+        crc, head, tail, known = self._crc32c, HEAD.unpack_from, _CRC.unpack_from, self._known
         batch: list[bytes] = []
-        self._wanted = _HEAD.size
-        while end - start >= _HEAD.size:
+        self._wanted = HEAD_BYTES
+        while end - start >= HEAD_BYTES:
             length, stored = head(view, start)
-            found = crc(view[start : start + 8])
-            if stored != ((found >> 15 | found << 17) + MASK_DELTA) & _WORD:
+            if known.get(length) != stored and not self._length_holds(length, stored):
                 self._fault = self._corrupt(self._base + start, "CRC check on header failed")
                 break
-            if end - start < length + _FRAME:
-                self._wanted = length + _FRAME
+            if end - start < length + FRAME_BYTES:
+                self._wanted = length + FRAME_BYTES
                 break
-            stop = start + _HEAD.size + length
-            record = bytes(view[start + _HEAD.size : stop])
+            stop = start + HEAD_BYTES + length
+            record = bytes(view[start + HEAD_BYTES : stop])
             found = crc(record)
             if tail(view, stop)[0] != ((found >> 15 | found << 17) + MASK_DELTA) & _WORD:
-                if not self._may_skip(start):
+                if not self._may_skip(start, length):
                     break
             else:
                 self._run = 0
@@ -78,12 +104,27 @@ class TFRecordReader(RecordReader):
         self._start = start
         return batch
 
-    def _may_skip(self, start: int) -> bool:
-        fault = self._corrupt(self._base + start, "CRC check on data failed")
+    def _length_holds(self, length: int, stored: int) -> bool:
+        """Whether `stored` is the masked CRC of `length`."""
+        if self._known.get(length) == stored:
+            return True
+        if masked_crc32c(_LENGTH.pack(length)) != stored:
+            return False
+        if len(self._known) >= _KNOWN_LENGTHS:
+            self._known.clear()
+        self._known[length] = stored
+        return True
+
+    def _may_skip(self, start: int, length: int) -> bool:
+        offset = self._base + start
+        fault = self._corrupt(offset, "CRC check on data failed")
         self._run += 1
         if self._run > self._limit:
             self._fault = fault
             return False
-        self.skipped += 1
-        logger.warning("skipped: %s (%d in a row, %d in all)", fault, self._run, self.skipped)
+        self.skipped.records += 1
+        self.skipped.places.append((self._name, offset))
+        logger.warning(
+            "skipped: %s; %d bytes (%d in a row, %d in all)", fault, length, self._run, self.skipped.records
+        )
         return True

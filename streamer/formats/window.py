@@ -83,6 +83,26 @@ class RecordReader(ABC):
         if batch := self._finish():
             yield batch
 
+    def hand_over(self) -> tuple[bytes, int]:
+        """What arrived and is not part of a record handed over yet, and its offset in the stream.
+
+        With it another reader of the same stream may `go_on`; to be taken behind a list of `batches()`.
+        """
+        return bytes(self._view[self._start : self._end]), self.offset
+
+    def go_on(self, rest: bytes, offset: int) -> None:
+        """Forget the window, and continue the stream where another reader handed it over."""
+        if len(self._buffer) < 2 * len(rest):
+            self._buffer = bytearray(2 * len(rest))
+            self._view = memoryview(self._buffer)
+        self._view[: len(rest)] = rest
+        self._start, self._end, self._base = 0, len(rest), offset
+        self._forget()
+        self._cut()
+
+    def _forget(self) -> None:  # noqa: B027 - most formats have nothing to forget
+        """Drop what a format remembers of the bytes in the window."""
+
     @abstractmethod
     def _cut(self) -> list[bytes]:
         """Every whole record in the window; sets `_start`, `_wanted`, and `_fault` at a bad one."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from streamer.plan.entries import Entries, is_folder_marker, listed
 from streamer.plan.parts import Part, cut
 from streamer.plan.plan import Arrangement, Plan
+from streamer.plan.position import NOWHERE, Mark, Position
 from streamer.plan.segments import LONGEST_RECORD, Literal, ObjectRef, Segment, bare_etag, frame
 from streamer.plan.shards import Balance, Shard
 from streamer.plan.shuffle import Permutation
@@ -18,14 +19,17 @@ from streamer.plan.uris import S3Uri, parse_object_uri, parse_s3_uri
 
 __all__ = [
     "LONGEST_RECORD",
+    "NOWHERE",
     "Arrangement",
     "Balance",
     "Entries",
     "Literal",
+    "Mark",
     "ObjectRef",
     "Part",
     "Permutation",
     "Plan",
+    "Position",
     "S3Uri",
     "Segment",
     "Shard",

@@ -150,6 +150,15 @@ class Entries:
         of_key = _HEAD.unpack_from(self._blob, place)[1]
         return bytes(self._blob[place + _HEAD.size : place + _HEAD.size + of_key])
 
+    def key_twice(self) -> str | None:
+        """A key that two entries have, if any; they must be in key order."""
+        last = None
+        for key in map(self._key, range(len(self))):
+            if key == last:
+                return key.decode()
+            last = key
+        return None
+
     def in_key_order(self) -> Entries:
         """The same entries in the UTF-8 byte order of their keys; itself where that is their order.
 

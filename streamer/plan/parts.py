@@ -12,13 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from streamer.plan.segments import Literal, ObjectRef
+from streamer.plan.segments import Literal, ObjectRef, Segment
 from streamer.units import KIB
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-
-    from streamer.plan.segments import Segment
 
 MAX_LITERALS = 64 * KIB
 """Bytes of literals in one part; they lie in memory whatever the transport."""
@@ -58,13 +56,31 @@ class Part:
         return self.start < self.end == self.object.size
 
 
-def cut(segments: Iterable[Segment | Literal], *, part_size: Callable[[], int], epoch: int) -> Iterator[Part]:
-    """The parts of one epoch in stream order.
+def rest(segments: Iterable[Segment | Literal], behind: int) -> Iterator[Segment | Literal]:
+    """The segments without the first `behind` bytes of what they stream."""
+    for segment in segments:
+        size = len(segment)
+        if behind >= size:
+            behind -= size
+        elif not behind:
+            yield segment
+        else:
+            if isinstance(segment, Literal):
+                yield Literal(segment.data[behind:])
+            else:
+                yield Segment(segment.object, segment.start + behind, segment.end)
+            behind = 0
+
+
+def cut(
+    segments: Iterable[Segment | Literal], *, part_size: Callable[[], int], epoch: int, behind: int = 0
+) -> Iterator[Part]:
+    """The parts of one epoch in stream order, without the stream's first `behind` bytes.
 
     A body has at most as many bytes as `part_size` says when it is cut, and the literals of a part 64 KiB.
     """
     most = MAX_LITERALS
-    offset = 0
+    offset = behind
     head, tail = bytearray(), bytearray()
     ref, start, end = NO_OBJECT, 0, 0
 
@@ -77,7 +93,7 @@ def cut(segments: Iterable[Segment | Literal], *, part_size: Callable[[], int], 
         ref, start, end = NO_OBJECT, 0, 0
         return part
 
-    for segment in segments:
+    for segment in rest(segments, behind) if behind else segments:
         if isinstance(segment, Literal):
             left = memoryview(segment.data)
             while left:

@@ -6,11 +6,18 @@
     stream      one FIFO as a binary file whose end is proven by its trailer
     plain       epochs and records of a channel in plain Python
     interleave  several FIFOs as one stream of records: the lanes of a channel
-    tensorflow  the same as a `tf.data.Dataset`: `PipeModeDataset`
+    tensorflow  the same as a `tf.data.Dataset`: `PipeModeDataset`; its parts are `steps` (Python stepped by
+                TensorFlow), `bulk` (small TFRecords by the block), `verdicts` (errors with a status of
+                ours), `interrupts` (Ctrl-C), `memory` (glibc's thresholds) and `meter` (speed, printed)
+    turns       one epoch read by several processes, each record by one of them
+    book        the file in which one turn leaves what the next one needs
+    torch       the same as an `IterableDataset`: `PipeIterableDataset`
+    samples     records put together again that an augmented manifest streams one by one
+    protobuf    SageMaker's protobuf records as NumPy arrays
 
 Nothing here imports anything but the standard library, `streamer.formats`, `streamer.trailer` and
-`streamer.errors`; TensorFlow comes in with `streamer.readers.tensorflow` alone, which is why that module
-is not imported here. The names below are loaded when they are first asked for.
+`streamer.errors`; TensorFlow, PyTorch and NumPy come in with the modules that are called so, and `protobuf`,
+which is why those are not imported here. The names below are loaded when they are first asked for.
 """
 
 from __future__ import annotations

@@ -8,36 +8,32 @@ is iterated it reads the next epoch:
         for record in reader:          # bytes
             ...
 
-In PyTorch the FIFO has one reader (contract §1.3), so at most one worker:
-
-    class Channel(torch.utils.data.IterableDataset):
-        def __init__(self, channel, record_format):
-            self.reader = PipeReader(channel, record_format)
-
-        def __iter__(self):
-            return map(decode, self.reader)     # decode: your function from bytes to tensors
-
-    loader = DataLoader(Channel("train", "TFRecord"), batch_size=64, num_workers=1)
+PyTorch has a reader of its own (`streamer.readers.torch`), whose workers share a channel.
 
 Which epoch is next is kept in the state file (`streamer.readers.state`), for all objects and processes of
 the container; the FIFO is opened when the first record is asked for, and not before.
+
+    checkpoint["data"] = reader.state_dict()          # between two records
+    reader.load_state_dict(checkpoint["data"])        # in another process, later
 """
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from streamer.errors import ChannelError
 from streamer.formats.lines import LineReader
 from streamer.formats.recordio import RecordIOReader
-from streamer.formats.tfrecord import TFRecordReader
+from streamer.formats.tfrecord import Skipped, TFRecordReader
 from streamer.readers.config import Directories, PipeModeDatasetException, check_channel, directories
+from streamer.readers.place import Place
 from streamer.readers.state import EpochState
-from streamer.readers.stream import PipeStream
+from streamer.readers.stream import STDIN, PipeStream
 from streamer.trailer import fifo_path
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from streamer.formats.window import RecordReader, Source
 
@@ -100,18 +96,62 @@ class PipeReader:
         self._epoch = epoch
         self._timeout = timeout
         self._skip = max_corrupted_records_to_skip
+        self._place: Place | None = None
+        """Where the epoch that was begun last is."""
+        self._left = 0
+        """Records of its batch that have not been returned yet."""
+        self._resume: Place | None = None
+        """Where the next iteration begins, if not with an epoch."""
+        self._anyway = False
+        self.skipped = Skipped()
+        """Corrupt records left out so far: `records`, and `places` (stream and offset)."""
 
     def __iter__(self) -> Iterator[bytes]:
         for batch in self.batches():
-            yield from batch
+            for left in range(len(batch) - 1, -1, -1):
+                self._left = left
+                yield batch[-1 - left]
 
     def batches(self) -> Iterator[list[bytes]]:
         """The next epoch as lists of records, one list per block that arrived. Cheaper than one by one."""
         epoch = self._epoch
         if epoch is not None:
             self._epoch = epoch + 1
+        resume, self._resume = self._resume, None
         with next_stream(self.channel, self._where, epoch=epoch, timeout=self._timeout) as stream:
-            yield from record_reader(stream, self.record_format, skip=self._skip).batches()
+            stream.open()
+            place = resume or Place(self.channel, stream.epoch, offset=stream.begun_at)
+            place.enter(stream, anyway=self._anyway)
+            self._place, self._left = place, 0
+            yield from place.follow(
+                record_reader(stream, self.record_format, skip=self._skip, skipped=self.skipped)
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place behind the last record that was returned, or list of them, for `load_state_dict`.
+
+        Plain numbers and text, fit for JSON and for a checkpoint; `streamer.readers.place` explains them.
+        """
+        if self._resume is not None:
+            return self._resume.state()
+        if self._place is None:
+            epoch = EpochState(self._where.state, self.channel).peek() if self._epoch is None else self._epoch
+            return Place(self.channel, epoch).state()
+        return self._place.returned(self._left)
+
+    def load_state_dict(self, state: Mapping[str, Any], *, anyway: bool = False) -> None:
+        """Have the next iteration begin where `state` was taken, with the rest of that epoch.
+
+        The sidecar must offer that epoch: `penstock run --resume` begins there, and saves fetching what
+        lies before it in the epoch. Raises ValueError if it is no state of this channel. Iterating raises
+        ChannelError if the plan has changed since, unless `anyway`.
+        """
+        place = Place.of(state, self.channel)
+        if self._epoch is None:
+            EpochState(self._where.state, self.channel).put(place.epoch)
+        else:
+            self._epoch = place.epoch
+        self._resume, self._anyway = place, anyway
 
 
 def check_format(record_format: str, skip: int) -> None:
@@ -126,10 +166,12 @@ def check_format(record_format: str, skip: int) -> None:
         )
 
 
-def record_reader(source: Source, record_format: str, *, skip: int = 0) -> RecordReader:
+def record_reader(
+    source: Source, record_format: str, *, skip: int = 0, skipped: Skipped | None = None
+) -> RecordReader:
     """The reader of a format that `check_format` let pass."""
     if record_format == "TFRecord":
-        return TFRecordReader(source, max_corrupted_records_to_skip=skip)
+        return TFRecordReader(source, max_corrupted_records_to_skip=skip, skipped=skipped)
     if record_format == "RecordIO":
         return RecordIOReader(source)
     return LineReader(source)
@@ -158,6 +200,28 @@ def next_stream(
         hint=f"the state file {state.path} says {taken}; if the sidecar was restarted, delete that file",
         unused=lambda: state.give_back(taken),
     )
+
+
+def source_stream(
+    path: str | os.PathLike[str], *, timeout: float = TIMEOUT, patience: float | None = None
+) -> Callable[[], PipeStream]:
+    """Streams of one path, one after the other: a FIFO, a regular file, or /dev/stdin, which gives one.
+
+    The second stream of standard input raises ChannelError: what was read is gone, and an empty epoch
+    would be a lie.
+    """
+    used = False
+
+    def following() -> PipeStream:
+        nonlocal used
+        if used and os.fspath(path) == STDIN:
+            raise ChannelError(
+                "standard input was read already, and can be read once: use a channel for epochs"
+            )
+        used = True
+        return PipeStream(path, timeout=timeout, patience=patience)
+
+    return following
 
 
 def _check_if_configured(channel: str, where: Directories) -> None:

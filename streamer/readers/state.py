@@ -45,6 +45,16 @@ class EpochState:
             self._write(epoch + 1)
         return epoch
 
+    def peek(self) -> int:
+        """The next epoch, which stays the next."""
+        with self._locked():
+            return self._read()
+
+    def put(self, epoch: int) -> None:
+        """Have `epoch` be the next."""
+        with self._locked():
+            self._write(epoch)
+
     def give_back(self, epoch: int) -> None:
         """Undo the `take` that gave `epoch`, if it was the last one."""
         with self._locked():

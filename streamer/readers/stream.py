@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("penstock")
 
 _NAME = re.compile(r"(?P<channel>.+)_(?P<epoch>0|[1-9][0-9]*)")
-_STDIN = "/dev/stdin"
+STDIN = "/dev/stdin"
 _LOOK = 1.0
 """Seconds between two looks at the trailer while no bytes come."""
 _READ_ALL = 1 << 20
@@ -103,6 +103,16 @@ class PipeStream(io.RawIOBase):
         due = "" if total is None else f" of {total}"
         state = "closed" if self.closed else "ended" if self._ended else "open" if self._fd >= 0 else "new"
         return f"<PipeStream {self.name} [{state}: {self.received}{due} bytes]>"
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the FIFO is of, by its name; 0 for what is named otherwise."""
+        return 0 if self._identity is None else int(self._identity["epoch"])
+
+    @property
+    def begun_at(self) -> int:
+        """The byte of the epoch that the FIFO begins with; not 0 where a sidecar resumed. Known once open."""
+        return 0 if self.trailer is None else self.trailer.bytes_skipped
 
     def readable(self) -> bool:
         return True
@@ -212,7 +222,7 @@ class PipeStream(io.RawIOBase):
             callback()
 
     def _attach(self) -> None:
-        if self.name == _STDIN:
+        if self.name == STDIN:
             # Opened anew, a pipe whose writer has already left would look like one without a writer yet.
             # Its flags are shared with other processes, so it stays as blocking as it is.
             fd = os.dup(0)

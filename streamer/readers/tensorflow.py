@@ -1,30 +1,26 @@
 """`PipeModeDataset`: a Pipe channel as a `tf.data.Dataset`, for TensorFlow 2.16 to 2.21, in plain Python.
 
-    PipeStream -> record reader -> from_generator -> prefetch -> unbatch -> the user's pipeline
-                                   (vectors)                  |  (scalars)
-                                                              -> rebatch -> the user's pipeline
-                                                                 (vectors of batch_size)
+    PipeStream -> record reader -> step -> prefetch -> unbatch -> the user's pipeline
+                  (a block)        (vector of records)  (scalars, or vectors of batch_size)
 
-The step from Python into TensorFlow costs the same for a vector as for one record. So the generator yields
-one vector of records per block of the stream, the prefetch lets it run ahead of the consumer by two of
-them, and TensorFlow's own `unbatch` makes scalars of them. With `batch_size` there never are scalars:
-TensorFlow's `rebatch` cuts the vectors anew, which for small records is many times as fast, since every
-element of a dataset costs about a microsecond. Nothing here is compiled.
+The step from Python into TensorFlow costs the same for a vector as for one record. So a step gives the
+records of a whole block as one vector, the prefetch lets it run ahead of the consumer by two of them, and
+TensorFlow's own `unbatch` makes scalars of them. With `batch_size` there never are scalars: a step gives as
+many whole batches as it has, as the rows of a matrix, and keeps the rest for the next one. Nothing here is
+compiled. docs/performance.md has the ways that were tried and what each costs.
 
-Who may block whom. TensorFlow cannot cancel a step of the generator, and whoever destroys the iterator (in
-most programs the main thread, when the iterator is garbage) waits for the step that runs. So a step never
-waits long: when the FIFO has nothing, it yields an empty vector after `PATIENCE_S`, which `unbatch` passes
-over. Without that, leaving a loop while its channel is stalled hangs the program. And a step that meets the
-end of the interpreter never returns, so an exit hook lets the running steps finish and admits no more.
+A step waits `PATIENCE_S` at most (`streamer.readers.steps` says why); one that has nothing gives an empty
+vector, which `unbatch` passes over. Those are also the moments at which Ctrl-C is noticed
+(`streamer.readers.interrupts`).
 
 When the FIFO is opened. The incumbent opens it when the iterator is made, so `repeat(n)`, which makes
 n+1 iterators, consumes an epoch that nobody reads (contract §1.5). Here it is opened, and its epoch taken,
 when the first element is asked for.
 
-Errors. TensorFlow turns an exception of a Python step into `tf.errors.UnknownError`, whose text holds
-ours: the class, the message, and the traceback. (Its `py_func` knows only ValueError, TypeError,
-StopIteration, MemoryError and NotImplementedError as something else; `DataLossError` is not within reach,
-and the incumbent's `InternalError` is neither.) After an error the iterator is over.
+Errors travel beside the vectors, as a verdict that an operation of the graph raises
+(`streamer.readers.verdicts`): `tf.errors.DataLossError` for a stream that broke or does not hold records,
+`tf.errors.NotFoundError` for a FIFO that did not appear or that nobody writes. Their text is ours, the class
+before it. Records that were whole before the fault come first. After an error the iterator is over.
 
 An iterator's checkpoint does not hold the position in a FIFO, and the graph of this dataset cannot be
 moved to another process (tf.data service), as with every dataset made of Python.
@@ -32,34 +28,43 @@ moved to another process (tf.data service), as with every dataset made of Python
 
 from __future__ import annotations
 
-import atexit
-import sys
+import itertools
 import time
-import weakref
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.eager import core
 from tensorflow.python.ops import script_ops
 
+from streamer.formats.tfrecord import Skipped
+from streamer.readers import interrupts, kernels, strings
 from streamer.readers.config import PipeModeDatasetException, check_channel, directories
-from streamer.readers.plain import TIMEOUT, check_format, next_stream, record_reader
+from streamer.readers.memory import keep_memory
+from streamer.readers.meter import Meter
+from streamer.readers.plain import TIMEOUT, check_format, next_stream, source_stream
+from streamer.readers.spans import NO_SPANS, LineSpans, RecordIOSpans, SpanReader, TFRecordSpans
 from streamer.readers.state import EpochState
+from streamer.readers.steps import PATIENCE_S, stepped
+from streamer.readers.verdicts import CODES, Interrupted, raiser, verdict
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable, Iterator
-    from types import FrameType
-
-    from numpy.typing import NDArray
 
     from streamer.readers.config import Directories
+    from streamer.readers.spans import Places
+    from streamer.readers.steps import Steps
+    from streamer.readers.stream import PipeStream
 
 __all__ = ["PipeModeDataset", "PipeModeDatasetException"]
 
-PATIENCE_S = 0.2
-"""Seconds after which a step that has no bytes returns to TensorFlow."""
 AHEAD = 2
-"""Vectors (of about one block each) that may wait between the generator and the consumer."""
+"""Vectors (of about one block each) that may wait between the steps and the consumer."""
+
+_NONE = np.empty(0, np.uint8)
+_ROW = tf.TensorSpec([], tf.int64)
+_VERDICT = tf.TensorSpec([None], tf.uint8)
 
 
 class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publishes no types
@@ -72,15 +77,17 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
     every multiple of it, with the time and bytes since the last such lines (the incumbent prints those of
     the one record). Records come in blocks, so a block's time is divided equally among its records.
     `max_corrupted_records_to_skip`, for TFRecord only: how many records in a row may fail their data CRC
-    and be left out.
+    and be left out; `skipped` says how many were, and where.
 
-    `batch_size`, an extension: elements are vectors of so many records, ready for `tf.io.parse_example`; the
-    last one of an epoch is shorter, or left out with `drop_remainder`.
+    Extensions, by keyword. `batch_size`: elements are vectors of so many records, ready for
+    `tf.io.parse_example`; the last one of an epoch is shorter, or left out with `drop_remainder`. `epoch`:
+    the first iterator reads this epoch, the next one the next, and the state file is left alone. `timeout`:
+    seconds to wait for a FIFO, and then for a writer. `from_path` reads something else than a channel.
 
     Raises PipeModeDatasetException (a ChannelError) if the channel is unknown or is not a Pipe channel, or
-    the skip has no meaning; `tf.errors.InvalidArgumentError` for an unknown format; ChannelError if the
-    state directory cannot be made. Iterating raises `tf.errors.UnknownError` with the text of
-    TruncatedStream, CorruptRecord or ChannelError, the latter if the FIFO does not appear in 120 s.
+    arguments have no meaning together; `tf.errors.InvalidArgumentError` for an unknown format; ChannelError
+    if the state directory cannot be made. Iterating raises `tf.errors.DataLossError` with the text of
+    TruncatedStream or CorruptRecord, `tf.errors.NotFoundError` with that of ChannelError.
 
     Every host reads a FIFO of its own, so tf.distribute must not divide it again: auto-sharding is off.
     """
@@ -98,6 +105,67 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
         *,
         batch_size: int | None = None,
         drop_remainder: bool = False,
+        epoch: int | None = None,
+        timeout: float = TIMEOUT,
+    ) -> None:
+        if epoch is not None and epoch < 0:
+            raise PipeModeDatasetException(f"epoch is {epoch}; it cannot be negative")
+        where = directories(pipe_dir, config_dir, state_dir)
+        self.channel: str | None = channel
+        self.pipe_dir: str | None = where.pipe
+        self.config_dir: str | None = where.config
+        self.state_dir: str | None = where.state
+        self._prepare(
+            record_format,
+            _epochs(channel, where, epoch, timeout),
+            benchmark=benchmark,
+            benchmark_records_interval=benchmark_records_interval,
+            max_corrupted_records_to_skip=max_corrupted_records_to_skip,
+            batch_size=batch_size,
+            drop_remainder=drop_remainder,
+        )
+        check_channel(channel, where.config)
+        if epoch is None:
+            EpochState(where.state, channel).prepare()
+
+    @classmethod
+    def from_path(
+        cls,
+        path: str | os.PathLike[str],
+        record_format: str = "RecordIO",
+        *,
+        max_corrupted_records_to_skip: int = 0,
+        batch_size: int | None = None,
+        drop_remainder: bool = False,
+        timeout: float = TIMEOUT,
+    ) -> PipeModeDataset:
+        """The records of a FIFO, a regular file or /dev/stdin; every iterator reads the path anew.
+
+        No channel and no state file are needed. Standard input can be read once; a second iterator
+        raises. A trailer beside a FIFO is proof, as ever; a file and standard input have none.
+        """
+        made: PipeModeDataset = cls.__new__(cls)
+        made.channel = None
+        made.pipe_dir = made.config_dir = made.state_dir = None
+        made._prepare(
+            record_format,
+            source_stream(path, timeout=timeout, patience=PATIENCE_S),
+            max_corrupted_records_to_skip=max_corrupted_records_to_skip,
+            batch_size=batch_size,
+            drop_remainder=drop_remainder,
+        )
+        return made
+
+    def _prepare(
+        self,
+        record_format: str,
+        streams: Callable[[], PipeStream],
+        *,
+        benchmark: bool = False,
+        benchmark_records_interval: int = 0,
+        max_corrupted_records_to_skip: int,
+        batch_size: int | None,
+        drop_remainder: bool,
     ) -> None:
         try:
             check_format(record_format, max_corrupted_records_to_skip)
@@ -111,23 +179,34 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
             raise PipeModeDatasetException(f"batch_size is {batch_size}; it must be 1 or more")
         if drop_remainder and batch_size is None:
             raise PipeModeDatasetException("drop_remainder has no meaning without batch_size")
-        where = directories(pipe_dir, config_dir, state_dir)
-        check_channel(channel, where.config)
-        EpochState(where.state, channel).prepare()
-        self.channel = channel
         self.record_format = record_format
-        self.pipe_dir, self.config_dir, self.state_dir = where.pipe, where.config, where.state
         self.benchmark = benchmark
         self.benchmark_records_interval = benchmark_records_interval
         self.max_corrupted_records_to_skip = max_corrupted_records_to_skip
-        # The closure must not hold `self`: the dataset would keep itself alive.
-        meter = _meters(benchmark=benchmark, interval=benchmark_records_interval)
-        vectors = tf.data.Dataset.from_generator(
-            lambda: _Steps(_epoch(channel, record_format, where, max_corrupted_records_to_skip, meter())),
-            output_signature=tf.TensorSpec([None], tf.string),
-        ).prefetch(AHEAD)
-        elements = vectors.unbatch() if batch_size is None else vectors.rebatch(batch_size, drop_remainder)
-        self._dataset = elements.with_options(_options())
+        self.skipped = Skipped()
+        """Corrupt records left out by all iterators of this dataset: `records`, and `places`."""
+        keep_memory()
+        interrupts.watch(core.__file__, script_ops.__file__, kernels.__file__)
+        skipped = self.skipped  # the closure must not hold `self`: the dataset would keep itself alive
+
+        def steps() -> Steps:
+            meter = None
+            if benchmark or benchmark_records_interval:
+                meter = Meter(benchmark=benchmark, interval=benchmark_records_interval)
+            return _epoch(
+                streams,
+                lambda stream: _reader(stream, record_format, max_corrupted_records_to_skip, skipped),
+                meter,
+                batch_size,
+                drop_remainder=drop_remainder,
+            )
+
+        rows = batch_size is not None
+        shape: list[int | None] = [None, batch_size if drop_remainder else None] if rows else [None]
+        blocks = stepped(
+            steps, (strings.spec(), _ROW, _VERDICT), tf.TensorSpec(shape, tf.string), _finish(shape)
+        )
+        self._dataset = blocks.prefetch(AHEAD).unbatch().with_options(_options())
         super().__init__(self._dataset._variant_tensor)  # noqa: SLF001 - how datasets wrap each other
 
     def _inputs(self) -> list[Any]:
@@ -157,132 +236,86 @@ def _options() -> tf.data.Options:
     return options
 
 
-class _Steps:
-    """An iterator that TensorFlow's threads step, and that ends before the interpreter does.
+def _finish(shape: list[int | None]) -> Callable[[Any, Any, Any], Any]:
+    """What the graph makes of a step: the error that its verdict tells, or its records in rows."""
+    fail = raiser()
 
-    A thread that needs the interpreter's lock while the interpreter is being torn down is frozen for good;
-    the iterator that waits for its step is then destroyed, and the program hangs instead of ending.
-    """
+    def finish(given: Any, row: Any, told: Any) -> Any:
+        records = strings.unpacked(given)
+        if fail is not None:
+            ok = tf.cond(tf.equal(tf.size(told), 0), lambda: True, lambda: _failing(fail, told))
+            with tf.control_dependencies([ok]):
+                records = tf.identity(records)
+        if len(shape) == 1:
+            return records
+        rows = tf.reshape(records, tf.stack([tf.constant(-1, tf.int64), row]))
+        rows.set_shape(shape)
+        return rows
 
-    _begun: ClassVar[weakref.WeakSet[_Steps]] = weakref.WeakSet()
-    """Those that were stepped and not dropped by TensorFlow yet, which does so after their last step."""
-    _closing = False
-
-    def __init__(self, steps: Iterator[NDArray[np.object_]]) -> None:
-        self._steps = steps
-
-    def __iter__(self) -> Iterator[NDArray[np.object_]]:
-        return self
-
-    def __next__(self) -> NDArray[np.object_]:
-        if _Steps._closing:
-            raise StopIteration  # nobody sees this end: the program is past its last line
-        self._begun.add(self)
-        return next(self._steps)
-
-    @classmethod
-    def close_all(cls) -> None:
-        """Admit no further step and wait for the running ones; costs nothing if no iterator is left.
-
-        TensorFlow does not say whether it will step an iterator again or has read far enough ahead; the
-        wait for that is short and bounded, and so is the one for threads on their way out of Python.
-        """
-        cls._closing = True
-        deadline = time.monotonic() + 2 * PATIENCE_S
-        while cls._begun or _steps_run():
-            if time.monotonic() > deadline:
-                break
-            time.sleep(0.001)  # they need the interpreter's lock, which this thread holds
+    return finish
 
 
-def _steps_run() -> bool:
-    """Whether any thread is inside Python code that TensorFlow called."""
-    return any(map(_runs_a_step, sys._current_frames().values()))  # noqa: SLF001 - documented, in spite of its name
+def _failing(fail: Callable[[Any], None], told: Any) -> bool:
+    fail(told)
+    return True
 
 
-def _runs_a_step(frame: FrameType | None) -> bool:
-    while frame is not None and frame.f_code.co_filename != script_ops.__file__:
-        frame = frame.f_back
-    return frame is not None
+def _epochs(channel: str, where: Directories, epoch: int | None, timeout: float) -> Callable[[], PipeStream]:
+    """The stream of one epoch after the other."""
+    counted = None if epoch is None else itertools.count(epoch)
+
+    def following() -> PipeStream:
+        return next_stream(
+            channel,
+            where,
+            epoch=None if counted is None else next(counted),
+            timeout=timeout,
+            patience=PATIENCE_S,
+        )
+
+    return following
 
 
-atexit.register(_Steps.close_all)
+def _reader(stream: PipeStream, record_format: str, skip: int, skipped: Skipped) -> SpanReader:
+    """The reader of a format that `check_format` let pass."""
+    if record_format == "TFRecord":
+        return TFRecordSpans(stream, max_corrupted_records_to_skip=skip, skipped=skipped)
+    return RecordIOSpans(stream) if record_format == "RecordIO" else LineSpans(stream)
 
 
 def _epoch(
-    channel: str, record_format: str, where: Directories, skip: int, meter: _Meter | None
-) -> Iterator[NDArray[np.object_]]:
-    """One epoch as vectors of records; empty ones while nothing arrives."""
-    nothing = np.empty(0, dtype=object)
-    with next_stream(channel, where, timeout=TIMEOUT, patience=PATIENCE_S) as stream:
-        batches = record_reader(stream, record_format, skip=skip).batches()
-        for batch in batches if meter is None else meter.measure(batches):
-            if not batch:
-                yield nothing
-                continue
-            vector = np.empty(len(batch), dtype=object)
-            vector[:] = batch
-            yield vector
+    streams: Callable[[], PipeStream],
+    reader: Callable[[PipeStream], SpanReader],
+    meter: Meter | None,
+    width: int | None,
+    *,
+    drop_remainder: bool,
+) -> Steps:
+    """One epoch as steps: vectors of whole rows; empty ones while nothing arrives; at last the verdict."""
+    try:
+        with streams() as stream:
+            spans = reader(stream)
+            arrivals = spans.arrivals()
+            yield from _rows(
+                spans, arrivals if meter is None else meter.measure(arrivals), width, drop_remainder
+            )
+    except tuple(kind for kind, _ in CODES) as error:
+        if raiser() is None:
+            raise
+        yield (strings.packed(NO_SPANS), np.int64(width or 0), verdict(error))
 
 
-def _meters(*, benchmark: bool, interval: int) -> Callable[[], _Meter | None]:
-    if not benchmark and not interval:
-        return lambda: None
-    return lambda: _Meter(benchmark=benchmark, interval=interval)
-
-
-class _Meter:
-    """The incumbent's lines about reading speed, on stdout (contract §6.3); its "GB" is 2**30 bytes."""
-
-    def __init__(self, *, benchmark: bool, interval: int) -> None:
-        self._benchmark = benchmark
-        self._interval = interval
-        self._records = 0
-        self._bytes = 0
-        self._nanoseconds = 0
-        self._reported = (0, 0)
-        """Bytes and nanoseconds up to the last lines."""
-
-    def measure(self, batches: Iterator[list[bytes]]) -> Iterator[list[bytes]]:
-        """Pass `batches` on; print the totals when they end, or are no longer wanted."""
-        try:
-            while True:
-                started = time.perf_counter_ns()
-                batch = next(batches, None)
-                self._count(batch or [], time.perf_counter_ns() - started)
-                if batch is None:
-                    return
-                yield batch
-        finally:
-            self._total()
-
-    def _count(self, batch: list[bytes], nanoseconds: int) -> None:
-        if self._interval:
-            self._report(batch, nanoseconds)
-        self._records += len(batch)
-        self._bytes += sum(map(len, batch))
-        self._nanoseconds += nanoseconds
-
-    def _report(self, batch: list[bytes], nanoseconds: int) -> None:
-        """Say every multiple of the interval that this batch reaches."""
-        start = 0
-        size, spent = self._bytes, self._nanoseconds
-        for stop in range(self._interval - self._records % self._interval, len(batch) + 1, self._interval):
-            size += sum(map(len, batch[start:stop]))
-            spent = self._nanoseconds + nanoseconds * stop // len(batch)
-            self._say("records", self._records + stop)
-            self._say("records read_time_ns", spent - self._reported[1])
-            self._say("records read_bytes", size - self._reported[0])
-            self._reported = (size, spent)
-            start = stop
-
-    def _total(self) -> None:
-        if not self._benchmark:
-            return
-        seconds = self._nanoseconds / 1e9
-        self._say("total read_time_ms", self._nanoseconds // 1_000_000)
-        self._say("total read_bytes", self._bytes)
-        self._say("total read_GB/s", f"{self._bytes / 2**30 / seconds if seconds else 0.0:g}")
-
-    def _say(self, what: str, value: object) -> None:
-        print(f"PipeModeDatasetOp::Dataset::Iterator {what}: {value}", flush=True)  # noqa: T201 - the incumbent's output
+def _rows(spans: SpanReader, arrivals: Iterator[Places], width: int | None, drop_remainder: bool) -> Steps:  # noqa: FBT001 - private
+    begun = started = interrupts.now()
+    row = np.int64(width or 0)
+    for arrived in arrivals:
+        if not len(arrived) and interrupts.interrupted(begun):
+            raise Interrupted("reading was interrupted")
+        whole = spans.ready - spans.ready % (width or 1)
+        if len(arrived) and not whole and time.monotonic() - started < PATIENCE_S:
+            continue  # a row of several blocks: one step for all of them, if they come soon
+        yield (strings.packed(spans.take(whole)), row, _NONE)
+        started = time.monotonic()
+    if spans.ready and not drop_remainder:
+        left = spans.ready
+        yield (strings.packed(spans.take(left)), np.int64(left), _NONE)

@@ -21,6 +21,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from streamer.relay.bandwidth import Bandwidth
+from streamer.relay.hedge import Hedging
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,10 +32,11 @@ if TYPE_CHECKING:
 class Allotment:
     """`budget` bytes of room, and the lanes that `pace` allows, for `members` channels."""
 
-    def __init__(self, budget: int, pace: Pace, *, members: int = 1) -> None:
+    def __init__(self, budget: int, pace: Pace, *, members: int = 1, hedging: Hedging | None = None) -> None:
         if budget <= 0 or members <= 0:
             raise ValueError("an allotment needs a budget and a member")
         self.pace = pace
+        self.hedging = hedging or Hedging(0)
         self.members = members
         self.bandwidth = Bandwidth()
         """Of all channels together."""
@@ -113,6 +115,10 @@ class Share:
         return self._whole.pace
 
     @property
+    def hedging(self) -> Hedging:
+        return self._whole.hedging
+
+    @property
     def budget(self) -> int:
         """Bytes of room of all channels together."""
         return self._whole.budget
@@ -143,6 +149,11 @@ class Share:
             self.active = active
             self._whole.active += 1 if active else -1
             self._whole.offer(self)
+
+    def landed(self, now: float, *, received: int, first_byte: float, seconds: float) -> None:
+        """A request has ended well, as `Pace.landed` and `Hedging.landed` want to know."""
+        self.pace.landed(now, received=received, first_byte=first_byte, seconds=seconds)
+        self.hedging.landed(received=received, first_byte=first_byte, seconds=seconds)
 
     def wait(self, now: float) -> float:
         """Seconds that limits of bandwidth hold delivery back; 0 for none."""

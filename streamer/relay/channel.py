@@ -11,29 +11,40 @@ stays in state `failed` until the process stops. Other channels go on.
 
 `drain` ends the channel at the next epoch border; cancelling `run` ends it now, with a `stopped`
 trailer if a reader is in mid-epoch. Either way every descriptor and FIFO is gone when `run` returns.
+
+With a keeper (`streamer.keeper`) a channel can begin where an earlier sidecar's ended: `start`. And it can
+`leave`: then everything that a reader sees stays as it is, for the next sidecar to go on with.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from streamer.errors import ReaderGone, SourceError
-from streamer.relay.prefetch import Prefetcher
+from streamer.plan import Mark, Position
+from streamer.relay.changes import Changes, is_change
+from streamer.relay.prefetch import BEGIN, Prefetcher
 from streamer.relay.race import first_of
 from streamer.relay.stages import Stages
 from streamer.relay.statistics import ChannelStatistics, Tally
+from streamer.sink.ends import OwnEnds
 from streamer.sink.fifo import FifoDirectory
+from streamer.source.integrity import CheckedSource, Proof
 from streamer.trailer import Trailer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from streamer.plan import Plan
+    from streamer.plan import ObjectRef, Plan
     from streamer.relay.retry import RetryPolicy
+    from streamer.sink.ends import WriteEnds
+    from streamer.sink.kept import KeeperClient
     from streamer.sink.outlet import PipeOutlet
+    from streamer.source.integrity import Outcome, Sums
     from streamer.source.ranges import RangeSource
     from streamer.trailer import Verdict
 
@@ -54,15 +65,34 @@ class Channel:
         fifo_mode: int = 0o640,
         policy: RetryPolicy,
         on_verdict: Callable[[Trailer], None],
+        changes: Changes | None = None,
+        sums: Sums | None = None,
+        on_unverifiable: Callable[[ObjectRef], None] | None = None,
+        start: Position = BEGIN,
+        ends: WriteEnds | None = None,
+        held: bool = False,
+        refused: SourceError | None = None,
     ) -> None:
-        """`on_verdict` is called with every epoch's last trailer, at the epoch's end."""
+        """`on_verdict` is called with every epoch's last trailer, at the epoch's end.
+
+        `changes`: what to do about objects that are not as listed; by default the epoch fails.
+        `sums`: compare every whole object with the checksum that S3 keeps of it; the transport must bring
+        bytes into memory. `on_unverifiable` is told the first object that cannot be compared.
+
+        `start`: where to begin. `ends`: who holds the write ends, this process unless given; `held`: they
+        hold the FIFO of `start` already, from an earlier sidecar. `refused`: why that cannot be gone on with;
+        the channel has failed then before it begins.
+        """
         self.name = name
         self.error: SourceError | None = None
         """Why the channel failed, once it has."""
         self._plan = plan
-        self._source = source
+        self._source = source if sums is None else CheckedSource(source, sums)
+        self._checked: Counter[str] | None = None if sums is None else Counter()
+        self._on_unverifiable = on_unverifiable
         self._policy = policy
         self._tally = Tally()
+        self._changes = changes or Changes()
         self._stages = stages
         self._share = stages.share
         self._template = Trailer(
@@ -72,9 +102,16 @@ class Channel:
             bytes_total=0,
             digest=plan.digest,
         )
-        self._fifos = FifoDirectory(directory, name, opening=self._opening, mode=fifo_mode)
+        self._ends = ends or OwnEnds(name)
+        self._fifos = FifoDirectory(directory, name, opening=self._opening, mode=fifo_mode, ends=self._ends)
         self._phase: Phase = "waiting"
-        self._epoch = 0
+        self._start = start
+        self._mark = start.epoch, start.mark
+        """The epoch and the last mark in it."""
+        self._held = held
+        self._refused = refused
+        self._left = False
+        self._epoch = start.epoch
         self._ended: Counter[str] = Counter()
         self._outlet: PipeOutlet | None = None
         self._capacity = 0
@@ -88,17 +125,32 @@ class Channel:
         return f"<Channel {self.name} {self._phase}, epoch {self._epoch}, {self._share}>"
 
     def prepare(self) -> None:
-        """Offer the FIFO of epoch 0; nothing reads S3 yet. Raises SinkError."""
-        self._fifos.clear()
-        self._fifos.prepare(0)
+        """Offer the FIFO of the first epoch; nothing reads S3 yet. Raises SinkError."""
+        if self._held:
+            self._epoch = self._fifos.resume(self._start.epoch)
+            if self._epoch != self._start.epoch:
+                self._start = Position(self._epoch)
+            return
+        self._fifos.clear(begin=self._epoch)
+        self._fifos.prepare(self._epoch)
 
     def drain(self) -> None:
         """Begin no further epoch; `run` returns when the current one, if any is read, has ended."""
         self._draining.set()
 
+    def leave(self, keeper: KeeperClient) -> None:
+        """Have `run`, which is cancelled next, end without a word to the reader: another goes on.
+
+        `keeper`: gets what no keeper holds yet.
+        """
+        self._left = True
+        if isinstance(self._ends, OwnEnds):
+            self._ends.heir = keeper, self._plan.digest
+
     def close(self, *, forget: bool = False) -> None:
         """Remove what `prepare` or `run` has left; with `forget`, the trailers too. `run` must be over."""
-        self._fifos.close(forget=forget)
+        if not self._left:
+            self._fifos.close(forget=forget)
 
     async def run(self) -> None:
         """Stream epoch after epoch. Returns after `drain`; SinkError and cancellation pass through."""
@@ -111,9 +163,17 @@ class Channel:
                     tally=self._tally,
                     requests=requests,
                     policy=self._policy,
+                    changes=self._changes,
+                    proof=None if self._checked is None else Proof(self._note_checked),
+                    start=self._start,
+                    on_mark=self._note_mark,
                 )
                 try:
-                    prefetcher.allow(0)
+                    if self._refused is not None:
+                        prefetcher.begin(self._epoch)
+                        await self._hold(prefetcher, self._refused)
+                        return
+                    prefetcher.allow(self._epoch)
                     while await self._run_epoch(prefetcher):
                         self._epoch += 1
                 finally:
@@ -121,30 +181,31 @@ class Channel:
         finally:
             self._phase = "stopped" if self.error is None else "failed"
             self._tally.watch.enter("idle")
-            self._stop_outlet()
-            self._fifos.close()
+            if self._left:
+                outlet, self._outlet = self._outlet, None
+                self._fifos.leave(self._position(), outlet)
+            else:
+                self._stop_outlet()
+                self._fifos.close()
             self.done.set()
 
     async def _run_epoch(self, prefetcher: Prefetcher) -> bool:
         """One epoch from open to retire; whether another may follow."""
         self._phase = "waiting"
-        prefetcher.delivered = prefetcher.consumed = 0
+        prefetcher.begin(self._epoch)
         if self._plan.varies:
             # Seconds for millions of entries; the trailers of this epoch and the next need the results.
             await asyncio.to_thread(self._plan.total_bytes, self._epoch + 1)
-        outlet = await self._open(prefetcher)
-        if outlet is None:
-            return False
-        self._capacity, self._phase = outlet.capacity, "streaming"
-        prefetcher.activate(active=True)
-        self._fifos.prepare(self._epoch + 1)
-        prefetcher.allow(self._epoch + 1)
+        verdict: Verdict = "abandoned"
         try:
-            await prefetcher.deliver(self._epoch, outlet)
-            verdict: Verdict = "complete"
+            outlet = await self._open(prefetcher)
+            if outlet is None:
+                return False
+            self._capacity, self._phase = outlet.capacity, "streaming"
+            verdict = await self._deliver(prefetcher, outlet)
         except ReaderGone:
-            verdict = "abandoned"
-            self._tally.readers_gone += not outlet.reader_gone  # the pipe may tell before the epoll does
+            outlet = None  # it left while no sidecar was there
+            prefetcher.allow(self._epoch + 1)
         except SourceError as error:
             await self._hold(prefetcher, error)
             return False
@@ -157,25 +218,66 @@ class Channel:
         self._count(trailer)
         return not self._draining.is_set()
 
+    async def _deliver(self, prefetcher: Prefetcher, outlet: PipeOutlet) -> Verdict:
+        """Deliver the epoch to the reader who has come, until it has all of it or leaves."""
+        prefetcher.activate(active=True)
+        self._fifos.prepare(self._epoch + 1)
+        prefetcher.allow(self._epoch + 1)
+        try:
+            await prefetcher.deliver(self._epoch, outlet)
+            self._tally.watch.enter("blocked")
+            accepted = await self._fifos.settle()
+        except ReaderGone:
+            with contextlib.suppress(ReaderGone):
+                await self._fifos.settle()  # a keeper that has died looks like a reader that has gone
+            self._tally.readers_gone += not outlet.reader_gone  # the pipe may tell before the epoll does
+            return "abandoned"
+        due = prefetcher.delivered - self._skipped
+        if accepted not in (None, due):
+            raise RuntimeError(f"the FIFO of epoch {self._epoch} accepted {accepted} bytes of {due}")
+        return "complete"
+
+    @property
+    def _skipped(self) -> int:
+        """Bytes of the epoch that its FIFO never has."""
+        return self._start.skipped if self._epoch == self._start.epoch else 0
+
     async def _open(self, prefetcher: Prefetcher) -> PipeOutlet | None:
-        """The epoch's write end once a reader has come, or None if drained before."""
+        """The epoch's write end once a reader has come, or None if drained before.
+
+        Raises ReaderGone if the reader came and left while no sidecar was there.
+        """
+        gone: ReaderGone | None = None
 
         async def opened() -> None:
+            nonlocal gone
+            try:
+                await open_kept()
+            except ReaderGone as error:
+                self._tally.readers_come += 1
+                self._tally.readers_gone += 1
+                gone = error
+
+        async def open_kept() -> None:
             # Kept at once, so that it has an owner even if this channel is cancelled now.
-            self._outlet = await self._fifos.open(self._epoch, on_gone=gone)
+            self._outlet = await self._fifos.open(self._position(), on_gone=left)
             self._tally.readers_come += 1
 
-        def gone() -> None:
+        def left() -> None:
             self._tally.readers_gone += 1
             prefetcher.wake()
 
         await first_of(opened(), self._draining.wait())
+        if gone is not None:
+            raise gone
         return self._outlet
 
     async def _hold(self, prefetcher: Prefetcher, error: SourceError) -> None:
         """Keep the failed epoch's FIFO open, so that no reader takes the failure for its end."""
         self.error = error
         self._tally.note(error.kind, error)
+        if is_change(error):
+            self._changes.totals["failed"] += 1
         self._phase = "failed"
         self._tally.watch.enter("idle")
         trailer = self._trailer("failed")
@@ -196,12 +298,30 @@ class Channel:
         self._fifos.retire(self._epoch, outlet, trailer, successor=False)
         self._count(trailer)
 
+    @property
+    def _open_ended(self) -> bool:
+        """Whether nobody knows an epoch's length before its end."""
+        return self._plan.inflate or self._changes.policy != "fail"
+
+    def _note_mark(self, mark: Mark) -> None:
+        self._mark = self._epoch, mark
+        self._ends.mark(mark)
+
+    def _position(self) -> Position:
+        """How far the epoch has come."""
+        delivered = self._prefetcher.delivered if self._prefetcher else self._start.offset
+        epoch, mark = self._mark
+        return Position(
+            self._epoch, delivered, skipped=self._skipped, mark=mark if epoch == self._epoch else Mark()
+        )
+
     def _opening(self, epoch: int) -> Trailer:
         """The trailer that an epoch begins with."""
         return replace(
             self._template,
             epoch=epoch,
-            bytes_total=None if self._plan.inflate else self._plan.total_bytes(epoch),
+            bytes_total=None if self._open_ended else self._plan.total_bytes(epoch),
+            bytes_skipped=self._start.skipped if epoch == self._start.epoch else 0,
             objects=self._plan.objects(epoch),
         )
 
@@ -211,7 +331,14 @@ class Channel:
             "failed": str(self.error),
             "stopped": "the sidecar was stopped in mid-epoch",
         }.get(verdict)
-        trailer = replace(self._opening(self._epoch), verdict=verdict, bytes_delivered=delivered, error=error)
+        trailer = replace(
+            self._opening(self._epoch),
+            verdict=verdict,
+            bytes_delivered=max(0, delivered - self._skipped),
+            error=error,
+            changed=self._changes.count,
+            changes=tuple(self._changes.listed),
+        )
         if verdict == "complete" and trailer.bytes_total is None:
             return replace(trailer, bytes_total=delivered)
         return trailer
@@ -219,6 +346,14 @@ class Channel:
     def _count(self, trailer: Trailer) -> None:
         self._ended[trailer.verdict] += 1
         self._on_verdict(trailer)
+
+    def _note_checked(self, ref: ObjectRef, outcome: Outcome) -> None:
+        if self._checked is None:
+            return
+        self._checked[outcome] += 1
+        first = outcome == "unverifiable" and self._checked[outcome] == 1
+        if first and self._on_unverifiable is not None:
+            self._on_unverifiable(ref)
 
     def statistics(self) -> ChannelStatistics:
         """A snapshot for metrics and status."""
@@ -250,10 +385,13 @@ class Channel:
             bandwidth_limit=share.bandwidth.limit,
             requests=dict(tally.requests),
             retries=dict(tally.retries),
+            hedges=dict(tally.hedges),
             first_byte=tally.first_byte.snapshot(),
             part=tally.part.snapshot(),
             head_wait=tally.head_wait.snapshot(),
             errors=tuple(tally.notes),
+            changed=dict(self._changes.totals),
+            checked=dict(self._checked or {}),
             error=None if self.error is None else str(self.error),
             error_kind=None if self.error is None else self.error.kind,
         )

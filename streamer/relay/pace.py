@@ -5,7 +5,8 @@ spend their time on waiting for first bytes, as with small objects, they compete
 doubles at once. Else it is raised on trial: if throughput does not follow, or first bytes come much later,
 it goes back and the next trial waits longer. S3 asks for less by SlowDown: that halves the limit, and it
 returns in steps once the storm is over (additive increase, multiplicative decrease). Too many lanes cost as
-well: bytes that wait for their turn leave the processor's cache.
+well: bytes that wait for their turn leave the processor's cache. Where that costs much, a trial must be
+`worth` more.
 
 Parts. A request's body should take at least twice as long as its first byte, or lanes wait more than they
 carry; and no longer than the room for it allows.
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 from streamer.units import MIB
 
 MOST_LANES = 256
-GAIN = 0.25
+WORTH = 0.25
 """What throughput must gain by a trial for the raised limit to stay, as a part of what the limit gained."""
 INFLATED = 4.0
 """First bytes this many times later than the earliest seen mean that requests queue at the server."""
@@ -46,9 +47,9 @@ class _Trial:
     rate: float
     """Bytes per second before it."""
 
-    def due(self, lanes: int) -> float:
+    def due(self, lanes: int, worth: float) -> float:
         """By what throughput must have risen with that limit."""
-        return 1 + GAIN * (lanes / self.lanes - 1)
+        return 1 + worth * (lanes / self.lanes - 1)
 
 
 class Pace:
@@ -63,8 +64,13 @@ class Pace:
         fixed_part: bool = False,
         most_lanes: int = MOST_LANES,
         largest_part: int = LARGEST_PART,
+        worth: float = WORTH,
     ) -> None:
-        """Begin with `lanes` requests of `part_size` bytes; what is fixed stays so."""
+        """Begin with `lanes` requests of `part_size` bytes; what is fixed stays so.
+
+        `worth`: how much of a trial's further lanes must come back as throughput: 0.4 of twice the lanes is
+        1.4 times the throughput. More, where lanes beyond those needed cost more than a request.
+        """
         self._most_lanes = most_lanes
         self.lanes = lanes
         """Requests that may run at once."""
@@ -72,6 +78,7 @@ class Pace:
         self._fixed_lanes = fixed_lanes
         self._fixed_part = fixed_part
         self._largest_part = max(largest_part, part_size)
+        self._worth = worth
         self._trial: _Trial | None = None
         self._since: float | None = None
         self._bytes = 0
@@ -174,7 +181,7 @@ class Pace:
         trial, self._trial = self._trial, None
         if self._goal:
             self._return(now)
-        elif trial is not None and (self._inflated or rate < trial.rate * trial.due(self.lanes)):
+        elif trial is not None and (self._inflated or rate < trial.rate * trial.due(self.lanes, self._worth)):
             self.lanes = trial.lanes
             self._hold_until = now + self._hold
             self._hold = min(LONGEST_HOLD, self._hold * 2)
@@ -201,6 +208,11 @@ class Pace:
     @property
     def _inflated(self) -> bool:
         return self._first_byte > INFLATED * self._least_first_byte and self._first_byte > 0.1
+
+    @property
+    def slowed(self) -> bool:
+        """Whether S3 has asked for less, and the limit has not come back yet."""
+        return self._goal > 0
 
     def part_size(self, staging: int) -> int:
         """Bytes of the next part, if its stage may hold `staging` of them."""

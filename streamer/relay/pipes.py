@@ -31,7 +31,7 @@ from streamer.errors import ReaderGone
 from streamer.plan import Part
 from streamer.relay.allotment import Share
 from streamer.relay.stages import Stage
-from streamer.relay.statistics import Durations
+from streamer.relay.statistics import Tally
 from streamer.sink.outlet import Outlet
 from streamer.source.ranges import NoRoom
 from streamer.units import KIB, MIB
@@ -165,8 +165,8 @@ class PipeStages:
         """Bytes of the pipe that a part begins with."""
         return min(PIPE_SIZE, max(self._pool.smallest, 1 << (part.body - 1).bit_length()))
 
-    def make(self, part: Part, *, on_change: Callable[[], None], first_byte: Durations) -> Stage:
-        return PipeStage(part, self, on_change=on_change, first_byte=first_byte)
+    def make(self, part: Part, *, on_change: Callable[[], None], tally: Tally) -> Stage:
+        return PipeStage(part, self, on_change=on_change, tally=tally)
 
     def take(self, part: Part) -> Pipe | None:
         """The first pipe of a part; its room is reserved."""
@@ -211,9 +211,9 @@ class PipeStage(Stage):
     """A part's bytes in pipes; in user memory only where a transport feeds them or no pipe is granted."""
 
     def __init__(
-        self, part: Part, stages: PipeStages, *, on_change: Callable[[], None], first_byte: Durations
+        self, part: Part, stages: PipeStages, *, on_change: Callable[[], None], tally: Tally
     ) -> None:
-        super().__init__(part, on_change=on_change, first_byte=first_byte)
+        super().__init__(part, on_change=on_change, tally=tally)
         self._stages = stages
         self._pipes: deque[Pipe] = deque()
         self._piped = 0
@@ -252,7 +252,7 @@ class PipeStage(Stage):
                 room = pipe.full_at - pipe.count
                 count = os.splice(fd, pipe.write_fd, min(limit, room), flags=_FLAGS)
             except BlockingIOError:
-                if not pipe.count or not _readable(fd):
+                if not pipe.count or not readable(fd):
                     raise
                 pipe.full_at = pipe.count
                 continue
@@ -325,7 +325,7 @@ class PipeStage(Stage):
         self._piped = self._in_memory = 0
 
 
-def _readable(fd: int) -> bool:
+def readable(fd: int) -> bool:
     """Whether the socket has something to read, be it its end."""
     poller = select.poll()
     poller.register(fd, select.POLLIN)

@@ -7,6 +7,10 @@ request ended, an epoch dropped) `_start` admits what fits now. There is no sche
 A part that fails for good does not stop the parts before it: its stage keeps the error, and delivery
 raises it on reaching the first byte that is missing. So an epoch fails at the exact byte, and a later
 epoch's failure is its own.
+
+An object that turns out to be changed before a byte of it has left may be replaced or left out, if `changes`
+says so. `consumed` counts in bytes of the plan: it stands still while a replacement is delivered, and then
+steps over what was planned.
 """
 
 from __future__ import annotations
@@ -14,33 +18,55 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from streamer.errors import GaveUp, ReaderGone, SourceError
-from streamer.plan import Plan, cut
+from streamer.plan import NOWHERE, Mark, Part, Plan, Position, Segment, cut
+from streamer.relay.changes import MOST_TRIES, Change, Changes, is_change
 from streamer.relay.retry import RetryPolicy, fetch_part
 from streamer.relay.stages import MemoryStage, Stage, Stages
+from streamer.relay.stragglers import Stragglers
 from streamer.relay.unpack import MOST_TAKEN, Unpacker
 from streamer.relay.window import Slot, Window
+from streamer.units import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from streamer.plan import Part
+    from streamer.plan import ObjectRef
     from streamer.relay.statistics import Tally
     from streamer.sink.outlet import Outlet
+    from streamer.source.integrity import Proof
     from streamer.source.ranges import RangeSource
 
 LONGEST_PAUSE = 0.5
 """Seconds until a limit of bandwidth is looked at again: it may be another by then."""
 
+BEGIN = Position()
+MARK_EVERY = 8 * MIB
+"""Bytes of a stream between two marks, at least: what must be inflated once more after a restart."""
 
-def all_epochs(plan: Plan, part_size: Callable[[], int]) -> Iterator[Part]:
-    """The parts of every epoch from 0 on, without end; none at all if no epoch can have bytes."""
-    epoch = 0
+
+@dataclass(slots=True)
+class _Detour:
+    """An object that is delivered in the place of a planned one."""
+
+    listed: ObjectRef
+    now: ObjectRef
+    planned: int
+    """Bytes of the plan that it stands for."""
+    tries: int
+    """Versions asked for, this one included."""
+    delivered: int = 0
+
+
+def all_epochs(plan: Plan, part_size: Callable[[], int], start: Position = BEGIN) -> Iterator[Part]:
+    """The parts of every epoch from `start` on, without end; none at all if no epoch can have bytes."""
+    epoch, first = start.epoch, start.mark.fetched if plan.inflate else start.offset
     while plan.streams:
-        yield from cut(plan.segments(epoch), part_size=part_size, epoch=epoch)
-        epoch += 1
+        yield from cut(plan.segments(epoch), part_size=part_size, epoch=epoch, behind=first)
+        epoch, first = epoch + 1, 0
 
 
 class Prefetcher:
@@ -55,24 +81,49 @@ class Prefetcher:
         tally: Tally,
         requests: asyncio.TaskGroup,
         policy: RetryPolicy,
+        changes: Changes | None = None,
+        proof: Proof | None = None,
+        start: Position = BEGIN,
+        on_mark: Callable[[Mark], None] | None = None,
     ) -> None:
-        """Nothing is requested before `allow`; tasks are started in `requests`."""
+        """Nothing is requested before `allow`; tasks are started in `requests`.
+
+        `proof`: where whole objects are compared with their checksums; `source` then sums what it fetches.
+        `start`: where the first epoch begins. `on_mark` is told now and then where an inflated object does,
+        and when the stream leaves the plan.
+        """
+        self._proof = proof
+        self._changes = changes or Changes()
+        self._detour: _Detour | None = None
         self._plan = plan
         self._source = source
         self._share = stages.share
         self._share.on_room = self._start
-        self._window = Window(all_epochs(plan, stages.part_size), stages.share, room=stages.room)
+        self._window = Window(all_epochs(plan, stages.part_size, start), stages.share, room=stages.room)
         self._tally = tally
         self._requests = requests
         self._policy = policy
+        self._stragglers = Stragglers(
+            self, source, share=stages.share, tally=tally, policy=policy, requests=requests
+        )
+        self._first = start
+        self._on_mark = on_mark
+        self._marked = (start.epoch, start.offset)
+        """Epoch and place of the last mark told."""
         self._supply = stages
         self._stages: dict[Slot, Stage] = {}
         self._tasks: dict[Slot, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
         self.delivered = 0
-        """Bytes of the epoch being delivered that its outlet has accepted."""
+        """Bytes of the epoch's stream that lie behind: its outlet has accepted them, or had never to."""
         self.consumed = 0
-        """Bytes of the epoch's parts that are delivered: `delivered`, unless objects are inflated."""
+        """Bytes of the plan that are done with: `delivered`, unless objects are inflated or changed."""
+
+    def begin(self, epoch: int) -> None:
+        """Set the counts to where the epoch begins."""
+        start = self._first if epoch == self._first.epoch else Position(epoch)
+        self.delivered = start.offset
+        self.consumed = start.mark.fetched if self._plan.inflate else start.offset
 
     def allow(self, epoch: int) -> None:
         """Parts of epochs up to `epoch` may be fetched from now on."""
@@ -91,14 +142,19 @@ class Prefetcher:
         """Move all bytes of `epoch` into `outlet`.
 
         Raises ReaderGone if the outlet's reader closes before the last byte, SourceError if a part
-        cannot be had. `delivered` then tells how far it came.
+        cannot be had or an object is not what its checksum says. `delivered` then tells how far it came.
         """
-        self.delivered = self.consumed = 0
+        self.begin(epoch)
+        self._changes.begin()
         with contextlib.ExitStack() as stack:
             unpacker = None
             if self._plan.inflate:
                 unpacker = Unpacker(
-                    outlet, wrap=self._plan.entries.wrap, watch=self._tally.watch, account=self._written
+                    outlet,
+                    wrap=self._plan.entries.wrap,
+                    watch=self._tally.watch,
+                    account=self._written,
+                    again=self.delivered - self._first.mark.streamed if epoch == self._first.epoch else 0,
                 )
                 stack.callback(unpacker.close)
             await self._deliver(epoch, outlet, unpacker)
@@ -109,10 +165,15 @@ class Prefetcher:
             stage = self._head_stage(epoch)
             if outlet.reader_gone:
                 raise ReaderGone("the reader closed the pipe")
+            if (error := self._torn()) is not None:
+                await self._amend(error)
+                continue
             if stage is None or not stage.staged:
                 if stage is not None and stage.error is not None:
                     self._second_chance(stage)
                 watch.starve("queued" if stage is None else stage.phase)
+                if stage is not None and self._window.head is not None:
+                    self._stragglers.starving(self._window.head, stage)
                 since = time.monotonic()
                 await self._news(stage, outlet)
                 waited = time.monotonic() - since
@@ -136,15 +197,68 @@ class Prefetcher:
             self._account(count)
             await asyncio.sleep(0)  # yield to sockets and other channels between writes
 
+    def _torn(self) -> SourceError | None:
+        """Why the object at the head of line is not the one listed, if that is known and may be mended."""
+        head = self._window.head
+        if self._changes.policy == "fail" or head is None or head.part.start or head.delivered:
+            return None
+        errors = (self._stages[slot].error for slot in self._window.object_at_head())
+        return next((error for error in errors if is_change(error)), None)
+
+    async def _amend(self, error: SourceError) -> None:
+        """Leave out the object at the head of line, or put in its place what S3 has now."""
+        head, detour, changes = self._window.head, self._detour, self._changes
+        if head is None:
+            raise error
+        part, now = head.part, None
+        listed, tries = (detour.listed, detour.tries + 1) if detour else (part.object, 1)
+        if changes.policy == "refetch":
+            if changes.find is None or tries > MOST_TRIES:
+                raise error
+            self._tally.watch.starve("first_byte")
+            now = await changes.find(listed.bucket, listed.key, listed.version)
+        parts: Iterator[Part] = iter(())
+        room = 0
+        if now and now.size:
+            # Whatever the size of the old one, so that much is not asked for in little pieces.
+            size = min(now.size, max(part.body, self._supply.part_size()))
+            parts = cut([Segment(now, 0, now.size)], part_size=lambda: size, epoch=part.epoch)
+            room = self._supply.room(Part(part.epoch, now, 0, size, 0))
+        if self._on_mark is not None:
+            self._on_mark(Mark(NOWHERE, self.delivered))
+        replaced, dropped = self._window.replace_head(parts, room=room)
+        planned = detour.planned if detour else replaced
+        self._drop(dropped)
+        changes.note(Change(part.epoch, listed, "refetched" if now else "skipped", now))
+        self._detour = _Detour(listed, now, planned, tries) if now and now.size else None
+        if self._detour is None:
+            self.consumed += planned
+        self._start()
+
     async def _unpack(self, stage: Stage, unpacker: Unpacker) -> None:
         """Move some of the head of line through `unpacker`."""
         slot = self._window.head
         if slot is None or not isinstance(stage, MemoryStage):
             raise RuntimeError("what is inflated must be in memory: open the transport with inflate=True")
+        if (
+            self._on_mark
+            and slot.delivered == len(slot.part.head)
+            and slot.part.start == 0
+            and slot.part.body
+        ):
+            self._mark(slot)
         data = stage.take(MOST_TAKEN)
         await unpacker.pass_on(slot.part, slot.delivered, data)
         self._consumed(len(data))
         await asyncio.sleep(0)
+
+    def _mark(self, slot: Slot) -> None:
+        """An object begins here: tell, if the last one that was told is far behind."""
+        epoch = slot.part.epoch
+        last = self._marked if self._marked[0] == epoch else (epoch, 0)
+        if self._on_mark and self.delivered - last[1] >= MARK_EVERY:
+            self._marked = (epoch, self.delivered)
+            self._on_mark(Mark(self.consumed, self.delivered))
 
     def _second_chance(self, stage: Stage) -> None:
         """Ask again for a part that was given up while nobody waited for it; raise any other failure.
@@ -182,8 +296,9 @@ class Prefetcher:
         slot = self._window.head
         if slot is None:
             return None
-        if (slot.part.epoch, slot.part.offset + slot.delivered) != (epoch, self.consumed):
-            raise RuntimeError(f"head of line is {slot}, but byte {self.consumed} of epoch {epoch} is due")
+        due = self.consumed if self._detour is None else self._detour.delivered
+        if (slot.part.epoch, slot.part.offset + slot.delivered) != (epoch, due):
+            raise RuntimeError(f"head of line is {slot}, but byte {due} of epoch {epoch} is due")
         return self._stages[slot]
 
     def _passed(self, count: int) -> None:
@@ -203,17 +318,28 @@ class Prefetcher:
             self._share.sent(count, time.monotonic())
 
     def _consumed(self, count: int) -> None:
-        self.consumed += count
         self._tally.consumed_bytes += count
+        detour = self._detour
+        if detour is None:
+            self.consumed += count
+        else:
+            detour.delivered += count
+            if detour.delivered == detour.now.size:
+                self.consumed += detour.planned
+                self._detour = None
         done = self._window.deliver(count)
         if done is not None:
-            self._stages.pop(done).discard()
+            stage = self._stages.pop(done)
+            stage.discard()
             self._tally.objects_completed += done.part.ends_object
             self._changed.set()
             self._start()
+            if self._proof is not None and done.part.body:
+                self._proof.add(done.part, stage.part_sum if isinstance(stage, MemoryStage) else None)
 
     def abandon(self, epoch: int) -> None:
         """Drop what is left of `epoch`: its bytes, its requests, its parts to come."""
+        self._detour = None
         self._drop(self._window.abandon(epoch))
         self._start()
 
@@ -221,6 +347,7 @@ class Prefetcher:
         """Drop everything; nothing is requested any more."""
         self._share.on_room = None
         self._share.activate(active=False)
+        self._stragglers.close()
         self._drop(self._window.close())
 
     def _drop(self, slots: list[Slot]) -> None:
@@ -228,22 +355,29 @@ class Prefetcher:
             stage = self._stages.pop(slot)
             self._tally.wasted_bytes += stage.staged
             stage.discard()
+            self._stragglers.forget(slot)
             if task := self._tasks.pop(slot, None):
                 task.cancel()
 
     def _start(self) -> None:
+        head = self._window.head
+        if head is not None and not head.in_flight and head not in self._stages:
+            self._window.relaunch(head)  # the next part of a replacement
+            self._stage(head)
         while admitted := self._window.admit():
             for slot in admitted:
-                stage = self._supply.make(
-                    slot.part, on_change=self._changed.set, first_byte=self._tally.first_byte
-                )
-                self._stages[slot] = stage
-                if slot is self._window.head:
-                    self._changed.set()  # a delivery may be waiting for want of any part at all
-                if slot.part.body:
-                    self._launch(slot, stage)
-                else:
-                    self._window.landed(slot)  # literals alone: nothing to request, so no lane
+                self._stage(slot)
+
+    def _stage(self, slot: Slot) -> None:
+        """A stage for an admitted part, and its request."""
+        stage = self._supply.make(slot.part, on_change=self._changed.set, tally=self._tally)
+        self._stages[slot] = stage
+        if slot is self._window.head:
+            self._changed.set()  # a delivery may be waiting for want of any part at all
+        if slot.part.body:
+            self._launch(slot, stage)
+        else:
+            self._window.landed(slot)  # literals alone: nothing to request, so no lane
 
     def _launch(self, slot: Slot, stage: Stage) -> None:
         name = f"GET {slot.part.object.key} {slot.part.start}-{slot.part.end}"
@@ -251,9 +385,30 @@ class Prefetcher:
 
     async def _fetch(self, slot: Slot, stage: Stage) -> None:
         try:
-            await fetch_part(self._source, stage, self._policy, self._tally, self._share.pace)
+            await fetch_part(self._source, stage, self._policy, self._tally, self._share)
         except SourceError as error:
+            self.landed(slot, stage, error)
+        else:
+            self.landed(slot, stage, None)
+
+    def is_head(self, slot: Slot) -> bool:
+        """As of `stragglers.Owner`."""
+        return slot is self._window.head
+
+    def replace(self, slot: Slot, task: asyncio.Task[None]) -> None:
+        """As of `stragglers.Owner`."""
+        self._tasks[slot].cancel()
+        self._tasks[slot] = task
+
+    def lane_freed(self) -> None:
+        """As of `stragglers.Owner`."""
+        self._start()
+
+    def landed(self, slot: Slot, stage: Stage, error: SourceError | None) -> None:
+        """The part's request has ended: well, or for good."""
+        if error is not None:
             stage.fail(error)
+        self._stragglers.forget(slot)
         self._tasks.pop(slot, None)
         self._window.landed(slot)
         self._start()

@@ -2,9 +2,16 @@
 
 A training feed should wait for storage rather than fail fast, so a part is retried for as long as
 `give_up_after` seconds without progress; arriving bytes start that clock, and the backoff, anew. What
-arrived stays, so an attempt asks only for the rest. Waits are exponential with full jitter (uniform
-between 0 and the step), which keeps many parts that failed together from returning together; a
-server's Retry-After is a lower bound.
+arrived stays, so an attempt asks only for the rest. Every part has that time to itself: there is no quota
+that parts share, so many that fail at once do not starve each other.
+
+Waits are exponential with full jitter (uniform between 0 and the step), which keeps many parts that failed
+together from returning together. A server's Retry-After is a lower bound, and the jitter on top of it is at
+least as long, since it was told to all of them at once.
+
+    Transient, Throttled, Truncated, Expired   may pass: waited out
+    BadAnswer                                  a sick proxy or front end: asked again twice, then believed
+    the others                                 certain: raised at once
 """
 
 from __future__ import annotations
@@ -16,13 +23,13 @@ from typing import TYPE_CHECKING
 
 import stamina
 
-from streamer.errors import GaveUp, SourceError, Throttled
+from streamer.errors import BadAnswer, Expired, GaveUp, SourceError, Throttled
 
 if TYPE_CHECKING:
-    from streamer.relay.pace import Pace
+    from streamer.relay.allotment import Share
     from streamer.relay.stages import Stage
     from streamer.relay.statistics import Tally
-    from streamer.source.ranges import RangeSource
+    from streamer.source.ranges import Phase, RangeSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +39,19 @@ class RetryPolicy:
     give_up_after: float = 300.0
     first_wait: float = 0.1
     """Upper end of the first wait; doubles with each further one."""
-    longest_wait: float = 20.0
+    longest_wait: float = 4.0
+    """Upper end of every later one. After a storm the head of line may still wait for so long, and full speed
+    must be back within ten seconds; 64 parts that wait so long ask 32 times a second, which hurts nobody."""
+    longest_retry_after: float = 60.0
+    """What a server may ask us to wait; more counts as this."""
+    wrong_answers: int = 3
+    """So many wrong answers in a row are believed."""
+
+    def wait(self, failures: int, retry_after: float | None) -> float:
+        """Seconds before the next request, `failures` having gone before the one that failed."""
+        step = min(self.longest_wait, self.first_wait * 2 ** min(failures, 32))
+        asked = min(max(retry_after or 0.0, 0.0), self.longest_retry_after)
+        return asked + random.uniform(0, max(step, asked))  # noqa: S311 - jitter, not a secret
 
 
 class _Backoff:
@@ -43,36 +62,53 @@ class _Backoff:
         self._policy = policy
         self._tally = tally
         self._failures = 0
+        self._wrong = 0
         self._received = stage.received
         self.since = time.monotonic()
         """When the part last made progress, as far as a failure has shown."""
         self.first_error: Exception | None = None
 
     def __call__(self, error: Exception) -> bool | float:
-        if not (isinstance(error, SourceError) and error.retryable):
+        if not isinstance(error, SourceError):
             return False
         now = time.monotonic()
         if self._stage.received > self._received:
             self._received = self._stage.received
-            self._failures, self.since, self.first_error = 0, now, None
+            self._failures, self._wrong, self.since, self.first_error = 0, 0, now, None
+        if isinstance(error, BadAnswer):
+            self._wrong += 1
+            if self._wrong >= self._policy.wrong_answers:
+                return False
+        elif not error.retryable:
+            return False
         self.first_error = self.first_error or error
         if now - self.since >= self._policy.give_up_after:
             return False
         self._tally.retries[error.kind] += 1
-        self._stage.doing("throttled" if isinstance(error, Throttled) else "retry")
-        step = min(self._policy.longest_wait, self._policy.first_wait * 2**self._failures)
+        self._stage.doing(_waiting_for(error))
         self._failures += 1
-        return (error.retry_after or 0.0) + random.uniform(0, step)  # noqa: S311 - jitter, not a secret
+        return self._policy.wait(self._failures - 1, error.retry_after)
+
+
+def _waiting_for(error: SourceError) -> Phase:
+    """What the wait after an error is for."""
+    match error:
+        case Throttled():
+            return "throttled"
+        case Expired():
+            return "credentials"
+        case _:
+            return "retry"
 
 
 async def fetch_part(
-    source: RangeSource, stage: Stage, policy: RetryPolicy, tally: Tally, pace: Pace
+    source: RangeSource, stage: Stage, policy: RetryPolicy, tally: Tally, share: Share
 ) -> None:
     """Bring the whole part into `stage`. Raises SourceError: GaveUp, or one that retrying cannot mend."""
     backoff = _Backoff(stage, policy, tally)
     failed: SourceError | None = None
     try:
-        await _request(source, stage, tally, pace, attempt=1)
+        await _request(source, stage, tally, share, attempt=1)
     except SourceError as error:
         failed = error
     else:
@@ -82,7 +118,7 @@ async def fetch_part(
             with turn:
                 if turn.num == 1:
                     raise failed
-                await _request(source, stage, tally, pace, attempt=turn.num)
+                await _request(source, stage, tally, share, attempt=turn.num)
     except SourceError as error:
         if not error.retryable:
             raise
@@ -94,16 +130,17 @@ async def fetch_part(
         ) from error
 
 
-async def _request(source: RangeSource, stage: Stage, tally: Tally, pace: Pace, *, attempt: int) -> None:
+async def _request(source: RangeSource, stage: Stage, tally: Tally, share: Share, *, attempt: int) -> None:
     """One request, counted by its outcome, which sets the pace of those to come."""
     before, outcome = stage.received, "cancelled"
     stage.asked()
+    stage.asking = True
     try:
         await source.fetch(stage, attempt=attempt)
         outcome = "ok"
         seconds = stage.seconds_since_asked()
         tally.part.add(seconds)
-        pace.landed(
+        share.landed(
             time.monotonic(),
             received=stage.received - before,
             first_byte=stage.first_byte_after,
@@ -112,9 +149,9 @@ async def _request(source: RangeSource, stage: Stage, tally: Tally, pace: Pace, 
     except SourceError as error:
         outcome = error.kind
         tally.note(outcome, error)
+        stage.asking = False
         if isinstance(error, Throttled):
-            pace.throttled(time.monotonic())
+            share.pace.throttled(time.monotonic())
         raise
     finally:
         tally.requests[outcome] += 1
-        tally.received_bytes += stage.received - before

@@ -17,19 +17,22 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import islice
 from typing import Protocol
 
 from streamer.errors import BadAnswer, SourceError, Where
 from streamer.plan import Part
 from streamer.relay.allotment import Share
-from streamer.relay.statistics import Durations
+from streamer.relay.statistics import Tally
 from streamer.sink.outlet import Outlet
+from streamer.source.integrity import PartSum
 from streamer.source.ranges import Phase
-from streamer.units import KIB
+from streamer.units import KIB, MIB
 
+MOST_WRITTEN = 1 * MIB
+"""Bytes given to one writev(2), or one chunk more: what a pipe takes at the most. To name all that wait,
+however many, cost more than to move those that fit."""
 _MAX_VECTORS = 64
-"""Chunks given to one writev(2); 64 of the transport's chunks overfill a 1 MiB pipe anyway."""
+"""Chunks given to one writev(2), however small; the kernel allows 1,024."""
 
 BUFFER_SIZE = 128 * KIB
 
@@ -65,7 +68,7 @@ class BufferPool:
 class Stage(ABC):
     """One part on its way. Subclasses say where its bytes lie."""
 
-    def __init__(self, part: Part, *, on_change: Callable[[], None], first_byte: Durations) -> None:
+    def __init__(self, part: Part, *, on_change: Callable[[], None], tally: Tally) -> None:
         self.part = part
         self.received = 0
         """Bytes of the part's body that have arrived, delivered or not."""
@@ -81,7 +84,13 @@ class Stage(ABC):
         self.on_phase: Callable[[Phase], None] | None = None
         """Told what it is at from now on; set where delivery waits for this stage."""
         self._on_change = on_change
-        self._first_byte = first_byte
+        self._tally = tally
+        self.asking = False
+        """Whether a request for what is missing is under way, not waiting for its turn after a failure."""
+        self.peer: str | None = None
+        """The address that the last request went to, if the transport tells."""
+        self.avoid: str | None = None
+        """As of a receiver; the only request of a part may go anywhere."""
         self._asked_at = time.monotonic()
         self.first_byte_after = 0.0
         """Seconds from the last request to its answer."""
@@ -136,9 +145,9 @@ class Stage(ABC):
     def deliver_in_turn(self) -> None:  # noqa: B027
         """Let them wait in the stage again."""
 
-    def asked(self) -> None:
-        """A request for what is missing is about to be sent."""
-        self._asked_at = time.monotonic()
+    def asked(self, at: float | None = None) -> None:
+        """A request for what is missing is about to be sent, or was at a moment of time.monotonic()."""
+        self._asked_at = time.monotonic() if at is None else at
         self.doing("first_byte")
 
     def doing(self, phase: Phase) -> None:
@@ -152,7 +161,7 @@ class Stage(ABC):
 
     def answered(self) -> None:
         self.first_byte_after = self.seconds_since_asked()
-        self._first_byte.add(self.first_byte_after)
+        self._tally.first_byte.add(self.first_byte_after)
         self.doing("body")
 
     def feed(self, data: bytes) -> None:
@@ -173,6 +182,7 @@ class Stage(ABC):
     def _arrived(self, count: int) -> None:
         """`count` more bytes of the body are here; behind its last one come the literals after it."""
         self.received += count
+        self._tally.received_bytes += count
         if self.received == self.part.body and self.part.tail:
             self._hold(self.part.tail)
 
@@ -188,8 +198,13 @@ class Stage(ABC):
             self._on_change()
 
     def _write_memory(self, fd: int) -> int:
-        chunks = self._chunks
-        count = os.writev(fd, [chunk.unsent for chunk in islice(chunks, _MAX_VECTORS)])
+        chunks, vectors, size = self._chunks, [], 0
+        for chunk in chunks:
+            vectors.append(chunk.unsent)
+            size += chunk.filled - chunk.sent
+            if size >= MOST_WRITTEN or len(vectors) == _MAX_VECTORS:
+                break
+        count = os.writev(fd, vectors)
         self._in_memory -= count
         left = count
         while left:
@@ -208,15 +223,20 @@ class Stage(ABC):
 class MemoryStage(Stage):
     """All bytes in user memory: in buffers that `room` hands out, or as a transport fed them."""
 
-    def __init__(
-        self, part: Part, pool: BufferPool, *, on_change: Callable[[], None], first_byte: Durations
-    ) -> None:
-        super().__init__(part, on_change=on_change, first_byte=first_byte)
+    def __init__(self, part: Part, pool: BufferPool, *, on_change: Callable[[], None], tally: Tally) -> None:
+        super().__init__(part, on_change=on_change, tally=tally)
         self._pool = pool
+        self.part_sum: PartSum | None = None
+        """As `streamer.source.integrity.Summing`."""
 
     @property
     def staged(self) -> int:
         return len(self._head) + self._in_memory
+
+    def feed(self, data: bytes) -> None:
+        super().feed(data)
+        if self.part_sum is not None:
+            self.part_sum.update(data)
 
     def room(self, limit: int) -> memoryview:
         """As `streamer.source.ranges.CopyReceiver`; there always is some, since it was reserved."""
@@ -227,9 +247,12 @@ class MemoryStage(Stage):
         return memoryview(last.memory)[last.filled : last.filled + limit]
 
     def filled(self, count: int) -> None:
-        self._chunks[-1].filled += count
+        last = self._chunks[-1]
+        last.filled += count
         self._in_memory += count
         if count:
+            if self.part_sum is not None:
+                self.part_sum.update(memoryview(last.memory)[last.filled - count : last.filled])
             self._arrived(count)
             self._changed()
 
@@ -278,7 +301,7 @@ class Stages(Protocol):
     def room(self, part: Part) -> int:
         """Bytes of room that the part's stage will hold."""
 
-    def make(self, part: Part, *, on_change: Callable[[], None], first_byte: Durations) -> Stage:
+    def make(self, part: Part, *, on_change: Callable[[], None], tally: Tally) -> Stage:
         """A stage for a part whose room is reserved."""
 
 
@@ -299,5 +322,5 @@ class MemoryStages:
         """What its body takes; literals (64 KiB at most) do not count beside it."""
         return -(-(part.body or len(part)) // self._unit) * self._unit
 
-    def make(self, part: Part, *, on_change: Callable[[], None], first_byte: Durations) -> Stage:
-        return MemoryStage(part, self._pool, on_change=on_change, first_byte=first_byte)
+    def make(self, part: Part, *, on_change: Callable[[], None], tally: Tally) -> Stage:
+        return MemoryStage(part, self._pool, on_change=on_change, tally=tally)

@@ -123,7 +123,8 @@ class Tally:
     """Of parts, delivered: `written_bytes`, unless objects are inflated."""
     received_bytes: int = 0
     wasted_bytes: int = 0
-    """Received and thrown away, since their epoch ended before."""
+    """Received and thrown away: their epoch ended before, their object was replaced, or both requests for a
+    part brought them."""
     objects_completed: int = 0
     readers_come: int = 0
     readers_gone: int = 0
@@ -132,6 +133,8 @@ class Tally:
     """By outcome: `ok`, `cancelled`, or the kind of the error."""
     retries: Counter[str] = field(default_factory=Counter)
     """By the kind of the error that was retried."""
+    hedges: Counter[str] = field(default_factory=Counter)
+    """Second requests for a part that was late: `issued`, and then `won` or `lost`."""
     notes: deque[Note] = field(default_factory=lambda: deque(maxlen=NOTES))
     """The last errors, the newest at the end."""
 
@@ -181,11 +184,16 @@ class ChannelStatistics:
     """Bytes per second that the channel may deliver, if it has a limit of its own."""
     requests: dict[str, int]
     retries: dict[str, int]
+    hedges: dict[str, int]
     first_byte: DurationsSnapshot
     part: DurationsSnapshot
     head_wait: DurationsSnapshot
     errors: tuple[Note, ...]
     """The last ones, the newest at the end."""
+    changed: dict[str, int]
+    """Objects that were not as listed, by what was done: failed, refetched, skipped."""
+    checked: dict[str, int]
+    """Objects compared with S3's checksums, by outcome: verified, unverifiable, mismatch."""
     error: str | None
     """Why the channel failed, if it has."""
     error_kind: str | None

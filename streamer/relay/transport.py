@@ -14,7 +14,8 @@ from typing import Literal
 
 from streamer.errors import ConfigError
 from streamer.relay.allotment import Allotment
-from streamer.relay.pace import LARGEST_PART, MOST_LANES, Pace
+from streamer.relay.hedge import Hedging
+from streamer.relay.pace import LARGEST_PART, MOST_LANES, WORTH, Pace
 from streamer.relay.pipes import PIPE_SIZE, PipePool, PipeStages, pipe_allowance
 from streamer.relay.stages import BufferPool, MemoryStages, Stages
 from streamer.source.client import OwnSource, why_not, why_not_splice
@@ -28,6 +29,9 @@ OTHER_FILES = 32
 """Descriptors a channel needs besides pipes and connections: FIFOs, epoll, its part of the process's."""
 ENOUGH_FILES = 65_536
 """Open files that we ask for, as far as the hard limit lets us; the default soft limit is often 1,024."""
+
+HEDGED = 0.05
+"""Of all bytes, those that hedges may fetch once more, if nobody says otherwise."""
 
 Wish = Literal["auto", "portable", "copying", "kernel"]
 
@@ -68,20 +72,26 @@ async def open_transport(
     part_size: int | None = None,
     to_pipes: bool = True,
     inflate: bool = False,
+    check: bool = False,
+    hedge: float = HEDGED,
 ) -> AsyncIterator[Transport]:
     """The transport for these buckets, until the end of the block.
 
     `budget` and `connections` are for all channels together. Where `connections` or `part_size` is not
     given, it adapts. `to_pipes`: whether all sinks are pipes. `inflate`: whether any channel's objects are
-    inflated, which takes their bytes through memory. Raises ConfigError if what is wished cannot be.
+    inflated, which takes their bytes through memory; `check`: whether any channel's are compared with their
+    checksums, which does so too. `hedge`: of all bytes, those that second requests for late parts may fetch
+    once more. Raises ConfigError if what is wished cannot be.
     """
-    portable = PortableSource(clients.data)
+    portable = PortableSource(clients.data, clients.credentials)
+    hedging = Hedging(hedge)
     lanes = _Lanes(connections, part_size)
     pipe_budget, most_pipes = _pipe_limits(channels, lanes.most)
     no_client = why_not(clients.data, buckets)
     no_splice = (
         no_client
         or ("compressed objects are inflated in memory" if inflate else None)
+        or ("checksums are computed in memory" if check else None)
         or _no_splice(clients, min(budget, pipe_budget), channels, to_pipes=to_pipes)
     )
     obstacle = {"kernel": no_splice, "copying": no_client}.get(wish)
@@ -89,7 +99,9 @@ async def open_transport(
         raise ConfigError(f"the {wish} transport is asked for, but {obstacle}; use auto or portable")
     if wish == "portable" or no_client:
         pace = lanes.pace(16, 8 * MIB)
-        yield Transport(portable, no_client or "asked for", Allotment(budget, pace, members=channels))
+        yield Transport(
+            portable, no_client or "asked for", Allotment(budget, pace, members=channels, hedging=hedging)
+        )
         return
     splice = wish != "copying" and no_splice is None
     url = clients.data.meta.endpoint_url
@@ -98,6 +110,7 @@ async def open_transport(
         portable,
         splice=splice,
         tls=tls_context(clients.ca_bundle) if url.startswith("https://") else None,
+        stall_timeout=clients.stall_timeout,
     )
     try:
         if splice:
@@ -105,14 +118,15 @@ async def open_transport(
             # A request costs little, so parts are small; larger ones wait in their sockets for their turn.
             pace = lanes.pace(max(64, 4 * channels), 4 * MIB, largest_part=8 * MIB)
             try:
-                allotment = Allotment(budget, pace, members=channels)
+                allotment = Allotment(budget, pace, members=channels, hedging=hedging)
                 yield Transport(source, "plain HTTP to pipes", allotment, pipes=pipes)
             finally:
                 pipes.close()
         else:
-            # What waits in memory leaves the processor's cache: begin with few, and let need decide.
-            pace = lanes.pace(max(4, channels), 4 * MIB)
-            allotment = Allotment(budget, pace, members=channels)
+            # What waits in memory leaves the processor's cache, and one thread reads all: begin with few, let
+            # need decide, and do not take a chance gain for need.
+            pace = lanes.pace(max(2, channels), 8 * MIB, worth=0.4)
+            allotment = Allotment(budget, pace, members=channels, hedging=hedging)
             yield Transport(source, no_splice or "asked for", allotment, buffers=BufferPool())
     finally:
         source.close()
@@ -129,7 +143,9 @@ class _Lanes:
     def most(self) -> int:
         return self.connections or MOST_LANES
 
-    def pace(self, connections: int, part_size: int, *, largest_part: int = LARGEST_PART) -> Pace:
+    def pace(
+        self, connections: int, part_size: int, *, largest_part: int = LARGEST_PART, worth: float = WORTH
+    ) -> Pace:
         """The pace that begins with what suits a transport, where nothing else is asked for."""
         return Pace(
             self.connections or connections,
@@ -137,6 +153,7 @@ class _Lanes:
             fixed_lanes=self.connections is not None,
             fixed_part=self.part_size is not None,
             largest_part=largest_part,
+            worth=worth,
         )
 
 

@@ -71,16 +71,18 @@ class _Pieces:
 class Unpacker:
     """Passes one epoch on to `outlet`, with its objects inflated; closed once by its owner.
 
-    `account` is told the bytes that the outlet accepts. With `wrap`, every object becomes a RecordIO record.
+    `account` is told the bytes that the outlet accepts; the first `again` bytes it had before, and they are
+    dropped. With `wrap`, every object becomes a RecordIO record.
     """
 
     def __init__(
-        self, outlet: Outlet, *, wrap: bool, watch: Stopwatch, account: Callable[[int], None]
+        self, outlet: Outlet, *, wrap: bool, watch: Stopwatch, account: Callable[[int], None], again: int = 0
     ) -> None:
         self._outlet = outlet
         self._wrap = wrap
         self._watch = watch
         self._account = account
+        self._again = again
         self._inflater: Inflater | None = None
         """Of the object that is being delivered."""
         self._spool: tempfile.SpooledTemporaryFile[bytes] | None = None
@@ -164,8 +166,20 @@ class Unpacker:
             await self._write([content])
         await self._write([padding])
 
+    def _new(self, pieces: list[bytes]) -> list[bytes]:
+        """The pieces without what the outlet had before this epoch was continued."""
+        if not self._again:
+            return pieces
+        found = []
+        for piece in pieces:
+            dropped = min(self._again, len(piece))
+            self._again -= dropped
+            if dropped < len(piece):
+                found.append(piece[dropped:])
+        return found
+
     async def _write(self, pieces: list[bytes]) -> None:
-        left = _Pieces(pieces)
+        left = _Pieces(self._new(pieces))
         while left:
             self._watch.enter("moving")
             try:

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 from streamer.plan import Part
 from streamer.relay.allotment import Share
@@ -32,6 +33,8 @@ class Slot:
     room: int
     delivered: int = 0
     in_flight: bool = True
+    stands_in: bool = False
+    """Whether it belongs to an object that replaces a planned one."""
 
 
 class Window:
@@ -45,6 +48,8 @@ class Window:
         self._parts = parts
         self._next: Part | None = next(parts, None)
         self._slots: deque[Slot] = deque()
+        self._replacement: Iterator[Part] = iter(())
+        """What is still to come of an object that stands in for the one that was planned."""
         self._held: dict[int, int] = {}
         """Bytes of room by epoch."""
 
@@ -112,8 +117,66 @@ class Window:
         if slot.delivered < len(slot.part):
             return None
         self._slots.popleft()
-        self._gone(slot)
+        if (part := next(self._replacement, None)) is None:
+            self._gone(slot)
+        else:
+            self._slots.appendleft(Slot(part, slot.room, in_flight=False, stands_in=True))
         return slot
+
+    def object_at_head(self) -> list[Slot]:
+        """The admitted parts of the object whose first part is the head."""
+        found = []
+        for slot in self._slots:
+            found.append(slot)
+            if slot.part.ends_object or slot.stands_in:  # of those, one is admitted at a time
+                break
+        return found
+
+    def replace_head(self, parts: Iterator[Part], *, room: int = 0) -> tuple[int, list[Slot]]:
+        """Put `parts` in the place of the object whose first part is the head; none leave it out.
+
+        Returns the bytes that it had in the plan (of no meaning if the head stands in already), and the slots
+        dropped, for their requests. The new parts come one at a time, each in `room`, or the old head's if
+        that is more; where it does not fit, the last parts admitted are put back, to be admitted again. They
+        are admitted without a request (`in_flight` is false).
+        """
+        head = self._slots[0]
+        count, ended = 0, head.stands_in
+        dropped = self.object_at_head()
+        for slot in dropped:
+            self._slots.popleft()
+            self.landed(slot)
+            if slot is not head:
+                self._gone(slot)
+            count, ended = count + len(slot.part), ended or slot.part.ends_object
+        while not ended and self._next is not None:
+            count, ended = count + len(self._next), self._next.ends_object
+            self._next = next(self._parts, None)
+        self._replacement = parts
+        if (part := next(parts, None)) is None:
+            self._gone(head)
+            return count, dropped
+        if (more := room - head.room) > 0:
+            dropped += self._put_back(more)
+            self.share.take(more)
+            self._held[part.epoch] += more
+        self._slots.appendleft(Slot(part, max(room, head.room), in_flight=False, stands_in=True))
+        return count, dropped
+
+    def _put_back(self, room: int) -> list[Slot]:
+        """Until there is so much more room, take the last parts back; returns their slots."""
+        dropped: list[Slot] = []
+        while self._slots and not self.share.fits(room):
+            slot = self._slots.pop()
+            self._gone(slot)
+            self.landed(slot)
+            dropped.append(slot)
+        again = [slot.part for slot in reversed(dropped)]
+        if self._next is not None:
+            again.append(self._next)
+        self._parts = chain(again, self._parts)
+        self._next = next(self._parts, None)
+        return dropped
 
     def close(self) -> list[Slot]:
         """Admit nothing any more; return the slots dropped, for their requests."""
@@ -123,6 +186,7 @@ class Window:
     def abandon(self, epoch: int) -> list[Slot]:
         """Forget what is left of `epoch` and earlier; return the slots dropped, for their requests."""
         dropped = []
+        self._replacement = iter(())
         while self._slots and self._slots[0].part.epoch <= epoch:
             slot = self._slots.popleft()
             self._gone(slot)

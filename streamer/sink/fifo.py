@@ -1,7 +1,7 @@
 """The FIFOs of one channel, one per epoch, in the order that every known reader needs.
 
     prepare(n)   mkfifo n and its `open` trailer                   before n is offered, or n-1 ends
-    open(n)      a thread blocks in open(2) until a reader comes   the one blocking call
+    open(n)      wait until a reader has opened it                 `streamer.sink.ends` says how
     retire(n)    prepare(n+1); trailer of n; unlink n; close n     so that at the reader's EOF of n
                                                                    n is gone and n+1 is there
 
@@ -9,47 +9,50 @@ The order of `retire` is contract §1.5: a reader may open n+1 before it closes 
 directory for the lowest number, a third gives n+1 two seconds to appear. The next `open` must follow
 at once, without waiting for the reader to close n.
 
-Opening is blocking in a thread of its own, because polling with O_NONBLOCK misses a reader that opens
-and closes at once (contract §1.7-1). It goes through an O_PATH descriptor taken at creation, so the
-FIFO that was made is the one that is opened, whatever happens to its name meanwhile. A blocked open is
-released by opening the read side and keeping it until the thread has returned.
+Opening goes through an O_PATH descriptor taken at creation, so the FIFO that was made is the one that is
+opened, whatever happens to its name meanwhile.
 
-A FIFO is never used twice: bytes left in it would reach the next reader (contract §1.7-4).
+A FIFO is never used twice: bytes left in it would reach the next reader (contract §1.7-4). With a FIFO whose
+write end outlived its sidecar `resume` goes on. That sidecar may have died between any two steps of `retire`;
+the trailer, replaced before the rest, then says that what is left of it is due.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import re
 import stat
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from streamer.errors import SinkError
+from streamer.keeper import by_descriptor
+from streamer.sink.ends import OwnEnds, WriteEnds
 from streamer.sink.outlet import PipeOutlet
-from streamer.trailer import Trailer, fifo_path, trailer_path, write_trailer
+from streamer.trailer import Trailer, fifo_path, read_trailer, trailer_path, write_trailer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from streamer.plan import Position
+
 KEPT_TRAILERS = 64
 """Trailers of the last epochs that stay readable; a reader looks at its own within an epoch."""
-
-
-def _by_descriptor(path_fd: int) -> str:
-    """A path that leads to the inode of an O_PATH descriptor, whatever its own path is now (open(2))."""
-    return f"/proc/self/fd/{path_fd}"
 
 
 class FifoDirectory:
     """The FIFOs of one channel in `directory`. Not safe for two processes: see `sidecar.runtime`."""
 
     def __init__(
-        self, directory: str, channel: str, *, opening: Callable[[int], Trailer], mode: int = 0o640
+        self,
+        directory: str,
+        channel: str,
+        *,
+        opening: Callable[[int], Trailer],
+        mode: int = 0o640,
+        ends: WriteEnds | None = None,
     ) -> None:
-        """`opening` makes the `open` trailer of an epoch."""
+        """`opening` makes the `open` trailer of an epoch; `ends` are this process's own unless given."""
         self._directory = directory
         self._channel = channel
         self._opening = opening
@@ -58,12 +61,12 @@ class FifoDirectory:
         """By epoch, an O_PATH descriptor of its FIFO: names the inode, opens nothing."""
         self._unproven: set[int] = set()
         """Epochs whose trailer says `open`."""
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"open {channel}")
+        self._ends = ends or OwnEnds(channel)
 
-    def clear(self) -> None:
-        """Remove what an earlier run left: FIFOs of any epoch but 0, and all trailers.
+    def clear(self, *, begin: int = 0) -> None:
+        """Remove what an earlier run left: FIFOs of any epoch but `begin`, and all trailers.
 
-        FIFO 0 is kept if it is one, since a reader may be waiting in it already. Raises SinkError if
+        That FIFO is kept if it is one, since a reader may be waiting in it already. Raises SinkError if
         something that is not ours has the name.
         """
         ours = re.compile(rf"\.?{re.escape(self._channel)}_(\d+)(\.penstock\.json(\.\d+\.tmp)?)?")
@@ -74,7 +77,9 @@ class FifoDirectory:
                     continue
                 path = os.path.join(self._directory, name)
                 stale_trailer = name.startswith(".") and match[2] is not None
-                stale_fifo = match[2] is None and match[1] != "0" and stat.S_ISFIFO(os.lstat(path).st_mode)
+                stale_fifo = (
+                    match[2] is None and match[1] != str(begin) and stat.S_ISFIFO(os.lstat(path).st_mode)
+                )
                 if stale_trailer or stale_fifo:
                     os.unlink(path)
 
@@ -94,41 +99,43 @@ class FifoDirectory:
                 raise SinkError(f"{path} exists and is not a FIFO of ours; remove it or rename the channel")
             self._fifos[epoch] = path_fd
             # mkfifo(3) applies the umask; the mode is for the trainer's user or group.
-            os.chmod(_by_descriptor(path_fd), self._mode)
+            os.chmod(by_descriptor(path_fd), self._mode)
 
-    async def open(self, epoch: int, *, on_gone: Callable[[], None]) -> PipeOutlet:
-        """Wait for a reader of the epoch's FIFO, for as long as it takes; return the write end.
+    def resume(self, epoch: int) -> int:
+        """Take over from a sidecar that died in `epoch`, or before its reader came; return the epoch due.
 
-        Raises SinkError. Cancelling it releases the blocked thread and leaves no descriptor behind.
+        If the epoch's trailer has its last word already, the sidecar died while it retired the epoch, and the
+        rest of that is done here. Raises SinkError.
         """
-        path_fd = os.dup(self._fifos[epoch])  # the thread may outlive this channel by a moment
-        opening = self._executor.submit(os.open, _by_descriptor(path_fd), os.O_WRONLY | os.O_CLOEXEC)
-        try:
-            with _mapped(fifo_path(self._directory, self._channel, epoch)):
-                fd = await asyncio.wrap_future(opening)
-        except asyncio.CancelledError:
-            self._release(opening, path_fd)
-            raise
-        except SinkError:
-            os.close(path_fd)
-            raise
-        os.close(path_fd)
-        return PipeOutlet(fd, on_gone=on_gone)
+        with _mapped(self._directory):
+            try:
+                found = read_trailer(self._directory, self._channel, epoch)
+            except ValueError as error:
+                raise SinkError(f"{error}; remove it and start sidecar and trainer again") from error
+            if found is None or found.verdict in ("open", "failed"):
+                self.prepare(epoch)
+                return epoch
+            self.prepare(epoch + 1)
+            self._unlink(fifo_path(self._directory, self._channel, epoch))
+            self._ends.done()
+            return epoch + 1
 
-    @staticmethod
-    def _release(opening: Future[int], path_fd: int) -> None:
-        """Wake the thread blocked in open(2); it closes everything when it has returned."""
-        read_end = os.open(_by_descriptor(path_fd), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    async def settle(self) -> int | None:
+        """As `WriteEnds.settle`."""
+        return await self._ends.settle()
 
-        def close_all(opened: Future[int]) -> None:
-            os.close(read_end)
-            os.close(path_fd)
-            if not opened.cancelled() and opened.exception() is None:
-                os.close(opened.result())
+    async def open(self, position: Position, *, on_gone: Callable[[], None]) -> PipeOutlet:
+        """Wait for a reader of the epoch's FIFO, for as long as it takes; return what leads into it.
 
-        opening.add_done_callback(close_all)
+        As `WriteEnds.open`.
+        """
+        epoch = position.epoch
+        with _mapped(fifo_path(self._directory, self._channel, epoch)):
+            return await self._ends.open(position, self._fifos[epoch], on_gone=on_gone)
 
-    def retire(self, epoch: int, outlet: PipeOutlet, trailer: Trailer, *, successor: bool = True) -> None:
+    def retire(
+        self, epoch: int, outlet: PipeOutlet | None, trailer: Trailer, *, successor: bool = True
+    ) -> None:
         """End the epoch with `trailer`: the next FIFO appears, this one goes, its write end closes.
 
         Without `successor` the channel ends here. Raises SinkError, with the write end closed all the same.
@@ -142,7 +149,9 @@ class FifoDirectory:
                 if epoch >= KEPT_TRAILERS:
                     self._unlink(trailer_path(self._directory, self._channel, epoch - KEPT_TRAILERS))
         finally:
-            outlet.close()
+            if outlet is not None:
+                outlet.close()
+            self._ends.done()
 
     def publish(self, trailer: Trailer) -> None:
         """Replace the epoch's trailer. Raises SinkError."""
@@ -153,12 +162,22 @@ class FifoDirectory:
         else:
             self._unproven.discard(trailer.epoch)
 
+    def leave(self, position: Position, outlet: PipeOutlet | None) -> None:
+        """Give back what this process holds, and touch nothing that the next sidecar will find.
+
+        As `WriteEnds.leave`; raises SinkError.
+        """
+        self._ends.leave(position, self._fifos[position.epoch], outlet)
+        while self._fifos:
+            os.close(self._fifos.popitem()[1])
+        self._unproven.clear()
+
     def close(self, *, forget: bool = False) -> None:
-        """Remove the FIFOs and the trailers of epochs never begun; end the opening thread.
+        """Remove the FIFOs and the trailers of epochs never begun; let go of the write ends.
 
         With `forget`, every trailer goes.
         """
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        self._ends.close()
         for epoch in list(self._fifos):
             with contextlib.suppress(OSError):
                 self._remove(epoch)

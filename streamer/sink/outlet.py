@@ -11,22 +11,15 @@ differently). `push` never blocks; only `writable` waits.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import fcntl
 import os
 import select
-import sys
-import termios
 from typing import TYPE_CHECKING, Protocol
 
 from streamer.errors import ReaderGone
-from streamer.units import KIB, MIB
+from streamer.keeper import enlarge, unread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-WANTED_PIPE_SIZE = 1 * MIB
-"""The largest an unprivileged process may ask for by default (/proc/sys/fs/pipe-max-size, pipe(7))."""
 
 
 class Drainable(Protocol):
@@ -65,7 +58,7 @@ class PipeOutlet:
         self._on_gone = on_gone
         self._gone = False
         self._waiter: asyncio.Future[None] | None = None
-        self.capacity = _enlarge(fd)
+        self.capacity = enlarge(fd)
         """Bytes that the pipe holds; what the kernel granted."""
         self._epoll = select.epoll()
         self._epoll.register(fd, 0)
@@ -82,10 +75,8 @@ class PipeOutlet:
 
     @property
     def unread(self) -> int:
-        """Bytes in the pipe (FIONREAD, pipe(7))."""
-        if self._fd < 0:
-            return 0
-        return int.from_bytes(fcntl.ioctl(self._fd, termios.FIONREAD, bytes(4)), sys.byteorder)
+        """Bytes in the pipe (FIONREAD, pipe(7)); with a keeper, on their way to it."""
+        return 0 if self._fd < 0 else unread(self._fd)
 
     def push(self, source: Drainable) -> int:
         try:
@@ -131,12 +122,17 @@ class PipeOutlet:
             self._loop.remove_reader(self._epoll.fileno())
             self._epoll.close()
 
-    def close(self) -> None:
+    def detach(self) -> int:
+        """The descriptor, now the caller's. Raises ValueError if it is closed."""
         if self._fd < 0:
-            return
+            raise ValueError("the outlet is closed")
         fd, self._fd = self._fd, -1
         self._unwatch()
-        os.close(fd)
+        return fd
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self.detach())
 
 
 class FileOutlet:
@@ -162,16 +158,3 @@ class FileOutlet:
 
     def close(self) -> None:
         self._fd = -1
-
-
-def _enlarge(fd: int) -> int:
-    """Ask for a 1 MiB pipe, or as near as the kernel grants; return its size in bytes.
-
-    Past a user's 64 MiB of pipe pages F_SETPIPE_SZ answers EPERM and the pipe keeps its size (pipe(7)).
-    """
-    size = WANTED_PIPE_SIZE
-    while size > 64 * KIB:
-        with contextlib.suppress(OSError):
-            return fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, size)
-        size //= 2
-    return fcntl.fcntl(fd, fcntl.F_GETPIPE_SZ)

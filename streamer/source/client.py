@@ -19,8 +19,9 @@ from urllib.request import getproxies, proxy_bypass
 
 from botocore import UNSIGNED
 
-from streamer.errors import Transient, Where
-from streamer.source.exchange import CopyExchange, Head, Refusal, SpliceExchange, Unusual
+from streamer.errors import SourceError, Transient, Where
+from streamer.source.credentials import renewing
+from streamer.source.exchange import READ_TIMEOUT, CopyExchange, Head, Refusal, SpliceExchange, Unusual
 from streamer.source.faults import from_answer
 from streamer.source.lanes import Lane, LanePool
 from streamer.source.portable import PortableSource
@@ -89,8 +90,12 @@ class HttpClient:
         where: Where,
         request: Callable[[], Awaitable[bytes]],
         answering: Callable[[Lane], Answering[T_co]],
+        *,
+        avoid: str | None = None,
     ) -> T_co:
         """One request; once more if an idle lane turns out to have been closed by the server.
+
+        `avoid`: an address not to ask, if there is another.
 
         Raises SourceError, and whatever the reading of the answer raises.
         """
@@ -100,7 +105,7 @@ class HttpClient:
             pool = self._pools[place.host, place.port] = LanePool(place.host, place.port, tls=tls)
         while True:
             head = await request()
-            lane = await pool.take(where)
+            lane = await pool.take(where, avoid=avoid)
             exchange = answering(lane)
             reused, lane.requests = lane.requests > 0, lane.requests + 1
             try:
@@ -131,12 +136,14 @@ class OwnSource:
         *,
         splice: bool,
         tls: ssl.SSLContext | None = None,
+        stall_timeout: float = READ_TIMEOUT,
     ) -> None:
-        """`tls`: how to trust a TLS endpoint."""
+        """`tls`: how to trust a TLS endpoint. `stall_timeout`: seconds without a byte that end a request."""
         self.name = "kernel splice" if splice else "copying"
         self._signer = signer
         self._fallback = fallback
         self._exchange: Any = SpliceExchange if splice else CopyExchange
+        self._stall_timeout = stall_timeout
         self._client = HttpClient(tls)
 
     def close(self) -> None:
@@ -150,15 +157,19 @@ class OwnSource:
 
         def check(head: Head) -> None:
             headers = head.headers
-            check_head(
-                part,
-                first,
-                replace(where, request_id=headers.get("x-amz-request-id")),
-                status=head.status,
-                content_range=headers.get("content-range"),
-                content_length=head.content_length,
-                etag=headers.get("etag"),
-            )
+            try:
+                check_head(
+                    part,
+                    first,
+                    where,
+                    status=head.status,
+                    content_range=headers.get("content-range"),
+                    content_length=head.content_length,
+                    etag=headers.get("etag"),
+                )
+            except SourceError as error:
+                error.where = replace(where, request_id=headers.get("x-amz-request-id"))
+                raise
 
         async def request() -> bytes:
             into.doing("credentials")
@@ -168,16 +179,20 @@ class OwnSource:
 
         def answering(lane: Lane) -> Answering[Refusal | None]:
             into.doing("first_byte")
-            exchange: Answering[Refusal | None] = self._exchange(lane, into, where, check=check)
+            into.peer = lane.peer
+            exchange: Answering[Refusal | None] = self._exchange(
+                lane, into, where, check=check, stall_timeout=self._stall_timeout
+            )
             return exchange
 
-        try:
-            refusal = await self._client.ask(place, where, request, answering)
-        except Unusual:
-            await self._fallback.fetch(into, attempt=attempt)
-            return
-        if refusal is not None:
-            raise _mapped(refusal, where)
+        with renewing(self._signer.credentials):
+            try:
+                refusal = await self._client.ask(place, where, request, answering, avoid=into.avoid)
+            except Unusual:
+                await self._fallback.fetch(into, attempt=attempt)
+                return
+            if refusal is not None:
+                raise _mapped(refusal, where)
 
 
 def _send(lane: Lane, request: bytes, where: Where) -> None:

@@ -1,6 +1,6 @@
 """One answer on one lane: what is common to all ways of moving its body.
 
-Readiness-driven: the loop calls `_on_readable`, which does one step and returns. A receiver without room
+Readiness-driven: the lane calls `_on_readable`, which does one step and returns. A receiver without room
 stops the watching of the socket until it has some; nothing is read meanwhile, so TCP holds the server
 back.
 
@@ -32,14 +32,26 @@ READ_TIMEOUT = 30.0
 """Seconds without a byte before a lane counts as dead; not counted while the receiver has no room."""
 HEAD_END = b"\r\n\r\n"
 HEAD_READ = 2 * 1024
-"""What comes of the body with a head is copied once more."""
+"""Bytes to read for a head; what comes of the body with it is copied once more."""
+HEEDED = {
+    name.encode(): name
+    for name in (
+        "content-length",
+        "content-range",
+        "etag",
+        "retry-after",
+        "transfer-encoding",
+        "x-amz-request-id",
+    )
+}
+"""Headers that anybody asks for, as they are parsed and as they are kept."""
 MAX_HEAD = 64 * 1024
 MAX_REFUSAL = 256 * 1024
 
 
 @dataclass(slots=True)
 class Head:
-    """Status line and headers; names in lower case."""
+    """Status line, and those headers that are `HEEDED`; names in lower case."""
 
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
@@ -73,7 +85,9 @@ class AnswerParser:
         self._parser = httptools.HttpResponseParser(self)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self.head.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+        heeded = HEEDED.get(name.lower())
+        if heeded is not None:
+            self.head.headers[heeded] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
         self.head.status = self._parser.get_status_code()
@@ -88,6 +102,10 @@ class AnswerParser:
     def feed(self, data: bytes) -> None:
         self._parser.feed_data(data)
 
+    def release(self) -> None:
+        """Nothing is fed any more: let go of the parser, which holds our methods in a cycle of garbage."""
+        del self._parser
+
 
 R = TypeVar("R", bound=Receiver)
 
@@ -95,11 +113,20 @@ R = TypeVar("R", bound=Receiver)
 class Exchange(ABC, Generic[R]):
     """Reads one answer into `into`. `check` judges the head of a successful one, by raising."""
 
-    def __init__(self, lane: Lane, into: R, where: Where, *, check: Callable[[Head], None]) -> None:
+    def __init__(
+        self,
+        lane: Lane,
+        into: R,
+        where: Where,
+        *,
+        check: Callable[[Head], None],
+        stall_timeout: float = READ_TIMEOUT,
+    ) -> None:
         self._lane = lane
         self._into = into
         self._where = where
         self._check = check
+        self._stall_timeout = stall_timeout
         self._loop = asyncio.get_running_loop()
         self._done: asyncio.Future[Refusal | None] = self._loop.create_future()
         self._parser = AnswerParser()
@@ -120,7 +147,7 @@ class Exchange(ABC, Generic[R]):
     async def run(self) -> Refusal | None:
         """None once the body is with the receiver, or the refusal.
 
-        Raises SourceError; Unusual. The lane's socket is never left watched.
+        Raises SourceError; Unusual. The lane no longer calls when it returns.
         """
         self._timer = self._loop.call_later(PATIENCE, self._check_progress, 0, 0.0)
         self._lane.expect(1)
@@ -129,25 +156,23 @@ class Exchange(ABC, Generic[R]):
             return await self._done
         finally:
             self._timer.cancel()
-            self._into.on_room = None
-            self._unwatch()
+            if self._into.on_room == self._resume:  # not that of another request, which has taken over
+                self._into.on_room = None
+            self._watching = False
+            self._lane.rest()
+            self._parser.release()
 
     def _watch(self) -> None:
         if not self._watching and not self._done.done():
             self._watching = True
-            self._loop.add_reader(self._lane.fd, self._on_readable)
-
-    def _unwatch(self) -> None:
-        if self._watching:
-            self._watching = False
-            self._loop.remove_reader(self._lane.fd)
+            self._lane.watch(self._on_readable)
 
     def _check_progress(self, seen: int, silent: float) -> None:
         """`seen`: what had been when `silent` seconds without a byte began."""
         if not self._watching or self._bytes_seen != seen:
             silent = 0.0
-        elif silent + PATIENCE >= READ_TIMEOUT:
-            self._finish(Transient(f"no byte for {READ_TIMEOUT:g} s", self._where))
+        elif silent + PATIENCE >= self._stall_timeout:
+            self._finish(Transient(f"no byte for {self._stall_timeout:g} s", self._where))
             return
         else:
             silent += PATIENCE
@@ -155,7 +180,7 @@ class Exchange(ABC, Generic[R]):
         self._timer = self._loop.call_later(PATIENCE, self._check_progress, self._bytes_seen, silent)
 
     def _finish(self, outcome: BaseException | Refusal | None) -> None:
-        self._unwatch()
+        self._watching = False
         if self._done.done():
             return
         if isinstance(outcome, BaseException):
@@ -177,7 +202,8 @@ class Exchange(ABC, Generic[R]):
             if self._left > 0:
                 self._lane.expect(self._left)
         except NoRoom:
-            self._unwatch()
+            self._watching = False
+            self._lane.pause()
             self._into.on_room = self._resume
         except OSError as error:
             self._finish(Transient(f"the connection broke ({error.strerror or error})", self._where))
@@ -201,6 +227,7 @@ class Exchange(ABC, Generic[R]):
             raise BadAnswer("not an HTTP answer (no status line)", self._where)
         if not 100 <= self._parser.head.status < 200:
             return True
+        self._parser.release()
         self._parser, self._head = AnswerParser(), self._head[end:]
         return False
 
@@ -263,7 +290,7 @@ class SpliceExchange(Exchange[SpliceReceiver]):
     def _read_head(self) -> None:
         sock = self._lane.sock
         while True:
-            peeked = sock.recv(16 * 1024, socket.MSG_PEEK)
+            peeked = sock.recv(HEAD_READ, socket.MSG_PEEK)
             if not peeked:
                 raise Transient("the connection was closed before an answer", self._where)
             self._bytes_seen += 1

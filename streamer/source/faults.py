@@ -16,6 +16,8 @@ from streamer.errors import (
     BadAnswer,
     ConfigError,
     Denied,
+    Expired,
+    Gone,
     Missing,
     PenstockError,
     SourceChanged,
@@ -41,7 +43,15 @@ _TRANSIENT = {
     "RequestTimeoutException",
     "OperationAborted",
 }
-_MISSING = {"NoSuchBucket", "NoSuchKey", "NotFound", "404"}
+_EXPIRED = {
+    "ExpiredToken",
+    "ExpiredTokenException",
+    "InvalidToken",
+    "TokenRefreshRequired",
+    "InvalidAccessKeyId",
+}
+"""What renewed credentials may mend; a key that is unknown may have been rotated."""
+_GONE = {"NoSuchKey", "NotFound", "404"}
 _CHANGED = {"PreconditionFailed", "InvalidRange", "NoSuchVersion"}
 
 _FIX = {
@@ -55,6 +65,7 @@ _FIX = {
     "InvalidAccessKeyId": "the access key id is unknown to this endpoint",
     "SignatureDoesNotMatch": "the signature is refused; check the secret key, the region and the endpoint",
     "ExpiredToken": "the session token has expired; renew the credentials",
+    "InvalidToken": "the session token is refused; renew the credentials",
     "RequestTimeTooSkewed": "this machine's clock is off by too much; set the time",
     "PreconditionFailed": "the object was replaced after it was listed",
     "InvalidRange": "the object is shorter than when it was listed",
@@ -145,7 +156,11 @@ def from_answer(
         return Transient(text, place, retry_after=_seconds(retry_after))
     if code in _CHANGED or status in (412, 416):
         return SourceChanged(text, place)
-    if code in _MISSING or status == 404:
+    if code in _EXPIRED:
+        return Expired(text, place)
+    if code in _GONE or (status == 404 and code != "NoSuchBucket"):
+        return Gone(text, place) if place.key else Missing(text, place)
+    if status == 404:
         return Missing(text, place)
     if status in (401, 403) or code in _FIX:
         return Denied(text, place)

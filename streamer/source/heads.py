@@ -177,14 +177,14 @@ class HeadExchange:
         """Whether the lane may be used again; meaningful once `run` has returned."""
 
     async def run(self) -> Head:
-        """The head of the final answer. Raises SourceError. The lane's socket is never left watched."""
+        """The head of the final answer. Raises SourceError. The lane no longer calls when it returns."""
         timer = self._loop.call_later(READ_TIMEOUT, self._time_out)
-        self._loop.add_reader(self._lane.fd, self._on_readable)
+        self._lane.watch(self._on_readable)
         try:
             return await self._done
         finally:
             timer.cancel()
-            self._loop.remove_reader(self._lane.fd)
+            self._lane.rest()
 
     def _time_out(self) -> None:
         self._fail(Transient(f"no answer for {READ_TIMEOUT:g} s", self._where))
@@ -220,6 +220,7 @@ class HeadExchange:
             parser = AnswerParser()
             parser.feed(self._data[:end])
             self._data = self._data[end:]
+            parser.release()
             head = parser.head
             if not head.status:
                 raise BadAnswer("not an HTTP answer (no status line)", self._where)

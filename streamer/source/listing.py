@@ -36,6 +36,10 @@ MOST_FOLDERS = 256
 """With more on one level a request for each would hardly be worth it."""
 
 
+_NAMED = (("Contents", "Key"), ("CommonPrefixes", "Prefix"))
+"""What a page of a listing names, and how."""
+
+
 class _Lister:
     """One listing of one bucket."""
 
@@ -66,6 +70,20 @@ class _Lister:
             raise BadAnswer("the listing does not advance (truncated, without a further token)", where)
         return page
 
+    def _advances(self, prefix: str, page: dict[str, Any], begun: set[str]) -> None:
+        """Raise BadAnswer for a page that begins as one before it did, of those that began `begun`.
+
+        A server, or a cache before it, that goes round in a circle would be listed for ever; one that sends
+        a page again would have its objects streamed twice.
+        """
+        first = [page[name][0][key] for name, key in _NAMED if page.get(name)]
+        if any(name in begun for name in first):
+            raise BadAnswer(
+                f"the listing does not advance (a page begins again with {first[0]!r})",
+                Where(self._bucket, prefix),
+            )
+        begun.update(first)
+
     def _refs(self, page: dict[str, Any]) -> Iterator[ObjectRef]:
         for entry in page.get("Contents", ()):
             ref = ObjectRef(self._bucket, entry["Key"], entry["Size"], bare_etag(entry["ETag"]))
@@ -79,9 +97,11 @@ class _Lister:
         """
         entries = self._arrangement.entries()
         asked: dict[str, str] = {}
+        begun: set[str] = set()
         pages = 0
         while True:
             page = await self._page(prefix, **asked)
+            self._advances(prefix, page, begun)
             for ref in self._refs(page):
                 entries.add(ref)
             self._known += len(page.get("Contents", ()))
@@ -124,8 +144,10 @@ class _Lister:
     async def _level(self, prefix: str) -> AsyncIterator[ObjectRef | str]:
         """What is directly below `prefix`: objects, and the names of folders at their place among them."""
         asked: dict[str, str] = {}
+        begun: set[str] = set()
         while True:
             page = await self._page(prefix, Delimiter="/", **asked)
+            self._advances(prefix, page, begun)
             found: list[tuple[bytes, ObjectRef | str]] = [(ref.key.encode(), ref) for ref in self._refs(page)]
             found += [(each["Prefix"].encode(), each["Prefix"]) for each in page.get("CommonPrefixes", ())]
             found.sort(key=itemgetter(0))
@@ -154,7 +176,15 @@ async def list_prefix(
         found = await _Lister(client, uri.bucket, arrangement, progress=progress).below(uri.key)
     except BaseExceptionGroup as errors:
         raise first_error(errors) from errors
-    return await asyncio.to_thread(found.in_key_order)  # a second for a million
+    ordered, twice = await asyncio.to_thread(_in_order, found)  # a second or two for a million
+    if twice is not None:
+        raise BadAnswer("the listing names the object twice", Where(uri.bucket, twice))
+    return ordered
+
+
+def _in_order(found: Entries) -> tuple[Entries, str | None]:
+    ordered = found.in_key_order()
+    return ordered, ordered.key_twice()
 
 
 async def plan_prefix(

@@ -13,6 +13,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from streamer.errors import Truncated, Where
+from streamer.source.credentials import LastingCredentials, renewing
 from streamer.source.faults import map_errors
 from streamer.source.ranges import check_head
 
@@ -25,10 +26,16 @@ class PortableSource:
 
     name = "aiobotocore"
 
-    def __init__(self, client: Any) -> None:
+    def __init__(self, client: Any, credentials: LastingCredentials | None = None) -> None:
+        """`credentials`: the client's, to be told if they are refused."""
         self._client = client
+        self._credentials = credentials
 
     async def fetch(self, into: Receiver, *, attempt: int) -> None:
+        with renewing(self._credentials):
+            await self._fetch(into, attempt)
+
+    async def _fetch(self, into: Receiver, attempt: int) -> None:
         part, first = into.part, into.part.start + into.received
         ref = part.object
         where = Where(ref.bucket, ref.key, first, attempt)
@@ -64,7 +71,8 @@ async def _room(into: Receiver) -> None:
     try:
         await drained.wait()
     finally:
-        into.on_room = None
+        if into.on_room == drained.set:
+            into.on_room = None
 
 
 async def _drain(content: Any, into: Receiver, where: Where) -> None:

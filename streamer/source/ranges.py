@@ -56,6 +56,10 @@ class Receiver(Protocol):
     def full(self) -> bool:
         """Whether nothing more should be fed until `on_room` is called."""
 
+    avoid: str | None
+    """An address that the request should not go to, if there is another."""
+    peer: str | None
+    """Where a transport says which address it has chosen, if it knows."""
     on_room: Callable[[], None] | None
     """Called once, when a full receiver has room again."""
 

@@ -25,6 +25,7 @@ from botocore.utils import parse_timestamp
 
 from streamer import __version__
 from streamer.errors import ConfigError, Where
+from streamer.source.credentials import LastingCredentials, OfSession
 from streamer.source.faults import map_errors
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 CONTROL_ATTEMPTS = 5
 CONNECT_TIMEOUT = 10
-READ_TIMEOUT = 30
+STALL_TIMEOUT = 30.0
 """Seconds without a byte before a connection counts as dead; S3's own first byte takes well under 1 s."""
 
 
@@ -89,11 +90,13 @@ class Clients:
     control: Any
     data: Any
     credentials: Any
-    """The session's credentials, which refresh themselves; None if anonymous or absent."""
+    """The session's `LastingCredentials`; None if anonymous or absent."""
     anonymous: bool
     reading: Reading
     ca_bundle: str | None
     """Certificates to trust, by configuration or environment; None for botocore's own."""
+    stall_timeout: float
+    """Seconds without a byte before a connection counts as dead."""
     asked: Counter[str] = field(default_factory=Counter)
     """Requests beside those for parts, repeated ones included, by S3's name of the operation."""
 
@@ -120,10 +123,13 @@ def _models(data_path: str | None) -> Loader:
 
 
 @contextlib.asynccontextmanager
-async def open_clients(endpoint: Endpoint, *, connections: int) -> AsyncIterator[Clients]:
+async def open_clients(
+    endpoint: Endpoint, *, connections: int, stall_timeout: float = STALL_TIMEOUT
+) -> AsyncIterator[Clients]:
     """Both clients, closed at the end.
 
     `connections` bounds the data client's pool: the sum of what all channels may have in flight.
+    `stall_timeout`: seconds without a byte before a connection counts as dead.
     Raises ConfigError for an unknown profile, a missing region or an unreadable CA bundle, Denied for
     broken credentials files.
     """
@@ -135,7 +141,7 @@ async def open_clients(endpoint: Endpoint, *, connections: int) -> AsyncIterator
         raise ConfigError(f"cannot read {endpoint.ca_bundle}; Endpoint.CaBundle must name a PEM file")
     common: dict[str, Any] = {
         "connect_timeout": CONNECT_TIMEOUT,
-        "read_timeout": READ_TIMEOUT,
+        "read_timeout": stall_timeout,
         "user_agent_extra": f"penstock/{__version__}",
         "s3": {"addressing_style": "path" if endpoint.path_style else "auto"},
         # Some compatible servers send a whole object's checksum with a range, and botocore would then
@@ -165,15 +171,17 @@ async def open_clients(endpoint: Endpoint, *, connections: int) -> AsyncIterator
         with map_errors(Where()):
             session = AioSession(profile=endpoint.profile)
             session.register_component("data_loader", _models(session.get_config_variable("data_path")))
+            credentials = None if endpoint.anonymous else await _lasting(session, endpoint.profile)
             parsers = session.get_component("response_parser_factory")
             parsers.set_parser_defaults(timestamp_parser=_timestamp)
             clients = Clients(
                 await stack.enter_async_context(session.create_client("s3", config=control, **options)),
                 await stack.enter_async_context(session.create_client("s3", config=data, **options)),
-                credentials=None if endpoint.anonymous else await session.get_credentials(),
+                credentials=credentials,
                 anonymous=endpoint.anonymous,
                 reading=endpoint.reading,
                 ca_bundle=endpoint.ca_bundle or session.get_config_variable("ca_bundle"),
+                stall_timeout=stall_timeout,
             )
         endpoint.reading.teach(clients.control)
         endpoint.reading.teach(clients.data)
@@ -183,6 +191,22 @@ async def open_clients(endpoint: Endpoint, *, connections: int) -> AsyncIterator
 
         clients.control.meta.events.register("before-send.s3", count)
         yield clients
+
+
+async def _lasting(session: Any, profile: str | None) -> LastingCredentials | None:
+    """The session's credentials, which it uses from now on for its clients too; None if it has none."""
+    from aiobotocore.session import AioSession
+
+    async def load() -> Any:
+        return await AioSession(profile=profile).get_credentials()
+
+    # Not by `get_credentials`, which would remember what it found and give that to the clients.
+    found = await session.get_component("credential_provider").load_credentials()
+    if found is None:
+        return None
+    lasting = LastingCredentials(found, load)
+    session.register_component("credential_provider", OfSession(lasting))
+    return lasting
 
 
 def tls_context(ca_bundle: str | None) -> ssl.SSLContext:

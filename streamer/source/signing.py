@@ -40,7 +40,7 @@ class RangeSigner:
     def __init__(self, client: Any, credentials: Any, *, anonymous: bool, reading: Reading) -> None:
         """`client`: aiobotocore's S3 client. `credentials`: the session's, or None if anonymous."""
         self._client = client
-        self._credentials = credentials
+        self.credentials = credentials
         self._anonymous = anonymous
         self._headers = reading.headers()
         region = client.meta.region_name
@@ -67,25 +67,40 @@ class RangeSigner:
         """The request for bytes `first` to `part.end` of the listed version. Raises Denied."""
         ref = part.object
         headers = {"Range": f"bytes={first}-{part.end - 1}", "If-Match": f'"{ref.etag}"', **self._headers}
-        return await self._request("GET", place, Where(ref.bucket, ref.key), headers, version=ref.version)
+        return await self._request("GET", place, ref.bucket, ref.key, headers, version=ref.version)
 
     async def inquiry(self, place: Place, bucket: str, key: str, *, version: str | None) -> bytes:
         """The request for size and ETag of the object, or of that version. Raises Denied."""
-        return await self._request("HEAD", place, Where(bucket, key), self._headers, version=version)
+        return await self._request("HEAD", place, bucket, key, self._headers, version=version)
+
+    async def _frozen_credentials(self, bucket: str, key: str) -> Any:
+        if self.credentials is not None:
+            try:
+                return await self.credentials.get_frozen_credentials()
+            except Exception:  # mapped here and not around it: that costs every request a context manager
+                with map_errors(Where(bucket, key)):
+                    raise
+        with map_errors(Where(bucket, key)):
+            raise NoCredentialsError
 
     async def _request(
-        self, method: str, place: Place, where: Where, headers: dict[str, str], *, version: str | None
+        self,
+        method: str,
+        place: Place,
+        bucket: str,
+        key: str,
+        headers: dict[str, str],
+        *,
+        version: str | None,
     ) -> bytes:
-        path = place.prefix + quote(where.key or "", safe="/~")
+        path = place.prefix + quote(key, safe="/~")
         query = f"versionId={quote(version, safe='~')}" if version else ""
         if not self._anonymous:
-            with map_errors(where):
-                if self._credentials is None:
-                    raise NoCredentialsError
-                frozen = await self._credentials.get_frozen_credentials()
+            frozen = await self._frozen_credentials(bucket, key)
             headers = self._signer.sign(place.authority, path, query, headers, frozen, method=method)
         target = f"{path}?{query}" if query else path
-        agent = f"User-Agent: penstock/{__version__}"
-        lines = [f"{method} {target} HTTP/1.1", f"Host: {place.authority}", agent]
-        lines += [f"{name}: {value}" for name, value in headers.items()]
-        return ("\r\n".join(lines) + "\r\n\r\n").encode("ascii")
+        lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+        return (
+            f"{method} {target} HTTP/1.1\r\nHost: {place.authority}\r\n"
+            f"User-Agent: penstock/{__version__}\r\n{lines}\r\n"
+        ).encode("ascii")

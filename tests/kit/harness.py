@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from streamer.plan import Plan, S3Uri
+from streamer.relay.changes import Changes, WhenChanged
 from streamer.relay.channel import Channel
 from streamer.relay.pipes import PIPE_SIZE
 from streamer.relay.retry import RetryPolicy
 from streamer.relay.stages import BUFFER_SIZE
 from streamer.relay.transport import Wish, open_transport
+from streamer.source.heads import PortableHeads
+from streamer.source.integrity import Sums
 from streamer.source.listing import plan_prefix
 from streamer.source.session import Clients, Endpoint, open_clients
 from streamer.trailer import Trailer
@@ -77,12 +80,15 @@ async def running_channel(
     transport: Wish = "portable",
     make_plan: Callable[[Any], Awaitable[Plan]] | None = None,
     inflate: bool = False,
+    hedge: float = 0.0,
+    when_changed: WhenChanged = "fail",
+    check: bool = False,
     **endpoint: Any,
 ) -> AsyncIterator[Running]:
     """List the prefix, prepare and run a channel `train`; cancel it at the end.
 
     `parts`: how many parts the budget has room for. `make_plan`: from a client, instead of the prefix.
-    `inflate`: whether that plan does.
+    `inflate`: whether that plan does. `hedge`: as of `open_transport`; none, as faults are scripted.
     `endpoint`: as of `clients_of`.
     """
     async with (
@@ -96,6 +102,8 @@ async def running_channel(
             connections=connections,
             part_size=part_size,
             inflate=inflate,
+            hedge=hedge,
+            check=check,
         ) as chosen,
     ):
         bucket, _, key = prefix.partition("/")
@@ -111,6 +119,8 @@ async def running_channel(
             directory=str(directory),
             policy=policy,
             on_verdict=verdicts.append,
+            changes=Changes(when_changed, PortableHeads(clients.control).find),
+            sums=Sums(clients.control, clients.credentials) if check else None,
         )
         channel.prepare()
         task = asyncio.create_task(channel.run())

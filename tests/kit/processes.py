@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -54,9 +55,12 @@ def penstock(*arguments: str, **options: object) -> subprocess.CompletedProcess:
 class Sidecar:
     """A running `penstock run`; its log is read continuously and kept."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *options: str) -> None:
         self.process = subprocess.Popen(
-            [*PENSTOCK, "run", "-c", path], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+            [*PENSTOCK, "run", "-c", path, *options],
+            stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            text=True,
         )
         self.events: list[dict] = []
         self._news = threading.Condition()
@@ -73,13 +77,17 @@ class Sidecar:
             self.events.append({"event": "log ended"})
             self._news.notify_all()
 
-    def wait_for(self, event: str, **fields: object) -> dict:
-        """The first log line of this event with these fields; fails if the log ends or 30 s pass."""
+    def wait_for(self, event: str, *, times: int = 1, **fields: object) -> dict:
+        """The first log line of this event with these fields; fails if the log ends or 30 s pass.
+
+        With `times`, the line that makes so many.
+        """
 
         wanted = {"event": event, **fields}.items()
 
         def find() -> dict | None:
-            return next((each for each in self.events if wanted <= each.items()), None)
+            found = (each for each in self.events if all(each.get(key) == value for key, value in wanted))
+            return next(itertools.islice(found, times - 1, None), None)
 
         with self._news:
             assert self._news.wait_for(lambda: find() or self.events[-1:] == [{"event": "log ended"}], 30)
@@ -116,9 +124,9 @@ class Sidecar:
 
 
 @contextlib.contextmanager
-def sidecar(path: str) -> Iterator[Sidecar]:
+def sidecar(path: str, *options: str) -> Iterator[Sidecar]:
     """A sidecar until the end of the block; killed if it is still there."""
-    running = Sidecar(path)
+    running = Sidecar(path, *options)
     try:
         yield running
     finally:

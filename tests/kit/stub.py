@@ -1,8 +1,10 @@
 """An S3 server on a real socket that misbehaves on request.
 
 It keeps objects in memory and answers ListObjectsV2 and ranged GETs rightly, until a fault is scripted:
-faults are taken in order by the GETs (of one key, or of any), each once. The server runs on a loop of
-its own in a thread, so that nothing the code under test does to its loop can help or hinder it.
+faults are taken in order by the GETs (of one key, or of any), each once. Other faults come by chance, from
+`weather`. More kinds of fault, and that weather, are in `faults`; a proxy for real servers is in `proxy`. The
+server runs on a loop of its own in a thread, so that nothing the code under test does to its loop can help or
+hinder it.
 """
 
 from __future__ import annotations
@@ -76,6 +78,14 @@ class S3Stub:
     """Control requests that are answered once all of them have come: `head KEY`, `list PREFIX`."""
     _arrived: set[str] = field(default_factory=set)
     _all_arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    weather: Callable[[str, int, int], Fault | None] | None = None
+    """A fault for a GET, by `bucket/key`, first byte and bytes wanted, where none is scripted."""
+    refused_keys: dict[str, str] = field(default_factory=dict)
+    """Error codes with which requests signed by these access keys are answered."""
+    tokens: dict[str, str] = field(default_factory=dict)
+    """Where a listing goes on for a continuation token, if not behind it."""
+    checksums: dict[str, dict[str, str]] = field(default_factory=dict)
+    """By `bucket/key`, headers for whoever asks with `x-amz-checksum-mode`."""
     listings: list[str] = field(default_factory=list)
     """Prefixes of the listing requests."""
     delimited: int = 0
@@ -109,6 +119,8 @@ class S3Stub:
         self._loop.call_soon_threadsafe(self.released.set)
 
     async def _get(self, request: web.Request) -> web.StreamResponse:
+        if code := self.refused_keys.get(access_key(request)):
+            return error(403, code)
         bucket, key = request.match_info["bucket"], request.match_info["key"]
         buckets = {name.split("/", 1)[0] for name in self.objects}
         if bucket not in buckets:
@@ -150,6 +162,8 @@ class S3Stub:
             for queue in (self.faults.get(name), self.faults.get(ANY)):
                 if queue:
                     return await queue.popleft()(answer)
+            if self.weather and (struck := self.weather(name, start, end - start)):
+                return await struck(answer)
             return web.Response(status=206, body=answer.body, headers=answer.headers)
         except ConnectionResetError:
             return web.Response(status=400)  # the client has left in the middle
@@ -170,6 +184,8 @@ class S3Stub:
             await self._together(f"head {name}")
             self.heads += 1
             headers = {"Content-Length": str(len(data)), "ETag": f'"{etag(data)}"'}
+            if request.headers.get("x-amz-checksum-mode") == "ENABLED":
+                headers |= self.checksums.get(name, {})
             if queue := self.head_faults.get(name):
                 return await queue.popleft()(Answer(request, b"", headers, 200))
             return web.Response(headers=headers)
@@ -191,6 +207,7 @@ class S3Stub:
 
     async def _list(self, request: web.Request, bucket: str) -> web.Response:
         prefix, after = request.query.get("prefix", ""), request.query.get("continuation-token", "")
+        after = self.tokens.get(after, after)
         names = sorted(name.split("/", 1)[1] for name in self.objects if name.split("/", 1)[0] == bucket)
         names = [name for name in names if name.startswith(prefix) and name > after]
         if delimiter := request.query.get("delimiter", ""):
@@ -223,6 +240,12 @@ class S3Stub:
 @functools.lru_cache(maxsize=4096)
 def etag(data: bytes) -> str:
     return hashlib.md5(data).hexdigest()
+
+
+def access_key(request: web.Request) -> str:
+    """Whose signature the request bears; empty if none."""
+    _, found, rest = request.headers.get("Authorization", "").partition("Credential=")
+    return rest.split("/")[0] if found else ""
 
 
 def error(status: int, code: str, **headers: str) -> web.Response:

@@ -18,11 +18,12 @@ import time
 import urllib.error
 import urllib.request
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 
 import pytest
 
 from benchmarks import __main__ as program
-from benchmarks import clients, lineup, measure, origin, report, scenarios, stats
+from benchmarks import clients, lineup, measure, origin, readers, report, scenarios, stats
 from benchmarks.dataset import MIB, DataSet, Shape, listing, nginx_etag
 from benchmarks.peers.agent import in_order
 from benchmarks.process import Child, ProcessFailed, cpu_seconds, memory
@@ -528,3 +529,34 @@ def test_a_tiny_run_from_end_to_end(tmp_path):
     ).stdout
     assert "### `fast`" in text
     assert "| penstock | default |" in text
+
+
+# --- The TensorFlow reader beside TFRecordDataset ----------------------------------------------------
+
+
+@pytest.mark.timeout(120)
+def test_readers_are_measured_side_by_side(tmp_path):
+    """Two tiny cases end to end: every reader reads every byte, and the page gets its table."""
+    pytest.importorskip("tensorflow")
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{readers.BEGIN}\nold\n{readers.END}\nafter\n")
+    out = tmp_path / "readers.json"
+    cases = [replace(readers.CASES[name], total=100_000) for name in ("tfrecord-mixed", "lines-100")]
+    results = readers.measure(cases, 1)
+    out.write_text(json.dumps(results))
+    assert readers.main(["--cases", "", "--out", str(out), "--into", str(page)]) == 0
+    text = page.read_text()
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
+    assert "old" not in text
+    for case in cases:
+        for reader in readers.READERS:
+            assert f"| `{case.name}` | {reader} |" in text
+    assert "| `lines-100` | TFRecordDataset |" in text
+    assert text.count("| 1.00 | 1.00 |") == len(cases)
+
+
+def test_a_case_that_does_not_exist(capsys):
+    with pytest.raises(SystemExit):
+        readers.main(["--cases", "lines-100,lines-101"])
+    assert "no case lines-101; there are tfrecord-200" in capsys.readouterr().err

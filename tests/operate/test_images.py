@@ -105,7 +105,8 @@ def test_images_get_the_extras_that_they_need_and_no_others():
     assert trainer.isdisjoint({"aiobotocore", "boto3", "botocore", "aiohttp"})
     copied = {name: [text for how, text in STAGES[name].lines if how == "COPY"] for name in OURS}
     assert copied["trainer"][0] == "--from=build-trainer /opt/venv /opt/venv"
-    assert copied["sidecar"] == ["--from=build-sidecar /opt/venv /opt/venv"]
+    assert copied["sidecar"] == ["--from=build-small /opt/venv /opt/venv"]
+    assert STAGES["build-small"].base == "build-sidecar"
 
 
 def test_entry_point_command_and_health_check_are_commands_of_ours():

@@ -62,7 +62,7 @@ class Feeder:
         with open(os.path.join(self.state_dir, f".{channel}-pipe_mode-state")) as file:
             return int(file.read())
 
-    def publish(self, epoch, verdict, *, channel="train", total=0, delivered=0, error=None):
+    def publish(self, epoch, verdict, *, channel="train", total=0, delivered=0, error=None, **more):
         write_trailer(
             self.pipe_dir,
             Trailer(
@@ -72,6 +72,7 @@ class Feeder:
                 bytes_total=total,
                 bytes_delivered=delivered,
                 error=error,
+                **more,
             ),
         )
 
@@ -92,16 +93,18 @@ class Feeder:
         proof=True,
         hold=False,
         unknown=False,
+        **more,
     ):
         """Offer an epoch: trailer, FIFO, and a thread that waits for the reader and writes `data`.
 
         `verdict` "open" publishes no last trailer: that is a sidecar that died. `hold` keeps the write end
         open after that until `release` is set. `unknown`: the length is told at the end only.
+        `more`: further fields of the trailers.
         """
         opening = None if unknown else len(data) if total is None else total
         total = len(data) if total is None else total
         if proof:
-            self.publish(epoch, "open", channel=channel, total=opening)
+            self.publish(epoch, "open", channel=channel, total=opening, **more)
         path = self.path(channel, epoch)
         os.mkfifo(path)
         feed = Feed()
@@ -122,6 +125,7 @@ class Feeder:
                             total=total,
                             delivered=len(data) if delivered is None else delivered,
                             error=error,
+                            **more,
                         )
                     os.unlink(path)  # gone before the end of file can be seen (contract §1.4)
                     feed.written.set()

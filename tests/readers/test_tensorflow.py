@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import re
+import signal
 import subprocess
 import sys
 
@@ -16,7 +17,7 @@ from streamer.formats import recordio, tfrecord
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 tf = pytest.importorskip("tensorflow")
 
-import streamer.readers.tensorflow as module  # noqa: E402
+from streamer.readers import kernels, strings, verdicts  # noqa: E402
 from streamer.readers.tensorflow import PipeModeDataset, PipeModeDatasetException  # noqa: E402
 
 RECORDS = [b"%d" % number for number in range(3000)]
@@ -26,6 +27,13 @@ LARGE = tfrecord.encode(b"x" * 10_000) * 1000  # far more than pipe and prefetch
 
 def encoded(record_format="TFRecord", records=RECORDS):
     return b"".join(map(ENCODE[record_format], records))
+
+
+def spoilt(payload):
+    """A TFRecord whose data CRC does not hold."""
+    frame = bytearray(tfrecord.encode(payload))
+    frame[-1] ^= 1
+    return bytes(frame)
 
 
 def contents(dataset):
@@ -280,10 +288,10 @@ def test_a_program_ends_with_a_live_iterator(feeder, data):
 # Errors
 
 
-def failure(dataset):
+def failure(dataset, error=tf.errors.DataLossError):
     """What it gave before it failed, and the error."""
     got = []
-    with pytest.raises(tf.errors.UnknownError) as caught:
+    with pytest.raises(error) as caught:
         got.extend(dataset.as_numpy_iterator())
     return got, str(caught.value)
 
@@ -336,13 +344,12 @@ def test_an_error_passes_through_repeat_and_keras(feeder):
         .batch(32)
         .repeat()
     )
-    with pytest.raises(tf.errors.UnknownError, match="the sidecar died"):
+    with pytest.raises(tf.errors.DataLossError, match="the sidecar died"):
         model.fit(dataset, steps_per_epoch=1000, verbose=0)
 
 
-def test_a_fifo_that_does_not_appear(feeder, monkeypatch):
-    monkeypatch.setattr(module, "TIMEOUT", 0.0)
-    _, text = failure(PipeModeDataset("train", "TFRecord"))
+def test_a_fifo_that_does_not_appear(feeder):
+    _, text = failure(PipeModeDataset("train", "TFRecord", timeout=0), tf.errors.NotFoundError)
     assert "ChannelError: train_0 did not appear in" in text
     assert "the directory offers nothing of this channel" in text
     feeder.feed(0, encoded())
@@ -409,3 +416,132 @@ def test_the_incumbents_attributes(feeder):
     assert dataset.output_types == tf.string
     assert dataset.output_shapes == tf.TensorShape([])
     assert (dataset.channel, dataset.record_format, dataset.benchmark) == ("train", "TFRecord", False)
+
+
+# Extensions
+
+
+def test_skipped_records_are_counted_and_placed(feeder):
+    data = encoded(records=[b"one"]) + spoilt(b"bad") + encoded(records=[b"two"]) + spoilt(b"worse")
+    feeder.feed(0, data)
+    feeder.feed(1, data)
+    dataset = PipeModeDataset("train", "TFRecord", max_corrupted_records_to_skip=1)
+    assert contents(dataset.repeat(2)) == [b"one", b"two"] * 2
+    assert dataset.skipped.records == 4
+    assert list(dataset.skipped.places) == [
+        (feeder.path("train", epoch), offset) for epoch in (0, 1) for offset in (19, 57)
+    ]
+
+
+def test_a_given_epoch_leaves_the_state_file_alone(feeder):
+    for epoch in (4, 5):
+        feeder.feed(epoch, encoded(records=[b"%d" % epoch]))
+    dataset = PipeModeDataset("train", "TFRecord", epoch=4)
+    assert contents(dataset.repeat(2)) == [b"4", b"5"]
+    assert not os.path.exists(feeder.state_dir)
+    with pytest.raises(PipeModeDatasetException, match="epoch is -1"):
+        PipeModeDataset("train", epoch=-1)
+
+
+def test_a_fifo_that_nobody_writes(feeder):
+    os.mkfifo(feeder.path("train", 0))
+    _, text = failure(PipeModeDataset("train", timeout=0.1), tf.errors.NotFoundError)
+    assert "train_0 for writing in 0.1 s: is the sidecar alive?" in text
+
+
+def test_a_regular_file_as_often_as_asked(tmp_path):
+    (tmp_path / "records").write_bytes(encoded())
+    dataset = PipeModeDataset.from_path(tmp_path / "records", "TFRecord", batch_size=1000)
+    assert [batch.tolist() for batch in dataset.repeat(2).as_numpy_iterator()] == [
+        RECORDS[start : start + 1000] for start in (0, 1000, 2000)
+    ] * 2
+
+
+def test_a_fifo_by_path_is_proven_too(feeder):
+    feeder.feed(0, encoded(), verdict="open", total=10**6)
+    got, text = failure(PipeModeDataset.from_path(feeder.path("train", 0), "TFRecord"))
+    assert got == RECORDS
+    assert "of 1000000 bytes of train_0: the sidecar died" in text
+
+
+def test_standard_input_once():
+    script = (
+        "import tensorflow as tf\n"
+        "from streamer.readers.tensorflow import PipeModeDataset\n"
+        "dataset = PipeModeDataset.from_path('/dev/stdin', 'TFRecord')\n"
+        "print(sum(1 for _ in dataset))\n"
+        "try:\n"
+        "    next(iter(dataset))\n"
+        "except tf.errors.NotFoundError as error:\n"
+        "    print('can be read once' in str(error))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], input=encoded(), capture_output=True, check=False, timeout=50
+    )
+    assert done.stdout == b"3000\nTrue\n", done.stderr
+
+
+def test_interleaved_channels(feeder):
+    feeder.feed(0, encoded(records=[b"t%d" % number for number in range(100)]))
+    feeder.feed(0, encoded(records=[b"v%d" % number for number in range(100)]), channel="validation")
+    both = [PipeModeDataset(name, "TFRecord") for name in ("train", "validation")]
+    dataset = tf.data.Dataset.choose_from_datasets(both, tf.data.Dataset.range(2).repeat(100))
+    assert contents(dataset) == [b"%c%d" % (letter, n) for n in range(100) for letter in b"tv"]
+    for name in ("train", "validation"):
+        feeder.feed(1, encoded(records=[name.encode()] * 50), channel=name)
+    mixed = tf.data.Dataset.sample_from_datasets(
+        both, stop_on_empty_dataset=False, rerandomize_each_iteration=False
+    )
+    assert sorted(contents(mixed)) == [b"train"] * 50 + [b"validation"] * 50
+
+
+def test_iterators_side_by_side_read_different_epochs(feeder):
+    for epoch in range(2):
+        feeder.feed(epoch, encoded(records=[b"%d" % epoch] * 100))
+    dataset = PipeModeDataset("train", "TFRecord")
+    first, second = dataset.as_numpy_iterator(), dataset.as_numpy_iterator()
+    assert (next(first), next(second)) == (b"0", b"1")
+    assert (list(first), list(second)) == ([b"0"] * 99, [b"1"] * 99)
+
+
+@pytest.mark.parametrize("ahead", [".prefetch(2)", ""])
+def test_ctrl_c_ends_a_blocked_read(feeder, ahead):
+    feed = feeder.feed(0, encoded(records=[b"1", b"2"]), hold=True)
+    script = (
+        "from streamer.readers.tensorflow import PipeModeDataset\n"
+        "try:\n"
+        f"    for record in PipeModeDataset('train', 'TFRecord'){ahead}:\n"
+        "        print(record.numpy().decode(), flush=True)\n"
+        "except KeyboardInterrupt:\n"
+        "    print('interrupted')\n"
+    )
+    program = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert [program.stdout.readline() for _ in range(2)] == ["1\n", "2\n"]
+    program.send_signal(signal.SIGINT)
+    out, errors = program.communicate(timeout=20)
+    assert out == "interrupted\n", errors
+    assert program.returncode == 0
+    feed.release.set()
+
+
+def test_without_the_c_api_errors_are_what_python_steps_can_raise(feeder, monkeypatch, caplog):
+    """And records go over as objects: nothing is lost but speed and the kind of the error."""
+
+    def forget():
+        for known in (kernels.library, verdicts.raiser, strings.views):
+            known.cache_clear()
+
+    monkeypatch.setattr(kernels, "_LIBRARY", "no-such-library.so")
+    forget()
+    try:
+        feeder.feed(0, encoded(), verdict="open", total=10**6)
+        got, text = failure(PipeModeDataset("train", "TFRecord"), tf.errors.UnknownError)
+    finally:
+        monkeypatch.undo()
+        forget()
+    assert got == RECORDS
+    assert "TruncatedStream: received" in text
+    assert "errors of a stream will be UnknownError" in caplog.text
+    assert "records go to TensorFlow as objects" in caplog.text

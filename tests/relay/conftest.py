@@ -1,8 +1,13 @@
-"""Every relay test runs over all transports: they must be equal, byte for byte and error for error."""
+"""Every relay test runs over all transports: they must be equal, byte for byte and error for error.
+
+Over both event loops each, where a test is about transports, epochs and what goes wrong on the way. What
+lies above them runs over the service's own loop, and over the portable transport on the other one.
+"""
 
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 
 import pytest
 
@@ -13,3 +18,21 @@ from tests.kit.harness import running_channel
 def run(request):
     """`running_channel` over one of the transports."""
     return functools.partial(running_channel, transport=request.param)
+
+
+ABOVE = {"test_arranged", "test_changes", "test_credentials", "test_inflated", "test_integrity"}
+"""Modules whose subject lies above transports and loops."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what would run the same code once more."""
+    redundant = [item for item in items if _redundant(item)]
+    config.hook.pytest_deselected(items=redundant)
+    items[:] = [item for item in items if item not in set(redundant)]
+
+
+def _redundant(item: pytest.Item) -> bool:
+    name = item.name
+    if "[uvloop-portable" in name:
+        return True
+    return Path(item.path).stem in ABOVE and ("[asyncio-copying" in name or "[asyncio-kernel" in name)

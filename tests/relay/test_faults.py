@@ -10,6 +10,7 @@ import pytest
 
 from streamer.relay.retry import RetryPolicy
 from streamer.trailer import read_trailer
+from tests.kit.faults import WRONG
 from tests.kit.harness import MORE_THAN_A_FIFO, fill
 from tests.kit.pipes import eventually, off_loop, read_all
 from tests.kit.stub import cut_after, fails, heads, stalls, whole
@@ -75,6 +76,15 @@ async def test_what_may_pass_is_waited_out(run, stub, tmp_path, fault):
         assert sum(running.channel.statistics().retries.values()) == 5
 
 
+async def test_many_parts_that_fail_together_share_no_quota(run, stub, tmp_path):
+    """botocore's own would be empty after a hundred, and fail the rest."""
+    truth = fill(stub, [1000] * 64)
+    stub.script(*[fails(500, "InternalError")] * 400)
+    async with run(stub, tmp_path, connections=64, parts=64) as running:
+        assert await off_loop(read_all, running.fifo(0)) == truth
+        assert running.channel.statistics().retries["transient"] > 200
+
+
 async def test_a_random_storm_changes_no_byte(run, stub, tmp_path):
     truth = fill(stub, [random.Random(5).randrange(90_000) for _ in range(25)])
     dice = random.Random(9)
@@ -125,7 +135,7 @@ async def test_an_object_replaced_after_the_listing_fails_by_name(run, stub, tmp
 async def test_a_wrong_answer_is_an_error_or_right(run, stub, tmp_path, fault, words):
     """200 with the whole object for a range that is the whole object is a right answer."""
     truth = fill(stub, [40_000])
-    stub.script(fault)
+    stub.script(*[fault] * 3)
     async with run(stub, tmp_path, connections=1) as running:
         if words is None:
             assert await off_loop(read_all, running.fifo(0)) == truth
@@ -133,9 +143,19 @@ async def test_a_wrong_answer_is_an_error_or_right(run, stub, tmp_path, fault, w
             assert words in await failed_after(running, 0)
 
 
+@pytest.mark.parametrize("kind", ["range", "no range"])
+async def test_a_wrong_answer_that_does_not_come_again_is_mended(run, stub, tmp_path, kind):
+    """Two of three front ends may be sick; what they sent reaches nobody."""
+    truth = fill(stub, [80_000])
+    stub.script(*[WRONG[kind](random.Random(1), 50_000)] * 2)
+    async with run(stub, tmp_path, connections=1) as running:
+        assert await off_loop(read_all, running.fifo(0)) == truth
+        assert running.channel.statistics().retries == {"bad_answer": 2}
+
+
 async def test_the_whole_object_for_a_range_of_it_is_refused(run, stub, tmp_path):
     fill(stub, [80_000])
-    stub.script(whole(stub))
+    stub.script(*[whole(stub)] * 3)
     async with run(stub, tmp_path, connections=1) as running:
         assert "Content-Range" in await failed_after(running, 0)
 

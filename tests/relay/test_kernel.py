@@ -8,8 +8,10 @@ import os
 import pytest
 from aiohttp import web
 
+from streamer.errors import Where
 from streamer.relay import pipes
 from streamer.source.client import why_not, why_not_splice
+from streamer.source.lanes import LanePool
 from streamer.source.session import Endpoint, open_clients
 from tests.kit.harness import MORE_THAN_A_FIFO, fill, running_channel
 from tests.kit.pipes import eventually, off_loop, read_all
@@ -66,6 +68,40 @@ async def test_lanes_are_reused_and_a_closed_one_is_replaced(stub, tmp_path):
         assert await off_loop(read_all, running.fifo(0)) == truth
         assert running.channel.statistics().retries == {}
     assert stub.connections <= 3
+
+
+async def test_a_request_that_crosses_with_a_close_is_sent_again(stub, tmp_path):
+    """The server closes a kept connection as we ask for more on it: nobody has read that request."""
+    truth = fill(stub, [10_000, 20_000])
+    stub.script(raw(), key="b/data/0001")
+    async with kernel(stub, tmp_path, connections=1) as running:
+        assert await off_loop(read_all, running.fifo(0)) == truth
+        assert running.channel.statistics().retries == {}
+    assert [seen.key for seen in stub.seen[:3]] == ["data/0000", "data/0001", "data/0001"]
+
+
+@pytest.mark.parametrize("said", [b"", b"HTTP/1.1 408 Request Timeout\r\n\r\n"])
+async def test_an_idle_lane_closes_when_the_server_says_anything(said):
+    """Be it the end alone: such a connection is of no use, and would keep a file open until it is taken."""
+    arrived: asyncio.Queue[asyncio.StreamWriter] = asyncio.Queue()
+    server = await asyncio.start_server(lambda _, writer: arrived.put(writer), "127.0.0.1")
+    host, port = server.sockets[0].getsockname()
+    pool = LanePool(host, port)
+    lane, peer = await pool.take(Where()), await arrived.get()
+    lane.watch(lambda: None)
+    lane.rest()
+    pool.give(lane)
+    assert await pool.take(Where()) is lane
+    pool.give(lane)
+    peer.write(said)
+    peer.close()
+    await eventually(lambda: lane.closed)
+    other = await pool.take(Where())
+    assert other is not lane
+    other.close()
+    (await arrived.get()).close()
+    server.close()
+    await server.wait_closed()
 
 
 async def test_an_answer_without_a_length_goes_through_user_space(stub, tmp_path):
@@ -130,7 +166,7 @@ async def test_a_redirect_is_followed_through_the_portable_transport(stub, tmp_p
 )
 async def test_what_is_no_http_is_an_error_by_name(stub, tmp_path, garbage, words):
     fill(stub, [1000])
-    stub.script(raw(garbage))
+    stub.script(*[raw(garbage)] * 3)
     async with kernel(stub, tmp_path, connections=1) as running:
         reader = await off_loop(os.open, running.fifo(0), os.O_RDONLY)
         await eventually(lambda: running.channel.error)
@@ -189,8 +225,6 @@ async def test_all_transports_deliver_the_same_stream(stub, tmp_path):
 
 def test_connections_spread_over_all_addresses():
     """DNS gives several addresses; they are used in turn, and looked up again with time."""
-    from streamer.errors import Where
-    from streamer.source.lanes import LanePool
 
     async def connect() -> list[str]:
         seen: list[str] = []

@@ -124,6 +124,24 @@ async def test_a_listing_that_does_not_advance_is_an_error(stub, monkeypatch):
             await list_prefix(clients.control, S3Uri("b", "d/"))
 
 
+@pytest.mark.parametrize("back_to", ["", "d/00999"], ids=["circle", "one page again"])
+async def test_a_page_that_comes_again_is_an_error(stub, back_to):
+    """Else a listing without end, or objects that are streamed twice."""
+    stub.objects = {f"b/d/{number:05d}": b"" for number in range(3500)}
+    stub.tokens["d/01999"] = back_to
+    async with clients_of(stub) as clients:
+        with pytest.raises(BadAnswer, match="does not advance"):
+            await list_prefix(clients.control, S3Uri("b", "d/"))
+
+
+async def test_pages_that_overlap_are_an_error(stub):
+    stub.objects = {f"b/d/{number:05d}": b"" for number in range(2500)}
+    stub.tokens["d/00999"] = "d/00998"
+    async with clients_of(stub) as clients:
+        with pytest.raises(BadAnswer, match=r"names the object twice: s3://b/d/00999"):
+            await list_prefix(clients.control, S3Uri("b", "d/"))
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -306,3 +306,29 @@ def test_the_job_is_frozen(tmp_path):
     job = load(tmp_path, document())
     with pytest.raises(ValueError, match="frozen"):
         job.penstock.connections = 5
+
+
+@pytest.mark.parametrize(
+    ("extras", "channel", "words"),
+    [
+        ({"WhenChanged": "skip"}, {"RecordWrapperType": "RecordIO"}, "header leaves before its object"),
+        ({"WhenChanged": "refetch"}, {"InputMode": "File"}, "are for Pipe mode only"),
+        ({"Integrity": "checksum"}, {"InputMode": "File"}, "are for Pipe mode only"),
+        ({"WhenChanged": "ignore"}, {}, "is not one of 'fail', 'refetch' or 'skip'"),
+        ({"Transport": "copying"}, {}, "it belongs in Penstock"),
+    ],
+)
+def test_what_a_channel_asks_for_must_be_possible(tmp_path, extras, channel, words):
+    job = document(InputDataConfig__0__Penstock=extras)
+    job["InputDataConfig"][0] |= channel
+    with pytest.raises(ConfigError, match=words):
+        load(tmp_path, job)
+
+
+def test_lines_of_attributes_cannot_lose_one(tmp_path):
+    job = document(
+        InputDataConfig__0__Penstock={"WhenChanged": "skip"},
+        **{f"{S3}__S3DataType": "AugmentedManifestFile", f"{S3}__AttributeNames": ["a-ref"]},
+    )
+    with pytest.raises(ConfigError, match="would lose an attribute"):
+        load(tmp_path, job)

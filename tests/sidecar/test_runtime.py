@@ -14,8 +14,8 @@ from sidecar.identity import Hosts, identify
 from sidecar.runtime import (
     Layout,
     platform_resource_config,
-    reset_reader_state,
     resource_config,
+    set_reader_state,
     write_config_files,
 )
 from streamer.errors import ConfigError, SinkError
@@ -242,9 +242,10 @@ def test_readers_of_an_earlier_run_start_again_at_epoch_0(tmp_path):
     state.write_text("7")
     other = tmp_path / "pipe_state" / ".other-pipe_mode-state"
     other.write_text("3")
-    reset_reader_state(Layout(str(tmp_path)), JOB)
+    set_reader_state(Layout(str(tmp_path)), {"train": 2, "eval": 0})
     assert not state.exists()
     assert other.exists()
+    assert (tmp_path / "pipe_state" / ".train-pipe_mode-state").read_text() == "2"
 
 
 def test_readers_of_lanes_start_again_at_epoch_0_too(tmp_path):
@@ -252,6 +253,5 @@ def test_readers_of_lanes_start_again_at_epoch_0_too(tmp_path):
     states[0].parent.mkdir()
     for state in states:
         state.write_text("7")
-    lanes = JOB.penstock.model_copy(update={"lanes": {"eval": 2}})
-    reset_reader_state(Layout(str(tmp_path)), JOB.model_copy(update={"penstock": lanes}))
+    set_reader_state(Layout(str(tmp_path)), dict.fromkeys(("eval-0", "eval-1"), 0))
     assert [state.exists() for state in states] == [False, False, True]

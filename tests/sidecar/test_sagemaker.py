@@ -157,7 +157,7 @@ def api():
         (AlgorithmSpecification, ["AlgorithmSpecification"], set()),
         (ResourceConfig, ["ResourceConfig"], set()),
         (InstanceGroup, ["InstanceGroup"], set()),
-        (ChannelConfig, ["Channel"], set()),
+        (ChannelConfig, ["Channel"], {"Penstock"}),
         (DataSource, ["DataSource"], set()),
         (S3DataSource, ["S3DataSource"], set()),
         (ShuffleConfig, ["ShuffleConfig"], set()),

@@ -17,6 +17,7 @@ from streamer.formats import crc, recordio, tfrecord
 from streamer.formats.lines import LineReader
 from streamer.formats.recordio import RecordIOReader
 from streamer.formats.tfrecord import TFRecordReader
+from tests.kit.pieces import Pieces
 
 HELLO = bytes.fromhex("0500000000000000eab2043e68656c6c6fbb1f1c19")
 EMPTY = bytes.fromhex("000000000000000029039807d8ea82a2")
@@ -24,25 +25,6 @@ MAGIC = bytes.fromhex("0a23d7ce")
 WITH_MAGIC = b"ABCD" + MAGIC + b"EF"
 WHOLE = bytes.fromhex("0a23d7ce0a000000414243440a23d7ce45460000")
 ESCAPED = bytes.fromhex("0a23d7ce04000020414243440a23d7ce0200006045460000")
-
-
-class Pieces(io.RawIOBase):
-    """A stream that gives its bytes in pieces of the given sizes; a size of 0 is "nothing for now"."""
-
-    def __init__(self, data, sizes):
-        self.left = data
-        self.sizes = iter(sizes)
-
-    def readable(self):
-        return True
-
-    def readinto(self, buffer):
-        size = next(self.sizes, len(buffer))
-        if size == 0:
-            return None
-        piece, self.left = self.left[: min(size, len(buffer))], self.left[min(size, len(buffer)) :]
-        buffer[: len(piece)] = piece
-        return len(piece)
 
 
 sizes = st.lists(st.integers(0, 40), max_size=60)
@@ -142,9 +124,12 @@ def test_tfrecord_skips_a_run_of_bad_data_up_to_the_limit(caplog):
     with caplog.at_level(logging.WARNING, logger="penstock"):
         reader = TFRecordReader(io.BytesIO(data), max_corrupted_records_to_skip=2)
         assert list(reader) == [b"hello", b"hello"]
-    assert reader.skipped == 5
+    assert reader.skipped.records == 5
+    assert [place for _, place in reader.skipped.places] == [0, 17, 55, 72, 110]
     said = [line for line in caplog.messages if "in all" in line]
-    assert said[-2].endswith("at offset 72 of the stream: CRC check on data failed (2 in a row, 4 in all)")
+    assert said[-2].endswith(
+        "at offset 72 of the stream: CRC check on data failed; 1 bytes (2 in a row, 4 in all)"
+    )
 
 
 def test_tfrecord_a_run_of_bad_data_counts_across_blocks():
@@ -350,3 +335,57 @@ def test_a_source_that_fails_fails_the_reader_after_the_whole_records():
 def test_block_bytes_must_be_positive():
     with pytest.raises(ValueError, match="at least 1"):
         TFRecordReader(io.BytesIO(), block_bytes=0)
+
+
+# Handing over
+
+
+def cut_recordio(record):
+    """The record in parts of at most 50 bytes."""
+    if len(record) <= 50:
+        return recordio.encode(record)
+    parts = [record[at : at + 50] for at in range(0, len(record), 50)]
+    flags = [1, *[2] * (len(parts) - 2), 3]
+    return b"".join(
+        struct.pack("<II", recordio.MAGIC, flag << 29 | len(part)) + part + recordio.padding(len(part))
+        for flag, part in zip(flags, parts, strict=True)
+    )
+
+
+HANDED = {
+    TFRecordReader: tfrecord.encode,
+    RecordIOReader: cut_recordio,
+    LineReader: lambda line: line.replace(b"\n", b"-") + b"\n",
+}
+
+
+@pytest.mark.parametrize("kind", list(HANDED))
+@given(records=payloads, pieces=sizes, block=blocks)
+def test_readers_that_take_turns_read_what_one_reads(kind, records, pieces, block):
+    data = b"".join(map(HANDED[kind], records))
+    expected = list(kind(io.BytesIO(data)))
+    source = Pieces(data, pieces)
+    readers = [kind(source, block_bytes=block) for _ in range(2)]
+    turns = [reader.batches() for reader in readers]
+    got, state, turn = [], (b"", 0), 0
+    while True:
+        readers[turn % 2].go_on(*state)
+        batch = next(turns[turn % 2], None)
+        if batch is None:
+            break
+        got += batch
+        state = readers[turn % 2].hand_over()
+        assert state[1] <= len(data)
+        turn += 1
+    assert got == expected
+
+
+def test_a_reader_that_went_on_tells_offsets_and_needs_of_the_whole_stream():
+    first = TFRecordReader(io.BytesIO(HELLO + HELLO[:15]))
+    assert next(first.batches()) == [b"hello"]
+    rest, offset = first.hand_over()
+    assert (rest, offset) == (HELLO[:15], len(HELLO))
+    second = TFRecordReader(io.BytesIO())
+    second.go_on(rest, offset)
+    with pytest.raises(TruncatedStream, match="at offset 21: 21 bytes wanted, 15 arrived"):
+        list(second)

@@ -95,8 +95,9 @@ LATENCY_BOUND = Server()
 """More connections, more throughput."""
 
 
-def test_lanes_grow_while_throughput_follows():
-    pace = Pace(4, PART)
+@pytest.mark.parametrize("worth", [0.0, 0.4])
+def test_lanes_grow_while_throughput_follows(worth):
+    pace = Pace(4, PART, worth=worth)
     World(pace, LATENCY_BOUND).run(20)
     assert pace.lanes == 256
 
@@ -129,6 +130,18 @@ def test_a_vain_trial_is_reverted_and_the_next_waits_longer():
     for number, wait in enumerate(waits):
         due = min(LONGEST_HOLD, FIRST_HOLD * 2**number)
         assert due <= wait <= due + 1
+
+
+@pytest.mark.parametrize(("worth", "kept"), [(0.1, True), (0.4, False)])
+def test_a_gain_must_be_worth_its_lanes(worth, kept):
+    """A sixth more throughput for twice the lanes."""
+    pace = Pace(2, PART, worth=worth)
+    world = World(pace, Server(first_byte=0.0001, connection=430e6, network=1e9))
+    world.run(100)
+    changes = [*world.limits, (100.0, pace.lanes)]
+    held = {lanes for (at, lanes), (until, _) in itertools.pairwise(changes) if until - at > FIRST_HOLD / 2}
+    assert (max(held) > 2) == kept
+    assert world.peak > 2
 
 
 def test_lanes_that_wait_more_than_they_carry_double_at_once():

@@ -1,0 +1,269 @@
+"""The TensorFlow reader beside TFRecordDataset on a local file: `python -m benchmarks.readers`.
+
+    files in memory --splice--> FIFO --> PipeModeDataset --+--> batches --> lengths, added up in C++
+    files in memory --------pread------> TFRecordDataset --+
+
+One process per reader, which imports TensorFlow once and is told one run after the other, so that all
+readers meet the same minute of the machine. A run is the file several times over, in batches; the consumer
+adds up the lengths of the records inside TensorFlow, and the sum must be right. The clocks start when the
+dataset is made. CPU is the reader's process: import not
+counted, feeder not counted. TFRecordDataset runs in a process whose allocator is as TensorFlow leaves it.
+The first round is thrown away. Files of one case exist at a time, in /dev/shm, 1 GB at most for both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime as dt
+import json
+import os
+import platform
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from benchmarks.process import Child
+from benchmarks.report import insert
+from benchmarks.stats import spread
+from streamer.formats import recordio, tfrecord
+from streamer.trailer import Trailer, trailer_path, write_trailer
+
+BEGIN = "<!-- readers: begin; written by python -m benchmarks.readers -->"
+END = "<!-- readers: end -->"
+Document = dict[str, Any]
+
+_FEEDER = os.path.join(os.path.dirname(__file__), "feeder.py")
+_SHM = "/dev/shm"  # noqa: S108 - a tmpfs is what is wanted
+_PATIENCE = 60.0
+"""Seconds that a reader may take to import TensorFlow, or for one run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Records of one size in one format; `batch` of them are an element."""
+
+    name: str
+    record_format: str
+    size: int
+    total: int
+    """Bytes of the file, about."""
+    passes: int
+    """How often the file is read in one run."""
+    batch: int
+
+    def frame(self, payload: bytes) -> bytes:
+        """One record as the stream holds it."""
+        match self.record_format:
+            case "TFRecord":
+                return tfrecord.encode(payload)
+            case "RecordIO":
+                return recordio.encode(payload)
+            case _:
+                return payload.replace(b"\n", b" ") + b"\n"
+
+
+CASES = {
+    case.name: case
+    for case in (
+        Case("tfrecord-200", "TFRecord", 200, 50_000_000, 8, 1024),
+        Case("tfrecord-8k", "TFRecord", 8192, 500_000_000, 6, 128),
+        Case("tfrecord-100k", "TFRecord", 102_400, 500_000_000, 6, 16),
+        Case("tfrecord-mixed", "TFRecord", -200, 50_000_000, 8, 1024),
+        Case("recordio-8k", "RecordIO", 8192, 500_000_000, 6, 128),
+        Case("recordio-100k", "RecordIO", 102_400, 500_000_000, 6, 16),
+        Case("lines-100", "TextLine", 99, 50_000_000, 5, 1024),
+    )
+}
+"""A negative size stands for sizes from 1 to twice it."""
+READERS = ("TFRecordDataset", "PipeModeDataset", "PipeModeDataset, batch_size")
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """A case's records: as the FIFO carries them, and as TFRecord for the reader beside it."""
+
+    stream: str
+    tfrecord: str
+    payload: int
+    """Bytes of all records of a run, frames not counted."""
+
+
+def write_files(case: Case, directory: str) -> Files:
+    """Write both, each with every record of the case. A piece of about 8 MB is repeated."""
+    sizes = _sizes(case)
+    payloads = [os.urandom(size).replace(b"\n", b" ") for size in sizes]
+    repeats = max(1, case.total // sum(sizes))
+    files = Files(
+        os.path.join(directory, "stream"),
+        os.path.join(directory, "tfrecord"),
+        case.passes * repeats * sum(sizes),
+    )
+    plain = Case("", "TFRecord", 0, 0, 0, 0)
+    for path, kind in ((files.stream, case), (files.tfrecord, plain)):
+        piece = b"".join(map(kind.frame, payloads))
+        with open(path, "wb") as file:
+            file.writelines(piece for _ in range(repeats))
+    return files
+
+
+def _sizes(case: Case) -> list[int]:
+    most = 8_000_000
+    if case.size > 0:
+        return [case.size] * max(1, min(most, case.total) // case.size)
+    cycle = range(1, -2 * case.size)
+    return [*cycle] * (most // sum(cycle))
+
+
+class Reader:
+    """A process that reads what it is told (`benchmarks.readers_task`)."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        env = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"}
+        self._child = Child(name, [sys.executable, "-m", "benchmarks.readers_task"], env=env)
+
+    def ready(self) -> str:
+        """Wait until TensorFlow is imported; its version."""
+        return self._child.line(deadline=time.monotonic() + _PATIENCE)
+
+    def run(self, case: Case, files: Files, directory: str) -> dict[str, float]:
+        """One pass; seconds and CPU seconds per GB of payload. Raises RuntimeError for a wrong sum."""
+        order: Document = asdict(case) | {
+            "reader": self.name,
+            "path": files.tfrecord,
+            "payload": files.payload,
+        }
+        feeder = None
+        if self.name != READERS[0]:
+            order["path"] = os.path.join(directory, "bench_0")
+            size = case.passes * os.path.getsize(files.stream)
+            trailer = Trailer(
+                channel="bench", epoch=0, verdict="complete", bytes_total=size, bytes_delivered=size
+            )
+            write_trailer(directory, trailer)
+            os.mkfifo(order["path"])
+            command = [sys.executable, "-I", "-S", _FEEDER, files.stream, order["path"], str(case.passes)]
+            feeder = Child("feeder", command, env=os.environ)
+        try:
+            self._child.say(json.dumps(order))
+            answer = json.loads(self._child.line(deadline=time.monotonic() + _PATIENCE))
+        finally:
+            if feeder is not None:
+                feeder.close()
+                os.unlink(order["path"])
+                os.unlink(trailer_path(directory, "bench", 0))
+        if answer["payload"] != files.payload:
+            raise RuntimeError(
+                f"{self.name} read {answer['payload']} of {files.payload} bytes of {case.name}"
+            )
+        gigabytes = files.payload / 1e9
+        return {"throughput": gigabytes / answer["seconds"], "cpu": answer["cpu_seconds"] / gigabytes}
+
+    def close(self) -> None:
+        """End the process."""
+        self._child.close()
+
+
+def measure(cases: Sequence[Case], rounds: int) -> Document:
+    """All readers over all cases, interleaved."""
+    results: Document = {"cases": {}}
+    with contextlib.ExitStack() as stack:
+        directory = tempfile.mkdtemp(prefix="penstock-readers-", dir=_SHM if os.path.isdir(_SHM) else None)
+        stack.callback(shutil.rmtree, directory, ignore_errors=True)
+        readers = [Reader(name) for name in READERS]
+        for reader in readers:
+            stack.callback(reader.close)
+        results["tensorflow"] = {reader.ready() for reader in readers}.pop()
+        for case in cases:
+            files = write_files(case, directory)
+            runs: dict[str, list[dict[str, float]]] = {name: [] for name in READERS}
+            for number in range(rounds + 1):
+                turn = number % len(readers)
+                for reader in (*readers[turn:], *readers[:turn]):
+                    run = reader.run(case, files, directory)
+                    if number:
+                        runs[reader.name].append(run)
+            results["cases"][case.name] = runs
+            print("\n".join(rows(case.name, runs)), flush=True)
+    return results
+
+
+def rows(name: str, runs: dict[str, list[dict[str, float]]]) -> Iterator[str]:
+    """The table's rows of one case."""
+    beside = runs[READERS[0]]
+    for reader, found in runs.items():
+        throughput, cpu = (spread([run[what] for run in found]) for what in ("throughput", "cpu"))
+        ratios = " | ".join(
+            f"{spread([a[what] / b[what] for a, b in zip(found, beside, strict=True)]).median:.2f}"
+            for what in ("throughput", "cpu")
+        )
+        yield f"| `{name}` | {reader} | {throughput.text()} | {cpu.text()} | {ratios} |"
+
+
+def markdown(results: Document) -> str:
+    """When, where, and the table."""
+    machine = results["machine"]
+    told = (
+        f"Measured on {results['date']}, {results['rounds']} counted rounds: median, and in parentheses "
+        "minimum and maximum; ratios are medians of the rounds' ratios to TFRecordDataset. "
+        f"{machine['cores']} cores, Linux {machine['kernel']}, Python {machine['python']}, "
+        f"TensorFlow {results['tensorflow']}."
+    )
+    head = "| records | reader | GB/s | CPU-s/GB | × throughput | × CPU |"
+    lines = [told, "", head, "|---|---|---|---|---|---|"]
+    for name, runs in results["cases"].items():
+        lines += rows(name, runs)
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.readers", description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--cases", default=",".join(CASES), metavar="LIST", help=f"comma-separated: {', '.join(CASES)} (all)"
+    )
+    parser.add_argument("--rounds", type=int, default=5, help="counted rounds (5)")
+    parser.add_argument(
+        "--out",
+        default="build/benchmarks/readers.json",
+        metavar="FILE",
+        help="results; cases of an earlier run stay",
+    )
+    parser.add_argument("--into", metavar="FILE", help="put the table of all results into this Markdown file")
+    chosen = parser.parse_args(arguments)
+    names = [name for name in chosen.cases.split(",") if name]
+    if unknown := [name for name in names if name not in CASES]:
+        parser.error(f"no case {', '.join(unknown)}; there are {', '.join(CASES)}")
+    if chosen.rounds < 1:
+        parser.error("--rounds must be at least 1")
+    results = measure([CASES[name] for name in names], chosen.rounds) if names else {"cases": {}}
+    with contextlib.suppress(FileNotFoundError), open(chosen.out, encoding="utf-8") as file:
+        earlier = json.load(file)
+        results = earlier | results | {"cases": earlier["cases"] | results["cases"]}
+    results |= {
+        "date": dt.datetime.now(dt.UTC).strftime("%Y-%m-%d"),
+        "rounds": chosen.rounds,
+        "machine": {
+            "cores": len(os.sched_getaffinity(0)),
+            "kernel": ".".join(platform.release().split(".")[:2]),
+            "python": platform.python_version(),
+        },
+    }
+    os.makedirs(os.path.dirname(chosen.out) or ".", exist_ok=True)
+    with open(chosen.out, "w", encoding="utf-8") as file:
+        json.dump(results, file, indent=1)
+        file.write("\n")
+    if chosen.into is not None:
+        with open(chosen.into, encoding="utf-8") as file:
+            whole = insert(file.read(), markdown(results), begin=BEGIN, end=END)
+        with open(chosen.into, "w", encoding="utf-8") as file:
+            file.write(whole)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

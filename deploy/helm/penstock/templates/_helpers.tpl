@@ -1,0 +1,88 @@
+{{/* The release's name; it names every object, and begins the pods' host names. */}}
+{{- define "penstock.name" -}}
+{{- .Release.Name | trunc 52 | trimSuffix "-" }}
+{{- end }}
+
+{{- define "penstock.selector" -}}
+app.kubernetes.io/name: penstock
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "penstock.labels" -}}
+{{ include "penstock.selector" . }}
+app.kubernetes.io/component: training
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
+{{- end }}
+
+{{- define "penstock.serviceAccountName" -}}
+{{- default (ternary (include "penstock.name" .) "default" .Values.serviceAccount.create) .Values.serviceAccount.name }}
+{{- end }}
+
+{{/* The job file. The admin server is reached from outside the pod; `hosts` says how many there are. What the
+values say beside that is refused, not overwritten. */}}
+{{- define "penstock.job" -}}
+{{- $hosts := int .Values.hosts }}
+{{- if dig "Penstock" "Admin" false .Values.job }}
+{{- fail "job.Penstock.Admin is set by the chart, for its probes and scrapers; remove it" }}
+{{- end }}
+{{- $own := dict "Penstock" (dict "Admin" (dict "Host" "0.0.0.0" "Port" 9781)) }}
+{{- $asked := int (dig "ResourceConfig" "InstanceCount" $hosts .Values.job) }}
+{{- $groups := dig "ResourceConfig" "InstanceGroups" list .Values.job }}
+{{- if $groups }}
+{{- $asked = 0 }}
+{{- range $groups }}{{ $asked = add $asked .InstanceCount }}{{ end }}
+{{- else if gt $hosts 1 }}
+{{- $_ := set $own "ResourceConfig" (dict "InstanceCount" $hosts) }}
+{{- end }}
+{{- if ne (int $asked) $hosts }}
+{{- fail (printf "job.ResourceConfig asks for %d hosts, and hosts is %d; make them agree" (int $asked) $hosts) }}
+{{- end }}
+{{- toYaml (mergeOverwrite (deepCopy .Values.job) $own) }}
+{{- end }}
+
+{{- define "penstock.confined" -}}
+allowPrivilegeEscalation: false
+capabilities: {drop: [ALL]}
+{{- end }}
+
+{{/* The sidecar, for `initContainers` of a pod whose volumes are `ml`, `job` and `penstock-tmp`. */}}
+{{- define "penstock.sidecar" -}}
+name: penstock
+image: {{ printf "%s:%s" .Values.image.repository (default .Chart.AppVersion .Values.image.tag) | quote }}
+imagePullPolicy: {{ .Values.image.pullPolicy }}
+restartPolicy: Always
+args: [run, -c, /etc/penstock/job.yaml, --log-level, {{ .Values.sidecar.logLevel }}]
+ports:
+  - {name: admin, containerPort: 9781}
+startupProbe:
+  httpGet: {path: /readyz, port: admin}
+  periodSeconds: 1
+  timeoutSeconds: 5
+  failureThreshold: {{ .Values.sidecar.startupSeconds }}
+readinessProbe:
+  httpGet: {path: /readyz, port: admin}
+  periodSeconds: 10
+  timeoutSeconds: 5
+livenessProbe:
+  httpGet: {path: /livez, port: admin}
+  periodSeconds: 10
+  timeoutSeconds: 5
+  failureThreshold: 6
+{{- if eq .Values.credentials.kind "secret" }}
+envFrom:
+  - secretRef: {name: {{ .Values.credentials.secretName }}}
+{{- end }}
+{{- with .Values.sidecar.env }}
+env: {{- toYaml . | nindent 2 }}
+{{- end }}
+resources: {{- toYaml .Values.sidecar.resources | nindent 2 }}
+securityContext:
+  readOnlyRootFilesystem: true
+  {{- include "penstock.confined" . | nindent 2 }}
+volumeMounts:
+  - {name: ml, mountPath: /opt/ml}
+  - {name: job, mountPath: /etc/penstock, readOnly: true}
+  - {name: penstock-tmp, mountPath: /tmp}
+{{- end }}

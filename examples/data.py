@@ -1,0 +1,142 @@
+"""The data of the examples, small and made up, and the channels that stream them.
+
+Every example has a train and an eval channel. Objects are functions of a fixed seed, so that every run
+streams the same bytes.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import struct
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from examples.demo.dataset import channels as demo_channels
+from streamer.formats.tfrecord import encode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+BUCKET = "examples"
+SEED = 7
+
+LABEL = struct.Struct("<q")
+VECTOR = 64
+"""Numbers of a vector in the records of `torch_tfrecords`."""
+COLOURS = ((200, 60, 60), (60, 200, 60), (60, 60, 200))
+"""What an image of each class looks like, in the mean."""
+TOPICS = {
+    "sport": ["match", "team", "goal", "season", "player", "coach", "win", "league", "final", "score"],
+    "weather": ["rain", "wind", "cloud", "sun", "storm", "degrees", "snow", "forecast", "cold", "front"],
+}
+
+
+class Example(NamedTuple):
+    """One program, what it reads, and how its channels are set up."""
+
+    module: str
+    objects: Callable[[], dict[str, bytes]]
+    """Contents by key, below the bucket."""
+    channels: list[dict[str, Any]]
+
+
+def prefix_channel(name: str, place: str) -> dict[str, Any]:
+    """A channel of all objects below a prefix."""
+    source = {"S3DataType": "S3Prefix", "S3Uri": f"s3://{BUCKET}/{place}/{name}/"}
+    return {"ChannelName": name, "DataSource": {"S3DataSource": source}}
+
+
+def image_channel(name: str) -> dict[str, Any]:
+    """A channel of an augmented manifest: two records for a line, an image and its label."""
+    source = {
+        "S3DataType": "AugmentedManifestFile",
+        "S3Uri": f"s3://{BUCKET}/images/{name}.jsonl",
+        "AttributeNames": ["image-ref", "class"],
+    }
+    return {
+        "ChannelName": name,
+        "RecordWrapperType": "RecordIO",
+        "ShuffleConfig": {"Seed": SEED},
+        "DataSource": {"S3DataSource": source},
+    }
+
+
+def labelled_vectors() -> dict[str, bytes]:
+    """tf.train.Example records, as the demo has them."""
+    made = demo_channels(megabytes=8, objects=4, seed=SEED)
+    return {
+        f"linear/{channel.key(index)}": bytes(channel.shard(index))
+        for channel in made
+        for index in range(channel.objects)
+    }
+
+
+def plain_vectors() -> dict[str, bytes]:
+    """TFRecords without protobuf inside: a label, and a vector around the mean of its class."""
+    numbers = np.random.default_rng(SEED)
+    means = numbers.standard_normal((4, VECTOR))
+    found = {}
+    for name, count in (("train", 6000), ("eval", 600)):
+        labels = numbers.integers(4, size=count)
+        vectors = (means[labels] + numbers.standard_normal((count, VECTOR))).astype("<f4")
+        records = [LABEL.pack(label) + row.tobytes() for label, row in zip(labels, vectors, strict=True)]
+        for part in range(3):
+            found[f"torch/{name}/part-{part}.tfrecord"] = b"".join(map(encode, records[part::3]))
+    return found
+
+
+def images() -> dict[str, bytes]:
+    """JPEGs of three classes, which differ in colour, and a manifest for each channel."""
+    from PIL import Image
+
+    numbers = np.random.default_rng(SEED)
+    found = {}
+    for name, count in (("train", 180), ("eval", 60)):
+        lines = []
+        for index in range(count):
+            kind = index % len(COLOURS)
+            pixels = np.clip(numbers.normal(COLOURS[kind], 60, (32, 32, 3)), 0, 255).astype(np.uint8)
+            sink = io.BytesIO()
+            Image.fromarray(pixels).save(sink, "JPEG")
+            key = f"images/{name}/{index:04}.jpg"
+            found[key] = sink.getvalue()
+            lines.append(json.dumps({"image-ref": f"s3://{BUCKET}/{key}", "class": kind}))
+        found[f"images/{name}.jsonl"] = "\n".join(lines).encode()
+    return found
+
+
+def texts() -> dict[str, bytes]:
+    """Lines `topic TAB words`, mostly of the topic's own words."""
+    source = random.Random(SEED)  # noqa: S311 - sample data
+    every = [word for words in TOPICS.values() for word in words]
+    found = {}
+    for name, count in (("train", 4000), ("eval", 400)):
+        lines = []
+        for _ in range(count):
+            topic = source.choice(list(TOPICS))
+            words = source.choices(TOPICS[topic], k=6) + source.choices(every, k=4)
+            lines.append(f"{topic}\t{' '.join(words)}\n".encode())
+        for part in range(2):
+            found[f"text/{name}/{part}.tsv"] = b"".join(lines[part::2])
+    return found
+
+
+EXAMPLES = {
+    "linear_classifier": Example(
+        "examples.linear_classifier",
+        labelled_vectors,
+        [prefix_channel(name, "linear") for name in ("train", "eval")],
+    ),
+    "images": Example("examples.images", images, [image_channel(name) for name in ("train", "eval")]),
+    "torch_tfrecords": Example(
+        "examples.torch_tfrecords",
+        plain_vectors,
+        [prefix_channel(name, "torch") for name in ("train", "eval")],
+    ),
+    "text_lines": Example(
+        "examples.text_lines", texts, [prefix_channel(name, "text") for name in ("train", "eval")]
+    ),
+}

@@ -1,0 +1,75 @@
+"""Hooks of mkdocs: pages from outside docs/, and links that work both in the repository and on the site.
+
+    README.md, examples/README.md ...  -> pages of the site (`ALSO`)
+    [text](../README.md#x)             -> the page that the file became
+    [text](../deploy/base)             -> the text alone: what is no page stays in the repository
+
+A link to a file that does not exist is left as it is, so that mkdocs refuses it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mkdocs.structure.files import File
+
+if TYPE_CHECKING:
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import Files
+    from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).parent.parent
+ALSO = {
+    "index.md": "README.md",
+    "changelog.md": "CHANGELOG.md",
+    "contributing.md": "CONTRIBUTING.md",
+    "demo.md": "examples/README.md",
+    "dashboards.md": "dashboards/README.md",
+    "compatibility.md": "compat/sagemaker_tensorflow/README.md",
+}
+"""Pages of the site that are files elsewhere in the repository."""
+_PAGES = {source: page for page, source in ALSO.items()}
+_LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
+_FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
+
+
+def source_of(page: str) -> str:
+    """The file of the repository that a page of the site is."""
+    return ALSO.get(page, f"docs/{page}")
+
+
+def link(text: str, target: str, *, page: str) -> str:
+    """A link of the file that `page` is, as a link of the site."""
+    if re.match(r"[a-z]+:|#", target):
+        return f"[{text}]({target})"
+    path, mark, anchor = target.partition("#")
+    found = os.path.normpath(os.path.join(os.path.dirname(source_of(page)), path))
+    if found in _PAGES:
+        place = _PAGES[found]
+    elif found.startswith("docs/") and found.endswith((".md", ".json", ".png", ".svg")):
+        place = found.removeprefix("docs/")
+    elif f"{found}/README.md" in _PAGES:
+        place = _PAGES[f"{found}/README.md"]
+    elif (ROOT / found).exists():
+        return text
+    else:
+        return f"[{text}]({target})"
+    return f"[{text}]({os.path.relpath(place, os.path.dirname(page) or '.')}{mark}{anchor})"
+
+
+def on_files(files: Files, *, config: MkDocsConfig) -> Files:
+    """Bring in the pages from elsewhere."""
+    for page, source in ALSO.items():
+        files.append(File.generated(config, page, content=(ROOT / source).read_text(encoding="utf-8")))
+    return files
+
+
+def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001
+    """Rewrite the links, but not what looks like one in a block of code."""
+    place = page.file.src_uri
+    pieces = _FENCE.split(markdown)
+    pieces[::2] = [_LINK.sub(lambda m: link(m[1], m[2], page=place), piece) for piece in pieces[::2]]
+    return "".join(pieces)

@@ -1,0 +1,73 @@
+"""Samples of several records: what an augmented manifest streams (contract §3.3).
+
+Every line of the manifest is as many records as there are `AttributeNames`, in their order, wrapped in
+RecordIO. The stream itself does not say where a line begins, so it is counted here: n records, a sample.
+An epoch that ends inside a sample is an error and never a short sample: then the number given is not that
+of the manifest, or the channel is not wrapped.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from streamer.errors import TruncatedStream
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+T = TypeVar("T")
+
+
+def grouped(records: Iterable[T], attributes: int) -> Iterator[tuple[T, ...]]:
+    """Tuples of `attributes` records each, from a `PipeReader` or any iterable of records.
+
+    Raises ValueError for less than one attribute, TruncatedStream if the records end inside a sample.
+    """
+    check_attributes(attributes)
+    return _grouped(iter(records), attributes)
+
+
+def _grouped(records: Iterator[T], attributes: int) -> Iterator[tuple[T, ...]]:
+    sample: list[T] = []
+    for record in records:
+        sample.append(record)
+        if len(sample) == attributes:
+            yield tuple(sample)
+            sample = []
+    if sample:
+        raise cut_sample(len(sample), attributes)
+
+
+def grouped_dataset(dataset: Any, attributes: int) -> Any:
+    """A `tf.data.Dataset` of tuples of `attributes` records, from one of single records.
+
+    Iterating raises `tf.errors.InvalidArgumentError` if the records end inside a sample.
+    """
+    import tensorflow as tf
+
+    check_attributes(attributes)
+
+    def split(records: Any) -> tuple[Any, ...]:
+        whole = tf.debugging.assert_equal(
+            tf.shape(records)[0], attributes, message="the epoch ends inside a sample: " + _REMEDY
+        )
+        with tf.control_dependencies([whole]):
+            return tuple(tf.unstack(tf.ensure_shape(tf.identity(records), [attributes])))
+
+    return dataset.batch(attributes).map(split)
+
+
+def check_attributes(attributes: int) -> None:
+    """Raise ValueError for less than one attribute a sample."""
+    if attributes < 1:
+        raise ValueError(f"attributes is {attributes}; a sample has 1 or more")
+
+
+def cut_sample(found: int, attributes: int) -> TruncatedStream:
+    """The error of an epoch whose last sample has only `found` records."""
+    return TruncatedStream(
+        f"the epoch ends inside a sample, after {found} of {attributes} records: {_REMEDY}"
+    )
+
+
+_REMEDY = "is that the number of AttributeNames, and the channel's RecordWrapperType RecordIO?"

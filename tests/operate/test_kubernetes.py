@@ -1,0 +1,361 @@
+"""The manifests: valid without a cluster, and what they say is what the sidecar takes, answers and does."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+import socket
+import stat
+import subprocess
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from sidecar.cli import cli
+from sidecar.config import load_job
+from sidecar.identity import identify
+from streamer.units import MIB
+from tests.kit.harness import fill
+from tests.kit.pipes import read_all
+from tests.kit.processes import sidecar, write_job
+from tests.operate import manifests
+from tests.operate.containers import SCRIPTS, STAGES
+from tests.operate.manifests import CHART, KUBERNETES, SOURCES, WITH_SIDECAR, documents, of_kind, training_pod
+from tests.operate.promql import ROOT
+
+OLDEST, NEWEST = "1.29", "1.37"
+"""Native sidecars are on by default from the one; the other is the newest whose schema the validator has."""
+EXTENSIONS = {"PodMonitor", "JobSet", "TrainingRuntime", "TrainJob"}
+UNIT = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
+
+
+def each_source(sources=SOURCES):
+    return pytest.mark.parametrize("source", sources)
+
+
+def size(quantity):
+    return int(quantity[:-2]) * UNIT[quantity[-2:]]
+
+
+@pytest.fixture
+def job(request, tmp_path):
+    """The source's job file, as its sidecar reads it."""
+    (tmp_path / "job.yaml").write_text(manifests.job_file(request.getfixturevalue("source")))
+    return load_job(tmp_path / "job.yaml")
+
+
+# Valid
+
+
+@each_source()
+@pytest.mark.parametrize("version", [OLDEST, NEWEST])
+def test_every_object_is_valid(source, version):
+    """Strictly: an unknown key is an error. Of extensions, the Jobs within."""
+    found = [document for document in documents(source) if document["kind"] not in EXTENSIONS | {"Job"}]
+    for document in [*found, *manifests.jobs(source)]:
+        validate(json.dumps(document), version)
+
+
+@functools.cache
+def validate(document, version):
+    """Overlays have most objects in common, and a schema takes long to load."""
+    kubernetes_validate.validate(json.loads(document), version, strict=True)
+
+
+def test_a_misspelt_key_is_noticed():
+    broken = json.loads(json.dumps(next(iter(manifests.jobs("examples/jobset.yaml")))))
+    broken["spec"]["template"]["spec"]["initContainers"][0]["restartPolcy"] = "Always"
+    with pytest.raises(kubernetes_validate.ValidationError, match="restartPolcy"):
+        kubernetes_validate.validate(broken, NEWEST, strict=True)
+
+
+def test_the_chart_passes_helms_linter():
+    ran = subprocess.run(
+        [os.path.join(SCRIPTS, "helm"), "lint", "--strict", str(CHART)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stdout
+
+
+def test_every_value_of_the_chart_is_in_its_schema():
+    """So that a misspelt value is refused at every level where names are fixed."""
+    schema = json.loads((CHART / "values.schema.json").read_text())
+
+    def allowed(inner, place=""):
+        for key, found in inner.get("properties", {}).items():
+            yield f"{place}{key}"
+            yield from allowed(found, f"{place}{key}.")
+
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    free = ("job.", "sidecar.resources.", "trainer.resources.")
+    given = {key for key in manifests.keys(values) if not key.startswith(free)}
+    assert given == {key for key in allowed(schema) if not key.startswith(free)} - {"global"}
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"nonsense": 1}, "nonsense is not allowed"),
+        ({"trainer": {"imgae": "x"}}, "imgae is not allowed"),
+        ({"credentials": {"kind": "secret"}}, "secretName"),
+        ({"credentials": {"roleArn": "digits"}}, "roleArn"),
+        ({"hosts": 0}, "hosts"),
+        ({"hosts": 2, "job": {"ResourceConfig": {"InstanceCount": 3}}}, "asks for 3 hosts, and hosts is 2"),
+        ({"job": {"ResourceConfig": {"InstanceCount": 3}}}, "asks for 3 hosts, and hosts is 1"),
+        ({"job": {"Penstock": {"Admin": {"Port": 1}}}}, "Penstock.Admin is set by the chart"),
+    ],
+)
+def test_values_that_contradict_are_refused(values, words):
+    ran = manifests.chart(values)
+    assert ran.returncode != 0
+    assert words in ran.stderr
+
+
+def test_instance_groups_count_as_hosts(tmp_path):
+    groups = [
+        {"InstanceGroupName": name, "InstanceType": "ml.p5.48xlarge", "InstanceCount": count}
+        for name, count in (("a", 1), ("b", 2))
+    ]
+    ran = manifests.chart({"hosts": 3, "job": {"ResourceConfig": {"InstanceGroups": groups}}})
+    assert ran.returncode == 0, ran.stderr
+    config = next(each for each in yaml.safe_load_all(ran.stdout) if each and each["kind"] == "ConfigMap")
+    (tmp_path / "job.yaml").write_text(config["data"]["job.yaml"])
+    assert identify(load_job(tmp_path / "job.yaml"), environment={"JOB_COMPLETION_INDEX": "2"}).index == 2
+
+
+# Safe
+
+
+@each_source()
+def test_every_container_is_confined(source):
+    pods = [document["spec"]["template"]["spec"] for document in of_kind(source, "Deployment")]
+    pods += [job["spec"]["template"]["spec"] for job in manifests.jobs(source)]
+    assert pods
+    for pod in pods:
+        assert pod["automountServiceAccountToken"] is False
+        context = pod["securityContext"]
+        assert context["runAsNonRoot"] is True
+        assert context["runAsUser"] == context["runAsGroup"] == 65534
+        assert context["seccompProfile"] == {"type": "RuntimeDefault"}
+        for container in [*pod.get("initContainers", ()), *pod["containers"]]:
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }
+            assert container["resources"]["limits"]["memory"]
+            paths = {mount["mountPath"] for mount in container["volumeMounts"]}
+            assert "/tmp" in paths
+            names = {volume["name"] for volume in pod["volumes"]}
+            assert {mount["name"] for mount in container["volumeMounts"]} <= names
+
+
+@each_source(WITH_SIDECAR)
+def test_the_sidecar_alone_has_credentials(source):
+    """Neither from the manifest nor from what EKS puts into pods."""
+    pod = training_pod(source)
+    skipped = pod.template["metadata"]["annotations"]["eks.amazonaws.com/skip-containers"].split(",")
+    trainers = [container for container in pod.containers if container is not pod.sidecar]
+    assert skipped == [trainer["name"] for trainer in trainers]
+    for trainer in trainers:
+        assert "envFrom" not in trainer
+        assert not [each for each in trainer.get("env", ()) if each["name"].startswith("AWS_")]
+
+
+@pytest.mark.parametrize(
+    ("source", "secret"), [("overlays/secret", "digits-s3"), ("chart secret", "digits-s3")]
+)
+def test_the_secret_reaches_the_sidecar(source, secret):
+    assert training_pod(source).sidecar["envFrom"] == [{"secretRef": {"name": secret}}]
+    (made,) = of_kind("demo", "Secret")
+    assert made["metadata"]["name"] == secret
+    assert {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"} <= made["data"].keys()
+
+
+# Fitting
+
+
+@each_source(WITH_SIDECAR)
+def test_the_sidecar_starts_before_the_trainer_and_is_given_what_it_takes(source, job):
+    pod = training_pod(source)
+    serving = pod.sidecar
+    assert serving["restartPolicy"] == "Always"
+    assert pod.spec["restartPolicy"] == "Never"
+    words = serving["args"]
+    with cli.make_context("penstock", list(words)) as context:
+        _, command, rest = cli.resolve_command(context, list(words))
+        with command.make_context(words[0], rest, parent=context) as parsed:
+            path = parsed.params["path"]
+    mounts = {mount["name"]: mount["mountPath"] for mount in serving["volumeMounts"]}
+    volumes = {volume["name"]: volume for volume in pod.spec["volumes"]}
+    assert os.path.split(path) == (mounts["job"], "job.yaml")
+    (config,) = of_kind(source, "ConfigMap")
+    assert volumes["job"]["configMap"] == {"name": config["metadata"]["name"]}
+    assert json.loads(STAGES["sidecar"].last("CMD")) == ["run", "-c", path]
+    base = job.penstock.base_directory or "/opt/ml"
+    for container in pod.containers:
+        assert {"name": "ml", "mountPath": base} in container["volumeMounts"]
+    assert "emptyDir" in volumes["ml"]
+    assert pod.spec["securityContext"]["fsGroup"] == pod.spec["securityContext"]["runAsGroup"]
+    assert pod.spec["terminationGracePeriodSeconds"] > job.penstock.drain_for
+    assert size(serving["resources"]["limits"]["memory"]) >= job.penstock.memory_budget + 256 * MIB
+    assert "cpu" not in serving["resources"]["limits"]
+
+
+@each_source(WITH_SIDECAR)
+def test_each_pod_is_one_host_and_all_of_them_read_everything_once(source, job):
+    count = manifests.hosts(source)
+    indexed = training_pod(source).job["spec"].get("completionMode") == "Indexed"
+    assert indexed == (count > 1)
+    shards = set()
+    for index in range(count):
+        environment = {"JOB_COMPLETION_INDEX": str(index)} if indexed else {}
+        found = identify(job, environment=environment)
+        assert (found.index, len(found.names)) == (index, count)
+        train = next(one for one in job.input_data_config if one.channel_name == "train")
+        shard = found.shard(train.source)
+        shards.add((shard.index, shard.count))
+        if source == "overlays/indexed" or source.startswith("examples/"):
+            assert train.source.sharded
+            assert shard.count == count
+    assert len(shards) == (count if train.source.sharded else 1)
+
+
+@each_source([source for source in WITH_SIDECAR if source != "base"])
+def test_who_watches_and_who_may_reach_what(source, job):
+    """Selectors select the pod, ports are the sidecar's, and S3's port is open."""
+    pod = training_pod(source)
+    ports = {port["name"]: port["containerPort"] for port in pod.sidecar["ports"]}
+    assert ports == {"admin": job.penstock.admin.port}
+    assert job.penstock.admin.host == "0.0.0.0"
+    for monitor in of_kind(source, "PodMonitor"):
+        assert monitor["spec"]["selector"]["matchLabels"].items() <= pod.labels.items()
+        (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+        assert (endpoint["port"], endpoint["path"]) == ("admin", "/metrics")
+    for policy in of_kind(source, "NetworkPolicy"):
+        spec = policy["spec"]
+        assert spec["podSelector"]["matchLabels"].items() <= pod.labels.items()
+        assert {"protocol": "TCP", "port": "admin"} in spec["ingress"][0]["ports"]
+        opened = {port["port"] for rule in spec["egress"] for port in rule.get("ports", ())}
+        url = job.penstock.endpoint.url
+        assert {53, int(url.rsplit(":", 1)[1]) if url else 443} <= opened
+    for service in of_kind(source, "Service"):
+        assert service["spec"]["selector"].items() <= pod.labels.items()
+        assert pod.spec["subdomain"] == service["metadata"]["name"]
+    if source.startswith("overlays/"):
+        assert of_kind(source, "PodMonitor")
+        assert of_kind(source, "NetworkPolicy")
+
+
+def test_the_demo_is_what_the_overlay_asks_for(tmp_path):
+    """Server, bucket and data are those of the job file; the seed makes the records that are expected."""
+    (tmp_path / "job.yaml").write_text(manifests.job_file("overlays/secret"))
+    job = load_job(tmp_path / "job.yaml")
+    compose = load_job(ROOT / "deploy/compose/job.yaml")
+    assert job.input_data_config == tuple(
+        one.model_copy(update={"data_source": compose.input_data_config[i].data_source})
+        for i, one in enumerate(job.input_data_config)
+    )
+    assert job.hyper_parameters == compose.hyper_parameters
+    (service,) = of_kind("demo", "Service")
+    (server,) = of_kind("demo", "Deployment")
+    name, port = service["metadata"]["name"], service["spec"]["ports"][0]["port"]
+    assert job.penstock.endpoint.url == f"http://{name}:{port}"
+    assert service["spec"]["selector"].items() <= server["spec"]["template"]["metadata"]["labels"].items()
+    (container,) = server["spec"]["template"]["spec"]["containers"]
+    assert f"-s3.port={port}" in container["args"]
+    bucket = next(each["value"] for each in container["env"] if each["name"] == "S3_BUCKET")
+    assert bucket == job.input_data_config[0].source.uri.bucket
+    services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+    (seed,) = manifests.jobs("demo")
+    assert seed["spec"]["template"]["spec"]["containers"][0]["args"] == services["seed"]["command"]
+    assert container["args"] == services["seaweedfs"]["command"]
+
+
+# Alive
+
+
+def port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+@pytest.mark.parametrize("source", ["examples/jobset.yaml", "chart everything"])
+def test_the_probes_and_the_shard_of_a_real_sidecar(stub, tmp_path, monkeypatch, source):
+    """The pod's own job file and environment; only where S3 and the tree are is another."""
+    document = yaml.safe_load(manifests.job_file(source))
+    pod, count = training_pod(source), manifests.hosts(source)
+    fill(stub, [2500] * 8, prefix="my-bucket/train/")
+    fill(stub, [10], prefix="my-bucket/eval/")
+    base, admin = tmp_path / "ml", port()
+    document["Penstock"] |= {
+        "BaseDirectory": str(base),
+        "Endpoint": {"Url": stub.url, "PathStyle": True},
+        "Admin": {"Host": "127.0.0.1", "Port": admin},
+    }
+    monkeypatch.setenv("JOB_COMPLETION_INDEX", "1")
+    with sidecar(write_job(tmp_path / "job.yaml", document)) as running:
+        running.wait_for("host", index=1, of=count)
+        assert running.url.endswith(f":{admin}")
+        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+            found = pod.sidecar[probe]["httpGet"]
+            assert found["port"] == "admin"
+            assert running.get(found["path"])[0] == 200, probe
+        for name in ("train_0", "eval_0"):
+            assert stat.S_ISFIFO(os.stat(base / "input/data" / name).st_mode)
+        train = document["InputDataConfig"][0]["DataSource"]["S3DataSource"]
+        mine = 8 // count if train.get("S3DataDistributionType") == "ShardedByS3Key" else 8
+        assert len(read_all(base / "input/data/train_0")) == mine * 2500
+        running.wait_for("epoch complete", channel="train")
+        assert running.get("/metrics")[0] == 200
+        assert running.end() == 0  # as the kubelet does when the trainer has ended
+
+
+# AWS
+
+
+def test_policies_are_valid_and_allow_reading_alone(tmp_path):
+    policies = {path.stem: json.loads(path.read_text()) for path in (ROOT / "deploy/aws").glob("*.json")}
+    resources = {
+        "Bucket": {
+            "Type": "AWS::S3::BucketPolicy",
+            "Properties": {"Bucket": "my-bucket", "PolicyDocument": policies["bucket-policy"]},
+        }
+    } | {
+        name.title().replace("-", ""): {
+            "Type": "AWS::IAM::Role",
+            "Properties": {
+                "AssumeRolePolicyDocument": policies[name],
+                "Policies": [{"PolicyName": "read", "PolicyDocument": policies["read-policy"]}],
+            },
+        }
+        for name in ("trust-irsa", "trust-pod-identity")
+    }
+    template = tmp_path / "template.json"
+    template.write_text(json.dumps({"AWSTemplateFormatVersion": "2010-09-09", "Resources": resources}))
+    ran = subprocess.run(
+        [os.path.join(SCRIPTS, "cfn-lint"), str(template)], capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stdout
+    for name in ("read-policy", "bucket-policy"):
+        for statement in policies[name]["Statement"]:
+            actions = statement["Action"]
+            for action in [actions] if isinstance(actions, str) else actions:
+                reads = {"s3:ListBucket", "s3:GetObject", "s3:GetObjectVersion", "kms:Decrypt"}
+                assert statement["Effect"] == "Deny" or action in reads
+            assert statement["Effect"] == "Deny" or statement["Resource"] != "*"
+    told = {
+        place
+        for text in policies["read-policy"]["Statement"]
+        for place in re.findall(r"s3:::([^\"']+)", str(text))
+    }
+    text = yaml.safe_load((KUBERNETES / "base/penstock.yaml").read_text())
+    uris = [one["DataSource"]["S3DataSource"]["S3Uri"] for one in text["InputDataConfig"]]
+    assert {f"{uri.removeprefix('s3://')}*" for uri in uris} | {"my-bucket"} == told
+    subject = next(iter(policies["trust-irsa"]["Statement"]))["Condition"]["StringEquals"]
+    account = yaml.safe_load((KUBERNETES / "base/service-account.yaml").read_text())["metadata"]["name"]
+    assert any(value.endswith(f":{account}") for value in subject.values())

@@ -1,0 +1,25 @@
+"""What the workers of the PyTorch tests do with an element; apart, so that a worker imports little."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import torch
+from torch.utils.data import get_worker_info
+
+
+def with_worker(element):
+    """The element, and who decoded it."""
+    return get_worker_info().id, element
+
+
+def length(record):
+    return torch.tensor(len(record))
+
+
+def die(record):
+    """Take a worker away as the kernel does when memory runs out."""
+    if record == b"die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return record

@@ -1,0 +1,311 @@
+"""`PipeIterableDataset` in one process and in DataLoader workers, on real FIFOs."""
+
+from __future__ import annotations
+
+import glob
+import multiprocessing
+import os
+import random
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from streamer.errors import ChannelError, CorruptRecord, TruncatedStream
+from streamer.formats import recordio, tfrecord
+from streamer.readers.torch import PipeIterableDataset, PipeModeDatasetException
+from tests.readers import decoders
+from tests.readers.feeder import Feeder
+from tests.unit.test_tar import archive
+
+RECORDS = [b"record %d " % number * (number % 50) for number in range(8000)]
+"""Two megabytes: several blocks, so that every worker gets some."""
+ENCODE = {"TFRecord": tfrecord.encode, "RecordIO": recordio.encode, "TextLine": lambda line: line + b"\n"}
+
+pytestmark = [
+    pytest.mark.timeout(120),
+    # It is no speed that these tests are about.
+    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fork_server():
+    """Workers come from a process that has imported PyTorch and runs no threads."""
+    multiprocessing.get_context("forkserver").set_forkserver_preload(["torch", "tests.readers.decoders"])
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    """After an error PyTorch waits so many seconds for each worker, and notices as late that one is dead."""
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.5)
+
+
+@pytest.fixture(autouse=True)
+def one_process_on_this_host(monkeypatch):
+    for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def encoded(record_format, records=RECORDS):
+    return b"".join(map(ENCODE[record_format], records))
+
+
+def load(dataset, workers, **options):
+    """A loader of whole elements."""
+    if workers:
+        options |= {"multiprocessing_context": "forkserver"}
+    return DataLoader(dataset, batch_size=None, num_workers=workers, **options)
+
+
+def test_every_pass_is_the_next_epoch(feeder):
+    dataset = PipeIterableDataset("train", "TFRecord")
+    assert isinstance(dataset, torch.utils.data.IterableDataset)
+    for epoch in range(2):
+        feeder.feed(epoch, encoded("TFRecord", RECORDS[epoch:]))
+        assert list(dataset) == RECORDS[epoch:]
+    assert feeder.next_epoch() == 2
+
+
+@pytest.mark.parametrize("record_format", list(ENCODE))
+def test_workers_of_one_channel_divide_its_records(feeder, record_format):
+    """Two epochs, whatever the workers' speed: every record once, and no worker sees a byte twice."""
+    loader = load(PipeIterableDataset("train", record_format, decode=decoders.with_worker), 3)
+    for epoch in range(2):
+        feeder.feed(epoch, encoded(record_format))
+        got = list(loader)
+        assert sorted(record for _, record in got) == sorted(RECORDS)
+        assert len({worker for worker, _ in got}) > 1
+    assert feeder.next_epoch() == 2
+    assert glob.glob(os.path.join(feeder.state_dir, ".*-pass-*")) == []
+
+
+def test_one_worker_keeps_the_order(feeder):
+    feeder.feed(0, encoded("TFRecord"))
+    assert list(load(PipeIterableDataset("train", "TFRecord"), 1)) == RECORDS
+
+
+def test_workers_that_stay_read_one_epoch_after_the_other(feeder):
+    dataset = PipeIterableDataset("train", "TextLine", batch_size=10)
+    loader = load(dataset, 2, persistent_workers=True)
+    for epoch in range(3):
+        lines = [b"%d of %d" % (number, epoch) for number in range(501)]
+        feeder.feed(epoch, encoded("TextLine", lines))
+        assert sorted(line for batch in loader for line in batch) == sorted(lines)
+
+
+def test_batches_are_whole_across_workers(feeder):
+    """Only the last of the epoch is short, though the workers share the blocks."""
+    feeder.feed(0, encoded("TFRecord"))
+    feeder.feed(1, encoded("TFRecord"))
+    batches = list(load(PipeIterableDataset("train", "TFRecord", batch_size=64 * 9), 3))
+    assert sorted(record for batch in batches for record in batch) == sorted(RECORDS)
+    assert sorted(map(len, batches)) == [len(RECORDS) % 576, *[576] * (len(RECORDS) // 576)]
+    whole = PipeIterableDataset("train", "TFRecord", batch_size=576, drop_remainder=True)
+    assert [len(batch) for batch in load(whole, 3)] == [576] * (len(RECORDS) // 576)
+
+
+def test_samples_of_a_manifest_stay_together(feeder):
+    pairs = [(b"image %d" % number * (number % 90), b"%d" % number) for number in range(3000)]
+    data = b"".join(recordio.encode(record) for pair in pairs for record in pair)
+    feeder.feed(0, data)
+    feeder.feed(1, data)
+    # The loader's default conversion makes lists of tuples.
+    assert sorted(map(tuple, load(PipeIterableDataset("train", attributes=2), 3))) == sorted(pairs)
+    batches = list(PipeIterableDataset("train", attributes=2, batch_size=7))
+    assert [sample for batch in batches for sample in batch] == pairs
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_epoch_that_ends_inside_a_sample_is_an_error(feeder, workers):
+    feeder.feed(0, b"".join(map(recordio.encode, [b"1", b"2", b"3"])))
+    with pytest.raises(TruncatedStream, match="the epoch ends inside a sample, after 1 of 2 records"):
+        list(load(PipeIterableDataset("train", attributes=2, batch_size=4), workers))
+
+
+@pytest.mark.parametrize("workers", [0, 3])
+def test_webdataset(feeder, workers):
+    source = random.Random(1)
+    samples = [
+        {"__key__": f"{number:05}", "bin": source.randbytes(source.randrange(4000)), "cls": b"%d" % number}
+        for number in range(1500)
+    ]
+    members = [[(f"{each['__key__']}.{field}", each[field]) for field in ("bin", "cls")] for each in samples]
+    shards = [archive([pair for both in members[at::2] for pair in both]) for at in range(2)]
+    feeder.feed(0, b"".join(shards))
+    got = list(load(PipeIterableDataset("train", "WebDataset"), workers))
+    assert sorted(got, key=lambda each: each["__key__"]) == samples
+    if not workers:
+        assert got == samples[::2] + samples[1::2]
+
+
+def test_decode_makes_tensors_that_the_loader_collates(feeder):
+    feeder.feed(0, encoded("TFRecord", RECORDS[:100]))
+    loader = DataLoader(PipeIterableDataset("train", "TFRecord", decode=decoders.length), batch_size=30)
+    batches = list(loader)
+    assert [batch.shape[0] for batch in batches] == [30, 30, 30, 10]
+    assert torch.cat(batches).tolist() == [len(record) for record in RECORDS[:100]]
+
+
+@pytest.fixture
+def four(tmp_path, monkeypatch):
+    """A host with four channels, each with an epoch that names it."""
+    feeder = Feeder(tmp_path / "four", [f"train{number}" for number in range(4)])
+    monkeypatch.setenv("SAGEMAKER_BASE_DIR", feeder.base)
+    yield feeder
+    feeder.close()
+
+
+FOUR = ["train0", "train1", "train2", "train3"]
+
+
+def feed_four(feeder, epoch=0):
+    for channel in FOUR:
+        feeder.feed(
+            epoch, b"".join(b"%s %d\n" % (channel.encode(), line) for line in range(3)), channel=channel
+        )
+
+
+def test_channels_are_read_in_rotation(four):
+    feed_four(four)
+    got = list(PipeIterableDataset(FOUR, "TextLine", batch_size=2))
+    assert [batch[0].split()[0].decode() for batch in got[:4]] == FOUR
+    assert sorted(line for batch in got for line in batch) == [
+        b"%s %d" % (channel.encode(), line) for channel in FOUR for line in range(3)
+    ]
+    assert {len({line.split()[0] for line in batch}) for batch in got} == {1}
+
+
+@pytest.mark.parametrize(("workers", "readers"), [(2, [{0}, {1}, {0}, {1}]), (4, [{0}, {1}, {2}, {3}])])
+def test_workers_have_whole_channels_if_there_are_enough(four, workers, readers):
+    feed_four(four)
+    loader = load(PipeIterableDataset(FOUR, "TextLine", decode=decoders.with_worker), workers)
+    found = [set() for _ in FOUR]
+    for worker, line in loader:
+        found[int(line.split()[0][-1:])].add(worker)
+    assert found == readers
+
+
+def test_more_workers_than_channels_share_them(four):
+    """Worker 0 and 2 have the first, worker 1 alone the second."""
+    four.feed(0, encoded("TFRecord"), channel="train0")
+    four.feed(0, encoded("TFRecord", RECORDS[:50]), channel="train1")
+    loader = load(PipeIterableDataset(FOUR[:2], "TFRecord", decode=decoders.with_worker), 3)
+    assert sorted(record for _, record in loader) == sorted(RECORDS + RECORDS[:50])
+
+
+def test_ranks_have_channels_of_their_own(four, monkeypatch):
+    feed_four(four)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert PipeIterableDataset(FOUR, "TextLine").channels == ["train1", "train3"]
+    assert {line.split()[0] for line in PipeIterableDataset(FOUR, "TextLine")} == {b"train1", b"train3"}
+    assert PipeIterableDataset(FOUR, "TextLine", share=(2, 4)).channels == ["train2"]
+    assert PipeIterableDataset("train0", "TextLine", share=(0, 1)).channels == ["train0"]
+    with pytest.raises(
+        PipeModeDatasetException, match=r"2 processes of this host cannot divide 1 channels \(train0\)"
+    ):
+        PipeIterableDataset("train0")
+
+
+def test_ranks_that_torchrun_did_not_start_must_say_where_they_are(four):
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    try:
+        with pytest.raises(PipeModeDatasetException, match=r"start them with torchrun, or give share="):
+            PipeIterableDataset(FOUR)
+        assert PipeIterableDataset(FOUR, share=(1, 2)).channels == ["train1", "train3"]
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_a_cut_epoch_is_an_error_with_any_number_of_workers(feeder, workers):
+    data = encoded("TFRecord")
+    feeder.feed(0, data[: len(data) // 2], verdict="open", total=len(data))
+    with pytest.raises(
+        TruncatedStream, match=f"received {len(data) // 2} of {len(data)} bytes.*the sidecar died"
+    ):
+        list(load(PipeIterableDataset("train", "TFRecord"), workers))
+
+
+def test_a_corrupt_record_is_an_error_by_name(feeder):
+    data = bytearray(encoded("TFRecord"))
+    data[-1] ^= 1
+    feeder.feed(0, bytes(data))
+    with pytest.raises(CorruptRecord, match="CRC check on data failed"):
+        list(load(PipeIterableDataset("train", "TFRecord"), 3))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_fifo_that_does_not_appear(feeder, workers):
+    with pytest.raises(ChannelError, match=r"train_0 did not appear in .* in 0.2 s"):
+        list(load(PipeIterableDataset("train", timeout=0.2), workers))
+    feeder.feed(0, b"late\n")
+    assert list(PipeIterableDataset("train", "TextLine")) == [b"late"]
+
+
+@pytest.mark.parametrize("workers", [0, 3])
+def test_leaving_a_loop_ends_the_epoch_for_all(feeder, workers):
+    """The next pass is the next epoch, whole, though its loader draws the same seed as the last."""
+    feed = feeder.feed(0, encoded("TFRecord") * 10)
+    loader = load(PipeIterableDataset("train", "TFRecord"), workers)
+    torch.manual_seed(1)
+    for _ in loader:
+        break
+    feed.join()
+    assert feed.reader_gone
+    for epoch in (1, 2):
+        torch.manual_seed(1)
+        feeder.feed(epoch, encoded("TFRecord"))
+        assert sorted(loader) == sorted(RECORDS)
+
+
+def test_a_loader_that_was_left_leaves_no_file_for_long(feeder):
+    feeder.feed(0, encoded("TFRecord") * 10)
+    loader = load(PipeIterableDataset("train", "TFRecord"), 2)
+    for _ in loader:
+        break
+    assert len(glob.glob(os.path.join(feeder.state_dir, ".*-pass-*"))) == 1
+    feeder.feed(1, encoded("TFRecord"))
+    list(loader)
+    assert glob.glob(os.path.join(feeder.state_dir, ".*-pass-*")) == []
+
+
+def test_two_loops_at_once_read_an_epoch_each(feeder):
+    for epoch in range(2):
+        feeder.feed(epoch, encoded("TextLine", [b"%d %d" % (epoch, line) for line in range(1000)]))
+    loader = load(PipeIterableDataset("train", "TextLine"), 2)
+    first, second = map(list, zip(*zip(loader, loader, strict=True), strict=True))
+    assert {line.split()[0] for line in first} | {line.split()[0] for line in second} == {b"0", b"1"}
+    assert len(set(first)) == len(set(second)) == 1000
+    assert set(first).isdisjoint(second)
+
+
+def test_a_worker_that_dies_ends_the_loop(feeder):
+    """PyTorch notices it; nothing hangs."""
+    feeder.feed(0, encoded("TextLine", [b"%d" % number for number in range(10_000)] + [b"die"] + RECORDS))
+    with pytest.raises(RuntimeError, match="exited unexpectedly|killed by signal"):
+        list(load(PipeIterableDataset("train", "TextLine", decode=decoders.die), 2))
+
+
+def test_arguments(feeder):
+    with pytest.raises(ValueError, match="Invalid record format: CSV"):
+        PipeIterableDataset("train", "CSV")
+    with pytest.raises(ValueError, match="attributes is 0"):
+        PipeIterableDataset("train", attributes=0)
+    with pytest.raises(ValueError, match="those of WebDataset are whole"):
+        PipeIterableDataset("train", "WebDataset", attributes=2)
+    with pytest.raises(ValueError, match="batch_size is 0"):
+        PipeIterableDataset("train", batch_size=0)
+    with pytest.raises(ValueError, match="drop_remainder has no meaning without batch_size"):
+        PipeIterableDataset("train", drop_remainder=True)
+    with pytest.raises(ValueError, match="give one or several, each once"):
+        PipeIterableDataset(["train", "train"])
+    with pytest.raises(ValueError, match=r"share is \(2, 2\)"):
+        PipeIterableDataset("train", share=(2, 2))
+    with pytest.raises(PipeModeDatasetException, match="Channel eval not found"):
+        PipeIterableDataset(["train", "eval"])
+    with pytest.raises(PipeModeDatasetException, match="Channel plain is not a PipeMode channel"):
+        PipeIterableDataset("plain")

@@ -1,0 +1,201 @@
+"""Workers that take turns at one FIFO, each step in a chosen order; PyTorch's own are in test_torch."""
+
+from __future__ import annotations
+
+import glob
+import os
+import subprocess
+import sys
+
+import pytest
+
+from streamer.errors import ChannelError, CorruptRecord, TruncatedStream
+from streamer.formats.lines import LineReader
+from streamer.formats.tfrecord import TFRecordReader, encode
+from streamer.readers.config import directories
+from streamer.readers.turns import Team, TeamReader
+
+RECORDS = [b"record %d " % number * (number % 50) for number in range(16_000)]
+"""Four megabytes, so several turns."""
+
+
+def member(feeder, index, *, name="seed-1", size=2, kind=TFRecordReader, unit=1, timeout=30):
+    team = Team(name, index, size)
+    return iter(
+        TeamReader("train", directories(**feeder_directories(feeder)), team, kind, unit=unit, timeout=timeout)
+    )
+
+
+def feeder_directories(feeder):
+    return {"pipe": feeder.pipe_dir, "config": feeder.config_dir, "state": feeder.state_dir}
+
+
+def books(feeder):
+    return glob.glob(os.path.join(feeder.state_dir, ".train-pipe_mode-pass-*"))
+
+
+def alternate(*members):
+    """One turn each, until all have ended; what each got."""
+    got = [[] for _ in members]
+    left = dict(enumerate(members))
+    while left:
+        for index in list(left):
+            units = next(left[index], None)
+            if units is None:
+                del left[index]
+            else:
+                got[index].append(units)
+    return got
+
+
+def flat(got):
+    return [record for units in got for record in units]
+
+
+@pytest.mark.parametrize("unit", [1, 7, 3000])
+def test_turns_give_the_stream_in_order(feeder, unit):
+    feeder.feed(0, b"".join(map(encode, RECORDS)))
+    first, second = member(feeder, 0, unit=unit), member(feeder, 1, unit=unit)
+    order = []
+    turn = 0
+    ended = set()
+    while len(ended) < 2:
+        units = next((first, second)[turn % 2], None)
+        if units is None:
+            ended.add(turn % 2)
+        else:
+            order.append((turn % 2, units))
+        turn += 1
+    assert flat([units for _, units in order]) == RECORDS
+    assert {index for index, _ in order} == {0, 1}
+    assert [len(units) % unit for _, units in order[:-1]] == [0] * (len(order) - 1)
+    assert books(feeder) == []
+    assert feeder.next_epoch() == 1
+
+
+def test_nobody_waits_for_a_turn_of_somebody_else(feeder):
+    feeder.feed(0, b"".join(map(encode, RECORDS)))
+    idle, busy = member(feeder, 0), member(feeder, 1)
+    got = [next(idle)]
+    got += busy
+    assert flat(got) == RECORDS
+    assert list(idle) == []
+    assert books(feeder) == []
+
+
+def test_who_comes_late_has_nothing_to_read(feeder):
+    feed = feeder.feed(0, b"".join(map(encode, RECORDS[:5])))
+    first = member(feeder, 0, size=3, unit=5)
+    got = [next(first)]
+    feed.join()  # the FIFO is gone, and the end is not known yet
+    assert list(member(feeder, 1, size=3)) == []
+    got += first
+    assert flat(got) == RECORDS[:5]
+    assert len(books(feeder)) == 1
+    assert list(member(feeder, 2, size=3)) == []
+    assert books(feeder) == []
+    assert feeder.next_epoch() == 1
+
+
+def test_a_pass_of_the_same_name_is_another_once_its_members_come_again(feeder):
+    """A loader whose seed is set by hand."""
+    for epoch in range(2):
+        feeder.feed(epoch, b"".join(map(encode, RECORDS)))
+        assert sorted(flat(flat(alternate(member(feeder, 0), member(feeder, 1))))) == sorted(RECORDS)
+    feeder.feed(2, b"".join(map(encode, RECORDS)))
+    next(member(feeder, 0))  # left at once, and its book stays
+    assert len(books(feeder)) == 1
+    feeder.feed(3, b"".join(map(encode, RECORDS)))
+    assert sorted(flat(flat(alternate(member(feeder, 0), member(feeder, 1))))) == sorted(RECORDS)
+
+
+def test_two_passes_at_once_have_an_epoch_each(feeder):
+    for epoch in range(2):
+        feeder.feed(epoch, b"".join(encode(b"%d %s" % (epoch, record)) for record in RECORDS))
+    teams = [member(feeder, index, name=name) for name in ("a", "b") for index in range(2)]
+    got = [{record[:1] for record in flat(units)} for units in alternate(*teams)]
+    assert got == [{b"0"}, {b"0"}, {b"1"}, {b"1"}]
+
+
+def test_a_turn_that_was_begun_and_not_ended_is_an_error(feeder):
+    """As the kernel leaves it when a worker is killed: begun, the lock free."""
+    feeder.feed(0, b"".join(map(encode, RECORDS)))
+    first, second = member(feeder, 0), member(feeder, 1)
+    received = len(flat([next(first)]))
+    next(second)
+    (book,) = books(feeder)
+    with open(book, "r+b") as file:
+        file.write(b"R")
+    for each in (first, second, member(feeder, 2, size=3)):
+        with pytest.raises(
+            TruncatedStream, match=r"a worker died while it read train, behind byte [1-9]\d+ of the"
+        ):
+            next(each)
+    assert received
+
+
+def test_a_book_that_is_half_written_is_an_error(feeder):
+    feeder.feed(0, b"".join(map(encode, RECORDS)))
+    first = member(feeder, 0)
+    next(first)
+    (book,) = books(feeder)
+    os.truncate(book, 9)
+    with pytest.raises(TruncatedStream, match="a worker died"):
+        next(first)
+
+
+def test_everybody_learns_of_an_error(feeder):
+    data = b"".join(map(encode, RECORDS))
+    feeder.feed(0, data + b"\0" * 12)
+    teams = [member(feeder, 0), member(feeder, 1)]
+    got = flat([next(each) for each in teams])
+    for _ in range(10_000):
+        try:
+            got += next(teams[0])
+        except CorruptRecord as error:
+            assert str(error).startswith(f"TFRecord at offset {len(data)} of the stream: CRC check on header")  # noqa: PT017
+            break
+    assert got == RECORDS
+    with pytest.raises(CorruptRecord, match=f"offset {len(data)}"):
+        next(teams[1])
+
+
+def test_a_fifo_that_does_not_come_is_an_error_for_all(feeder):
+    for index in range(2):
+        with pytest.raises(ChannelError, match="train_0 did not appear"):
+            next(member(feeder, index, timeout=0.1))
+
+
+def test_a_state_directory_that_cannot_be_used(feeder):
+    with open(feeder.state_dir, "w"):
+        pass
+    with pytest.raises(ChannelError, match="cannot use .*seed-1"):
+        next(member(feeder, 0))
+
+
+@pytest.mark.parametrize("met", [True, False])
+def test_a_worker_whose_parent_died_stops(feeder, met):
+    """Else it would hold the FIFO for ever, or take an epoch that nobody reads."""
+    if met:
+        feeder.feed(0, b"first line\nsecond", verdict="open", hold=True)
+    program = f"""
+import os
+from streamer.formats.lines import LineReader
+from streamer.readers.config import directories
+from streamer.readers.turns import Team, TeamReader
+made, tell = os.pipe()
+if os.fork():
+    os.read(made, 1)
+    os._exit(0)
+where = directories(**{feeder_directories(feeder)!r})
+reader = TeamReader("train", where, Team("x", 0, 2), LineReader, timeout=50)
+os.write(tell, b"x")
+print(list(reader))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=40, check=False
+    )
+    assert done.stderr == ""
+    assert done.stdout == ("[[b'first line']]\n" if met else "[]\n")
+    feeder.feed(1 if met else 0, b"next\n")
+    assert flat(member(feeder, 0, name="y", kind=LineReader)) == [b"next"]

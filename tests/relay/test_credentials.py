@@ -1,0 +1,329 @@
+"""Credentials that expire in mid-stream, from each source that can renew them: not a byte is lost.
+
+The sources are botocore's own providers over what they really ask: a process, a file, an HTTP server in the
+container's place, an STS.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime as dt
+import functools
+import os
+import sys
+from pathlib import Path
+from xml.sax.saxutils import escape
+
+import pytest
+from aiohttp import web
+
+from sidecar.exits import Exit, exit_code
+from streamer.errors import Denied, Expired, GaveUp, SourceError
+from streamer.plan import S3Uri
+from streamer.relay.retry import RetryPolicy
+from streamer.source.credentials import LastingCredentials
+from streamer.source.listing import plan_prefix
+from tests.kit.harness import fill, running_channel
+from tests.kit.pipes import eventually, off_loop, read_all
+from tests.kit.stub import stalls
+
+pytestmark = [
+    pytest.mark.usefixtures("no_leaks"),
+    pytest.mark.asyncio(loop_factories=["asyncio"]),  # botocore's waits are slow, and know no other
+]
+
+SOON, LATER = 5, 36_000
+"""Seconds of life; botocore renews what has less than ten minutes before every request."""
+
+
+@pytest.fixture(params=["portable", "kernel"])
+def run(request):
+    """Both that sign: the copying transport's client is the kernel's."""
+    return functools.partial(running_channel, transport=request.param)
+
+
+@pytest.fixture
+def bare(monkeypatch, stub):
+    """No key in the environment, which would come before every other source."""
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    return stub
+
+
+def _until(seconds: float) -> str:
+    when = dt.datetime.now(dt.UTC) + dt.timedelta(seconds=seconds)
+    return when.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+@contextlib.asynccontextmanager
+async def _serving(*routes: web.RouteDef):
+    app = web.Application()
+    app.add_routes(routes)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+class Issuer:
+    """Hands out AKID0, AKID1, ...; the file `life` says how long the next one lasts."""
+
+    def __init__(self, directory: Path) -> None:
+        self.count = 0
+        self.life = float(LATER)
+        self.directory = directory
+
+    def next(self) -> dict[str, str]:
+        number, self.count = self.count, self.count + 1
+        return {
+            "AccessKeyId": f"AKID{number}",
+            "SecretAccessKey": "s",
+            "SessionToken": f"T{number}",
+            "Expiration": _until(self.life),
+        }
+
+    @property
+    def issued(self) -> int:
+        return self.count
+
+
+class ProcessIssuer(Issuer):
+    """The same as a credential_process: a program that counts in a file."""
+
+    @property
+    def issued(self) -> int:
+        path = self.directory / "count"
+        return int(path.read_text()) if path.exists() else 0
+
+    def config(self) -> str:
+        program = self.directory / "give.py"
+        program.write_text(
+            "import json, pathlib\n"
+            f"here = pathlib.Path({str(self.directory)!r})\n"
+            "count = here / 'count'\n"
+            "n = int(count.read_text()) if count.exists() else 0\n"
+            "count.write_text(str(n + 1))\n"
+            "print(json.dumps({'Version': 1, 'AccessKeyId': f'AKID{n}', 'SecretAccessKey': 's',\n"
+            f"    'SessionToken': f'T{{n}}', 'Expiration': {_until(LATER)!r}}}))\n"
+        )
+        return f"[default]\ncredential_process = {sys.executable} {program}\n"
+
+
+def _write_keys(path: Path, number: int) -> None:
+    new = path.with_suffix(".new")
+    new.write_text(
+        f"[default]\naws_access_key_id = AKID{number}\n"
+        f"aws_secret_access_key = s\naws_session_token = T{number}\n"
+    )
+    os.replace(new, path)
+
+
+@contextlib.asynccontextmanager
+async def _source(kind: str, directory: Path, monkeypatch):
+    """One source of credentials, set up as its users do; yields what issues them, and how to rotate."""
+    if kind == "process":
+        issuer: Issuer = ProcessIssuer(directory)
+        (directory / "config").write_text(issuer.config())
+        monkeypatch.setenv("AWS_CONFIG_FILE", str(directory / "config"))
+        yield issuer, lambda: None
+    elif kind == "file":
+        issuer, path = Issuer(directory), directory / "credentials"
+        _write_keys(path, 0)
+        monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(path))
+        yield issuer, lambda: _write_keys(path, 1)
+    elif kind == "container":
+        issuer = Issuer(directory)
+
+        async def give(_: web.Request) -> web.Response:
+            found = issuer.next()
+            found["Token"] = found.pop("SessionToken")
+            return web.json_response(found)
+
+        async with _serving(web.get("/creds", give)) as url:
+            monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"{url}/creds")
+            yield issuer, lambda: None
+    else:
+        issuer = Issuer(directory)
+        (directory / "token").write_text("a.b.c")
+
+        async def assume(request: web.Request) -> web.Response:
+            assert (await request.post())["WebIdentityToken"] == "a.b.c"
+            fields = "".join(f"<{name}>{escape(value)}</{name}>" for name, value in issuer.next().items())
+            return web.Response(
+                content_type="text/xml",
+                text="<AssumeRoleWithWebIdentityResponse><AssumeRoleWithWebIdentityResult><Credentials>"
+                f"{fields}</Credentials></AssumeRoleWithWebIdentityResult></AssumeRoleWithWebIdentityResponse>",
+            )
+
+        async with _serving(web.post("/", assume)) as url:
+            monkeypatch.setenv("AWS_ENDPOINT_URL_STS", url)
+            monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(directory / "token"))
+            monkeypatch.setenv("AWS_ROLE_ARN", "arn:aws:iam::123456789012:role/trainer")
+            yield issuer, lambda: None
+
+
+async def test_the_question_for_a_checksum_renews_them_too(bare, tmp_path, monkeypatch):
+    """It is a HEAD, which comes before the first GET, and whose refusal has no text."""
+    truth = fill(bare, [90_000] * 6)
+    bare.script(*[stalls(bare, after=1000)] * 2)
+    async with (
+        _source("file", tmp_path, monkeypatch) as (_, rotate),
+        running_channel(bare, tmp_path, transport="copying", check=True, connections=2) as running,
+    ):
+        reading = asyncio.create_task(off_loop(read_all, running.fifo(0)))
+        await eventually(lambda: bare.in_flight == 2)
+        rotate()
+        bare.refused_keys["AKID0"] = "ExpiredToken"
+        bare.release()
+        assert await reading == truth
+        await eventually(lambda: running.verdicts)
+        assert running.channel.statistics().checked == {"unverifiable": 6}
+
+
+KINDS = ["process", "file", "container", "web identity"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_what_is_refused_in_mid_stream_is_renewed(run, bare, tmp_path, monkeypatch, kind):
+    """The clock still allows the key; S3 does not. Several requests are refused together, and one renews."""
+    stub, truth = bare, fill(bare, [90_000] * 6)
+    stub.script(*[stalls(stub, after=1000)] * 4)
+    async with (
+        _source(kind, tmp_path, monkeypatch) as (issuer, rotate),
+        run(stub, tmp_path, connections=4) as running,
+    ):
+        reading = asyncio.create_task(off_loop(read_all, running.fifo(0)))
+        await eventually(lambda: stub.in_flight == 4)
+        rotate()
+        stub.refused_keys["AKID0"] = "ExpiredToken"
+        stub.release()
+        assert await reading == truth
+        assert running.channel.statistics().retries["expired"] >= 1
+        assert stub.seen[-1].token == "T1"
+        assert issuer.issued in (0, 2), "asked more often than needed"
+
+
+@pytest.mark.parametrize("kind", ["container", "web identity"])
+async def test_what_the_clock_ends_is_renewed_before_the_next_request(run, bare, tmp_path, monkeypatch, kind):
+    stub, truth = bare, fill(bare, [90_000] * 4)
+    async with _source(kind, tmp_path, monkeypatch) as (issuer, _):
+        issuer.life = SOON
+        async with run(stub, tmp_path) as running:
+            assert await off_loop(read_all, running.fifo(0)) == truth
+            assert running.channel.statistics().retries == {}
+        assert issuer.issued > 2
+
+
+async def test_a_source_that_fails_for_a_while_is_waited_for(bare, tmp_path, monkeypatch):
+    """The container's endpoint gives errors, then well again: a pause and no failure."""
+    stub, truth = bare, fill(bare, [90_000] * 4)
+    number, errors = 0, 3  # so often botocore itself asks before it tells
+
+    async def give(_: web.Request) -> web.Response:
+        nonlocal number, errors
+        if number and errors:
+            errors -= 1
+            return web.Response(status=400)
+        number += 1
+        found = {"AccessKeyId": f"AKID{number - 1}", "SecretAccessKey": "s", "Token": f"T{number - 1}"}
+        return web.json_response(found | {"Expiration": _until(LATER)})
+
+    async with _serving(web.get("/creds", give)) as url:
+        monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"{url}/creds")
+        async with running_channel(stub, tmp_path, parts=1, connections=1) as running:
+            await eventually(lambda: running.channel.statistics().requests.get("ok"))
+            stub.refused_keys["AKID0"] = "InvalidAccessKeyId"
+            assert await off_loop(read_all, running.fifo(0)) == truth
+            assert running.channel.statistics().retries["expired"] >= 2, "refused, then not renewed"
+            assert not errors
+
+
+async def failing_after_the_listing(run, stub, tmp_path, key: str) -> SourceError:
+    """List with a key, have it refused from then on, and return why the channel fails."""
+
+    async def plan(control):
+        found = await plan_prefix(control, S3Uri("b", "data/"))
+        stub.refused_keys[key] = "ExpiredToken"
+        return found
+
+    policy = RetryPolicy(give_up_after=0.3, first_wait=0.001, longest_wait=0.01)
+    async with run(stub, tmp_path, policy=policy, make_plan=plan) as running:
+        reader = await off_loop(os.open, running.fifo(0), os.O_RDONLY)
+        try:
+            await eventually(lambda: running.channel.error)
+            assert running.verdicts[-1].verdict == "failed"
+            return running.channel.error
+        finally:
+            os.close(reader)
+
+
+async def test_what_nobody_renews_is_given_up_with_the_reason(run, bare, tmp_path, monkeypatch):
+    fill(bare, [1000])
+    async with _source("file", tmp_path, monkeypatch):
+        error = await failing_after_the_listing(run, bare, tmp_path, "AKID0")
+    assert isinstance(error, GaveUp)
+    assert "session token has expired" in str(error)
+    assert exit_code(error) == Exit.DENIED
+
+
+async def test_keys_of_the_environment_are_not_waited_for(run, stub, tmp_path):
+    """Nobody can change them from outside, so the refusal is final at once."""
+    fill(stub, [1000])
+    error = await failing_after_the_listing(run, stub, tmp_path, "AKIDTEST")
+    assert type(error) is Denied
+    assert len(stub.seen) == 0
+
+
+class Found:
+    """What a chain of credentials gives."""
+
+    method = "shared-credentials-file"
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    async def get_frozen_credentials(self) -> int:
+        return self.number
+
+
+async def test_many_that_wait_for_a_chain_that_fails_ask_it_once():
+    """Some chains take seconds to fail, and 64 requests one after the other would take minutes."""
+    asked = 0
+
+    async def load() -> None:
+        nonlocal asked
+        asked += 1
+        await asyncio.sleep(0)
+        raise ConnectionRefusedError
+
+    lasting = LastingCredentials(Found(0), load)
+    assert lasting.refused(asyncio.get_running_loop().time())
+    outcomes = await asyncio.gather(
+        *[lasting.get_frozen_credentials() for _ in range(64)], return_exceptions=True
+    )
+    assert {type(outcome) for outcome in outcomes} == {Expired}
+    assert asked == 1
+
+
+async def test_many_refusals_ask_the_chain_once():
+    asked = 0
+
+    async def load() -> Found:
+        nonlocal asked
+        asked += 1
+        await asyncio.sleep(0)
+        return Found(asked)
+
+    lasting = LastingCredentials(Found(0), load)
+    assert await lasting.get_frozen_credentials() == 0
+    now = asyncio.get_running_loop().time()
+    assert all(lasting.refused(now) for _ in range(64))
+    assert await asyncio.gather(*[lasting.get_frozen_credentials() for _ in range(64)]) == [1] * 64
+    assert lasting.refused(now), "a late refusal of the old key"
+    assert await lasting.get_frozen_credentials() == 1
+    assert asked == 1

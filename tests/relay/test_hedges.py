@@ -1,0 +1,115 @@
+"""A head of line that is late is asked for again, on every transport; each byte is still delivered once."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from aiohttp import web
+
+from streamer.units import MIB
+from tests.kit.faults import drips, silent_for
+from tests.kit.harness import fill
+from tests.kit.pipes import eventually, off_loop, read_all
+from tests.kit.stub import Answer, cut_after, fails
+
+PART = 400_000
+SIZES = [PART] * 12
+LEARNT = 6
+"""Answers that come first, so that something is known."""
+
+
+async def right(answer: Answer) -> web.StreamResponse:
+    return web.Response(status=answer.status, body=answer.body, headers=answer.headers)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [silent_for(60.0), silent_for(60.0, after=1000), drips(20_000, 0.05, most=60)],
+    ids=["no first byte", "silent", "slow"],
+)
+async def test_a_late_part_is_asked_for_again(run, stub, tmp_path, fault):
+    truth = fill(stub, SIZES)
+    stub.script(*[right] * LEARNT, fault)
+    async with run(stub, tmp_path, hedge=0.05, part_size=PART, parts=12, connections=2) as running:
+        assert await off_loop(read_all, running.fifo(0)) == truth
+        hedges = running.channel.statistics().hedges
+        assert hedges["issued"] == hedges["won"] == 1
+        assert not hedges.get("lost")
+
+
+async def test_what_the_first_brought_meanwhile_comes_once(run, stub, tmp_path):
+    """The second is answered late; what the first has dripped until then is thrown away of the second."""
+    truth = fill(stub, SIZES)
+    slow = drips(4_000, 0.02, most=60)
+
+    async def late(answer: Answer) -> web.StreamResponse:
+        await asyncio.sleep(0.3)
+        return await right(answer)
+
+    stub.script(*[right] * LEARNT, slow, late)
+    async with run(stub, tmp_path, hedge=0.05, part_size=PART, parts=12, connections=1) as running:
+        assert await off_loop(read_all, running.fifo(0)) == truth
+        statistics = running.channel.statistics()
+        assert statistics.hedges["won"] == 1
+        assert statistics.wasted_bytes < PART
+        if statistics.wasted_bytes == 0:  # little bytes wait in the socket for more of them
+            assert running.channel._source.name != "aiobotocore"
+
+
+async def test_the_first_may_be_the_first_after_all(run, stub, tmp_path):
+    truth = fill(stub, SIZES)
+    stub.script(*[right] * LEARNT, silent_for(0.6), silent_for(60.0))
+    async with run(stub, tmp_path, hedge=0.05, part_size=PART, parts=12, connections=1) as running:
+        assert await off_loop(read_all, running.fifo(0)) == truth
+        hedges = running.channel.statistics().hedges
+        assert hedges == {"issued": 1, "lost": 1}
+        assert not hedges.get("won")
+        assert await off_loop(read_all, running.fifo(1)) == truth
+
+
+async def test_a_second_request_that_fails_in_its_body_is_retried_like_any(run, stub, tmp_path):
+    truth = fill(stub, SIZES)
+    stub.script(*[right] * LEARNT, silent_for(60.0), cut_after(1000))
+    async with run(stub, tmp_path, hedge=0.05, part_size=PART, parts=12, connections=1) as running:
+        assert await off_loop(read_all, running.fifo(0)) == truth
+        statistics = running.channel.statistics()
+        assert statistics.hedges["won"] == 1
+        assert statistics.requests["truncated"] == 1
+
+
+async def test_a_second_request_that_is_refused_leaves_the_first_alone(run, stub, tmp_path):
+    truth = fill(stub, SIZES)
+    stub.script(*[right] * LEARNT, silent_for(0.8), fails(500, "InternalError"))
+    async with run(stub, tmp_path, hedge=0.05, part_size=PART, parts=12, connections=1) as running:
+        assert await off_loop(read_all, running.fifo(0)) == truth
+        statistics = running.channel.statistics()
+        assert statistics.hedges["lost"] >= 1
+        assert not statistics.retries
+
+
+async def test_a_reader_that_goes_ends_both(run, stub, tmp_path):
+    fill(stub, SIZES)
+    stub.script(*[right] * LEARNT, silent_for(60.0), silent_for(60.0))
+    async with run(stub, tmp_path, hedge=0.05, part_size=PART, parts=12, connections=1) as running:
+        reader = await off_loop(open, running.fifo(0), "rb")
+        got = await off_loop(reader.read, LEARNT * PART)
+        assert len(got) == LEARNT * PART
+        await eventually(lambda: running.channel.statistics().hedges.get("issued"))
+        reader.close()
+        await eventually(lambda: running.verdicts)
+        assert running.verdicts[0].verdict == "abandoned"
+        await eventually(lambda: running.channel.statistics().hedges.get("lost") == 1)
+
+
+async def test_a_slow_reader_is_not_hedged(run, stub, tmp_path):
+    truth = fill(stub, SIZES)
+    async with run(stub, tmp_path, hedge=0.05, part_size=PART, parts=3) as running:
+        reader = await off_loop(open, running.fifo(0), "rb")
+        got = await off_loop(reader.read, 1)
+        await asyncio.sleep(0.5)
+        got += await off_loop(reader.read)
+        reader.close()
+        assert got == truth
+        assert not running.channel.statistics().hedges
+    assert len(truth) < 5 * MIB

@@ -1,0 +1,142 @@
+"""Whole objects against the checksums that S3 keeps: a wrong bit is an error by name, and no end."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import gzip
+import random
+import zlib
+
+import pytest
+from awscrt import checksums
+
+from streamer.errors import ConfigError
+from streamer.plan import Arrangement, S3Uri
+from streamer.source.integrity import stored_sum
+from streamer.source.listing import plan_prefix
+from tests.kit.faults import flips
+from tests.kit.harness import fill, running_channel
+from tests.kit.pipes import eventually, off_loop, read_all
+from tests.kit.stub import cut_after, fails
+from tests.relay.test_changes import failure
+
+pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
+
+SIZES = [120_000, 1, 0, 50_000, 77_777]
+WIDTH = {"crc32": 4, "crc32c": 4, "crc64nvme": 8}
+
+
+@pytest.fixture(params=["portable", "copying"])
+def run(request):
+    return functools.partial(running_channel, transport=request.param, check=True)
+
+
+def keep(stub, algorithm: str, **more: str) -> None:
+    """Let the server keep this CRC of every object."""
+    for name, data in stub.objects.items():
+        value = zlib.crc32(data) if algorithm == "crc32" else getattr(checksums, algorithm)(data)
+        said = base64.b64encode(value.to_bytes(WIDTH[algorithm], "big")).decode()
+        stub.checksums[name] = {f"x-amz-checksum-{algorithm}": said} | more
+
+
+def test_the_names_are_those_of_the_catalogue():
+    """Check values of the CRC RevEng catalogue, for the text 123456789."""
+    text = b"123456789"
+    found = checksums.crc32(text), checksums.crc32c(text), checksums.crc64nvme(text)
+    assert found == (0xCBF43926, 0xE3069283, 0xAE8B14860A799888)
+
+
+@pytest.mark.parametrize("algorithm", sorted(WIDTH))
+async def test_every_kind_is_compared_in_any_number_of_parts(run, stub, tmp_path, algorithm):
+    """Asked for once an object, though it has several parts and is streamed twice."""
+    truth = fill(stub, SIZES)
+    keep(stub, algorithm, **{"x-amz-checksum-type": "FULL_OBJECT"})
+    stub.script(*[cut_after(7000)] * 5, fails(503, "SlowDown"))
+    async with run(stub, tmp_path) as running:
+        for epoch in (0, 1):
+            assert await off_loop(read_all, running.fifo(epoch)) == truth
+        await eventually(lambda: len(running.verdicts) == 2)
+        assert running.channel.statistics().checked == {"verified": 8}
+        assert [trailer.verdict for trailer in running.verdicts] == ["complete"] * 2
+    assert stub.heads == 4
+
+
+@pytest.mark.parametrize("algorithm", sorted(WIDTH))
+@pytest.mark.parametrize("at", [0.0, 0.5, 1.0])
+async def test_a_wrong_bit_fails_the_epoch_with_both_sums(run, stub, tmp_path, algorithm, at):
+    truth = fill(stub, SIZES)
+    keep(stub, algorithm)
+    stub.script(flips(at), key="b/data/0003")
+    async with run(stub, tmp_path) as running:
+        got, error = await failure(running)
+        assert running.channel.statistics().checked == {"verified": 2, "mismatch": 1}
+    assert len(got) == sum(SIZES[:4])
+    assert got[: sum(SIZES[:3])] == truth[: sum(SIZES[:3])]
+    assert "s3://b/data/0003" in error
+    stored = base64.b64decode(stub.checksums["b/data/0003"][f"x-amz-checksum-{algorithm}"]).hex()
+    assert f"S3 keeps {stored}" in error
+    assert algorithm.upper() in error
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {},
+        {"x-amz-checksum-crc32": "AAAAAA==", "x-amz-checksum-type": "COMPOSITE"},
+        {"x-amz-checksum-crc32": "AAAAAA==-3"},
+        {"x-amz-checksum-sha256": "47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU="},
+    ],
+    ids=["none", "composite", "composite by its dash", "of a kind that cannot be combined"],
+)
+async def test_where_nothing_can_be_compared_it_is_counted(run, stub, tmp_path, said):
+    truth = fill(stub, SIZES)
+    stub.checksums = dict.fromkeys(stub.objects, said)
+    async with run(stub, tmp_path) as running:
+        assert await off_loop(read_all, running.fifo(0)) == truth
+        await eventually(lambda: running.verdicts)
+        assert running.channel.statistics().checked == {"unverifiable": 4}
+
+
+async def test_a_compressed_object_is_compared_as_it_is_stored(run, stub, tmp_path):
+    content = [random.Random(i).randbytes(90_000) for i in range(3)]
+    stub.objects = {f"b/data/{i}": gzip.compress(data) for i, data in enumerate(content)}
+    keep(stub, "crc64nvme")
+
+    async def make(control):
+        return await plan_prefix(control, S3Uri("b", "data/"), Arrangement(inflate=True))
+
+    async with run(stub, tmp_path, make_plan=make, inflate=True) as running:
+        assert await off_loop(read_all, running.fifo(0)) == b"".join(content)
+        await eventually(lambda: running.verdicts)
+        assert running.channel.statistics().checked == {"verified": 3}
+
+
+@pytest.mark.parametrize("policy", ["skip", "refetch"])
+async def test_what_is_changed_before_its_sum_is_asked_for_is_a_change(run, stub, tmp_path, policy):
+    """The sum that is compared is of the version that is streamed."""
+    fill(stub, SIZES)
+    keep(stub, "crc32c")
+
+    async def make(control):
+        found = await plan_prefix(control, S3Uri("b", "data/"))
+        stub.objects["b/data/0003"] = b"another" * 20_000
+        keep(stub, "crc32c")
+        return found
+
+    async with run(stub, tmp_path, make_plan=make, when_changed=policy) as running:
+        kept = [data for name, data in sorted(stub.objects.items()) if policy == "refetch" or name[-1] != "3"]
+        assert await off_loop(read_all, running.fifo(0)) == b"".join(kept)
+        await eventually(lambda: running.verdicts)
+        assert running.channel.statistics().checked == {"verified": 4 if policy == "refetch" else 3}
+
+
+async def test_bytes_that_stay_in_the_kernel_cannot_be_summed(stub, tmp_path):
+    fill(stub, SIZES)
+    with pytest.raises(ConfigError, match="checksums are computed in memory"):
+        async with running_channel(stub, tmp_path, transport="kernel", check=True):
+            pass
+
+
+def test_what_is_no_base64_is_no_sum():
+    assert stored_sum({"ChecksumCRC32": "%%%"}) is None

@@ -1,0 +1,308 @@
+"""A sidecar that dies under a reader, a keeper that does not, and the next sidecar."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import hashlib
+import itertools
+import json
+import os
+import random
+import signal
+import socket
+import threading
+
+import pytest
+
+from streamer.formats.recordio import encode
+from streamer.keeper import address
+from streamer.readers import PipeReader
+from streamer.readers.place import Place
+from streamer.trailer import read_trailer
+from tests.kit.harness import MORE_THAN_A_FIFO, fill
+from tests.kit.processes import Sidecar, job, leftovers, penstock, write_job
+
+EPOCHS = 3
+SIZES = [3_000_000, 0, 1, 5_500_000, 70_000, 2_000_000]
+
+
+class Reader:
+    """A trainer that reads epoch after epoch, and tells how many bytes it has."""
+
+    def __init__(self, data, epochs=EPOCHS, *, first=0):
+        self.received = 0
+        self.digests: list[str] = []
+        self.error: Exception | None = None
+        self._data = data
+        self._epochs = range(first, first + epochs)
+        self._news = threading.Condition()
+        self._due: int | None = None
+        self._thread = threading.Thread(target=self._read, name="trainer", daemon=True)
+        self._thread.start()
+
+    def _read(self):
+        try:
+            for epoch in self._epochs:
+                digest = hashlib.sha256()
+                with open(self._data / f"train_{epoch}", "rb", buffering=0) as file:
+                    while chunk := file.read(1 << 16):
+                        digest.update(chunk)
+                        with self._news:
+                            self.received += len(chunk)
+                            self._news.notify_all()
+                self.digests.append(digest.hexdigest())
+        except OSError as error:
+            self.error = error
+        with self._news:
+            self._news.notify_all()
+
+    def wait_for(self, count):
+        """Wait until it has so many bytes in all, or has ended."""
+        with self._news:
+            assert self._news.wait_for(lambda: self.received >= count or not self._thread.is_alive(), 20)
+
+    def join(self):
+        self._thread.join(20)
+        assert not self._thread.is_alive()
+        assert self.error is None
+        return self.digests
+
+
+@contextlib.contextmanager
+def running(path, *options):
+    """A sidecar, killed at the end of the block as the kernel kills for memory."""
+    started = Sidecar(path, *options)
+    try:
+        yield started
+    except BaseException:
+        print(*started.events, sep="\n")
+        raise
+    finally:
+        if started.process.poll() is None:
+            started.process.kill()
+        started.wait()
+
+
+@contextlib.contextmanager
+def open_after_ready(path, data):
+    """A reader of epoch 0 whose sidecar has died."""
+    with running(path, "--keeper", "auto") as started:
+        started.wait_for("ready")
+        file = open(data / "train_0", "rb", buffering=0)  # noqa: SIM115 - closed below
+        file.read(1)
+    with file:
+        yield file
+
+
+def keeper_of(started):
+    return started.wait_for("keeper")["pid"]
+
+
+def sha(data):
+    return hashlib.sha256(data).hexdigest()
+
+
+@pytest.fixture
+def place(stub, tmp_path):
+    """A job's path and data directory; keepers that are left over end with the test."""
+
+    def make(**options):
+        document = job(stub.url, tmp_path / "ml", "b/train/", **options.pop("penstock", {}))
+        document["InputDataConfig"][0] |= options
+        return write_job(tmp_path / "job.yaml", document), tmp_path / "ml" / "input" / "data"
+
+    yield make
+    with (
+        contextlib.suppress(OSError),
+        address(str(tmp_path / "ml" / "input" / "data" / ".penstock.keeper")) as reachable,
+        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client,
+    ):
+        client.connect(reachable)
+        pid = int.from_bytes(client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)[:4], "little")
+        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("transport", ["kernel", "copying", "portable"])
+def test_a_killed_sidecar_is_a_pause(stub, place, transport):
+    """SIGKILL at seeded places, epoch turns among them; the reader is the same throughout."""
+    content = fill(stub, SIZES, prefix="b/train/")
+    path, data = place(penstock={"Transport": transport})
+    size, dice = len(content), random.Random(transport)
+    kills = [dice.randrange(EPOCHS * size) for _ in range(3)] + [size, 2 * size - 1]
+    killed(path, data, content, kills)
+    assert [read_trailer(str(data), "train", epoch).verdict for epoch in range(EPOCHS)] == ["complete"] * 3
+    left = [name for name in leftovers(data.parent.parent) if name != ".penstock.keeper"]  # it ends by itself
+    assert left == [f".train_{epoch}.penstock.json" for epoch in range(EPOCHS)]
+
+
+def killed(path, data, content, kills):
+    """Kill a sidecar when its reader has so many bytes, and the next; compare what the reader got."""
+    reader = None
+    for kill_at in sorted(kills):
+        with running(path, "--keeper", "auto") as started:
+            started.wait_for("ready")
+            reader = reader or Reader(data)
+            reader.wait_for(kill_at)
+    with running(path, "--keeper", "auto") as started:
+        started.wait_for("ready")
+        assert reader.join() == [sha(content)] * EPOCHS
+        assert started.end() == 0
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_inflated_objects_go_on_at_the_exact_byte(stub, place, wrapped):
+    """What was inflated before is inflated again from an object's begin, and dropped."""
+    dice = random.Random(5)
+    contents = [dice.randbytes(1_000_000) * 9 for _ in range(5)]
+    stub.objects |= {f"b/train/{i}": gzip.compress(data, 1) for i, data in enumerate(contents)}
+    whole = b"".join(encode(data) if wrapped else data for data in contents)
+    path, data = place(CompressionType="Gzip", RecordWrapperType="RecordIO" if wrapped else "None")
+    reader = None
+    for kill_at in (dice.randrange(len(whole)), len(whole) + dice.randrange(len(whole))):
+        with running(path, "--keeper", "auto") as started:
+            started.wait_for("ready")
+            reader = reader or Reader(data, 2)
+            reader.wait_for(kill_at)
+    with running(path, "--keeper", "auto") as started:
+        started.wait_for("ready")
+        assert reader.join() == [sha(whole)] * 2
+        assert started.end() == 0
+    assert read_trailer(str(data), "train", 1).bytes_delivered == len(whole)
+
+
+@pytest.mark.timeout(120)
+def test_every_epoch_of_an_arranged_channel_goes_on(stub, place):
+    """Shuffled and wrapped, the rest of each epoch is of that epoch's own order."""
+    fill(stub, [200_000 + i for i in range(40)], prefix="b/train/")
+    path, data = place(ShuffleConfig={"Seed": 7}, RecordWrapperType="RecordIO")
+    with running(path) as started:
+        started.wait_for("ready")
+        truth = Reader(data).join()
+        assert started.end() == 0
+    assert len(set(truth)) == EPOCHS
+    reader, dice = None, random.Random(3)
+    for kill_at in sorted(dice.randrange(EPOCHS * 8_000_000) for _ in range(3)):
+        with running(path, "--keeper", "auto") as started:
+            started.wait_for("ready")
+            reader = reader or Reader(data)
+            reader.wait_for(kill_at)
+    with running(path, "--keeper", "auto") as started:
+        started.wait_for("ready")
+        assert reader.join() == truth
+        assert started.end() == 0
+
+
+def test_a_reader_that_leaves_while_no_sidecar_is_there(stub, place):
+    content = fill(stub, SIZES, prefix="b/train/")
+    path, data = place()
+    with open_after_ready(path, data) as file:
+        assert file.read(10)
+    with running(path, "--keeper", "auto") as started:
+        started.wait_for("epoch abandoned", epoch=0)
+        assert Reader(data, 1, first=1).join() == [sha(content)]
+        assert started.end() == 0
+
+
+def test_a_changed_plan_fails_by_name_and_the_fifo_stays_open(stub, place):
+    fill(stub, SIZES, prefix="b/train/")
+    path, data = place()
+    with open_after_ready(path, data) as file:
+        received = len(file.read(100))
+        stub.objects["b/train/more"] = b"more"
+        with running(path, "--keeper", "auto") as started:
+            failed = started.wait_for("epoch failed", epoch=0)
+            assert "the plan has changed" in failed["error"]
+            assert started.get("/readyz")[0] == 503
+            trailer = read_trailer(str(data), "train", 0)
+            assert trailer.verdict == "failed"
+            assert trailer.bytes_delivered >= received
+            assert started.end() == 6
+        assert read_trailer(str(data), "train", 0).verdict == "failed"
+
+
+def test_a_keeper_that_dies_ends_the_sidecar_and_proves_nothing(stub, place):
+    """As without a keeper: the reader sees an end, and the trailer does not say complete."""
+    fill(stub, [MORE_THAN_A_FIFO], prefix="b/train/")
+    path, data = place()
+    with running(path, "--keeper", "auto") as started:
+        started.wait_for("ready")
+        with open(data / "train_0", "rb", buffering=0) as file:
+            file.read(10)
+            os.kill(keeper_of(started), signal.SIGKILL)
+            assert started.process.wait(30) == 7
+    assert read_trailer(str(data), "train", 0).verdict == "stopped"
+    assert any("keeper" in event["event"] and "died" in event["event"] for event in started.events)
+
+
+def test_a_keeper_that_is_not_there(stub, place, tmp_path):
+    fill(stub, [10], prefix="b/train/")
+    path, _ = place()
+    with running(path, "--keeper", str(tmp_path / "none")) as started:
+        assert started.process.wait(30) == 7
+    assert any("penstock keeper" in event["event"] for event in started.events)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("options", [(), ("--keeper", "auto")])
+def test_sigusr2_is_a_pause(stub, place, options):
+    """The same process, its code loaded anew, under a reader in mid-epoch and one that has not come."""
+    content = fill(stub, SIZES, prefix="b/train/")
+    path, data = place()
+    with running(path, *options) as started:
+        started.wait_for("ready")
+        started.process.send_signal(signal.SIGUSR2)
+        started.wait_for("ready", times=2)
+        reader = Reader(data)
+        reader.wait_for(len(content) + 7)
+        base = str(data.parent.parent)
+        assert penstock("restart", "--base-directory", base).returncode == 0
+        assert reader.join() == [sha(content)] * EPOCHS
+        started.wait_for("epoch complete", epoch=EPOCHS - 1)
+        started.wait_for("ready", times=3)
+        assert started.end() == 0
+
+
+def test_restart_where_nothing_runs(tmp_path):
+    (tmp_path / "input" / "data").mkdir(parents=True)
+    done = penstock("restart", "--base-directory", str(tmp_path))
+    assert done.returncode == 7
+    assert "is this the sidecar's base directory?" in done.stderr
+
+
+def test_resume_begins_where_a_state_was_taken(stub, place, tmp_path):
+    """From the first byte of S3 that is missing on, and with the reader's counter of epochs."""
+    records = [b"%d " % number * (number % 300) for number in range(20_000)]
+    stub.objects["b/train/0"] = b"".join(map(encode, records))
+    path, data = place(penstock={"PartSize": "64KiB"})
+    where = {"pipe_dir": str(data), "config_dir": str(data.parent / "config")}
+    with running(path) as started:
+        started.wait_for("ready")
+        reader = PipeReader("train", state_dir=str(tmp_path / "ml" / "pipe_state"), **where)
+        list(reader)
+        assert list(itertools.islice(reader, 15_000)) == records[:15_000]
+        state = reader.state_dict()
+        assert started.end() == 0
+    assert (state["epoch"], state["records"]) == (1, 15_000)
+    seen = len(stub.seen)
+    with running(path, "--resume", json.dumps(state)) as started:
+        started.wait_for("ready")
+        again = PipeReader("train", state_dir=str(tmp_path / "ml" / "pipe_state"), **where)
+        again.load_state_dict(state)
+        assert list(again) == records[15_000:]
+        assert min(int(get.range[6:].split("-")[0]) for get in stub.seen[seen:][:1]) >= state["offset"]
+        trailer = read_trailer(str(data), "train", 1)
+        assert (trailer.verdict, trailer.bytes_skipped) == ("complete", state["offset"])
+        assert list(again) == records
+        assert started.end() == 0
+
+
+def test_resume_of_another_plan_is_refused(stub, place):
+    fill(stub, [10], prefix="b/train/")
+    path, _ = place()
+    state = Place("train", 0, offset=5, digest="0" * 64).state()
+    done = penstock("run", "-c", path, "--resume", json.dumps(state))
+    assert done.returncode == 2
+    assert "--resume-anyway" in done.stderr

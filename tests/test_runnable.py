@@ -1,0 +1,60 @@
+"""Commands that the pages show, run as they are.
+
+A block under `<!-- file: NAME -->` is that file; one under `<!-- run -->` is run by bash, which must end with
+0 and leave no process behind. All blocks of a page share one directory, in order. There are a bucket
+`my-bucket`, credentials in the environment, and the repository's `deploy`, as the pages presuppose.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sysconfig
+
+import pytest
+
+from examples.demo.dataset import channels
+from tests.test_docs import PAGES, ROOT
+
+BLOCK = re.compile(
+    r"^<!-- (?:run|file: (?P<file>\S+)) -->\n```\w+\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL
+)
+MARK = re.compile(r"^<!-- (?:file|run)\b", re.MULTILINE)
+RUNNABLE = [page for page in PAGES if MARK.search(page.read_text())]
+
+
+def test_there_are_pages_to_run():
+    assert {"README.md", "first-ten-minutes.md", "kubernetes.md"} <= {page.name for page in RUNNABLE}
+
+
+@pytest.mark.parametrize("page", RUNNABLE, ids=lambda page: page.name)
+def test_every_marked_block_runs(page, stub, tmp_path, monkeypatch):
+    text = page.read_text()
+    blocks = list(BLOCK.finditer(text))
+    assert len(blocks) == len(MARK.findall(text)), "a mark without its block"
+    for channel in channels(megabytes=2, objects=2, seed=1):
+        stub.objects |= {
+            f"my-bucket/{channel.key(i)}": bytes(channel.shard(i)) for i in range(channel.objects)
+        }
+    monkeypatch.setenv("AWS_ENDPOINT_URL", stub.url)
+    monkeypatch.setenv("PATH", f"{sysconfig.get_path('scripts')}:{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    (tmp_path / "deploy").symlink_to(ROOT / "deploy")
+    for block in blocks:
+        # A directory and a port of its own, so that runs side by side do not meet.
+        body = block["body"].replace("/tmp/penstock-first", str(tmp_path / "first"))
+        body = body.replace("9782", str(port))
+        if block["file"]:
+            (tmp_path / block["file"]).write_text(body)
+            continue
+        ran = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", f'{body}\n[ -z "$(jobs -r)" ]'],
+            cwd=tmp_path, capture_output=True, text=True, check=False, timeout=50,
+        )  # fmt: skip
+        assert ran.returncode == 0, f"{body}{ran.stdout}{ran.stderr}"
+        assert ran.stdout

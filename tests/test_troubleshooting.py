@@ -1,0 +1,63 @@
+"""docs/troubleshooting.md finds every error: the texts are taken from the code, where they are raised."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+
+import pytest
+
+from sidecar.request import NO_FASTFILE
+from streamer import errors
+from streamer.source import faults
+from tests.test_docs import DOCS, ROOT, bare, table
+
+RAISED = {
+    name for name, found in vars(errors).items() if inspect.isclass(found) and issubclass(found, Exception)
+}
+HELPERS = {"_refuse", "_corrupt"}
+"""Methods that raise one of them, with the text that they are given."""
+SHOWN = ("sidecar", "streamer/readers")
+"""Where a ValueError is a user's: pydantic makes errors of the job file of them; elsewhere they are bugs."""
+LEAST = 10
+"""Characters of its own that a text has, to be one: the rest is quoted from somewhere."""
+
+
+def text(node: ast.expr) -> str:
+    """A string's text; `…` stands for a value."""
+    if isinstance(node, ast.JoinedStr):
+        return "".join(part.value if isinstance(part, ast.Constant) else "…" for part in node.values)
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else "…"
+
+
+def raised():
+    """(place, text) of every error that the code raises by itself."""
+    for path in sorted([*ROOT.glob("streamer/**/*.py"), *ROOT.glob("sidecar/**/*.py")]):
+        place = str(path.relative_to(ROOT))
+        wanted = RAISED | HELPERS | ({"ValueError"} if place.startswith(SHOWN) else set())
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not (isinstance(node, ast.Call) and node.args):
+                continue
+            name = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
+            found = text(node.args[0])
+            if name in wanted and len(re.sub(r"[…\W]", "", found)) >= LEAST:
+                yield f"{place}:{node.lineno}", found
+    for found in (*faults._FIX.values(), NO_FASTFILE):
+        yield "a constant", found
+
+
+ROWS = [bare(row[0]) for row in table(DOCS / "troubleshooting.md", "Text", "Do")]
+
+
+def test_there_is_something_to_look_for():
+    assert len(list(raised())) > 120
+
+
+@pytest.mark.parametrize(("place", "found"), list(raised()))
+def test_every_error_is_found(place, found):
+    assert any(row in found for row in ROWS), f"{place}: {found!r} is in no table of docs/troubleshooting.md"
+
+
+def test_no_row_is_there_twice():
+    assert sorted(ROWS) == sorted(set(ROWS))

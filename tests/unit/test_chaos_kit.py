@@ -1,0 +1,107 @@
+"""The kit that spoils things does what it says, the same for every client, and knows nothing of Penstock."""
+
+from __future__ import annotations
+
+import ast
+import http.client
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from tests.kit import faults, proxy, stub
+from tests.kit.faults import PASSING, WRONG, Weather
+from tests.kit.proxy import Line, TcpProxy, random_lines
+from tests.kit.stub import StubThread
+
+BODY = bytes(range(256)) * 4000
+
+
+@pytest.mark.parametrize("module", [faults, proxy, stub])
+def test_it_knows_nothing_of_what_it_tests(module):
+    tree = ast.parse(Path(module.__file__).read_text())
+    names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert not {name.split(".")[0] for name in names} & {"streamer", "sidecar"}
+
+
+@pytest.fixture
+def server():
+    thread = StubThread()
+    found = thread.start()
+    found.objects["b/x"] = BODY
+    yield found
+    thread.stop()
+
+
+@pytest.fixture
+def line(server):
+    """A proxy before it, all of whose connections are the same line; returns how to ask through it."""
+    found = TcpProxy("127.0.0.1", int(server.url.rsplit(":", 1)[1]))
+    found.start()
+
+    def ask(shape: Line) -> bytes:
+        found.lines = lambda _: shape
+        headers = {"Range": f"bytes=0-{len(BODY) - 1}", "Connection": "close"}
+        request = urllib.request.Request(f"http://127.0.0.1:{found.port}/b/x", headers=headers)
+        with urllib.request.urlopen(request, timeout=0.5) as answer:
+            return answer.read()
+
+    ask.proxy = found
+    yield ask
+    found.stop()
+
+
+def test_a_good_line_passes_all(line):
+    assert line(Line(latency=0.01, bandwidth=50e6)) == BODY
+
+
+def test_a_line_is_reset(line):
+    with pytest.raises(ConnectionResetError):
+        line(Line(reset_after=300_000))
+
+
+def test_a_line_is_closed_from_one_side(line):
+    with pytest.raises(http.client.IncompleteRead) as caught:
+        line(Line(half_close_after=300_000))
+    assert BODY.startswith(caught.value.partial)
+
+
+def test_a_line_falls_silent(line):
+    with pytest.raises(TimeoutError):
+        line(Line(blackhole_after=300_000))
+
+
+def test_a_port_refuses_and_accepts_again(line):
+    line.proxy.refuse()
+    with pytest.raises(urllib.error.URLError, match="refused"):
+        line(Line())
+    line.proxy.accept()
+    assert line(Line()) == BODY
+
+
+def test_the_weather_is_that_of_its_seed_whatever_the_order():
+    kinds = PASSING | WRONG
+    rates = dict.fromkeys(kinds, 0.05)
+    asked = [(f"b/{number}", start, 1000) for number in range(20) for start in (0, 1000, 2000)]
+
+    def struck(order, seed=3):
+        weather = Weather(seed, rates, kinds)
+        return {each for each in order if weather(*each) is not None}
+
+    assert struck(asked) == struck(reversed(asked))
+    assert 10 < len(struck(asked)) < 60
+    assert struck(asked) != struck(asked, seed=4)
+
+
+def test_a_byte_is_left_in_peace_in_the_end():
+    weather = Weather(1, {"500": 1.0}, spells=4)
+    assert [weather("b/x", 0, 10) is None for _ in range(6)] == [False] * 4 + [True] * 2
+
+
+def test_lines_are_those_of_their_seed():
+    first, again, other = random_lines(1), random_lines(1), random_lines(2)
+    assert [first(i) for i in range(50)] == [again(i) for i in range(50)]
+    assert [first(i) for i in range(50)] != [other(i) for i in range(50)]
+    assert 5 < sum(first(i).passes is not None for i in range(50)) < 30
