@@ -14,7 +14,23 @@ from dashboards.panels import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Mapping, P
 UID = "penstock-overview"
 TITLE = "Penstock / Overview"
 
-NOT_GRAPHED: dict[str, str] = {}
+NOT_GRAPHED: dict[str, str] = {
+    "penstock_config_info": "what the job file says does not change",
+    "penstock_epoch_objects": "the epoch's bytes are graphed",
+    "penstock_epoch_eta_seconds": "the time left is worked out for several sidecars together",
+    "penstock_reader_connects_total": "epochs ended show the same",
+    "penstock_reader_disconnects_total": "likewise, as abandoned",
+    "penstock_channel_failures_total": "failed channels are counted; the log says why",
+    "penstock_fifo_unread_bytes": "changes faster than it is scraped",
+    "penstock_channel_bandwidth_limit_bytes": "time limited is graphed",
+    "penstock_memory_budget_bytes": "the channels' budgets are graphed",
+    "penstock_lanes_limit": "the channels' limits are graphed",
+    "penstock_bandwidth_limit_bytes": "time limited is graphed",
+    "penstock_control_requests_total": "made at the start alone",
+    "penstock_request_cost_dollars_total": "a sum for the end of a job",
+    "penstock_planning_seconds": "one number of the start",
+    "penstock_loop_lag_seconds": "for who looks into the sidecar itself",
+}
 """Metrics of the sidecar that no panel shows, and why."""
 
 _GLANCE = (
@@ -112,13 +128,13 @@ _WAITING = (
     graph(
         "Where the time goes",
         "Shares of the channels' time. blocked: the FIFO is full, the trainer is slower. starved: storage "
-        "is slower. moving: bytes are being copied. idle: no reader is connected.",
+        "is slower. limited: a bandwidth limit holds. moving: bytes are being copied. idle: no reader.",
         "percentunit",
         (q.STATE_SHARES, "{{state}}"),
         width=12,
         high=1,
         stacked=True,
-        colors={"idle": GREY, "blocked": ORANGE, "starved": PURPLE, "moving": GREEN},
+        colors={"idle": GREY, "blocked": ORANGE, "starved": PURPLE, "limited": BLUE, "moving": GREEN},
     ),
     graph(
         "Blocked on the trainer, starved by storage",
@@ -130,13 +146,29 @@ _WAITING = (
         width=12,
         high=1,
     ),
+    graph(
+        "Starved, by cause",
+        "Seconds waited for storage per second, by what the part waited for was at. first_byte: latency; "
+        "body: bandwidth; throttled: S3 asks for less; queued: connections or memory are short.",
+        "percentunit",
+        (f"sum by (cause) ({q.STARVED_BY})", "{{cause}}"),
+        width=12,
+        stacked=True,
+    ),
+    graph(
+        "Wait for the next part",
+        "How long delivery waited each time that the part due next had no byte.",
+        "s",
+        *q.quantiles("penstock_head_wait_seconds"),
+        width=12,
+    ),
 )
 
 _S3 = (
     graph(
         "Requests by outcome",
         "S3 requests ended per second. throttled: the endpoint asks for fewer. truncated: a body broke "
-        "off. denied, missing, changed and bad_answer fail the channel.",
+        "off. denied, missing and changed fail the channel; bad_answer does the third time in a row.",
         "reqps",
         (f"sum by (outcome) ({q.requests()})", "{{outcome}}"),
         colors={"ok": GREEN, "throttled": ORANGE, "denied": RED, "missing": RED, "changed": RED},
@@ -168,6 +200,45 @@ _S3 = (
         "s",
         *q.quantiles("penstock_part_seconds"),
         width=12,
+    ),
+    graph(
+        "Second requests",
+        "Parts asked for a second time per second, since the first request was late and delivery waited. "
+        "won: the second brought the bytes; lost: the first did after all.",
+        "reqps",
+        (f"sum by (fate) ({q.HEDGES})", "{{fate}}"),
+        width=6,
+        colors={"issued": BLUE, "won": GREEN, "lost": ORANGE},
+    ),
+    graph(
+        "Bytes thrown away",
+        "Bytes per second fetched for nothing: their epoch was left early, their object was replaced, or "
+        "both of two requests brought them.",
+        "binBps",
+        (f"sum by (channel) ({q.WASTED})", "{{channel}}"),
+        width=6,
+    ),
+    graph(
+        "Objects changed",
+        "Objects that were not as listed, and what WhenChanged did: failed, refetched or skipped. Whoever "
+        "writes into a data set that is read must stop.",
+        "short",
+        (q.CHANGED, "{{done}}"),
+        width=6,
+        bars=True,
+        stacked=True,
+        colors={"failed": RED, "refetched": ORANGE, "skipped": GREY},
+    ),
+    graph(
+        "Objects checked",
+        "Whole objects compared with the checksums that S3 keeps, where Integrity asks for it. unverifiable: "
+        "S3 keeps none of the whole. mismatch fails the epoch.",
+        "short",
+        (q.CHECKED, "{{result}}"),
+        width=6,
+        bars=True,
+        stacked=True,
+        colors={"verified": GREEN, "unverifiable": ORANGE, "mismatch": RED},
     ),
 )
 

@@ -59,6 +59,7 @@ SIZE = channel("penstock_epoch_size_bytes")
 PROCESSOR = rate(sidecar("process_cpu_seconds_total"))
 BLOCKED = seconds('state="blocked"')
 STARVED = seconds('state="starved"')
+STARVED_BY = rate(channel("penstock_starved_seconds_total"))
 CONNECTED = seconds('state!="idle"')
 
 SLOWER_SIDE = f"(sum({BLOCKED}) - sum({STARVED})) / (sum({CONNECTED}) > 0)"
@@ -68,6 +69,10 @@ ERROR_RATIO = f"sum({FAILED_REQUESTS}) / (sum({ENDED_REQUESTS}) > 0)"
 STATE_SHARES = f"sum by (state) ({seconds()}) / on () group_left () (sum({seconds()}) > 0)"
 EPOCHS_ENDED = f"sum by (verdict) (increase({channel('penstock_epochs_total')}[$__rate_interval]))"
 TIME_LEFT = f"sum by (channel) ((1 - {PROGRESS}) * {SIZE}) / (sum by (channel) ({WRITTEN}) > 0)"
+HEDGES = rate(channel("penstock_hedges_total"))
+WASTED = rate(channel("penstock_wasted_bytes_total"))
+CHANGED = f"sum by (done) (increase({channel('penstock_source_changed_total')}[$__rate_interval]))"
+CHECKED = f"sum by (result) (increase({channel('penstock_objects_checked_total')}[$__rate_interval]))"
 VERSIONS = (
     f"count by (version, transport) ({sidecar('penstock_build_info')} "
     f"* on (job, instance) group_left (transport) {sidecar('penstock_transport_info')})"

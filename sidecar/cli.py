@@ -6,6 +6,7 @@ Each command imports what it needs: `penstock probe` is run every few seconds by
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -244,9 +245,64 @@ def plan(path: str, host_index: int | None, host_count: int | None, *, as_json: 
 
 
 @cli.command()
-@click.option(
+@_job_file
+@_host_index
+@_host_count
+@click.option("--json", "as_json", is_flag=True, help="Machine-readable, all at the end.")
+def doctor(path: str, host_index: int | None, host_count: int | None, *, as_json: bool) -> None:
+    """Try what the job needs: credentials, permissions, endpoint, limits of this machine, speed."""
+    from sidecar import doctor as practice
+    from sidecar.config import load_job
+    from sidecar.logs import configure
+
+    configure(level="warning")
+    job = load_job(path)
+    findings = []
+
+    async def examine() -> None:
+        async for finding in practice.examine(job, (host_index, host_count)):
+            findings.append(finding)
+            if not as_json:
+                click.echo(practice.line(finding))
+
+    _run(examine())
+    if as_json:
+        click.echo(json.dumps(practice.document(findings), indent=2))
+    sys.exit(practice.code(findings))
+
+
+_url = click.option(
     "--url", default="http://127.0.0.1:9781", show_default=True, help="The sidecar's admin address."
 )
+
+
+@cli.command()
+@_url
+@click.option("--once", is_flag=True, help="One frame, as plain output.")
+def top(url: str, *, once: bool) -> None:
+    """Watch a running sidecar: who waits for whom, how fast it is, what is left."""
+    from sidecar.remote import events
+    from sidecar.top import watch
+
+    with contextlib.suppress(KeyboardInterrupt):
+        watch(events(url), once=once)
+
+
+@cli.command("set")
+@_url
+@click.option("--token-file", required=True, metavar="FILE", help="The token: what Admin.TokenFile names.")
+@click.argument("limits", nargs=-1, required=True, metavar="LIMIT=VALUE...")
+def change(url: str, token_file: str, limits: tuple[str, ...]) -> None:
+    """Change limits of a running sidecar: bandwidth, CHANNEL.bandwidth, connections, memory_budget."""
+    from sidecar import remote
+    from sidecar.settings import read_token
+
+    found = remote.change(url, remote.parse_limits(limits), read_token(token_file))
+    click.echo(json.dumps(found))
+
+
+@cli.command()
+@_url
 def probe(url: str) -> None:
     """Exit 0 if a sidecar is ready, 1 if not."""
     from sidecar.probe import ready

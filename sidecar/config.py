@@ -104,6 +104,11 @@ class Job(Model):
         sharded = any(channel.source.sharded for channel in self.input_data_config)
         if self.penstock.shard_by == "bytes" and not sharded and not self.penstock.lanes:
             raise ValueError("ShardBy has no meaning without a ShardedByS3Key channel or Lanes; remove it")
+        for name in self.penstock.channel_bandwidth:
+            if name not in {channel.channel_name for channel in self.channels("Pipe")}:
+                raise ValueError(
+                    f"ChannelBandwidth names {name!r}, which is no Pipe channel; correct or remove it"
+                )
         budget, least = self.penstock.memory_budget, self._least_budget
         if budget is not None and budget < least:
             part = human_bytes(self.penstock.part_size or SMALLEST_PART)
@@ -162,6 +167,11 @@ class Job(Model):
     def channels(self, mode: InputMode) -> tuple[ChannelConfig, ...]:
         """The channels of this mode, in the order of the file."""
         return tuple(channel for channel in self.input_data_config if self.mode(channel) == mode)
+
+    @property
+    def checks(self) -> bool:
+        """Whether any channel's objects are compared with their checksums."""
+        return any(channel.penstock.integrity == "checksum" for channel in self.channels("Pipe"))
 
 
 def warnings(job: Job) -> list[str]:

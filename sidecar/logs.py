@@ -1,6 +1,7 @@
 """Logs: one structlog event per line on standard error, JSON unless a person is watching.
 
-Foreign loggers (botocore, aiohttp, asyncio) go through the same formatter, so that every line parses.
+Foreign loggers (botocore, aiohttp, asyncio) and Python's warnings go through the same formatter, so that
+every line parses.
 Nothing is logged per part above debug. Credentials are never passed to a log call in the first place.
 """
 
@@ -37,6 +38,7 @@ def configure(*, level: str = "info", json_lines: bool | None = None) -> None:
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderers],
         )
     )
+    logging.captureWarnings(capture=True)
     root = logging.getLogger()
     root.handlers = [handler]
     # Our own level is the user's; a library's chatter below warning helps nobody (and botocore's debug

@@ -78,6 +78,36 @@ class AdminConfig(Model):
     host: StrictStr = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] | None = None
     """Unset: 9781, or under `penstock exec` any free port. 0 takes any free one, which the log names."""
+    token_file: StrictStr | None = None
+    """A file with the token that `penstock set` must give. Unset: limits cannot be changed while it runs."""
+
+    def token(self) -> str | None:
+        """What is in the file. Raises ConfigError."""
+        return None if self.token_file is None else read_token(self.token_file)
+
+
+def read_token(path: str) -> str:
+    """The admin token in a file: one line of at least 16 characters. Raises ConfigError."""
+    try:
+        with open(path, encoding="ascii") as file:
+            found = file.read(1024).strip()
+    except OSError as error:
+        raise ConfigError(f"cannot read the admin token in {path}: {error.strerror}") from error
+    except UnicodeDecodeError:
+        found = ""
+    if not re.fullmatch(r"[!-~]{16,}", found):
+        raise ConfigError(
+            f"{path} must hold an admin token: 16 or more characters of ASCII without spaces; "
+            "make one with `openssl rand -hex 16`"
+        )
+    return found
+
+
+class PricesConfig(Model):
+    """Dollars for a thousand requests; S3 Standard's in us-east-1 unless set. For one metric alone."""
+
+    get: Annotated[float, Field(ge=0)] = 0.0004
+    list: Annotated[float, Field(ge=0)] = 0.005
 
 
 class HostsConfig(Model):
@@ -117,6 +147,11 @@ class PenstockConfig(Model):
     own rule is `objects`."""
     lanes: dict[str, Annotated[StrictInt, Field(ge=1, le=64)]] = {}  # noqa: RUF012 - pydantic copies defaults
     """By channel, the number of FIFOs that its objects are dealt over; one, of its plain name, if unset."""
+    bandwidth: Annotated[ByteSize, Field(gt=0)] | None = None
+    """Bytes per second into all FIFOs together. Unset: no limit."""
+    channel_bandwidth: dict[str, Annotated[ByteSize, Field(gt=0)]] = {}  # noqa: RUF012 - likewise
+    """By channel, bytes per second into its FIFOs; no limit, if unset."""
+    request_prices: PricesConfig = PricesConfig()
     hosts: HostsConfig = HostsConfig()
     endpoint: EndpointConfig = EndpointConfig()
     admin: AdminConfig = AdminConfig()

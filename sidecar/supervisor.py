@@ -18,7 +18,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from typing import TYPE_CHECKING
+from collections import Counter
+from typing import TYPE_CHECKING, Any
 
 from sidecar.admin import serve_admin
 from sidecar.download import DownloadLimits, download
@@ -26,8 +27,11 @@ from sidecar.environment import write_environment_file
 from sidecar.exits import Exit, exit_code
 from sidecar.logs import log
 from sidecar.planning import Planned, plan_channel
+from sidecar.pulse import Pulse
 from sidecar.resume import BEGIN, Begin, Saved, begins
 from sidecar.runtime import Layout, keep_loaded, set_reader_state, write_config_files
+from sidecar.verdict import Moment, judge
+from streamer.relay.bandwidth import Bandwidth
 from streamer.relay.changes import Change, Changes
 from streamer.relay.channel import Channel
 from streamer.relay.pace import MOST_LANES
@@ -48,6 +52,7 @@ if TYPE_CHECKING:
     from sidecar.identity import Hosts
     from sidecar.request import ChannelConfig
     from streamer.plan import ObjectRef, Plan
+    from streamer.relay.allotment import Allotment
     from streamer.relay.statistics import ChannelStatistics
     from streamer.source.session import Clients
     from streamer.trailer import Trailer
@@ -103,23 +108,42 @@ class Supervisor:
         """Which transport runs."""
         self.failed = asyncio.Event()
         """Set when the first channel has failed for good."""
-        self._channels: dict[str, Channel] = {}
+        self.reason = ""
+        """Why that one."""
+        self.pulse = Pulse(self.statistics)
+        self.planning_seconds = 0.0
+        self.sources = {
+            name: str(channel.source.uri) for channel in job.channels("Pipe") for name in job.fifos(channel)
+        }
+        """Of each FIFO's channel, where its objects are."""
+        self.allotment: Allotment | None = None
+        """What the channels share, once there is a transport."""
+        self.asked: Counter[str] = Counter()
+        """Requests beside those for parts, by operation."""
+        self.bandwidth: dict[str, Bandwidth] = {
+            channel.channel_name: Bandwidth(job.penstock.channel_bandwidth.get(channel.channel_name))
+            for channel in job.channels("Pipe")
+        }
+        """Of each channel; its lanes share it."""
+        self.channels: dict[str, Channel] = {}
+        self._ended: dict[str, Moment] = {}
+        """Of each channel, the end of the epoch before."""
         self._offered = False
         self.started = False
         """Whether every FIFO has been offered; stays true to the end."""
 
     @property
     def ready(self) -> bool:
-        return self._offered and not any(channel.error for channel in self._channels.values())
+        return self._offered and not any(channel.error for channel in self.channels.values())
 
     def why_not_ready(self) -> str:
         """One line for a probe; meaningful only when not ready."""
-        failed = [f"{name}: {channel.error}" for name, channel in self._channels.items() if channel.error]
+        failed = [f"{name}: {channel.error}" for name, channel in self.channels.items() if channel.error]
         return "; ".join(failed) or "the FIFOs are not offered yet, or no more"
 
     def statistics(self) -> dict[str, ChannelStatistics]:
         """A snapshot of every channel, by name."""
-        return {name: channel.statistics() for name, channel in self._channels.items()}
+        return {name: channel.statistics() for name, channel in self.channels.items()}
 
     async def serve(self, until: Callable[[Supervisor], Awaitable[None]]) -> Exit:
         """Run the job until `until(self)` returns; it is started once every FIFO is offered.
@@ -129,10 +153,13 @@ class Supervisor:
         log.info("host", name=self.hosts.current, index=self.hosts.index, of=len(self.hosts.names))
         async with contextlib.AsyncExitStack() as stack:
             clients = await stack.enter_async_context(self.clients())
+            self.asked = clients.asked
+            began = time.monotonic()
             plans = await self.plans(clients)
+            self.planning_seconds = time.monotonic() - began
             transport = await stack.enter_async_context(self.open_transport(clients, plans))
             heads = await stack.enter_async_context(self._heads(clients))
-            sums = Sums(clients.control, clients.credentials) if self._checks else None
+            sums = Sums(clients.control, clients.credentials) if self.job.checks else None
             self.layout.create()
             stack.enter_context(self.layout.locked())
             write_config_files(self.layout, self.job, self.hosts)
@@ -153,11 +180,11 @@ class Supervisor:
                 },
             )
             await self._download(plans, clients)
-            self._channels = {
+            self.channels = {
                 name: self._channel(name, channel, plan, transport, places[name], heads=heads, sums=sums)
                 for name, (channel, plan) in piped.items()
             }
-            for channel in self._channels.values():
+            for channel in self.channels.values():
                 stack.callback(channel.close, forget=not self._keep_proof)
                 channel.prepare()
             admin = self.job.penstock.admin
@@ -172,7 +199,7 @@ class Supervisor:
             log.info("ready", directory=self.layout.data, admin=f"http://{admin.host}:{admin_port}/")
             keep_loaded()
             await self._run(until)
-        error = next((channel.error for channel in self._channels.values() if channel.error), None)
+        error = next((channel.error for channel in self.channels.values() if channel.error), None)
         return Exit.OK if error is None else exit_code(error)
 
     async def _reach_keeper(self, stack: contextlib.AsyncExitStack) -> None:
@@ -225,20 +252,21 @@ class Supervisor:
 
         try:
             async with asyncio.TaskGroup() as group:
-                for name, channel in self._channels.items():
+                for name, channel in self.channels.items():
                     group.create_task(channel.run(), name=f"channel {name}")
                 group.create_task(stop_when_told(), name="stop")
+                group.create_task(self.pulse.run(), name="pulse")
         except* Stop:
             self._offered = False
 
     async def drain(self) -> None:
         """Begin no further epoch and wait until none is read, for at most `DrainFor` seconds."""
         self._offered = False
-        for channel in self._channels.values():
+        for channel in self.channels.values():
             channel.drain()
         try:
             async with asyncio.timeout(self.job.penstock.drain_for):
-                for channel in self._channels.values():
+                for channel in self.channels.values():
                     await channel.done.wait()
         except TimeoutError:
             for name, statistics in self.statistics().items():
@@ -254,7 +282,7 @@ class Supervisor:
         if self._keeper is None:
             self._keeper = await started(self.layout.keeper)
         self._offered = False
-        for channel in self._channels.values():
+        for channel in self.channels.values():
             channel.leave(self._keeper)
 
     @contextlib.asynccontextmanager
@@ -275,9 +303,12 @@ class Supervisor:
             part_size=self.job.penstock.part_size,
             hedge=self.job.penstock.hedge_budget,
             inflate=any(plan.inflate for plan in piped),
-            check=self._checks,
+            check=self.job.checks,
         ) as transport:
-            self.transport = transport.name
+            self.transport, self.reason = transport.name, transport.reason
+            self.allotment = transport.allotment
+            limit = self.job.penstock.bandwidth
+            transport.allotment.bandwidth.change(limit, time.monotonic())
             log.info("transport", transport=transport.name, reason=transport.reason)
             yield transport
 
@@ -328,10 +359,6 @@ class Supervisor:
                 group.create_task(make(channel))
         return {channel.channel_name: plans[channel.channel_name] for channel in self.job.input_data_config}
 
-    @property
-    def _checks(self) -> bool:
-        return any(channel.penstock.integrity == "checksum" for channel in self.job.channels("Pipe"))
-
     def _heads(self, clients: Clients) -> contextlib.AbstractAsyncContextManager[Heads]:
         penstock = self.job.penstock
         portable = penstock.transport == "portable"
@@ -350,6 +377,8 @@ class Supervisor:
     ) -> Channel:
         """The channel `name`: `config`'s own, or one of its lanes."""
         penstock = self.job.penstock
+        stages = transport.stages()
+        stages.share.bandwidth = self.bandwidth[config.channel_name]
 
         def note_change(change: Change) -> None:
             log.warning("object changed", channel=name, epoch=change.epoch, change=str(change))
@@ -366,7 +395,7 @@ class Supervisor:
             name,
             plan,
             transport.source,
-            transport.stages(),
+            stages,
             directory=self.layout.data,
             fifo_mode=penstock.fifo_mode,
             policy=RetryPolicy(give_up_after=penstock.give_up_after),
@@ -380,6 +409,25 @@ class Supervisor:
             refused=begin.refused,
         )
 
+    def _figures(self, channel: str) -> dict[str, Any]:
+        """What mattered in the epoch that has ended now: since the one before it, without time idle."""
+        now = Moment.of(self.channels[channel].statistics(), time.monotonic())
+        before, self._ended[channel] = self._ended.get(channel), now
+        if before is None:
+            before = Moment.beginning(now.at - sum(now.seconds.values()))
+        spent = {state: now.seconds[state] - before.seconds[state] for state in now.seconds}
+        seconds = sum(spent.values()) - spent["idle"]
+        written = now.written - before.written
+        return {
+            "seconds": round(seconds, 1),
+            "mb_per_second": round(written / seconds / 1e6, 1) if seconds > 0 else 0.0,
+            "waited_for_storage": round(spent["starved"], 1),
+            "waited_for_trainer": round(spent["blocked"], 1),
+            "requests": now.ok + now.failures - before.ok - before.failures,
+            "retries": now.failures - before.failures,
+            "summary": judge(before, now, when="the epoch").text,
+        }
+
     def _note_verdict(self, trailer: Trailer) -> None:
         speak = log.error if trailer.verdict == "failed" else log.info
         speak(
@@ -388,6 +436,7 @@ class Supervisor:
             epoch=trailer.epoch,
             delivered=human_bytes(trailer.bytes_delivered),
             **({} if trailer.bytes_total is None else {"of": human_bytes(trailer.bytes_total)}),
+            **self._figures(trailer.channel),
             **({"changed": trailer.changed} if trailer.changed else {}),
             **({"error": trailer.error} if trailer.error else {}),
         )

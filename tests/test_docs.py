@@ -27,11 +27,13 @@ from sidecar.config import Job, load_job
 from sidecar.environment import trainer_environment
 from sidecar.exits import Exit
 from sidecar.identity import Hosts
-from sidecar.metrics import CHECKED, DONE, HEDGES, METRICS, OUTCOMES, RETRIED, VERDICTS
+from sidecar.metrics import ERRORS, HEDGES, METRICS, OPERATIONS, OUTCOMES, RETRIED, VERDICTS
 from sidecar.runtime import Layout
 from streamer import errors
 from streamer.readers import InterleavedReader, PipeReader, PipeStream, lanes_of, open_channel
-from streamer.relay.statistics import STATES, ChannelStatistics
+from streamer.relay.changes import DONE
+from streamer.relay.statistics import CAUSES, STATES, ChannelStatistics
+from streamer.source.integrity import OUTCOMES as CHECKED
 from streamer.units import GIB, KIB, MIB
 from tests.test_arrows import BASE, MAY_IMPORT
 
@@ -164,13 +166,12 @@ def test_every_metric_is_described():
 def test_every_label_value_is_described():
     told = {bare(label): names(values) for label, values in table(DOCS / "metrics.md", "Label", "Values")}
     assert told.keys() == {label for spec in METRICS.values() for label in spec.labels} - {
-        "version",
-        "transport",
+        label for spec in METRICS.values() if spec.kind == "info" for label in spec.labels
     }
     assert {label: values for label, values in told.items() if label != "channel"} == {
-        "state": STATES, "verdict": VERDICTS, "outcome": OUTCOMES, "kind": RETRIED, "done": DONE,
-        "fate": HEDGES,
-        "result": CHECKED,
+        "state": STATES, "verdict": VERDICTS, "outcome": OUTCOMES, "kind": RETRIED,
+        "cause": CAUSES, "error": ERRORS, "operation": OPERATIONS,
+        "fate": HEDGES, "done": DONE, "result": CHECKED,
     }  # fmt: skip
 
 
@@ -178,7 +179,7 @@ def test_the_status_document_has_the_fields_shown():
     shown = next(json.loads(body) for body in blocks(DOCS / "metrics.md", "json"))
     (channel,) = shown["channels"].values()
     fields = {field.name for field in dataclasses.fields(ChannelStatistics)}
-    assert channel.keys() == fields - {"first_byte", "part"}
+    assert channel.keys() == (fields | {"verdict"}) - {"first_byte", "part", "head_wait"}
 
 
 def test_promql_is_promql_and_asks_for_metrics_that_exist(tmp_path):

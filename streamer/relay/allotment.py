@@ -9,14 +9,18 @@ its part as soon as the others have delivered.
 Lanes are shared in equal parts too, but need no floor: a lane that waits for a sleeping reader asks
 nothing of the server, so it does not count against those that are read.
 
+Bandwidth is limited for each channel and for all together, where it is limited at all.
+
 Invariants (held by property tests): the sum of what is held never exceeds the budget; a channel below its
-floor is never refused.
+floor is never refused. A budget that is lowered while channels run holds from when what is held has been
+delivered.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from streamer.relay.bandwidth import Bandwidth
 from streamer.relay.hedge import Hedging
 
 if TYPE_CHECKING:
@@ -31,16 +35,15 @@ class Allotment:
     def __init__(self, budget: int, pace: Pace, *, members: int = 1, hedging: Hedging | None = None) -> None:
         if budget <= 0 or members <= 0:
             raise ValueError("an allotment needs a budget and a member")
-        self.budget = budget
         self.pace = pace
         self.hedging = hedging or Hedging(0)
         self.members = members
-        self.floor = budget if members == 1 else budget // (2 * members)
+        self.bandwidth = Bandwidth()
+        """Of all channels together."""
         self.active = 0
         """Channels whose reader is there."""
-        self.committed = members * self.floor
-        """Bytes that are held, or kept free for those below their floor."""
         self._shares: list[Share] = []
+        self._settle(budget)
 
     def __repr__(self) -> str:
         return f"<Allotment {self.committed}/{self.budget} bytes, {self.active} active, {self.pace}>"
@@ -53,7 +56,31 @@ class Allotment:
         self._shares.append(share)
         return share
 
-    def offer(self, giver: Share) -> None:
+    def _settle(self, budget: int) -> None:
+        self.budget = budget
+        self.floor = budget if self.members == 1 else budget // (2 * self.members)
+        self.committed = sum(max(share.held, self.floor) for share in self._shares)
+        """Bytes that are held, or kept free for those below their floor."""
+        self.committed += (self.members - len(self._shares)) * self.floor
+
+    @property
+    def least_budget(self) -> int:
+        """Bytes below which a part that is already cut might fit no more."""
+        return self.pace.largest_part * (1 if self.members == 1 else 2 * self.members)
+
+    def change_budget(self, budget: int) -> None:
+        """Another budget from now on. Raises ValueError if it is below `least_budget`."""
+        if budget < self.least_budget:
+            raise ValueError(f"the budget must be at least {self.least_budget} bytes")
+        self._settle(budget)
+        self.offer(None)
+
+    def change_lanes(self, lanes: int | None) -> None:
+        """As many lanes as that from now on; None: as many as suit."""
+        self.pace.fix_lanes(lanes)
+        self.offer(None)
+
+    def offer(self, giver: Share | None) -> None:
         """Let those that were refused try again."""
         for share in self._shares:
             if share.refused and share is not giver:
@@ -67,6 +94,8 @@ class Share:
 
     def __init__(self, whole: Allotment) -> None:
         self._whole = whole
+        self.bandwidth = Bandwidth()
+        """Of this channel alone."""
         self.held = 0
         """Bytes of room."""
         self.in_flight = 0
@@ -125,6 +154,20 @@ class Share:
         """A request has ended well, as `Pace.landed` and `Hedging.landed` want to know."""
         self.pace.landed(now, received=received, first_byte=first_byte, seconds=seconds)
         self.hedging.landed(received=received, first_byte=first_byte, seconds=seconds)
+
+    def wait(self, now: float) -> float:
+        """Seconds that limits of bandwidth hold delivery back; 0 for none."""
+        return max(self.bandwidth.wait(now), self._whole.bandwidth.wait(now))
+
+    def sent(self, count: int, now: float) -> None:
+        """So many bytes have been delivered."""
+        self.bandwidth.sent(count, now)
+        self._whole.bandwidth.sent(count, now)
+
+    @property
+    def limited(self) -> bool:
+        """Whether there is a limit of bandwidth."""
+        return self.bandwidth.limit is not None or self._whole.bandwidth.limit is not None
 
     def starved(self, seconds: float) -> None:
         """The channel's reader has waited for storage so long."""

@@ -230,6 +230,7 @@ class Channel:
         except ReaderGone:
             with contextlib.suppress(ReaderGone):
                 await self._fifos.settle()  # a keeper that has died looks like a reader that has gone
+            self._tally.readers_gone += not outlet.reader_gone  # the pipe may tell before the epoll does
             return "abandoned"
         due = prefetcher.delivered - self._skipped
         if accepted not in (None, due):
@@ -253,11 +254,18 @@ class Channel:
             try:
                 await open_kept()
             except ReaderGone as error:
+                self._tally.readers_come += 1
+                self._tally.readers_gone += 1
                 gone = error
 
         async def open_kept() -> None:
             # Kept at once, so that it has an owner even if this channel is cancelled now.
-            self._outlet = await self._fifos.open(self._position(), on_gone=prefetcher.wake)
+            self._outlet = await self._fifos.open(self._position(), on_gone=left)
+            self._tally.readers_come += 1
+
+        def left() -> None:
+            self._tally.readers_gone += 1
+            prefetcher.wake()
 
         await first_of(opened(), self._draining.wait())
         if gone is not None:
@@ -267,6 +275,7 @@ class Channel:
     async def _hold(self, prefetcher: Prefetcher, error: SourceError) -> None:
         """Keep the failed epoch's FIFO open, so that no reader takes the failure for its end."""
         self.error = error
+        self._tally.note(error.kind, error)
         if is_change(error):
             self._changes.totals["failed"] += 1
         self._phase = "failed"
@@ -357,23 +366,32 @@ class Channel:
             bytes_delivered=self._prefetcher.delivered if self._prefetcher else 0,
             objects=self._plan.objects(self._epoch),
             written_bytes=tally.written_bytes,
+            consumed_bytes=tally.consumed_bytes,
             received_bytes=tally.received_bytes,
+            wasted_bytes=tally.wasted_bytes,
             objects_completed=tally.objects_completed,
             epochs=dict(self._ended),
             seconds=tally.watch.seconds(),
+            starved=tally.watch.starved(),
             reader_connected=self._outlet is not None and not self._outlet.reader_gone,
+            readers_come=tally.readers_come,
+            readers_gone=tally.readers_gone,
             fifo_capacity=self._capacity,
+            fifo_bytes=0 if self._outlet is None else self._outlet.unread,
             staged_bytes=share.held,
             budget_bytes=share.quota,
             inflight=share.in_flight,
             limit=share.lanes,
+            bandwidth_limit=share.bandwidth.limit,
             requests=dict(tally.requests),
             retries=dict(tally.retries),
             hedges=dict(tally.hedges),
-            wasted_bytes=tally.wasted_bytes,
             first_byte=tally.first_byte.snapshot(),
             part=tally.part.snapshot(),
+            head_wait=tally.head_wait.snapshot(),
+            errors=tuple(tally.notes),
             changed=dict(self._changes.totals),
             checked=dict(self._checked or {}),
             error=None if self.error is None else str(self.error),
+            error_kind=None if self.error is None else self.error.kind,
         )

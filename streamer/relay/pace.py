@@ -104,6 +104,23 @@ class Pace:
     def __repr__(self) -> str:
         return f"<Pace {self.lanes} lanes, parts of {self._part_size}>"
 
+    @property
+    def largest_part(self) -> int:
+        """Bytes that no part exceeds."""
+        return self._part_size if self._fixed_part else self._largest_part
+
+    @property
+    def fixed(self) -> bool:
+        """Whether the limit of lanes stays as it is."""
+        return self._fixed_lanes
+
+    def fix_lanes(self, lanes: int | None) -> None:
+        """Stay at so many lanes; None: adapt from here on."""
+        self._fixed_lanes = lanes is not None
+        self.lanes = lanes or self.lanes
+        self._trial, self._since, self._unsettled, self._goal = None, None, 0, 0
+        self._hold, self._hold_until = FIRST_HOLD, 0.0
+
     def full(self) -> None:
         """A request could have begun but for want of a lane."""
         self._full = True

@@ -62,7 +62,7 @@ def pipe_allowance() -> int | None:
 class Pipe:
     """A pipe of ours, and how many bytes are in it."""
 
-    __slots__ = ("count", "full_at", "further", "read_fd", "size", "write_fd")
+    __slots__ = ("cost", "count", "full_at", "further", "read_fd", "size", "write_fd")
 
     def __init__(self, size: int) -> None:
         """Raises OSError if the kernel grants no pipe of that size, nor one worth having."""
@@ -70,6 +70,8 @@ class Pipe:
         self.count = 0
         self.further = False
         """Whether it came on top of the room that is reserved for a part."""
+        self.cost = 0
+        """What it then takes of the share."""
         self.size = resize(self.write_fd, size)
         self.full_at = self.size
         """The count at which no more goes in; less than the size once small fragments used up the slots."""
@@ -173,13 +175,14 @@ class PipeStages:
     def take_further(self, part: Part) -> Pipe | None:
         """A further pipe for a part whose last is full, while there is room for it."""
         size = self.pipe_size(part)
-        if self._further + size > self.share.quota // 4 or not self.share.fits(self._cost(size)):
+        cost = self._cost(size)
+        if self._further + size > self.share.quota // 4 or not self.share.fits(cost):
             return None
         pipe = self._pool.take(size)
         if pipe is not None:
-            pipe.further = True
+            pipe.further, pipe.cost = True, cost  # the budget may be another when it comes back
             self._further += size
-            self.share.take(self._cost(size))
+            self.share.take(cost)
         return pipe
 
     def give(self, pipe: Pipe) -> None:
@@ -188,7 +191,7 @@ class PipeStages:
         self._pool.give(pipe)
         if further:
             self._further -= pipe.size
-            self.share.give(self._cost(pipe.size))
+            self.share.give(pipe.cost)
 
 
 class _Socket:
@@ -228,6 +231,9 @@ class PipeStage(Stage):
 
     def deliver_directly(self, outlet: Outlet, account: Callable[[int], None]) -> None:
         self._direct = (outlet, account)
+
+    def deliver_in_turn(self) -> None:
+        self._direct = None
 
     def take_from(self, fd: int, limit: int) -> int:
         """As `streamer.source.ranges.SpliceReceiver`."""

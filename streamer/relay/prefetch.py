@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from streamer.source.integrity import Proof
     from streamer.source.ranges import RangeSource
 
+LONGEST_PAUSE = 0.5
+"""Seconds until a limit of bandwidth is looked at again: it may be another by then."""
 
 BEGIN = Position()
 MARK_EVERY = 8 * MIB
@@ -169,12 +171,18 @@ class Prefetcher:
             if stage is None or not stage.staged:
                 if stage is not None and stage.error is not None:
                     self._second_chance(stage)
-                watch.enter("starved")
+                watch.starve("queued" if stage is None else stage.phase)
                 if stage is not None and self._window.head is not None:
                     self._stragglers.starving(self._window.head, stage)
                 since = time.monotonic()
                 await self._news(stage, outlet)
-                self._share.starved(time.monotonic() - since)
+                waited = time.monotonic() - since
+                self._tally.head_wait.add(waited)
+                self._share.starved(waited)
+                continue
+            if self._share.limited and (seconds := self._share.wait(time.monotonic())):
+                watch.enter("limited")
+                await self._pause(seconds)
                 continue
             watch.enter("moving")
             if unpacker is not None:
@@ -207,7 +215,7 @@ class Prefetcher:
         if changes.policy == "refetch":
             if changes.find is None or tries > MOST_TRIES:
                 raise error
-            self._tally.watch.enter("starved")
+            self._tally.watch.starve("first_byte")
             now = await changes.find(listed.bucket, listed.key, listed.version)
         parts: Iterator[Part] = iter(())
         room = 0
@@ -264,12 +272,23 @@ class Prefetcher:
         self._window.relaunch(slot)
         self._launch(slot, stage)
 
+    async def _pause(self, seconds: float) -> None:
+        """Wait as a limit of bandwidth asks, but not beyond the next change of it or of the reader."""
+        self._changed.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(min(seconds, LONGEST_PAUSE)):
+                await self._changed.wait()
+
     async def _news(self, stage: Stage | None, outlet: Outlet) -> None:
         """Wait until the head of line has bytes or an error, is another, or the reader has gone."""
         self._changed.clear()
         if stage is not None:
             stage.awaited = True
-            stage.deliver_directly(outlet, self._account)
+            stage.on_phase = self._tally.watch.because
+            if self._share.limited:
+                stage.deliver_in_turn()
+            else:
+                stage.deliver_directly(outlet, self._passed)
         await self._changed.wait()
 
     def _head_stage(self, epoch: int) -> Stage | None:
@@ -282,6 +301,12 @@ class Prefetcher:
             raise RuntimeError(f"head of line is {slot}, but byte {due} of epoch {epoch} is due")
         return self._stages[slot]
 
+    def _passed(self, count: int) -> None:
+        """Bytes have gone from a socket to the outlet; no more shall once there is a limit of bandwidth."""
+        self._account(count)
+        if self._share.limited:
+            self._changed.set()
+
     def _account(self, count: int) -> None:
         self._written(count)
         self._consumed(count)
@@ -289,8 +314,11 @@ class Prefetcher:
     def _written(self, count: int) -> None:
         self.delivered += count
         self._tally.written_bytes += count
+        if self._share.limited:
+            self._share.sent(count, time.monotonic())
 
     def _consumed(self, count: int) -> None:
+        self._tally.consumed_bytes += count
         detour = self._detour
         if detour is None:
             self.consumed += count
@@ -324,7 +352,9 @@ class Prefetcher:
 
     def _drop(self, slots: list[Slot]) -> None:
         for slot in slots:
-            self._stages.pop(slot).discard()
+            stage = self._stages.pop(slot)
+            self._tally.wasted_bytes += stage.staged
+            stage.discard()
             self._stragglers.forget(slot)
             if task := self._tasks.pop(slot, None):
                 task.cancel()

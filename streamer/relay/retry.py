@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING
 
 import stamina
 
-from streamer.errors import BadAnswer, GaveUp, SourceError, Throttled
+from streamer.errors import BadAnswer, Expired, GaveUp, SourceError, Throttled
 
 if TYPE_CHECKING:
     from streamer.relay.allotment import Share
     from streamer.relay.stages import Stage
     from streamer.relay.statistics import Tally
-    from streamer.source.ranges import RangeSource
+    from streamer.source.ranges import Phase, RangeSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +85,20 @@ class _Backoff:
         if now - self.since >= self._policy.give_up_after:
             return False
         self._tally.retries[error.kind] += 1
+        self._stage.doing(_waiting_for(error))
         self._failures += 1
         return self._policy.wait(self._failures - 1, error.retry_after)
+
+
+def _waiting_for(error: SourceError) -> Phase:
+    """What the wait after an error is for."""
+    match error:
+        case Throttled():
+            return "throttled"
+        case Expired():
+            return "credentials"
+        case _:
+            return "retry"
 
 
 async def fetch_part(
@@ -136,6 +148,7 @@ async def _request(source: RangeSource, stage: Stage, tally: Tally, share: Share
         )
     except SourceError as error:
         outcome = error.kind
+        tally.note(outcome, error)
         stage.asking = False
         if isinstance(error, Throttled):
             share.pace.throttled(time.monotonic())

@@ -25,6 +25,7 @@ from streamer.relay.allotment import Share
 from streamer.relay.statistics import Tally
 from streamer.sink.outlet import Outlet
 from streamer.source.integrity import PartSum
+from streamer.source.ranges import Phase
 from streamer.units import KIB, MIB
 
 MOST_WRITTEN = 1 * MIB
@@ -78,6 +79,10 @@ class Stage(ABC):
         self.final = False
         """Whether a part given up is lost: delivery was waiting for it, or has asked for it again."""
         self.on_room: Callable[[], None] | None = None
+        self.phase: Phase = "first_byte"
+        """What the request is at."""
+        self.on_phase: Callable[[Phase], None] | None = None
+        """Told what it is at from now on; set where delivery waits for this stage."""
         self._on_change = on_change
         self._tally = tally
         self.asking = False
@@ -137,9 +142,19 @@ class Stage(ABC):
         A stage that cannot do so ignores it.
         """
 
+    def deliver_in_turn(self) -> None:  # noqa: B027
+        """Let them wait in the stage again."""
+
     def asked(self, at: float | None = None) -> None:
         """A request for what is missing is about to be sent, or was at a moment of time.monotonic()."""
         self._asked_at = time.monotonic() if at is None else at
+        self.doing("first_byte")
+
+    def doing(self, phase: Phase) -> None:
+        """As `streamer.source.ranges.Receiver`."""
+        self.phase = phase
+        if self.on_phase is not None:
+            self.on_phase(phase)
 
     def seconds_since_asked(self) -> float:
         return time.monotonic() - self._asked_at
@@ -147,6 +162,7 @@ class Stage(ABC):
     def answered(self) -> None:
         self.first_byte_after = self.seconds_since_asked()
         self._tally.first_byte.add(self.first_byte_after)
+        self.doing("body")
 
     def feed(self, data: bytes) -> None:
         if self.received + len(data) > self.part.body:

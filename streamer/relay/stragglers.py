@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from streamer.relay.stages import Stage
     from streamer.relay.statistics import Tally
     from streamer.relay.window import Slot
-    from streamer.source.ranges import RangeSource
+    from streamer.source.ranges import Phase, RangeSource
 
 THROWN_AWAY = 64 * KIB
 """Bytes thrown away at a time."""
@@ -55,6 +55,10 @@ class Takeover:
         self._first_byte = 0.0
         self._scratch = memoryview(bytearray(THROWN_AWAY))
         self._own_room = False
+
+    def doing(self, phase: Phase) -> None:
+        if self.won:
+            self._stage.doing(phase)
 
     def answered(self) -> None:
         self._first_byte = time.monotonic() - self._asked_at
@@ -82,6 +86,7 @@ class Takeover:
             self.won = True
             self._stage.peer = self.peer
             self._stage.asked(self._asked_at)
+            self._stage.doing("body")
             self._on_won()
 
     def take_from(self, fd: int, limit: int) -> int:
@@ -230,6 +235,7 @@ class Stragglers:
             into.tell(self._share)
         except SourceError as failure:
             outcome, error = failure.kind, failure
+            tally.note(outcome, failure)
             if isinstance(failure, Throttled):
                 self._share.pace.throttled(time.monotonic())
         finally:

@@ -139,7 +139,10 @@ class Unpacker:
         in_memory = self._spool is None or inflater.produced + _LITTLE_PIECE <= SPOOL_MEMORY
         if fed <= _LITTLE and in_memory:
             return self._step(inflater, _LITTLE_PIECE)
-        return await in_thread(self._step, inflater, PIECE)
+        self._watch.starve("inflate")
+        pieces = await in_thread(self._step, inflater, PIECE)
+        self._watch.enter("moving")
+        return pieces
 
     def _step(self, inflater: Inflater, most: int) -> list[bytes]:
         pieces = inflater.pieces(most)

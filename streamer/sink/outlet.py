@@ -16,7 +16,7 @@ import select
 from typing import TYPE_CHECKING, Protocol
 
 from streamer.errors import ReaderGone
-from streamer.keeper import enlarge
+from streamer.keeper import enlarge, unread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,6 +72,11 @@ class PipeOutlet:
     @property
     def reader_gone(self) -> bool:
         return self._gone
+
+    @property
+    def unread(self) -> int:
+        """Bytes in the pipe (FIONREAD, pipe(7)); with a keeper, on their way to it."""
+        return 0 if self._fd < 0 else unread(self._fd)
 
     def push(self, source: Drainable) -> int:
         try:

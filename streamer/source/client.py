@@ -171,10 +171,14 @@ class OwnSource:
                 error.where = replace(where, request_id=headers.get("x-amz-request-id"))
                 raise
 
-        def request() -> Awaitable[bytes]:
-            return self._signer.head(place, part, first)
+        async def request() -> bytes:
+            into.doing("credentials")
+            head = await self._signer.head(place, part, first)
+            into.doing("connect")
+            return head
 
         def answering(lane: Lane) -> Answering[Refusal | None]:
+            into.doing("first_byte")
             into.peer = lane.peer
             exchange: Answering[Refusal | None] = self._exchange(
                 lane, into, where, check=check, stall_timeout=self._stall_timeout

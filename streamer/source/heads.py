@@ -127,6 +127,7 @@ class OwnHeads:
             return await self._fallback.find(bucket, key, version)
         where = Where(bucket, key)
         place = await self._signer.place(bucket)
+        self._clients.asked["HeadObject"] += 1
         head = await self._http.ask(
             place,
             where,

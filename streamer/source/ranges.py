@@ -18,13 +18,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from streamer.errors import BadAnswer, SourceChanged, Where
 from streamer.plan.segments import bare_etag
 
 if TYPE_CHECKING:
     from streamer.plan import Part
+
+Phase = Literal["credentials", "connect", "first_byte", "body", "throttled", "retry"]
+PHASES: tuple[Phase, ...] = ("credentials", "connect", "first_byte", "body", "throttled", "retry")
+"""What a request for a part is at; throttled and retry: waiting to be sent again, after SlowDown or after
+another failure."""
 
 
 class Receiver(Protocol):
@@ -37,6 +42,9 @@ class Receiver(Protocol):
     @property
     def received(self) -> int:
         """How many of the body's bytes are here already, from the part's start."""
+
+    def doing(self, phase: Phase) -> None:
+        """The request is at this now; a transport that cannot tell leaves it at `first_byte`."""
 
     def answered(self) -> None:
         """The head of a right answer is here: the first-byte time ends now."""

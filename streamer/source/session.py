@@ -14,6 +14,7 @@ import functools
 import os
 import ssl
 from base64 import b64encode
+from collections import Counter
 from dataclasses import dataclass, field
 from datetime import datetime
 from hashlib import md5
@@ -96,6 +97,8 @@ class Clients:
     """Certificates to trust, by configuration or environment; None for botocore's own."""
     stall_timeout: float
     """Seconds without a byte before a connection counts as dead."""
+    asked: Counter[str] = field(default_factory=Counter)
+    """Requests beside those for parts, repeated ones included, by S3's name of the operation."""
 
 
 def _timestamp(value: Any) -> datetime:
@@ -182,6 +185,11 @@ async def open_clients(
             )
         endpoint.reading.teach(clients.control)
         endpoint.reading.teach(clients.data)
+
+        def count(event_name: str, **_: Any) -> None:
+            clients.asked[event_name.rpartition(".")[2]] += 1
+
+        clients.control.meta.events.register("before-send.s3", count)
         yield clients
 
 

@@ -222,7 +222,9 @@ def test_what_the_panels_say_is_true(prometheus):
     ((labels, _),) = prometheus.ask(queries["Version and transport"])
     assert labels == {"version": __version__, "transport": "kernel splice"}
     shares = prometheus.ask(queries["Where the time goes"])
-    assert {labels["state"] for labels, _ in shares} == {"idle", "blocked", "starved", "moving"}
+    assert {labels["state"] for labels, _ in shares} == {
+        "idle", "blocked", "starved", "limited", "moving",
+    }  # fmt: skip
     verdicts = prometheus.ask(queries["Epochs ended by verdict"])
     ended = {labels["verdict"]: value for labels, value in verdicts}
     assert ended.keys() == {"complete", "abandoned", "failed", "stopped"}

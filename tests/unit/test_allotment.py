@@ -171,3 +171,35 @@ def test_no_more_members_than_agreed():
 def test_an_allotment_of_nothing_is_refused(budget, members):
     with pytest.raises(ValueError, match="needs a budget"):
         allotment(members, budget=budget)
+
+
+def test_a_budget_that_changes():
+    """Raised, it is there at once for those refused; lowered, nothing is taken until enough is given."""
+    whole = allotment(1)
+    share = whole.share()
+    told = []
+    share.on_room = lambda: told.append(share.fits(50))
+    share.take(100)
+    assert not share.fits(50)
+    whole.change_budget(200)
+    assert told == [True]
+    whole.change_budget(60)
+    assert not share.fits(1)
+    share.give(60)
+    assert share.fits(20)
+    assert not share.fits(21)
+    assert whole.least_budget == 4
+    with pytest.raises(ValueError, match="at least 4 bytes"):
+        whole.change_budget(3)
+
+
+def test_lanes_that_change():
+    whole = allotment(1, lanes=2)
+    share = whole.share()
+    for _ in range(2):
+        share.begin()
+    assert not share.lane_free()
+    whole.change_lanes(3)
+    assert share.lane_free()
+    whole.change_lanes(None)
+    assert (whole.pace.lanes, whole.pace.fixed) == (3, False)

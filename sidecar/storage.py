@@ -1,0 +1,241 @@
+"""What `penstock doctor` asks of the storage: as little as shows that a job could be served.
+
+Each channel is listed for its first page and one byte of its first object is read, under a right and under a
+wrong If-Match; a manifest is read for one byte. Nothing is written. The speed probe reads those first objects
+over the very transport that the job would have, into a pipe, for `PROBE` seconds at the most.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import threading
+import time
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from sidecar.checks import Finding
+from sidecar.exits import Exit, exit_code
+from streamer.errors import Missing, PenstockError, SourceChanged, Where
+from streamer.plan import ObjectRef, Plan, bare_etag, is_folder_marker
+from streamer.relay.cat import stream_once
+from streamer.relay.retry import RetryPolicy
+from streamer.relay.statistics import Tally
+from streamer.relay.transport import open_transport
+from streamer.sink.outlet import PipeOutlet
+from streamer.source.faults import map_errors
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from sidecar.config import Job
+    from sidecar.request import ChannelConfig
+    from streamer.source.session import Clients
+
+PROBE = 5.0
+"""Seconds of the speed probe."""
+SKEW_WARNED, SKEW_REFUSED = 60.0, 900.0
+"""Seconds; S3 refuses signatures that are a quarter of an hour off (RequestTimeTooSkewed)."""
+SLOW = 20e6
+"""Bytes per second below which a trainer is seldom the slower side."""
+FIXES = {
+    Exit.DENIED: "Allow s3:ListBucket and s3:GetObject; check the keys, the region and the bucket's policy.",
+    Exit.MISSING: "Correct S3Uri; on an S3-compatible server try Endpoint.PathStyle: true.",
+    Exit.UNREACHABLE: "Check Endpoint.Url, the network, and what stands in between.",
+}
+NO_SUCH_ETAG = '"00000000000000000000000000000000"'
+
+
+async def storage(job: Job, clients: Clients) -> AsyncIterator[Finding]:
+    """All findings about endpoint, credentials and every channel, in order."""
+    yield await addresses(clients)
+    found = await credentials(clients)
+    yield found
+    if found.state == "failure":
+        return
+    samples: list[ObjectRef] = []
+    for channel in job.input_data_config:
+        try:
+            refs, about = await _look(clients, channel)
+        except PenstockError as error:
+            yield _failed(f"list {channel.channel_name}", error)
+            continue
+        yield Finding(f"list {channel.channel_name}", "ok", about)
+        if refs:
+            readable = True
+            async for finding in _read(clients, channel.channel_name, refs[0]):
+                readable = readable and finding.state != "failure"
+                yield finding
+            samples += refs if readable else []
+    if samples:
+        yield await speed(job, clients, samples)
+
+
+async def addresses(clients: Clients) -> Finding:
+    """How many front ends the endpoint's name stands for."""
+    url = urlsplit(clients.data.meta.endpoint_url)
+    host = url.hostname or ""
+    try:
+        told = await asyncio.get_running_loop().getaddrinfo(host, url.port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        fix = "Check Penstock.Endpoint.Url, Region and the resolver."
+        return Finding("DNS", "failure", f"{host}: {error.strerror}", fix, Exit.UNREACHABLE)
+    count = len({address[4][0] for address in told})
+    text = f"{host} has {count} address{'es' if count > 1 else ''}"
+    if count == 1 and host.endswith(".amazonaws.com"):
+        fix = "S3 answers with eight; a resolver that passes on one makes one machine carry all connections."
+        return Finding("DNS", "warning", text, fix)
+    return Finding("DNS", "ok", text)
+
+
+async def credentials(clients: Clients) -> Finding:
+    """Whether there are any, and where they come from."""
+    if clients.anonymous:
+        return Finding("credentials", "ok", "none: requests are not signed, as asked for")
+    if clients.credentials is None:
+        fix = "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, or Anonymous: true."
+        return Finding("credentials", "failure", "none found", fix, Exit.DENIED)
+    try:
+        with map_errors(Where()):
+            await clients.credentials.get_frozen_credentials()
+    except PenstockError as error:
+        return _failed("credentials", error)
+    return Finding("credentials", "ok", f"found by the method {clients.credentials.method!r}")
+
+
+async def _look(clients: Clients, channel: ChannelConfig) -> tuple[list[ObjectRef], str]:
+    """The first objects of a channel, and what there is, in words."""
+    uri, kind = channel.source.uri, channel.source.s3_data_type
+    with map_errors(Where(uri.bucket, uri.key)):
+        if kind != "S3Prefix":
+            head = await clients.control.head_object(Bucket=uri.bucket, Key=uri.key)
+            return [], f"{kind} of {head['ContentLength']} bytes; its objects are not looked at"
+        page = await clients.control.list_objects_v2(Bucket=uri.bucket, Prefix=uri.key)
+    refs = [
+        ObjectRef(uri.bucket, each["Key"], each["Size"], bare_etag(each["ETag"]))
+        for each in page.get("Contents", ())
+    ]
+    refs = [ref for ref in refs if not is_folder_marker(ref)]
+    if not refs:
+        raise Missing("no object matches this prefix; check S3Uri (a prefix is case-sensitive)", Where(*uri))
+    more = " or more" if page.get("IsTruncated") else ""
+    return [ref for ref in refs if ref.size], f"objects: {len(refs)}{more}"
+
+
+async def _read(clients: Clients, name: str, ref: ObjectRef) -> AsyncIterator[Finding]:
+    """One byte of an object, and what the endpoint makes of Range, If-Match and checksums."""
+    where = Where(ref.bucket, ref.key)
+    asked: dict[str, Any] = {"Bucket": ref.bucket, "Key": ref.key}
+    try:
+        with map_errors(where):
+            answer = await clients.data.get_object(**asked, Range="bytes=0-0", ChecksumMode="ENABLED")
+            async with answer["Body"] as body:
+                data = await body.read() if answer.get("ContentLength") == 1 else b""
+    except PenstockError as error:
+        yield _failed(f"get {name}", error)
+        return
+    yield Finding(f"get {name}", "ok", f"s3://{ref.bucket}/{ref.key}")
+    metadata = answer["ResponseMetadata"]
+    if metadata["HTTPStatusCode"] == 206 and len(data) == 1:
+        yield Finding(f"Range {name}", "ok", answer.get("ContentRange", "206"))
+    else:
+        fix = "The endpoint ignores Range, as a proxy may: take another one. Penstock cannot stream from it."
+        text = f"answered {metadata['HTTPStatusCode']} with {answer.get('ContentLength')} bytes for one"
+        yield Finding(f"Range {name}", "failure", text, fix, Exit.UNREACHABLE)
+    yield _clock(metadata["HTTPHeaders"].get("date"))
+    yield await _if_match(clients, name, asked, where)
+    sums = sorted(key for key in answer if key.startswith("Checksum") and key != "ChecksumType")
+    yield Finding(f"checksums {name}", "ok", ", ".join(sums) or "none are told")
+
+
+async def _if_match(clients: Clients, name: str, asked: dict[str, Any], where: Where) -> Finding:
+    check = f"If-Match {name}"
+    try:
+        with map_errors(where):
+            answer = await clients.data.get_object(**asked, Range="bytes=0-0", IfMatch=NO_SUCH_ETAG)
+            answer["Body"].close()
+    except SourceChanged:
+        return Finding(check, "ok", "another version is refused")
+    except PenstockError as error:
+        return _failed(check, error)
+    fix = "Replaced objects are found by the ETag of the answer instead; do not change objects under a job."
+    return Finding(check, "warning", "ignored: a wrong ETag was answered all the same", fix)
+
+
+def _clock(date: str | None) -> Finding:
+    try:
+        skew = time.time() - parsedate_to_datetime(date or "").timestamp()
+    except ValueError:
+        return Finding("clock", "warning", "the endpoint tells no time", "Keep the clock right (NTP).")
+    text = f"{abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} the endpoint's"
+    fix = "Set the clock (NTP): S3 refuses signatures that are 15 minutes off."
+    if abs(skew) > SKEW_REFUSED:
+        return Finding("clock", "failure", text, fix, Exit.DENIED)
+    return Finding("clock", "warning", text, fix) if abs(skew) > SKEW_WARNED else Finding("clock", "ok", text)
+
+
+async def speed(job: Job, clients: Clients, samples: list[ObjectRef]) -> Finding:
+    """Bytes per second of the first objects, over the job's own transport, into a pipe that is emptied."""
+    penstock, tally, plan = job.penstock, Tally(), Plan.of(samples)
+    try:
+        async with open_transport(
+            clients,
+            wish=penstock.transport,
+            buckets=plan.buckets(),
+            channels=1,
+            budget=job.budget,
+            connections=penstock.connections,
+            part_size=penstock.part_size,
+            hedge=penstock.hedge_budget,
+            check=job.checks,
+        ) as transport:
+            name, started = transport.name, time.monotonic()
+            with _emptied() as write_end, contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(PROBE):
+                    await stream_once(
+                        plan,
+                        transport.source,
+                        transport.stages(),
+                        policy=RetryPolicy(give_up_after=PROBE),
+                        tally=tally,
+                        open_outlet=lambda on_gone: PipeOutlet(os.dup(write_end), on_gone=on_gone),
+                    )
+            seconds = time.monotonic() - started
+    except PenstockError as error:
+        return _failed("speed", error)
+    per_second = tally.written_bytes / max(seconds, 1e-3)
+    text = f"{per_second / 1e6:.0f} MB/s: {tally.written_bytes / 1e6:.1f} MB in {seconds:.1f} s by {name}"
+    if tally.retries:
+        text += f", {sum(tally.retries.values())} requests repeated"
+    if per_second < SLOW and tally.written_bytes > SLOW:
+        return Finding(
+            "speed", "warning", text, "Look at the network, and at the region: is this host near it?"
+        )
+    return Finding("speed", "ok", text)
+
+
+@contextlib.contextmanager
+def _emptied() -> Iterator[int]:
+    """The write end of a pipe that a thread reads to its end."""
+    read_end, write_end = os.pipe2(os.O_CLOEXEC)
+
+    def empty() -> None:
+        while os.read(read_end, 1 << 20):
+            pass
+        os.close(read_end)
+
+    thread = threading.Thread(target=empty, name="doctor")
+    thread.start()
+    try:
+        yield write_end
+    finally:
+        os.close(write_end)
+        thread.join()
+
+
+def _failed(check: str, error: PenstockError) -> Finding:
+    code = exit_code(error)
+    return Finding(check, "failure", str(error), FIXES.get(code, "Do as the text says."), code)

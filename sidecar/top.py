@@ -1,0 +1,119 @@
+"""`penstock top`: the status page in a terminal, from the same events.
+
+One frame is a pure function of one event, so that what is shown can be compared. The screen is the alternate
+one, and is redrawn when an event comes, once a second.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from streamer.units import MIB, human_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+TONES = {
+    "trainer": "green", "storage": "magenta", "faults": "red", "failed": "red", "limit": "yellow",
+    "even": "blue", "idle": "bright_black",
+}  # fmt: skip
+STATES = (
+    ("blocked", "waiting for the trainer", "green"),
+    ("starved", "waiting for storage", "magenta"),
+    ("limited", "held by a limit", "yellow"),
+    ("moving", "moving bytes", "blue"),
+    ("idle", "no reader", "bright_black"),
+)
+SPARKS = " ▁▂▃▄▅▆▇█"
+SHOWN_ERRORS = 2
+
+
+def watch(events: Iterable[dict[str, Any]], *, once: bool) -> None:
+    """Show events until they end or the user interrupts; with `once` the first alone, as plain output."""
+    console = Console()
+    if once:
+        console.print(frame(next(iter(events))))
+        return
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        for event in events:
+            live.update(frame(event), refresh=True)
+
+
+def frame(event: dict[str, Any]) -> Group:
+    """One event as it is shown."""
+    head = Text.assemble(
+        ("Penstock ", "bold"),
+        ("ready", "bold green") if event["ready"] else ("not ready: " + event["why"], "bold red"),
+        (f"  {event['host']['name']} · {event['transport']}", "bright_black"),
+    )
+    limits, process = event["limits"], event["process"]
+    adapt = "connections adapt, now" if limits["connections_adapt"] else "connections"
+    limit = f"at most {_rate(limits['bandwidth'])}" if limits["bandwidth"] else "no bandwidth limit"
+    foot = Text(
+        f"{adapt} {limits['connections']} · memory budget {human_bytes(limits['memory_budget'])} · {limit} · "
+        f"process {process['rss_bytes'] // MIB} MiB, {process['cpu_seconds']:.1f} CPU-s · "
+        f"{event['requests']['parts'] + event['requests']['planning']} requests, "
+        f"about ${event['requests']['dollars']:.2g}",
+        style="bright_black",
+    )
+    return Group(head, *(_channel(each) for each in event["channels"]), foot)
+
+
+def _channel(channel: dict[str, Any]) -> Panel:
+    verdict, rates = channel["verdict"], channel["rates"]
+    tone = TONES[verdict["kind"]]
+    done = channel["consumed"] / channel["bytes"] if channel["bytes"] else 0.0
+    left = "" if channel["eta"] is None else f" · {channel['eta']:.0f} s left"
+    lines = Table.grid(padding=(0, 1), expand=True)
+    lines.add_column(width=9, style="bright_black")
+    lines.add_column(ratio=1)
+    lines.add_row("verdict", Text(verdict["text"], style=f"bold {tone}"))
+    if verdict["remedy"]:
+        lines.add_row("", Text(verdict["remedy"], style="bright_black"))
+    lines.add_row(
+        f"epoch {channel['epoch']}",
+        Group(
+            ProgressBar(total=1, completed=done, complete_style=tone, finished_style=tone),
+            Text(f"{done:.0%} of {human_bytes(channel['bytes'])}, {channel['objects']} objects{left}"),
+        ),
+    )
+    lines.add_row("minute", Text.assemble((_spark(rates), tone), f" {_rate(_lately(rates))}"))
+    shares = channel["shares"]
+    words = [
+        (f"{text} {shares[state]:.0%}   ", style)
+        for state, text, style in STATES
+        if shares.get(state, 0) >= 0.005
+    ]
+    lines.add_row("time", Text.assemble(*words))
+    lines.add_row(
+        "in use",
+        f"connections {channel['lanes']}/{channel['lanes_limit']}   "
+        f"memory {human_bytes(channel['staged'])} of {human_bytes(channel['budget'])}   "
+        f"FIFO {human_bytes(channel['fifo'])} of {human_bytes(channel['fifo_size'])}",
+    )
+    for error in channel["errors"][:SHOWN_ERRORS]:
+        lines.add_row("error", Text(error["text"], style="red", overflow="ellipsis", no_wrap=True))
+    title = Text.assemble((channel["name"], "bold"), ("  " + channel["source"], "bright_black"))
+    return Panel(lines, title=title, title_align="left", border_style="bright_black")
+
+
+def _lately(rates: list[float]) -> float:
+    lately = rates[-5:]
+    return sum(lately) / len(lately) if lately else 0.0
+
+
+def _rate(count: float) -> str:
+    return f"{count / 1e6:.1f} MB/s"
+
+
+def _spark(rates: list[float]) -> str:
+    """One character a second."""
+    most = max(rates, default=0.0) or 1.0
+    return "".join(SPARKS[round(rate / most * (len(SPARKS) - 1))] for rate in rates)

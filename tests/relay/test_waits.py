@@ -1,0 +1,123 @@
+"""Who waits for whom, by the channel's own clocks: each cause made by the stub, none by chance."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import pytest
+
+from tests.kit.harness import MORE_THAN_A_FIFO, fill, running_channel
+from tests.kit.pipes import eventually, read_all
+from tests.kit.stub import fails, stalls
+
+pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
+
+TRANSPORTS = pytest.mark.parametrize("transport", ["kernel", "copying", "portable"])
+
+
+def starved(running):
+    return running.channel.statistics().starved
+
+
+@TRANSPORTS
+async def test_the_first_byte_then_the_body(stub, tmp_path, transport):
+    truth = fill(stub, [100_000])
+    stub.script(stalls(stub, after=0))
+    async with running_channel(stub, tmp_path, part_size=100_000, transport=transport) as running:
+        await eventually(lambda: stub.seen)  # so that it is the first epoch's request that stalls
+        reading = asyncio.create_task(asyncio.to_thread(read_all, running.fifo(0)))
+        await eventually(lambda: starved(running)["first_byte"] + starved(running)["body"] > 0.05)
+        stub.release()
+        assert await reading == truth
+        found = running.channel.statistics()
+        assert found.seconds["starved"] == pytest.approx(sum(found.starved.values()))
+        assert sum(found.head_wait.counts) >= 1
+        assert found.head_wait.sum <= found.seconds["starved"] + 1e-3
+
+
+@TRANSPORTS
+async def test_the_body(stub, tmp_path, transport):
+    """Half of it comes at once, and the rest when it is let go."""
+    truth = fill(stub, [100_000])
+    stub.script(stalls(stub, after=50_000))
+    async with running_channel(stub, tmp_path, part_size=100_000, transport=transport) as running:
+        await eventually(lambda: stub.seen)  # so that it is the first epoch's request that stalls
+        reading = asyncio.create_task(asyncio.to_thread(read_all, running.fifo(0)))
+        await eventually(lambda: starved(running)["body"] > 0.05)
+        before = starved(running)
+        stub.release()
+        assert await reading == truth
+        assert before["throttled"] == before["retry"] == before["inflate"] == 0
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause", "kind"),
+    [((503, "SlowDown"), "throttled", "throttled"), ((500, "InternalError"), "retry", "transient")],
+)
+async def test_waiting_to_ask_again(stub, tmp_path, fault, cause, kind):
+    truth = fill(stub, [100_000])
+    stub.script(fails(*fault, **{"Retry-After": "1"}))
+    async with running_channel(stub, tmp_path, part_size=100_000, transport="copying") as running:
+        await eventually(lambda: stub.seen)
+        assert await asyncio.to_thread(read_all, running.fifo(0)) == truth
+        found = running.channel.statistics()
+        assert found.starved[cause] > 0
+        assert found.starved[{"throttled": "retry", "retry": "throttled"}[cause]] == 0
+        assert [note.kind for note in found.errors] == [kind]
+        assert fault[1] in found.errors[0].text
+
+
+async def test_credentials_and_connecting(stub, tmp_path):
+    """A new connection to our own client is waited for by name."""
+    truth = fill(stub, [100_000] * 3)
+    async with running_channel(stub, tmp_path, connections=1, parts=1, transport="copying") as running:
+        assert await asyncio.to_thread(read_all, running.fifo(0)) == truth
+        found = starved(running)
+        assert found["credentials"] > 0
+        assert found["connect"] > 0
+
+
+@TRANSPORTS
+async def test_a_reader_that_leaves(stub, tmp_path, transport):
+    """It is counted; what had been fetched for it is wasted, and counted too."""
+    fill(stub, [MORE_THAN_A_FIFO])
+    async with running_channel(stub, tmp_path, part_size=1_000_000, parts=8, transport=transport) as running:
+        now = running.channel.statistics
+        fd = os.open(running.fifo(0), os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            await eventually(lambda: now().fifo_bytes and now().received_bytes > now().written_bytes)
+        finally:
+            os.close(fd)
+        await eventually(lambda: running.verdicts)
+        found = running.channel.statistics()
+        assert (found.readers_come, found.readers_gone) == (1, 1)
+        assert found.epochs == {"abandoned": 1}
+        assert 0 < found.wasted_bytes < MORE_THAN_A_FIFO
+
+
+async def test_what_the_fifo_holds(stub, tmp_path):
+    fill(stub, [MORE_THAN_A_FIFO])
+    async with running_channel(stub, tmp_path, part_size=1_000_000) as running:
+        assert running.channel.statistics().fifo_bytes == 0
+        fd = os.open(running.fifo(0), os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            await eventually(lambda: running.channel.statistics().fifo_bytes > 0)
+            assert os.read(fd, 20_000)
+        finally:
+            os.close(fd)
+
+
+@TRANSPORTS
+async def test_a_limit_of_bandwidth_holds_and_is_lifted(stub, tmp_path, transport):
+    """Set in mid-stream, also where bytes go straight from the socket."""
+    truth = fill(stub, [MORE_THAN_A_FIFO])
+    async with running_channel(stub, tmp_path, part_size=1_000_000, parts=8, transport=transport) as running:
+        limit = running.channel._share.bandwidth
+        limit.change(1, 0.0)
+        reading = asyncio.create_task(asyncio.to_thread(read_all, running.fifo(0)))
+        await eventually(lambda: running.channel.statistics().seconds["limited"] > 0.05)
+        held = running.channel.statistics()
+        assert held.written_bytes < MORE_THAN_A_FIFO
+        limit.change(None, 0.0)
+        assert await reading == truth

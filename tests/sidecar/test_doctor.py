@@ -1,0 +1,122 @@
+"""`penstock doctor` on a good set-up and on broken ones: what it says, what to do, how it exits."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import time
+from email.utils import formatdate
+
+import pytest
+
+from tests.kit.harness import fill
+from tests.kit.processes import job, penstock, write_job
+from tests.kit.stub import fails, heads, whole
+
+
+def examined(stub, tmp_path, *, fails_=(), base="ml", **section):
+    """Run it; the findings by name. Those of `fails_` are the failures, and they say what to do."""
+    section = {"MemoryBudget": "64MiB"} | section
+    document = job(stub.url, tmp_path / base, "b/train/", **section)
+    done = penstock("doctor", "--json", "-c", write_job(tmp_path / "job.yaml", document))
+    assert "Traceback" not in done.stderr, done.stderr
+    report = json.loads(done.stdout)
+    assert report["code"] == done.returncode
+    found = {each["check"]: each for each in report["findings"]}
+    assert {name for name, each in found.items() if each["state"] == "failure"} == set(fails_)
+    assert all(each["fix"] for each in found.values() if each["state"] != "ok")
+    assert (done.returncode != 0) == bool(fails_)
+    assert not (tmp_path / "ml").exists(), "something was left behind"
+    return found, done.returncode
+
+
+def test_a_good_set_up(stub, tmp_path):
+    """In words too, one line each; nothing is read but a byte and the probe."""
+    fill(stub, [3_000_000, 0], prefix="b/train/")
+    found, _ = examined(stub, tmp_path)
+    assert list(found) == [
+        "memory", "pipes", "open files", "FIFO directory", "DNS", "credentials", "list train", "get train",
+        "Range train", "clock", "If-Match train", "checksums train", "speed",
+    ]  # fmt: skip
+    assert found["list train"]["text"] == "objects: 2"
+    assert "3.0 MB in" in found["speed"]["text"]
+    assert found["Range train"]["text"] == "bytes 0-0/3000000"
+    told = penstock("doctor", "-c", str(tmp_path / "job.yaml"))
+    assert told.returncode == 0
+    for name in found:
+        assert f" {name} " in told.stdout
+
+
+def test_no_credentials(stub, tmp_path, monkeypatch):
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    fill(stub, [10], prefix="b/train/")
+    found, code = examined(stub, tmp_path, fails_=["credentials"])
+    assert code == 3
+    assert "AWS_ACCESS_KEY_ID" in found["credentials"]["fix"]
+    assert "list train" not in found
+
+
+def test_the_endpoint_is_down(stub, tmp_path):
+    url, stub.url = stub.url, "http://127.0.0.1:1"
+    found, code = examined(stub, tmp_path, fails_=["list train"])
+    stub.url = url
+    assert code == 5
+    assert "is the endpoint up" in found["list train"]["text"]
+
+
+def test_a_prefix_without_objects(stub, tmp_path):
+    fill(stub, [10], prefix="b/other/")
+    found, code = examined(stub, tmp_path, fails_=["list train"])
+    assert code == 4
+    assert "no object matches this prefix" in found["list train"]["text"]
+
+
+def test_list_is_allowed_and_get_is_not(stub, tmp_path):
+    fill(stub, [10], prefix="b/train/")
+    stub.script(fails(403, "AccessDenied"), fails(403, "AccessDenied"))
+    found, code = examined(stub, tmp_path, fails_=["get train"])
+    assert "speed" not in found
+    assert code == 3
+    assert found["list train"]["state"] == "ok"
+    assert "access denied" in found["get train"]["text"]
+
+
+def test_a_proxy_that_ignores_ranges(stub, tmp_path):
+    fill(stub, [3000], prefix="b/train/")
+    stub.script(whole(stub))
+    found, code = examined(stub, tmp_path, fails_=["Range train"])
+    assert code == 5
+    assert "answered 200 with 3000 bytes for one" in found["Range train"]["text"]
+
+
+@pytest.mark.parametrize(("seconds", "state"), [(300, "warning"), (-7200, "failure")])
+def test_the_clock_is_wrong(stub, tmp_path, seconds, state):
+    fill(stub, [10], prefix="b/train/")
+    stub.script(heads(Date=formatdate(time.time() + seconds, usegmt=True)))
+    found, code = examined(stub, tmp_path, fails_=["clock"] if state == "failure" else [])
+    assert code == (3 if state == "failure" else 0)
+    assert found["clock"]["state"] == state
+    assert ("behind" if seconds > 0 else "ahead of") in found["clock"]["text"]
+
+
+def test_no_fifo_can_be_made_and_memory_is_short(stub, tmp_path):
+    fill(stub, [10], prefix="b/train/")
+    limits = ["FIFO directory", "memory"]
+    (tmp_path / "file").touch()
+    found, code = examined(stub, tmp_path, fails_=limits, base="file/ml", MemoryBudget="100TiB")
+    assert code == 7
+    assert "Penstock.BaseDirectory" in found["FIFO directory"]["fix"]
+    assert "lower MemoryBudget" in found["memory"]["fix"]
+
+
+def test_few_open_files(stub, tmp_path):
+    fill(stub, [10], prefix="b/train/")
+    path = write_job(tmp_path / "job.yaml", job(stub.url, tmp_path / "ml", "b/train/"))
+    done = penstock(
+        "doctor", "--json", "-c", path,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (512, 512)), env=dict(os.environ),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = {each["check"]: each for each in json.loads(done.stdout)["findings"]}
+    assert (found["open files"]["state"], found["open files"]["text"]) == ("warning", "at most 512")

@@ -1,0 +1,179 @@
+"""A running sidecar as people see it: page, events, `penstock top`, limits that change."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import urllib.request
+
+import pytest
+
+from sidecar.config import load_job
+from sidecar.remote import change, parse_limits
+from sidecar.settings import read_token
+from streamer.errors import ConfigError
+from streamer.units import MIB
+from tests.kit.harness import MORE_THAN_A_FIFO, fill
+from tests.kit.pipes import read_all
+from tests.kit.processes import job, penstock, sidecar, write_job
+from tests.kit.stub import fails
+
+TOKEN = "0123456789abcdef"
+
+
+@pytest.fixture
+def token(tmp_path):
+    path = tmp_path / "token"
+    path.write_text(TOKEN + "\n")
+    return str(path)
+
+
+def serving(stub, tmp_path, *prefixes, **penstock):
+    return sidecar(write_job(tmp_path / "job.yaml", job(stub.url, tmp_path / "ml", *prefixes, **penstock)))
+
+
+def first_event(running):
+    with urllib.request.urlopen(running.url + "/events", timeout=10) as answer:
+        assert answer.headers["Content-Type"] == "text/event-stream"
+        return json.loads(answer.readline().removeprefix(b"data: "))
+
+
+def test_page_events_and_top(stub, tmp_path):
+    truth = fill(stub, [3_000_000, 500_000], prefix="b/train/")
+    with serving(stub, tmp_path, "b/train/") as running:
+        running.wait_for("ready")
+        code, page = running.get("/")
+        assert (code, "<!doctype html>" in page) == (200, True)
+        assert "://" not in page.replace("http://www.w3.org/2000/svg", ""), "the page needs another host"
+        assert read_all(tmp_path / "ml/input/data/train_0") == truth
+        running.wait_for("epoch complete")
+        event = first_event(running)
+        (channel,) = event["channels"]
+        assert event["ready"] is True
+        assert (channel["name"], channel["source"]) == ("train", "s3://b/train/")
+        assert (channel["objects"], channel["bytes"], channel["written"]) == (2, len(truth), len(truth))
+        assert channel["verdict"]["text"]
+        # One listing at 5, and at least 4 parts at 0.4, thousandths of a dollar per thousand.
+        assert event["requests"]["dollars"] >= (1 * 0.005 + 4 * 0.0004) / 1000
+        shown = penstock("top", "--once", "--url", running.url, env={**os.environ, "COLUMNS": "120"})
+        assert shown.returncode == 0, shown.stderr
+        for words in ("train", "s3://b/train/", "verdict", "epoch 1", "2 objects", "connections"):
+            assert words in shown.stdout
+        assert running.end() == 0
+
+
+def test_a_page_that_stays_open_does_not_hold_the_end_up(stub, tmp_path):
+    fill(stub, [10], prefix="b/train/")
+    with serving(stub, tmp_path, "b/train/") as running:
+        running.wait_for("ready")
+        with urllib.request.urlopen(running.url + "/events", timeout=10) as page:
+            assert page.readline()
+            assert running.end() == 0
+            assert page.read() is not None
+
+
+def test_limits_change_while_it_runs(stub, tmp_path, token):
+    """Held to a trickle the epoch does not end; the limit lifted, it does."""
+    truth = fill(stub, [MORE_THAN_A_FIFO], prefix="b/train/")
+    options = {"Admin": {"Port": 0, "TokenFile": token}, "ChannelBandwidth": {"train": 1}}
+    options["MemoryBudget"] = "32MiB"
+    with serving(stub, tmp_path, "b/train/", **options) as running:
+        running.wait_for("ready")
+        got: list[bytes] = []
+        reader = threading.Thread(target=lambda: got.append(read_all(tmp_path / "ml/input/data/train_0")))
+        reader.start()
+        metrics = running.get("/metrics")[1]
+        assert 'penstock_channel_bandwidth_limit_bytes{channel="train"} 1.0' in metrics
+        assert "penstock_bandwidth_limit_bytes +Inf" in metrics
+
+        def set_(*limits):
+            return penstock("set", "--url", running.url, "--token-file", token, *limits)
+
+        done = set_("connections=3", "memory_budget=16MiB", "bandwidth=1GB")
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout) == {
+            "bandwidth": 10**9, "connections": 3, "connections_adapt": False, "memory_budget": 16 * MIB,
+            "channel_bandwidth": {"train": 1},
+        }  # fmt: skip
+        assert reader.is_alive()
+        assert running.status()["channels"]["train"]["seconds"]["limited"] > 0
+        assert running.status()["channels"]["train"]["limit"] == 3
+        lifted = json.loads(set_("train.bandwidth=none", "bandwidth=none", "connections=auto").stdout)
+        assert (lifted["bandwidth"], lifted["connections_adapt"]) == (None, True)
+        assert lifted["channel_bandwidth"] == {"train": None}
+        reader.join(30)
+        assert got == [truth]
+        assert running.end() == 0
+
+
+REFUSED = {
+    "memory_budget=64KiB": "the least is",
+    "eval.bandwidth=1MB": "no Pipe channel is called 'eval'",
+    "connections=0": "connections",
+    "connections=many": "is no number",
+    "train.connections=3": "a channel has a bandwidth alone",
+    "speed=3": "write bandwidth=200MB",
+    "memory_budget=none": "must be a size",
+}
+
+
+def test_limits_that_cannot_be(stub, tmp_path, token):
+    """What is asked for beside them is not done either."""
+    fill(stub, [10], prefix="b/train/")
+    with serving(stub, tmp_path, "b/train/", Admin={"Port": 0, "TokenFile": token}) as running:
+        running.wait_for("ready")
+        for word, why in REFUSED.items():
+            with pytest.raises(ConfigError, match=why):
+                change(running.url, parse_limits(("bandwidth=5MB", word)), TOKEN)
+        with pytest.raises(ConfigError, match="this is not the token"):
+            change(running.url, {"bandwidth": 5}, TOKEN + "x")
+        assert json.loads(running.get("/limits")[1])["bandwidth"] is None
+        assert running.end() == 0
+
+
+def test_without_a_token_limits_are_fixed(stub, tmp_path, token):
+    fill(stub, [10], prefix="b/train/")
+    with serving(stub, tmp_path, "b/train/") as running:
+        running.wait_for("ready")
+        done = penstock("set", "--url", running.url, "--token-file", token, "connections=3")
+        assert done.returncode == 2
+        assert "names no Penstock.Admin.TokenFile" in done.stderr
+        assert running.end() == 0
+    gone = penstock("set", "--url", running.url, "--token-file", token, "connections=3")
+    assert gone.returncode == 7
+    assert "is it running" in gone.stderr
+
+
+@pytest.mark.parametrize(
+    "content", ["short", "with a space in it, and long enough", "ünicode-and-long-enough", ""]
+)
+def test_a_token_file_must_hold_a_token(tmp_path, content):
+    (tmp_path / "token").write_text(content)
+    with pytest.raises(ConfigError, match="must hold an admin token"):
+        read_token(str(tmp_path / "token"))
+
+
+def test_a_limit_of_no_channel_is_refused(tmp_path):
+    document = job("http://127.0.0.1:1", tmp_path, "b/train/", ChannelBandwidth={"eval": "1MB"})
+    with pytest.raises(ConfigError, match="ChannelBandwidth names 'eval'"):
+        load_job(write_job(tmp_path / "job.yaml", document))
+
+
+def test_an_epoch_s_line_has_what_matters(stub, tmp_path):
+    """Of that epoch alone: what the one before it took is not counted again."""
+    truth = fill(stub, [3_000_000], prefix="b/train/")
+    stub.script(fails(500, "InternalError"))
+    with serving(stub, tmp_path, "b/train/") as running:
+        running.wait_for("ready")
+        for epoch in range(2):
+            assert read_all(tmp_path / f"ml/input/data/train_{epoch}") == truth
+        first, second = (running.wait_for("epoch complete", epoch=epoch) for epoch in range(2))
+        assert running.end() == 0
+    assert first["retries"] == 1
+    assert second["retries"] == 0
+    for line in (first, second):
+        assert line["requests"] >= 1
+        assert line["mb_per_second"] > 0
+        assert line["waited_for_storage"] + line["waited_for_trainer"] <= line["seconds"] + 0.15
+        assert "of the epoch" in line["summary"]
