@@ -113,3 +113,27 @@ async def test_a_slow_reader_is_not_hedged(run, stub, tmp_path):
         assert got == truth
         assert not running.channel.statistics().hedges
     assert len(truth) < 5 * MIB
+
+
+@pytest.mark.parametrize("then", [right, silent_for(0.3, after=1000)], ids=["at once", "in two pieces"])
+async def test_what_is_waited_for_is_the_second_once_it_has_won(run, stub, tmp_path, then):
+    """The first request waits for its first byte; from its end on the second's bytes are waited for."""
+    truth = fill(stub, SIZES)
+    stub.script(*[right] * LEARNT, silent_for(60.0), then)
+    async with run(stub, tmp_path, hedge=0.05, part_size=PART, parts=12, connections=1) as running:
+        assert await off_loop(read_all, running.fifo(0)) == truth
+        found = running.channel.statistics()
+        assert found.hedges["won"] >= 1
+        assert found.seconds["starved"] == pytest.approx(sum(found.starved.values()))
+        assert found.starved["first_byte"] > 0
+        assert then is right or found.starved["body"] > 0.05  # a third request may end it sooner
+
+
+async def test_a_second_request_that_fails_is_among_the_last_errors(run, stub, tmp_path):
+    truth = fill(stub, SIZES)
+    stub.script(*[right] * LEARNT, silent_for(0.6), fails(500, "InternalError"))
+    async with run(stub, tmp_path, hedge=0.05, part_size=PART, parts=12, connections=1) as running:
+        assert await off_loop(read_all, running.fifo(0)) == truth
+        found = running.channel.statistics()
+        assert found.hedges["lost"] == 1  # a third may win
+        assert [note.kind for note in found.errors] == ["transient"]
