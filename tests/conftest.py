@@ -96,7 +96,9 @@ def no_blocking():
         # Making, renaming and removing names in the FIFO directory takes microseconds, happens once an
         # epoch, and must be in an exact order with the closing of the pipe.
         for call in ("os.unlink", "os.rename", "os.stat", "os.listdir"):
-            watch.functions[call].can_block_in("streamer/sink/fifo.py", {"clear", "_unlink", "prepare"})
+            watch.functions[call].can_block_in(
+                "streamer/sink/fifo.py", {"clear", "_unlink", "prepare", "resume"}
+            )
         # botocore reads its models and the user's profile for the first calls, before any byte moves.
         for function in watch.functions.values():
             function.can_block_in("streamer/source/session.py", {"open_clients"})

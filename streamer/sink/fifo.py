@@ -108,6 +108,9 @@ class FifoDirectory:
         rest of that is done here. Raises SinkError.
         """
         with _mapped(self._directory):
+            unfinished = re.compile(rf"\.{re.escape(self._channel)}_\d+\.penstock\.json\.\d+\.tmp")
+            for name in filter(unfinished.fullmatch, os.listdir(self._directory)):
+                os.unlink(os.path.join(self._directory, name))  # it died while it wrote a trailer
             try:
                 found = read_trailer(self._directory, self._channel, epoch)
             except ValueError as error:
