@@ -551,11 +551,11 @@ def test_readers_are_measured_side_by_side(tmp_path, monkeypatch):
     assert text.startswith("before\n")
     assert text.endswith("after\n")
     assert "old" not in text
-    for case in cases:
+    for name in names:
         for reader in readers.READERS:
-            assert f"| `{case.name}` | {reader} |" in text
+            assert f"| `{name}` | {reader} |" in text
     assert "| `lines-100` | TFRecordDataset |" in text
-    assert text.count("| 1.00 | 1.00 |") == len(cases)
+    assert text.count("| 1.00 | 1.00 |") == len(names)
 
 
 def test_a_case_that_does_not_exist(capsys):
