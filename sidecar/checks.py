@@ -11,6 +11,7 @@ import resource
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from sidecar.exits import Exit
 from sidecar.memory import memory_limit
 from streamer.relay.pipes import PIPE_SIZE, pipe_allowance
 from streamer.units import MIB, human_bytes
@@ -44,7 +45,11 @@ def memory(job: Job) -> Finding:
     text = f"{human_bytes(budget)} budget of {human_bytes(limit)} that this process may use"
     if budget + BESIDE_BUDGET > limit:
         return Finding(
-            "memory", "failure", text, "Raise the container's memory limit, or lower MemoryBudget.", code=7
+            "memory",
+            "failure",
+            text,
+            "Raise the container's memory limit, or lower MemoryBudget.",
+            code=Exit.LOCAL,
         )
     if 2 * budget + BESIDE_BUDGET > limit:
         fix = "Socket buffers may take as much again: lower MemoryBudget, or raise the container's limit."
@@ -88,7 +93,7 @@ def fifo_directory(layout: Layout) -> Finding:
         os.mkfifo(path, 0o600)
     except OSError as error:
         why = f"{place}: {error.strerror}"
-        return Finding("FIFO directory", "failure", why, fix, code=7)
+        return Finding("FIFO directory", "failure", why, fix, code=Exit.LOCAL)
     finally:
         with contextlib.suppress(OSError):
             os.unlink(path)

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 import sysconfig
 
 import pytest
 
 from examples.demo.dataset import channels
+from examples.demo.server import free_ports
 from tests.test_docs import PAGES, ROOT
 
 BLOCK = re.compile(
@@ -41,9 +41,7 @@ def test_every_marked_block_runs(page, stub, tmp_path, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", stub.url)
     monkeypatch.setenv("PATH", f"{sysconfig.get_path('scripts')}:{os.environ['PATH']}")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    [port] = free_ports(1)
     (tmp_path / "deploy").symlink_to(ROOT / "deploy")
     for block in blocks:
         # A directory and a port of its own, so that runs side by side do not meet.

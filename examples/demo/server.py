@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import itertools
 import os
 import secrets
 import select
@@ -20,6 +21,7 @@ import sysconfig
 import tempfile
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
@@ -27,6 +29,9 @@ from urllib.request import urlopen
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+_LOWEST_PORT = 10_000
+_CLIENT_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+"""ip(7): the first and the last port that a socket gets which asks for none."""
 START_WITHIN = 60
 """Seconds; it takes 1 s on an idle machine."""
 
@@ -109,12 +114,19 @@ def _remove_sockets(ports: Iterable[int]) -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that were free a moment ago, all different."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
+    """Free ports, all different, of those that no client is given for its end of a connection."""
+    first_of_clients = int(_CLIENT_PORTS.read_text().split()[0])
+    candidates = iter(secrets.SystemRandom().sample(range(_LOWEST_PORT, first_of_clients), 1000))
+    return list(itertools.islice(filter(_is_free, candidates), count))
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 def _await_answer(url: str, child: subprocess.Popen[bytes], log_path: str) -> None:

@@ -103,9 +103,7 @@ class Prefetcher:
         self._tally = tally
         self._requests = requests
         self._policy = policy
-        self._stragglers = Stragglers(
-            self, source, share=stages.share, tally=tally, policy=policy, requests=requests
-        )
+        self._stragglers = Stragglers(self, source, share=stages.share, tally=tally, requests=requests)
         self._first = start
         self._on_mark = on_mark
         self._marked = (start.epoch, start.offset)
@@ -381,15 +379,15 @@ class Prefetcher:
 
     def _launch(self, slot: Slot, stage: Stage) -> None:
         name = f"GET {slot.part.object.key} {slot.part.start}-{slot.part.end}"
-        self._tasks[slot] = self._requests.create_task(self._fetch(slot, stage), name=name)
+        self._tasks[slot] = self._requests.create_task(self.fetch(slot, stage), name=name)
 
-    async def _fetch(self, slot: Slot, stage: Stage) -> None:
+    async def fetch(self, slot: Slot, stage: Stage) -> None:
+        """Bring what is missing of the part, or have its stage say why it cannot be had."""
         try:
             await fetch_part(self._source, stage, self._policy, self._tally, self._share)
         except SourceError as error:
-            self.landed(slot, stage, error)
-        else:
-            self.landed(slot, stage, None)
+            stage.fail(error)
+        self.landed(slot)
 
     def is_head(self, slot: Slot) -> bool:
         """As of `stragglers.Owner`."""
@@ -404,10 +402,8 @@ class Prefetcher:
         """As of `stragglers.Owner`."""
         self._start()
 
-    def landed(self, slot: Slot, stage: Stage, error: SourceError | None) -> None:
+    def landed(self, slot: Slot) -> None:
         """The part's request has ended: well, or for good."""
-        if error is not None:
-            stage.fail(error)
         self._stragglers.forget(slot)
         self._tasks.pop(slot, None)
         self._window.landed(slot)

@@ -148,10 +148,15 @@ async def _request(source: RangeSource, stage: Stage, tally: Tally, share: Share
         )
     except SourceError as error:
         outcome = error.kind
-        tally.note(outcome, error)
         stage.asking = False
-        if isinstance(error, Throttled):
-            share.pace.throttled(time.monotonic())
+        tell_failure(error, tally, share)
         raise
     finally:
         tally.requests[outcome] += 1
+
+
+def tell_failure(error: SourceError, tally: Tally, share: Share) -> None:
+    """A request has failed: remember why, and heed S3 if it asked for less."""
+    tally.note(error.kind, error)
+    if isinstance(error, Throttled):
+        share.pace.throttled(time.monotonic())

@@ -16,10 +16,10 @@ import os
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
-from streamer.errors import SourceError, Throttled
+from streamer.errors import SourceError
 from streamer.relay.hedge import Look
 from streamer.relay.pipes import readable
-from streamer.relay.retry import fetch_part
+from streamer.relay.retry import tell_failure
 from streamer.units import KIB
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from streamer.plan import Part
     from streamer.relay.allotment import Share
-    from streamer.relay.retry import RetryPolicy
     from streamer.relay.stages import Stage
     from streamer.relay.statistics import Tally
     from streamer.relay.window import Slot
@@ -157,8 +156,11 @@ class Owner(Protocol):
     def replace(self, slot: Slot, task: asyncio.Task[None]) -> None:
         """From now on the slot's task is the one given, that of a second request: cancel the first."""
 
-    def landed(self, slot: Slot, stage: Stage, error: SourceError | None) -> None:
-        """The second request that has become the slot's own has ended."""
+    def landed(self, slot: Slot) -> None:
+        """The second request, which has become the slot's own, has brought the rest."""
+
+    async def fetch(self, slot: Slot, stage: Stage) -> None:
+        """Bring what is missing as any part is brought: the second request has failed as the slot's own."""
 
     def lane_freed(self) -> None:
         """A second request has ended, whatever became of it."""
@@ -174,14 +176,12 @@ class Stragglers:
         *,
         share: Share,
         tally: Tally,
-        policy: RetryPolicy,
         requests: asyncio.TaskGroup,
     ) -> None:
         self._owner = owner
         self._source = source
         self._share = share
         self._tally = tally
-        self._policy = policy
         self._requests = requests
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
@@ -228,16 +228,14 @@ class Stragglers:
         tally.hedges["issued"] += 1
         into = Takeover(stage, lambda: self._won(slot))
         self._share.begin()
-        outcome, error = "cancelled", None
+        outcome, failed = "cancelled", False
         try:
             await self._source.fetch(into, attempt=1)
             outcome = "ok"
             into.tell(self._share)
-        except SourceError as failure:
-            outcome, error = failure.kind, failure
-            tally.note(outcome, failure)
-            if isinstance(failure, Throttled):
-                self._share.pace.throttled(time.monotonic())
+        except SourceError as error:
+            outcome, failed = error.kind, True
+            tell_failure(error, tally, self._share)
         finally:
             self._share.end()
             tally.requests[outcome] += 1
@@ -248,15 +246,10 @@ class Stragglers:
             self._owner.lane_freed()
         if not into.won:
             return  # whatever it was, the first request goes on
-        error = await self._go_on(stage) if error else None
-        self._owner.landed(slot, stage, error)
-
-    async def _go_on(self, stage: Stage) -> SourceError | None:
-        try:
-            await fetch_part(self._source, stage, self._policy, self._tally, self._share)
-        except SourceError as error:
-            return error
-        return None
+        if failed:
+            await self._owner.fetch(slot, stage)
+        else:
+            self._owner.landed(slot)
 
     def _won(self, slot: Slot) -> None:
         self._tally.hedges["won"] += 1

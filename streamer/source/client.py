@@ -21,11 +21,12 @@ from botocore import UNSIGNED
 
 from streamer.errors import SourceError, Transient, Where
 from streamer.source.credentials import renewing
-from streamer.source.exchange import READ_TIMEOUT, CopyExchange, Head, Refusal, SpliceExchange, Unusual
+from streamer.source.exchange import CopyExchange, Head, Refusal, SpliceExchange, Unusual
 from streamer.source.faults import from_answer
 from streamer.source.lanes import Lane, LanePool
 from streamer.source.portable import PortableSource
 from streamer.source.ranges import Receiver, check_head
+from streamer.source.session import STALL_TIMEOUT
 from streamer.source.signing import Place, RangeSigner
 
 _CODE = re.compile(rb"<Code>([^<]{1,200})</Code>")
@@ -136,7 +137,7 @@ class OwnSource:
         *,
         splice: bool,
         tls: ssl.SSLContext | None = None,
-        stall_timeout: float = READ_TIMEOUT,
+        stall_timeout: float = STALL_TIMEOUT,
     ) -> None:
         """`tls`: how to trust a TLS endpoint. `stall_timeout`: seconds without a byte that end a request."""
         self.name = "kernel splice" if splice else "copying"

@@ -25,11 +25,10 @@ import httptools
 from streamer.errors import BadAnswer, Transient, Truncated, Where
 from streamer.source.lanes import Lane
 from streamer.source.ranges import CopyReceiver, NoRoom, Receiver, SpliceReceiver
+from streamer.source.session import STALL_TIMEOUT
 
 PATIENCE = 0.25
 """Seconds that few bytes may wait in a socket for more of them."""
-READ_TIMEOUT = 30.0
-"""Seconds without a byte before a lane counts as dead; not counted while the receiver has no room."""
 HEAD_END = b"\r\n\r\n"
 HEAD_READ = 2 * 1024
 """Bytes to read for a head; what comes of the body with it is copied once more."""
@@ -120,7 +119,7 @@ class Exchange(ABC, Generic[R]):
         where: Where,
         *,
         check: Callable[[Head], None],
-        stall_timeout: float = READ_TIMEOUT,
+        stall_timeout: float = STALL_TIMEOUT,
     ) -> None:
         self._lane = lane
         self._into = into

@@ -28,9 +28,9 @@ import stamina
 from streamer.errors import BadAnswer, GaveUp, SourceError, Transient, Where
 from streamer.plan import ObjectRef, bare_etag
 from streamer.source.client import HttpClient, why_not
-from streamer.source.exchange import HEAD_END, HEAD_READ, MAX_HEAD, READ_TIMEOUT, AnswerParser, Head
+from streamer.source.exchange import HEAD_END, HEAD_READ, MAX_HEAD, AnswerParser, Head
 from streamer.source.faults import from_answer, map_errors
-from streamer.source.session import tls_context
+from streamer.source.session import STALL_TIMEOUT, tls_context
 from streamer.source.signing import RangeSigner
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ class HeadExchange:
 
     async def run(self) -> Head:
         """The head of the final answer. Raises SourceError. The lane no longer calls when it returns."""
-        timer = self._loop.call_later(READ_TIMEOUT, self._time_out)
+        timer = self._loop.call_later(STALL_TIMEOUT, self._time_out)
         self._lane.watch(self._on_readable)
         try:
             return await self._done
@@ -187,7 +187,7 @@ class HeadExchange:
             self._lane.rest()
 
     def _time_out(self) -> None:
-        self._fail(Transient(f"no answer for {READ_TIMEOUT:g} s", self._where))
+        self._fail(Transient(f"no answer for {STALL_TIMEOUT:g} s", self._where))
 
     def _fail(self, error: BaseException) -> None:
         if not self._done.done():

@@ -6,7 +6,6 @@ import functools
 import json
 import os
 import re
-import socket
 import stat
 import subprocess
 
@@ -14,6 +13,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from examples.demo.server import free_ports
 from sidecar.cli import cli
 from sidecar.config import load_job
 from sidecar.identity import identify
@@ -278,12 +278,6 @@ def test_the_demo_is_what_the_overlay_asks_for(tmp_path):
 # Alive
 
 
-def port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
-
-
 @pytest.mark.parametrize("source", ["examples/jobset.yaml", "chart everything"])
 def test_the_probes_and_the_shard_of_a_real_sidecar(stub, tmp_path, monkeypatch, source):
     """The pod's own job file and environment; only where S3 and the tree are is another."""
@@ -291,7 +285,7 @@ def test_the_probes_and_the_shard_of_a_real_sidecar(stub, tmp_path, monkeypatch,
     pod, count = training_pod(source), manifests.hosts(source)
     fill(stub, [2500] * 8, prefix="my-bucket/train/")
     fill(stub, [10], prefix="my-bucket/eval/")
-    base, admin = tmp_path / "ml", port()
+    base, [admin] = tmp_path / "ml", free_ports(1)
     document["Penstock"] |= {
         "BaseDirectory": str(base),
         "Endpoint": {"Url": stub.url, "PathStyle": True},

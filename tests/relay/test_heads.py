@@ -227,7 +227,7 @@ async def test_an_answer_that_cannot_be_is_an_error(objects, said, words):
 
 async def test_silence_is_a_broken_connection(objects, monkeypatch):
     """After some seconds without an answer the HEAD is asked again, elsewhere."""
-    monkeypatch.setattr(subject, "READ_TIMEOUT", 0.05)
+    monkeypatch.setattr(subject, "STALL_TIMEOUT", 0.05)
 
     async def never(_: Answer) -> web.StreamResponse:
         await objects.released.wait()

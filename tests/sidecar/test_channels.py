@@ -27,6 +27,17 @@ def store_of(stub):
     return {f"s3://{name}": data for name, data in objects.items()}
 
 
+EVERY_KIND = pytest.mark.parametrize(
+    ("kind", "uri"),
+    [
+        ("S3Prefix", "s3://b/data/"),
+        ("ManifestFile", "s3://b/lists/some.manifest"),
+        ("AugmentedManifestFile", "s3://b/lists/lines.manifest"),
+    ],
+)
+"""Of channel, in what `store_of` holds."""
+
+
 def job_of(stub, kind, uri, **channel):
     document = job(stub.url, None, "b/c/", MemoryBudget="32MiB")
     found = document["InputDataConfig"][0]
@@ -38,14 +49,7 @@ def job_of(stub, kind, uri, **channel):
     return document
 
 
-@pytest.mark.parametrize(
-    ("kind", "uri"),
-    [
-        ("S3Prefix", "s3://b/data/"),
-        ("ManifestFile", "s3://b/lists/some.manifest"),
-        ("AugmentedManifestFile", "s3://b/lists/lines.manifest"),
-    ],
-)
+@EVERY_KIND
 @pytest.mark.parametrize("arranged", [False, True], ids=["plain", "arranged"])
 def test_two_hosts_stream_what_the_contract_says(stub, tmp_path, kind, uri, arranged):
     """Two epochs on each of two hosts; arranged: shuffled, and wrapped in records."""

@@ -131,23 +131,23 @@ def test_a_killed_sidecar_is_a_pause(stub, place, transport):
     path, data = place(penstock={"Transport": transport})
     size, dice = len(content), random.Random(transport)
     kills = [dice.randrange(EPOCHS * size) for _ in range(3)] + [size, 2 * size - 1]
-    killed(path, data, content, kills)
+    killed(path, data, [sha(content)] * EPOCHS, kills)
     assert [read_trailer(str(data), "train", epoch).verdict for epoch in range(EPOCHS)] == ["complete"] * 3
     left = [name for name in leftovers(data.parent.parent) if name != ".penstock.keeper"]  # it ends by itself
     assert left == [f".train_{epoch}.penstock.json" for epoch in range(EPOCHS)]
 
 
-def killed(path, data, content, kills):
+def killed(path, data, truth, kills):
     """Kill a sidecar when its reader has so many bytes, and the next; compare what the reader got."""
     reader = None
     for kill_at in sorted(kills):
         with running(path, "--keeper", "auto") as started:
             started.wait_for("ready")
-            reader = reader or Reader(data)
+            reader = reader or Reader(data, len(truth))
             reader.wait_for(kill_at)
     with running(path, "--keeper", "auto") as started:
         started.wait_for("ready")
-        assert reader.join() == [sha(content)] * EPOCHS
+        assert reader.join() == truth
         assert started.end() == 0
 
 
@@ -160,16 +160,8 @@ def test_inflated_objects_go_on_at_the_exact_byte(stub, place, wrapped):
     stub.objects |= {f"b/train/{i}": gzip.compress(data, 1) for i, data in enumerate(contents)}
     whole = b"".join(encode(data) if wrapped else data for data in contents)
     path, data = place(CompressionType="Gzip", RecordWrapperType="RecordIO" if wrapped else "None")
-    reader = None
-    for kill_at in (dice.randrange(len(whole)), len(whole) + dice.randrange(len(whole))):
-        with running(path, "--keeper", "auto") as started:
-            started.wait_for("ready")
-            reader = reader or Reader(data, 2)
-            reader.wait_for(kill_at)
-    with running(path, "--keeper", "auto") as started:
-        started.wait_for("ready")
-        assert reader.join() == [sha(whole)] * 2
-        assert started.end() == 0
+    kills = [dice.randrange(len(whole)), len(whole) + dice.randrange(len(whole))]
+    killed(path, data, [sha(whole)] * 2, kills)
     assert read_trailer(str(data), "train", 1).bytes_delivered == len(whole)
 
 
@@ -183,16 +175,8 @@ def test_every_epoch_of_an_arranged_channel_goes_on(stub, place):
         truth = Reader(data).join()
         assert started.end() == 0
     assert len(set(truth)) == EPOCHS
-    reader, dice = None, random.Random(3)
-    for kill_at in sorted(dice.randrange(EPOCHS * 8_000_000) for _ in range(3)):
-        with running(path, "--keeper", "auto") as started:
-            started.wait_for("ready")
-            reader = reader or Reader(data)
-            reader.wait_for(kill_at)
-    with running(path, "--keeper", "auto") as started:
-        started.wait_for("ready")
-        assert reader.join() == truth
-        assert started.end() == 0
+    dice = random.Random(3)
+    killed(path, data, truth, [dice.randrange(EPOCHS * 8_000_000) for _ in range(3)])
 
 
 def test_a_reader_that_leaves_while_no_sidecar_is_there(stub, place):

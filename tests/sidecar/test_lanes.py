@@ -17,7 +17,7 @@ from streamer.trailer import read_trailer
 from tests.kit.harness import MORE_THAN_A_FIFO, fill
 from tests.kit.pipes import read_all
 from tests.kit.processes import PENSTOCK, job, leftovers, penstock, sidecar, write_job
-from tests.sidecar.test_channels import job_of, store_of
+from tests.sidecar.test_channels import EVERY_KIND, job_of, store_of
 from tests.unit import reference
 
 TRAINER = """
@@ -79,14 +79,7 @@ def test_two_trainers_read_their_lanes_at_once(stub, tmp_path):
     assert stub.listings == ["train/"]
 
 
-@pytest.mark.parametrize(
-    ("kind", "uri"),
-    [
-        ("S3Prefix", "s3://b/data/"),
-        ("ManifestFile", "s3://b/lists/some.manifest"),
-        ("AugmentedManifestFile", "s3://b/lists/lines.manifest"),
-    ],
-)
+@EVERY_KIND
 @pytest.mark.parametrize("arranged", [False, True], ids=["plain", "arranged"])
 def test_every_kind_of_channel_on_two_hosts(stub, tmp_path, kind, uri, arranged):
     """Arranged: shuffled, wrapped in records, balanced by bytes."""
