@@ -26,6 +26,7 @@ from sidecar.download import DownloadLimits, download
 from sidecar.environment import write_environment_file
 from sidecar.exits import Exit, exit_code
 from sidecar.logs import log
+from sidecar.memory import memory_limit
 from sidecar.planning import Planned, plan_channel
 from sidecar.pulse import Pulse
 from sidecar.resume import BEGIN, Begin, Saved, begins
@@ -112,6 +113,8 @@ class Supervisor:
         """Why that one."""
         self.pulse = Pulse(self.statistics)
         self.planning_seconds = 0.0
+        self.memory_limit = memory_limit()
+        """Bytes that this process may take."""
         self.sources = {
             name: str(channel.source.uri) for channel in job.channels("Pipe") for name in job.fifos(channel)
         }
