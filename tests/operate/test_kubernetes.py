@@ -250,6 +250,20 @@ def test_who_watches_and_who_may_reach_what(source, job):
         assert of_kind(source, "NetworkPolicy")
 
 
+def test_the_rules_are_those_that_prometheus_loads():
+    """Of kustomize to the letter, of the chart but for the address of the runbook; and only if asked for."""
+    text = (ROOT / "dashboards/rules.yaml").read_text()
+    (rule,) = of_kind(manifests.RULES, "PrometheusRule")
+    assert rule["spec"] == yaml.safe_load(text)
+    (rule,) = of_kind("chart everything", "PrometheusRule")
+    assert rule["metadata"]["labels"]["release"] == "prometheus"
+    elsewhere = text.replace("docs/runbook.md#", "https://docs.example/runbook.html#")
+    assert rule["spec"] == yaml.safe_load(elsewhere)
+    assert elsewhere.count("https://docs.example/runbook.html#penstock") == elsewhere.count("alert: ")
+    others = [source for source in SOURCES if source not in (manifests.RULES, "chart everything")]
+    assert not [source for source in others if of_kind(source, "PrometheusRule")]
+
+
 def test_the_demo_is_what_the_overlay_asks_for(tmp_path):
     """Server, bucket and data are those of the job file; the seed makes the records that are expected."""
     (tmp_path / "job.yaml").write_text(manifests.job_file("overlays/secret"))

@@ -79,19 +79,45 @@ def test_alerts_fire_when_they_should(tmp_path):
     assert promtool(tmp_path, [firing(case) for case in CASES if case.labels is not None]) is None
 
 
-def test_alerts_are_silent_when_they_should_be(tmp_path):
-    """All such cases as sidecars beside each other, which takes a tenth of the time."""
-    series, silent = [], []
-    for number, case in enumerate(case for case in CASES if case.labels is None):
-        for one in case.series:
-            renamed, times = re.subn(r'instance="([^"]*)"', rf'instance="\1-{number}"', one["series"])
+def beside(cases):
+    """The series of all cases, each as another sidecar; in one test they take a tenth of the time."""
+    series = []
+    for number, case in enumerate(cases):
+        for each in case.series:
+            renamed, times = re.subn(r'instance="([^"]*)"', rf'instance="\1-{number}"', each["series"])
             assert times == 1
-            series.append(one | {"series": renamed})
-        fires = f'ALERTS{{alertname="{case.alert}", alertstate="firing", instance=~".*-{number}"}}'
-        silent.append({"expr": fires, "eval_time": case.at, "exp_samples": []})
-    assert (
-        promtool(tmp_path, [{"interval": "1m", "input_series": series, "promql_expr_test": silent}]) is None
-    )
+            series.append(each | {"series": renamed})
+    return series
+
+
+def state(case, number, wanted):
+    """The selector of the alert of the case of this number, in this state."""
+    return f'ALERTS{{alertname="{case.alert}", alertstate="{wanted}", instance=~".*-{number}"}}'
+
+
+def test_alerts_are_silent_when_they_should_be(tmp_path):
+    cases = [case for case in CASES if case.labels is None]
+    silent = [
+        {"expr": state(case, number, "firing"), "eval_time": case.at, "exp_samples": []}
+        for number, case in enumerate(cases)
+    ]
+    test = {"interval": "1m", "input_series": beside(cases), "promql_expr_test": silent}
+    assert promtool(tmp_path, [test]) is None
+
+
+def test_alerts_wait_as_long_as_they_say(tmp_path):
+    """Pending for so many evaluations, a minute apart, and then it fires."""
+    cases = [case for case in CASES if case.labels is not None]
+    waited = [
+        {
+            "expr": f"sum(count_over_time({state(case, number, 'pending')}[2h])) or vector(0)",
+            "eval_time": case.at,
+            "exp_samples": [{"labels": "{}", "value": int(BY_NAME[case.alert]["for"].removesuffix("m"))}],
+        }
+        for number, case in enumerate(cases)
+    ]
+    test = {"interval": "1m", "input_series": beside(cases), "promql_expr_test": waited}
+    assert promtool(tmp_path, [test]) is None
 
 
 def test_every_alert_is_seen_to_fire_and_seen_not_to():
