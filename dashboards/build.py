@@ -96,9 +96,9 @@ def files(runbook: str = RUNBOOK) -> dict[Path, str]:
     """Every file and its text."""
     found = {ROOT / f"dashboards/{page.uid}.json": render(page) for page in PAGES}
     groups = rules(runbook)
-    # The chart puts its own object around them; helm reads no file from outside of a chart.
-    for place in ("dashboards", "deploy/helm/penstock"):
-        found[ROOT / place / "rules.yaml"] = _yaml(groups)
+    found[ROOT / "dashboards/rules.yaml"] = _yaml(groups)
+    # Helm reads no file from outside of a chart. Its template puts a value in the place of the address.
+    found[ROOT / "deploy/helm/penstock/rules.yaml"] = _yaml(rules())
     found[ROOT / "deploy/kubernetes/components/prometheus-rule/prometheus-rule.yaml"] = _yaml(
         {
             "apiVersion": "monitoring.coreos.com/v1",

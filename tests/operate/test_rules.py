@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from dashboards.alerts import ALERTS
+from dashboards.build import files
 from dashboards.rules import RECORDED
 from sidecar.metrics import METRICS
 from tests.operate import alarms
@@ -258,6 +259,21 @@ def test_every_alert_has_its_entry_in_their_order():
     assert list(entries()) == list(BY_NAME)
     for name, rule in BY_NAME.items():
         assert rule["annotations"]["runbook_url"] == f"docs/runbook.md#{name.lower()}"
+
+
+def test_the_runbook_may_be_read_elsewhere():
+    """All but the chart, which has a value for it."""
+    there = "https://docs.example/runbook.html"
+    made = {
+        path.relative_to(ROOT).as_posix(): text
+        for path, text in files(there).items()
+        if path.suffix == ".yaml"
+    }
+    assert {path: text.count(f"{there}#penstock") for path, text in made.items()} == {
+        "dashboards/rules.yaml": len(BY_NAME),
+        "deploy/kubernetes/components/prometheus-rule/prometheus-rule.yaml": len(BY_NAME),
+        "deploy/helm/penstock/rules.yaml": 0,
+    }
 
 
 @pytest.mark.parametrize("name", BY_NAME)
