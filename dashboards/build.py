@@ -64,7 +64,11 @@ def build(page: Page) -> Any:
         made.with_row(row)
         for panel in panels:
             made.with_panel(panel_builder(panel, panel_id=next(numbers)))
-    return made.build()
+    finished = made.build()
+    for link in finished.links or ():
+        # On the page, not in a menu, which is the default of the SDK.
+        link.placement = None
+    return finished
 
 
 def render(page: Page) -> str:

@@ -80,6 +80,7 @@ def test_the_pages_lead_to_each_other(dashboard):
     assert (link["type"], link["tags"]) == ("dashboards", page["tags"])
     assert link["includeVars"] is True
     assert link["keepTime"] is True
+    assert "placement" not in link, "in a menu nobody finds it"
     variables = {variable["name"] for variable in page["templating"]["list"]}
     titles = [column["title"] for panel in panels(dashboard) for column in columns(panel)]
     for panel in panels(dashboard):
