@@ -97,6 +97,13 @@ def test_links_of_the_repository_become_links_of_the_site(target, page, becomes)
     assert docs_site.link("x", target, page=page) == becomes
 
 
+def test_names_in_tables_may_break_within():
+    text = (
+        "<p><code>a.b</code></p><table><td><code>a.b_c/d</code> x.y</td></table><pre><code>e.f</code></pre>"
+    )
+    assert docs_site.breakable(text) == text.replace("a.b_c/d", "a.<wbr>b_<wbr>c/<wbr>d")
+
+
 def shown():
     found = [(page.name, yaml.safe_load(body)) for page in PAGES for body in blocks(page, "yaml")]
     found += [(page.name, json.loads(body)) for page in PAGES for body in blocks(page, "json")]
