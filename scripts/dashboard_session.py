@@ -124,7 +124,7 @@ def prometheus(work: Path, targets: dict[str, int]) -> Iterator[Prometheus]:
         {"targets": [f"127.0.0.1:{port}"], "labels": {"instance": name}} for name, port in targets.items()
     ]
     rules = {
-        path.name: str(path) for place in ("dashboards", "deploy") for path in (ROOT / place).rglob("*.y*ml")
+        path.name: str(path) for place in ("deploy", "dashboards") for path in (ROOT / place).rglob("*.y*ml")
     }
     if "rule_files" in config:
         config["rule_files"] = [rules[Path(name).name] for name in config["rule_files"]]

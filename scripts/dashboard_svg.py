@@ -196,47 +196,58 @@ def _bars(panel: dict[str, Any], series: list[Series]) -> str:
     return f'<div class="bars">{"".join(rows)}</div>'
 
 
+Row = dict[str, str | float]
+
+
 def _table(panel: dict[str, Any], series: list[Series]) -> str:
-    """Instant answers, one row for those whose labels agree, as Grafana's `merge` and `organize` make it."""
-    organize = next((t["options"] for t in panel.get("transformations", ()) if t["id"] == "organize"), {})
-    left_out = {name for name, out in organize.get("excludeByName", {}).items() if out} | {"Time", "__name__"}
-    rows: dict[tuple[tuple[str, str], ...], dict[str, float]] = {}
-    labels = {name for one in series for name in one.labels} - left_out
-    for one in series:
-        key = tuple(sorted((name, text) for name, text in one.labels.items() if name not in left_out))
-        rows.setdefault(key, {})[f"Value #{one.ref}"] = _last(one)
-    columns = sorted(labels) + sorted({name for row in rows.values() for name in row} - left_out)
-    order = organize.get("indexByName", {})
-    columns.sort(key=lambda name: order.get(name, len(order) + columns.index(name)))
+    """Instant answers as rows, by Grafana's `merge` and `organize`, sorted as the panel says."""
+    organize = next(
+        (each["options"] for each in panel.get("transformations", ()) if each["id"] == "organize"), {}
+    )
+    order, left_out = organize.get("indexByName", {}), organize.get("excludeByName", {})
+    rows = _merged(series)
+    found = {name for row in rows for name in row if not left_out.get(name) and name != "__name__"}
+    columns = sorted(found, key=lambda name: (order.get(name, len(order)), name))
     shown = {name: organize.get("renameByName", {}).get(name) or name for name in columns}
-    body = [
-        [_cell(panel, shown[name], dict(key).get(name, row.get(name))) for name in columns]
-        for key, row in rows.items()
-    ]
-    for wanted in panel["options"].get("sortBy", ())[:1]:
-        name = next((name for name in columns if shown[name] == wanted["displayName"]), None)
-        if name is not None:
-            body = [
-                cells
-                for _, cells in sorted(
-                    zip(((dict(key) | row).get(name, 0) for key, row in rows.items()), body, strict=True),
-                    key=lambda pair: (isinstance(pair[0], str), pair[0]),
-                    reverse=bool(wanted.get("desc")),
-                )
-            ]
+    for wanted in reversed(panel["options"].get("sortBy", ())):
+        by = next((name for name in columns if shown[name] == wanted["displayName"]), None)
+        if by is not None:
+            rows.sort(key=lambda row, by=by: _rank(row.get(by)), reverse=bool(wanted.get("desc")))
     head = "".join(f"<th>{escape(shown[name])}</th>" for name in columns)
-    lines = "".join(f"<tr>{''.join(cells)}</tr>" for cells in body)
-    return f"<table><tr>{head}</tr>{lines}</table>"
+    lines = ["".join(_cell(panel, shown[name], row.get(name)) for name in columns) for row in rows]
+    return f"<table><tr>{head}</tr>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
+
+
+def _merged(series: list[Series]) -> list[Row]:
+    """One row for the answers whose common labels agree, if one has all labels of the other."""
+    several = len({one.ref for one in series}) > 1
+    rows: list[tuple[dict[str, str], Row]] = []
+    for one in series:
+        labels, value = one.labels.items(), f"Value #{one.ref}" if several else "Value"
+        for known, row in rows:
+            if (labels <= known.items() or labels >= known.items()) and value not in row:
+                known.update(one.labels)
+                row.update(one.labels, **{value: _last(one)})
+                break
+        else:
+            rows.append((dict(one.labels), {**one.labels, value: _last(one)}))
+    return [row for _, row in rows]
+
+
+def _rank(value: str | float | None) -> tuple[bool, bool, Any]:
+    """What is absent comes first, then numbers, then text."""
+    absent = value is None or (isinstance(value, float) and math.isnan(value))
+    return (not absent, isinstance(value, str), 0 if absent else value)
 
 
 def _cell(panel: dict[str, Any], name: str, value: str | float | None) -> str:
     if value is None or isinstance(value, str):
         return f"<td>{escape(value or '')}</td>"
     text, color = _text(panel, name, value)
-    painted = (
-        _field(panel, name, "mappings", [])
-        or len((_field(panel, name, "thresholds") or {}).get("steps", ())) > 1
-    )
+    if (_field(panel, name, "cellOptions") or {}).get("type") == "color-background":
+        return f'<td style="background:{color};color:#111217">{escape(text)}</td>'
+    steps = (_field(panel, name, "thresholds") or {}).get("steps", ())
+    painted = _field(panel, name, "mappings", []) or len(steps) > 1
     style = f' style="color:{color}"' if painted else ""
     return f"<td{style}>{escape(text)}</td>"
 

@@ -85,6 +85,34 @@ def test_stacked_series_lie_on_each_other():
     assert first == heights(drawn(graph(min=0, max=10), [below]))[0]
 
 
+def test_a_table_has_a_row_for_each_sidecar():
+    """Merged by labels, renamed, ordered, sorted as its transformations say; without what is excluded."""
+    organize = {
+        "excludeByName": {"Value #C": True},
+        "renameByName": {"instance": "Sidecar", "Value #A": "Starved", "Value #B": "Delivered"},
+        "indexByName": {"instance": 0, "version": 1, "Value #B": 2, "Value #A": 3},
+    }
+    panel = graph() | {
+        "type": "table",
+        "transformations": [{"id": "merge", "options": {}}, {"id": "organize", "options": organize}],
+        "options": {"sortBy": [{"displayName": "Starved", "desc": True}]},
+    }
+    answers = {"A": {"x": 0.1, "y": 0.7}, "B": {"y": 3, "x": 2, "z": 1}}
+    series = [
+        Series("", {"instance": name}, [(0, value)], ref)
+        for ref, found in answers.items()
+        for name, value in found.items()
+    ]
+    series += [Series("", {"instance": name, "version": "1.0"}, [(0, 1)], "C") for name in "xy"]
+    rows = [["".join(cell.itertext()) for cell in row] for row in drawn(panel, series).iter("tr")]
+    assert rows == [
+        ["Sidecar", "version", "Delivered", "Starved"],
+        ["y", "1.0", "3", "0.7"],
+        ["x", "1.0", "2", "0.1"],
+        ["z", "", "1", ""],
+    ]
+
+
 @pytest.mark.parametrize(
     ("value", "unit", "text"),
     [
