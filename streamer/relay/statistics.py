@@ -139,7 +139,7 @@ class Tally:
     retries: Counter[str] = field(default_factory=Counter)
     """By the kind of the error that was retried."""
     resumes: Counter[str] = field(default_factory=Counter)
-    """By `RESUMED`: what was gone on with, none of its bytes fetched again."""
+    """By `RESUMED`: what was gone on with in the middle."""
     hedges: Counter[str] = field(default_factory=Counter)
     """Second requests for a part that was late: `issued`, and then `won` or `lost`."""
     notes: deque[Note] = field(default_factory=lambda: deque(maxlen=NOTES))
