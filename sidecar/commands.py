@@ -306,7 +306,7 @@ async def plan(job: Job, flags: Flags) -> dict[str, Any]:
                     | {"keys": [[ref.bucket, ref.key, ref.size, ref.etag] for ref in found.whole.refs(0)]}
                     | (
                         {"lanes": {lane: _summary(plan, part_size) for lane, plan in found.fifos.items()}}
-                        if name in job.penstock.lanes
+                        if name in job.lanes
                         else {}
                     )
                     for name, found in plans.items()

@@ -10,7 +10,15 @@ import re
 from typing import Annotated, Any, ClassVar, Literal, Self
 from urllib.parse import unquote, urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field, StrictInt, StrictStr, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ByteSize,
+    Field,
+    StrictInt,
+    StrictStr,
+    model_validator,
+)
 
 from sidecar.model import Model
 from streamer.errors import ConfigError
@@ -141,6 +149,18 @@ class ChannelExtras(Model):
     """What becomes of an object that is replaced or deleted after it was listed."""
     integrity: Literal["none", "checksum"] = "none"
     """`checksum`: compare every whole object with the CRC that S3 keeps of it."""
+    lanes: Annotated[StrictInt, Field(ge=1, le=64)] | None = None
+    """FIFOs that the objects are dealt over. Unset: one, of the channel's plain name."""
+    bandwidth: Annotated[ByteSize, Field(gt=0)] | None = None
+    """Bytes per second into the channel's FIFOs. Unset: no limit of its own."""
+
+    @property
+    def given(self) -> list[str]:
+        """The keys that are not as they would be unset."""
+        fields = type(self).model_fields
+        return [
+            str(field.alias) for name, field in fields.items() if getattr(self, name) != field.get_default()
+        ]
 
 
 class ChannelConfig(Model):
@@ -184,8 +204,11 @@ class ChannelConfig(Model):
             return "CompressionType is for Pipe mode only; remove it or set InputMode: Pipe"
         if self.shuffle_config is not None:
             return "ShuffleConfig orders a stream, and files have no order; remove it or set InputMode: Pipe"
-        if self.penstock != ChannelExtras():
-            return "WhenChanged and Integrity are for Pipe mode only; remove them or set InputMode: Pipe"
+        if given := self.penstock.given:
+            return (
+                f"its Penstock section has {', '.join(given)}, for Pipe mode only; remove that or set "
+                "InputMode: Pipe"
+            )
         if name.startswith("."):
             return f"{name!r} cannot be a directory of data; rename the channel so that it starts otherwise"
         return None

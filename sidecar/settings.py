@@ -7,7 +7,7 @@ import contextlib
 import re
 from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, ByteSize, Field, StrictInt, StrictStr, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, ByteSize, Field, StrictStr, WithJsonSchema, model_validator
 
 from sidecar.model import Model
 from streamer.errors import ConfigError
@@ -149,12 +149,8 @@ class PenstockConfig(Model):
     shard_by: Literal["objects", "bytes"] = "objects"
     """What ShardedByS3Key makes equal between hosts, and Lanes between the FIFOs of a channel; SageMaker's
     own rule is `objects`."""
-    lanes: dict[str, Annotated[StrictInt, Field(ge=1, le=64)]] = {}  # noqa: RUF012 - pydantic copies defaults
-    """By channel, the number of FIFOs that its objects are dealt over; one, of its plain name, if unset."""
     bandwidth: Annotated[ByteSize, Field(gt=0)] | None = None
-    """Bytes per second into all FIFOs together. Unset: no limit."""
-    channel_bandwidth: dict[str, Annotated[ByteSize, Field(gt=0)]] = {}  # noqa: RUF012 - likewise
-    """By channel, bytes per second into its FIFOs; no limit, if unset."""
+    """Bytes per second into all FIFOs together. Unset: no limit. Those of one channel: its own section."""
     request_prices: PricesConfig = PricesConfig()
     hosts: HostsConfig = HostsConfig()
     endpoint: EndpointConfig = EndpointConfig()

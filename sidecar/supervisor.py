@@ -121,8 +121,7 @@ class Supervisor:
         self.asked: Counter[str] = Counter()
         """Requests beside those for parts, by operation."""
         self.bandwidth: dict[str, Bandwidth] = {
-            channel.channel_name: Bandwidth(job.penstock.channel_bandwidth.get(channel.channel_name))
-            for channel in job.channels("Pipe")
+            channel.channel_name: Bandwidth(channel.penstock.bandwidth) for channel in job.channels("Pipe")
         }
         """Of each channel; its lanes share it."""
         self.channels: dict[str, Channel] = {}
@@ -348,7 +347,7 @@ class Supervisor:
                 objects=whole.objects(0),
                 bytes=whole.total_bytes(0),
                 digest=whole.digest[:16],
-                **({"lanes": len(found.fifos)} if name in self.job.penstock.lanes else {}),
+                **({"lanes": len(found.fifos)} if name in self.job.lanes else {}),
             )
 
         async with (

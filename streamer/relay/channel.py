@@ -173,6 +173,8 @@ class Channel:
                         prefetcher.begin(self._epoch)
                         await self._hold(prefetcher, self._refused)
                         return
+                    if self._start.offset:
+                        self._tally.resumes["epoch"] += 1
                     prefetcher.allow(self._epoch)
                     while await self._run_epoch(prefetcher):
                         self._epoch += 1
@@ -213,6 +215,8 @@ class Channel:
         prefetcher.activate(active=False)
         prefetcher.abandon(self._epoch)
         trailer = self._trailer(verdict)
+        if verdict == "complete" and (records := self._plan.records(self._epoch)):
+            self._tally.records += records
         self._outlet = None
         self._fifos.retire(self._epoch, outlet, trailer, successor=not self._draining.is_set())
         self._count(trailer)
@@ -370,6 +374,7 @@ class Channel:
             received_bytes=tally.received_bytes,
             wasted_bytes=tally.wasted_bytes,
             objects_completed=tally.objects_completed,
+            records=tally.records if self._plan.framed else None,
             epochs=dict(self._ended),
             seconds=tally.watch.seconds(),
             starved=tally.watch.starved(),
@@ -385,6 +390,7 @@ class Channel:
             bandwidth_limit=share.bandwidth.limit,
             requests=dict(tally.requests),
             retries=dict(tally.retries),
+            resumes=dict(tally.resumes),
             hedges=dict(tally.hedges),
             first_byte=tally.first_byte.snapshot(),
             part=tally.part.snapshot(),
