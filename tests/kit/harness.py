@@ -13,6 +13,7 @@ from typing import Any
 from streamer.plan import Plan, S3Uri
 from streamer.relay.changes import Changes, WhenChanged
 from streamer.relay.channel import Channel
+from streamer.relay.failures import Framing, WhenFailed
 from streamer.relay.pipes import PIPE_SIZE
 from streamer.relay.retry import RetryPolicy
 from streamer.relay.stages import BUFFER_SIZE
@@ -83,6 +84,8 @@ async def running_channel(
     hedge: float = 0.0,
     when_changed: WhenChanged = "fail",
     check: bool = False,
+    when_failed: WhenFailed = "hold",
+    framing: Framing | None = None,
     **endpoint: Any,
 ) -> AsyncIterator[Running]:
     """List the prefix, prepare and run a channel `train`; cancel it at the end.
@@ -104,6 +107,7 @@ async def running_channel(
             inflate=inflate,
             hedge=hedge,
             check=check,
+            frame=framing is not None,
         ) as chosen,
     ):
         bucket, _, key = prefix.partition("/")
@@ -121,6 +125,8 @@ async def running_channel(
             on_verdict=verdicts.append,
             changes=Changes(when_changed, PortableHeads(clients.control).find),
             sums=Sums(clients.control, clients.credentials) if check else None,
+            when_failed=when_failed,
+            framing=framing,
         )
         channel.prepare()
         task = asyncio.create_task(channel.run())
