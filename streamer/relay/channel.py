@@ -8,8 +8,8 @@ epoch: its last byte (complete), its reader (abandoned; legal, contract §1.3), 
 
 A failed epoch is told first by its trailer, `failed`, and then to readers that know no trailers as the
 channel's `WhenFailed` has it (`streamer.relay.failures`): by default the FIFO stays open, and never looks
-like an end. The channel stays in state `failed` until the process stops, and a keeper holds the FIFO beyond that.
-Other channels go on.
+like an end. The channel stays in state `failed` until the process stops, and a keeper holds the FIFO beyond
+that. Other channels go on.
 
 `drain` ends the channel at the next epoch border; cancelling `run` ends it now, with a `stopped`
 trailer if a reader is in mid-epoch. Either way every descriptor and FIFO is gone when `run` returns.

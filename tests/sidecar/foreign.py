@@ -12,6 +12,7 @@ import json
 import os
 import select
 import struct
+import subprocess
 import sys
 import time
 
@@ -104,6 +105,31 @@ def read_csv(directory, epochs, channel):
     for epoch in range(epochs):
         frame = pd.read_csv(f"{directory}/{channel}_{epoch}", header=None)
         told.append([len(frame), *(int(total) for total in frame.sum())])
+    return told
+
+
+def csv_chunks(directory, epochs, channel):
+    """pandas in chunks of the path itself: rows, and the sum of each column."""
+    import pandas as pd
+
+    told = []
+    for epoch in range(epochs):
+        sums = [0, 0, 0]
+        for frame in pd.read_csv(f"{directory}/{channel}_{epoch}", header=None, chunksize=7000):
+            found = [len(frame), *(int(total) for total in frame.sum())]
+            sums = [a + b for a, b in zip(sums, found, strict=True)]
+        told.append(sums)
+    return told
+
+
+def cat(directory, epochs, channel):
+    """cat(1), and the digest of what it copies."""
+    told = []
+    for epoch in range(epochs):
+        command = ["cat", f"{directory}/{channel}_{epoch}"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as copying:
+            told.append(hashlib.sha256(copying.stdout.read()).hexdigest())
+        assert copying.returncode == 0
     return told
 
 
