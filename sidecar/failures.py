@@ -38,13 +38,13 @@ def place(error: SourceError) -> dict[str, Any]:
     return {name: value for name, value in asdict(error.where).items() if value is not None}
 
 
-def advice(error: SourceError, *, holds: bool) -> str:
-    """What to do about it. `holds`: whether the FIFO is held open."""
+def advice(error: SourceError, *, mendable: bool) -> str:
+    """What to do about it. `mendable`: whether a restart may go on with the epoch."""
     code = exit_code(error)
     remedy = REMEDIES[code]
     if code is Exit.CORRUPT:
         return remedy
-    if holds:
+    if mendable:
         return (
             f"{remedy}; then `penstock restart` goes on at the exact byte, for a reader that is still there"
         )
@@ -69,5 +69,5 @@ async def remind(channels: Mapping[str, Channel]) -> None:
                     channel=name,
                     seconds=round(time.monotonic() - channel.failed_at),
                     error=str(channel.error),
-                    do=advice(channel.error, holds=True),
+                    do=advice(channel.error, mendable=channel.mendable),
                 )

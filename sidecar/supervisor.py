@@ -206,7 +206,7 @@ class Supervisor:
                 log.warning(
                     "left to the keeper, which holds the FIFO until its reader leaves",
                     channel=name,
-                    do=advice(channel.error, holds=True),
+                    do=advice(channel.error, mendable=channel.mendable),
                 )
         failure = self.failure
         return Exit.OK if failure is None else exit_code(failure[1])
@@ -470,7 +470,7 @@ class Supervisor:
             return {}
         return place(channel.error) | {
             "fifo": fate(channel),
-            "do": advice(channel.error, holds=channel.holds),
+            "do": advice(channel.error, mendable=channel.mendable),
         }
 
 

@@ -28,7 +28,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from streamer.errors import ReaderGone, SourceError
-from streamer.plan import Mark, Position
+from streamer.plan import NOWHERE, Mark, Position
 from streamer.relay.changes import Changes, is_change
 from streamer.relay.failures import POISON, Framing, WhenFailed
 from streamer.relay.prefetch import BEGIN, Prefetcher
@@ -144,6 +144,11 @@ class Channel:
         self._on_verdict = on_verdict
         self.done = asyncio.Event()
         """Set when `run` is over, or when the channel has drained."""
+
+    @property
+    def mendable(self) -> bool:
+        """Whether another sidecar can go on with the failed epoch, once its cause is gone."""
+        return self.holds and self._position().mark.fetched != NOWHERE
 
     @property
     def outlives(self) -> bool:

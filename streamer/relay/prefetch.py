@@ -154,15 +154,16 @@ class Prefetcher:
             unpacker = self._unpacker = None
             inflate = self._plan.inflate
             if inflate or self._framing is not None:
-                again = inflate and epoch == self._first.epoch
+                first = self._first if epoch == self._first.epoch else Position(epoch)
                 unpacker = self._unpacker = Unpacker(
                     outlet,
                     inflate=inflate,
                     wrap=self._plan.entries.wrap,
                     watch=self._tally.watch,
                     account=self._written,
-                    again=self.delivered - self._first.mark.streamed if again else 0,
-                    records=self._framing and Records(self._framing, known=not self.delivered),
+                    again=self.delivered - first.mark.streamed if inflate and first is self._first else 0,
+                    # A FIFO begins with a record, and what another sidecar has put into it may end anywhere.
+                    records=self._framing and Records(self._framing, known=self.delivered == first.skipped),
                 )
                 stack.callback(unpacker.close)
             await self._deliver(epoch, outlet, unpacker)

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from streamer.plan import Plan, S3Uri
+from streamer.plan import Plan, Position, S3Uri
 from streamer.relay.changes import Changes, WhenChanged
 from streamer.relay.channel import Channel
 from streamer.relay.failures import Framing, WhenFailed
 from streamer.relay.pipes import PIPE_SIZE
+from streamer.relay.prefetch import BEGIN
 from streamer.relay.retry import RetryPolicy
 from streamer.relay.stages import BUFFER_SIZE
 from streamer.relay.transport import Wish, open_transport
@@ -86,6 +87,7 @@ async def running_channel(
     check: bool = False,
     when_failed: WhenFailed = "hold",
     framing: Framing | None = None,
+    start: Position = BEGIN,
     **endpoint: Any,
 ) -> AsyncIterator[Running]:
     """List the prefix, prepare and run a channel `train`; cancel it at the end.
@@ -127,6 +129,7 @@ async def running_channel(
             sums=Sums(clients.control, clients.credentials) if check else None,
             when_failed=when_failed,
             framing=framing,
+            start=start,
         )
         channel.prepare()
         task = asyncio.create_task(channel.run())

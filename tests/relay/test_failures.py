@@ -13,7 +13,7 @@ import pytest
 
 from streamer.errors import CorruptRecord, TruncatedStream
 from streamer.formats import recordio, tfrecord
-from streamer.plan import Arrangement, S3Uri
+from streamer.plan import Arrangement, Position, S3Uri
 from streamer.readers import PipeStream
 from streamer.readers.plain import record_reader
 from streamer.relay.failures import POISON
@@ -114,8 +114,9 @@ async def test_poison_comes_behind_the_last_whole_record(run, stub, tmp_path, *,
     ],
     ids=lambda each: getattr(each, "__name__", None),
 )
-async def test_every_foreign_reader_of_records_refuses_a_poisoned_epoch(run, stub, tmp_path, framing, reader):
+async def test_every_foreign_reader_of_records_refuses_a_poisoned_epoch(stub, tmp_path, framing, reader):
     """Those too that would not notice a record cut short."""
+    run = functools.partial(running_channel, transport="copying", connections=1, part_size=PART)
     store(stub, framing, objects=2)
     fail_at(stub, "b/data/1", PART, FAULTS["denied"])
     async with run(stub, tmp_path, when_failed="poison", framing=framing) as running:
@@ -209,6 +210,26 @@ async def test_inside_a_record_that_cannot_be_kept_back_the_fifo_is_held(run, st
             assert reader.read(1) is None
             assert (running.channel.holds, running.channel.poisoned) == (True, False)
             assert read_trailer(str(tmp_path), "train", 0).poison == 0
+        await end(running)
+
+
+@pytest.mark.parametrize(
+    ("skipped", "failing", "poisoned"), [(True, 0, True), (False, 0, False), (False, 1, True)]
+)
+async def test_an_epoch_that_is_gone_on_with(run, stub, tmp_path, *, skipped, failing, poisoned):
+    """A FIFO begins with a record; where another sidecar ended is no border, until an object begins."""
+    stub.objects |= {f"b/data/{number}": tfrecord.encode(bytes(999)) * 100 for number in range(2)}
+    fail_at(stub, f"b/data/{failing}", PART, FAULTS["denied"])
+    offset = len(tfrecord.encode(bytes(999))) * 3
+    start = Position(0, offset, skipped=offset) if skipped else Position(0, offset + 1)
+    async with run(stub, tmp_path, when_failed="poison", framing="TFRecord", start=start) as running:
+        with open(await off_loop(os.open, running.fifo(0), os.O_RDONLY), "rb", buffering=0) as reader:
+            await eventually(lambda: running.channel.error)
+            assert (running.channel.poisoned, running.channel.holds) == (poisoned, not poisoned)
+            assert running.channel.mendable == running.channel.holds
+            os.set_blocking(reader.fileno(), False)
+            got = reader.read(1 << 20)
+            assert got.endswith(POISON["TFRecord"]) == poisoned
         await end(running)
 
 

@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sidecar.failures import advice
+from streamer import errors
 from streamer.errors import CorruptRecord
 from streamer.formats import recordio, tfrecord
 from streamer.formats.crc import masked_crc32c
@@ -31,6 +33,25 @@ FOREIGN = [
     ("TFRecord", foreign.unchecked_tfrecord),
 ]
 payloads = st.lists(st.binary(max_size=60), max_size=8)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (errors.Denied("x"), "give the credentials s3:GetObject"),
+        (errors.Gone("x"), "put the object back"),
+        (errors.SourceChanged("x"), "put the listed version back"),
+        (errors.GaveUp("x"), "see to the endpoint"),
+        (errors.BadAnswer("x"), "see to the endpoint"),
+        (errors.Mismatch("x"), "replace the damaged object"),
+    ],
+)
+def test_the_operator_is_told_what_to_do(error, words):
+    """A restart alone helps where the FIFO is held and its place in the plan known; damage it never mends."""
+    assert words in advice(error, mendable=False)
+    assert "restart sidecar and trainer" in advice(error, mendable=False)
+    mends = not isinstance(error, errors.Mismatch)
+    assert ("`penstock restart` goes on" in advice(error, mendable=True)) == mends
 
 
 def parts(payload):
