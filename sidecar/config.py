@@ -169,6 +169,11 @@ class Job(Model):
         """Whether any channel's objects are compared with their checksums."""
         return any(channel.penstock.integrity == "checksum" for channel in self.channels("Pipe"))
 
+    @property
+    def frames(self) -> bool:
+        """Whether any channel's records must be told apart."""
+        return any(channel.poison for channel in self.channels("Pipe"))
+
 
 def warnings(job: Job) -> list[str]:
     """What is odd about a job that can be carried out."""

@@ -24,6 +24,7 @@ from sidecar.model import Model
 from streamer.errors import ConfigError
 from streamer.plan import S3Uri, parse_s3_uri
 from streamer.relay.changes import WhenChanged
+from streamer.relay.failures import Framing, WhenFailed
 
 InputMode = Literal["Pipe", "File"]
 
@@ -147,6 +148,10 @@ class ChannelExtras(Model):
 
     when_changed: WhenChanged = "fail"
     """What becomes of an object that is replaced or deleted after it was listed."""
+    when_failed: WhenFailed = "hold"
+    """What readers that know no trailers see of an epoch that fails for good."""
+    framing: Framing | None = None
+    """What the objects are made of; for `poison`, where RecordWrapperType does not say it."""
     integrity: Literal["none", "checksum"] = "none"
     """`checksum`: compare every whole object with the CRC that S3 keeps of it."""
     lanes: Annotated[StrictInt, Field(ge=1, le=64)] | None = None
@@ -188,6 +193,33 @@ class ChannelConfig(Model):
                     f"WhenChanged: {self.penstock.when_changed} cannot be carried out {why}; use fail"
                 )
         return self
+
+    @model_validator(mode="after")
+    def _refusable(self) -> Self:
+        wrapped, declared = self.record_wrapper_type == "RecordIO", self.penstock.framing
+        if self.penstock.when_failed != "poison":
+            if declared:
+                raise ValueError(
+                    f"Framing: {declared} has no meaning without WhenFailed: poison; remove it, or add that"
+                )
+        elif wrapped and declared == "TFRecord":
+            raise ValueError(
+                "Framing: TFRecord contradicts RecordWrapperType: RecordIO, which makes every object one "
+                "record; remove one of the two"
+            )
+        elif not wrapped and not declared:
+            raise ValueError(
+                "WhenFailed: poison must know what a record is; add Framing: RecordIO or TFRecord if the "
+                "objects hold whole ones, or use hold"
+            )
+        return self
+
+    @property
+    def poison(self) -> Framing | None:
+        """The framing by which a failed epoch is made unreadable, if it shall be."""
+        if self.penstock.when_failed != "poison":
+            return None
+        return self.penstock.framing or "RecordIO"
 
     @property
     def source(self) -> S3DataSource:

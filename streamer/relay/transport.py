@@ -74,6 +74,7 @@ async def open_transport(
     to_pipes: bool = True,
     inflate: bool = False,
     check: bool = False,
+    frame: bool = False,
     hedge: float = HEDGED,
 ) -> AsyncIterator[Transport]:
     """The transport for these buckets, until the end of the block.
@@ -81,8 +82,9 @@ async def open_transport(
     `budget` and `connections` are for all channels together. Where `connections` or `part_size` is not
     given, it adapts. `to_pipes`: whether all sinks are pipes. `inflate`: whether any channel's objects are
     inflated, which takes their bytes through memory; `check`: whether any channel's are compared with their
-    checksums, which does so too. `hedge`: of all bytes, those that second requests for late parts may fetch
-    once more. Raises ConfigError if what is wished cannot be.
+    checksums, which does so too, and `frame`: whether any channel's records must be told apart. `hedge`: of
+    all bytes, those that second requests for late parts may fetch once more. Raises ConfigError if what is
+    wished cannot be.
     """
     portable = PortableSource(clients.data, clients.credentials)
     hedging = Hedging(hedge)
@@ -93,6 +95,7 @@ async def open_transport(
         no_client
         or ("compressed objects are inflated in memory" if inflate else None)
         or ("checksums are computed in memory" if check else None)
+        or ("records are told apart in memory, for WhenFailed: poison" if frame else None)
         or _no_splice(clients, min(budget, pipe_budget), channels, to_pipes=to_pipes)
     )
     obstacle = {"kernel": no_splice, "copying": no_client}.get(wish)

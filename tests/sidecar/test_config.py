@@ -333,6 +333,15 @@ def test_the_job_is_frozen(tmp_path):
         ({"WhenChanged": "skip"}, {"RecordWrapperType": "RecordIO"}, "header leaves before its object"),
         ({"WhenChanged": "refetch"}, {"InputMode": "File"}, "has WhenChanged, for Pipe mode only"),
         ({"Integrity": "checksum"}, {"InputMode": "File"}, "has Integrity, for Pipe mode only"),
+        ({"WhenFailed": "close"}, {"InputMode": "File"}, "has WhenFailed, for Pipe mode only"),
+        ({"WhenFailed": "poison"}, {}, "add Framing: RecordIO or TFRecord"),
+        ({"Framing": "TFRecord"}, {}, "has no meaning without WhenFailed: poison"),
+        (
+            {"WhenFailed": "poison", "Framing": "TFRecord"},
+            {"RecordWrapperType": "RecordIO"},
+            "contradicts RecordWrapperType",
+        ),
+        ({"WhenFailed": "stop"}, {}, "is not one of 'hold', 'poison' or 'close'"),
         ({"WhenChanged": "ignore"}, {}, "is not one of 'fail', 'refetch' or 'skip'"),
         ({"Transport": "copying"}, {}, "it belongs in Penstock"),
     ],
@@ -342,6 +351,23 @@ def test_what_a_channel_asks_for_must_be_possible(tmp_path, extras, channel, wor
     job["InputDataConfig"][0] |= channel
     with pytest.raises(ConfigError, match=words):
         load(tmp_path, job)
+
+
+@pytest.mark.parametrize(
+    ("extras", "channel", "framing"),
+    [
+        ({}, {}, None),
+        ({"WhenFailed": "close"}, {"RecordWrapperType": "RecordIO"}, None),
+        ({"WhenFailed": "poison"}, {"RecordWrapperType": "RecordIO"}, "RecordIO"),
+        ({"WhenFailed": "poison", "Framing": "TFRecord"}, {}, "TFRecord"),
+    ],
+)
+def test_framing_is_what_the_wrapper_or_the_job_says(tmp_path, extras, channel, framing):
+    job = document(InputDataConfig__0__Penstock=extras)
+    job["InputDataConfig"][0] |= channel
+    found = load(tmp_path, job)
+    assert found.input_data_config[0].poison == framing
+    assert found.frames == (framing is not None)
 
 
 def test_lines_of_attributes_cannot_lose_one(tmp_path):
