@@ -151,9 +151,9 @@ def test_a_restart_goes_on_with_the_epoch_after_one_that_was_ended(stub, tmp_pat
     found, _ = records("train", tfrecord.encode, objects=2)
     stub.objects |= found
     faults = Faults(stub, train=(65_536, fails(404, "NoSuchKey")))
-    document = job(stub.url, tmp_path / "ml", "b/train/", PartSize="64KiB", Lanes={"train": 2})
+    document = job(stub.url, tmp_path / "ml", "b/train/", PartSize="64KiB")
     extras = {"WhenFailed": policy} | ({"Framing": "TFRecord"} if policy == "poison" else {})
-    document["InputDataConfig"][0]["Penstock"] = extras
+    document["InputDataConfig"][0]["Penstock"] = {"Lanes": 2, **extras}
     data = tmp_path / "ml" / "input" / "data"
     with sidecar(write_job(tmp_path / "job.yaml", document)) as running:
         running.wait_for("ready")
