@@ -125,8 +125,8 @@ STREAM = (
         severity="critical",
         summary=f"{_CHANNEL} has failed for good: {{{{ $labels.error }}}}.",
         description=(
-            "Nothing mends it but a new start. Its FIFO is held open, so a trainer that is not Penstock's "
-            "waits for ever."
+            "Nothing mends it but a new start. Unless WhenFailed says otherwise its FIFO is held open, and a "
+            "reader that is not Penstock's waits for ever."
         ),
     ),
     Alert(

@@ -17,6 +17,8 @@ NOT_GRAPHED: dict[str, str] = {
     "penstock_reader_connects_total": "epochs ended show the same",
     "penstock_reader_disconnects_total": "likewise, as abandoned",
     "penstock_channel_failures_total": "failed channels are counted; the log says why",
+    "penstock_records_total": "of wrapped channels alone, and a step at each epoch's end",
+    "penstock_resumes_total": "retries by kind show the same as a rate",
     "penstock_fifo_unread_bytes": "changes faster than it is scraped",
     "penstock_channel_bandwidth_limit_bytes": "time limited is graphed",
     "penstock_lanes_limit": "the channels' limits are graphed",
@@ -239,18 +241,18 @@ _S3 = (
 _LANES = (
     graph(
         "Delivered by channels with lanes",
-        "Bytes per second that all lanes of a channel (Penstock.Lanes) deliver together. Each lane has its "
+        "Bytes per second that all lanes of a channel (its Lanes) deliver together. Each lane has its "
         "own "
         "line above, as train-0, train-1 ...",
         "binBps",
-        (q.LANE_BYTES, "{{of}} {{instance}}"),
+        (q.LANE_BYTES, "{{whole}} {{instance}}"),
     ),
     graph(
         "Lanes apart",
         "Epochs between the first and the last lane of a channel. Above 1: one of the trainer's processes "
         "reads slower, or does not read.",
         "short",
-        (q.LANES_APART, "{{of}} {{instance}}"),
+        (q.LANES_APART, "{{whole}} {{instance}}"),
         steps=True,
         decimals=0,
     ),
@@ -260,7 +262,7 @@ _LANES = (
         "of "
         "the trainer does not read its lane.",
         "percentunit",
-        (q.LANES_IDLE, "{{of}} {{instance}}"),
+        (q.LANES_IDLE, "{{whole}} {{instance}}"),
         high=1,
     ),
 )

@@ -60,7 +60,9 @@ def most(expression: str) -> str:
 def of_lanes(function: str, metric: str) -> str:
     """`function` over the lanes of each channel of each sidecar that is dealt over several FIFOs."""
     lanes = channel("penstock_channel_info", 'lane!=""')
-    return f"{function} by (instance, of) ({metric} * on (job, instance, channel) group_left (of) {lanes})"
+    return (
+        f"{function} by (instance, whole) ({metric} * on (job, instance, channel) group_left (whole) {lanes})"
+    )
 
 
 def quantiles(histogram: str) -> tuple[tuple[str, str], ...]:

@@ -82,7 +82,7 @@ def scraped(tmp_path_factory):
         ports = free_ports(2)
         first = _job(s3.url, ports[0], "train", "eval")
         second = _job(s3.url, ports[1], "train")
-        second["Penstock"]["Lanes"] = {"train": 2}
+        second["InputDataConfig"][0]["Penstock"] = {"Lanes": 2}
         for name, document, read in (("a", first, ["train"]), ("b", second, ["train-0", "train-1"])):
             run_sidecar(stack, work / name, document, s3=s3)
             stack.enter_context(reading(work / name / "ml", *read))
@@ -187,7 +187,7 @@ def test_what_the_overview_says_is_true(scraped):
 def test_what_the_overview_says_of_lanes_is_true(scraped):
     """Of the sidecar that has lanes alone: added up, and an epoch apart at most, since one reads both."""
     server, queries = scraped.server, concrete("penstock-overview")
-    lanes = {"of": "train", "instance": scraped.targets[1]}
+    lanes = {"whole": "train", "instance": scraped.targets[1]}
     # Both in one query: another evaluation would see another scrape.
     whole = f'sum(rate(penstock_fifo_written_bytes_total{{instance="{scraped.targets[1]}"}}[10s]))'
     together = queries["Delivered by channels with lanes A"]
