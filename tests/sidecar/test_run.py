@@ -63,7 +63,9 @@ def test_two_channels_two_epochs_and_an_orderly_end(stub, tmp_path):
 def test_metrics_are_the_registry_s(stub, tmp_path):
     """Every metric of the table is exported, with its labels, and nothing else of ours is."""
     fill(stub, SIZES, prefix="b/train/")
-    with serving(stub, tmp_path, "b/train/") as running:
+    document = job(stub.url, tmp_path / "ml", "b/train/")
+    document["InputDataConfig"][0]["RecordWrapperType"] = "RecordIO"  # only then are records counted
+    with sidecar(write_job(tmp_path / "job.yaml", document)) as running:
         running.wait_for("ready")
         read_all(tmp_path / "ml" / "input" / "data" / "train_0")
         running.wait_for("epoch complete")
