@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 
@@ -178,6 +179,8 @@ def test_another_plan_is_refused_unless_told(feeder, workers):
     loader.load_state_dict(state)
     with pytest.raises(ChannelError, match="other objects, or another order"):
         list(loader)
+    del loader
+    gc.collect()  # the error's traceback holds its workers
     left.join()
     feeder.feed(0, encoded("TFRecord"), digest="two")
     loader = resumable(PipeIterableDataset("train", "TFRecord", batch_size=9), workers)
