@@ -20,8 +20,9 @@
     protobuf    SageMaker's protobuf records as NumPy arrays
 
 Nothing here imports anything but the standard library, `streamer.formats`, `streamer.trailer` and
-`streamer.errors`; TensorFlow, PyTorch and NumPy come in with the modules that are called so, `loader` and `protobuf`,
-which is why those are not imported here. The names below are loaded when they are first asked for.
+`streamer.errors`; TensorFlow, PyTorch and NumPy come in with the modules that are called so, and `loader`
+and `protobuf`, which is why those are not imported here. The names below are loaded when they are first
+asked for.
 """
 
 from __future__ import annotations

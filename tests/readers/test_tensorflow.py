@@ -8,6 +8,7 @@ import json
 import os
 import re
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -497,6 +498,59 @@ def test_interleaved_channels(feeder):
         both, stop_on_empty_dataset=False, rerandomize_each_iteration=False
     )
     assert sorted(contents(mixed)) == [b"train"] * 50 + [b"validation"] * 50
+
+
+def test_interleave_of_channels(feeder):
+    """`Dataset.interleave` itself, over a dataset of datasets; each channel in a thread of its own."""
+    for name in ("train", "validation"):
+        feeder.feed(0, encoded(records=[b"%s%d" % (name[:1].encode(), n) for n in range(300)]), channel=name)
+    train, validation = (
+        tf.data.Dataset.from_tensors(PipeModeDataset(name, "TFRecord")) for name in ("train", "validation")
+    )
+    dataset = train.concatenate(validation).interleave(
+        lambda channel: channel, cycle_length=2, block_length=3, num_parallel_calls=2, deterministic=True
+    )
+    got = contents(dataset)
+    assert got[:9] == [b"t0", b"t1", b"t2", b"v0", b"v1", b"v2", b"t3", b"t4", b"t5"]
+    assert sorted(got) == sorted(b"%c%d" % (letter, n) for letter in b"tv" for n in range(300))
+
+
+def test_records_of_several_parts(feeder):
+    """RecordIO's continuation flags, which the incumbent's own tests have; joined without the magic."""
+    parts = b"".join(
+        struct.pack("<II", 0xCED7230A, flag << 29 | len(data)) + data + bytes(-len(data) % 4)
+        for flag, data in ((1, b"first, "), (2, b"second, "), (3, b"third"), (0, b"single"))
+    )
+    feeder.feed(0, parts)
+    assert contents(PipeModeDataset("train")) == [b"first, second, third", b"single"]
+
+
+def test_replicas_of_a_strategy_share_a_channel(feeder):
+    """Two replicas of MirroredStrategy: every record goes to one of them, over two epochs."""
+    for epoch in range(2):
+        feeder.feed(epoch, encoded())
+    script = (
+        "import tensorflow as tf\n"
+        "cpu = tf.config.list_physical_devices('CPU')[0]\n"
+        "tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)\n"
+        "from streamer.readers.tensorflow import PipeModeDataset\n"
+        "strategy = tf.distribute.MirroredStrategy(['cpu:0', 'cpu:1'])\n"
+        "dataset = PipeModeDataset('train', 'TFRecord').batch(100)\n"
+        "shared = strategy.experimental_distribute_dataset(dataset)\n"
+        "def step(records):\n"
+        "    return tf.reduce_sum(tf.strings.to_number(records)), tf.size(records)\n"
+        "for _ in range(2):\n"
+        "    sums, sizes = [], []\n"
+        "    for batch in shared:\n"
+        "        total, size = strategy.run(step, [batch])\n"
+        "        sums += [float(each) for each in strategy.experimental_local_results(total)]\n"
+        "        sizes.append([int(each) for each in strategy.experimental_local_results(size)])\n"
+        "    print(sum(sums), set(map(tuple, sizes)))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=50
+    )
+    assert done.stdout == "4498500.0 {(50, 50)}\n" * 2, done.stderr
 
 
 def test_iterators_side_by_side_read_different_epochs(feeder):
