@@ -21,6 +21,7 @@ pytestmark = [
     pytest.mark.timeout(120),
     pytest.mark.usefixtures("workers_of_torch"),
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),  # torchdata calls it
 ]
 
 
