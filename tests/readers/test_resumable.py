@@ -214,7 +214,8 @@ def test_a_loader_of_torchdata(four, workers):
     passing = iter(loader)
     first = list(itertools.islice(passing, 333))
     state = loader.state_dict()
-    del passing
+    del passing, loader  # it keeps its iterator, whose workers keep the FIFOs
+    gc.collect()
     four.close()
     feed()
     again = StatefulDataLoader(PipeIterableDataset(FOUR, "TFRecord", batch_size=10), **options)
