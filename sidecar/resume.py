@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from streamer.sink.kept import Held
 
 KEYS = {"format", "channel", "epoch", "offset", "skip", "records", "digest"}
+SEVERAL = {"channels", "ahead"}
 FORMAT = 1
 
 
@@ -49,17 +50,22 @@ class Begin:
 
 
 def parse_saved(text: str) -> dict[str, Saved]:
-    """Positions by channel, of one state or a list of them, in JSON. Raises ConfigError."""
+    """Positions by channel, of one state or a list of them, in JSON. Raises ConfigError.
+
+    PyTorch's readers have states of several channels, which count as a list; see `streamer.readers.progress`.
+    """
     try:
         found = json.loads(text)
     except ValueError as error:
         raise ConfigError(f"--resume is not JSON: {error}; save what state_dict() returns") from error
     saved: dict[str, Saved] = {}
     for state in found if isinstance(found, list) else [found]:
-        channel, position = _saved(state)
-        if channel in saved:
-            raise ConfigError(f"--resume has two states of channel {channel}; leave one")
-        saved[channel] = position
+        several = isinstance(state, dict) and state.keys() >= SEVERAL
+        for place in state["channels"] if several else [state]:
+            channel, position = _saved(place)
+            if channel in saved:
+                raise ConfigError(f"--resume has two states of channel {channel}; leave one")
+            saved[channel] = position
     return saved
 
 

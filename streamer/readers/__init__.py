@@ -9,15 +9,20 @@
     tensorflow  the same as a `tf.data.Dataset`: `PipeModeDataset`; its parts are `steps` (Python stepped by
                 TensorFlow), `bulk` (small TFRecords by the block), `verdicts` (errors with a status of
                 ours), `interrupts` (Ctrl-C), `memory` (glibc's thresholds) and `meter` (speed, printed)
+    places      where its elements are, told beside each of them
+    place       a place in a channel's records, saved and gone back to
     turns       one epoch read by several processes, each record by one of them
     book        the file in which one turn leaves what the next one needs
     torch       the same as an `IterableDataset`: `PipeIterableDataset`
+    loader      a DataLoader that saves what has come out of its workers: `ResumableLoader`
+    progress    what of an epoch a trainer has had, where several workers read it for him
     samples     records put together again that an augmented manifest streams one by one
     protobuf    SageMaker's protobuf records as NumPy arrays
 
 Nothing here imports anything but the standard library, `streamer.formats`, `streamer.trailer` and
-`streamer.errors`; TensorFlow, PyTorch and NumPy come in with the modules that are called so, and `protobuf`,
-which is why those are not imported here. The names below are loaded when they are first asked for.
+`streamer.errors`; TensorFlow, PyTorch and NumPy come in with the modules that are called so, and `loader`
+and `protobuf`, which is why those are not imported here. The names below are loaded when they are first
+asked for.
 """
 
 from __future__ import annotations

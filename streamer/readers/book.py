@@ -36,7 +36,11 @@ class Book:
     received: int = 0
     """Bytes read from it, by all."""
     offset: int = 0
-    """Offset in the stream of `rest`."""
+    """Offset in the epoch's stream of `rest`."""
+    number: int = 0
+    """Number in the epoch of the first record in `rest`."""
+    begin: list[int] = field(default_factory=list)
+    """Of the first record that waits: number, and where it is (`streamer.readers.progress.Block`)."""
     members: dict[str, int] = field(default_factory=dict)
     """Process ids of those who have come, by index."""
     failure: list[str] = field(default_factory=list)
@@ -51,6 +55,8 @@ class Book:
             "path": self.path,
             "received": self.received,
             "offset": self.offset,
+            "number": self.number,
+            "begin": self.begin,
             "members": self.members,
             "failure": self.failure,
             "waiting": [len(record) for record in self.waiting],

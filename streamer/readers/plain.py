@@ -124,7 +124,8 @@ class PipeReader:
             place.enter(stream, anyway=self._anyway)
             self._place, self._left = place, 0
             yield from place.follow(
-                record_reader(stream, self.record_format, skip=self._skip, skipped=self.skipped)
+                record_reader(stream, self.record_format, skip=self._skip, skipped=self.skipped),
+                stream.bytes_total,
             )
 
     def state_dict(self) -> dict[str, Any]:

@@ -103,8 +103,7 @@ class PipeStream(io.RawIOBase):
         self._identity = _NAME.fullmatch(self._base)
 
     def __repr__(self) -> str:
-        total = None if self.trailer is None else self.trailer.bytes_total
-        due = "" if total is None else f" of {total}"
+        due = "" if self.bytes_total is None else f" of {self.bytes_total}"
         state = "closed" if self.closed else "ended" if self._ended else "open" if self._fd >= 0 else "new"
         return f"<PipeStream {self.name} [{state}: {self.received}{due} bytes]>"
 
@@ -117,6 +116,11 @@ class PipeStream(io.RawIOBase):
     def begun_at(self) -> int:
         """The byte of the epoch that the FIFO begins with; not 0 where a sidecar resumed. Known once open."""
         return 0 if self.trailer is None else self.trailer.bytes_skipped
+
+    @property
+    def bytes_total(self) -> int | None:
+        """Bytes of the whole epoch; None where nobody knows them before its end."""
+        return None if self.trailer is None else self.trailer.bytes_total
 
     def readable(self) -> bool:
         return True

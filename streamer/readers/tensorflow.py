@@ -22,8 +22,9 @@ Errors travel beside the vectors, as a verdict that an operation of the graph ra
 `tf.errors.NotFoundError` for a FIFO that did not appear or that nobody writes. Their text is ours, the class
 before it. Records that were whole before the fault come first. After an error the iterator is over.
 
-An iterator's checkpoint does not hold the position in a FIFO, and the graph of this dataset cannot be
-moved to another process (tf.data service), as with every dataset made of Python.
+An iterator's checkpoint does not hold the position in a FIFO; `streamer.readers.places` has what does. The
+graph of this dataset cannot be moved to another process (tf.data service), as with every dataset made of
+Python.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from streamer.readers.bulk import BulkTFRecordReader
 from streamer.readers.config import PipeModeDatasetException, check_channel, directories
 from streamer.readers.memory import keep_memory
 from streamer.readers.meter import Meter
+from streamer.readers.places import Begin, Course, start_of
 from streamer.readers.plain import TIMEOUT, check_format, next_stream, record_reader, source_stream
 from streamer.readers.state import EpochState
 from streamer.readers.steps import PATIENCE_S, stepped
@@ -50,7 +52,7 @@ from streamer.readers.verdicts import CODES, Interrupted, raiser, verdict
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from streamer.formats.window import RecordReader
     from streamer.readers.config import Directories
@@ -65,6 +67,8 @@ AHEAD = 2
 _NONE = np.empty(0, np.uint8)
 _STEP = (tf.TensorSpec([None], tf.string), tf.TensorSpec([], tf.int64), tf.TensorSpec([None], tf.uint8))
 """Records, records in a row (with `batch_size`), verdict."""
+_PLACES = tf.TensorSpec([None], tf.string)
+"""With `places`: what is behind each record or row."""
 
 
 class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publishes no types
@@ -83,6 +87,10 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
     `tf.io.parse_example`; the last one of an epoch is shorter, or left out with `drop_remainder`. `epoch`:
     the first iterator reads this epoch, the next one the next, and the state file is left alone. `timeout`:
     seconds to wait for a FIFO, and then for a writer. `from_path` reads something else than a channel.
+    `places`: elements are pairs, the second of which says what comes behind the first: a scalar string, fit
+    for a `tf.Variable` that `tf.train.Checkpoint` saves. `start`: such a place, or the state of a PipeReader;
+    the first iterator gives what is left of that epoch. If it is empty, as the variable is before the first
+    step, it says nothing. With `anyway` a place holds though the plan's digest has changed.
 
     Raises PipeModeDatasetException (a ChannelError) if the channel is unknown or is not a Pipe channel, or
     arguments have no meaning together; `tf.errors.InvalidArgumentError` for an unknown format; ChannelError
@@ -107,9 +115,15 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
         drop_remainder: bool = False,
         epoch: int | None = None,
         timeout: float = TIMEOUT,
+        start: Mapping[str, Any] | str | bytes | tf.Tensor | tf.Variable | None = None,
+        anyway: bool = False,
+        places: bool = False,
     ) -> None:
         if epoch is not None and epoch < 0:
             raise PipeModeDatasetException(f"epoch is {epoch}; it cannot be negative")
+        begin_at = start_of(start, channel)
+        if begin_at is not None and epoch is not None:
+            raise PipeModeDatasetException("start says which epoch is first, so leave epoch out")
         where = directories(pipe_dir, config_dir, state_dir)
         self.channel: str | None = channel
         self.pipe_dir: str | None = where.pipe
@@ -123,9 +137,13 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
             max_corrupted_records_to_skip=max_corrupted_records_to_skip,
             batch_size=batch_size,
             drop_remainder=drop_remainder,
+            begin=Begin(channel, begin_at, anyway=anyway) if places or begin_at else None,
+            places=places,
         )
         check_channel(channel, where.config)
-        if epoch is None:
+        if begin_at is not None:
+            EpochState(where.state, channel).put(begin_at.epoch)
+        elif epoch is None:
             EpochState(where.state, channel).prepare()
 
     @classmethod
@@ -166,6 +184,8 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
         max_corrupted_records_to_skip: int,
         batch_size: int | None,
         drop_remainder: bool,
+        begin: Begin | None = None,
+        places: bool = False,
     ) -> None:
         try:
             check_format(record_format, max_corrupted_records_to_skip)
@@ -199,11 +219,15 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
                 meter,
                 batch_size,
                 drop_remainder=drop_remainder,
+                course=None if begin is None else Course(begin),
+                places=places,
             )
 
         rows = batch_size is not None
         shape: list[int | None] = [None, batch_size if drop_remainder else None] if rows else [None]
-        blocks = stepped(steps, _STEP, tf.TensorSpec(shape, tf.string), _finish(shape))
+        vector = tf.TensorSpec(shape, tf.string)
+        signature, result = ((*_STEP, _PLACES), (vector, _PLACES)) if places else (_STEP, vector)
+        blocks = stepped(steps, signature, result, _finish(shape))
         self._dataset = blocks.prefetch(AHEAD).unbatch().with_options(_options())
         super().__init__(self._dataset._variant_tensor)  # noqa: SLF001 - how datasets wrap each other
 
@@ -211,21 +235,21 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
         return [self._dataset]
 
     @property
-    def element_spec(self) -> tf.TensorSpec:
+    def element_spec(self) -> Any:
         return self._dataset.element_spec
 
     @property
     def output_classes(self) -> Any:
         """As the incumbent has it, from TensorFlow 1; so have the next two."""
-        return tf.Tensor
+        return tf.nest.map_structure(lambda _: tf.Tensor, self.element_spec)
 
     @property
-    def output_shapes(self) -> tf.TensorShape:
-        return self.element_spec.shape
+    def output_shapes(self) -> Any:
+        return tf.nest.map_structure(lambda spec: spec.shape, self.element_spec)
 
     @property
-    def output_types(self) -> tf.DType:
-        return tf.string
+    def output_types(self) -> Any:
+        return tf.nest.map_structure(lambda spec: spec.dtype, self.element_spec)
 
 
 def _options() -> tf.data.Options:
@@ -238,16 +262,15 @@ def _finish(shape: list[int | None]) -> Callable[[Any, Any, Any], Any]:
     """What the graph makes of a step: the error that its verdict tells, or its records in rows."""
     fail = raiser()
 
-    def finish(records: Any, row: Any, told: Any) -> Any:
+    def finish(records: Any, row: Any, told: Any, *places: Any) -> Any:
         if fail is not None:
             ok = tf.cond(tf.equal(tf.size(told), 0), lambda: True, lambda: _failing(fail, told))
             with tf.control_dependencies([ok]):
                 records = tf.identity(records)
-        if len(shape) == 1:
-            return records
-        rows = tf.reshape(records, tf.stack([tf.constant(-1, tf.int64), row]))
-        rows.set_shape(shape)
-        return rows
+        if len(shape) > 1:
+            records = tf.reshape(records, tf.stack([tf.constant(-1, tf.int64), row]))
+            records.set_shape(shape)
+        return (records, *places) if places else records
 
     return finish
 
@@ -286,19 +309,34 @@ def _epoch(
     width: int | None,
     *,
     drop_remainder: bool,
+    course: Course | None,
+    places: bool,
 ) -> Steps:
     """One epoch as steps: vectors of whole rows; empty ones while nothing arrives; at last the verdict."""
     try:
         with streams() as stream:
-            batches = reader(stream).batches()
-            yield from _rows(batches if meter is None else meter.measure(batches), width, drop_remainder)
+            batches = reader(stream).batches() if course is None else course.batches(stream, reader)
+            measured = batches if meter is None else meter.measure(batches)
+            yield from _rows(measured, width, drop_remainder, course if places else None)
     except tuple(kind for kind, _ in CODES) as error:
         if raiser() is None:
             raise
-        yield (_vector([]), np.int64(width or 0), verdict(error))
+        yield (_vector([]), np.int64(width or 0), verdict(error), *([_vector([])] if places else []))
 
 
-def _rows(batches: Iterator[list[bytes]], width: int | None, drop_remainder: bool) -> Steps:  # noqa: FBT001 - private
+def _rows(
+    batches: Iterator[list[bytes]],
+    width: int | None,
+    drop_remainder: bool,  # noqa: FBT001 - private
+    course: Course | None,
+) -> Steps:
+    """With `course` the place behind each row comes along."""
+
+    def step(records: list[bytes], row: np.int64, left: int = 0) -> tuple[Any, ...]:
+        if course is None:
+            return _vector(records), row, _NONE
+        return _vector(records), row, _NONE, _vector(course.places(len(records), left, width))
+
     kept: list[bytes] = []
     begun = started = interrupts.now()
     row = np.int64(width or 0)
@@ -306,17 +344,17 @@ def _rows(batches: Iterator[list[bytes]], width: int | None, drop_remainder: boo
         if not batch and interrupts.interrupted(begun):
             raise Interrupted("reading was interrupted")
         if width is None:
-            yield (_vector(batch), row, _NONE)
+            yield step(batch, row)
             continue
         records = kept + batch
         whole = len(records) - len(records) % width
         kept = records[whole:]
         if batch and not whole and time.monotonic() - started < PATIENCE_S:
             continue  # a row of several blocks: one step for all of them, if they come soon
-        yield (_vector(records[:whole]), row, _NONE)
+        yield step(records[:whole], row, len(kept))
         started = time.monotonic()
     if kept and not drop_remainder:
-        yield (_vector(kept), np.int64(len(kept)), _NONE)
+        yield step(kept, np.int64(len(kept)))
 
 
 def _vector(records: list[bytes]) -> Any:

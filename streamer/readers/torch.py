@@ -16,6 +16,9 @@ records of the epoch; in an order that is always the same if no worker shares a 
 Who may block whom. A worker waits for its FIFO, or for another that is at its turn; never for one that its
 DataLoader does not ask. Every step is in the worker's own thread, so `decode` of several workers is side
 by side. Nothing is read before the first record is asked for. A worker whose parent died stops reading.
+
+Every element has a mark (`streamer.readers.progress`), which stays behind in the worker unless a
+`ResumableLoader` (`streamer.readers.loader`) asks for both.
 """
 
 from __future__ import annotations
@@ -27,16 +30,23 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed
 from torch.utils.data import IterableDataset, get_worker_info
 
+from streamer.errors import ChannelError
 from streamer.formats.tar import TarReader, sample
 from streamer.readers.config import PipeModeDatasetException, check_channel, directories
+from streamer.readers.place import Place
 from streamer.readers.plain import TIMEOUT, check_format, next_stream, record_reader
+from streamer.readers.progress import Block, Mark, Progress, Span, Start, Units, start_of, starts_of
 from streamer.readers.samples import check_attributes, cut_sample
+from streamer.readers.state import EpochState
 from streamer.readers.turns import PATIENCE_S, Team, TeamReader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from streamer.formats.window import RecordReader, Source
+    from streamer.readers.stream import PipeStream
+
+    Blocks = Iterator[tuple[PipeStream, list[Block]]]
 
 __all__ = ["WEBDATASET", "PipeIterableDataset", "PipeModeDatasetException"]
 
@@ -102,10 +112,78 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
         self._drop_remainder = drop_remainder
         self._attributes = attributes
         self._timeout = timeout
+        self.starts: dict[str, Start] = {}
+        """Where the next pass begins, for channels of which that is told."""
+        self._progress: Progress | None = None
+        """What of the pass that was begun last this process has returned."""
+        self._team = False
 
     def __iter__(self) -> Iterator[Any]:
         # Not a generator: all workers must count a pass that some of them never come to read.
-        return self._elements([self._records(name, team) for name, team in self._mine()])
+        mine, starts = self._mine(), self.take_starts()
+        self._team = any(team is not None for _, team in mine)
+        self._progress = self.progress(starts, [name for name, _ in mine])
+        return self._noting(self._progress, self._marked(mine, starts))
+
+    def marked(self) -> Iterator[tuple[Any, Mark]]:
+        """A pass as `iter` gives it, each element with its mark, which whoever gets it notes."""
+        return self._marked(self._mine(), self.take_starts())
+
+    @property
+    def unit(self) -> int:
+        """Records of an element."""
+        return self._attributes * (self._batch_size or 1)
+
+    def progress(self, starts: Mapping[str, Start], channels: Sequence[str]) -> Progress:
+        """Nothing of the pass that comes next. Raises ChannelError if a state file cannot be used."""
+        return Progress(
+            [
+                starts.get(name) or Start(Place(name, EpochState(self._where.state, name).peek()))
+                for name in channels
+            ],
+            self.unit,
+        )
+
+    def take_starts(self) -> dict[str, Start]:
+        """Where the next pass begins, which is not told a second time."""
+        starts, self.starts = self.starts, {}
+        return starts
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the pass in this process has returned, for `load_state_dict` and `penstock run --resume`.
+
+        Right for a DataLoader without workers, and in a worker that has channels of its own, where loaders
+        that save such states ask for it. Elsewhere ChannelError: `ResumableLoader` has the whole state.
+        """
+        if self._team:
+            raise ChannelError(
+                "workers share a channel, so one alone cannot tell what is left of it: load with "
+                "ResumableLoader, and save its state_dict()"
+            )
+        if self._progress is not None:
+            return self._progress.state()
+        if not self.starts:
+            raise ChannelError(
+                "this dataset has not been iterated in this process: where workers do that, load with "
+                "ResumableLoader, and save its state_dict()"
+            )
+        return self.progress(self.starts, list(self.starts)).state()
+
+    def load_state_dict(self, state: Mapping[str, Any], *, anyway: bool = False) -> None:
+        """Have the next pass begin where `state` was taken, with the rest of that epoch.
+
+        Raises ValueError if it is no state of this dataset's channels. Iterating raises ChannelError if the
+        plan has changed since, unless `anyway`.
+        """
+        starts = starts_of(state, self.unit, anyway=anyway)
+        known = (
+            starts.keys() <= set(self.channels) if get_worker_info() else starts.keys() == set(self.channels)
+        )
+        if not known:
+            raise ValueError(f"the state is of channels {', '.join(starts)}, not {', '.join(self.channels)}")
+        for name, start in starts.items():
+            EpochState(self._where.state, name).put(start.place.epoch)
+        self.starts, self._progress = starts, None
 
     def _mine(self) -> list[tuple[str, Team | None]]:
         """The channels of this worker, each with those who share it."""
@@ -124,29 +202,63 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
         base_seed = info.seed - info.id
         return [(name, Team(f"{base_seed:x}-{_passes[place]}", info.id // count, size))]
 
-    def _elements(self, sources: list[Iterator[list[bytes]]]) -> Iterator[Any]:
-        blocks = [self._units(source) for source in sources]
-        while blocks:
-            for block in list(blocks):
-                units = next(block, None)
-                if units is None:
-                    blocks.remove(block)
-                    continue
-                for unit in units:
-                    element = self._element(unit)
-                    yield element if self._decode is None else self._decode(element)
+    @staticmethod
+    def _noting(progress: Progress, marked: Iterator[tuple[Any, Mark]]) -> Iterator[Any]:
+        for element, mark in marked:
+            progress.note(mark)
+            yield element
+        progress.all_ended()
 
-    def _records(self, channel: str, team: Team | None) -> Iterator[list[bytes]]:
+    def _marked(
+        self, mine: list[tuple[str, Team | None]], starts: dict[str, Start]
+    ) -> Iterator[tuple[Any, Mark]]:
+        turns = [(name, self._units(self._records(name, team, starts.get(name)))) for name, team in mine]
+        while turns:
+            for turn in list(turns):
+                name, units = turn
+                block = next(units, None)
+                if block is None:
+                    turns.remove(turn)
+                    continue
+                stream, found = block
+                digest = stream.trailer.digest if stream.trailer else ""
+                for records, span in found:
+                    element = self._element(records)
+                    mark = Mark(name, stream.epoch, digest, span)
+                    yield element if self._decode is None else self._decode(element), mark
+
+    def _records(self, channel: str, team: Team | None, told: Start | None) -> Blocks:
         if team is not None:
-            unit = self._attributes * (self._batch_size or 1)
-            yield from TeamReader(channel, self._where, team, self._reader, unit=unit, timeout=self._timeout)
+            yield from TeamReader(
+                channel,
+                self._where,
+                team,
+                self._reader,
+                unit=self.unit,
+                timeout=self._timeout,
+                start=told,
+            )
             return
         parent = os.getppid() if get_worker_info() else None
         with next_stream(channel, self._where, timeout=self._timeout, patience=PATIENCE_S) as stream:
-            for records in self._reader(stream).batches():
-                if records:
-                    yield records
-                elif parent not in (None, os.getppid()):
+            while not stream.open(PATIENCE_S):
+                if parent not in (None, os.getppid()):
+                    return
+            start = start_of(stream, channel, told)
+            base, number = start.place.offset, start.place.records - start.place.skip
+            for _ in start.place.entering(stream, anyway=start.anyway):
+                if parent not in (None, os.getppid()):
+                    return
+            reader = self._reader(stream)
+            batches = reader.batches()
+            while True:
+                offset = base + reader.offset
+                batch = next(batches, None)
+                if batch is None:
+                    return
+                yield stream, list(start.blocks(batch, number, offset))
+                number += len(batch)
+                if not batch and parent not in (None, os.getppid()):
                     return
 
     def _reader(self, source: Source) -> RecordReader:
@@ -154,19 +266,20 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
             return TarReader(source)
         return record_reader(source, self.record_format)
 
-    def _units(self, source: Iterator[list[bytes]]) -> Iterator[list[list[bytes]]]:
-        """The records of each element, as many elements at a time as a block has completed."""
-        size = self._attributes * (self._batch_size or 1)
-        left: list[bytes] = []
-        for block in source:
-            records = left + block
-            whole = len(records) - len(records) % size
-            left = records[whole:]
-            yield [records[at : at + size] for at in range(0, whole, size)]
-        if len(left) % self._attributes:
-            raise cut_sample(len(left) % self._attributes, self._attributes)
-        if left and not self._drop_remainder:
-            yield [left]
+    def _units(self, source: Blocks) -> Iterator[tuple[PipeStream, list[tuple[list[bytes], Span]]]]:
+        """The records of each element, as many elements at a time as arrived blocks complete."""
+        units = Units(self.unit)
+        stream = None
+        for stream, blocks in source:
+            if found := [unit for block in blocks for unit in units.add(block)]:
+                yield stream, found
+        last = units.finish()
+        if stream is None or last is None:
+            return
+        if cut := len(last[0]) % self._attributes:
+            raise cut_sample(cut, self._attributes)
+        if not self._drop_remainder:
+            yield stream, [last]
 
     def _element(self, records: list[bytes]) -> Any:
         samples: list[Any]

@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING
 from streamer.errors import ChannelError, CorruptRecord, PenstockError, StreamError, TruncatedStream
 from streamer.readers.book import ENDED, FAILED, OPEN, READING, Book
 from streamer.readers.plain import next_stream
+from streamer.readers.progress import Block, Start, start_of
 from streamer.readers.stream import PipeStream
 
 if TYPE_CHECKING:
@@ -60,9 +61,10 @@ class Team:
 
 
 class TeamReader:
-    """One worker's part of the next epoch of a channel, as lists of records; each is one pass.
+    """One worker's part of the next epoch of a channel, a turn's blocks at a time; each is one pass.
 
-    `make_reader` gives the record reader of the format; `unit` is how many records stay together.
+    `make_reader` gives the record reader of the format; `unit` is how many records stay together. `start`:
+    where the epoch begins for this team, the same for all of its members.
     Iterating raises ChannelError, TruncatedStream and CorruptRecord, as reading alone does.
     """
 
@@ -75,6 +77,7 @@ class TeamReader:
         *,
         unit: int = 1,
         timeout: float,
+        start: Start | None = None,
     ) -> None:
         self._channel = channel
         self._where = where
@@ -82,11 +85,12 @@ class TeamReader:
         self._make_reader = make_reader
         self._unit = unit
         self._timeout = timeout
+        self._told = start
         self._parent = os.getppid()
         self._prefix = os.path.join(where.state, f".{channel}-pipe_mode-pass-")
         self._path = self._prefix + team.name
 
-    def __iter__(self) -> Iterator[list[bytes]]:
+    def __iter__(self) -> Iterator[tuple[PipeStream, list[Block]]]:
         with contextlib.ExitStack() as stack:
             try:
                 os.makedirs(self._where.state, exist_ok=True)
@@ -101,7 +105,8 @@ class TeamReader:
                 return
             stack.enter_context(stream)
             try:
-                yield from self._turns(fd, stream)
+                for blocks in self._turns(fd, stream):
+                    yield stream, blocks
             except OSError as error:
                 raise ChannelError(f"cannot use {self._path}: {error}") from error
 
@@ -129,11 +134,7 @@ class TeamReader:
             self._sweep()
             stream = next_stream(self._channel, self._where, timeout=self._timeout, patience=PATIENCE_S)
             try:
-                while not stream.open(PATIENCE_S):
-                    if self._orphaned():
-                        stream.close()
-                        os.unlink(self._path)
-                        return None
+                start = self._entered(stream)
             except BaseException as error:
                 stream.close()
                 if isinstance(error, PenstockError):
@@ -141,7 +142,17 @@ class TeamReader:
                 else:
                     os.unlink(self._path)
                 raise
-            book = Book(path=stream.name)
+            if start is None:
+                stream.close()
+                os.unlink(self._path)
+                return None
+            place = start.place
+            book = Book(
+                path=stream.name,
+                received=stream.received,
+                offset=place.offset,
+                number=place.records - place.skip,
+            )
         else:
             stream = PipeStream(book.path, timeout=max(self._timeout, PATIENCE_S), patience=PATIENCE_S)
         book.members |= self._myself()
@@ -153,11 +164,23 @@ class TeamReader:
             return None
         return stream
 
+    def _entered(self, stream: PipeStream) -> Start | None:
+        """Open a stream and bring it to where it is to be read from; None if this worker's parent is gone."""
+        while not stream.open(PATIENCE_S):
+            if self._orphaned():
+                return None
+        start = start_of(stream, self._channel, self._told)
+        for _ in start.place.entering(stream, anyway=start.anyway):
+            if self._orphaned():
+                return None
+        return start
+
     def _myself(self) -> dict[str, int]:
         return {str(self._team.member): os.getpid()}
 
-    def _turns(self, fd: int, stream: PipeStream) -> Iterator[list[bytes]]:
+    def _turns(self, fd: int, stream: PipeStream) -> Iterator[list[Block]]:
         end = _End(stream)
+        start = start_of(stream, self._channel, self._told)
         reader = self._make_reader(end)
         batches = reader.batches()
         while True:
@@ -171,47 +194,59 @@ class TeamReader:
                     return
                 os.pwrite(fd, READING, 0)
                 try:
-                    units = self._turn(book, stream, end, reader, batches)
+                    blocks = self._turn(book, stream, end, reader, batches, start)
                 except PenstockError as error:
                     book.state, book.failure = FAILED, _described(error)
                     book.write(fd)
                     raise
-                if units is None:
+                if blocks is None:
                     os.pwrite(fd, OPEN, 0)
                     return
                 book.write(fd)
             finally:
                 fcntl.flock(fd, fcntl.LOCK_UN)
-            if units:
-                yield units
+            if blocks:
+                yield blocks
 
-    def _turn(
+    def _turn(  # noqa: PLR0917 - what a turn is made of
         self,
         book: Book,
         stream: PipeStream,
         end: _End,
         reader: RecordReader,
         batches: Iterator[list[bytes]],
-    ) -> list[bytes] | None:
+        start: Start,
+    ) -> list[Block] | None:
         """Read until a unit is whole or the epoch over; None if this worker's parent is gone."""
         stream.received = book.received
         reader.go_on(book.rest, book.offset)
-        records = book.waiting
-        while len(records) < self._unit:
+        blocks = [Block(book.waiting, *book.begin)] if book.waiting else []
+        count = len(book.waiting)
+        while count < self._unit:
+            begin = reader.offset
             batch = next(batches, None)
             if batch is None:
                 book.state = ENDED
                 break
-            records += batch
+            for block in start.blocks(batch, book.number, begin):
+                blocks.append(block)
+                count += len(block.records)
+            book.number += len(batch)
             if not batch and self._orphaned():
                 return None
         if end.reached:
             book.state = ENDED
-        whole = len(records) if book.state == ENDED else len(records) - len(records) % self._unit
+        book.waiting, book.begin = [], []
+        if left := 0 if book.state == ENDED else count % self._unit:
+            # They are all of the last block: before it no unit was whole.
+            block = blocks.pop()
+            whole = len(block.records) - left
+            book.waiting, *book.begin = block.part(whole, len(block.records))
+            if whole:
+                blocks.append(block.part(0, whole))
         book.rest, book.offset = reader.hand_over()
         book.received = stream.received
-        book.waiting = records[whole:]
-        return records[:whole]
+        return blocks
 
     def _raise_if_broken(self, fd: int, book: Book) -> None:
         if book.state == READING:

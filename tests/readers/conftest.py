@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+
 import pytest
 
 from tests.readers.feeder import Feeder
@@ -14,3 +16,25 @@ def feeder(tmp_path, monkeypatch):
     monkeypatch.setenv("SAGEMAKER_BASE_DIR", feeder.base)
     yield feeder
     feeder.close()
+
+
+@pytest.fixture
+def four(tmp_path, monkeypatch):
+    """A host with four channels, train0 to train3."""
+    feeder = Feeder(tmp_path / "four", [f"train{number}" for number in range(4)])
+    monkeypatch.setenv("SAGEMAKER_BASE_DIR", feeder.base)
+    yield feeder
+    feeder.close()
+
+
+@pytest.fixture
+def workers_of_torch(monkeypatch):
+    """DataLoader's workers, on a host with one process: soon there, and soon missed."""
+    import torch
+
+    # From a process that has imported PyTorch and runs no threads.
+    multiprocessing.get_context("forkserver").set_forkserver_preload(["torch", "tests.readers.decoders"])
+    # After an error PyTorch waits so many seconds for each worker, and notices as late that one is dead.
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.5)
+    for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import gc
+import itertools
+import json
 import os
 import re
 import signal
+import struct
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -19,6 +23,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 tf = pytest.importorskip("tensorflow")
 
 from streamer.readers import verdicts  # noqa: E402
+from streamer.readers.place import Place  # noqa: E402
 from streamer.readers.tensorflow import PipeModeDataset, PipeModeDatasetException  # noqa: E402
 
 RECORDS = [b"%d" % number for number in range(3000)]
@@ -511,6 +516,59 @@ def test_interleaved_channels(feeder):
     assert sorted(contents(mixed)) == [b"train"] * 50 + [b"validation"] * 50
 
 
+def test_interleave_of_channels(feeder):
+    """`Dataset.interleave` itself, over a dataset of datasets; each channel in a thread of its own."""
+    for name in ("train", "validation"):
+        feeder.feed(0, encoded(records=[b"%s%d" % (name[:1].encode(), n) for n in range(300)]), channel=name)
+    train, validation = (
+        tf.data.Dataset.from_tensors(PipeModeDataset(name, "TFRecord")) for name in ("train", "validation")
+    )
+    dataset = train.concatenate(validation).interleave(
+        lambda channel: channel, cycle_length=2, block_length=3, num_parallel_calls=2, deterministic=True
+    )
+    got = contents(dataset)
+    assert got[:9] == [b"t0", b"t1", b"t2", b"v0", b"v1", b"v2", b"t3", b"t4", b"t5"]
+    assert sorted(got) == sorted(b"%c%d" % (letter, n) for letter in b"tv" for n in range(300))
+
+
+def test_records_of_several_parts(feeder):
+    """RecordIO's continuation flags, which the incumbent's own tests have; joined without the magic."""
+    parts = b"".join(
+        struct.pack("<II", 0xCED7230A, flag << 29 | len(data)) + data + bytes(-len(data) % 4)
+        for flag, data in ((1, b"first, "), (2, b"second, "), (3, b"third"), (0, b"single"))
+    )
+    feeder.feed(0, parts)
+    assert contents(PipeModeDataset("train")) == [b"first, second, third", b"single"]
+
+
+def test_replicas_of_a_strategy_share_a_channel(feeder):
+    """Two replicas of MirroredStrategy: every record goes to one of them, over two epochs."""
+    for epoch in range(2):
+        feeder.feed(epoch, encoded())
+    script = (
+        "import tensorflow as tf\n"
+        "cpu = tf.config.list_physical_devices('CPU')[0]\n"
+        "tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)\n"
+        "from streamer.readers.tensorflow import PipeModeDataset\n"
+        "strategy = tf.distribute.MirroredStrategy(['cpu:0', 'cpu:1'])\n"
+        "dataset = PipeModeDataset('train', 'TFRecord').batch(100)\n"
+        "shared = strategy.experimental_distribute_dataset(dataset)\n"
+        "def step(records):\n"
+        "    return tf.reduce_sum(tf.strings.to_number(records)), tf.size(records)\n"
+        "for _ in range(2):\n"
+        "    sums, sizes = [], []\n"
+        "    for batch in shared:\n"
+        "        total, size = strategy.run(step, [batch])\n"
+        "        sums += [float(each) for each in strategy.experimental_local_results(total)]\n"
+        "        sizes.append([int(each) for each in strategy.experimental_local_results(size)])\n"
+        "    print(sum(sums), set(map(tuple, sizes)))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=50
+    )
+    assert done.stdout == "4498500.0 {(50, 50)}\n" * 2, done.stderr
+
+
 def test_iterators_side_by_side_read_different_epochs(feeder):
     for epoch in range(2):
         feeder.feed(epoch, encoded(records=[b"%d" % epoch] * 100))
@@ -554,3 +612,122 @@ def test_without_the_c_api_errors_are_what_python_steps_can_raise(feeder, monkey
     assert got == RECORDS
     assert "TruncatedStream: received" in text
     assert "errors of a stream will be UnknownError" in caplog.text
+
+
+# Places
+
+
+def taken(dataset, count):
+    """The first elements, and the place that came with the last one, as a checkpoint has it."""
+    got, places = zip(*itertools.islice(dataset.as_numpy_iterator(), count), strict=True)
+    return list(got), places[-1]
+
+
+@pytest.mark.parametrize("record_format", list(ENCODE))
+@pytest.mark.parametrize("count", [1, 1777, len(RECORDS) - 1])
+def test_a_place_is_where_the_element_was_not_where_reading_is(feeder, record_format, count):
+    """The prefetch is far ahead when the place is taken; the rest is exactly what was not seen."""
+    left = feeder.feed(0, encoded(record_format), digest="d")
+    dataset = PipeModeDataset("train", record_format, places=True)
+    assert dataset.element_spec == (tf.TensorSpec([], tf.string),) * 2
+    assert dataset.output_types == (tf.string, tf.string)
+    got, place = taken(dataset.prefetch(100), count)
+    assert got == RECORDS[:count]
+    left.join()
+    assert json.loads(place)["records"] == count
+    for epoch in range(2):
+        feeder.feed(epoch, encoded(record_format), digest="d")
+    again = PipeModeDataset("train", record_format, start=place)
+    assert contents(again.repeat(2)) == RECORDS[count:] + RECORDS
+    assert feeder.next_epoch() == 2
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_places_of_batches(feeder, rows):
+    """Over the borders of blocks; and for a place behind a batch that the pipeline made of records."""
+    records = RECORDS + [b"x" * 70_000] * 40
+    data = encoded(records=records)
+    left = feeder.feed(0, data)
+    batches = PipeModeDataset("train", "TFRecord", batch_size=7, places=True)
+    got, place = taken(batches.batch(rows).prefetch(2), 107)
+    left.join()
+    seen = 7 * rows * 107
+    assert b"".join(record for batch in got for record in batch.ravel()) == b"".join(records[:seen])
+    state = json.loads(place[-1])
+    assert state["records"] == seen
+    left = feeder.feed(0, data[state["offset"] :], total=len(data), bytes_skipped=state["offset"])
+    rest = PipeModeDataset("train", "TFRecord", batch_size=7, start=state, places=True)
+    resumed = list(rest.as_numpy_iterator())
+    assert [record for batch, _ in resumed for record in batch] == records[seen:]
+    assert json.loads(resumed[-1][1]) == Place("train", 1).state()
+
+
+def test_the_place_behind_the_last_record_is_the_next_epoch(feeder):
+    """By the bytes that are due, before the end of file; an endless repeat must not begin with nothing."""
+    left = feeder.feed(0, encoded(), hold=True)
+    iterator = PipeModeDataset("train", "TFRecord", batch_size=1500, places=True).as_numpy_iterator()
+    assert [json.loads(place)["epoch"] for _, place in (next(iterator), next(iterator))] == [0, 1]
+    left.release.set()
+    assert list(iterator) == []
+
+
+def test_a_checkpoint_holds_what_the_steps_have_seen(feeder, tmp_path):
+    """The whole way: variable, checkpoint, a new program's variable, and the rest of the epoch."""
+    left = feeder.feed(0, encoded())
+    place = tf.Variable("", dtype=tf.string)
+    total = tf.Variable(0.0)
+
+    @tf.function
+    def step(records, places):
+        total.assign_add(tf.reduce_sum(tf.strings.to_number(records)))
+        place.assign(places)
+
+    def dataset(start):
+        return PipeModeDataset("train", "TFRecord", batch_size=100, places=True, start=start)
+
+    for records, behind in dataset(place).prefetch(5).take(13):
+        step(records, behind)
+    left.join()
+    saved = tf.train.Checkpoint(place=place, total=total).save(str(tmp_path / "checkpoint"))
+    place.assign("")
+    total.assign(0.0)
+    tf.train.Checkpoint(place=place, total=total).restore(saved).assert_consumed()
+    feeder.feed(0, encoded())
+    for records, behind in dataset(place):
+        step(records, behind)
+    assert total.numpy() == sum(range(3000))
+
+
+def test_a_start_under_another_plan(feeder):
+    left = feeder.feed(0, encoded(), digest="one")
+    _, place = taken(PipeModeDataset("train", "TFRecord", places=True), 10)
+    left.join()
+    left = feeder.feed(0, encoded(), digest="two")
+    _, text = failure(PipeModeDataset("train", "TFRecord", start=place), tf.errors.NotFoundError)
+    left.join()
+    assert "other objects, or another order" in text
+    assert "anyway=True" in text
+    feeder.feed(0, encoded(), digest="two")
+    assert contents(PipeModeDataset("train", "TFRecord", start=place, anyway=True)) == RECORDS[10:]
+
+
+def test_a_start_far_into_a_slow_fifo_does_not_hold_the_program(feeder):
+    """While what lies before the place is dropped, steps stay short: the iterator can be thrown away."""
+    feed = feeder.feed(0, LARGE[: 5 << 20], total=len(LARGE), hold=True, verdict="open")
+    state = Place("train", 0, offset=8 << 20).state()
+    iterator = iter(PipeModeDataset("train", "TFRecord", start=state).prefetch(1))
+    feed.written.wait(20)
+    begun = time.monotonic()
+    del iterator
+    gc.collect()
+    assert time.monotonic() - begun < 5
+    feed.release.set()
+
+
+def test_starts_that_mean_nothing(feeder):
+    with pytest.raises(PipeModeDatasetException, match="start says which epoch is first"):
+        PipeModeDataset("train", start=Place("train", 1).state(), epoch=1)
+    with pytest.raises(ValueError, match="of channel eval"):
+        PipeModeDataset("train", start=Place("eval", 1).state())
+    with pytest.raises(ValueError, match="give a place, as a dict or as JSON"):
+        PipeModeDataset("train", start=b"7")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import multiprocessing
 import os
 import random
 
@@ -16,7 +15,6 @@ from streamer.formats import recordio, tfrecord
 from streamer.readers.torch import PipeIterableDataset, PipeModeDatasetException
 from streamer.relay.failures import POISON
 from tests.readers import decoders
-from tests.readers.feeder import Feeder
 from tests.unit.test_tar import archive
 
 RECORDS = [b"record %d " % number * (number % 50) for number in range(8000)]
@@ -25,27 +23,10 @@ ENCODE = {"TFRecord": tfrecord.encode, "RecordIO": recordio.encode, "TextLine": 
 
 pytestmark = [
     pytest.mark.timeout(120),
+    pytest.mark.usefixtures("workers_of_torch"),
     # It is no speed that these tests are about.
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def fork_server():
-    """Workers come from a process that has imported PyTorch and runs no threads."""
-    multiprocessing.get_context("forkserver").set_forkserver_preload(["torch", "tests.readers.decoders"])
-
-
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch):
-    """After an error PyTorch waits so many seconds for each worker, and notices as late that one is dead."""
-    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.5)
-
-
-@pytest.fixture(autouse=True)
-def one_process_on_this_host(monkeypatch):
-    for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
 
 
 def encoded(record_format, records=RECORDS):
@@ -146,15 +127,6 @@ def test_decode_makes_tensors_that_the_loader_collates(feeder):
     batches = list(loader)
     assert [batch.shape[0] for batch in batches] == [30, 30, 30, 10]
     assert torch.cat(batches).tolist() == [len(record) for record in RECORDS[:100]]
-
-
-@pytest.fixture
-def four(tmp_path, monkeypatch):
-    """A host with four channels, each with an epoch that names it."""
-    feeder = Feeder(tmp_path / "four", [f"train{number}" for number in range(4)])
-    monkeypatch.setenv("SAGEMAKER_BASE_DIR", feeder.base)
-    yield feeder
-    feeder.close()
 
 
 FOUR = ["train0", "train1", "train2", "train3"]

@@ -21,9 +21,10 @@ RECORDS = [b"record %d " % number * (number % 50) for number in range(16_000)]
 
 def member(feeder, index, *, name="seed-1", size=2, kind=TFRecordReader, unit=1, timeout=30):
     team = Team(name, index, size)
-    return iter(
-        TeamReader("train", directories(**feeder_directories(feeder)), team, kind, unit=unit, timeout=timeout)
+    reader = TeamReader(
+        "train", directories(**feeder_directories(feeder)), team, kind, unit=unit, timeout=timeout
     )
+    return ([record for block in blocks for record in block.records] for _, blocks in reader)
 
 
 def feeder_directories(feeder):
@@ -190,7 +191,7 @@ if os.fork():
 where = directories(**{feeder_directories(feeder)!r})
 reader = TeamReader("train", where, Team("x", 0, 2), LineReader, timeout=50)
 os.write(tell, b"x")
-print(list(reader))
+print([block.records for _, blocks in reader for block in blocks])
 """
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=40, check=False

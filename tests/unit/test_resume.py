@@ -13,6 +13,7 @@ from streamer.errors import ConfigError, SourceChanged
 from streamer.plan import NOWHERE, Literal, Mark, ObjectRef, Plan, Position, Segment, cut
 from streamer.plan.parts import rest
 from streamer.readers.place import Place
+from streamer.readers.progress import Progress, Start
 from streamer.sink.kept import Held
 
 CONTENTS = {"": b"", "a": bytes(range(200)), "b": b"", "c": b"xyz" * 40, "d": b"q"}
@@ -89,6 +90,16 @@ def test_a_state_that_is_none_is_refused(text, words):
 def test_a_state_file_that_is_not_there(tmp_path):
     with pytest.raises(ConfigError, match="cannot read --resume"):
         load_saved(str(tmp_path / "none"))
+
+
+def test_a_state_of_several_channels_is_one_of_each():
+    starts = [Start(Place.of(STATE, "train")), Start(Place("eval", 1, offset=5))]
+    state = json.dumps(Progress(starts, 7).state())
+    other = json.dumps(Place("test", 0).state())
+    assert parse_saved(state) == parse_saved(json.dumps([STATE, Place("eval", 1, offset=5).state()]))
+    assert parse_saved(f"[{state}, {other}]").keys() == {"train", "eval", "test"}
+    with pytest.raises(ConfigError, match="two states of channel train"):
+        parse_saved(f"[{state}, {json.dumps(STATE)}]")
 
 
 def test_a_state_of_another_plan_is_refused_unless_told():

@@ -1,0 +1,235 @@
+"""`state_dict` in PyTorch: what the trainer has had is had, and the resumed run gives exactly the rest."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import json
+
+import pytest
+import torch
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from streamer.errors import ChannelError
+from streamer.readers.loader import ResumableLoader
+from streamer.readers.torch import PipeIterableDataset
+from tests.readers import decoders
+from tests.readers.test_torch import ENCODE, FOUR, RECORDS, encoded
+from tests.unit.test_tar import archive
+
+pytestmark = [
+    pytest.mark.timeout(120),
+    pytest.mark.usefixtures("workers_of_torch"),
+    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),  # torchdata calls it
+]
+
+
+def resumable(dataset, workers, **options):
+    if workers:
+        options |= {"multiprocessing_context": "forkserver"}
+    return ResumableLoader(dataset, num_workers=workers, **options)
+
+
+def had(loader, count):
+    """The first elements of a loop, and the state behind them as a file has it."""
+    elements = list(itertools.islice(loader, count))
+    return elements, json.loads(json.dumps(loader.state_dict()))
+
+
+def flat(batches):
+    return [record for batch in batches for record in batch]
+
+
+@pytest.mark.parametrize("record_format", list(ENCODE))
+@pytest.mark.parametrize("count", [1, 700, len(RECORDS) - 1])
+def test_a_dataset_alone(feeder, record_format, count):
+    left = feeder.feed(0, encoded(record_format))
+    dataset = PipeIterableDataset("train", record_format)
+    passing = iter(dataset)
+    assert list(itertools.islice(passing, count)) == RECORDS[:count]
+    state = json.loads(json.dumps(dataset.state_dict()))
+    del passing
+    left.join()
+    again = PipeIterableDataset("train", record_format)
+    again.load_state_dict(state)
+    assert again.state_dict() == state
+    for epoch in range(2):
+        feeder.feed(epoch, encoded(record_format))
+    assert list(again) == RECORDS[count:]
+    assert again.state_dict()["channels"][0]["epoch"] == 1
+    assert list(again) == RECORDS
+
+
+def test_samples_of_tar_files(feeder):
+    members = [(f"{number:05}.bin", b"x" * (number * 7 % 3000)) for number in range(1500)]
+    data = archive(members)
+    left = feeder.feed(0, data)
+    dataset = PipeIterableDataset("train", "WebDataset", batch_size=7)
+    passing = iter(dataset)
+    first = list(itertools.islice(passing, 150))
+    state = dataset.state_dict()
+    del passing
+    left.join()
+    offset = state["channels"][0]["offset"]
+    assert offset > 0
+    feeder.feed(0, data[offset:], total=len(data), bytes_skipped=offset)
+    dataset.load_state_dict(state)
+    assert [each["__key__"] for each in flat(first + list(dataset))] == [name[:5] for name, _ in members]
+
+
+@pytest.mark.parametrize(("workers", "later"), [(0, 0), (2, 2), (3, 1), (1, 3)])
+@pytest.mark.parametrize("from_there", [False, True], ids=["whole", "--resume"])
+def test_workers_that_share_a_channel(feeder, workers, later, from_there):
+    """However far they had read ahead, and with another number of them; whole batches, each once."""
+    data = encoded("TFRecord")
+    left = feeder.feed(0, data, digest="d")
+    dataset = PipeIterableDataset("train", "TFRecord", batch_size=30)
+    first, state = had(resumable(dataset, workers), 150)
+    left.join()
+    (place,) = state["channels"]
+    assert place["digest"] == "d"
+    offset = place["offset"] if from_there else 0
+    feeder.feed(0, data[offset:], total=len(data), bytes_skipped=offset, digest="d")
+    loader = resumable(PipeIterableDataset("train", "TFRecord", batch_size=30), later)
+    loader.load_state_dict(state)
+    rest = list(loader)
+    assert sorted(flat(first + rest)) == sorted(RECORDS)
+    assert sorted(map(len, first + rest)) == [len(RECORDS) % 30, *[30] * (len(RECORDS) // 30)]
+    assert loader.state_dict()["channels"][0]["epoch"] == 1
+    assert feeder.next_epoch() == 1
+
+
+def test_one_interruption_after_the_other(feeder):
+    """A state of a resumed loop is one of the epoch, gaps and all."""
+    found, state = [], None
+    for _ in range(4):
+        left = feeder.feed(0, encoded("TFRecord"))
+        loader = resumable(PipeIterableDataset("train", "TFRecord", batch_size=10), 3)
+        if state is not None:
+            loader.load_state_dict(state)
+        elements, state = had(loader, 150)
+        found += elements
+        left.join()
+    feeder.feed(0, encoded("TFRecord"))
+    loader = resumable(PipeIterableDataset("train", "TFRecord", batch_size=10), 2)
+    loader.load_state_dict(state)
+    assert sorted(flat(found + list(loader))) == sorted(RECORDS)
+
+
+def test_more_channels_than_workers(four):
+    for channel in FOUR:
+        lines = [b"%s %d" % (channel.encode(), number) for number in range(2000)]
+        four.feed(0, encoded("TextLine", lines), channel=channel)
+    loader = resumable(PipeIterableDataset(FOUR, "TextLine"), 2)
+    first, state = had(loader, 3001)
+    four.close()
+    for channel in FOUR:
+        lines = [b"%s %d" % (channel.encode(), number) for number in range(2000)]
+        four.feed(0, encoded("TextLine", lines), channel=channel)
+    again = resumable(PipeIterableDataset(FOUR, "TextLine"), 2)
+    again.load_state_dict(state)
+    assert sorted(first + list(again)) == sorted(
+        b"%s %d" % (channel.encode(), number) for channel in FOUR for number in range(2000)
+    )
+
+
+def test_workers_that_stay(feeder):
+    """The state is used up by the first loop; between loops it is the next epoch's begin."""
+    left = feeder.feed(0, encoded("TFRecord"))
+    first, state = had(resumable(PipeIterableDataset("train", "TFRecord", batch_size=50), 2), 40)
+    left.join()
+    for epoch in range(2):
+        feeder.feed(epoch, encoded("TFRecord"))
+    loader = resumable(PipeIterableDataset("train", "TFRecord", batch_size=50), 2, persistent_workers=True)
+    loader.load_state_dict(state)
+    assert sorted(flat(first + list(loader))) == sorted(RECORDS)
+    with pytest.raises(ValueError, match="the workers stay, and have begun already"):
+        loader.load_state_dict(state)
+    assert sorted(flat(loader)) == sorted(RECORDS)
+    assert loader.state_dict()["channels"][0]["epoch"] == 2
+
+
+def test_batches_that_the_loader_makes(feeder):
+    left = feeder.feed(0, encoded("TFRecord"))
+    dataset = PipeIterableDataset("train", "TFRecord", decode=decoders.length)
+    first, state = had(resumable(dataset, 2, batch_size=25), 100)
+    left.join()
+    assert first[0].shape == (25,)
+    feeder.feed(0, encoded("TFRecord"))
+    loader = resumable(dataset, 2, batch_size=25)
+    loader.load_state_dict(state)
+    assert sorted(torch.cat(first + list(loader)).tolist()) == sorted(map(len, RECORDS))
+
+
+def test_before_the_first_loop_the_state_is_the_next_epoch(feeder):
+    loader = resumable(PipeIterableDataset("train", "TFRecord"), 2)
+    assert loader.state_dict()["channels"][0]["records"] == 0
+    loader.load_state_dict(loader.state_dict())
+    feeder.feed(0, encoded("TFRecord"))
+    assert sorted(loader) == sorted(RECORDS)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_another_plan_is_refused_unless_told(feeder, workers):
+    left = feeder.feed(0, encoded("TFRecord"), digest="one")
+    first, state = had(resumable(PipeIterableDataset("train", "TFRecord", batch_size=9), workers), 20)
+    left.join()
+    left = feeder.feed(0, encoded("TFRecord"), digest="two")
+    loader = resumable(PipeIterableDataset("train", "TFRecord", batch_size=9), workers)
+    loader.load_state_dict(state)
+    with pytest.raises(ChannelError, match="other objects, or another order"):
+        list(loader)
+    del loader
+    gc.collect()  # the error's traceback holds its workers
+    left.join()
+    feeder.feed(0, encoded("TFRecord"), digest="two")
+    loader = resumable(PipeIterableDataset("train", "TFRecord", batch_size=9), workers)
+    loader.load_state_dict(state, anyway=True)
+    assert sorted(flat(first + list(loader))) == sorted(RECORDS)
+
+
+def test_what_a_dataset_cannot_tell(feeder):
+    """Its workers read, and not it; a state that says otherwise would lose what they hold."""
+    dataset = PipeIterableDataset("train", "TFRecord")
+    with pytest.raises(ChannelError, match="has not been iterated in this process"):
+        dataset.state_dict()
+    with pytest.raises(ValueError, match="the state is of channels validation, not train"):
+        dataset.load_state_dict(ResumableLoader(PipeIterableDataset("validation")).state_dict())
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_of_torchdata(four, workers):
+    """It asks each worker for its state behind every element, and gives each its own again."""
+
+    def feed():
+        for channel in FOUR:
+            four.feed(0, encoded("TFRecord", RECORDS[:2000]), channel=channel)
+
+    options = {"batch_size": None, "num_workers": workers}
+    if workers:
+        options |= {"multiprocessing_context": "forkserver"}
+    feed()
+    loader = StatefulDataLoader(PipeIterableDataset(FOUR, "TFRecord", batch_size=10), **options)
+    passing = iter(loader)
+    first = list(itertools.islice(passing, 333))
+    state = loader.state_dict()
+    del passing, loader  # it keeps its iterator, whose workers keep the FIFOs
+    gc.collect()
+    four.close()
+    feed()
+    again = StatefulDataLoader(PipeIterableDataset(FOUR, "TFRecord", batch_size=10), **options)
+    again.load_state_dict(state)
+    assert sorted(flat(first + list(again))) == sorted(RECORDS[:2000] * 4)
+
+
+def test_a_loader_of_torchdata_whose_workers_share_a_channel(feeder):
+    feeder.feed(0, encoded("TFRecord"))
+    loader = StatefulDataLoader(
+        PipeIterableDataset("train", "TFRecord"),
+        batch_size=None,
+        num_workers=2,
+        multiprocessing_context="forkserver",
+    )
+    with pytest.raises(ChannelError, match="load with ResumableLoader"):
+        list(loader)

@@ -1,0 +1,138 @@
+"""A resumed training from end to end: state, file, `penstock run --resume`, reader; in each framework."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+
+import pytest
+
+from streamer.errors import ChannelError
+from streamer.formats.tfrecord import encode
+from streamer.readers.loader import ResumableLoader
+from streamer.readers.torch import PipeIterableDataset
+from streamer.trailer import read_trailer
+from tests.kit.processes import Sidecar, job, penstock, write_job
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+RECORDS = [b"%d " % number * (number % 300) for number in range(20_000)]
+"""Twelve megabytes, in three objects."""
+SEEN = 15_000
+
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("workers_of_torch")]
+
+
+@pytest.fixture
+def begun(stub, tmp_path, monkeypatch):
+    """Starts the sidecar of one job, again and again, killed at the test's end."""
+    for part in range(3):
+        stub.objects[f"b/train/{part}"] = b"".join(map(encode, RECORDS[part::3]))
+    monkeypatch.setenv("SAGEMAKER_BASE_DIR", str(tmp_path / "ml"))
+    path = write_job(tmp_path / "job.yaml", job(stub.url, tmp_path / "ml", "b/train/", PartSize="64KiB"))
+    found = []
+
+    def begin(*options):
+        found.append(Sidecar(path, *options))
+        found[-1].wait_for("ready")
+        return found[-1]
+
+    begin.path = path
+    yield begin
+    for each in found:
+        if each.process.poll() is None:
+            each.process.kill()
+        each.wait()
+
+
+ORDER = [record for part in range(3) for record in RECORDS[part::3]]
+
+
+def resume(begun, stub, tmp_path, state):
+    """A sidecar that goes on at a state saved in a file; it must ask for nothing before that place."""
+    (tmp_path / "state.json").write_text(json.dumps(state))
+    seen = len(stub.seen)
+    started = begun("--resume", str(tmp_path / "state.json"))
+    return started, seen
+
+
+def first_fetched(stub, seen):
+    """The byte of the epoch with which the first request of a resumed sidecar begins."""
+    sizes = [len(stub.objects[f"b/train/{part}"]) for part in range(3)]
+    get = stub.seen[seen]
+    return sum(sizes[: int(get.key[-1])]) + int(get.range[6:].split("-")[0])
+
+
+def test_pytorch_with_two_workers(stub, begun, tmp_path):
+    def loader():
+        dataset = PipeIterableDataset("train", "TFRecord", batch_size=50)
+        return ResumableLoader(dataset, num_workers=2, multiprocessing_context="forkserver")
+
+    started = begun()
+    first = loader()
+    batches = list(itertools.islice(first, SEEN // 50))
+    state = first.state_dict()
+    assert started.end() == 0
+    started, seen = resume(begun, stub, tmp_path, state)
+    again = loader()
+    again.load_state_dict(json.loads((tmp_path / "state.json").read_text()))
+    batches += again
+    assert sorted(record for batch in batches for record in batch) == sorted(RECORDS)
+    (place,) = state["channels"]
+    trailer = read_trailer(str(tmp_path / "ml" / "input" / "data"), "train", 0)
+    assert (trailer.verdict, trailer.bytes_skipped) == ("complete", place["offset"])
+    assert place["offset"] > 1_000_000
+    assert first_fetched(stub, seen) >= place["offset"]
+    assert sorted(record for batch in again for record in batch) == sorted(RECORDS)
+    assert started.end() == 0
+
+
+def test_tensorflow_with_a_checkpoint(stub, begun, tmp_path):
+    tf = pytest.importorskip("tensorflow")
+    from streamer.readers.tensorflow import PipeModeDataset
+
+    def dataset(start):
+        return PipeModeDataset("train", "TFRecord", batch_size=100, places=True, start=start).prefetch(8)
+
+    started = begun()
+    place = tf.Variable("", dtype=tf.string)
+    got = []
+    for records, behind in dataset(place).take(SEEN // 100):
+        got += records.numpy().tolist()
+        place.assign(behind)
+    saved = tf.train.Checkpoint(place=place).save(str(tmp_path / "checkpoint"))
+    assert started.end() == 0
+
+    restored = tf.Variable("", dtype=tf.string)
+    tf.train.Checkpoint(place=restored).restore(saved)
+    state = json.loads(restored.numpy())
+    started, seen = resume(begun, stub, tmp_path, state)
+    rest = dataset(restored)
+    got += [record for records, _ in rest.as_numpy_iterator() for record in records]
+    assert got == ORDER
+    assert first_fetched(stub, seen) >= state["offset"]
+    assert [record for records, _ in rest.as_numpy_iterator() for record in records] == ORDER
+    assert started.end() == 0
+
+
+@pytest.mark.parametrize("anyway", [False, True])
+def test_objects_that_have_changed_since(stub, begun, tmp_path, anyway):
+    """Refused by the sidecar as it starts; if it is told, the reader must be told too."""
+    started = begun()
+    loader = ResumableLoader(PipeIterableDataset("train", "TFRecord", batch_size=50))
+    list(itertools.islice(loader, 10))
+    state = loader.state_dict()
+    assert started.end() == 0
+    stub.objects["b/train/3"] = encode(b"new")
+    done = penstock("run", "-c", begun.path, "--resume", json.dumps(state))
+    assert done.returncode == 2
+    assert "saved under plan" in done.stderr
+    begun("--resume", json.dumps(state), "--resume-anyway")
+    loader = ResumableLoader(PipeIterableDataset("train", "TFRecord", batch_size=50))
+    loader.load_state_dict(state, anyway=anyway)
+    if anyway:
+        assert [record for batch in loader for record in batch] == [*ORDER[500:], b"new"]
+    else:
+        with pytest.raises(ChannelError, match="other objects, or another order"):
+            list(loader)
