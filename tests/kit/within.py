@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from streamer.errors import BadAnswer
@@ -88,26 +90,31 @@ class Run:
 
     async def _read_all(self, channels: list[Channel], plans: dict[str, Plan], directory: Path) -> None:
         tasks = [asyncio.create_task(channel.run(), name=channel.name) for channel in channels]
+        # Threads of their own: the loop's are few, and are what looks up the server's name.
+        threads = ThreadPoolExecutor(len(plans), thread_name_prefix="reader")
         try:
             async with asyncio.timeout(LONGEST_RUN), asyncio.TaskGroup() as readers:
                 for name, plan in plans.items():
-                    readers.create_task(self._read(name, plan, directory))
+                    readers.create_task(self._read(name, plan, directory, threads))
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
+            threads.shutdown()
             for task in tasks:
                 if not task.cancelled() and (error := task.exception()) is not None:
                     raise Broken(f"{task.get_name()} ended with what no channel may raise") from error
 
-    async def _read(self, name: str, plan: Plan, directory: Path) -> None:
+    async def _read(self, name: str, plan: Plan, directory: Path, threads: Executor) -> None:
+        loop = asyncio.get_running_loop()
         dice = random.Random(f"{self._trial.seed} reader {name}")
         for epoch in range(self._trial.epochs):
             leaves = dice.random() < self._trial.leaves
-            most = dice.randrange(1 + plan.total_bytes(epoch)) if leaves else None
+            # One byte at least: a reader that goes before its writer has come leaves no trace in a FIFO.
+            most = 1 + dice.randrange(1 + plan.total_bytes(epoch)) if leaves else None
             step = dice.choice([4096, 65536, 1 << 20])
-            path = directory / f"{name}_{epoch}"
-            got = await asyncio.to_thread(read_epoch, path, step=step, most=most)
+            reading = partial(read_epoch, directory / f"{name}_{epoch}", step=step, most=most)
+            got = await loop.run_in_executor(threads, reading)
             self._scene.judge(name, plan, epoch, got)
             if got.error is not None:
                 return

@@ -460,7 +460,7 @@ def test_configuration_passes_nginx(tmp_path):
     origin.write_certificate(str(tmp_path), "127.0.0.1")
     path = tmp_path / "nginx.conf"
     text = origin.config(
-        str(tmp_path), str(tmp_path), address="127.0.0.1", ports=(18001, 18002, 18003), workers=2
+        str(tmp_path), str(tmp_path), address="127.0.0.1", ports=(18001, 18002, 18003, 18004), workers=2
     )
     path.write_text(text)
     origin.check_config(str(path))
@@ -470,7 +470,7 @@ def test_configuration_passes_nginx(tmp_path):
 
 
 @needs_origin
-@pytest.mark.parametrize("server", ["fast", "paced"])
+@pytest.mark.parametrize("server", ["fast", "paced", "uneven"])
 def test_origin_answers_as_s3_does(tmp_path, data, server):
     with origin.running_origin(data, str(tmp_path / "origin")) as running:
         bucket = f"{running.urls[server]}/{TINY.bucket(1)}"
