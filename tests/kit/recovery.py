@@ -199,7 +199,9 @@ class Striker:
         self._seed = seed
         self._url = url
         self._asked: Counter[tuple[str, int]] = Counter()
+        self.struck = 0
         self.withheld: list[Withheld] = []
+        """By faults that are over."""
 
     def __call__(self, name: str, start: int, size: int) -> Fault | None:
         self._asked[name, start] += 1
@@ -208,6 +210,7 @@ class Striker:
         if again or start % PART or not size or dice.random() >= SHARE:
             return None
         fault, before = self._kind.make(dice, size, self._url)
+        self.struck += 1
         place = int(name.rsplit("/", 1)[1]) * SIZE + start + before
 
         async def noted(answer: Answer) -> web.StreamResponse:
@@ -246,16 +249,18 @@ async def measure(kind: Kind, seed: int, stub: S3Stub, truth: bytes, into: Measu
     stub.weather = None
     found = told[True]
     into.seeds += 1
-    into.faults += len(striker.withheld)
+    into.faults += striker.struck
     into.bytes += len(found.data)
     if kind.cause:
         named = found.error is not None and any(word in found.error for word in CAUSES[kind.cause])
-        into.right += truth.startswith(bytes(found.data)) and (named or not striker.withheld)
+        into.right += truth.startswith(bytes(found.data)) and (named or not striker.struck)
         return
     into.right += found.error is None and bytes(found.data) == truth
     into.without += told[False].seconds
     into.under += found.seconds
-    into.recovered += [max(0.0, found.arrival(each.at) - each.ended) for each in striker.withheld]
+    over = striker.withheld
+    into.recovered += [max(0.0, found.arrival(each.at) - each.ended) for each in over]
+    into.recovered += [0.0] * (striker.struck - len(over))  # outlasted by the epoch, which had its bytes
 
 
 def percentile(values: list[float], part: float) -> float:
