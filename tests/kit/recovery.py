@@ -232,9 +232,9 @@ class Measured:
     bytes: int = 0
     right: int = 0
     recovered: list[float] = field(default_factory=list)
-    without: float = 0.0
-    """Seconds of all epochs without the fault."""
-    under: float = 0.0
+    without: list[tuple[Wish, float]] = field(default_factory=list)
+    """Seconds of the epochs without the fault, by transport."""
+    under: list[tuple[Wish, float]] = field(default_factory=list)
     """With it."""
 
 
@@ -256,8 +256,8 @@ async def measure(kind: Kind, seed: int, stub: S3Stub, truth: bytes, into: Measu
         into.right += truth.startswith(bytes(found.data)) and (named or not striker.struck)
         return
     into.right += found.error is None and bytes(found.data) == truth
-    into.without += told[False].seconds
-    into.under += found.seconds
+    into.without.append((transport, told[False].seconds))
+    into.under.append((transport, found.seconds))
     over = striker.withheld
     into.recovered += [max(0.0, found.arrival(each.at) - each.ended) for each in over]
     into.recovered += [0.0] * (striker.struck - len(over))  # outlasted by the epoch, which had its bytes
@@ -269,6 +269,19 @@ def percentile(values: list[float], part: float) -> float:
     return ordered[min(len(ordered) - 1, int(part * len(ordered)))]
 
 
+def kept(rows: list[Measured], row: Measured) -> float:
+    """The throughput under the row's fault over that without any.
+
+    Epochs without are alike, whatever kind they were run beside: the median of all counts, by transport.
+    """
+    plain: dict[Wish, list[float]] = {}
+    for each in rows:
+        for transport, seconds in each.without:
+            plain.setdefault(transport, []).append(seconds)
+    due = sum(statistics.median(plain[transport]) for transport, _ in row.under)
+    return due / sum(seconds for _, seconds in row.under)
+
+
 def table(rows: list[Measured]) -> str:
     """As Markdown."""
     lines = [
@@ -278,13 +291,13 @@ def table(rows: list[Measured]) -> str:
     for row in rows:
         what = "failed by its cause" if row.kind.cause else "complete, right"
         outcome = f"{what}: {row.right} of {row.seeds}"
-        recovery = kept = "-"
+        recovery = left = "-"
         if row.recovered:
             p50, p99 = (percentile(row.recovered, part) for part in (0.5, 0.99))
-            recovery, kept = f"{p50:.2f} / {p99:.2f} s", f"{row.without / row.under:.2f}"
+            recovery, left = f"{p50:.2f} / {p99:.2f} s", f"{kept(rows, row):.2f}"
         size = f"{row.bytes / 1e6:.0f}"
         lines.append(
-            f"| {row.kind.name} | {row.seeds} | {row.faults} | {size} | {outcome} | {recovery} | {kept} |"
+            f"| {row.kind.name} | {row.seeds} | {row.faults} | {size} | {outcome} | {recovery} | {left} |"
         )
     return "\n".join(lines) + "\n"
 
