@@ -1,11 +1,12 @@
 """The origin: an nginx of our own that serves a data set as an S3 server would.
 
-Three servers over the same files, each on a free port:
+Four servers over the same files, each on a free port:
 
     fast    plain HTTP, sendfile, no limits
     paced   as S3 behaves: 25 ms to the first byte (`echo_sleep`, then an internal redirect, so that
             the static handler still answers ranges, ETags and conditions), 90 MiB/s per connection
     tls     as `fast`, over TLS 1.2/1.3
+    uneven  as `fast`, but one request in a hundred gets 256 kB/s: a straggler
 
 `GET /<bucket>` answers with the bucket's static listing, whatever the query. Signatures are not looked
 at; clients make them all the same. nginx runs in the foreground as our child, with all its files in a
@@ -29,7 +30,8 @@ from benchmarks.dataset import DataSet
 ECHO_MODULE = "/usr/lib/nginx/modules/ngx_http_echo_module.so"
 FIRST_BYTE_SECONDS = 0.025
 CONNECTION_RATE = "90m"
-SERVERS = ("fast", "paced", "tls")
+STRAGGLERS, STRAGGLER_RATE = "1%", "256k"
+SERVERS = ("fast", "paced", "tls", "uneven")
 
 
 class OriginFailed(Exception):
@@ -74,7 +76,7 @@ def config(directory: str, data: str, *, address: str, ports: Sequence[int], wor
     plain = "location / { }"
     paced = f"""location / {{ echo_sleep {FIRST_BYTE_SECONDS}; echo_exec @object; }}
     location @object {{ limit_rate {CONNECTION_RATE}; }}"""
-    fast_port, paced_port, tls_port = ports
+    fast_port, paced_port, tls_port, uneven_port = ports
     temporary = "\n".join(
         f"  {kind}_temp_path {directory}/{kind};"
         for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
@@ -113,6 +115,11 @@ http {{
   server {{
     listen {address}:{tls_port} ssl reuseport;{listing}
     {plain}
+  }}
+  split_clients $request_id $rate {{ {STRAGGLERS} {STRAGGLER_RATE}; * 0; }}
+  server {{
+    listen {address}:{uneven_port} reuseport;{listing}
+    location / {{ limit_rate $rate; }}
   }}
 }}
 """

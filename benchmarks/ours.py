@@ -23,14 +23,14 @@ from benchmarks.task import Stream, Task
 class _Sidecar(Running):
     def __init__(self, child: Child, admin: str) -> None:
         self.child = child
-        self._admin = admin
+        self.admin = admin
 
     def go(self) -> None:
         """A reader at its FIFO is all it waits for."""
 
     def after(self) -> Mapping[str, Any]:
         with urllib.request.urlopen(  # noqa: S310 - our own child
-            self._admin + "status", timeout=10
+            self.admin + "status", timeout=10
         ) as answer:
             status = json.load(answer)
         received = sum(channel["received_bytes"] for channel in status["channels"].values())

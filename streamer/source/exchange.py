@@ -218,8 +218,16 @@ class Exchange(ABC, Generic[R]):
             self._finish(error)
 
     def _resume(self) -> None:
-        """The receiver has room again."""
+        """The receiver has room again, and there is most likely something for it.
+
+        It may be a reset, that came while the lane was not watched, and of which uvloop would not tell.
+        """
         self._watch()
+        self._loop.call_soon(self._guarded, self._look)
+
+    def _look(self) -> None:
+        """Read once."""
+        self._step()
 
     @abstractmethod
     def _step(self) -> None:
@@ -322,9 +330,8 @@ class CopyExchange(Exchange[CopyReceiver]):
         while self._lane.layered and not self._done.done():
             self._read()
 
-    def _resume(self) -> None:
-        super()._resume()
-        self._loop.call_soon(self._guarded, self._read)
+    def _look(self) -> None:
+        self._read()  # what the socket does not know of, perhaps
 
     def _read(self) -> None:
         if self._left > 0:

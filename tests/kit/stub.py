@@ -90,6 +90,8 @@ class S3Stub:
     """Prefixes of the listing requests."""
     delimited: int = 0
     """Listing requests that asked for folders."""
+    page: int = 0
+    """Names in a page of a listing; 0 for S3's own thousand."""
     bare_listing_etags: bool = False
     released: asyncio.Event = field(default_factory=asyncio.Event)
     """Ends every `stall`."""
@@ -217,7 +219,8 @@ class S3Stub:
             names = [name for name in names if name > after]
         self.listings.append(prefix)
         await self._together(f"list {prefix}")
-        page, more = names[:PAGE], len(names) > PAGE
+        most = self.page or PAGE
+        page, more = names[:most], len(names) > most
         folders = "".join(
             f"<CommonPrefixes><Prefix>{escape(name)}</Prefix></CommonPrefixes>"
             for name in page

@@ -11,6 +11,7 @@ import itertools
 import json
 import os
 import random
+import socket
 import subprocess
 import sys
 import threading
@@ -19,11 +20,12 @@ import urllib.error
 import urllib.request
 import xml.etree.ElementTree as ET
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from benchmarks import __main__ as program
-from benchmarks import clients, lineup, measure, origin, readers, report, scenarios, stats
+from benchmarks import clients, endurance, lineup, measure, origin, readers, report, scenarios, stats
 from benchmarks.dataset import MIB, DataSet, Shape, listing, nginx_etag
 from benchmarks.peers.agent import in_order
 from benchmarks.process import Child, ProcessFailed, cpu_seconds, memory
@@ -460,7 +462,7 @@ def test_configuration_passes_nginx(tmp_path):
     origin.write_certificate(str(tmp_path), "127.0.0.1")
     path = tmp_path / "nginx.conf"
     text = origin.config(
-        str(tmp_path), str(tmp_path), address="127.0.0.1", ports=(18001, 18002, 18003), workers=2
+        str(tmp_path), str(tmp_path), address="127.0.0.1", ports=(18001, 18002, 18003, 18004), workers=2
     )
     path.write_text(text)
     origin.check_config(str(path))
@@ -470,7 +472,7 @@ def test_configuration_passes_nginx(tmp_path):
 
 
 @needs_origin
-@pytest.mark.parametrize("server", ["fast", "paced"])
+@pytest.mark.parametrize("server", ["fast", "paced", "uneven"])
 def test_origin_answers_as_s3_does(tmp_path, data, server):
     with origin.running_origin(data, str(tmp_path / "origin")) as running:
         bucket = f"{running.urls[server]}/{TINY.bucket(1)}"
@@ -562,3 +564,33 @@ def test_a_case_that_does_not_exist(capsys):
     with pytest.raises(SystemExit):
         readers.main(["--cases", "lines-100,lines-101"])
     assert "no case lines-101; there are tfrecord-200" in capsys.readouterr().err
+
+
+@needs_origin
+def test_a_short_run_under_resets_is_right(tmp_path):
+    found = endurance.endure(gigabytes=0.02, every=0.02, factor=1 / 64, shared=str(tmp_path))
+    assert (found.wrong, found.epochs) == (0, 2)
+    assert found.bytes == 2 * 64 * 256 * 1024
+    assert "every hash right" in endurance.markdown(found)
+    page = (Path(ROOT) / "docs/reliability.md").read_text()
+    assert report.insert(page, "text", begin=endurance.BEGIN, end=endurance.END) != page
+
+
+def test_a_connection_is_reset_from_outside():
+    """A parent takes a copy of its child's socket and dissolves the connection: the peer gets RST."""
+    accepting = (
+        "import socket; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1], flush=True);"
+        "c = s.accept(); input()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", accepting], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
+        port = int(child.stdout.readline())
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            resetter = endurance.Resetter(os.getpid(), every=1.0)
+            client.settimeout(10)
+            while not resetter.reset():
+                pass  # the child has not accepted yet
+            with pytest.raises(ConnectionResetError):
+                client.recv(1)
+        child.communicate("\n")

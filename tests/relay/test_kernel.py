@@ -10,12 +10,14 @@ from aiohttp import web
 
 from streamer.errors import Where
 from streamer.relay import pipes
+from streamer.source import exchange
 from streamer.source.client import why_not, why_not_splice
 from streamer.source.lanes import LanePool
 from streamer.source.session import Endpoint, open_clients
+from tests.kit.faults import resets_after
 from tests.kit.harness import MORE_THAN_A_FIFO, fill, running_channel
 from tests.kit.pipes import eventually, off_loop, read_all
-from tests.kit.stub import Answer, cut_after, fails
+from tests.kit.stub import Answer, cut_after, fails, turns
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
 
@@ -277,3 +279,26 @@ async def test_our_own_client_serves_wherever_it_can(monkeypatch, url, buckets, 
 def test_bodies_stay_in_the_kernel_only_without_tls():
     assert why_not_splice("http://h:1") is None
     assert "TLS" in why_not_splice("https://h")
+
+
+async def test_a_reset_behind_a_full_pipe_is_noticed_when_there_is_room(stub, tmp_path, monkeypatch):
+    """The lane is not watched then, and of a socket that is in error already uvloop tells nobody."""
+    monkeypatch.setattr(exchange, "PATIENCE", 1000.0)
+    size, over = 4_000_000, asyncio.Event()
+    loop = asyncio.get_running_loop()
+    truth = fill(stub, [MORE_THAN_A_FIFO])
+
+    async def resets(answer: Answer) -> web.StreamResponse:
+        response = await resets_after(2_000_000)(answer)
+        await turns()
+        loop.call_soon_threadsafe(over.set)
+        return response
+
+    async def right(answer: Answer) -> web.StreamResponse:
+        return web.Response(status=answer.status, body=answer.body, headers=answer.headers)
+
+    stub.script(right, resets)
+    async with kernel(stub, tmp_path, part_size=size, parts=2, connections=2) as running:
+        await asyncio.wait_for(over.wait(), 20)
+        assert await off_loop(read_all, running.fifo(0)) == truth
+        assert sum(running.channel.statistics().retries.values()) == 1

@@ -1,0 +1,120 @@
+"""A trial in this process: channels over one transport, their readers in threads."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+from streamer.errors import BadAnswer
+from streamer.plan import Plan
+from streamer.relay.changes import Changes
+from streamer.relay.channel import Channel
+from streamer.relay.retry import RetryPolicy
+from streamer.relay.transport import Transport, open_transport
+from streamer.source.heads import PortableHeads
+from streamer.source.integrity import Sums
+from streamer.source.session import Clients, open_clients
+from tests.kit.truth import BUCKET
+from tests.kit.verdicts import Broken, Scene, moved, read_epoch
+
+LONGEST_RUN = 100.0
+"""Seconds after which a run counts as hung."""
+
+POLICY = RetryPolicy(give_up_after=30, first_wait=0.002, longest_wait=0.05)
+
+
+class Run:
+    """One trial without kills."""
+
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
+        self._trial = scene.trial
+        self._dice = random.Random(f"{scene.trial.seed} readers")
+
+    async def run(self, directory: Path) -> None:
+        """Raises Broken."""
+        trial = self._trial
+        async with contextlib.AsyncExitStack() as stack:
+            clients = await stack.enter_async_context(
+                open_clients(self._scene.endpoint, connections=64, stall_timeout=1)
+            )
+            try:
+                plans = await self._scene.plans(clients.control)
+            except BadAnswer:
+                return
+            transport = await stack.enter_async_context(
+                open_transport(
+                    clients,
+                    wish=trial.transport,
+                    buckets={BUCKET},
+                    channels=len(plans),
+                    budget=trial.budget,
+                    connections=trial.connections,
+                    part_size=trial.part_size,
+                    inflate=trial.inflate,
+                    check=trial.check,
+                    hedge=trial.hedge,
+                )
+            )
+            channels = []
+            for name, plan in plans.items():
+                channel = self._channel(name, plan, transport, clients, directory)
+                stack.callback(channel.close)
+                channel.prepare()
+                channels.append(channel)
+            self._scene.change()
+            await self._read_all(channels, plans, directory)
+            for channel in channels:
+                found = channel.statistics()
+                moved(found.retries, self._scene.account.retries)
+                moved(found.hedges, self._scene.account.hedges)
+
+    def _channel(
+        self, name: str, plan: Plan, transport: Transport, clients: Clients, directory: Path
+    ) -> Channel:
+        return Channel(
+            name,
+            plan,
+            transport.source,
+            transport.stages(),
+            directory=str(directory),
+            policy=POLICY,
+            on_verdict=lambda trailer: self._scene.account.epochs.update([trailer.verdict]),
+            changes=Changes(self._trial.policy, PortableHeads(clients.control).find),
+            sums=Sums(clients.control, clients.credentials) if self._trial.check else None,
+        )
+
+    async def _read_all(self, channels: list[Channel], plans: dict[str, Plan], directory: Path) -> None:
+        tasks = [asyncio.create_task(channel.run(), name=channel.name) for channel in channels]
+        # Threads of their own: the loop's are few, and are what looks up the server's name.
+        threads = ThreadPoolExecutor(len(plans), thread_name_prefix="reader")
+        try:
+            async with asyncio.timeout(LONGEST_RUN), asyncio.TaskGroup() as readers:
+                for name, plan in plans.items():
+                    readers.create_task(self._read(name, plan, directory, threads))
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            threads.shutdown()
+            for task in tasks:
+                if not task.cancelled() and (error := task.exception()) is not None:
+                    raise Broken(f"{task.get_name()} ended with what no channel may raise") from error
+
+    async def _read(self, name: str, plan: Plan, directory: Path, threads: Executor) -> None:
+        loop = asyncio.get_running_loop()
+        dice = random.Random(f"{self._trial.seed} reader {name}")
+        for epoch in range(self._trial.epochs):
+            leaves = dice.random() < self._trial.leaves
+            # One byte at least: a reader that goes before its writer has come leaves no trace in a FIFO.
+            most = 1 + dice.randrange(1 + plan.total_bytes(epoch)) if leaves else None
+            step = dice.choice([4096, 65536, 1 << 20])
+            reading = partial(read_epoch, directory / f"{name}_{epoch}", step=step, most=most)
+            got = await loop.run_in_executor(threads, reading)
+            self._scene.judge(name, plan, epoch, got)
+            if got.error is not None:
+                return
