@@ -1,9 +1,8 @@
-"""What the machine may lack for a while: space, open files, names, the endpoint itself. Real ones, of a process."""
+"""What a machine may lack for a while: space, open files, names, the endpoint itself."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import socket
 import subprocess
@@ -46,12 +45,9 @@ def small(tmp_path):
 def use_up(place):
     """Fill the file system, and return the file that does."""
     path = place / "filler"
-    with open(path, "wb", buffering=0) as file:
-        try:
-            while True:
-                file.write(bytes(4096))
-        except OSError as error:
-            assert error.errno == errno.ENOSPC
+    with open(path, "wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
+        while True:
+            file.write(bytes(4096))
     return path
 
 
