@@ -217,7 +217,7 @@ def _mapped(path: str) -> Iterator[None]:
     except OSError as error:
         if error.errno in _SHORTAGES:
             raise SinkError(
-                f"{path}: {error.strerror}; make room on that file system, or raise `ulimit -n`"
+                f"{path}: {error.strerror}; free space on that file system, or raise `ulimit -n`"
             ) from error
         raise SinkError(
             f"{path}: {error.strerror or error}; check that the directory exists and is writable"

@@ -64,7 +64,7 @@ def test_no_space_for_a_trailer_is_waited_for(stub, tmp_path, small):
             while len(got) < len(truth):
                 got += reader.read(1 << 20)
             said = running.wait_for("waiting for space or open files", channel="train")
-            assert "No space left on device; make room" in said["error"]
+            assert "No space left on device; free space" in said["error"]
             os.set_blocking(reader.fileno(), False)
             assert reader.read(1) is None
             os.set_blocking(reader.fileno(), True)
