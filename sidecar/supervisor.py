@@ -131,6 +131,8 @@ class Supervisor:
         self.channels: dict[str, Channel] = {}
         self._waiting_for = ""
         """What the start waits for, if storage is away."""
+        self._told: dict[str, float] = {}
+        """When the log was last told so, by channel."""
         self._ended: dict[str, Moment] = {}
         """Of each channel, the end of the epoch before."""
         self._offered = False
@@ -380,7 +382,10 @@ class Supervisor:
 
     def _note_waiting(self, channel: str, error: SourceError) -> None:
         self._waiting_for = f"{channel}: waiting for storage: {error}"
-        log.warning("waiting for storage", channel=channel, error=str(error))
+        now = time.monotonic()
+        if now - self._told.get(channel, float("-inf")) >= PROGRESS_EVERY:
+            self._told[channel] = now
+            log.warning("waiting for storage", channel=channel, error=str(error))
 
     def _heads(self, clients: Clients) -> contextlib.AbstractAsyncContextManager[Heads]:
         penstock = self.job.penstock

@@ -13,7 +13,7 @@ import pytest
 import trustme
 
 from benchmarks import cgroup
-from benchmarks.memory import CHANNELS, Source, job, run
+from benchmarks.memory import CHANNELS, HEADINGS, Outcome, Source, cells, job, run
 from streamer.units import MIB
 from tests.kit.harness import fill
 from tests.kit.stub import StubThread
@@ -54,6 +54,14 @@ def outcome(stub, tmp_path, *, wish: str, zipped: bool, **endpoint: str):
         return run(document, found, LIMIT, str(tmp_path), rate=10e6)
     except cgroup.NoCgroup as error:
         pytest.skip(f"no cgroup with a limit of memory: {error}")
+
+
+def test_a_row_says_what_was_charged():
+    found = Outcome(100 * MIB, None, 90 * MIB, 0.25)
+    assert cells("tls", 256, found) == ("tls", "256", "100", "in the sum", "90", "0.2", "all right")
+    killed = Outcome(128 * MIB, 30 * MIB, 0, 1.2, "killed by the kernel")
+    assert cells("tls", 128, killed) == ("tls", "128", "128", "30", "0", "1.2", "killed by the kernel")
+    assert len(cells("tls", 256, found)) == len(HEADINGS)
 
 
 def check(found) -> None:

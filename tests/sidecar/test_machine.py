@@ -128,7 +128,7 @@ def test_no_open_files_are_waited_for_without_spinning(stub, tmp_path):
         assert running.end() == 0
 
 
-@pytest.mark.parametrize("transport", ["portable", "copying", "kernel"])
+@pytest.mark.parametrize("transport", ["copying", "kernel"])
 def test_few_open_files_are_fewer_lanes(stub, tmp_path, transport):
     truth = fill(stub, [300_000] * 60, prefix="b/train/")
     document = job(stub.url, tmp_path / "ml", "b/train/", Transport=transport, Connections=200)
