@@ -41,8 +41,8 @@ FROM python:3.13-slim AS runtime
 ENV PATH=/opt/venv/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1
-# A new named volume at /opt/ml takes over this owner and mode.
-RUN install --directory --owner=65534 --group=65534 --mode=0750 /opt/ml
+# A new named volume at one of these takes over owner and mode.
+RUN install --directory --owner=65534 --group=65534 --mode=0750 /opt/ml /run/penstock
 USER 65534:65534
 STOPSIGNAL SIGTERM
 

@@ -74,6 +74,8 @@ class Penstock(Client):
         endpoint = {"Url": task.url, "Region": "us-east-1", "PathStyle": True}
         if task.ca_bundle:
             endpoint["CaBundle"] = task.ca_bundle
+        penstock = {"BaseDirectory": base, "Admin": {"Port": 0}} | task.setting
+        penstock["Endpoint"] = endpoint | penstock.get("Endpoint", {})
         return {
             "InputDataConfig": [
                 {
@@ -84,7 +86,7 @@ class Penstock(Client):
                 }
                 for stream in streams
             ],
-            "Penstock": {"BaseDirectory": base, "Endpoint": endpoint, "Admin": {"Port": 0}} | task.setting,
+            "Penstock": penstock,
         }
 
     def start(self, task: Task, directory: str) -> Running:

@@ -106,23 +106,46 @@ class Child:
         self._process.terminate()
 
 
+def family(pid: int) -> list[int]:
+    """A process and its descendants, as far as they run. Raises ProcessLookupError."""
+    found = [pid]
+    try:
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{task}/children", encoding="ascii") as file:
+                for child in file.read().split():
+                    found += family(int(child))
+    except OSError:
+        raise ProcessLookupError(f"process {pid} is gone") from None
+    return found
+
+
 def cpu_seconds(pid: int) -> float:
-    """User and system seconds of a process so far, over all its threads. Raises ProcessLookupError."""
+    """User and system seconds so far of a process and of those it has started, over all their threads.
+
+    Of those that run: a child that has ended counts no more. Raises ProcessLookupError.
+    """
     # The clock's number as of clock_getcpuclockid(3): the process, scheduler time.
     try:
-        return time.clock_gettime(~pid << 3 | 2)
+        return sum(time.clock_gettime(~each << 3 | 2) for each in family(pid))
     except OSError:
         raise ProcessLookupError(f"process {pid} is gone") from None
 
 
 def memory(pid: int) -> tuple[int, int]:
-    """Resident bytes of a process: now, and at most since it started. Raises ProcessLookupError."""
+    """Resident bytes of a process and of those it has started: now, and at most since each started.
+
+    Raises ProcessLookupError.
+    """
+    resident, peak = 0, 0
     try:
-        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
-            fields = dict(line.split(":", 1) for line in file)
-        return (int(fields["VmRSS"].split()[0]) * 1024, int(fields["VmHWM"].split()[0]) * 1024)
+        for each in family(pid):
+            with open(f"/proc/{each}/status", encoding="ascii", errors="replace") as file:
+                fields = dict(line.split(":", 1) for line in file)
+            resident += int(fields["VmRSS"].split()[0]) * 1024
+            peak += int(fields["VmHWM"].split()[0]) * 1024
     except (OSError, KeyError):
         raise ProcessLookupError(f"process {pid} is gone") from None
+    return resident, peak
 
 
 def wait_for_all(children: Sequence[Child], *, beside: Child, deadline: float) -> list[str]:

@@ -21,6 +21,8 @@ NOT_GRAPHED: dict[str, str] = {
     "penstock_reader_connects_total": "epochs ended show the same",
     "penstock_reader_disconnects_total": "likewise, as abandoned",
     "penstock_channel_failures_total": "failed channels are counted; the log says why",
+    "penstock_records_total": "of wrapped channels alone, and a step at each epoch's end",
+    "penstock_resumes_total": "retries by kind show the same as a rate",
     "penstock_fifo_unread_bytes": "changes faster than it is scraped",
     "penstock_channel_bandwidth_limit_bytes": "time limited is graphed",
     "penstock_memory_budget_bytes": "the channels' budgets are graphed",

@@ -146,6 +146,9 @@ class Service:
         return code
 
     def healthy(self) -> bool:
+        if self.ours and "healthcheck" in self.said:
+            check = self.said["healthcheck"]["test"][1:]
+            return subprocess.run(self.enter(check), capture_output=True, check=False).returncode == 0
         if self.ours:
             text = STAGES[self.said["build"]["target"]].last("HEALTHCHECK") or ""
             check = json.loads(text.split("CMD", 1)[1])

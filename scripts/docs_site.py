@@ -4,6 +4,8 @@
     [text](../README.md#x)             -> the page that the file became
     [text](../deploy/base)             -> the text alone: what is no page stays in the repository
 
+Code in tables may break after dots, slashes and underlines, and nowhere else (docs/stylesheets/site.css).
+
 A link to a file that does not exist is left as it is, so that mkdocs refuses it.
 """
 
@@ -33,6 +35,8 @@ ALSO = {
 """Pages of the site that are files elsewhere in the repository."""
 _PAGES = {source: page for page, source in ALSO.items()}
 _LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
+_CELL = re.compile(r"<td[^>]*>.*?</td>", re.DOTALL)
+_CODE = re.compile(r"<code>([^<]*)</code>")
 _FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 
 
@@ -73,3 +77,17 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
     pieces = _FENCE.split(markdown)
     pieces[::2] = [_LINK.sub(lambda m: link(m[1], m[2], page=place), piece) for piece in pieces[::2]]
     return "".join(pieces)
+
+
+def breakable(html: str) -> str:
+    """HTML whose code in table cells may break within names, where a reader would."""
+
+    def broken(code: re.Match[str]) -> str:
+        return f"<code>{re.sub(r'(?<=[./_:=])(?=[^./_:=])', '<wbr>', code[1])}</code>"
+
+    return _CELL.sub(lambda cell: _CODE.sub(broken, cell[0]), html)
+
+
+def on_page_content(html: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001
+    """The page's tables fit a narrow window."""
+    return breakable(html)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from sidecar.metrics import ERRORS, HEDGES, METRICS, OPERATIONS, OUTCOMES, RETRIED, VERDICTS
 from streamer import __version__
 from streamer.relay.changes import DONE
-from streamer.relay.statistics import CAUSES, STATES, ChannelStatistics, DurationsSnapshot
+from streamer.relay.statistics import CAUSES, RESUMED, STATES, ChannelStatistics, DurationsSnapshot
 from streamer.source.integrity import OUTCOMES as CHECKED
 from streamer.units import human_bytes
 
@@ -27,11 +27,12 @@ if TYPE_CHECKING:
 
     from sidecar.supervisor import Supervisor
 
-_BY_CHANNEL: dict[str, Callable[[ChannelStatistics], float]] = {
+_BY_CHANNEL: dict[str, Callable[[ChannelStatistics], float | None]] = {
     "penstock_fifo_written_bytes_total": lambda s: s.written_bytes,
     "penstock_received_bytes_total": lambda s: s.received_bytes,
     "penstock_wasted_bytes_total": lambda s: s.wasted_bytes,
     "penstock_objects_completed_total": lambda s: s.objects_completed,
+    "penstock_records_total": lambda s: s.records,
     "penstock_reader_connects_total": lambda s: s.readers_come,
     "penstock_reader_disconnects_total": lambda s: s.readers_gone,
     "penstock_epoch": lambda s: s.epoch,
@@ -55,6 +56,7 @@ _LABELLED: dict[str, tuple[tuple[str, ...], Callable[[ChannelStatistics], Mappin
     "penstock_channel_failures_total": (ERRORS, lambda s: {s.error_kind: 1} if s.error_kind else {}),
     "penstock_requests_total": (OUTCOMES, lambda s: s.requests),
     "penstock_retries_total": (RETRIED, lambda s: s.retries),
+    "penstock_resumes_total": (RESUMED, lambda s: s.resumes),
     "penstock_hedges_total": (HEDGES, lambda s: s.hedges),
     "penstock_source_changed_total": (DONE, lambda s: s.changed),
     "penstock_objects_checked_total": (CHECKED, lambda s: s.checked),
@@ -88,7 +90,8 @@ def _lines(supervisor: Supervisor) -> Iterator[str]:
         elif name in _BY_CHANNEL:
             read = _BY_CHANNEL[name]
             for channel, statistics in channels.items():
-                yield f'{name}{{channel="{channel}"}} {_number(read(statistics))}\n'
+                if (known := read(statistics)) is not None:
+                    yield f'{name}{{channel="{channel}"}} {_number(known)}\n'
         else:
             yield from _process(name, supervisor, channels)
 

@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sidecar.environment import trainer_environment
-from sidecar.exits import Exit
+from sidecar.exits import Exit, exit_code
 from sidecar.identity import identify, local_job
 from sidecar.logs import log
 from sidecar.resume import load_saved
@@ -176,18 +176,29 @@ async def _run_trainer(supervisor: Supervisor, command: tuple[str, ...], environ
             await asyncio.wait({failed, ended}, return_when=asyncio.FIRST_COMPLETED)
             failed.cancel()
             if not ended.done():
-                log.error(
-                    "a channel failed; the trainer is given time to notice", seconds=GRACE_AFTER_FAILURE
-                )
-                await _end_child(send, ended)
+                await _end_child(send, ended, _told(supervisor))
     status = child.returncode or 0
     return 128 - status if status < 0 else status
 
 
-async def _end_child(send: Callable[[signal.Signals], None], ended: asyncio.Task[int]) -> None:
+def _told(supervisor: Supervisor) -> dict[str, object]:
+    """Which channel failed, why, and what the exit code will be."""
+    failure = supervisor.failure
+    if failure is None:
+        raise RuntimeError("no channel has failed")
+    name, error = failure
+    return {"channel": name, "error": str(error), "code": int(exit_code(error))}
+
+
+async def _end_child(
+    send: Callable[[signal.Signals], None], ended: asyncio.Task[int], told: dict[str, object]
+) -> None:
     """Wait, then ask, then kill: all of it, for whatever reads on would take our end for the data's."""
+    log.error("a channel failed; the trainer is given time to notice", seconds=GRACE_AFTER_FAILURE, **told)
     for number in (signal.SIGTERM, signal.SIGKILL):
         await asyncio.wait({ended}, timeout=GRACE_AFTER_FAILURE)
+        if not ended.done():
+            log.error("ending the trainer, whose channel failed", signal=number.name, **told)
         send(number)
         if ended.done():
             return
@@ -306,7 +317,7 @@ async def plan(job: Job, flags: Flags) -> dict[str, Any]:
                     | {"keys": [[ref.bucket, ref.key, ref.size, ref.etag] for ref in found.whole.refs(0)]}
                     | (
                         {"lanes": {lane: _summary(plan, part_size) for lane, plan in found.fifos.items()}}
-                        if name in job.penstock.lanes
+                        if name in job.lanes
                         else {}
                     )
                     for name, found in plans.items()

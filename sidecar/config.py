@@ -102,13 +102,8 @@ class Job(Model):
                     f"channel {stem!r}; rename one"
                 )
         sharded = any(channel.source.sharded for channel in self.input_data_config)
-        if self.penstock.shard_by == "bytes" and not sharded and not self.penstock.lanes:
+        if self.penstock.shard_by == "bytes" and not sharded and not self.lanes:
             raise ValueError("ShardBy has no meaning without a ShardedByS3Key channel or Lanes; remove it")
-        for name in self.penstock.channel_bandwidth:
-            if name not in {channel.channel_name for channel in self.channels("Pipe")}:
-                raise ValueError(
-                    f"ChannelBandwidth names {name!r}, which is no Pipe channel; correct or remove it"
-                )
         budget, least = self.penstock.memory_budget, self._least_budget
         if budget is not None and budget < least:
             part = human_bytes(self.penstock.part_size or SMALLEST_PART)
@@ -131,14 +126,15 @@ class Job(Model):
         fifos = sum(len(self.fifos(channel)) for channel in self.channels("Pipe"))
         return 2 * part * max(fifos, 1)
 
+    @property
+    def lanes(self) -> dict[str, int]:
+        """By channel, the number of FIFOs that its objects are dealt over, of those that ask for it."""
+        asked = {channel.channel_name: channel.penstock.lanes for channel in self.channels("Pipe")}
+        return {name: count for name, count in asked.items() if count is not None}
+
     def _check_lanes(self, names: set[str]) -> None:
-        """Raises ValueError for lanes of what has no FIFO, and for channels that might be taken for lanes."""
-        piped = {channel.channel_name for channel in self.channels("Pipe")}
-        for name, count in self.penstock.lanes.items():
-            if name not in names:
-                raise ValueError(f"Lanes names {name!r}, which is no channel; correct or remove it")
-            if name not in piped:
-                raise ValueError(f"Lanes is for FIFOs, and channel {name!r} is in File mode; remove it there")
+        """Raises ValueError for lanes without a name, and for channels that might be taken for lanes."""
+        for name, count in self.lanes.items():
             if len(last := lane_name(name, count - 1)) > LONGEST_NAME:
                 raise ValueError(
                     f"the lane {last!r} has a name of more than {LONGEST_NAME} characters; shorten {name!r}"
@@ -148,7 +144,7 @@ class Job(Model):
                 if stem == name and number.isdecimal():
                     raise ValueError(
                         f"channel {other!r} has the name of a lane of channel {name!r}; "
-                        f"rename one, or remove {name!r} from Lanes"
+                        f"rename one, or remove the Lanes of {name!r}"
                     )
 
     def fifos(self, channel: ChannelConfig) -> tuple[str, ...]:
@@ -157,7 +153,7 @@ class Job(Model):
         `_<epoch>` added gives the FIFOs of a Pipe channel.
         """
         name = channel.channel_name
-        count = self.penstock.lanes.get(name)
+        count = channel.penstock.lanes
         return (name,) if count is None else tuple(lane_name(name, index) for index in range(count))
 
     def mode(self, channel: ChannelConfig) -> InputMode:
@@ -172,6 +168,11 @@ class Job(Model):
     def checks(self) -> bool:
         """Whether any channel's objects are compared with their checksums."""
         return any(channel.penstock.integrity == "checksum" for channel in self.channels("Pipe"))
+
+    @property
+    def frames(self) -> bool:
+        """Whether any channel's records must be told apart."""
+        return any(channel.poison for channel in self.channels("Pipe"))
 
 
 def warnings(job: Job) -> list[str]:
@@ -296,8 +297,14 @@ _WORDS = {
 }
 
 
+_OF_A_CHANNEL = {"Lanes": "Lanes: 4", "ChannelBandwidth": "Bandwidth: 50MB"}
+"""Keys that would be maps of channels in the `Penstock` section, and how each channel has them."""
+
+
 def _advice(key: str) -> str:
     """What to do about an unknown key."""
+    if key in _OF_A_CHANNEL:
+        return f"each channel has it in a section of its own, `Penstock: {{{_OF_A_CHANNEL[key]}}}`"
     if key in _KEYS:
         return f"it belongs in {_KEYS[key]}"
     close = difflib.get_close_matches(key, _KEYS, n=1, cutoff=0.8)

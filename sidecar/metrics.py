@@ -48,6 +48,9 @@ METRICS: dict[str, Spec] = {
     "penstock_objects_completed_total": Spec(
         "counter", ("channel",), "Objects delivered to their last byte, counted in every epoch."
     ),
+    "penstock_records_total": Spec(
+        "counter", ("channel",), "Records of complete epochs, where RecordWrapperType makes them."
+    ),
     "penstock_epochs_total": Spec("counter", ("channel", "verdict"), "Epochs ended, by how."),
     "penstock_epoch": Spec("gauge", ("channel",), "The epoch being offered or streamed, from 0."),
     "penstock_epoch_progress_ratio": Spec("gauge", ("channel",), "Delivered share of the current epoch."),
@@ -94,6 +97,9 @@ METRICS: dict[str, Spec] = {
     ),
     "penstock_requests_total": Spec("counter", ("channel", "outcome"), "Ranged GETs ended, by outcome."),
     "penstock_retries_total": Spec("counter", ("channel", "kind"), "Ranged GETs repeated, by what failed."),
+    "penstock_resumes_total": Spec(
+        "counter", ("channel", "of"), "Gone on with in the middle: a part, or an epoch of an earlier process."
+    ),
     "penstock_hedges_total": Spec(
         "counter", ("channel", "fate"), "Second requests for a late head of line: issued, and won or lost."
     ),

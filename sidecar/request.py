@@ -10,12 +10,21 @@ import re
 from typing import Annotated, Any, ClassVar, Literal, Self
 from urllib.parse import unquote, urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field, StrictInt, StrictStr, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ByteSize,
+    Field,
+    StrictInt,
+    StrictStr,
+    model_validator,
+)
 
 from sidecar.model import Model
 from streamer.errors import ConfigError
 from streamer.plan import S3Uri, parse_s3_uri
 from streamer.relay.changes import WhenChanged
+from streamer.relay.failures import Framing, WhenFailed
 
 InputMode = Literal["Pipe", "File"]
 
@@ -139,8 +148,24 @@ class ChannelExtras(Model):
 
     when_changed: WhenChanged = "fail"
     """What becomes of an object that is replaced or deleted after it was listed."""
+    when_failed: WhenFailed = "hold"
+    """What readers that know no trailers see of an epoch that fails for good."""
+    framing: Framing | None = None
+    """What the objects are made of; for `poison`, where RecordWrapperType does not say it."""
     integrity: Literal["none", "checksum"] = "none"
     """`checksum`: compare every whole object with the CRC that S3 keeps of it."""
+    lanes: Annotated[StrictInt, Field(ge=1, le=64)] | None = None
+    """FIFOs that the objects are dealt over. Unset: one, of the channel's plain name."""
+    bandwidth: Annotated[ByteSize, Field(gt=0)] | None = None
+    """Bytes per second into the channel's FIFOs. Unset: no limit of its own."""
+
+    @property
+    def given(self) -> list[str]:
+        """The keys that are not as they would be unset."""
+        fields = type(self).model_fields
+        return [
+            str(field.alias) for name, field in fields.items() if getattr(self, name) != field.get_default()
+        ]
 
 
 class ChannelConfig(Model):
@@ -169,6 +194,33 @@ class ChannelConfig(Model):
                 )
         return self
 
+    @model_validator(mode="after")
+    def _refusable(self) -> Self:
+        wrapped, declared = self.record_wrapper_type == "RecordIO", self.penstock.framing
+        if self.penstock.when_failed != "poison":
+            if declared:
+                raise ValueError(
+                    f"Framing: {declared} has no meaning without WhenFailed: poison; remove it, or add that"
+                )
+        elif wrapped and declared == "TFRecord":
+            raise ValueError(
+                "Framing: TFRecord contradicts RecordWrapperType: RecordIO, which makes every object one "
+                "record; remove one of the two"
+            )
+        elif not wrapped and not declared:
+            raise ValueError(
+                "WhenFailed: poison must know what a record is; add Framing: RecordIO or TFRecord if the "
+                "objects hold whole ones, or use hold"
+            )
+        return self
+
+    @property
+    def poison(self) -> Framing | None:
+        """The framing by which a failed epoch is made unreadable, if it shall be."""
+        if self.penstock.when_failed != "poison":
+            return None
+        return self.penstock.framing or "RecordIO"
+
     @property
     def source(self) -> S3DataSource:
         return self.data_source.s3_data_source
@@ -184,8 +236,11 @@ class ChannelConfig(Model):
             return "CompressionType is for Pipe mode only; remove it or set InputMode: Pipe"
         if self.shuffle_config is not None:
             return "ShuffleConfig orders a stream, and files have no order; remove it or set InputMode: Pipe"
-        if self.penstock != ChannelExtras():
-            return "WhenChanged and Integrity are for Pipe mode only; remove them or set InputMode: Pipe"
+        if given := self.penstock.given:
+            return (
+                f"its Penstock section has {', '.join(given)}, for Pipe mode only; remove that or set "
+                "InputMode: Pipe"
+            )
         if name.startswith("."):
             return f"{name!r} cannot be a directory of data; rename the channel so that it starts otherwise"
         return None

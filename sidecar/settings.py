@@ -7,7 +7,7 @@ import contextlib
 import re
 from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, ByteSize, Field, StrictInt, StrictStr, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, ByteSize, Field, StrictStr, WithJsonSchema, model_validator
 
 from sidecar.model import Model
 from streamer.errors import ConfigError
@@ -33,6 +33,8 @@ class EndpointConfig(Model):
     """Put the bucket into the path, not into the host name; most S3-compatible servers want it."""
     anonymous: bool = False
     ca_bundle: StrictStr | None = None
+    tls_processes: Annotated[int, Field(ge=0, le=64)] = 0
+    """Processes that decrypt what comes over TLS, for more than one core gives; 0: this one does."""
     requester_pays: bool = False
     """Agree to pay for what is read from a Requester Pays bucket."""
     sse_customer_key_file: StrictStr | None = None
@@ -44,6 +46,8 @@ class EndpointConfig(Model):
             raise ValueError("Anonymous and Profile contradict each other; remove one")
         if self.ca_bundle and self.url and self.url.startswith("http://"):
             raise ValueError("CaBundle has no meaning for an http:// Url; remove it or use https://")
+        if self.tls_processes and self.url and self.url.startswith("http://"):
+            raise ValueError("TlsProcesses has no meaning for an http:// Url; remove it or use https://")
         if self.anonymous and self.requester_pays:
             raise ValueError("Anonymous and RequesterPays contradict each other; remove one")
         return self
@@ -145,12 +149,8 @@ class PenstockConfig(Model):
     shard_by: Literal["objects", "bytes"] = "objects"
     """What ShardedByS3Key makes equal between hosts, and Lanes between the FIFOs of a channel; SageMaker's
     own rule is `objects`."""
-    lanes: dict[str, Annotated[StrictInt, Field(ge=1, le=64)]] = {}  # noqa: RUF012 - pydantic copies defaults
-    """By channel, the number of FIFOs that its objects are dealt over; one, of its plain name, if unset."""
     bandwidth: Annotated[ByteSize, Field(gt=0)] | None = None
-    """Bytes per second into all FIFOs together. Unset: no limit."""
-    channel_bandwidth: dict[str, Annotated[ByteSize, Field(gt=0)]] = {}  # noqa: RUF012 - likewise
-    """By channel, bytes per second into its FIFOs; no limit, if unset."""
+    """Bytes per second into all FIFOs together. Unset: no limit. Those of one channel: its own section."""
     request_prices: PricesConfig = PricesConfig()
     hosts: HostsConfig = HostsConfig()
     endpoint: EndpointConfig = EndpointConfig()

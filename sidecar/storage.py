@@ -191,6 +191,7 @@ async def speed(job: Job, clients: Clients, samples: list[ObjectRef]) -> Finding
             part_size=penstock.part_size,
             hedge=penstock.hedge_budget,
             check=job.checks,
+            frame=job.frames,
         ) as transport:
             name, started = transport.name, time.monotonic()
             with _emptied() as write_end, contextlib.suppress(TimeoutError):

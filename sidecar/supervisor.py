@@ -27,6 +27,7 @@ from sidecar.admin import serve_admin
 from sidecar.download import DownloadLimits, download
 from sidecar.environment import write_environment_file
 from sidecar.exits import Exit, exit_code
+from sidecar.failures import advice, fate, place, remind
 from sidecar.logs import log
 from sidecar.planning import Planned, patiently, plan_channel
 from sidecar.pulse import Pulse
@@ -124,8 +125,7 @@ class Supervisor:
         self.asked: Counter[str] = Counter()
         """Requests beside those for parts, by operation."""
         self.bandwidth: dict[str, Bandwidth] = {
-            channel.channel_name: Bandwidth(job.penstock.channel_bandwidth.get(channel.channel_name))
-            for channel in job.channels("Pipe")
+            channel.channel_name: Bandwidth(channel.penstock.bandwidth) for channel in job.channels("Pipe")
         }
         """Of each channel; its lanes share it."""
         self.channels: dict[str, Channel] = {}
@@ -209,8 +209,21 @@ class Supervisor:
             log.info("ready", directory=self.layout.data, admin=admin_url)
             keep_loaded()
             await self._run(until)
-        error = next((channel.error for channel in self.channels.values() if channel.error), None)
-        return Exit.OK if error is None else exit_code(error)
+        for name, channel in self.channels.items():
+            if channel.outlives and channel.error is not None:
+                log.warning(
+                    "left to the keeper, which holds the FIFO until its reader leaves",
+                    channel=name,
+                    do=advice(channel.error, mendable=channel.mendable),
+                )
+        failure = self.failure
+        return Exit.OK if failure is None else exit_code(failure[1])
+
+    @property
+    def failure(self) -> tuple[str, SourceError] | None:
+        """The first channel of the job that has failed, and why."""
+        failed = ((name, channel.error) for name, channel in self.channels.items())
+        return next(((name, error) for name, error in failed if error is not None), None)
 
     async def _reach_keeper(self, stack: contextlib.AsyncExitStack) -> None:
         """Connect to the keeper, if one is wanted. Raises SinkError."""
@@ -228,9 +241,9 @@ class Supervisor:
         """Where every channel begins; takes a while for a large plan. Raises ConfigError."""
         held = self._keeper.held if self._keeper else {}
         places = begins(plans, held, self._saved, anyway=self._resume_anyway)
-        for name, place in places.items():
-            if place.position != BEGIN:
-                log.info("resuming", channel=name, epoch=place.position.epoch, offset=place.position.offset)
+        for name, begin in places.items():
+            if begin.position != BEGIN:
+                log.info("resuming", channel=name, epoch=begin.position.epoch, offset=begin.position.offset)
         return places
 
     async def _download(self, plans: dict[str, Planned], clients: Clients) -> None:
@@ -266,6 +279,7 @@ class Supervisor:
                     group.create_task(channel.run(), name=f"channel {name}")
                 group.create_task(stop_when_told(), name="stop")
                 group.create_task(self.pulse.run(), name="pulse")
+                group.create_task(remind(self.channels), name="reminder")
         except* Stop:
             self._offered = False
 
@@ -314,6 +328,7 @@ class Supervisor:
             hedge=self.job.penstock.hedge_budget,
             inflate=any(plan.inflate for plan in piped),
             check=self.job.checks,
+            frame=self.job.frames,
         ) as transport:
             self.transport, self.reason = transport.name, transport.reason
             self.allotment = transport.allotment
@@ -369,7 +384,7 @@ class Supervisor:
                 objects=whole.objects(0),
                 bytes=whole.total_bytes(0),
                 digest=whole.digest[:16],
-                **({"lanes": len(found.fifos)} if name in self.job.penstock.lanes else {}),
+                **({"lanes": len(found.fifos)} if name in self.job.lanes else {}),
             )
 
         async with (
@@ -439,6 +454,8 @@ class Supervisor:
             ends=None if self._keeper is None else KeptEnds(self._keeper, name, digest=plan.digest),
             held=begin.held,
             refused=begin.refused,
+            when_failed=config.penstock.when_failed,
+            framing=config.poison,
         )
 
     def _figures(self, channel: str) -> dict[str, Any]:
@@ -471,9 +488,20 @@ class Supervisor:
             **self._figures(trailer.channel),
             **({"changed": trailer.changed} if trailer.changed else {}),
             **({"error": trailer.error} if trailer.error else {}),
+            **self._failure_of(trailer),
         )
         if trailer.verdict == "failed":
             self.failed.set()
+
+    def _failure_of(self, trailer: Trailer) -> dict[str, Any]:
+        """What else is told of an epoch that has failed."""
+        channel = self.channels[trailer.channel]
+        if trailer.verdict != "failed" or channel.error is None:
+            return {}
+        return place(channel.error) | {
+            "fifo": fate(channel),
+            "do": advice(channel.error, mendable=channel.mendable),
+        }
 
 
 class _Progress:

@@ -6,7 +6,8 @@ So beside `<dir>/<channel>_<epoch>` the sidecar keeps `<dir>/.<channel>_<epoch>.
     open      written before the FIFO is offered: this FIFO comes with proof; `bytes_total` are due, if known
     complete  every byte was accepted by the FIFO; published *before* the write end is closed
     abandoned the reader closed early; the epoch counts as consumed (contract §1.3)
-    failed    the source failed for good; `error` says how; the FIFO is held open, not closed
+    failed    the source failed for good; `error` says how; published *before* what becomes of the FIFO,
+              which is held open, or ended as the channel's policy has it
     stopped   the sidecar was told to stop in mid-epoch
 
 Each state replaces the last by an atomic rename, so a reader sees one whole document or the other.
@@ -55,6 +56,8 @@ class Trailer:
     """Objects that were not as listed and were refetched or skipped, as the channel's policy has it."""
     changes: tuple[str, ...] = ()
     """The first hundred of them."""
+    poison: int = 0
+    """Bytes behind `bytes_delivered` that are no part of the epoch, once `failed`; while `open`, the most."""
     format: int = FORMAT
 
 
@@ -82,6 +85,8 @@ def write_trailer(directory: str, trailer: Trailer, *, mode: int = 0o644) -> Non
         del document["changed"], document["changes"]
     if not trailer.bytes_skipped:
         del document["bytes_skipped"]
+    if not trailer.poison:
+        del document["poison"]
     replace_file(path, (json.dumps(document) + "\n").encode(), mode=mode)
 
 

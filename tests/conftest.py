@@ -10,10 +10,12 @@ import threading
 import hypothesis
 import pytest
 import stamina.instrumentation
+import trustme
 import uvloop
 from blockbuster import blockbuster_ctx
 
 from tests.kit.stub import StubThread
+from tests.kit.tls import serving
 
 
 def pytest_asyncio_loop_factories(config, item):
@@ -49,6 +51,21 @@ def aws_environment(monkeypatch, tmp_path_factory):
 def credentials(monkeypatch):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDTEST")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "not-a-secret")
+
+
+@pytest.fixture
+def authority(tmp_path):
+    """A private one, whose certificate is at `tmp_path/ca.pem`."""
+    made = trustme.CA()
+    made.cert_pem.write_to_path(tmp_path / "ca.pem")
+    return made
+
+
+@pytest.fixture
+def tls_stub(credentials, authority):
+    """A fresh S3 stub behind TLS."""
+    with serving(authority) as stub:
+        yield stub
 
 
 @pytest.fixture

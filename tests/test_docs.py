@@ -32,7 +32,7 @@ from sidecar.runtime import Layout
 from streamer import errors
 from streamer.readers import InterleavedReader, PipeReader, PipeStream, lanes_of, open_channel
 from streamer.relay.changes import DONE
-from streamer.relay.statistics import CAUSES, STATES, ChannelStatistics
+from streamer.relay.statistics import CAUSES, RESUMED, STATES, ChannelStatistics
 from streamer.source.integrity import OUTCOMES as CHECKED
 from streamer.units import GIB, KIB, MIB
 from tests.test_arrows import BASE, MAY_IMPORT
@@ -171,7 +171,7 @@ def test_every_label_value_is_described():
     assert {label: values for label, values in told.items() if label != "channel"} == {
         "state": STATES, "verdict": VERDICTS, "outcome": OUTCOMES, "kind": RETRIED,
         "cause": CAUSES, "error": ERRORS, "operation": OPERATIONS,
-        "fate": HEDGES, "done": DONE, "result": CHECKED,
+        "fate": HEDGES, "of": RESUMED, "done": DONE, "result": CHECKED,
     }  # fmt: skip
 
 

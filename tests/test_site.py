@@ -13,6 +13,7 @@ import yaml
 from scripts import docs_site, reference
 from sidecar.config import Job
 from streamer.errors import ConfigError
+from tests.kit.browser import browser
 from tests.test_docs import DOCS, PAGES, ROOT, blocks
 
 SCHEMA = json.loads((DOCS / "reference/job.schema.json").read_text())
@@ -25,17 +26,56 @@ def test_the_generated_pages_are_those_of_the_program():
     assert not stale, "run: python -m scripts.reference"
 
 
-def test_the_site_builds_without_a_warning(tmp_path):
-    """Strictly: every page in the navigation, every link and anchor there."""
-    site = tmp_path / "site"
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The site, built strictly: every page in the navigation, every link and anchor there."""
+    site = tmp_path_factory.mktemp("site")
     ran = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(site)],
         cwd=ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stdout + ran.stderr
+    return site
+
+
+@pytest.fixture(scope="module")
+def pages(site):
+    """A browser's page for sites on this machine's disk, and everything that went wrong in it."""
+    with browser() as chromium:
+        page, wrong = chromium.new_page(viewport={"width": 1280, "height": 800}), []
+        page.on("console", lambda message: wrong.append(message.text))
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("request", lambda request: None if request.url[:5] == "file:" else wrong.append(request.url))
+        yield page, wrong
+        page.close()
+
+
+def test_the_site_builds_without_a_warning(site):
     for page in (*docs_site.ALSO, "kubernetes.md", "reference/command-line.md"):
         assert (site / page).with_suffix(".html").exists()
     assert (site / "reference/job.schema.json").exists()
+
+
+def test_search_works_from_a_disk_and_asks_nobody(site, pages):
+    page, wrong = pages
+    page.goto((site / "reference/job-file.html").as_uri())
+    page.click(".md-search__input")
+    page.keyboard.type("keeper")
+    page.locator(".md-search-result__item a").first.wait_for()
+    assert "architecture.html" in page.locator(".md-search-result__item a").first.get_attribute("href")
+    assert wrong == []
+
+
+def test_every_page_fits_a_telephone(site, pages):
+    """What is too wide scrolls within the page, and every picture is there."""
+    page, wrong = pages
+    page.set_viewport_size({"width": 400, "height": 800})
+    for path in sorted(site.rglob("*.html")):
+        if path.name != "404.html":
+            page.goto(path.as_uri())
+            assert page.evaluate("document.documentElement.scrollWidth") <= 400, path.name
+            assert page.evaluate("[...document.images].every((each) => each.naturalWidth)"), path.name
+    assert wrong == []
 
 
 @pytest.mark.parametrize(
@@ -55,6 +95,13 @@ def test_the_site_builds_without_a_warning(tmp_path):
 )
 def test_links_of_the_repository_become_links_of_the_site(target, page, becomes):
     assert docs_site.link("x", target, page=page) == becomes
+
+
+def test_names_in_tables_may_break_within():
+    text = (
+        "<p><code>a.b</code></p><table><td><code>a.b_c/d</code> x.y</td></table><pre><code>e.f</code></pre>"
+    )
+    assert docs_site.breakable(text) == text.replace("a.b_c/d", "a.<wbr>b_<wbr>c/<wbr>d")
 
 
 def shown():

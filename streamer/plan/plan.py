@@ -165,6 +165,18 @@ class Plan:
         """Objects of the epoch, empty ones too."""
         return self._share(epoch).entries * self.entries.objects_each
 
+    @property
+    def framed(self) -> bool:
+        """Whether one record is made of each object or attribute (RecordWrapperType)."""
+        return self.entries.wrap
+
+    def records(self, epoch: int) -> int | None:
+        """Records of the epoch if they are `framed`; else only a reader knows."""
+        if not self.framed:
+            return None
+        entries = self._share(epoch).entries
+        return entries and entries * len(self.entries.items(0))
+
     def refs(self, epoch: int) -> Iterator[ObjectRef]:
         """The epoch's objects, in stream order."""
         for index in self.order(epoch):

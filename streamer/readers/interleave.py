@@ -1,6 +1,6 @@
 """Several FIFOs as one stream of records: the lanes of a channel, or any channels.
 
-A sidecar may deal a channel's objects over several FIFOs, its lanes (`Penstock.Lanes` of the job file),
+A sidecar may deal a channel's objects over several FIFOs, its lanes (`Lanes` of the job file),
 each of which is to readers a channel of its own: `train-0`, `train-1` … Either every process takes a lane,
 
     lanes = lanes_of("train")

@@ -13,7 +13,9 @@ So 0 bytes are the end of file only under POLLHUP, or after a writer was seen (E
 The end of file is then compared with the trailer (`streamer.trailer`). A failed sidecar holds its end open
 instead of closing it, because a close would look like a proper end to foreign readers; a FIFO cannot say
 "error". So a reader that waits for bytes looks at the trailer once a second, and raises what it says.
-Waiting itself costs nothing: it is `poll`.
+Waiting itself costs nothing: it is `poll`. A sidecar may also end a failed epoch by bytes that no reader of
+records accepts. Those are not given out: where the trailer announces that they may come, it is looked at
+after each read.
 
 The stream ends in one of three ways: 0 bytes (proven, or a FIFO without proof, or a plain file),
 `TruncatedStream` (it broke, says why, and says so again if asked again), or `close` by the reader at any
@@ -34,7 +36,7 @@ from typing import TYPE_CHECKING
 
 from streamer.errors import ChannelError, PenstockError, StreamError, TruncatedStream
 from streamer.readers.arrival import Arrival
-from streamer.trailer import Trailer, read_trailer
+from streamer.trailer import Trailer, read_trailer, trailer_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -94,6 +96,8 @@ class PipeStream(io.RawIOBase):
         self._ended = False
         self._failure: PenstockError | None = None
         self._next_look = 0.0
+        self._stamp = (0, 0)
+        """Of the trailer, when it was last read for what it says of the bytes behind a failure."""
         directory, self._base = os.path.split(self.name)
         self._directory = directory or "."
         self._identity = _NAME.fullmatch(self._base)
@@ -172,7 +176,7 @@ class PipeStream(io.RawIOBase):
         while True:
             if ready or hung_up:
                 taken = self._take(view)
-                if taken:
+                if taken and (taken := self._genuine(taken)):
                     self.received += taken
                     return taken
                 if taken == 0 and (hung_up or self._writer_seen):
@@ -272,6 +276,23 @@ class PipeStream(io.RawIOBase):
             if not self._nonblocking:
                 break
         return taken
+
+    def _genuine(self, taken: int) -> int:
+        """How many of the bytes just read are of the epoch. Raises TruncatedStream if none of them is."""
+        trailer = self.trailer
+        if trailer is None or not trailer.poison:
+            return taken
+        with contextlib.suppress(OSError):  # it cannot be looked at: the end will tell
+            found = os.stat(trailer_path(self._directory, trailer.channel, trailer.epoch))
+            if (stamp := (found.st_ino, found.st_mtime_ns)) != self._stamp:
+                self._stamp = stamp
+                self.trailer = trailer = self._read_trailer() or trailer
+        if trailer.verdict != "failed":
+            return taken
+        left = trailer.bytes_delivered - self.received
+        if left <= 0:
+            raise self._fail(TruncatedStream(self._broken(trailer)))
+        return min(taken, left)
 
     def _look(self, now: float) -> None:
         """While no bytes come: has the sidecar failed, or has nobody come to write at all?"""

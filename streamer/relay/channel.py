@@ -6,8 +6,10 @@ The first parts of an epoch are requested before its reader comes, and the next 
 epoch is being delivered, so a reader that turns the epoch finds bytes waiting. Three things end an
 epoch: its last byte (complete), its reader (abandoned; legal, contract §1.3), its source (failed).
 
-A failed epoch never looks like an end: the trailer says `failed`, the FIFO stays open, and the channel
-stays in state `failed` until the process stops. Other channels go on.
+A failed epoch is told first by its trailer, `failed`, and then to readers that know no trailers as the
+channel's `WhenFailed` has it (`streamer.relay.failures`): by default the FIFO stays open, and never looks
+like an end. The channel stays in state `failed` until the process stops, and a keeper holds the FIFO beyond
+that. Other channels go on.
 
 `drain` ends the channel at the next epoch border; cancelling `run` ends it now, with a `stopped`
 trailer if a reader is in mid-epoch. Either way every descriptor and FIFO is gone when `run` returns.
@@ -20,18 +22,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from streamer.errors import ReaderGone, SourceError
-from streamer.plan import Mark, Position
+from streamer.plan import NOWHERE, Mark, Position
 from streamer.relay.changes import Changes, is_change
+from streamer.relay.failures import POISON, Framing, WhenFailed
 from streamer.relay.prefetch import BEGIN, Prefetcher
 from streamer.relay.race import first_of
 from streamer.relay.shortage import patiently
 from streamer.relay.stages import Stages
 from streamer.relay.statistics import ChannelStatistics, Tally
+from streamer.relay.unpack import Pieces
 from streamer.sink.ends import OwnEnds
 from streamer.sink.fifo import FifoDirectory
 from streamer.source.integrity import CheckedSource, Proof
@@ -75,6 +80,8 @@ class Channel:
         ends: WriteEnds | None = None,
         held: bool = False,
         refused: SourceError | None = None,
+        when_failed: WhenFailed = "hold",
+        framing: Framing | None = None,
     ) -> None:
         """`on_verdict` is called with every epoch's last trailer, at the epoch's end.
 
@@ -85,11 +92,26 @@ class Channel:
 
         `start`: where to begin. `ends`: who holds the write ends, this process unless given; `held`: they
         hold the FIFO of `start` already, from an earlier sidecar. `refused`: why that cannot be gone on with;
-        the channel has failed then before it begins.
+        the channel has failed then before it begins, and its FIFO is held.
+
+        `when_failed`: what becomes of the FIFO of a failed epoch. `framing`: of the stream, required for
+        `poison`; the transport must bring bytes into memory then. Raises ValueError for one without the
+        other.
         """
+        if (when_failed == "poison") != (framing is not None):
+            raise ValueError("poison needs a framing, and nothing else does")
         self.name = name
         self.error: SourceError | None = None
         """Why the channel failed, once it has."""
+        self.holds = False
+        """Whether the FIFO of the failed epoch is to stay open, so that a restart may go on with it."""
+        self.poisoned = False
+        """Whether it is ended by bytes that no reader accepts."""
+        self.failed_at = 0.0
+        """When it failed, by time.monotonic()."""
+        self._when_failed = when_failed
+        self._framing = framing
+        self._poison = POISON[framing] if framing else b""
         self._plan = plan
         self._source = source if sums is None else CheckedSource(source, sums)
         self._checked: Counter[str] | None = None if sums is None else Counter()
@@ -116,6 +138,8 @@ class Channel:
         self._held = held
         self._refused = refused
         self._left = False
+        self._closed = False
+        """Whether the failed epoch's FIFO has been ended, and the next one's is there."""
         self._epoch = start.epoch
         self._ended: Counter[str] = Counter()
         self._outlet: PipeOutlet | None = None
@@ -126,13 +150,24 @@ class Channel:
         self.done = asyncio.Event()
         """Set when `run` is over, or when the channel has drained."""
 
+    @property
+    def mendable(self) -> bool:
+        """Whether another sidecar can go on with the failed epoch, once its cause is gone."""
+        return self.holds and self._position().mark.fetched != NOWHERE
+
+    @property
+    def outlives(self) -> bool:
+        """Whether the failed epoch's FIFO stays open when this process has ended."""
+        return self.error is not None and not self._closed and self._ends.lasting
+
     def __repr__(self) -> str:
         return f"<Channel {self.name} {self._phase}, epoch {self._epoch}, {self._share}>"
 
     def prepare(self) -> None:
         """Offer the FIFO of the first epoch; nothing reads S3 yet. Raises SinkError."""
         if self._held:
-            self._epoch = self._fifos.resume(self._start.epoch)
+            start = self._start
+            self._epoch = self._fifos.resume(start.epoch, accepted=start.offset - start.skipped)
             if self._epoch != self._start.epoch:
                 self._start = Position(self._epoch)
             return
@@ -172,12 +207,15 @@ class Channel:
                     proof=None if self._checked is None else Proof(self._note_checked),
                     start=self._start,
                     on_mark=self._note_mark,
+                    framing=self._framing,
                 )
                 try:
                     if self._refused is not None:
                         prefetcher.begin(self._epoch)
-                        await self._hold(prefetcher, self._refused)
+                        await self._fail(prefetcher, self._refused)
                         return
+                    if self._start.offset:
+                        self._tally.resumes["epoch"] += 1
                     prefetcher.allow(self._epoch)
                     while await self._run_epoch(prefetcher):
                         self._epoch += 1
@@ -186,6 +224,8 @@ class Channel:
         finally:
             self._phase = "stopped" if self.error is None else "failed"
             self._tally.watch.enter("idle")
+            # A keeper holds on: nobody who reads may take our end for that of the epoch.
+            self._left = self._left or self.outlives
             if self._left:
                 outlet, self._outlet = self._outlet, None
                 self._fifos.leave(self._position(), outlet)
@@ -212,12 +252,14 @@ class Channel:
             outlet = None  # it left while no sidecar was there
             prefetcher.allow(self._epoch + 1)
         except SourceError as error:
-            await self._hold(prefetcher, error)
+            await self._fail(prefetcher, error)
             return False
         self._tally.watch.enter("idle")
         prefetcher.activate(active=False)
         prefetcher.abandon(self._epoch)
         trailer = self._trailer(verdict)
+        if verdict == "complete" and (records := self._plan.records(self._epoch)):
+            self._tally.records += records
         successor = not self._draining.is_set()
 
         async def conclude() -> None:
@@ -295,15 +337,21 @@ class Channel:
             raise gone
         return self._outlet
 
-    async def _hold(self, prefetcher: Prefetcher, error: SourceError) -> None:
-        """Keep the failed epoch's FIFO open, so that no reader takes the failure for its end."""
+    async def _fail(self, prefetcher: Prefetcher, error: SourceError) -> None:
+        """Tell of the failed epoch by its trailer, do with its FIFO what the policy says, and wait."""
         self.error = error
+        self.failed_at = time.monotonic()
         self._tally.note(error.kind, error)
         if is_change(error):
             self._changes.totals["failed"] += 1
         self._phase = "failed"
         self._tally.watch.enter("idle")
-        trailer = self._trailer("failed")
+        outlet = self._outlet
+        poison = self._poison if outlet is not None and prefetcher.at_border else b""
+        # Without an outlet it is an epoch that another sidecar began, which the right plan would go on with.
+        self.holds = outlet is None or not (poison or self._when_failed == "close")
+        self.poisoned = bool(poison)
+        trailer = replace(self._trailer("failed"), poison=len(poison))
 
         async def publish() -> None:
             self._fifos.publish(trailer)
@@ -311,7 +359,26 @@ class Channel:
         await patiently(publish, self._policy, self._note_shortage)
         self._count(trailer)
         prefetcher.close()
+        if outlet is not None and not self.holds:
+            await self._end_failed(outlet, trailer, poison)
         await self._draining.wait()
+
+    async def _end_failed(self, outlet: PipeOutlet, trailer: Trailer, poison: bytes) -> None:
+        """Write `poison`, and close the FIFO, once its reader has taken what comes before."""
+        left = Pieces([poison])
+        with contextlib.suppress(ReaderGone):
+            while left:
+                try:
+                    outlet.push(left)
+                except BlockingIOError:
+                    await outlet.writable()
+            await self._fifos.settle()
+        self._outlet = None
+        self._closed = True
+        self._fifos.retire(self._epoch, outlet, trailer)
+        # Who goes on to the next epoch hears the same, and need not find out that nobody writes there.
+        after = self._epoch + 1
+        self._fifos.publish(replace(self._opening(after), verdict="failed", error=trailer.error, poison=0))
 
     def _stop_outlet(self) -> None:
         """Close what is still open when the channel ends in mid-epoch."""
@@ -336,6 +403,8 @@ class Channel:
 
     def _position(self) -> Position:
         """How far the epoch has come."""
+        if self._closed:
+            return Position(self._epoch + 1)
         delivered = self._prefetcher.delivered if self._prefetcher else self._start.offset
         epoch, mark = self._mark
         return Position(
@@ -350,6 +419,7 @@ class Channel:
             bytes_total=None if self._open_ended else self._plan.total_bytes(epoch),
             bytes_skipped=self._start.skipped if epoch == self._start.epoch else 0,
             objects=self._plan.objects(epoch),
+            poison=len(self._poison),
         )
 
     def _trailer(self, verdict: Verdict) -> Trailer:
@@ -365,6 +435,7 @@ class Channel:
             error=error,
             changed=self._changes.count,
             changes=tuple(self._changes.listed),
+            poison=0,
         )
         if verdict == "complete" and trailer.bytes_total is None:
             return replace(trailer, bytes_total=delivered)
@@ -397,6 +468,7 @@ class Channel:
             received_bytes=tally.received_bytes,
             wasted_bytes=tally.wasted_bytes,
             objects_completed=tally.objects_completed,
+            records=tally.records if self._plan.framed else None,
             epochs=dict(self._ended),
             seconds=tally.watch.seconds(),
             starved=tally.watch.starved(),
@@ -412,6 +484,7 @@ class Channel:
             bandwidth_limit=share.bandwidth.limit,
             requests=dict(tally.requests),
             retries=dict(tally.retries),
+            resumes=dict(tally.resumes),
             hedges=dict(tally.hedges),
             first_byte=tally.first_byte.snapshot(),
             part=tally.part.snapshot(),

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 from streamer.errors import GaveUp, ReaderGone, SourceError
 from streamer.plan import NOWHERE, Mark, Part, Plan, Position, Segment, cut
 from streamer.relay.changes import MOST_TRIES, Change, Changes, is_change
+from streamer.relay.failures import Framing, Records
 from streamer.relay.retry import RetryPolicy, fetch_part
 from streamer.relay.stages import MemoryStage, Stage, Stages
 from streamer.relay.stragglers import Stragglers
@@ -85,16 +86,21 @@ class Prefetcher:
         proof: Proof | None = None,
         start: Position = BEGIN,
         on_mark: Callable[[Mark], None] | None = None,
+        framing: Framing | None = None,
     ) -> None:
         """Nothing is requested before `allow`; tasks are started in `requests`.
 
         `proof`: where whole objects are compared with their checksums; `source` then sums what it fetches.
         `start`: where the first epoch begins. `on_mark` is told now and then where an inflated object does,
-        and when the stream leaves the plan.
+        and when the stream leaves the plan. `framing`: of the stream, to deliver whole records; bytes must be
+        in memory then.
         """
         self._proof = proof
         self._changes = changes or Changes()
         self._detour: _Detour | None = None
+        self._framing = framing
+        self._unpacker: Unpacker | None = None
+        """Of the epoch that is being delivered, or was last, where there is one."""
         self._plan = plan
         self._source = source
         self._share = stages.share
@@ -145,17 +151,29 @@ class Prefetcher:
         self.begin(epoch)
         self._changes.begin()
         with contextlib.ExitStack() as stack:
-            unpacker = None
-            if self._plan.inflate:
-                unpacker = Unpacker(
+            unpacker = self._unpacker = None
+            inflate = self._plan.inflate
+            if inflate or self._framing is not None:
+                first = self._first if epoch == self._first.epoch else Position(epoch)
+                unpacker = self._unpacker = Unpacker(
                     outlet,
+                    inflate=inflate,
                     wrap=self._plan.entries.wrap,
                     watch=self._tally.watch,
                     account=self._written,
-                    again=self.delivered - self._first.mark.streamed if epoch == self._first.epoch else 0,
+                    again=self.delivered - first.mark.streamed if inflate and first is self._first else 0,
+                    # A FIFO begins with a record, and what another sidecar has put into it may end anywhere.
+                    records=self._framing and Records(self._framing, known=self.delivered == first.skipped),
                 )
                 stack.callback(unpacker.close)
             await self._deliver(epoch, outlet, unpacker)
+            if unpacker is not None:
+                await unpacker.finish()
+
+    @property
+    def at_border(self) -> bool:
+        """Whether `delivered` is surely between two records; never without `framing`."""
+        return self._unpacker is not None and self._unpacker.at_border
 
     async def _deliver(self, epoch: int, outlet: Outlet, unpacker: Unpacker | None) -> None:
         watch, total = self._tally.watch, self._plan.total_bytes(epoch)
@@ -237,9 +255,11 @@ class Prefetcher:
         """Move some of the head of line through `unpacker`."""
         slot = self._window.head
         if slot is None or not isinstance(stage, MemoryStage):
-            raise RuntimeError("what is inflated must be in memory: open the transport with inflate=True")
+            raise RuntimeError("what passes through our hands must be in memory: tell the transport so")
         if (
             self._on_mark
+            and self._plan.inflate
+            and not unpacker.held
             and slot.delivered == len(slot.part.head)
             and slot.part.start == 0
             and slot.part.body

@@ -134,6 +134,8 @@ async def fetch_part(
 async def _request(source: RangeSource, stage: Stage, tally: Tally, share: Share, *, attempt: int) -> None:
     """One request, counted by its outcome, which sets the pace of those to come."""
     before, outcome = stage.received, "cancelled"
+    if attempt > 1 and before:
+        tally.resumes["part"] += 1
     stage.asked()
     stage.asking = True
     try:

@@ -24,6 +24,9 @@ CAUSES: tuple[Cause, ...] = ("queued", *PHASES, "inflate")
 """What a starved delivery waits for: what the request of the head of line is at; queued: it has not begun;
 inflate: compressed bytes are here, their content not yet."""
 
+RESUMED = ("part", "epoch")
+"""What may be gone on with: a part whose body broke off, an epoch in whose middle this process began."""
+
 NOTES = 8
 """Errors that a channel remembers."""
 HEAD_WAIT_BOUNDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 30.0)
@@ -126,6 +129,8 @@ class Tally:
     """Received and thrown away: their epoch ended before, their object was replaced, or both requests for a
     part brought them."""
     objects_completed: int = 0
+    records: int = 0
+    """Of complete epochs, where the plan frames them."""
     readers_come: int = 0
     readers_gone: int = 0
     """Those that closed the FIFO before we did."""
@@ -133,6 +138,8 @@ class Tally:
     """By outcome: `ok`, `cancelled`, or the kind of the error."""
     retries: Counter[str] = field(default_factory=Counter)
     """By the kind of the error that was retried."""
+    resumes: Counter[str] = field(default_factory=Counter)
+    """By `RESUMED`: what was gone on with in the middle."""
     hedges: Counter[str] = field(default_factory=Counter)
     """Second requests for a part that was late: `issued`, and then `won` or `lost`."""
     notes: deque[Note] = field(default_factory=lambda: deque(maxlen=NOTES))
@@ -162,6 +169,8 @@ class ChannelStatistics:
     received_bytes: int
     wasted_bytes: int
     objects_completed: int
+    records: int | None
+    """Records of complete epochs; None where the sidecar does not make them, and so cannot know."""
     epochs: dict[str, int]
     """Epochs ended, by verdict."""
     seconds: dict[str, float]
@@ -184,6 +193,7 @@ class ChannelStatistics:
     """Bytes per second that the channel may deliver, if it has a limit of its own."""
     requests: dict[str, int]
     retries: dict[str, int]
+    resumes: dict[str, int]
     hedges: dict[str, int]
     first_byte: DurationsSnapshot
     part: DurationsSnapshot

@@ -21,8 +21,9 @@ from streamer.relay.stages import BufferPool, MemoryStages, Stages
 from streamer.source.client import OwnSource, why_not, why_not_splice
 from streamer.source.portable import PortableSource
 from streamer.source.ranges import RangeSource
-from streamer.source.session import Clients, tls_context
+from streamer.source.session import Clients, tls_context, trusted
 from streamer.source.signing import RangeSigner
+from streamer.source.terminators import Terminators
 from streamer.units import MIB
 
 OWN_FILES, CHANNEL_FILES = 48, 8
@@ -76,6 +77,7 @@ async def open_transport(
     to_pipes: bool = True,
     inflate: bool = False,
     check: bool = False,
+    frame: bool = False,
     hedge: float = HEDGED,
 ) -> AsyncIterator[Transport]:
     """The transport for these buckets, until the end of the block.
@@ -83,8 +85,9 @@ async def open_transport(
     `budget` and `connections` are for all channels together. Where `connections` or `part_size` is not
     given, it adapts. `to_pipes`: whether all sinks are pipes. `inflate`: whether any channel's objects are
     inflated, which takes their bytes through memory; `check`: whether any channel's are compared with their
-    checksums, which does so too. `hedge`: of all bytes, those that second requests for late parts may fetch
-    once more. Raises ConfigError if what is wished cannot be, SinkError if open files are too few.
+    checksums, which does so too, and `frame`: whether any channel's records must be told apart. `hedge`: of
+    all bytes, those that second requests for late parts may fetch once more. Raises ConfigError if what is
+    wished cannot be, SinkError if open files are too few.
     """
     portable = PortableSource(clients.data, clients.credentials)
     hedging = Hedging(hedge)
@@ -96,6 +99,7 @@ async def open_transport(
         no_client
         or ("compressed objects are inflated in memory" if inflate else None)
         or ("checksums are computed in memory" if check else None)
+        or ("records are told apart in memory, for WhenFailed: poison" if frame else None)
         or _no_splice(clients, min(budget, pipe_budget), channels, to_pipes=to_pipes)
     )
     obstacle = {"kernel": no_splice, "copying": no_client}.get(wish)
@@ -107,24 +111,14 @@ async def open_transport(
         yield Transport(portable, no_client or "asked for", allotment, few_files=lanes.bounded)
         return
     splice = wish != "copying" and no_splice is None
-    url = clients.data.meta.endpoint_url
-    source = OwnSource(
-        RangeSigner(clients.data, clients.credentials, anonymous=clients.anonymous, reading=clients.reading),
-        portable,
-        splice=splice,
-        tls=tls_context(clients.ca_bundle) if url.startswith("https://") else None,
-        stall_timeout=clients.stall_timeout,
-    )
-    try:
+    async with _own_source(clients, portable, splice=splice) as source:
         if splice:
             pipes = PipePool(pipe_budget, most=most_pipes)
             # A request costs little, so parts are small; larger ones wait in their sockets for their turn.
             pace = lanes.pace(max(64, 4 * channels), 4 * MIB, largest_part=8 * MIB)
             try:
                 allotment = Allotment(budget, pace, members=channels, hedging=hedging)
-                yield Transport(
-                    source, "plain HTTP to pipes", allotment, pipes=pipes, few_files=lanes.bounded
-                )
+                yield Transport(source, _why_splice(clients), allotment, pipes=pipes, few_files=lanes.bounded)
             finally:
                 pipes.close()
         else:
@@ -139,8 +133,41 @@ async def open_transport(
                 buffers=BufferPool(),
                 few_files=lanes.bounded,
             )
-    finally:
-        source.close()
+
+
+@contextlib.asynccontextmanager
+async def _own_source(
+    clients: Clients, portable: PortableSource, *, splice: bool
+) -> AsyncIterator[OwnSource]:
+    tls, terminators = None, None
+    async with contextlib.AsyncExitStack() as stack:
+        url = clients.data.meta.endpoint_url
+        if clients.tls_processes and not url.startswith("https://"):
+            raise ConfigError(f"Endpoint.TlsProcesses has no meaning for {url}; remove it")
+        if url.startswith("https://"):
+            tls = tls_context(clients.ca_bundle)
+            if clients.tls_processes:
+                terminators = await stack.enter_async_context(
+                    Terminators(trusted(clients.ca_bundle), clients.tls_processes)
+                )
+        source = OwnSource(
+            RangeSigner(
+                clients.data, clients.credentials, anonymous=clients.anonymous, reading=clients.reading
+            ),
+            portable,
+            splice=splice,
+            tls=tls,
+            terminators=terminators,
+            stall_timeout=clients.stall_timeout,
+        )
+        stack.callback(source.close)
+        yield source
+
+
+def _why_splice(clients: Clients) -> str:
+    if clients.data.meta.endpoint_url.startswith("https://"):
+        return f"TLS by {clients.tls_processes} processes, to pipes"
+    return "plain HTTP to pipes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +232,7 @@ def _pipe_limits(channels: int, files: int) -> tuple[int, int]:
 def _no_splice(clients: Clients, room: int, channels: int, *, to_pipes: bool) -> str | None:
     if not to_pipes:
         return "the output is not a pipe"
-    if obstacle := why_not_splice(clients.data.meta.endpoint_url):
+    if obstacle := why_not_splice(clients.data.meta.endpoint_url, tls_processes=clients.tls_processes):
         return obstacle
     if room < 2 * PIPE_SIZE * channels:
         return (

@@ -1,4 +1,6 @@
-"""Delivery of a channel whose objects are compressed: inflated in stream order, between stage and outlet.
+"""Delivery of a channel whose bytes pass through our hands, between stage and outlet.
+
+They do where objects are compressed, which are inflated in stream order:
 
     head of line ─ at most 256 KiB ─▶ Inflater ─ at most 1 MiB ─▶ outlet          (unwrapped)
                                                └▶ spool ─ header, content, padding ─▶ outlet   (wrapped)
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from streamer.plan import ObjectRef, Part
+    from streamer.relay.failures import Records
     from streamer.relay.statistics import Stopwatch
     from streamer.sink.outlet import Outlet
 
@@ -48,7 +51,7 @@ SPOOL_MEMORY = 8 * MIB
 _MAX_VECTORS = 64
 
 
-class _Pieces:
+class Pieces:
     """Pieces of memory on their way into a descriptor; `streamer.sink.outlet.Drainable`."""
 
     def __init__(self, pieces: list[bytes]) -> None:
@@ -69,17 +72,28 @@ class _Pieces:
 
 
 class Unpacker:
-    """Passes one epoch on to `outlet`, with its objects inflated; closed once by its owner.
+    """Passes one epoch on to `outlet`; closed once by its owner.
 
     `account` is told the bytes that the outlet accepts; the first `again` bytes it had before, and they are
-    dropped. With `wrap`, every object becomes a RecordIO record.
+    dropped. With `inflate` objects are inflated. With `wrap`, every object becomes a RecordIO record; where
+    nothing is inflated the literals have seen to that. `records`: of the stream, to pass on whole ones.
     """
 
     def __init__(
-        self, outlet: Outlet, *, wrap: bool, watch: Stopwatch, account: Callable[[int], None], again: int = 0
+        self,
+        outlet: Outlet,
+        *,
+        inflate: bool,
+        wrap: bool,
+        watch: Stopwatch,
+        account: Callable[[int], None],
+        again: int = 0,
+        records: Records | None = None,
     ) -> None:
         self._outlet = outlet
+        self._inflate = inflate
         self._wrap = wrap
+        self._records = records
         self._watch = watch
         self._account = account
         self._again = again
@@ -88,7 +102,17 @@ class Unpacker:
         self._spool: tempfile.SpooledTemporaryFile[bytes] | None = None
 
     def __repr__(self) -> str:
-        return f"<Unpacker {self._inflater}>"
+        return f"<Unpacker {self._inflater} {self._records}>"
+
+    @property
+    def at_border(self) -> bool:
+        """Whether what the outlet has accepted surely ends with a record."""
+        return self._records is not None and self._records.at_border and not self._again
+
+    @property
+    def held(self) -> int:
+        """Bytes that came and are kept back."""
+        return 0 if self._records is None else self._records.held
 
     async def pass_on(self, part: Part, at: int, data: bytes) -> None:
         """Deliver `data`, the bytes of `part` from `at` on: either literals or some of its body.
@@ -102,6 +126,9 @@ class Unpacker:
         start = part.start + place
         if start == 0:
             self._begin(part.object)
+        if not self._inflate:
+            await self._write([data])
+            return
         inflater = self._inflater
         if inflater is None:
             raise RuntimeError(f"byte {start} of {part.object.key} without those before it")
@@ -121,6 +148,11 @@ class Unpacker:
                 await self._record(self._spool, inflater.produced)
             self.close()
 
+    async def finish(self) -> None:
+        """Deliver what is kept back although the epoch is over. Raises ReaderGone."""
+        if self._records is not None:
+            await self._send([self._records.rest()])
+
     def close(self) -> None:
         """Forget the object that is being delivered; further calls do nothing."""
         self._inflater = None
@@ -130,6 +162,10 @@ class Unpacker:
 
     def _begin(self, ref: ObjectRef) -> None:
         self.close()
+        if self._records is not None and (self._inflate or not self._wrap):
+            self._records.begins()  # else its header came before it
+        if not self._inflate:
+            return
         self._inflater = Inflater(ref)
         if self._wrap:
             self._spool = tempfile.SpooledTemporaryFile(SPOOL_MEMORY)  # noqa: SIM115 - closed by `close`
@@ -179,7 +215,12 @@ class Unpacker:
         return found
 
     async def _write(self, pieces: list[bytes]) -> None:
-        left = _Pieces(self._new(pieces))
+        if self._records is not None:
+            pieces = [self._records.pass_on(piece) for piece in pieces]
+        await self._send(pieces)
+
+    async def _send(self, pieces: list[bytes]) -> None:
+        left = Pieces(self._new(pieces))
         while left:
             self._watch.enter("moving")
             try:

@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 class WriteEnds(Protocol):
     """The write ends of one channel's FIFOs, one at a time."""
 
+    @property
+    def lasting(self) -> bool:
+        """Whether what is open stays so when this process ends, unless it is closed."""
+
     async def open(self, position: Position, path_fd: int, *, on_gone: Callable[[], None]) -> PipeOutlet:
         """Wait for a reader of the FIFO that the O_PATH descriptor names; return what to write into.
 
@@ -63,6 +67,8 @@ class WriteEnds(Protocol):
 
 class OwnEnds:
     """Write ends that live and die with this process."""
+
+    lasting = False
 
     def __init__(self, channel: str) -> None:
         self._channel = channel
@@ -142,6 +148,8 @@ class OwnEnds:
 
 class KeptEnds:
     """Write ends that a keeper holds."""
+
+    lasting = True
 
     def __init__(self, keeper: KeeperClient, channel: str, *, digest: str) -> None:
         self._keeper = keeper

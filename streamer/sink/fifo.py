@@ -103,11 +103,12 @@ class FifoDirectory:
             # mkfifo(3) applies the umask; the mode is for the trainer's user or group.
             os.chmod(by_descriptor(path_fd), self._mode)
 
-    def resume(self, epoch: int) -> int:
+    def resume(self, epoch: int, *, accepted: int) -> int:
         """Take over from a sidecar that died in `epoch`, or before its reader came; return the epoch due.
 
         If the epoch's trailer has its last word already, the sidecar died while it retired the epoch, and the
-        rest of that is done here. Raises SinkError.
+        rest of that is done here. `failed` is not the last word, unless the FIFO has `accepted` more than the
+        trailer says, and so what ends it. Raises SinkError.
         """
         with _mapped(self._directory):
             unfinished = re.compile(rf"\.{re.escape(self._channel)}_\d+\.penstock\.json\.\d+\.tmp")
@@ -117,7 +118,10 @@ class FifoDirectory:
                 found = read_trailer(self._directory, self._channel, epoch)
             except ValueError as error:
                 raise SinkError(f"{error}; remove it and start sidecar and trainer again") from error
-            if found is None or found.verdict in ("open", "failed"):
+            ended = found is not None and (
+                found.bytes_delivered < accepted if found.verdict == "failed" else found.verdict != "open"
+            )
+            if not ended:
                 self.prepare(epoch)
                 return epoch
             self.prepare(epoch + 1)

@@ -1,6 +1,6 @@
 """Ranged GETs by a client of our own, and what HEADs (`heads`) share with them.
 
-    kernel splice   plain HTTP into pipes: bodies never enter this process
+    kernel splice   plain HTTP, or TLS that other processes decrypt, into pipes: bodies never enter this one
     copying         TLS, or bytes that must be seen: read into the receiver's memory, once
 
 `HttpClient` sends a signed request on a lane; the body is moved by one of `exchange`'s two ways. Whatever
@@ -14,7 +14,7 @@ import re
 import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from urllib.request import getproxies, proxy_bypass
 
 from botocore import UNSIGNED
@@ -28,6 +28,9 @@ from streamer.source.portable import PortableSource
 from streamer.source.ranges import Receiver, check_head
 from streamer.source.session import STALL_TIMEOUT
 from streamer.source.signing import Place, RangeSigner
+
+if TYPE_CHECKING:
+    from streamer.source.terminators import Terminators
 
 _CODE = re.compile(rb"<Code>([^<]{1,200})</Code>")
 _MESSAGE = re.compile(rb"<Message>([^<]{0,500})</Message>")
@@ -47,9 +50,9 @@ def why_not(client: Any, buckets: set[str]) -> str | None:
     return None
 
 
-def why_not_splice(endpoint_url: str) -> str | None:
-    """Why bodies cannot stay in the kernel; None if they can."""
-    if not endpoint_url.startswith("http://"):
+def why_not_splice(endpoint_url: str, *, tls_processes: int = 0) -> str | None:
+    """Why bodies cannot stay out of this process; None if they can."""
+    if not endpoint_url.startswith("http://") and not tls_processes:
         return "the endpoint is TLS, so bodies must be decrypted in user space"
     return None
 
@@ -75,9 +78,10 @@ class Answering(Protocol[T_co]):
 class HttpClient:
     """Requests on lanes: one at a time on each, idle ones kept, by host."""
 
-    def __init__(self, tls: ssl.SSLContext | None) -> None:
-        """`tls`: how to trust a TLS endpoint."""
+    def __init__(self, tls: ssl.SSLContext | None, terminators: Terminators | None = None) -> None:
+        """`tls`: how to trust a TLS endpoint. `terminators`: who decrypts, if not this process."""
         self._tls = tls
+        self._terminators = terminators
         self._pools: dict[tuple[str, int], LanePool] = {}
 
     def close(self) -> None:
@@ -103,7 +107,9 @@ class HttpClient:
         pool = self._pools.get((place.host, place.port))
         if pool is None:
             tls = self._tls if place.tls else None
-            pool = self._pools[place.host, place.port] = LanePool(place.host, place.port, tls=tls)
+            pool = self._pools[place.host, place.port] = LanePool(
+                place.host, place.port, tls=tls, terminators=self._terminators
+            )
         while True:
             head = await request()
             lane = await pool.take(where, avoid=avoid)
@@ -137,15 +143,19 @@ class OwnSource:
         *,
         splice: bool,
         tls: ssl.SSLContext | None = None,
+        terminators: Terminators | None = None,
         stall_timeout: float = STALL_TIMEOUT,
     ) -> None:
-        """`tls`: how to trust a TLS endpoint. `stall_timeout`: seconds without a byte that end a request."""
+        """`tls`, `terminators`: as of HttpClient. `stall_timeout`: seconds without a byte that end a request.
+
+        What splices over TLS needs terminators.
+        """
         self.name = "kernel splice" if splice else "copying"
         self._signer = signer
         self._fallback = fallback
         self._exchange: Any = SpliceExchange if splice else CopyExchange
         self._stall_timeout = stall_timeout
-        self._client = HttpClient(tls)
+        self._client = HttpClient(tls, terminators)
 
     def close(self) -> None:
         """Close idle lanes; those in use close with the fetches that use them."""

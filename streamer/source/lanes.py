@@ -19,9 +19,12 @@ import socket
 import ssl
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from streamer.errors import BadAnswer, Transient, Where
+
+if TYPE_CHECKING:
+    from streamer.source.terminators import Terminators
 
 CONNECT_TIMEOUT = 10.0
 WORTH_WAKING = 256 * 1024
@@ -51,9 +54,6 @@ class Lane:
         self._loop = asyncio.get_running_loop()
         self._watched = False
         self._on_readable: Callable[[], None] | None = None
-
-    async def begin(self) -> None:
-        """Make the new connection ready for requests."""
 
     def watch(self, on_readable: Callable[[], None]) -> None:
         """Call this whenever there is something to read, until `pause` or `rest`."""
@@ -137,6 +137,7 @@ class TlsLane(Lane):
         self._shared = shared
 
     async def begin(self) -> None:
+        """Shake hands."""
         loop = asyncio.get_running_loop()
         while True:
             try:
@@ -195,13 +196,29 @@ class TlsLane(Lane):
         return count
 
 
+class TerminatedLane(Lane):
+    """A lane over TLS whose socket here is a plain one, of a pair; see `terminator`."""
+
+    def expect(self, count: int) -> None:
+        """Nothing: SO_RCVLOWAT does not keep a socket of a pair from being readable."""
+
+
 class LanePool:
     """Idle lanes to one host, and the making of new ones."""
 
-    def __init__(self, host: str, port: int, *, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        tls: ssl.SSLContext | None = None,
+        terminators: Terminators | None = None,
+    ) -> None:
+        """`tls`: for a TLS host, whom to trust. `terminators`: who decrypts then, if not this process."""
         self._host = host
         self._port = port
         self._tls = tls
+        self._terminators = terminators
         self._shared = memoryview(bytearray(256 * 1024 if tls else 0))
         self._idle: list[Lane] = []
         self._addresses: list[tuple[Any, ...]] = []
@@ -239,10 +256,9 @@ class LanePool:
                     undo.callback(sock.close)
                     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                     await loop.sock_connect(sock, address)
-                    lane = self._lane(sock)
-                    lane.peer = str(address[0])
-                    await lane.begin()
+                    lane = await self._lane(sock)
                     undo.pop_all()
+                lane.peer = str(address[0])
                 return lane
         except TimeoutError as error:
             raise Transient(
@@ -265,8 +281,14 @@ class LanePool:
                 where,
             ) from error
 
-    def _lane(self, sock: socket.socket) -> Lane:
-        return TlsLane(sock, self._tls, self._host, shared=self._shared) if self._tls else Lane(sock)
+    async def _lane(self, sock: socket.socket) -> Lane:
+        if self._tls is None:
+            return Lane(sock)
+        if self._terminators is not None:
+            return TerminatedLane(await self._terminators.join(self._host, sock))
+        lane = TlsLane(sock, self._tls, self._host, shared=self._shared)
+        await lane.begin()
+        return lane
 
     async def _next_address(self, loop: asyncio.AbstractEventLoop, avoid: str | None) -> tuple[Any, ...]:
         now = time.monotonic()

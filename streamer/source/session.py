@@ -80,6 +80,8 @@ class Endpoint:
     path_style: bool = False
     anonymous: bool = False
     ca_bundle: str | None = None
+    tls_processes: int = 0
+    """Processes that decrypt what comes over TLS; none: this one does."""
     reading: Reading = field(default_factory=Reading)
 
 
@@ -97,6 +99,8 @@ class Clients:
     """Certificates to trust, by configuration or environment; None for botocore's own."""
     stall_timeout: float
     """Seconds without a byte before a connection counts as dead."""
+    tls_processes: int = 0
+    """As of `Endpoint`."""
     asked: Counter[str] = field(default_factory=Counter)
     """Requests beside those for parts, repeated ones included, by S3's name of the operation."""
 
@@ -182,6 +186,7 @@ async def open_clients(
                 reading=endpoint.reading,
                 ca_bundle=endpoint.ca_bundle or session.get_config_variable("ca_bundle"),
                 stall_timeout=stall_timeout,
+                tls_processes=endpoint.tls_processes,
             )
         endpoint.reading.teach(clients.control)
         endpoint.reading.teach(clients.data)
@@ -209,11 +214,17 @@ async def _lasting(session: Any, profile: str | None) -> LastingCredentials | No
     return lasting
 
 
-def tls_context(ca_bundle: str | None) -> ssl.SSLContext:
-    """Trust in the bundle given, or else in what botocore trusts. Raises ConfigError."""
+def trusted(ca_bundle: str | None) -> str:
+    """The file with the certificates to believe: the bundle given, or else botocore's."""
     from botocore.httpsession import get_cert_path
 
-    path = ca_bundle or get_cert_path(verify=True)
+    path: str = ca_bundle or get_cert_path(verify=True)
+    return path
+
+
+def tls_context(ca_bundle: str | None) -> ssl.SSLContext:
+    """Trust in the bundle given, or else in what botocore trusts. Raises ConfigError."""
+    path = trusted(ca_bundle)
     try:
         return ssl.create_default_context(cafile=path)
     except (OSError, ssl.SSLError) as error:

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from streamer.plan import Plan, S3Uri
+from streamer.plan import Plan, Position, S3Uri
 from streamer.relay.changes import Changes, WhenChanged
 from streamer.relay.channel import Channel
+from streamer.relay.failures import Framing, WhenFailed
 from streamer.relay.pipes import PIPE_SIZE
+from streamer.relay.prefetch import BEGIN
 from streamer.relay.retry import RetryPolicy
 from streamer.relay.stages import BUFFER_SIZE
 from streamer.relay.transport import Wish, open_transport
@@ -83,6 +85,9 @@ async def running_channel(
     hedge: float = 0.0,
     when_changed: WhenChanged = "fail",
     check: bool = False,
+    when_failed: WhenFailed = "hold",
+    framing: Framing | None = None,
+    start: Position = BEGIN,
     **endpoint: Any,
 ) -> AsyncIterator[Running]:
     """List the prefix, prepare and run a channel `train`; cancel it at the end.
@@ -104,6 +109,7 @@ async def running_channel(
             inflate=inflate,
             hedge=hedge,
             check=check,
+            frame=framing is not None,
         ) as chosen,
     ):
         bucket, _, key = prefix.partition("/")
@@ -121,6 +127,9 @@ async def running_channel(
             on_verdict=verdicts.append,
             changes=Changes(when_changed, PortableHeads(clients.control).find),
             sums=Sums(clients.control, clients.credentials) if check else None,
+            when_failed=when_failed,
+            framing=framing,
+            start=start,
         )
         channel.prepare()
         task = asyncio.create_task(channel.run())

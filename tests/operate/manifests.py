@@ -35,6 +35,7 @@ EVERYTHING = {
     },
     "priorityClassName": "training",
     "imagePullSecrets": [{"name": "registry"}],
+    "keeper": {"enabled": True},
     "sidecar": {"env": [{"name": "AWS_CA_BUNDLE", "value": "/etc/ca.pem"}]},
     "trainer": {
         "command": ["python", "-m", "examples.demo.train"],
@@ -60,6 +61,7 @@ SOURCES = (
 )
 """Every way to get manifests from this repository."""
 WITH_SIDECAR = tuple(source for source in SOURCES if source != "demo")
+WITH_KEEPER = ("overlays/keeper", "chart everything")
 
 
 @functools.cache
@@ -134,6 +136,10 @@ class Pod:
     @property
     def sidecar(self) -> dict[str, Any]:
         return next(each for each in self.spec["initContainers"] if each["name"] == "penstock")
+
+    @property
+    def keeper(self) -> dict[str, Any] | None:
+        return next((each for each in self.spec["initContainers"] if each["name"] == "keeper"), None)
 
 
 def jobs(source: str) -> Iterator[dict[str, Any]]:

@@ -23,7 +23,16 @@ from tests.kit.pipes import read_all
 from tests.kit.processes import sidecar, write_job
 from tests.operate import manifests
 from tests.operate.containers import SCRIPTS, STAGES
-from tests.operate.manifests import CHART, KUBERNETES, SOURCES, WITH_SIDECAR, documents, of_kind, training_pod
+from tests.operate.manifests import (
+    CHART,
+    KUBERNETES,
+    SOURCES,
+    WITH_KEEPER,
+    WITH_SIDECAR,
+    documents,
+    of_kind,
+    training_pod,
+)
 from tests.operate.promql import ROOT
 
 OLDEST, NEWEST = "1.29", "1.37"
@@ -90,7 +99,7 @@ def test_every_value_of_the_chart_is_in_its_schema():
             yield from allowed(found, f"{place}{key}.")
 
     values = yaml.safe_load((CHART / "values.yaml").read_text())
-    free = ("job.", "sidecar.resources.", "trainer.resources.")
+    free = ("job.", "sidecar.resources.", "keeper.resources.", "trainer.resources.")
     given = {key for key in manifests.keys(values) if not key.startswith(free)}
     assert given == {key for key in allowed(schema) if not key.startswith(free)} - {"global"}
 
@@ -148,7 +157,7 @@ def test_every_container_is_confined(source):
             }
             assert container["resources"]["limits"]["memory"]
             paths = {mount["mountPath"] for mount in container["volumeMounts"]}
-            assert "/tmp" in paths
+            assert ("/tmp" in paths) == (container["name"] != "keeper")
             names = {volume["name"] for volume in pod["volumes"]}
             assert {mount["name"] for mount in container["volumeMounts"]} <= names
 
@@ -197,7 +206,8 @@ def test_the_sidecar_starts_before_the_trainer_and_is_given_what_it_takes(source
     assert json.loads(STAGES["sidecar"].last("CMD")) == ["run", "-c", path]
     base = job.penstock.base_directory or "/opt/ml"
     for container in pod.containers:
-        assert {"name": "ml", "mountPath": base} in container["volumeMounts"]
+        assert ({"name": "ml", "mountPath": base} in container["volumeMounts"]) == (container != pod.keeper)
+    assert (pod.keeper is not None) == (source in WITH_KEEPER)
     assert "emptyDir" in volumes["ml"]
     assert pod.spec["securityContext"]["fsGroup"] == pod.spec["securityContext"]["runAsGroup"]
     assert pod.spec["terminationGracePeriodSeconds"] > job.penstock.drain_for

@@ -13,6 +13,7 @@ import pytest
 
 from streamer.errors import ChannelError
 from streamer.formats import recordio, tfrecord
+from streamer.relay.failures import POISON
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 tf = pytest.importorskip("tensorflow")
@@ -311,6 +312,21 @@ def test_a_failed_sidecar_that_holds_the_fifo_open(feeder):
     got, text = failure(PipeModeDataset("train", "TFRecord").prefetch(3))
     assert "train_0: the source failed: 503 for s3://b/k" in text
     assert got == RECORDS
+
+
+@pytest.mark.parametrize("record_format", ["TFRecord", "RecordIO"])
+def test_a_poisoned_epoch(feeder, tmp_path, record_format):
+    """Told by its cause; and TensorFlow's own reader refuses a copy of it."""
+    data, poison = encoded(record_format), POISON[record_format]
+    feeder.feed(0, data, total=2 * len(data), verdict="failed", error="403 for s3://b/k", poison=poison)
+    got, text = failure(PipeModeDataset("train", record_format))
+    assert "train_0: the source failed: 403 for s3://b/k" in text
+    assert got == RECORDS
+    if record_format == "TFRecord":
+        (tmp_path / "copy").write_bytes(data + poison)
+        got, text = failure(tf.data.TFRecordDataset(str(tmp_path / "copy")))
+        assert "corrupted record" in text
+        assert got == RECORDS
 
 
 @pytest.mark.parametrize("record_format", ["TFRecord", "RecordIO"])

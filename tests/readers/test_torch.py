@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from streamer.errors import ChannelError, CorruptRecord, TruncatedStream
 from streamer.formats import recordio, tfrecord
 from streamer.readers.torch import PipeIterableDataset, PipeModeDatasetException
+from streamer.relay.failures import POISON
 from tests.readers import decoders
 from tests.readers.feeder import Feeder
 from tests.unit.test_tar import archive
@@ -228,6 +229,18 @@ def test_a_cut_epoch_is_an_error_with_any_number_of_workers(feeder, workers):
         TruncatedStream, match=f"received {len(data) // 2} of {len(data)} bytes.*the sidecar died"
     ):
         list(load(PipeIterableDataset("train", "TFRecord"), workers))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_poisoned_epoch_is_told_by_its_cause(feeder, workers):
+    """Not by what was put behind its last record for readers that know no trailer."""
+    data = encoded("TFRecord")
+    feed = feeder.feed(
+        0, data, verdict="failed", total=2 * len(data), error="gone", poison=POISON["TFRecord"]
+    )
+    with pytest.raises(TruncatedStream, match=f"received {len(data)} of .*the source failed: gone"):
+        list(load(PipeIterableDataset("train", "TFRecord"), workers))
+    feed.join()
 
 
 def test_a_corrupt_record_is_an_error_by_name(feeder):

@@ -103,6 +103,7 @@ async def test_a_wrapped_object_is_one_request(run, stub, tmp_path):
         bodies = [truth[:49_999], truth[49_999:99_999], truth[99_999:]]
         assert await off_loop(read_all, running.fifo(0)) == b"".join(map(reference.record, bodies))
         assert running.channel.statistics().objects_completed == 3
+        assert running.channel.statistics().records == 3
     assert len({(seen.key, seen.range) for seen in stub.seen}) == 3
 
 

@@ -12,7 +12,6 @@ from hashlib import md5
 from urllib.parse import urlsplit
 
 import pytest
-import trustme
 from aiohttp import web
 
 from streamer.errors import BadAnswer, Where
@@ -20,50 +19,31 @@ from streamer.source.lanes import LanePool
 from streamer.source.session import Reading, tls_context
 from tests.kit.harness import fill, running_channel
 from tests.kit.pipes import eventually, off_loop, read_all
-from tests.kit.stub import Answer, S3Stub, StubThread, cut_after, fails, stalls
+from tests.kit.stub import Answer, S3Stub, cut_after, fails, stalls
+from tests.kit.tls import serving
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
 
 
-@pytest.fixture
-def authority(tmp_path):
-    """A private one, whose bundle is at `tmp_path/ca.pem`."""
-    made = trustme.CA()
-    made.cert_pem.write_to_path(tmp_path / "ca.pem")
-    return made
+@pytest.fixture(params=[0, 2], ids=["decrypted-here", "by-processes"])
+def streaming(request):
+    """`running_channel` where this process decrypts, and where others do and bodies are spliced."""
 
+    def start(stub, directory, **options):
+        if stub.url.startswith("https:"):
+            options |= {"ca_bundle": str(directory / "ca.pem"), "tls_processes": request.param}
+        transport = "kernel" if request.param else "copying"
+        return running_channel(stub, directory, transport=transport, **options)
 
-@contextlib.contextmanager
-def serving(authority, *, name="127.0.0.1", version=None):
-    """A stub over TLS, of one version alone if given, whose certificate is for `name`."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    if version is not None:
-        context.minimum_version = context.maximum_version = version
-    authority.issue_cert(name).configure_cert(context)
-    thread = StubThread(context)
-    try:
-        yield thread.start()
-    finally:
-        thread.stop()
-
-
-@pytest.fixture
-def tls_stub(credentials, authority):
-    with serving(authority) as stub:
-        yield stub
-
-
-def copying(stub, directory, **options):
-    bundle = str(directory / "ca.pem") if stub.url.startswith("https:") else None
-    return running_channel(stub, directory, transport="copying", ca_bundle=bundle, **options)
+    return start
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3], ids=lambda v: v.name)
-async def test_the_same_stream_over_tls(credentials, authority, tmp_path, version):
+async def test_the_same_stream_over_tls(credentials, authority, tmp_path, version, streaming):
     """Records, buffers and parts have different sizes, and none of their borders is to be seen."""
     with serving(authority, version=version) as stub:
         truth = fill(stub, [0, 1, 16_383, 16_384, 16_385, 131_072, 131_073, 3_000_001])
-        async with copying(stub, tmp_path, part_size=400_000) as running:
+        async with streaming(stub, tmp_path, part_size=400_000) as running:
             for epoch in range(2):
                 assert await off_loop(read_all, running.fifo(epoch)) == truth
             assert running.channel.statistics().retries == {}
@@ -76,9 +56,9 @@ async def test_the_portable_transport_gives_the_same_over_tls(tls_stub, tmp_path
         assert await off_loop(read_all, running.fifo(0)) == truth
 
 
-async def test_many_small_objects_on_few_connections(tls_stub, tmp_path):
+async def test_many_small_objects_on_few_connections(tls_stub, tmp_path, streaming):
     truth = fill(tls_stub, [number * 17 for number in range(400)])
-    async with copying(tls_stub, tmp_path, connections=4, parts=16) as running:
+    async with streaming(tls_stub, tmp_path, connections=4, parts=16) as running:
         assert await off_loop(read_all, running.fifo(0)) == truth
         assert running.channel.statistics().retries == {}
     assert len(tls_stub.seen) >= 399
@@ -151,11 +131,11 @@ async def cut_line(stub: S3Stub, *, after: int) -> AsyncIterator[list[int]]:
 
 
 @pytest.mark.parametrize("after", [100_000, 1_000_003, 2_500_000])
-async def test_a_line_that_breaks_in_mid_record_is_resumed(tls_stub, tmp_path, after):
+async def test_a_line_that_breaks_in_mid_record_is_resumed(tls_stub, tmp_path, after, streaming):
     """An end without close_notify is no end; what was decrypted before it stays valid."""
     truth = fill(tls_stub, [3_000_000])
     async with cut_line(tls_stub, after=after) as broken:
-        async with copying(tls_stub, tmp_path, part_size=4_000_000, parts=2, connections=1) as running:
+        async with streaming(tls_stub, tmp_path, part_size=4_000_000, parts=2, connections=1) as running:
             assert await off_loop(read_all, running.fifo(0)) == truth
             assert sum(running.channel.statistics().retries.values()) == 1
         assert broken == [after]
@@ -164,16 +144,16 @@ async def test_a_line_that_breaks_in_mid_record_is_resumed(tls_stub, tmp_path, a
     assert after - 50_000 < starts[1] < after  # no more is asked for again than was under way
 
 
-async def test_close_notify_in_the_middle_of_a_body_is_resumed(tls_stub, tmp_path):
+async def test_close_notify_in_the_middle_of_a_body_is_resumed(tls_stub, tmp_path, streaming):
     truth = fill(tls_stub, [3_000_000, 5])
     tls_stub.script(cut_after(70_000), cut_after(1), fails(503, "SlowDown"), cut_after(0))
-    async with copying(tls_stub, tmp_path, part_size=1_000_000, connections=2) as running:
+    async with streaming(tls_stub, tmp_path, part_size=1_000_000, connections=2) as running:
         assert await off_loop(read_all, running.fifo(0)) == truth
         retries = running.channel.statistics().retries
     assert retries == {"truncated": 3, "throttled": 1}
 
 
-async def test_close_notify_after_a_body_costs_no_retry(tls_stub, tmp_path):
+async def test_close_notify_after_a_body_costs_no_retry(tls_stub, tmp_path, streaming):
     """`Connection: close`: the lane is not used again."""
 
     async def last(answer: Answer) -> web.StreamResponse:
@@ -183,17 +163,17 @@ async def test_close_notify_after_a_body_costs_no_retry(tls_stub, tmp_path):
 
     truth = fill(tls_stub, [20_000] * 6)
     tls_stub.script(*[last] * 6)
-    async with copying(tls_stub, tmp_path, connections=1) as running:
+    async with streaming(tls_stub, tmp_path, connections=1) as running:
         assert await off_loop(read_all, running.fifo(0)) == truth
         assert running.channel.statistics().retries == {}
     assert tls_stub.connections >= 6
 
 
 @pytest.mark.parametrize("kind", ["stub", "tls_stub"])
-async def test_an_idle_lane_that_the_server_has_closed(request, authority, tmp_path, kind):
+async def test_an_idle_lane_that_the_server_has_closed(request, authority, tmp_path, kind, streaming):
     stub = request.getfixturevalue(kind)
-    truth = fill(stub, [50_000] * 12)
-    async with copying(stub, tmp_path, connections=2, parts=4) as running:
+    truth = fill(stub, [50_000] * 60)
+    async with streaming(stub, tmp_path, connections=2, parts=4) as running:
         assert await off_loop(read_all, running.fifo(0)) == truth
         before = stub.connections
         share = running.channel._prefetcher._share

@@ -44,7 +44,9 @@ async def test_a_broken_body_resumes_at_the_next_byte(run, stub, tmp_path):
             first = await off_loop(reader.read, 10_000)
             stub.release()
             assert first + await off_loop(reader.read) == truth
-        assert running.channel.statistics().retries["truncated"] == 1
+        found = running.channel.statistics()
+        assert (found.retries["truncated"], found.resumes) == (1, {"part": 1})
+        assert found.records is None  # only the reader knows
     assert [seen.range for seen in stub.seen[:2]] == ["bytes=0-39999", "bytes=10000-39999"]
 
 
@@ -83,7 +85,8 @@ async def test_what_may_pass_is_waited_out(run, stub, tmp_path, fault):
     stub.script(*[fault] * 5)
     async with run(stub, tmp_path) as running:
         assert await off_loop(read_all, running.fifo(0)) == truth
-        assert sum(running.channel.statistics().retries.values()) == 5
+        found = running.channel.statistics()
+        assert (sum(found.retries.values()), found.resumes) == (5, {})
 
 
 async def test_many_parts_that_fail_together_share_no_quota(run, stub, tmp_path):

@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import ssl
 from dataclasses import replace
 
 import pytest
-import trustme
 from aiohttp import web
 
 from streamer.errors import BadAnswer, Denied, GaveUp, Missing, PenstockError
@@ -19,7 +17,7 @@ from streamer.source.heads import HEADS, PORTABLE_HEADS, open_heads
 from streamer.source.manifests import plan_augmented, plan_manifest
 from streamer.source.session import Endpoint, Reading, open_clients
 from tests.kit.harness import clients_of, fill
-from tests.kit.stub import Answer, StubThread, etag, fails
+from tests.kit.stub import Answer, etag, fails
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
 
@@ -291,31 +289,17 @@ async def test_behind_a_proxy_it_is_aiobotocore_that_asks(objects, monkeypatch):
     assert "aiobotocore" in objects.head_requests[0]["user-agent"]
 
 
-@pytest.fixture
-def tls_stub(credentials, tmp_path):
-    """A stub over TLS, and where the certificate of its authority is."""
-    authority = trustme.CA()
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    authority.issue_cert("127.0.0.1").configure_cert(context)
-    bundle = tmp_path / "ca.pem"
-    authority.cert_pem.write_to_path(str(bundle))
-    thread = StubThread(context)
-    yield thread.start(), str(bundle)
-    thread.stop()
-
-
-async def test_over_tls(tls_stub):
-    stub, bundle = tls_stub
-    fill(stub, [10] * 300)
-    stub.objects["b/manifest"] = json.dumps(
+async def test_over_tls(tls_stub, tmp_path):
+    fill(tls_stub, [10] * 300)
+    tls_stub.objects["b/manifest"] = json.dumps(
         [{"prefix": "s3://b/data/"}, *(f"{number:04}" for number in range(300))]
     ).encode()
-    endpoint = Endpoint(url=stub.url, path_style=True, ca_bundle=bundle)
+    endpoint = Endpoint(url=tls_stub.url, path_style=True, ca_bundle=str(tmp_path / "ca.pem"))
     async with (
         open_clients(endpoint, connections=1) as clients,
         open_heads(clients, give_up_after=30, portable=False) as heads,
     ):
         plan = await plan_manifest(clients.control, MANIFEST, heads=heads)
     assert [ref.size for ref in plan.refs(0)] == [10] * 300
-    assert all(seen["user-agent"].startswith("penstock/") for seen in stub.head_requests)
-    assert stub.head_connections <= HEADS
+    assert all(seen["user-agent"].startswith("penstock/") for seen in tls_stub.head_requests)
+    assert tls_stub.head_connections <= HEADS

@@ -12,6 +12,7 @@ import json
 import os
 import select
 import struct
+import subprocess
 import sys
 import time
 
@@ -107,6 +108,31 @@ def read_csv(directory, epochs, channel):
     return told
 
 
+def csv_chunks(directory, epochs, channel):
+    """pandas in chunks of the path itself: rows, and the sum of each column."""
+    import pandas as pd
+
+    told = []
+    for epoch in range(epochs):
+        sums = [0, 0, 0]
+        for frame in pd.read_csv(f"{directory}/{channel}_{epoch}", header=None, chunksize=7000):
+            found = [len(frame), *(int(total) for total in frame.sum())]
+            sums = [a + b for a, b in zip(sums, found, strict=True)]
+        told.append(sums)
+    return told
+
+
+def cat(directory, epochs, channel):
+    """cat(1), and the digest of what it copies."""
+    told = []
+    for epoch in range(epochs):
+        command = ["cat", f"{directory}/{channel}_{epoch}"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as copying:
+            told.append(hashlib.sha256(copying.stdout.read()).hexdigest())
+        assert copying.returncode == 0
+    return told
+
+
 def zipped(directory, epochs, first, second):
     """Two channels read together, 100 bytes of one for 20,000 of the other."""
     told = []
@@ -148,6 +174,120 @@ def dmlc(directory, epochs, channel):
                     record += struct.pack("<I", MAGIC)
         told.append(records)
     return told
+
+
+def incumbent_recordio(directory, epochs, channel):
+    """sagemaker-tensorflow, RecordIOReader.cpp: a cut payload has its declared length (contract §6.3)."""
+    told = []
+    for epoch in range(epochs):
+        records, parts = [], []
+        with open(f"{directory}/{channel}_{epoch}", "rb") as fifo:
+            while head := fifo.read(8):
+                magic, lrec = struct.unpack("<II", head.ljust(8, b"?"))
+                if magic != MAGIC:
+                    raise ValueError(f"Invalid magic number: {magic}")
+                flag, length = lrec >> 29, lrec & (1 << 29) - 1
+                parts.append(fifo.read((length + 3) & ~3)[:length].ljust(length, b"?"))
+                if flag in (0, 3):
+                    records.append(hashlib.sha256(b"".join(parts)).hexdigest())
+                    parts = []
+        told.append(records)
+    return told
+
+
+def mlio_recordio(directory, epochs, channel):
+    """awslabs/ml-io, recordio_record_reader.cc: a corrupt header and a cut record are errors."""
+    told = []
+    for epoch in range(epochs):
+        records, parts = [], []
+        with open(f"{directory}/{channel}_{epoch}", "rb") as fifo:
+            while head := fifo.read(8):
+                if len(head) < 8 or head[:4] != struct.pack("<I", MAGIC):
+                    raise ValueError("The header of the record is corrupt.")
+                lrec = struct.unpack("<I", head[4:])[0]
+                length = lrec & (1 << 29) - 1
+                payload = fifo.read((length + 3) & ~3)
+                if len(payload) < length:
+                    raise ValueError("The record is corrupt.")
+                parts.append(payload[:length])
+                if lrec >> 29 in (0, 3):
+                    records.append(hashlib.sha256(b"".join(parts)).hexdigest())
+                    parts = []
+        if parts:
+            raise ValueError("The record is corrupt.")
+        told.append(records)
+    return told
+
+
+def sdk_recordio(directory, epochs, channel):
+    """sagemaker-python-sdk, read_recordio: asserts the magic, and takes whatever comes for the payload."""
+    told = []
+    for epoch in range(epochs):
+        records = []
+        with open(f"{directory}/{channel}_{epoch}", "rb") as fifo:
+            while len(word := fifo.read(4)) == 4:
+                assert struct.unpack("I", word)[0] == MAGIC
+                (length,) = struct.unpack("I", fifo.read(4))
+                padding = -length % 4
+                records.append(hashlib.sha256(fifo.read(length)).hexdigest())
+                fifo.read(padding)
+        told.append(records)
+    return told
+
+
+def incumbent_tfrecord(directory, epochs, channel, skip=0):
+    """sagemaker-tensorflow, TFRecordReader.cpp: both checksums, a run of bad data may be skipped."""
+    told = []
+    for epoch in range(epochs):
+        records, bad = [], 0
+        with open(f"{directory}/{channel}_{epoch}", "rb") as fifo:
+            while head := fifo.read(12):
+                length, crc = struct.unpack("<QI", head.ljust(12, b"?"))
+                if crc != masked(head[:8]):
+                    raise ValueError("CRC check on header failed.")
+                data, stored = fifo.read(length), fifo.read(4)
+                if struct.pack("<I", masked(data)) == stored:
+                    records.append(hashlib.sha256(data).hexdigest())
+                    bad = 0
+                elif (bad := bad + 1) > skip:
+                    raise ValueError("CRC check on data failed.")
+        told.append(records)
+    return told
+
+
+def skipping_tfrecord(directory, epochs, channel):
+    """The same with max_corrupted_records_to_skip."""
+    return incumbent_tfrecord(directory, epochs, channel, skip=100)
+
+
+def unchecked_tfrecord(directory, epochs, channel):
+    """mvsusp/pipe-mode-example, tf_record_generator.py: no checksum is looked at."""
+    told = []
+    for epoch in range(epochs):
+        records = []
+        with open(f"{directory}/{channel}_{epoch}", "rb") as fifo:
+            while length := fifo.read(8):
+                fifo.read(4)
+                data = fifo.read(struct.unpack("<Q", length)[0])
+                fifo.read(4)
+                records.append(hashlib.sha256(data).hexdigest())
+        told.append(records)
+    return told
+
+
+def masked(data):
+    """TFRecord's masked CRC-32C."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    crc ^= 0xFFFFFFFF
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+REFUSALS = (AssertionError, ValueError, OverflowError, MemoryError)
+"""What these readers raise where the originals end their job."""
 
 
 if __name__ == "__main__":

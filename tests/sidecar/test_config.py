@@ -107,10 +107,16 @@ def test_what_sagemaker_prints_for_unset_fields_is_accepted(tmp_path):
         ("ResourceConfig__InstanceCount", -1, "greater than or equal to 0"),
         ("Penstock__Hosts__Count", 0, "greater than or equal to 1"),
         ("Penstock__ShardBy", "bytes", "ShardBy has no meaning without a ShardedByS3Key channel"),
-        ("Penstock__Lanes", {"eval": 2}, "Lanes names 'eval', which is no channel"),
-        ("Penstock__Lanes", {"train": 0}, "greater than or equal to 1"),
-        ("Penstock__Lanes", {"train": 65}, "less than or equal to 64"),
-        ("Penstock__Lanes", {"train": "2"}, "Penstock.Lanes.train"),
+        (
+            "Penstock__Lanes",
+            {"train": 2},
+            "each channel has it in a section of its own, `Penstock: {Lanes: 4}`",
+        ),
+        ("Penstock__ChannelBandwidth", {"train": "1MB"}, "section of its own, `Penstock: {Bandwidth: 50MB}`"),
+        ("InputDataConfig__0__Penstock__Lanes", 0, "greater than or equal to 1"),
+        ("InputDataConfig__0__Penstock__Lanes", 65, "less than or equal to 64"),
+        ("InputDataConfig__0__Penstock__Lanes", "2", "InputDataConfig[0].Penstock.Lanes"),
+        ("InputDataConfig__0__Penstock__Bandwidth", 0, "greater than 0"),
         ("TrainingInputMode", "Pipe", "it belongs in AlgorithmSpecification"),
         ("InputDataConfig", [], "must have at least 1 item"),
         ("Penstock__MemoryBudget", "1MiB", "raise it to 2 MiB or lower PartSize"),
@@ -123,6 +129,7 @@ def test_what_sagemaker_prints_for_unset_fields_is_accepted(tmp_path):
         ("Penstock__Endpoint__Url", "127.0.0.1:9000", "Penstock.Endpoint.Url"),
         ("Penstock__Endpoint", {"Anonymous": True, "Profile": "me"}, "contradict each other"),
         ("Penstock__Endpoint", {"Url": "http://h", "CaBundle": "/x"}, "use https://"),
+        ("Penstock__Endpoint", {"Url": "http://h", "TlsProcesses": 2}, "use https://"),
         ("Penstock__Admin__Port", 70000, "65535"),
         ("Penstok", {}, "did you mean Penstock?"),
         ("HyperParameters", {"lr": 0.1}, "HyperParameters.lr: must be text; put it in quotes"),
@@ -148,11 +155,13 @@ def test_channel_names_must_differ(tmp_path):
         load(tmp_path, job)
 
 
-@pytest.mark.parametrize(("lanes", "least"), [({}, "2 MiB"), ({"train": 17}, "34 MiB")])
+@pytest.mark.parametrize(("lanes", "least"), [(None, "2 MiB"), (17, "34 MiB")])
 def test_the_budget_holds_two_parts_for_every_fifo(tmp_path, lanes, least):
+    job = document() if lanes is None else document(InputDataConfig__0__Penstock={"Lanes": lanes})
+    assert load(tmp_path, job).budget >= 64 << 20
+    job["Penstock"] = {"MemoryBudget": "1MiB"}
     with pytest.raises(ConfigError, match=f"channels or lanes; raise it to {least} or lower PartSize"):
-        load(tmp_path, document(Penstock={"MemoryBudget": "1MiB", "Lanes": lanes}))
-    assert load(tmp_path, document(Penstock={"Lanes": lanes})).budget >= 64 << 20
+        load(tmp_path, job)
 
 
 def named(**modes):
@@ -160,6 +169,13 @@ def named(**modes):
     job = document()
     (channel,) = job["InputDataConfig"]
     job["InputDataConfig"] = [channel | {"ChannelName": name, "InputMode": m} for name, m in modes.items()]
+    return job
+
+
+def laned(count, **modes):
+    """Likewise; the first of them has so many lanes."""
+    job = named(**modes)
+    job["InputDataConfig"][0]["Penstock"] = {"Lanes": count}
     return job
 
 
@@ -188,13 +204,13 @@ def test_a_directory_must_not_be_where_a_fifo_comes(modes, clash):
         ({"train": "Pipe", "train-1": "Pipe"}, "'train-1' has the name of a lane of channel 'train'"),
         ({"train": "Pipe", "train-7": "File"}, "'train-7' has the name of a lane of channel 'train'"),
         ({"train": "Pipe", "train-1_0": "File"}, "is also the FIFO of epoch 0 of Pipe channel 'train-1'"),
-        ({"train": "File", "eval": "Pipe"}, "channel 'train' is in File mode"),
+        ({"train": "File", "eval": "Pipe"}, "'train' in File mode: its Penstock section has Lanes"),
         ({"train": "Pipe", "train-x": "Pipe", "train_0": "File", "eval-1": "Pipe"}, None),
     ],
 )
 def test_no_channel_may_be_taken_for_a_lane(modes, words):
     """`train_0` may be a directory then: `train` has no FIFO of its own."""
-    document = named(**modes) | {"Penstock": {"Lanes": {"train": 2}}}
+    document = laned(2, **modes)
     if words is None:
         job = Job.model_validate(document)
         assert [job.fifos(channel) for channel in job.input_data_config][:2] == [
@@ -207,10 +223,9 @@ def test_no_channel_may_be_taken_for_a_lane(modes, words):
 
 
 def test_a_lane_has_a_name_that_a_channel_could_have():
-    document = named(**{"x" * 62: "Pipe"})
-    Job.model_validate(document | {"Penstock": {"Lanes": {"x" * 62: 10}}})
+    Job.model_validate(laned(10, **{"x" * 62: "Pipe"}))
     with pytest.raises(ValueError, match="more than 64 characters; shorten"):
-        Job.model_validate(document | {"Penstock": {"Lanes": {"x" * 62: 11}}})
+        Job.model_validate(laned(11, **{"x" * 62: "Pipe"}))
 
 
 @pytest.mark.parametrize(
@@ -220,6 +235,11 @@ def test_a_lane_has_a_name_that_a_channel_could_have():
         ("CompressionType", "Gzip", "for Pipe mode only"),
         ("ShuffleConfig", {"Seed": 1}, "files have no order"),
         ("ChannelName", "..", "cannot be a directory"),
+        (
+            "Penstock",
+            {"Bandwidth": "1MB", "Integrity": "checksum"},
+            "has Integrity, Bandwidth, for Pipe mode",
+        ),
     ],
 )
 def test_what_only_a_stream_can_have_is_refused_for_files(tmp_path, key, value, words):
@@ -268,8 +288,7 @@ def test_many_channels_and_names_in_two_cases_are_warned_of():
     assert warnings(Job.model_validate(many)) == ["21 channels; SageMaker itself takes at most 20"]
     (told,) = warnings(Job.model_validate(named(Train="Pipe", train="Pipe")))
     assert "SM_CHANNEL_TRAIN" in told
-    lanes = {"Penstock": {"Lanes": {"train": 2}}}
-    (told,) = warnings(Job.model_validate(named(**{"train": "Pipe", "TRAIN-0": "Pipe"}) | lanes))
+    (told,) = warnings(Job.model_validate(laned(2, **{"train": "Pipe", "TRAIN-0": "Pipe"})))
     assert "SM_CHANNEL_TRAIN-0" in told
 
 
@@ -312,8 +331,17 @@ def test_the_job_is_frozen(tmp_path):
     ("extras", "channel", "words"),
     [
         ({"WhenChanged": "skip"}, {"RecordWrapperType": "RecordIO"}, "header leaves before its object"),
-        ({"WhenChanged": "refetch"}, {"InputMode": "File"}, "are for Pipe mode only"),
-        ({"Integrity": "checksum"}, {"InputMode": "File"}, "are for Pipe mode only"),
+        ({"WhenChanged": "refetch"}, {"InputMode": "File"}, "has WhenChanged, for Pipe mode only"),
+        ({"Integrity": "checksum"}, {"InputMode": "File"}, "has Integrity, for Pipe mode only"),
+        ({"WhenFailed": "close"}, {"InputMode": "File"}, "has WhenFailed, for Pipe mode only"),
+        ({"WhenFailed": "poison"}, {}, "add Framing: RecordIO or TFRecord"),
+        ({"Framing": "TFRecord"}, {}, "has no meaning without WhenFailed: poison"),
+        (
+            {"WhenFailed": "poison", "Framing": "TFRecord"},
+            {"RecordWrapperType": "RecordIO"},
+            "contradicts RecordWrapperType",
+        ),
+        ({"WhenFailed": "stop"}, {}, "is not one of 'hold', 'poison' or 'close'"),
         ({"WhenChanged": "ignore"}, {}, "is not one of 'fail', 'refetch' or 'skip'"),
         ({"Transport": "copying"}, {}, "it belongs in Penstock"),
     ],
@@ -323,6 +351,23 @@ def test_what_a_channel_asks_for_must_be_possible(tmp_path, extras, channel, wor
     job["InputDataConfig"][0] |= channel
     with pytest.raises(ConfigError, match=words):
         load(tmp_path, job)
+
+
+@pytest.mark.parametrize(
+    ("extras", "channel", "framing"),
+    [
+        ({}, {}, None),
+        ({"WhenFailed": "close"}, {"RecordWrapperType": "RecordIO"}, None),
+        ({"WhenFailed": "poison"}, {"RecordWrapperType": "RecordIO"}, "RecordIO"),
+        ({"WhenFailed": "poison", "Framing": "TFRecord"}, {}, "TFRecord"),
+    ],
+)
+def test_framing_is_what_the_wrapper_or_the_job_says(tmp_path, extras, channel, framing):
+    job = document(InputDataConfig__0__Penstock=extras)
+    job["InputDataConfig"][0] |= channel
+    found = load(tmp_path, job)
+    assert found.input_data_config[0].poison == framing
+    assert found.frames == (framing is not None)
 
 
 def test_lines_of_attributes_cannot_lose_one(tmp_path):

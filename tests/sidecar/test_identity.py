@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import ssl
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-import trustme
 
 from tests.kit.harness import fill
 from tests.kit.processes import job, penstock, write_job
-from tests.kit.stub import StubThread
 
 EXPIRES = "2099-01-01T00:00:00Z"
 
@@ -106,16 +103,10 @@ def test_the_job_file_names_them_too(nobody, tmp_path):
 
 
 @pytest.fixture
-def tls_stub(credentials, tmp_path):
-    """A stub behind a certificate of a private authority, whose bundle is at `tmp_path/ca.pem`."""
-    authority = trustme.CA()
-    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    authority.issue_cert("127.0.0.1").configure_cert(context)
-    thread = StubThread(context)
-    fill(thread.stub, [3_000_000], prefix="b/train/")
-    yield thread.start()
-    thread.stop()
+def tls_stub(tls_stub):
+    """The same, with an object."""
+    fill(tls_stub, [3_000_000], prefix="b/train/")
+    return tls_stub
 
 
 def test_tls_with_a_private_authority(tls_stub, tmp_path):

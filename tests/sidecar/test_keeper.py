@@ -276,6 +276,7 @@ def test_resume_begins_where_a_state_was_taken(stub, place, tmp_path):
         again = PipeReader("train", state_dir=str(tmp_path / "ml" / "pipe_state"), **where)
         again.load_state_dict(state)
         assert list(again) == records[15_000:]
+        assert 'penstock_resumes_total{channel="train",of="epoch"} 1.0' in started.get("/metrics")[1]
         assert min(int(get.range[6:].split("-")[0]) for get in stub.seen[seen:][:1]) >= state["offset"]
         trailer = read_trailer(str(data), "train", 1)
         assert (trailer.verdict, trailer.bytes_skipped) == ("complete", state["offset"])

@@ -33,9 +33,11 @@ for epoch in range(2):
 
 
 def laned(stub, base, count, *prefixes, **penstock):
-    """A job whose channel `train` has so many lanes."""
+    """A job whose channel `train`, the first, has so many lanes."""
     prefixes = prefixes or ("b/train/",)
-    return job(stub.url, base, *prefixes, **{"Lanes": {"train": count}, "MemoryBudget": "32MiB"} | penstock)
+    document = job(stub.url, base, *prefixes, **{"MemoryBudget": "32MiB"} | penstock)
+    document["InputDataConfig"][0]["Penstock"] = {"Lanes": count}
+    return document
 
 
 def test_two_trainers_read_their_lanes_at_once(stub, tmp_path):
@@ -86,7 +88,8 @@ def test_every_kind_of_channel_on_two_hosts(stub, tmp_path, kind, uri, arranged)
     store = store_of(stub)
     channel = {"RecordWrapperType": "RecordIO", "ShuffleConfig": {"Seed": 7}} if arranged else {}
     document = job_of(stub, kind, uri, **channel)
-    document["Penstock"] |= {"Lanes": {"c": 3}, "ShardBy": "bytes" if arranged else "objects"}
+    document["Penstock"]["ShardBy"] = "bytes" if arranged else "objects"
+    document["InputDataConfig"][0]["Penstock"] = {"Lanes": 3}
     path = write_job(tmp_path / "job.yaml", document)
     rows = reference.rows(kind, store, uri, ["image-ref", "label", "note"])
     script = 'for lane in 0 1 2; do cat "${SM_CHANNEL_C}-${lane}_0" "${SM_CHANNEL_C}-${lane}_1"; done'
@@ -192,7 +195,7 @@ def test_plan_shows_lanes(stub, tmp_path):
         assert line in shown
     assert document["digest"] in shown
     alone = laned(stub, None, 1)
-    del alone["Penstock"]["Lanes"]
+    del alone["InputDataConfig"][0]["Penstock"]
     (found,) = json.loads(penstock("plan", "-c", write_job(tmp_path / "alone.yaml", alone), "--json").stdout)[
         "channels"
     ].values()

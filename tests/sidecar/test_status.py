@@ -9,7 +9,6 @@ import urllib.request
 
 import pytest
 
-from sidecar.config import load_job
 from sidecar.remote import change, parse_limits
 from sidecar.settings import read_token
 from streamer.errors import ConfigError
@@ -76,9 +75,10 @@ def test_a_page_that_stays_open_does_not_hold_the_end_up(stub, tmp_path):
 def test_limits_change_while_it_runs(stub, tmp_path, token):
     """Held to a trickle the epoch does not end; the limit lifted, it does."""
     truth = fill(stub, [MORE_THAN_A_FIFO], prefix="b/train/")
-    options = {"Admin": {"Port": 0, "TokenFile": token}, "ChannelBandwidth": {"train": 1}}
-    options["MemoryBudget"] = "32MiB"
-    with serving(stub, tmp_path, "b/train/", **options) as running:
+    options = {"Admin": {"Port": 0, "TokenFile": token}, "MemoryBudget": "32MiB"}
+    document = job(stub.url, tmp_path / "ml", "b/train/", **options)
+    document["InputDataConfig"][0]["Penstock"] = {"Bandwidth": 1}
+    with sidecar(write_job(tmp_path / "job.yaml", document)) as running:
         running.wait_for("ready")
         got: list[bytes] = []
         reader = threading.Thread(target=lambda: got.append(read_all(tmp_path / "ml/input/data/train_0")))
@@ -152,12 +152,6 @@ def test_a_token_file_must_hold_a_token(tmp_path, content):
     (tmp_path / "token").write_text(content)
     with pytest.raises(ConfigError, match="must hold an admin token"):
         read_token(str(tmp_path / "token"))
-
-
-def test_a_limit_of_no_channel_is_refused(tmp_path):
-    document = job("http://127.0.0.1:1", tmp_path, "b/train/", ChannelBandwidth={"eval": "1MB"})
-    with pytest.raises(ConfigError, match="ChannelBandwidth names 'eval'"):
-        load_job(write_job(tmp_path / "job.yaml", document))
 
 
 def test_an_epoch_s_line_has_what_matters(stub, tmp_path):

@@ -394,3 +394,18 @@ def test_what_names_no_object_is_refused(uri):
 
 
 VECTOR = ([6, 4, 8, 9, 1, 2, 0, 5, 7, 3], [0, 8, 1, 5, 2, 4, 3, 9, 6, 7])
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_records_are_known_where_the_plan_makes_them(count):
+    """One of each object or attribute, on every shard; else nobody but a reader knows."""
+    entries = Arrangement(wrap=True).entries()
+    for index in range(4):
+        entries.add(ObjectRef("b", f"{index}", index, "e"), b"label", b"note")
+    plans = [Plan(entries, seed=3, shard=Shard(index, count)) for index in range(count)]
+    for epoch in range(2):
+        found = [plan.records(epoch) for plan in plans]
+        assert sum(found) == 12
+        assert found == [3 * len(list(plan.order(epoch))) for plan in plans]
+    assert Plan.of([], Arrangement(wrap=True)).records(0) == 0
+    assert Plan.of([ObjectRef("b", "k", 1, "e")]).records(0) is None

@@ -47,13 +47,48 @@ allowPrivilegeEscalation: false
 capabilities: {drop: [ALL]}
 {{- end }}
 
-{{/* The sidecar, for `initContainers` of a pod whose volumes are `ml`, `job` and `penstock-tmp`. */}}
-{{- define "penstock.sidecar" -}}
-name: penstock
-image: {{ printf "%s:%s" .Values.image.repository (default .Chart.AppVersion .Values.image.tag) | quote }}
+{{- define "penstock.image" -}}
+{{ printf "%s:%s" .Values.image.repository (default .Chart.AppVersion .Values.image.tag) | quote }}
+{{- end }}
+
+{{/* The keeper, for `initContainers` before the sidecar; its socket is in the volume `keeper`. */}}
+{{- define "penstock.keeper" -}}
+name: keeper
+image: {{ include "penstock.image" . }}
 imagePullPolicy: {{ .Values.image.pullPolicy }}
 restartPolicy: Always
-args: [run, -c, /etc/penstock/job.yaml, --log-level, {{ .Values.sidecar.logLevel }}]
+args: [keeper, /run/penstock/keeper]
+# The sidecar starts when the socket is there.
+startupProbe:
+  exec: {command: [test, -S, /run/penstock/keeper]}
+  periodSeconds: 1
+  timeoutSeconds: 5
+  failureThreshold: 60
+resources: {{- toYaml .Values.keeper.resources | nindent 2 }}
+securityContext:
+  readOnlyRootFilesystem: true
+  {{- include "penstock.confined" . | nindent 2 }}
+volumeMounts:
+  - {name: keeper, mountPath: /run/penstock}
+{{- end }}
+
+{{/* The sidecar, for `initContainers` of a pod whose volumes are `ml`, `job` and `penstock-tmp`, and `keeper` if
+there is one. */}}
+{{- define "penstock.sidecar" -}}
+name: penstock
+image: {{ include "penstock.image" . }}
+imagePullPolicy: {{ .Values.image.pullPolicy }}
+restartPolicy: Always
+args:
+  - run
+  - -c
+  - /etc/penstock/job.yaml
+  - --log-level
+  - {{ .Values.sidecar.logLevel }}
+  {{- if .Values.keeper.enabled }}
+  - --keeper
+  - /run/penstock/keeper
+  {{- end }}
 ports:
   - {name: admin, containerPort: 9781}
 startupProbe:
@@ -85,4 +120,7 @@ volumeMounts:
   - {name: ml, mountPath: /opt/ml}
   - {name: job, mountPath: /etc/penstock, readOnly: true}
   - {name: penstock-tmp, mountPath: /tmp}
+  {{- if .Values.keeper.enabled }}
+  - {name: keeper, mountPath: /run/penstock}
+  {{- end }}
 {{- end }}

@@ -1,0 +1,118 @@
+"""The keeper as a container of its own: the manifests' very commands, and a sidecar that is killed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+
+import pytest
+import yaml
+
+from streamer.trailer import read_trailer
+from tests.kit.harness import fill
+from tests.kit.processes import PENSTOCK, Sidecar, job, write_job
+from tests.operate.containers import SERVICES, STAGES
+from tests.operate.manifests import WITH_KEEPER, job_file, training_pod
+
+SIZES = [7_000_000, 1, 9_000_000, 4_000_000]
+"""Of an epoch: several times what FIFO and keeper hold."""
+
+
+def in_the_pod(source):
+    """Command of keeper and of sidecar, path of the socket's volume, and the probe for it."""
+    if source == "compose":
+        keeper, serving = SERVICES["keeper"], SERVICES["sidecar"]
+        return keeper["command"], serving["command"], "/run/penstock", keeper["healthcheck"]["test"][1:]
+    pod = training_pod(source)
+    probe = pod.keeper["startupProbe"]["exec"]["command"]
+    (mount,) = pod.keeper["volumeMounts"]
+    return pod.keeper["args"], pod.sidecar["args"], mount["mountPath"], probe
+
+
+@pytest.mark.parametrize("source", WITH_KEEPER)
+def test_the_keeper_starts_first_and_has_nothing_that_it_does_not_need(source):
+    pod = training_pod(source)
+    containers = pod.spec["initContainers"]
+    assert [each["name"] for each in containers] == ["keeper", "penstock"]
+    assert {each["restartPolicy"] for each in containers} == {"Always"}
+    assert pod.keeper["image"] == pod.sidecar["image"]
+    assert pod.keeper["resources"]["limits"] == {"memory": "64Mi"}
+    assert "env" not in pod.keeper
+    assert "envFrom" not in pod.keeper
+    (mount,) = pod.keeper["volumeMounts"]
+    assert mount in pod.sidecar["volumeMounts"]
+    assert mount["name"] not in {each["name"] for each in pod.spec["containers"][0]["volumeMounts"]}
+    assert "emptyDir" in next(each for each in pod.spec["volumes"] if each["name"] == mount["name"])
+
+
+def test_compose_gives_the_keeper_no_network_and_starts_it_first():
+    keeper, serving = SERVICES["keeper"], SERVICES["sidecar"]
+    assert keeper["network_mode"] == "none"
+    assert keeper["build"] == serving["build"]
+    assert "environment" not in keeper
+    assert serving["depends_on"]["keeper"] == {"condition": "service_healthy"}
+    assert set(keeper["volumes"]) <= set(serving["volumes"])
+    assert not set(keeper["volumes"]) & set(SERVICES["trainer"]["volumes"])
+    # A new named volume takes over the owner of the image's directory.
+    assert "/run/penstock" in next(text for how, text in STAGES["runtime"].lines if how == "RUN")
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("source", [*WITH_KEEPER, "compose"])
+def test_a_sidecar_killed_for_memory_is_a_pause(stub, tmp_path, source):
+    """SIGKILL in the middle of an epoch; the command runs again, and the reader's hash is right."""
+    content = fill(stub, SIZES, prefix="b/train/")
+    keeper, serving, volume, probe = in_the_pod(source)
+    (tmp_path / "run").mkdir()
+    path = write_job(tmp_path / "job.yaml", job(stub.url, tmp_path / "ml", "b/train/"))
+
+    def here(words):
+        return [
+            each.replace(volume, str(tmp_path / "run")).replace("/etc/penstock/job.yaml", path)
+            for each in words
+        ]
+
+    assert serving[:2] == ["run", "-c"]
+    command = here(serving)[2:]
+    holding = subprocess.Popen([*PENSTOCK, *here(keeper)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert holding.stdout is not None
+        assert holding.stdout.readline() == "ready\n"
+        assert subprocess.run(here(probe), check=False).returncode == 0
+        first = Sidecar(*command)
+        digest = hashlib.sha256()
+        try:
+            assert first.wait_for("keeper")["pid"] == holding.pid
+            first.wait_for("ready")
+            fifo = open(tmp_path / "ml/input/data/train_0", "rb", buffering=0)  # noqa: SIM115 - closed below
+            digest.update(fifo.read(1 << 16))
+        finally:
+            os.kill(first.process.pid, signal.SIGKILL)
+            assert first.wait() == -signal.SIGKILL
+        with fifo:
+            again = Sidecar(*command)
+            try:
+                while chunk := fifo.read(1 << 16):
+                    digest.update(chunk)
+                again.wait_for("epoch complete", epoch=0)
+            finally:
+                assert again.end() == 0
+        assert digest.hexdigest() == hashlib.sha256(content).hexdigest()
+        trailer = read_trailer(str(tmp_path / "ml/input/data"), "train", 0)
+        assert (trailer.verdict, trailer.bytes_delivered) == ("complete", len(content))
+        holding.terminate()  # as the kubelet does, after the sidecar
+        assert holding.wait(20) == 0
+        assert os.listdir(tmp_path / "run") == []
+    finally:
+        if holding.poll() is None:
+            holding.kill()
+            holding.wait()
+        holding.stdout.close()
+
+
+def test_a_job_file_of_the_chart_says_nothing_of_a_keeper():
+    """It is an option of the command, so that one job file serves with and without."""
+    assert "keeper" not in json.dumps(yaml.safe_load(job_file("chart everything")))

@@ -1,0 +1,294 @@
+"""What readers see of an epoch that fails for good: held, closed, or poisoned behind its last record."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gzip
+import io
+import os
+import random
+
+import pytest
+
+from streamer.errors import CorruptRecord, TruncatedStream
+from streamer.formats import recordio, tfrecord
+from streamer.plan import Arrangement, Position, S3Uri
+from streamer.readers import PipeStream
+from streamer.readers.plain import record_reader
+from streamer.relay.failures import POISON
+from streamer.source.listing import plan_prefix
+from streamer.trailer import read_trailer
+from tests.kit.harness import fill, running_channel
+from tests.kit.pipes import eventually, off_loop, read_all
+from tests.kit.stub import fails
+from tests.sidecar import foreign
+
+pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
+
+ENCODE = {"RecordIO": recordio.encode, "TFRecord": tfrecord.encode}
+FAULTS = {
+    "denied": fails(403, "AccessDenied"),
+    "gone": fails(404, "NoSuchKey"),
+    "replaced": fails(412, "PreconditionFailed"),
+}
+PART = 50_000
+
+
+@pytest.fixture(params=["portable", "copying"])
+def run(request):
+    """A channel of one connection over the transports that bring bytes into memory."""
+    return functools.partial(running_channel, transport=request.param, connections=1, part_size=PART)
+
+
+def store(stub, framing, *, objects=3, pack=bytes):
+    """Objects of some 120 kB of whole records; the records of each."""
+    dice = random.Random(framing)
+    found = [[dice.randbytes(dice.randrange(3000)) for _ in range(80)] for _ in range(objects)]
+    for number, records in enumerate(found):
+        stub.objects[f"b/data/{number}"] = pack(b"".join(map(ENCODE[framing], records)))
+    return found
+
+
+def fail_at(stub, key, start, fault):
+    """Have every GET of the object from byte `start` on fail."""
+    stub.weather = lambda name, first, _size: fault if name == key and first >= start else None
+
+
+def records_of(stream, framing):
+    """Whole records at the beginning of a stream, and what is left."""
+    records, at = [], 0
+    with contextlib.suppress(CorruptRecord):
+        for payload in record_reader(io.BytesIO(stream), framing):
+            records.append(payload)
+            at += len(ENCODE[framing](payload))
+    return records, stream[at:]
+
+
+def each_into(found, items):
+    """One by one, so that those before an error are there."""
+    for item in items:
+        found.append(item)
+
+
+async def end(running):
+    running.channel.drain()
+    await running.task
+
+
+@pytest.mark.parametrize(("fault", "start"), [("denied", 0), ("gone", PART), ("replaced", 2 * PART)])
+@pytest.mark.parametrize("framing", ["RecordIO", "TFRecord"])
+async def test_poison_comes_behind_the_last_whole_record(run, stub, tmp_path, *, framing, start, fault):
+    """Wherever S3 stops: whole records, the head that all refuse, the end; and the trailer knows it first."""
+    first, second, _ = store(stub, framing)
+    fail_at(stub, "b/data/1", start, FAULTS[fault])
+    async with run(stub, tmp_path, when_failed="poison", framing=framing) as running:
+        assert read_trailer(str(tmp_path), "train", 0).poison == len(POISON[framing])
+        got = await off_loop(read_all, running.fifo(0))
+        await eventually(lambda: running.fifo(1).exists() and not running.fifo(0).exists())
+        trailer, after = (read_trailer(str(tmp_path), "train", epoch) for epoch in (0, 1))
+        assert running.channel.poisoned
+        assert running.channel.statistics().state == "failed"
+        await end(running)
+    assert got.endswith(POISON[framing])
+    assert (trailer.verdict, trailer.bytes_delivered) == ("failed", len(got) - len(POISON[framing]))
+    assert (after.verdict, after.error) == ("failed", trailer.error)
+    records, rest = records_of(got, framing)
+    assert rest == POISON[framing]
+    assert records == (first + second)[: len(records)]
+    # No more is kept back than the record that is not whole.
+    missing = len(stub.objects["b/data/0"]) + start - trailer.bytes_delivered
+    assert 0 <= missing < len(ENCODE[framing]((first + second)[len(records)]))
+    assert start or missing == 0
+
+
+@pytest.mark.parametrize(
+    ("framing", "reader"),
+    [
+        ("RecordIO", foreign.dmlc),
+        ("RecordIO", foreign.incumbent_recordio),
+        ("RecordIO", foreign.mlio_recordio),
+        ("RecordIO", foreign.sdk_recordio),
+        ("TFRecord", foreign.skipping_tfrecord),
+        ("TFRecord", foreign.unchecked_tfrecord),
+    ],
+    ids=lambda each: getattr(each, "__name__", None),
+)
+async def test_every_foreign_reader_of_records_refuses_a_poisoned_epoch(stub, tmp_path, framing, reader):
+    """Those too that would not notice a record cut short."""
+    run = functools.partial(running_channel, transport="copying", connections=1, part_size=PART)
+    store(stub, framing, objects=2)
+    fail_at(stub, "b/data/1", PART, FAULTS["denied"])
+    async with run(stub, tmp_path, when_failed="poison", framing=framing) as running:
+        with pytest.raises(foreign.REFUSALS):
+            await off_loop(reader, str(tmp_path), 1, "train")
+        await end(running)
+
+
+@pytest.mark.parametrize("framing", ["RecordIO", "TFRecord"])
+async def test_our_readers_tell_why_and_give_out_no_poison(run, stub, tmp_path, framing):
+    first, second, _ = store(stub, framing)
+    fail_at(stub, "b/data/1", PART, FAULTS["denied"])
+    got = []
+
+    def records(path):
+        with PipeStream(path) as stream:
+            yield from record_reader(stream, framing)
+
+    async with run(stub, tmp_path, when_failed="poison", framing=framing) as running:
+        with pytest.raises(TruncatedStream, match="the source failed: access denied.*s3://b/data/1"):
+            await off_loop(each_into, got, records(running.fifo(0)))
+        await end(running)
+    assert got == (first + second)[: len(got)]
+    assert len(got) >= len(first)
+
+
+async def test_raw_bytes_end_before_the_poison(run, stub, tmp_path):
+    store(stub, "TFRecord")
+    fail_at(stub, "b/data/1", PART, FAULTS["denied"])
+    got = []
+
+    def blocks(path):
+        with PipeStream(path) as stream:
+            yield from iter(functools.partial(stream.read, 7777), b"")
+
+    async with run(stub, tmp_path, when_failed="poison", framing="TFRecord") as running:
+        with pytest.raises(TruncatedStream, match="the source failed"):
+            await off_loop(each_into, got, blocks(running.fifo(0)))
+        delivered = running.verdicts[0].bytes_delivered
+        await end(running)
+    assert b"".join(got) == (stub.objects["b/data/0"] + stub.objects["b/data/1"])[:delivered]
+
+
+@pytest.mark.parametrize("start", [0, PART], ids=["border", "record"])
+async def test_a_wrapped_object_that_is_not_whole_is_not_begun(run, stub, tmp_path, start):
+    """Its header, which the plan brings, would promise bytes that never come."""
+    truth = fill(stub, [70_001, 120_003, 10])
+    fail_at(stub, "b/data/0001", start, FAULTS["gone"])
+
+    async def wrapped(client):
+        return await plan_prefix(client, S3Uri("b", "data/"), Arrangement(wrap=True))
+
+    async with run(stub, tmp_path, make_plan=wrapped, when_failed="poison", framing="RecordIO") as running:
+        got = await off_loop(read_all, running.fifo(0))
+        await end(running)
+    assert got == recordio.encode(truth[:70_001]) + POISON["RecordIO"]
+
+
+@pytest.mark.parametrize("framing", ["RecordIO", "TFRecord"])
+async def test_a_damaged_object_poisons_behind_its_last_whole_record(run, stub, tmp_path, framing):
+    records = store(stub, framing, objects=2, pack=gzip.compress)
+    stub.objects["b/data/1"] = stub.objects["b/data/1"][:-100]
+
+    async def inflated(client):
+        return await plan_prefix(client, S3Uri("b", "data/"), Arrangement(inflate=True))
+
+    async with run(
+        stub, tmp_path, make_plan=inflated, inflate=True, when_failed="poison", framing=framing
+    ) as running:
+        got = await off_loop(read_all, running.fifo(0))
+        assert "it was cut off" in running.verdicts[0].error
+        await end(running)
+    found, rest = records_of(got, framing)
+    assert rest == POISON[framing]
+    assert records[0] == found[: len(records[0])]
+    assert found == (records[0] + records[1])[: len(found)]
+
+
+async def test_inside_a_record_that_cannot_be_kept_back_the_fifo_is_held(run, stub, tmp_path, monkeypatch):
+    """No bytes there are refused by all, and a cut record is none that all refuse either."""
+    monkeypatch.setattr("streamer.relay.failures.MOST_HELD", 10_000)
+    stub.objects["b/data/0"] = tfrecord.encode(b"short") + tfrecord.encode(bytes(2 * PART))
+    fail_at(stub, "b/data/0", PART, FAULTS["denied"])
+    async with run(stub, tmp_path, when_failed="poison", framing="TFRecord") as running:
+        with open(await off_loop(os.open, running.fifo(0), os.O_RDONLY), "rb", buffering=0) as reader:
+            got = b""
+            while len(got) < PART:
+                got += await off_loop(reader.read, PART)
+            await eventually(lambda: running.channel.error)
+            os.set_blocking(reader.fileno(), False)
+            assert reader.read(1) is None
+            assert (running.channel.holds, running.channel.poisoned) == (True, False)
+            assert read_trailer(str(tmp_path), "train", 0).poison == 0
+        await end(running)
+
+
+@pytest.mark.parametrize(
+    ("skipped", "failing", "poisoned"), [(True, 0, True), (False, 0, False), (False, 1, True)]
+)
+async def test_an_epoch_that_is_gone_on_with(run, stub, tmp_path, *, skipped, failing, poisoned):
+    """A FIFO begins with a record; where another sidecar ended is no border, until an object begins."""
+    stub.objects |= {f"b/data/{number}": tfrecord.encode(bytes(999)) * 100 for number in range(2)}
+    fail_at(stub, f"b/data/{failing}", PART, FAULTS["denied"])
+    offset = len(tfrecord.encode(bytes(999))) * 3
+    start = Position(0, offset, skipped=offset) if skipped else Position(0, offset + 1)
+    async with run(stub, tmp_path, when_failed="poison", framing="TFRecord", start=start) as running:
+        with open(await off_loop(os.open, running.fifo(0), os.O_RDONLY), "rb", buffering=0) as reader:
+            await eventually(lambda: running.channel.error)
+            assert (running.channel.poisoned, running.channel.holds) == (poisoned, not poisoned)
+            assert running.channel.mendable == running.channel.holds
+            os.set_blocking(reader.fileno(), False)
+            got = reader.read(1 << 20)
+            assert got.endswith(POISON["TFRecord"]) == poisoned
+        await end(running)
+
+
+async def test_whole_epochs_are_as_ever(run, stub, tmp_path):
+    """A last record that is cut in the object itself comes as it is, and so do bytes of another format."""
+    store(stub, "TFRecord")
+    stub.objects["b/data/3"] = tfrecord.encode(b"cut in the object")[:-3]
+    truth = b"".join(stub.objects[f"b/data/{number}"] for number in range(4))
+    async with run(stub, tmp_path, when_failed="poison", framing="TFRecord") as running:
+        for epoch in range(2):
+            assert await off_loop(read_all, running.fifo(epoch)) == truth
+        await eventually(lambda: len(running.verdicts) == 2)
+        trailer = read_trailer(str(tmp_path), "train", 1)
+        assert (trailer.verdict, trailer.bytes_delivered, trailer.poison) == ("complete", len(truth), 0)
+    os.mkdir(tmp_path / "other")
+    async with run(stub, tmp_path / "other", when_failed="poison", framing="RecordIO") as running:
+        assert await off_loop(read_all, running.fifo(0)) == truth
+
+
+@pytest.mark.parametrize("transport", ["portable", "copying", "kernel"])
+async def test_close_is_an_end_that_only_the_trailer_denies(stub, tmp_path, transport):
+    fill(stub, [70_000, 20_000])
+    fail_at(stub, "b/data/0001", 0, FAULTS["denied"])
+    async with running_channel(
+        stub, tmp_path, transport=transport, part_size=PART, when_failed="close"
+    ) as running:
+        assert await off_loop(read_all, running.fifo(0)) == stub.objects["b/data/0000"]
+        await eventually(lambda: running.fifo(1).exists() and not running.fifo(0).exists())
+        assert read_trailer(str(tmp_path), "train", 0).verdict == "failed"
+        with pytest.raises(TruncatedStream, match="received 0 of 90000 bytes of train_1: the source failed"):
+            await off_loop(lambda: PipeStream(running.fifo(1)).read(1))
+        await end(running)
+    assert not running.fifo(1).exists()
+
+
+async def test_close_while_our_reader_reads(stub, tmp_path):
+    fill(stub, [70_000, 20_000])
+    fail_at(stub, "b/data/0001", 0, FAULTS["gone"])
+    async with running_channel(stub, tmp_path, when_failed="close") as running:
+        with pytest.raises(
+            TruncatedStream, match="received 70000 of 90000 bytes of train_0: the source failed"
+        ):
+            await off_loop(lambda: PipeStream(running.fifo(0)).readall())
+        await end(running)
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_a_full_fifo_is_poisoned_when_there_is_room(run, stub, tmp_path, leaves):
+    """Until then it stays open; a reader that leaves meanwhile needs no poison."""
+    truth = tfrecord.encode(bytes((1 << 20) - 16))
+    stub.objects |= {"b/data/0": truth, "b/data/1": tfrecord.encode(b"x")}
+    fail_at(stub, "b/data/1", 0, FAULTS["denied"])
+    async with run(stub, tmp_path, when_failed="poison", framing="TFRecord", parts=30) as running:
+        with open(await off_loop(os.open, running.fifo(0), os.O_RDONLY), "rb", buffering=0) as reader:
+            await eventually(lambda: running.channel.error)
+            assert running.channel.statistics().fifo_bytes == len(truth)
+            assert read_trailer(str(tmp_path), "train", 0).verdict == "failed"
+            assert running.fifo(0).exists()
+            if not leaves:
+                assert await off_loop(reader.readall) == truth + POISON["TFRecord"]
+        await eventually(lambda: not running.fifo(0).exists())
+        await end(running)
