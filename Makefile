@@ -3,7 +3,7 @@
 # make lint        ruff and mypy; changes nothing
 # make format      let ruff mend what it can
 # make bench       Penstock beside its peers, some 25 minutes (choose: make bench BENCH="--scenarios fast --rounds 1")
-# make dashboards  write the Grafana dashboard from its source
+# make dashboards  write the Grafana dashboards and the alerts from their source
 # make pictures    the dashboards with data, into docs/pictures; six minutes of real sidecars and a Prometheus
 # make docs        the documentation as a site in build/site, and the generated pages of docs/reference
 # make images      build the images without Docker and run the compose file with them; root, some minutes

@@ -9,13 +9,9 @@ add up to 24; a metric that the sidecar exports is in a panel or in `NOT_GRAPHED
 from __future__ import annotations
 
 from dashboards import queries as q
-from dashboards.panels import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Mapping, Panel, graph, stat
-
-UID = "penstock-overview"
-TITLE = "Penstock / Overview"
+from dashboards.panels import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Mapping, Page, Panel, graph, stat
 
 NOT_GRAPHED: dict[str, str] = {
-    "penstock_config_info": "what the job file says does not change",
     "penstock_epoch_objects": "the epoch's bytes are graphed",
     "penstock_epoch_eta_seconds": "the time left is worked out for several sidecars together",
     "penstock_reader_connects_total": "epochs ended show the same",
@@ -25,15 +21,13 @@ NOT_GRAPHED: dict[str, str] = {
     "penstock_resumes_total": "retries by kind show the same as a rate",
     "penstock_fifo_unread_bytes": "changes faster than it is scraped",
     "penstock_channel_bandwidth_limit_bytes": "time limited is graphed",
-    "penstock_memory_budget_bytes": "the channels' budgets are graphed",
     "penstock_lanes_limit": "the channels' limits are graphed",
     "penstock_bandwidth_limit_bytes": "time limited is graphed",
     "penstock_control_requests_total": "made at the start alone",
     "penstock_request_cost_dollars_total": "a sum for the end of a job",
     "penstock_planning_seconds": "one number of the start",
-    "penstock_loop_lag_seconds": "for who looks into the sidecar itself",
 }
-"""Metrics of the sidecar that no panel shows, and why."""
+"""Metrics of the sidecar that no panel of either page shows, and why."""
 
 _GLANCE = (
     stat(
@@ -244,6 +238,35 @@ _S3 = (
     ),
 )
 
+_LANES = (
+    graph(
+        "Delivered by channels with lanes",
+        "Bytes per second that all lanes of a channel (its Lanes) deliver together. Each lane has its "
+        "own "
+        "line above, as train-0, train-1 ...",
+        "binBps",
+        (q.LANE_BYTES, "{{whole}} {{instance}}"),
+    ),
+    graph(
+        "Lanes apart",
+        "Epochs between the first and the last lane of a channel. Above 1: one of the trainer's processes "
+        "reads slower, or does not read.",
+        "short",
+        (q.LANES_APART, "{{whole}} {{instance}}"),
+        steps=True,
+        decimals=0,
+    ),
+    graph(
+        "Idlest lane",
+        "Seconds per second that the lane without a reader for longest goes without one. Near 1: a process "
+        "of "
+        "the trainer does not read its lane.",
+        "percentunit",
+        (q.LANES_IDLE, "{{whole}} {{instance}}"),
+        high=1,
+    ),
+)
+
 _MEMORY = (
     graph(
         "Staged against budget",
@@ -255,9 +278,11 @@ _MEMORY = (
     ),
     graph(
         "Resident memory",
-        "Memory of the sidecar process as the kernel counts it.",
+        "Memory of the sidecar process as the kernel counts it, and what its cgroup or the machine allows.",
         "bytes",
         (f"sum by (instance) ({q.sidecar('process_resident_memory_bytes')})", "{{instance}}"),
+        (f"min({q.sidecar('penstock_memory_limit_bytes')})", "limit"),
+        colors={"limit": RED},
     ),
     graph(
         "FIFO capacity",
@@ -352,13 +377,19 @@ _PROCESS = (
     ),
 )
 
-ROWS = (
-    ("At a glance", _GLANCE),
-    ("Delivery", _DELIVERY),
-    ("Who is waiting", _WAITING),
-    ("S3 requests", _S3),
-    ("Memory", _MEMORY),
-    ("Epochs", _EPOCHS),
-    ("Process", _PROCESS),
+OVERVIEW = Page(
+    uid="penstock-overview",
+    title="Penstock / Overview",
+    description="Streaming of S3 objects into FIFOs: rates, who waits for whom, requests, epochs, cost.",
+    refresh="5s",
+    rows=(
+        ("At a glance", _GLANCE),
+        ("Delivery", _DELIVERY),
+        ("Who is waiting", _WAITING),
+        ("S3 requests", _S3),
+        ("Memory", _MEMORY),
+        ("Epochs", _EPOCHS),
+        ("Lanes", _LANES),
+        ("Process", _PROCESS),
+    ),
 )
-"""(title, panels) from top to bottom."""

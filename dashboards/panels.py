@@ -10,20 +10,30 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 with warnings.catch_warnings():
     # The SDK warns for the classic dashboard in favour of schema v2, which older Grafanas cannot provision.
     warnings.simplefilter("ignore", DeprecationWarning)
     from grafana_foundation_sdk.builders import bargauge, common, dashboard, prometheus, timeseries
     from grafana_foundation_sdk.builders import stat as stat_builder
+    from grafana_foundation_sdk.builders import table as table_builder
     from grafana_foundation_sdk.models import common as common_model
     from grafana_foundation_sdk.models import dashboard as model
+    from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
-__all__ = ["Mapping", "Panel", "dashboard", "datasource", "graph", "model", "panel_builder", "stat"]
+__all__ = [
+    "Column", "Mapping", "Page", "Panel", "dashboard", "datasource", "graph", "model", "panel_builder",
+    "stat", "table",
+]  # fmt: skip
 
 GREEN, ORANGE, RED, PURPLE, BLUE, GREY = "green", "orange", "red", "purple", "blue", "text"
 
+Thresholds: TypeAlias = tuple[tuple[float | None, str], ...]
+"""(from which value, colour); the first begins at None, minus infinity."""
 Target: TypeAlias = tuple[str, str]
 """PromQL, and the legend of its series."""
 Unit: TypeAlias = Literal["binBps", "bytes", "ops", "reqps", "s", "short", "percentunit", "bool_yes_no"]
@@ -45,6 +55,24 @@ class Mapping:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """One column of a table: a query with one value a row, or a label of the queries' answers."""
+
+    title: str
+    label: str | None = None
+    expression: str | None = None
+    unit: Unit = "short"
+    decimals: int | None = None
+    thresholds: Thresholds = ()
+    """Colours of the cells' background; none: plain."""
+    mappings: tuple[Mapping, ...] = ()
+    link: str | None = None
+    """Where a click leads."""
+    hidden: bool = False
+    """Asked for its labels alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
     """One panel; `width` is in 24ths of the page, `height` in Grafana's rows of 30 pixels."""
 
@@ -54,14 +82,14 @@ class Panel:
     targets: tuple[Target, ...]
     width: int
     height: int = 8
-    kind: Literal["timeseries", "stat", "bargauge"] = "timeseries"
+    kind: Literal["timeseries", "stat", "bargauge", "table"] = "timeseries"
     low: float | None = 0
     high: float | None = None
     stacked: bool = False
     bars: bool = False
     steps: bool = False
     decimals: int | None = None
-    thresholds: tuple[tuple[float | None, str], ...] = ((None, GREEN),)
+    thresholds: Thresholds = ((None, GREEN),)
     mappings: tuple[Mapping, ...] = ()
     no_value: str | None = None
     """Text of a stat whose query answers nothing."""
@@ -69,6 +97,22 @@ class Panel:
     """A stat shows the name of the series, not its value."""
     colors: dict[str, str] = field(default_factory=dict)
     """Fixed colours by legend."""
+    columns: tuple[Column, ...] = ()
+    """Of a table, from left to right; those with an expression are the targets, in this order."""
+    sort: str | None = None
+    """Title of the column that a table is sorted by, the largest first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """One dashboard."""
+
+    uid: str
+    title: str
+    description: str
+    refresh: str
+    rows: tuple[tuple[str, tuple[Panel, ...]], ...]
+    """(title, panels) from top to bottom."""
 
 
 def graph(title: str, description: str, unit: Unit, *targets: Target, width: int = 8, **rest: Any) -> Panel:
@@ -92,11 +136,25 @@ def stat(
     )
 
 
+def table(title: str, description: str, *columns: Column, sort: str, **rest: Any) -> Panel:
+    """A panel with a row for each combination of the columns that are labels, as it is now."""
+    return Panel(
+        title=title,
+        description=description,
+        unit="short",
+        targets=tuple((column.expression, column.title) for column in columns if column.expression),
+        kind="table",
+        columns=columns,
+        sort=sort,
+        no_value="-",
+        **rest,
+    )
+
+
 def panel_builder(panel: Panel, *, panel_id: int) -> Any:
     """Grafana's builder of `panel`, ready to be put into a dashboard."""
-    made: Any = {"timeseries": _timeseries, "stat": _stat, "bargauge": lambda _: _bargauge()}[panel.kind](
-        panel
-    )
+    kinds = {"timeseries": _timeseries, "stat": _stat, "bargauge": lambda _: _bargauge(), "table": _table}
+    made: Any = kinds[panel.kind](panel)
     made.id(panel_id).title(panel.title).description(panel.description).datasource(datasource())
     made.unit(panel.unit).span(panel.width).height(panel.height)
     steps = [model.Threshold(value=value, color=color) for value, color in panel.thresholds]
@@ -117,6 +175,8 @@ def panel_builder(panel: Panel, *, panel_id: int) -> Any:
     for index, (expression, legend) in enumerate(panel.targets):
         query = prometheus.Dataquery().expr(expression).legend_format(legend).ref_id(chr(ord("A") + index))
         query.datasource(datasource())
+        if panel.kind == "table":
+            query.format(PromQueryFormat.TABLE)
         made.with_target(query.range() if panel.kind == "timeseries" else query.instant())
     return made
 
@@ -163,3 +223,39 @@ def _stat(panel: Panel) -> Any:
 def _bargauge() -> Any:
     made = bargauge.Panel().reduce_options(_last()).orientation(common_model.VizOrientation.HORIZONTAL)
     return made.display_mode(common_model.BarGaugeDisplayMode.BASIC).show_unfilled(show_unfilled=True)
+
+
+def _table(panel: Panel) -> Any:
+    """The answers side by side, joined by their labels, under the columns' titles."""
+    made = table_builder.Panel().filterable(filterable=True)
+    made.sort_by([common.TableSortByFieldState().display_name(panel.sort or "").desc(desc=True)])
+    names, excluded = {}, {"Time": True}
+    values = iter("ABCDEFGHIJKLMNOPQRSTUVWXYZ"[: len(panel.targets)])
+    alone = len(panel.targets) == 1
+    for column in panel.columns:
+        name = column.label or ("Value" if alone else f"Value #{next(values)}")
+        names[name] = column.title
+        excluded[name] = column.hidden
+        made.override_by_name(column.title, list(_properties(column)))
+    made.with_transformation(model.DataTransformerConfig(id_val="merge", options={}))
+    order = {name: index for index, name in enumerate(names)}
+    organized = {"excludeByName": excluded, "indexByName": order, "renameByName": names}
+    return made.with_transformation(model.DataTransformerConfig(id_val="organize", options=organized))
+
+
+def _properties(column: Column) -> Iterator[model.DynamicConfigValue]:
+    yield model.DynamicConfigValue(id_val="unit", value=column.unit)
+    if column.decimals is not None:
+        yield model.DynamicConfigValue(id_val="decimals", value=column.decimals)
+    if column.mappings:
+        mappings = [_range_map(index, mapping) for index, mapping in enumerate(column.mappings)]
+        yield model.DynamicConfigValue(id_val="mappings", value=mappings)
+    if column.thresholds:
+        steps = [{"value": value, "color": color} for value, color in column.thresholds]
+        yield model.DynamicConfigValue(id_val="thresholds", value={"mode": "absolute", "steps": steps})
+        yield model.DynamicConfigValue(
+            id_val="custom.cellOptions", value={"type": "color-background", "mode": "basic"}
+        )
+    if column.link:
+        link = {"title": "Its overview", "url": column.link}
+        yield model.DynamicConfigValue(id_val="links", value=[link])

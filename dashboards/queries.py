@@ -1,9 +1,10 @@
-"""The PromQL of `Penstock / Overview`, by name.
+"""The PromQL of the dashboards, by name.
 
 Rules that the tests hold (tests/operate/test_dashboards.py): every selector names `$job` and
 `$instance`, and one of a channel's metric `$channel` too; a counter stands only in `rate` or `increase`
 over `$__rate_interval`. A share whose whole may be zero divides by `(… > 0)`, so that the answer is
-empty, which a panel can put in words, and not NaN.
+empty, which a panel can put in words, and not NaN. No query needs the recording rules of `dashboards.rules`:
+the pages work in a Prometheus that has only scraped.
 """
 
 from __future__ import annotations
@@ -46,11 +47,32 @@ def requests(*matchers: str) -> str:
     return rate(channel("penstock_requests_total", *matchers))
 
 
+def by_sidecar(expression: str) -> str:
+    """The sum over whatever there is besides the sidecar."""
+    return f"sum by ({SIDECAR}) ({expression})"
+
+
+def most(expression: str) -> str:
+    """The ten largest, for a graph with a line for each sidecar."""
+    return f"topk(10, {expression})"
+
+
+def of_lanes(function: str, metric: str) -> str:
+    """`function` over the lanes of each channel of each sidecar that is dealt over several FIFOs."""
+    lanes = channel("penstock_channel_info", 'lane!=""')
+    return (
+        f"{function} by (instance, whole) ({metric} * on (job, instance, channel) group_left (whole) {lanes})"
+    )
+
+
 def quantiles(histogram: str) -> tuple[tuple[str, str], ...]:
     """Targets for median, 95th and 99th percentile of a channel's histogram."""
     buckets = f"sum by (le) ({rate(channel(f'{histogram}_bucket'))})"
     return tuple((f"histogram_quantile({q}, {buckets})", f"p{round(q * 100)}") for q in (0.5, 0.95, 0.99))
 
+
+SIDECAR = "job, instance, pod"
+"""Labels of one sidecar. Outside Kubernetes there is no pod, and the label is as if it were not named."""
 
 WRITTEN = rate(channel("penstock_fifo_written_bytes_total"))
 RECEIVED = rate(channel("penstock_received_bytes_total"))
@@ -77,6 +99,9 @@ VERSIONS = (
     f"count by (version, transport) ({sidecar('penstock_build_info')} "
     f"* on (job, instance) group_left (transport) {sidecar('penstock_transport_info')})"
 )
+LANES_APART = f"{of_lanes('max', channel('penstock_epoch'))} - {of_lanes('min', channel('penstock_epoch'))}"
+LANES_IDLE = of_lanes("max", seconds('state="idle"'))
+LANE_BYTES = of_lanes("sum", WRITTEN)
 SECONDS_PER_GB = f"1e9 * sum({PROCESSOR}) / (sum({WRITTEN}) > 0)"
 
 ANNOTATIONS = (
@@ -86,5 +111,50 @@ ANNOTATIONS = (
         "red",
     ),
     ("New epochs", f"changes({channel('penstock_epoch')}[$__rate_interval]) > 0", "blue"),
+    (
+        "Alerts",
+        'ALERTS{job=~"$job", instance=~"$instance", alertname=~"Penstock.+", alertstate="firing"}',
+        "orange",
+    ),
 )
 """(name, query, colour) of the vertical lines drawn over the graphs."""
+
+# By sidecar, for the fleet.
+
+DELIVERED_BY = by_sidecar(WRITTEN)
+STARVED_SHARE_BY = f"{by_sidecar(STARVED)} / ({by_sidecar(CONNECTED)} > 0)"
+BLOCKED_SHARE_BY = f"{by_sidecar(BLOCKED)} / ({by_sidecar(CONNECTED)} > 0)"
+STARVED_SIDECARS = f"sum(({STARVED_SHARE_BY}) > bool 0.5)"
+STARVED_SHARE_BY_JOB = f"sum by (job) ({STARVED}) / (sum by (job) ({CONNECTED}) > 0)"
+STARVED_CAUSES_BY = f"sum by ({SIDECAR}, cause) ({STARVED_BY})"
+ERRORS_BY = f"{by_sidecar(FAILED_REQUESTS)} / ({by_sidecar(ENDED_REQUESTS)} > 0)"
+THROTTLED_BY = by_sidecar(requests('outcome="throttled"'))
+RETRIES_BY = by_sidecar(rate(channel("penstock_retries_total")))
+WASTED_BY = by_sidecar(WASTED)
+FIRST_BYTE_BY = (
+    f"histogram_quantile(0.99, sum by ({SIDECAR}, le) "
+    f"({rate(channel('penstock_first_byte_seconds_bucket'))}))"
+)
+LAG_BY = (
+    f"histogram_quantile(0.99, sum by ({SIDECAR}, le) ({rate(sidecar('penstock_loop_lag_seconds_bucket'))}))"
+)
+READY_BY = f"min by ({SIDECAR}) ({sidecar('penstock_ready')})"
+FAILED_BY = by_sidecar(channel("penstock_channel_failed"))
+PROGRESS_BY = f"min by ({SIDECAR}) ({PROGRESS})"
+EPOCH_BY = f"min by ({SIDECAR}) ({channel('penstock_epoch')})"
+RESIDENT_BY = by_sidecar(sidecar("process_resident_memory_bytes"))
+RESIDENT_SHARE_BY = f"{RESIDENT_BY} / {by_sidecar(sidecar('penstock_memory_limit_bytes'))}"
+STAGED_SHARE_BY = (
+    f"{by_sidecar(channel('penstock_staged_bytes'))} / {by_sidecar(sidecar('penstock_memory_budget_bytes'))}"
+)
+PROCESSOR_BY = by_sidecar(PROCESSOR)
+RESTARTS_BY = by_sidecar(
+    f"changes({sidecar('process_start_time_seconds')}[$__rate_interval]) "
+    f"and on (job, instance) {sidecar('penstock_ready')}"
+)
+VERSION_BY = f"max by ({SIDECAR}, version) ({sidecar('penstock_build_info')})"
+EPOCHS_APART = (
+    f"max by (job, channel) ({channel('penstock_epoch')}) - min by (job, channel) "
+    f"({channel('penstock_epoch')})"
+)
+SETTINGS = f"count by (memory_budget, part_size, connections, bandwidth) ({sidecar('penstock_config_info')})"

@@ -1,4 +1,4 @@
-"""Checks PodMonitor, JobSet, TrainingRuntime and TrainJob against their definitions:
+"""Checks PodMonitor, PrometheusRule, JobSet, TrainingRuntime and TrainJob against their definitions:
 
     python -m scripts.check_extensions CRD.yaml...
 

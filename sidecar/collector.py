@@ -113,6 +113,15 @@ def _process(name: str, supervisor: Supervisor, channels: dict[str, ChannelStati
                 connections=str(penstock.connections or "auto"),
                 bandwidth=_size(penstock.bandwidth, "none"),
             )
+        case "penstock_channel_info":
+            for config in supervisor.job.channels("Pipe"):
+                dealt = config.penstock.lanes is not None
+                for lane, channel in enumerate(supervisor.job.fifos(config)):
+                    yield _info(
+                        name, channel=channel, whole=config.channel_name, lane=str(lane) if dealt else ""
+                    )
+        case "penstock_memory_limit_bytes":
+            yield f"{name} {_number(supervisor.memory_limit)}\n"
         case "penstock_ready":
             yield f"{name} {_number(supervisor.ready)}\n"
         case "penstock_planning_seconds":

@@ -37,6 +37,12 @@ METRICS: dict[str, Spec] = {
         ("memory_budget", "part_size", "connections", "bandwidth"),
         "What the job file asks for; `auto` or `none` where it does not.",
     ),
+    "penstock_channel_info": Spec(
+        "info",
+        ("channel", "whole", "lane"),
+        "The job file's channel whose bytes are in this FIFO, and which of its lanes; no lane without "
+        "`Lanes`.",
+    ),
     "penstock_ready": Spec("gauge", (), "1 while every channel offers its FIFO and none has failed."),
     "penstock_fifo_written_bytes_total": Spec("counter", ("channel",), "Bytes that the FIFOs accepted."),
     "penstock_received_bytes_total": Spec("counter", ("channel",), "Body bytes received from S3."),
@@ -114,6 +120,9 @@ METRICS: dict[str, Spec] = {
     "penstock_first_byte_seconds": Spec("histogram", ("channel",), "From request to the head of its answer."),
     "penstock_part_seconds": Spec("histogram", ("channel",), "From request to its last byte."),
     "penstock_memory_budget_bytes": Spec("gauge", (), "Budget of all channels together."),
+    "penstock_memory_limit_bytes": Spec(
+        "gauge", (), "Memory that the cgroup, or else the machine, allows the process."
+    ),
     "penstock_lanes_limit": Spec("gauge", (), "Ranged GETs that may run at once, of all channels together."),
     "penstock_bandwidth_limit_bytes": Spec(
         "gauge", (), "Bytes per second that all channels together may deliver; +Inf for no limit."

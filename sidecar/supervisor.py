@@ -29,6 +29,7 @@ from sidecar.environment import write_environment_file
 from sidecar.exits import Exit, exit_code
 from sidecar.failures import advice, fate, place, remind
 from sidecar.logs import log
+from sidecar.memory import memory_limit
 from sidecar.planning import Planned, patiently, plan_channel
 from sidecar.pulse import Pulse
 from sidecar.resume import BEGIN, Begin, Saved, begins
@@ -116,6 +117,8 @@ class Supervisor:
         """Why that one."""
         self.pulse = Pulse(self.statistics)
         self.planning_seconds = 0.0
+        self.memory_limit = memory_limit()
+        """Bytes that this process may take."""
         self.sources = {
             name: str(channel.source.uri) for channel in job.channels("Pipe") for name in job.fifos(channel)
         }

@@ -19,12 +19,18 @@ from tests.operate.promql import ROOT
 KUBERNETES = ROOT / "deploy/kubernetes"
 CHART = ROOT / "deploy/helm/penstock"
 OVERLAYS = ("base", *(f"overlays/{path.name}" for path in sorted((KUBERNETES / "overlays").iterdir())))
+RULES = "components/prometheus-rule"
 EXAMPLES = sorted(path.name for path in (KUBERNETES / "examples").iterdir())
 EVERYTHING = {
     "hosts": 4,
     "activeDeadlineSeconds": 86400,
     "credentials": {"roleArn": "arn:aws:iam::111122223333:role/digits"},
     "podMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
+    "prometheusRule": {
+        "enabled": True,
+        "runbook": "https://docs.example/runbook.html",
+        "labels": {"release": "prometheus"},
+    },
     "networkPolicy": {"enabled": True, "podIdentity": True},
     "podLabels": {"team": "vision"},
     "podAnnotations": {"note": "x"},
@@ -56,11 +62,12 @@ CHARTS: dict[str, dict[str, Any]] = {
 SOURCES = (
     *OVERLAYS,
     "demo",
+    RULES,
     *(f"examples/{name}" for name in EXAMPLES),
     *(f"chart {name}" for name in CHARTS),
 )
 """Every way to get manifests from this repository."""
-WITH_SIDECAR = tuple(source for source in SOURCES if source != "demo")
+WITH_SIDECAR = tuple(source for source in SOURCES if source not in ("demo", RULES))
 WITH_KEEPER = ("overlays/keeper", "chart everything")
 
 

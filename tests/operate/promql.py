@@ -1,4 +1,4 @@
-"""The committed dashboard as a list of queries, with Grafana's variables put in."""
+"""The committed dashboards as lists of queries, with Grafana's variables put in."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-DASHBOARD = ROOT / "dashboards" / "penstock-overview.json"
+DASHBOARDS = ("penstock-overview", "penstock-fleet")
+"""By uid, which is also the name of the file."""
 
 SELECTOR = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)\{([^}]*)\}")
 """A metric with its matchers; the lints demand matchers on every metric, so this finds them all."""
@@ -35,21 +36,23 @@ class Query:
         return text
 
 
-def document() -> dict:
-    return json.loads(DASHBOARD.read_text(encoding="utf-8"))
+def document(dashboard: str) -> dict:
+    return json.loads((ROOT / "dashboards" / f"{dashboard}.json").read_text(encoding="utf-8"))
 
 
-def panels() -> list[dict]:
-    return [panel for panel in document()["panels"] if panel["type"] != "row"]
+def panels(dashboard: str) -> list[dict]:
+    return [panel for panel in document(dashboard)["panels"] if panel["type"] != "row"]
 
 
-def panel_queries() -> list[Query]:
+def panel_queries(dashboard: str) -> list[Query]:
     return [
         Query(panel["title"], target["refId"], target["expr"])
-        for panel in panels()
+        for panel in panels(dashboard)
         for target in panel["targets"]
     ]
 
 
-def annotation_queries() -> list[Query]:
-    return [Query(note["name"], "annotation", note["expr"]) for note in document()["annotations"]["list"]]
+def annotation_queries(dashboard: str) -> list[Query]:
+    return [
+        Query(note["name"], "annotation", note["expr"]) for note in document(dashboard)["annotations"]["list"]
+    ]

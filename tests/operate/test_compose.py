@@ -16,7 +16,7 @@ from packaging.utils import canonicalize_name
 from examples.demo.dataset import channels
 from sidecar.config import load_job
 from tests.operate.containers import COMPOSE, OURS, SCRIPTS, SERVICES, STAGES, closure, installed, mounts, run
-from tests.operate.promql import ROOT
+from tests.operate.promql import DASHBOARDS, ROOT
 
 
 def test_compose_file_is_valid():
@@ -122,9 +122,14 @@ def _flags(service):
 
 def test_prometheus_scrapes_the_sidecar_and_grafana_asks_prometheus():
     job = load_job(ROOT / "deploy/compose/job.yaml")
-    (source, target) = mounts("prometheus")[0]
+    where = {target: source for source, target in mounts("prometheus")}
+    target, source = next(iter(where.items()))
     assert f"--config.file={target}" in SERVICES["prometheus"]["command"]
-    (scrape,) = yaml.safe_load((ROOT / source).read_text(encoding="utf-8"))["scrape_configs"]
+    config = yaml.safe_load((ROOT / source).read_text(encoding="utf-8"))
+    (rules,) = config["rule_files"]
+    mounted = where[os.path.join(os.path.dirname(target), rules)]
+    assert (ROOT / mounted).samefile(ROOT / os.path.dirname(source) / rules)
+    (scrape,) = config["scrape_configs"]
     assert scrape["static_configs"] == [{"targets": [f"sidecar:{job.penstock.admin.port}"]}]
     where = {target: source for source, target in mounts("grafana")}
     datasources = ROOT / where["/etc/grafana/provisioning/datasources"]
@@ -140,6 +145,12 @@ def test_prometheus_scrapes_the_sidecar_and_grafana_asks_prometheus():
     home = SERVICES["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
     assert os.path.dirname(home) == provider["options"]["path"]
     assert json.loads((ROOT / where[home]).read_text(encoding="utf-8"))["uid"] == "penstock-overview"
+    shown = {
+        json.loads((ROOT / source).read_text(encoding="utf-8"))["uid"]
+        for target, source in where.items()
+        if os.path.dirname(target) == provider["options"]["path"]
+    }
+    assert shown == set(DASHBOARDS)
 
 
 # Runs a module, refusing the packages named by the first argument as if they were not installed.

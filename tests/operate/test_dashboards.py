@@ -1,4 +1,4 @@
-"""The dashboard: generated, loadable, true to the metrics, and PromQL that Prometheus parses.
+"""The dashboards: generated, loadable, true to the metrics, and PromQL that Prometheus parses.
 
 The lints are those of Grafana's dashboard-linter, restated; each test names its rule.
 """
@@ -15,16 +15,29 @@ import yaml
 
 from dashboards.overview import NOT_GRAPHED
 from sidecar.metrics import METRICS
-from tests.operate.promql import ROOT, SELECTOR, annotation_queries, document, panel_queries, panels
+from tests.operate.promql import (
+    DASHBOARDS,
+    ROOT,
+    SELECTOR,
+    annotation_queries,
+    document,
+    panel_queries,
+    panels,
+)
 
-PANELS = panels()
-QUERIES = panel_queries()
-EVERY_QUERY = QUERIES + annotation_queries()
+PANELS = [panel for dashboard in DASHBOARDS for panel in panels(dashboard)]
+EVERY_QUERY = [
+    query for dashboard in DASHBOARDS for query in panel_queries(dashboard) + annotation_queries(dashboard)
+]
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 # Of Grafana's value formats, those that a streaming service has use for.
 UNITS = {
     "binBps", "bool_yes_no", "bytes", "ops", "percentunit", "reqps", "s", "short",
 }  # fmt: skip
+
+
+def each_dashboard():
+    return pytest.mark.parametrize("dashboard", DASHBOARDS)
 
 
 def each_panel():
@@ -43,21 +56,85 @@ def test_committed_json_is_what_the_generator_writes():
     assert ran.returncode == 0, ran.stderr
 
 
-def test_identity_and_habits_of_the_page():
-    page = document()
-    assert (page["uid"], page["title"]) == ("penstock-overview", "Penstock / Overview")
+@pytest.mark.parametrize(
+    ("dashboard", "title", "refresh"),
+    [("penstock-overview", "Penstock / Overview", "5s"), ("penstock-fleet", "Penstock / Fleet", "30s")],
+)
+def test_identity_and_habits_of_the_page(dashboard, title, refresh):
+    page = document(dashboard)
+    assert (page["uid"], page["title"]) == (dashboard, title)
     assert page["editable"] is False  # template-uneditable-rule
     assert page["timezone"] == "utc"
     assert page["time"] == {"from": "now-15m", "to": "now"}
-    assert page["refresh"] == "5s"
+    assert page["refresh"] == refresh
     assert "penstock" in page["tags"]
     # Grafana fills these in itself; committed, they would tie the file to one database.
     assert page.keys().isdisjoint({"id", "version", "iteration"})
 
 
-def test_variables():
+@each_dashboard()
+def test_the_pages_lead_to_each_other(dashboard):
+    """By a link to all pages with the tag, which keeps the choices and the time."""
+    page = document(dashboard)
+    (link,) = page["links"]
+    assert (link["type"], link["tags"]) == ("dashboards", page["tags"])
+    assert link["includeVars"] is True
+    assert link["keepTime"] is True
+    assert "placement" not in link, "in a menu nobody finds it"
+    variables = {variable["name"] for variable in page["templating"]["list"]}
+    titles = [column["title"] for panel in panels(dashboard) for column in columns(panel)]
+    for panel in panels(dashboard):
+        for override in panel["fieldConfig"]["overrides"]:
+            for each in override["properties"]:
+                if each["id"] == "links":
+                    (inner,) = each["value"]
+                    target, _, choices = inner["url"].removeprefix("/d/").partition("?")
+                    assert target in DASHBOARDS
+                    assert set(re.findall(r"var-(\w+)=", choices)) <= variables
+                    assert set(re.findall(r"__data\.fields\.(\w+)", choices)) <= set(titles)
+
+
+def columns(panel):
+    """The columns of a table, by what they are called and what they show."""
+    if panel["type"] != "table":
+        return []
+    organized = next(each["options"] for each in panel["transformations"] if each["id"] == "organize")
+    return [
+        {"source": source, "title": title}
+        for source, title in organized["renameByName"].items()
+        if not organized["excludeByName"][source]
+    ]
+
+
+def test_tables_show_every_query_and_every_label():
+    tables = [panel for panel in PANELS if panel["type"] == "table"]
+    assert len(tables) == 2
+    for panel in tables:
+        assert [each["id"] for each in panel["transformations"]] == ["merge", "organize"]
+        organized = panel["transformations"][1]["options"]
+        shown = [each["source"] for each in columns(panel)]
+        values = {source for source in organized["renameByName"] if source.startswith("Value")}
+        alone = len(panel["targets"]) == 1
+        assert values == {"Value" if alone else f"Value #{target['refId']}" for target in panel["targets"]}
+        labels = {
+            label
+            for target in panel["targets"]
+            for group in re.findall(r" by \(([^)]*)\)", target["expr"].partition(" / ")[0])
+            for label in group.split(", ")
+        }
+        assert set(shown) - values == labels - {"le"}
+        assert sorted(organized["indexByName"].values()) == list(range(len(organized["renameByName"])))
+        titles = {each["title"] for each in columns(panel)}
+        assert {each["displayName"] for each in panel["options"]["sortBy"]} <= titles
+        named = {override["matcher"]["options"] for override in panel["fieldConfig"]["overrides"]}
+        assert titles <= named
+        assert all(target["format"] == "table" for target in panel["targets"])
+
+
+@each_dashboard()
+def test_variables(dashboard):
     """template-datasource-, -job-, -instance- and -on-time-change-reload-rule."""
-    variables = {variable["name"]: variable for variable in document()["templating"]["list"]}
+    variables = {variable["name"]: variable for variable in document(dashboard)["templating"]["list"]}
     assert list(variables) == ["datasource", "job", "instance", "channel"]
     assert (variables["datasource"]["type"], variables["datasource"]["query"]) == ("datasource", "prometheus")
     known: set[str] = set()
@@ -95,8 +172,9 @@ def test_panel_is_complete(panel):
         assert panel["fieldConfig"]["defaults"]["noValue"]
 
 
-def test_panels_fill_the_page():
-    everything = document()["panels"]
+@each_dashboard()
+def test_panels_fill_the_page(dashboard):
+    everything = document(dashboard)["panels"]
     assert everything[0]["type"] == "row"
     numbers = [panel["id"] for panel in everything]
     assert len(set(numbers)) == len(numbers)
@@ -130,7 +208,7 @@ def test_query_follows_the_rules(query):
     outside = re.sub(r"\b(rate|increase)\([a-z_]+\{[^}]*\}\[\$__rate_interval\]\)", "", query.expression)
     assert not re.findall(r"\w+_(?:total|bucket|count|sum)\{", outside), "a counter outside rate or increase"
     if "_bucket{" in query.expression:
-        assert re.match(r"histogram_quantile\(0\.\d+, sum by \(le\) \(rate\(", query.expression)
+        assert re.search(r"histogram_quantile\(0\.\d+, sum by \((\w+, )*le\) \(rate\(", query.expression)
 
 
 def test_prometheus_parses_every_query(tmp_path):
@@ -148,14 +226,15 @@ def test_prometheus_parses_every_query(tmp_path):
     assert f"{len(EVERY_QUERY)} rules found" in ran.stdout
 
 
-def test_dashboard_and_sidecar_agree_on_the_metrics():
+def test_dashboards_and_sidecar_agree_on_the_metrics():
     """Nothing is asked for that is not exported; nothing is exported that is neither shown nor explained."""
     asked = set().union(*(query.metrics() for query in EVERY_QUERY))
     ours = {name for name in asked if name.startswith("penstock_")}
     assert ours <= set(METRICS)
     assert set(METRICS) - ours == set(NOT_GRAPHED)
-    # The rest are prometheus_client's own.
+    # The rest are prometheus_client's own, and Prometheus' of its alerts.
     assert asked - ours <= {
+        "ALERTS",
         "process_cpu_seconds_total", "process_open_fds", "process_resident_memory_bytes",
         "process_start_time_seconds",
     }  # fmt: skip
@@ -173,5 +252,6 @@ def test_prometheus_configuration_is_valid_and_agrees_with_the_datasource():
     assert source["jsonData"]["timeInterval"] == scrape["global"]["scrape_interval"]
     assert source["type"] == "prometheus"
     # The value that the dashboard's data source variable starts with.
-    (variable, *_) = document()["templating"]["list"]
-    assert variable["current"]["value"] == source["uid"]
+    for dashboard in DASHBOARDS:
+        (variable, *_) = document(dashboard)["templating"]["list"]
+        assert variable["current"]["value"] == source["uid"]

@@ -37,7 +37,7 @@ from tests.operate.promql import ROOT
 
 OLDEST, NEWEST = "1.29", "1.37"
 """Native sidecars are on by default from the one; the other is the newest whose schema the validator has."""
-EXTENSIONS = {"PodMonitor", "JobSet", "TrainingRuntime", "TrainJob"}
+EXTENSIONS = {"PodMonitor", "PrometheusRule", "JobSet", "TrainingRuntime", "TrainJob"}
 UNIT = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 
 
@@ -138,7 +138,7 @@ def test_instance_groups_count_as_hosts(tmp_path):
 # Safe
 
 
-@each_source()
+@each_source([source for source in SOURCES if source != manifests.RULES])
 def test_every_container_is_confined(source):
     pods = [document["spec"]["template"]["spec"] for document in of_kind(source, "Deployment")]
     pods += [job["spec"]["template"]["spec"] for job in manifests.jobs(source)]
@@ -258,6 +258,20 @@ def test_who_watches_and_who_may_reach_what(source, job):
     if source.startswith("overlays/"):
         assert of_kind(source, "PodMonitor")
         assert of_kind(source, "NetworkPolicy")
+
+
+def test_the_rules_are_those_that_prometheus_loads():
+    """Of kustomize to the letter, of the chart but for the address of the runbook; and only if asked for."""
+    text = (ROOT / "dashboards/rules.yaml").read_text()
+    (rule,) = of_kind(manifests.RULES, "PrometheusRule")
+    assert rule["spec"] == yaml.safe_load(text)
+    (rule,) = of_kind("chart everything", "PrometheusRule")
+    assert rule["metadata"]["labels"]["release"] == "prometheus"
+    elsewhere = text.replace("docs/runbook.md#", "https://docs.example/runbook.html#")
+    assert rule["spec"] == yaml.safe_load(elsewhere)
+    assert elsewhere.count("https://docs.example/runbook.html#penstock") == elsewhere.count("alert: ")
+    others = [source for source in SOURCES if source not in (manifests.RULES, "chart everything")]
+    assert not [source for source in others if of_kind(source, "PrometheusRule")]
 
 
 def test_the_demo_is_what_the_overlay_asks_for(tmp_path):

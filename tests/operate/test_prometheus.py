@@ -1,104 +1,45 @@
-"""A real Prometheus scrapes a real sidecar while it streams, and answers every panel of the dashboard.
+"""A real Prometheus scrapes two real sidecars while they stream, and answers every panel of both dashboards.
 
-weed mini (S3) -> penstock run -> FIFO -> a reader process; Prometheus on the side, configured by the
-committed dashboards/prometheus.yml with another target and a shorter interval. Of two channels one is
-read, epoch after epoch, and one is not, as happens in training.
+weed mini (S3) -> penstock run -> FIFOs -> a reader process; Prometheus on the side, configured by the
+committed dashboards/prometheus.yml with other targets and a shorter interval. Of the first sidecar's two
+channels one is read, epoch after epoch, and one is not, as happens in training; the second one's channel is
+dealt over two lanes, of which both are read.
 """
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import re
 import subprocess
 import sys
-import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
-from urllib.error import HTTPError, URLError
-from urllib.parse import urlencode
+from urllib.error import URLError
 from urllib.request import urlopen
 
 import boto3
 import pytest
 import yaml
 
+from dashboards.alerts import ALERTS
+from dashboards.rules import RECORDED
 from examples.demo.server import free_ports, running_s3
 from streamer import __version__
-from tests.operate.promql import ROOT, annotation_queries, document, panel_queries
+from tests.operate.promql import DASHBOARDS, ROOT, annotation_queries, document, panel_queries, panels
+from tests.operate.scraping import Prometheus, eventually, reading, running, scraping
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
-WITHIN = 60
-"""Seconds for a condition to come true; it takes a few."""
 MIB = 1 << 20
 
-# Reads epochs for ever: at the end of one FIFO the next one is there (contract §1.5).
-READER = """
-import hashlib, itertools, sys
-for epoch in itertools.count():
-    with open(f"{sys.argv[1]}/train_{epoch}", "rb", buffering=0) as fifo:
-        while chunk := fifo.read(65536):
-            hashlib.sha256(chunk)
-"""
 
-
-def eventually(condition, *, within=WITHIN, every=0.2):
-    """The first true value of `condition()`; other programs' progress can only be asked for."""
-    deadline = time.monotonic() + within
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"not within {within} s: {condition.__doc__ or condition}"
-        time.sleep(every)
-    return value
-
-
-@contextmanager
-def running(command, **options):
-    """A child process until the end of the block; terminated, and killed if that does not help."""
-    child = subprocess.Popen(command, **options)
-    try:
-        yield child
-    finally:
-        child.terminate()
-        try:
-            child.wait(30)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
-
-
-@dataclass(frozen=True)
-class Prometheus:
-    url: str
-    target: str
-    """The sidecar's address as `instance`."""
-
-    def get(self, path, **parameters):
-        """The data of an API call; None while the server does not answer."""
-        query = urlencode(parameters, doseq=True)
-        try:
-            with urlopen(f"{self.url}/api/v1/{path}?{query}", timeout=10) as answer:
-                body = json.load(answer)
-        except HTTPError as error:
-            raise AssertionError(f"{path} {parameters}: {error.read().decode()}") from error
-        except (URLError, OSError):
-            return None
-        assert body["status"] == "success"
-        return body["data"]
-
-    def ask(self, expression):
-        """Series with a number, as (labels, value) pairs."""
-        data = self.get("query", query=expression)
-        series = [] if data is None else data["result"]
-        pairs = [(one["metric"], float(one["value"][1])) for one in series]
-        return [(labels, value) for labels, value in pairs if math.isfinite(value)]
-
-
-def run_sidecar(stack, work, *, s3, port):
-    """Run `penstock run` until the stack unwinds; returns once it is ready."""
+def run_sidecar(stack, work, document, *, s3):
+    """Run `penstock run` with a reader until the stack unwinds; returns once it is ready."""
+    work.mkdir()
+    document["Penstock"]["BaseDirectory"] = str(work / "ml")
+    port = document["Penstock"]["Admin"]["Port"]
     job = work / "job.yaml"
-    job.write_text(yaml.safe_dump(_job(s3.url, work / "ml", port)), encoding="utf-8")
+    job.write_text(yaml.safe_dump(document), encoding="utf-8")
     command = [sys.executable, "-m", "sidecar", "run", "-c", str(job)]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
     log = stack.enter_context((work / "sidecar.log").open("w+"))
@@ -118,8 +59,15 @@ def run_sidecar(stack, work, *, s3, port):
     eventually(ready)
 
 
+@dataclass(frozen=True)
+class Scraped:
+    server: Prometheus
+    targets: tuple[str, ...]
+    """The sidecars' addresses as `instance`: one with two channels, one with lanes."""
+
+
 @pytest.fixture(scope="module")
-def prometheus(tmp_path_factory):
+def scraped(tmp_path_factory):
     """A Prometheus that has scraped a streaming sidecar some times."""
     work = tmp_path_factory.mktemp("operate")
     with ExitStack() as stack:
@@ -131,33 +79,32 @@ def prometheus(tmp_path_factory):
         for key in ("train/a", "train/b", "train/c", "eval/a"):
             client.put_object(Bucket="demo", Key=key, Body=os.urandom(8 * MIB))
         client.close()
-        admin, port = free_ports(2)
-        run_sidecar(stack, work, s3=s3, port=admin)
-        stack.enter_context(running([sys.executable, "-c", READER, str(work / "ml/input/data")]))
-        config = work / "prometheus.yml"
-        config.write_text(yaml.safe_dump(_scrape(f"127.0.0.1:{admin}")), encoding="utf-8")
-        command = ["prometheus", f"--config.file={config}", f"--storage.tsdb.path={work / 'tsdb'}"]
-        command += [f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn"]
-        stack.enter_context(running(command))
-        server = Prometheus(f"http://127.0.0.1:{port}", f"127.0.0.1:{admin}")
+        ports = free_ports(2)
+        first = _job(s3.url, ports[0], "train", "eval")
+        second = _job(s3.url, ports[1], "train")
+        second["InputDataConfig"][0]["Penstock"] = {"Lanes": 2}
+        for name, document, read in (("a", first, ["train"]), ("b", second, ["train-0", "train-1"])):
+            run_sidecar(stack, work / name, document, s3=s3)
+            stack.enter_context(reading(work / name / "ml", *read))
+        targets = tuple(f"127.0.0.1:{port}" for port in ports)
+        server = stack.enter_context(scraping(work, *targets))
 
-        def scraped():
-            """Prometheus has scraped the sidecar four times."""
-            return server.ask('count_over_time(penstock_ready{job="penstock"}[1m]) >= 4')
+        def often():
+            """Prometheus has scraped both sidecars four times."""
+            return len(server.ask('count_over_time(penstock_ready{job="penstock"}[1m]) >= 4')) == 2
 
-        eventually(scraped)
-        yield server
+        eventually(often)
+        yield Scraped(server, targets)
 
 
-def _job(url, base, port):
+def _job(url, port, *channels):
     def channel(name):
         source = {"S3DataType": "S3Prefix", "S3Uri": f"s3://demo/{name}/"}
         return {"ChannelName": name, "DataSource": {"S3DataSource": source}}
 
     return {
-        "InputDataConfig": [channel("train"), channel("eval")],
+        "InputDataConfig": [channel(name) for name in channels],
         "Penstock": {
-            "BaseDirectory": str(base),
             "MemoryBudget": "16MiB",
             "PartSize": "1MiB",
             "DrainFor": 0,
@@ -167,22 +114,20 @@ def _job(url, base, port):
     }
 
 
-def _scrape(target):
-    config = yaml.safe_load((ROOT / "dashboards/prometheus.yml").read_text(encoding="utf-8"))
-    config["global"] |= {"scrape_interval": "500ms", "scrape_timeout": "500ms"}
-    (job,) = config["scrape_configs"]
-    job["static_configs"] = [{"targets": [target]}]
-    return config
+def concrete(dashboard):
+    """Every panel's queries, over a window of some scrapes."""
+    return {str(query): query.concrete(window="10s") for query in panel_queries(dashboard)}
 
 
-def test_every_panel_gets_an_answer(prometheus):
-    waiting = {str(query): query.concrete(window="10s") for query in panel_queries()}
-    assert len(waiting) == len(panel_queries())
+@pytest.mark.parametrize("dashboard", DASHBOARDS)
+def test_every_panel_gets_an_answer(scraped, dashboard):
+    waiting = concrete(dashboard)
+    assert len(waiting) == len(panel_queries(dashboard))
 
     def answered():
         """Every panel's query has answered with a number at least once."""
         for name, expression in list(waiting.items()):
-            if prometheus.ask(expression):
+            if scraped.server.ask(expression):
                 del waiting[name]
         return not waiting
 
@@ -192,48 +137,116 @@ def test_every_panel_gets_an_answer(prometheus):
         pytest.fail(f"without an answer: {waiting}")
 
 
-def test_annotations_are_valid_queries(prometheus):
-    for query in annotation_queries():
-        assert prometheus.get("query", query=query.concrete(window="10s")) is not None
+@pytest.mark.parametrize("dashboard", DASHBOARDS)
+def test_annotations_are_valid_queries(scraped, dashboard):
+    for query in annotation_queries(dashboard):
+        assert scraped.server.get("query", query=query.concrete(window="10s")) is not None
 
 
-def test_variables_find_the_sidecar_and_its_channels(prometheus):
+@pytest.mark.parametrize("dashboard", DASHBOARDS)
+def test_variables_find_the_sidecars_and_their_channels(scraped, dashboard):
     found = {}
-    for variable in document()["templating"]["list"]:
+    for variable in document(dashboard)["templating"]["list"]:
         if variable["type"] == "query":
             selector, label = re.fullmatch(r"label_values\((.*), (\w+)\)", variable["query"]).groups()
             concrete = re.sub(r"\$\w+", ".+", selector)
-            found[variable["name"]] = prometheus.get(f"label/{label}/values", **{"match[]": concrete})
-    assert found == {"job": ["penstock"], "instance": [prometheus.target], "channel": ["eval", "train"]}
+            found[variable["name"]] = scraped.server.get(f"label/{label}/values", **{"match[]": concrete})
+    assert found == {
+        "job": ["penstock"],
+        "instance": sorted(scraped.targets),
+        "channel": ["eval", "train", "train-0", "train-1"],
+    }
 
 
-def test_what_the_panels_say_is_true(prometheus):
-    """The read channel moves, the other one waits for a reader; nothing is said to have failed."""
-    queries = {query.panel: query.concrete(window="10s") for query in panel_queries() if query.ref == "A"}
+def test_what_the_overview_says_is_true(scraped):
+    """What is read moves, the other channel waits for a reader; nothing is said to have failed."""
+    server, queries = scraped.server, concrete("penstock-overview")
 
     def delivering():
-        """Bytes flow on the channel that is read."""
-        return [labels for labels, value in prometheus.ask(queries["Delivered by channel"]) if value > 0]
+        """Bytes flow on every channel that is read."""
+        moving = server.ask(queries["Delivered by channel A"] + " > 0")
+        return {labels["channel"] for labels, _ in moving} == {"train", "train-0", "train-1"}
 
-    assert eventually(delivering) == [{"channel": "train"}]
-    assert prometheus.ask(queries["Ready"]) == [({}, 1)]
-    assert prometheus.ask(queries["Failed channels"]) == [({}, 0)]
-    assert prometheus.ask(queries["Request errors"]) == [({}, 0)]
-    ((labels, _),) = prometheus.ask(queries["Version and transport"])
-    assert labels == {"version": __version__, "transport": "kernel splice"}
-    shares = prometheus.ask(queries["Where the time goes"])
+    eventually(delivering)
+    assert server.ask(queries["Ready A"]) == [({}, 1)]
+    assert server.ask(queries["Failed channels A"]) == [({}, 0)]
+    assert server.ask(queries["Request errors A"]) == [({}, 0)]
+    ((labels, count),) = server.ask(queries["Version and transport A"])
+    assert (labels, count) == ({"version": __version__, "transport": "kernel splice"}, 2)
+    shares = server.ask(queries["Where the time goes A"])
     assert {labels["state"] for labels, _ in shares} == {
         "idle", "blocked", "starved", "limited", "moving",
     }  # fmt: skip
-    verdicts = prometheus.ask(queries["Epochs ended by verdict"])
+    verdicts = server.ask(queries["Epochs ended by verdict A"])
     ended = {labels["verdict"]: value for labels, value in verdicts}
     assert ended.keys() == {"complete", "abandoned", "failed", "stopped"}
     assert ended["complete"] > 0
     assert ended["abandoned"] == ended["failed"] == ended["stopped"] == 0
 
 
-def test_metrics_pass_prometheus_own_lint(prometheus):
-    with urlopen(f"http://{prometheus.target}/metrics", timeout=10) as answer:
+def test_what_the_overview_says_of_lanes_is_true(scraped):
+    """Of the sidecar that has lanes alone: added up, and an epoch apart at most, since one reads both."""
+    server, queries = scraped.server, concrete("penstock-overview")
+    lanes = {"whole": "train", "instance": scraped.targets[1]}
+    # Both in one query: another evaluation would see another scrape.
+    whole = f'sum(rate(penstock_fifo_written_bytes_total{{instance="{scraped.targets[1]}"}}[10s]))'
+    together = queries["Delivered by channels with lanes A"]
+    ((_, ratio),) = server.ask(f"sum({together}) / {whole}")
+    assert ratio == pytest.approx(1)
+    ((labels, apart),) = server.ask(queries["Lanes apart A"])
+    assert labels == lanes
+    assert 0 <= apart <= 1
+    ((labels, idle),) = server.ask(queries["Idlest lane A"])
+    assert labels == lanes
+    assert 0 <= idle <= 1.1
+
+
+def test_what_the_fleet_says_is_true(scraped):
+    """A row for each sidecar, with every column of the table; none is in trouble."""
+    server, queries = scraped.server, concrete("penstock-fleet")
+    (table,) = [panel for panel in panels("penstock-fleet") if panel["title"] == "Every sidecar"]
+    for target in table["targets"]:
+        rows = server.ask(queries[f"Every sidecar {target['refId']}"])
+        assert sorted(labels["instance"] for labels, _ in rows) == sorted(scraped.targets), target["expr"]
+        assert {labels["job"] for labels, _ in rows} == {"penstock"}
+    assert server.ask(queries["Scraped A"]) == [({}, 2)]
+    assert server.ask(queries["Not ready A"]) == [({}, 0)]
+    assert server.ask(queries["Channels failed for good A"]) == [({}, 0)]
+    assert server.ask(queries["Versions A"]) == [({"version": __version__, "transport": "kernel splice"}, 2)]
+    ((settings, count),) = server.ask(queries["Settings A"])
+    assert settings == {
+        "memory_budget": "16 MiB", "part_size": "1 MiB", "connections": "auto", "bandwidth": "none",
+    }  # fmt: skip
+    assert count == 2
+
+
+def test_the_rules_are_loaded_and_evaluated(scraped):
+    """Every rule without an error, and what is recorded is there."""
+
+    def evaluated():
+        """Every rule has been evaluated."""
+        data = scraped.server.get("rules")
+        rules = [rule for group in data["groups"] for rule in group["rules"]]
+        return rules if all(rule["health"] != "unknown" for rule in rules) else None
+
+    rules = eventually(evaluated)
+    assert [rule["lastError"] for rule in rules if rule["health"] != "ok"] == []
+    assert {rule["name"] for rule in rules if rule["type"] == "alerting"} == {alert.name for alert in ALERTS}
+    waiting = set(RECORDED)
+
+    def recorded():
+        """Every recording rule has made a series."""
+        waiting.difference_update(name for name in list(waiting) if scraped.server.ask(name))
+        return not waiting
+
+    try:
+        eventually(recorded)
+    except AssertionError:
+        pytest.fail(f"not recorded: {waiting}")
+
+
+def test_metrics_pass_prometheus_own_lint(scraped):
+    with urlopen(f"http://{scraped.targets[0]}/metrics", timeout=10) as answer:
         text = answer.read()
     ran = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, check=False)
     complaints = ran.stdout.decode() + ran.stderr.decode()
