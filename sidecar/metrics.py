@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 OUTCOMES = (
-    "ok", "transient", "throttled", "truncated", "expired", "denied", "missing", "changed", "bad_answer",
-    "cancelled",
+    "ok", "transient", "throttled", "truncated", "expired", "skewed", "denied", "missing", "changed",
+    "bad_answer", "cancelled",
 )  # fmt: skip
-RETRIED = ("transient", "throttled", "truncated", "expired", "bad_answer")
+RETRIED = ("transient", "throttled", "truncated", "expired", "skewed", "bad_answer")
 HEDGES = ("issued", "won", "lost")
 VERDICTS = ("complete", "abandoned", "failed", "stopped")
 ERRORS = ("denied", "missing", "changed", "bad_answer", "corrupt", "mismatch", "gave_up")

@@ -1,9 +1,10 @@
 """A job from its file to its end: list, offer, stream, stop.
 
-    start    resolve credentials, list every channel (all at once)   any error here ends the process
+    start    open the admin port, not ready yet
+             resolve credentials, list every channel (all at once)   any error here ends the process
              lock and lay out the directory, write config files,     before a FIFO is offered
-             download every File channel, one after the other
-             make every Pipe channel's first FIFO, open the admin port
+             download every File channel, one after the other        (storage that is away is waited for)
+             make every Pipe channel's first FIFO
     ready    channels run side by side, independent of each other; one that fails holds its FIFO open,
              readiness goes false, the others go on
              with a keeper, channels begin where the last sidecar's ended (`sidecar.resume`)
@@ -19,6 +20,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sidecar.admin import serve_admin
@@ -28,7 +30,7 @@ from sidecar.exits import Exit, exit_code
 from sidecar.failures import advice, fate, place, remind
 from sidecar.logs import log
 from sidecar.memory import memory_limit
-from sidecar.planning import Planned, plan_channel
+from sidecar.planning import Planned, patiently, plan_channel
 from sidecar.pulse import Pulse
 from sidecar.resume import BEGIN, Begin, Saved, begins
 from sidecar.runtime import Layout, keep_loaded, set_reader_state, write_config_files
@@ -53,7 +55,7 @@ if TYPE_CHECKING:
     from sidecar.config import Job
     from sidecar.identity import Hosts
     from sidecar.request import ChannelConfig
-    from streamer.errors import SourceError
+    from streamer.errors import SinkError, SourceError
     from streamer.plan import ObjectRef, Plan
     from streamer.relay.allotment import Allotment
     from streamer.relay.statistics import ChannelStatistics
@@ -130,6 +132,10 @@ class Supervisor:
         }
         """Of each channel; its lanes share it."""
         self.channels: dict[str, Channel] = {}
+        self._waiting_for = ""
+        """What the start waits for, if storage is away."""
+        self._told: dict[str, float] = {}
+        """When the log was last told so, by channel."""
         self._ended: dict[str, Moment] = {}
         """Of each channel, the end of the epoch before."""
         self._offered = False
@@ -143,7 +149,7 @@ class Supervisor:
     def why_not_ready(self) -> str:
         """One line for a probe; meaningful only when not ready."""
         failed = [f"{name}: {channel.error}" for name, channel in self.channels.items() if channel.error]
-        return "; ".join(failed) or "the FIFOs are not offered yet, or no more"
+        return "; ".join(failed) or self._waiting_for or "the FIFOs are not offered yet, or no more"
 
     def statistics(self) -> dict[str, ChannelStatistics]:
         """A snapshot of every channel, by name."""
@@ -158,8 +164,19 @@ class Supervisor:
         async with contextlib.AsyncExitStack() as stack:
             clients = await stack.enter_async_context(self.clients())
             self.asked = clients.asked
+            admin = self.job.penstock.admin
+            admin_port = await stack.enter_async_context(
+                serve_admin(
+                    self,
+                    host=admin.host,
+                    port=self._default_admin_port if admin.port is None else admin.port,
+                )
+            )
+            admin_url = f"http://{admin.host}:{admin_port}/"
+            log.info("starting", admin=admin_url)
             began = time.monotonic()
-            plans = await self.plans(clients)
+            plans = await self.plans(clients, give_up_after=self.job.penstock.give_up_after)
+            self._waiting_for = ""
             self.planning_seconds = time.monotonic() - began
             transport = await stack.enter_async_context(self.open_transport(clients, plans))
             heads = await stack.enter_async_context(self._heads(clients))
@@ -191,16 +208,8 @@ class Supervisor:
             for channel in self.channels.values():
                 stack.callback(channel.close, forget=not self._keep_proof)
                 channel.prepare()
-            admin = self.job.penstock.admin
-            admin_port = await stack.enter_async_context(
-                serve_admin(
-                    self,
-                    host=admin.host,
-                    port=self._default_admin_port if admin.port is None else admin.port,
-                )
-            )
             self._offered = self.started = True
-            log.info("ready", directory=self.layout.data, admin=f"http://{admin.host}:{admin_port}/")
+            log.info("ready", directory=self.layout.data, admin=admin_url)
             keep_loaded()
             await self._run(until)
         for name, channel in self.channels.items():
@@ -329,6 +338,8 @@ class Supervisor:
             limit = self.job.penstock.bandwidth
             transport.allotment.bandwidth.change(limit, time.monotonic())
             log.info("transport", transport=transport.name, reason=transport.reason)
+            if transport.few_files:
+                log.warning("few open files", limits=transport.few_files)
             yield transport
 
     @contextlib.asynccontextmanager
@@ -343,19 +354,28 @@ class Supervisor:
         ) as clients:
             yield clients
 
-    async def plans(self, clients: Clients) -> dict[str, Planned]:
-        """Every channel's plan, listed side by side. Raises SourceError, the first one met."""
+    async def plans(self, clients: Clients, *, give_up_after: float = 0) -> dict[str, Planned]:
+        """Every channel's plan, listed side by side. Raises SourceError, the first one met.
+
+        `give_up_after`: seconds to wait for storage that is away.
+        """
         plans: dict[str, Planned] = {}
 
         async def make(channel: ChannelConfig) -> None:
             name = channel.channel_name
-            whole = await plan_channel(
-                clients.control,
-                channel,
-                self.hosts,
-                shard_by=self.job.penstock.shard_by,
-                heads=heads,
-                progress=_Progress(name),
+
+            def plan() -> Awaitable[Plan]:
+                return plan_channel(
+                    clients.control,
+                    channel,
+                    self.hosts,
+                    shard_by=self.job.penstock.shard_by,
+                    heads=heads,
+                    progress=_Progress(name),
+                )
+
+            whole = await patiently(
+                plan, RetryPolicy(give_up_after=give_up_after), on_wait=partial(self._note_waiting, name)
             )
             found = plans[name] = Planned.dealt(whole, self.job.fifos(channel))
             # Some seconds for a million entries.
@@ -377,6 +397,13 @@ class Supervisor:
             for channel in self.job.input_data_config:
                 group.create_task(make(channel))
         return {channel.channel_name: plans[channel.channel_name] for channel in self.job.input_data_config}
+
+    def _note_waiting(self, channel: str, error: SourceError) -> None:
+        self._waiting_for = f"{channel}: waiting for storage: {error}"
+        now = time.monotonic()
+        if now - self._told.get(channel, float("-inf")) >= PROGRESS_EVERY:
+            self._told[channel] = now
+            log.warning("waiting for storage", channel=channel, error=str(error))
 
     def _heads(self, clients: Clients) -> contextlib.AbstractAsyncContextManager[Heads]:
         penstock = self.job.penstock
@@ -410,6 +437,9 @@ class Supervisor:
                 object=f"s3://{ref.bucket}/{ref.key}",
             )
 
+        def note_shortage(error: SinkError) -> None:
+            log.warning("waiting for space or open files", channel=name, error=str(error))
+
         return Channel(
             name,
             plan,
@@ -422,6 +452,7 @@ class Supervisor:
             changes=Changes(config.penstock.when_changed, heads.find, note_change),
             sums=sums if config.penstock.integrity == "checksum" else None,
             on_unverifiable=note_unverifiable,
+            on_shortage=note_shortage,
             start=begin.position,
             ends=None if self._keeper is None else KeptEnds(self._keeper, name, digest=plan.digest),
             held=begin.held,

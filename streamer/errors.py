@@ -79,6 +79,18 @@ class Expired(Denied):
     kind = "expired"
 
 
+class Skewed(Denied):
+    """S3 refuses signatures because this machine's clock is off; it may be set."""
+
+    retryable = True
+    kind = "skewed"
+
+    def __init__(self, message: str, where: Where | None = None, *, ahead: float = 0.0) -> None:
+        super().__init__(message, where)
+        self.ahead = ahead
+        """Seconds by which this machine's clock is ahead of the endpoint's; 0 if that told no time."""
+
+
 class Missing(SourceError):
     """No such bucket, no such object, or a prefix that matches nothing."""
 

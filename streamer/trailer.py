@@ -94,9 +94,13 @@ def replace_file(path: str, data: bytes, *, mode: int = 0o644) -> None:
     """Make `path` hold `data`, at once for whoever reads it; `mode` less the umask. Raises OSError."""
     temporary = f"{path}.{os.getpid()}.tmp"
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
-    with open(fd, "wb") as file:
-        file.write(data)
-    os.rename(temporary, path)
+    try:
+        with open(fd, "wb") as file:
+            file.write(data)
+        os.rename(temporary, path)
+    except OSError:
+        os.unlink(temporary)
+        raise
 
 
 def read_trailer(directory: str, channel: str, epoch: int) -> Trailer | None:

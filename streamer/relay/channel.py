@@ -33,6 +33,7 @@ from streamer.relay.changes import Changes, is_change
 from streamer.relay.failures import POISON, Framing, WhenFailed
 from streamer.relay.prefetch import BEGIN, Prefetcher
 from streamer.relay.race import first_of
+from streamer.relay.shortage import patiently
 from streamer.relay.stages import Stages
 from streamer.relay.statistics import ChannelStatistics, Tally
 from streamer.relay.unpack import Pieces
@@ -42,8 +43,9 @@ from streamer.source.integrity import CheckedSource, Proof
 from streamer.trailer import Trailer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
+    from streamer.errors import SinkError
     from streamer.plan import ObjectRef, Plan
     from streamer.relay.retry import RetryPolicy
     from streamer.sink.ends import WriteEnds
@@ -73,6 +75,7 @@ class Channel:
         changes: Changes | None = None,
         sums: Sums | None = None,
         on_unverifiable: Callable[[ObjectRef], None] | None = None,
+        on_shortage: Callable[[SinkError], None] | None = None,
         start: Position = BEGIN,
         ends: WriteEnds | None = None,
         held: bool = False,
@@ -85,6 +88,7 @@ class Channel:
         `changes`: what to do about objects that are not as listed; by default the epoch fails.
         `sums`: compare every whole object with the checksum that S3 keeps of it; the transport must bring
         bytes into memory. `on_unverifiable` is told the first object that cannot be compared.
+        `on_shortage` is told when the channel begins to wait for space or descriptors of this machine.
 
         `start`: where to begin. `ends`: who holds the write ends, this process unless given; `held`: they
         hold the FIFO of `start` already, from an earlier sidecar. `refused`: why that cannot be gone on with;
@@ -112,6 +116,7 @@ class Channel:
         self._source = source if sums is None else CheckedSource(source, sums)
         self._checked: Counter[str] | None = None if sums is None else Counter()
         self._on_unverifiable = on_unverifiable
+        self._on_shortage = on_shortage
         self._policy = policy
         self._tally = Tally()
         self._changes = changes or Changes()
@@ -255,15 +260,30 @@ class Channel:
         trailer = self._trailer(verdict)
         if verdict == "complete" and (records := self._plan.records(self._epoch)):
             self._tally.records += records
+        successor = not self._draining.is_set()
+
+        async def conclude() -> None:
+            self._fifos.conclude(self._epoch, trailer, successor=successor)
+
+        await patiently(conclude, self._policy, self._note_shortage)
         self._outlet = None
-        self._fifos.retire(self._epoch, outlet, trailer, successor=not self._draining.is_set())
+        self._fifos.retire(self._epoch, outlet, None, successor=successor)
         self._count(trailer)
-        return not self._draining.is_set()
+        return successor
+
+    def _note_shortage(self, error: SinkError) -> None:
+        self._tally.note("local", error)
+        if self._on_shortage is not None:
+            self._on_shortage(error)
 
     async def _deliver(self, prefetcher: Prefetcher, outlet: PipeOutlet) -> Verdict:
         """Deliver the epoch to the reader who has come, until it has all of it or leaves."""
+
+        async def prepare() -> None:
+            self._fifos.prepare(self._epoch + 1)
+
         prefetcher.activate(active=True)
-        self._fifos.prepare(self._epoch + 1)
+        await patiently(prepare, self._policy, self._note_shortage)
         prefetcher.allow(self._epoch + 1)
         try:
             await prefetcher.deliver(self._epoch, outlet)
@@ -300,9 +320,12 @@ class Channel:
                 self._tally.readers_gone += 1
                 gone = error
 
+        def open_now() -> Awaitable[PipeOutlet]:
+            return self._fifos.open(self._position(), on_gone=left)
+
         async def open_kept() -> None:
             # Kept at once, so that it has an owner even if this channel is cancelled now.
-            self._outlet = await self._fifos.open(self._position(), on_gone=left)
+            self._outlet = await patiently(open_now, self._policy, self._note_shortage)
             self._tally.readers_come += 1
 
         def left() -> None:
@@ -329,7 +352,11 @@ class Channel:
         self.holds = outlet is None or not (poison or self._when_failed == "close")
         self.poisoned = bool(poison)
         trailer = replace(self._trailer("failed"), poison=len(poison))
-        self._fifos.publish(trailer)
+
+        async def publish() -> None:
+            self._fifos.publish(trailer)
+
+        await patiently(publish, self._policy, self._note_shortage)
         self._count(trailer)
         prefetcher.close()
         if outlet is not None and not self.holds:

@@ -101,17 +101,19 @@ class PipePool:
         while self.smallest < PIPE_SIZE and budget // self.smallest > most:
             self.smallest *= 2
         self.budget = budget
+        self._most = most
         self._made = 0
+        self._count = 0
         self._free: dict[int, list[Pipe]] = {}
         self._refused = False
 
     def take(self, size: int) -> Pipe | None:
-        """An empty pipe for `size` bytes; None if the kernel refuses one."""
+        """An empty pipe for `size` bytes; None if the kernel refuses one, or open files allow no more."""
         if free := self._free.get(size):
             return free.pop()
-        if self._made + size > self.budget:
+        if self._made + size > self.budget or self._count >= self._most:
             self.close()  # idle pipes of other sizes
-        if self._refused:
+        if self._refused or self._count >= self._most:
             return None
         try:
             pipe = Pipe(size)
@@ -119,13 +121,13 @@ class PipePool:
             self._refused = True
             return None
         self._made += pipe.size
+        self._count += 1
         return pipe
 
     def give(self, pipe: Pipe) -> None:
         """Take a pipe back; one that is not empty is closed."""
         if pipe.count:
-            self._made -= pipe.size
-            pipe.close()
+            self._close(pipe)
         else:
             pipe.full_at = pipe.size
             self._free.setdefault(pipe.size, []).append(pipe)
@@ -134,9 +136,12 @@ class PipePool:
         """Close the idle pipes."""
         for free in self._free.values():
             while free:
-                pipe = free.pop()
-                self._made -= pipe.size
-                pipe.close()
+                self._close(free.pop())
+
+    def _close(self, pipe: Pipe) -> None:
+        self._made -= pipe.size
+        self._count -= 1
+        pipe.close()
 
 
 class PipeStages:

@@ -9,7 +9,8 @@ Waits are exponential with full jitter (uniform between 0 and the step), which k
 together from returning together. A server's Retry-After is a lower bound, and the jitter on top of it is at
 least as long, since it was told to all of them at once.
 
-    Transient, Throttled, Truncated, Expired   may pass: waited out
+    Transient, Throttled, Truncated, Expired,
+    Skewed                                     may pass: waited out
     BadAnswer                                  a sick proxy or front end: asked again twice, then believed
     the others                                 certain: raised at once
 """

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Literal
 
-from streamer.errors import ConfigError
+from streamer.errors import ConfigError, SinkError
 from streamer.relay.allotment import Allotment
 from streamer.relay.hedge import Hedging
 from streamer.relay.pace import LARGEST_PART, MOST_LANES, WORTH, Pace
@@ -26,8 +26,9 @@ from streamer.source.signing import RangeSigner
 from streamer.source.terminators import Terminators
 from streamer.units import MIB
 
-OTHER_FILES = 32
-"""Descriptors a channel needs besides pipes and connections: FIFOs, epoll, its part of the process's."""
+OWN_FILES, CHANNEL_FILES = 48, 8
+"""Descriptors that the process needs, and each channel, besides pipes and connections for parts, and that are
+kept free of those: without a FIFO or a trailer a channel stands still, without a connection it is slower."""
 ENOUGH_FILES = 65_536
 """Open files that we ask for, as far as the hard limit lets us; the default soft limit is often 1,024."""
 
@@ -48,6 +49,8 @@ class Transport:
     """Where bodies stay in the kernel."""
     buffers: BufferPool | None = None
     """Where they are read into buffers of ours."""
+    few_files: str = ""
+    """How the limit of open files bounds lanes, if it does, and what to do."""
 
     @property
     def name(self) -> str:
@@ -84,12 +87,13 @@ async def open_transport(
     inflated, which takes their bytes through memory; `check`: whether any channel's are compared with their
     checksums, which does so too, and `frame`: whether any channel's records must be told apart. `hedge`: of
     all bytes, those that second requests for late parts may fetch once more. Raises ConfigError if what is
-    wished cannot be.
+    wished cannot be, SinkError if open files are too few.
     """
     portable = PortableSource(clients.data, clients.credentials)
     hedging = Hedging(hedge)
-    lanes = _Lanes(connections, part_size)
-    pipe_budget, most_pipes = _pipe_limits(channels, lanes.most)
+    files = _files(channels)
+    lanes = _Lanes(connections, part_size, files // 2)
+    pipe_budget, most_pipes = _pipe_limits(channels, files - lanes.most)
     no_client = why_not(clients.data, buckets)
     no_splice = (
         no_client
@@ -103,9 +107,8 @@ async def open_transport(
         raise ConfigError(f"the {wish} transport is asked for, but {obstacle}; use auto or portable")
     if wish == "portable" or no_client:
         pace = lanes.pace(16, 8 * MIB)
-        yield Transport(
-            portable, no_client or "asked for", Allotment(budget, pace, members=channels, hedging=hedging)
-        )
+        allotment = Allotment(budget, pace, members=channels, hedging=hedging)
+        yield Transport(portable, no_client or "asked for", allotment, few_files=lanes.bounded)
         return
     splice = wish != "copying" and no_splice is None
     async with _own_source(clients, portable, splice=splice) as source:
@@ -115,7 +118,7 @@ async def open_transport(
             pace = lanes.pace(max(64, 4 * channels), 4 * MIB, largest_part=8 * MIB)
             try:
                 allotment = Allotment(budget, pace, members=channels, hedging=hedging)
-                yield Transport(source, _why_splice(clients), allotment, pipes=pipes)
+                yield Transport(source, _why_splice(clients), allotment, pipes=pipes, few_files=lanes.bounded)
             finally:
                 pipes.close()
         else:
@@ -123,7 +126,13 @@ async def open_transport(
             # need decide, and do not take a chance gain for need.
             pace = lanes.pace(max(2, channels), 8 * MIB, worth=0.4)
             allotment = Allotment(budget, pace, members=channels, hedging=hedging)
-            yield Transport(source, no_splice or "asked for", allotment, buffers=BufferPool())
+            yield Transport(
+                source,
+                no_splice or "asked for",
+                allotment,
+                buffers=BufferPool(),
+                few_files=lanes.bounded,
+            )
 
 
 @contextlib.asynccontextmanager
@@ -167,35 +176,54 @@ class _Lanes:
 
     connections: int | None
     part_size: int | None
+    fit: int
+    """Lanes that open files allow, as many left for pipes."""
 
     @property
     def most(self) -> int:
-        return self.connections or MOST_LANES
+        return min(self.connections or MOST_LANES, self.fit)
+
+    @property
+    def bounded(self) -> str:
+        """As `Transport.few_files`."""
+        if self.most == (self.connections or MOST_LANES):
+            return ""
+        return f"at most {self.most} connections fit into the limit of open files; raise `ulimit -n`"
 
     def pace(
         self, connections: int, part_size: int, *, largest_part: int = LARGEST_PART, worth: float = WORTH
     ) -> Pace:
         """The pace that begins with what suits a transport, where nothing else is asked for."""
         return Pace(
-            self.connections or connections,
+            min(self.connections or connections, self.most),
             self.part_size or part_size,
             fixed_lanes=self.connections is not None,
             fixed_part=self.part_size is not None,
+            most_lanes=min(self.most, MOST_LANES),
             largest_part=largest_part,
             worth=worth,
         )
 
 
-def _pipe_limits(channels: int, lanes: int) -> tuple[int, int]:
-    """Bytes of pipes that the user may have, and how many pipes open files allow (two files each).
-
-    A channel's FIFO takes pipe pages too, for a moment two of them.
-    """
+def _files(channels: int) -> int:
+    """Open files that lanes and pipes may have; the soft limit is raised. Raises SinkError for too few."""
     files, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files < ENOUGH_FILES:
         files = ENOUGH_FILES if hard == resource.RLIM_INFINITY else min(hard, ENOUGH_FILES)
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
-    most = (files - lanes - channels * OTHER_FILES) // 2
+    left = files - OWN_FILES - channels * CHANNEL_FILES
+    if left < 2 * channels:
+        least = OWN_FILES + channels * (CHANNEL_FILES + 2)
+        raise SinkError(f"{files} open files are too few for {channels} FIFOs; raise `ulimit -n` to {least}")
+    return left
+
+
+def _pipe_limits(channels: int, files: int) -> tuple[int, int]:
+    """Bytes of pipes that the user may have, and how many pipes so many open files allow (two each).
+
+    A channel's FIFO takes pipe pages too, for a moment two of them.
+    """
+    most = files // 2
     allowance = pipe_allowance()
     by_files = most * PIPE_SIZE
     return by_files if allowance is None else min(by_files, allowance - 2 * channels * PIPE_SIZE), most

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import select
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Protocol
 
@@ -78,7 +79,17 @@ class OwnEnds:
     async def open(self, position: Position, path_fd: int, *, on_gone: Callable[[], None]) -> PipeOutlet:
         """As `WriteEnds`."""
         del position  # nobody but this process need know
-        path_fd = os.dup(path_fd)  # the thread may outlive this channel by a moment
+        # Made before a reader can come: without a descriptor for it the reader would see an end.
+        epoll = select.epoll()
+        try:
+            fd = await self._opened(os.dup(path_fd))  # the thread may outlive this channel by a moment
+        except BaseException:
+            epoll.close()
+            raise
+        return PipeOutlet(fd, on_gone=on_gone, epoll=epoll)
+
+    async def _opened(self, path_fd: int) -> int:
+        """The write end, once a reader has come; `path_fd` is closed."""
         opening = self._executor.submit(os.open, by_descriptor(path_fd), os.O_WRONLY | os.O_CLOEXEC)
         try:
             fd = await asyncio.wrap_future(opening)
@@ -91,7 +102,7 @@ class OwnEnds:
             os.close(path_fd)
             raise
         os.close(path_fd)
-        return PipeOutlet(fd, on_gone=on_gone)
+        return fd
 
     @staticmethod
     def _release(opening: Future[int], path_fd: int) -> None:
@@ -147,8 +158,13 @@ class KeptEnds:
 
     async def open(self, position: Position, path_fd: int, *, on_gone: Callable[[], None]) -> PipeOutlet:
         """As `WriteEnds`."""
-        fd = await self._keeper.open(self._channel, position, path_fd, digest=self._digest)
-        return PipeOutlet(fd, on_gone=on_gone)
+        epoll = select.epoll()
+        try:
+            fd = await self._keeper.open(self._channel, position, path_fd, digest=self._digest)
+        except BaseException:
+            epoll.close()
+            raise
+        return PipeOutlet(fd, on_gone=on_gone, epoll=epoll)
 
     async def settle(self) -> int | None:
         """As `WriteEnds`."""

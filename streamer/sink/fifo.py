@@ -20,6 +20,7 @@ the trailer, replaced before the rest, then says that what is left of it is due.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import stat
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
     from streamer.plan import Position
 
+_SHORTAGES = {errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 KEPT_TRAILERS = 64
 """Trailers of the last epochs that stay readable; a reader looks at its own within an epoch."""
 
@@ -141,17 +143,17 @@ class FifoDirectory:
             return await self._ends.open(position, self._fifos[epoch], on_gone=on_gone)
 
     def retire(
-        self, epoch: int, outlet: PipeOutlet | None, trailer: Trailer, *, successor: bool = True
+        self, epoch: int, outlet: PipeOutlet | None, trailer: Trailer | None, *, successor: bool = True
     ) -> None:
         """End the epoch with `trailer`: the next FIFO appears, this one goes, its write end closes.
 
-        Without `successor` the channel ends here. Raises SinkError, with the write end closed all the same.
+        Without a trailer, `conclude` has come before. Without `successor` the channel ends here. Raises
+        SinkError, with the write end closed all the same.
         """
         try:
             with _mapped(fifo_path(self._directory, self._channel, epoch)):
-                if successor:
-                    self.prepare(epoch + 1)
-                self.publish(trailer)
+                if trailer is not None:
+                    self.conclude(epoch, trailer, successor=successor)
                 self._remove(epoch)
                 if epoch >= KEPT_TRAILERS:
                     self._unlink(trailer_path(self._directory, self._channel, epoch - KEPT_TRAILERS))
@@ -159,6 +161,12 @@ class FifoDirectory:
             if outlet is not None:
                 outlet.close()
             self._ends.done()
+
+    def conclude(self, epoch: int, trailer: Trailer, *, successor: bool) -> None:
+        """The part of `retire` that takes space and descriptors; it may be repeated. Raises SinkError."""
+        if successor:
+            self.prepare(epoch + 1)
+        self.publish(trailer)
 
     def publish(self, trailer: Trailer) -> None:
         """Replace the epoch's trailer. Raises SinkError."""
@@ -211,6 +219,15 @@ def _mapped(path: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if error.errno in _SHORTAGES:
+            raise SinkError(
+                f"{path}: {error.strerror}; free space on that file system, or raise `ulimit -n`"
+            ) from error
         raise SinkError(
             f"{path}: {error.strerror or error}; check that the directory exists and is writable"
         ) from error
+
+
+def is_shortage(error: SinkError) -> bool:
+    """Whether this machine lacks space or descriptors, which may pass."""
+    return isinstance(error.__cause__, OSError) and error.__cause__.errno in _SHORTAGES

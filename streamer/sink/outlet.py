@@ -52,7 +52,8 @@ class Outlet(Protocol):
 class PipeOutlet:
     """The write end of a pipe or FIFO. `on_gone` is called once when the reader closes its end."""
 
-    def __init__(self, fd: int, *, on_gone: Callable[[], None]) -> None:
+    def __init__(self, fd: int, *, on_gone: Callable[[], None], epoll: select.epoll | None = None) -> None:
+        """`epoll`: one to use, and to close; made here unless given."""
         os.set_blocking(fd, False)
         self._fd = fd
         self._on_gone = on_gone
@@ -60,7 +61,7 @@ class PipeOutlet:
         self._waiter: asyncio.Future[None] | None = None
         self.capacity = enlarge(fd)
         """Bytes that the pipe holds; what the kernel granted."""
-        self._epoll = select.epoll()
+        self._epoll = epoll or select.epoll()
         self._epoll.register(fd, 0)
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._epoll.fileno(), self._on_event)

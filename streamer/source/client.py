@@ -19,7 +19,7 @@ from urllib.request import getproxies, proxy_bypass
 
 from botocore import UNSIGNED
 
-from streamer.errors import SourceError, Transient, Where
+from streamer.errors import Skewed, SourceError, Transient, Where
 from streamer.source.credentials import renewing
 from streamer.source.exchange import CopyExchange, Head, Refusal, SpliceExchange, Unusual
 from streamer.source.faults import from_answer
@@ -203,7 +203,10 @@ class OwnSource:
                 await self._fallback.fetch(into, attempt=attempt)
                 return
             if refusal is not None:
-                raise _mapped(refusal, where)
+                error = _mapped(refusal, where)
+                if isinstance(error, Skewed):
+                    self._signer.ahead = error.ahead  # what is signed next is right, whatever the clock says
+                raise error
 
 
 def _send(lane: Lane, request: bytes, where: Where) -> None:
@@ -215,7 +218,7 @@ def _send(lane: Lane, request: bytes, where: Where) -> None:
         raise Transient("the request did not fit the socket", where)
 
 
-def _mapped(refusal: Refusal, where: Where) -> Exception:
+def _mapped(refusal: Refusal, where: Where) -> SourceError:
     headers: Any = refusal.head.headers
     code, message = _CODE.search(refusal.body), _MESSAGE.search(refusal.body)
     return from_answer(
@@ -224,5 +227,6 @@ def _mapped(refusal: Refusal, where: Where) -> Exception:
         message=message[1].decode("utf-8", "replace") if message else "",
         request_id=headers.get("x-amz-request-id"),
         retry_after=headers.get("retry-after"),
+        date=headers.get("date"),
         where=where,
     )

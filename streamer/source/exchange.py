@@ -37,6 +37,7 @@ HEEDED = {
     for name in (
         "content-length",
         "content-range",
+        "date",
         "etag",
         "retry-after",
         "transfer-encoding",

@@ -7,6 +7,8 @@ status, then the exception's type; what remains is a bug and passes through unma
 from __future__ import annotations
 
 import contextlib
+import time
+from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -20,6 +22,7 @@ from streamer.errors import (
     Gone,
     Missing,
     PenstockError,
+    Skewed,
     SourceChanged,
     SourceError,
     Throttled,
@@ -70,6 +73,8 @@ _FIX = {
     "PreconditionFailed": "the object was replaced after it was listed",
     "InvalidRange": "the object is shorter than when it was listed",
 }
+_REFUSED_SKEW = 900.0
+"""Seconds that a signature may be off (RequestTimeTooSkewed); a refusal of HEAD does not say why."""
 _ABSENT = (boto.NoCredentialsError, boto.PartialCredentialsError, boto.CredentialRetrievalError)
 _BROKEN = (
     boto.HTTPClientError,
@@ -140,14 +145,22 @@ def _from_client_error(error: Any, where: Where) -> SourceError:
         message=said.get("Message") or "",
         request_id=metadata.get("RequestId"),
         retry_after=metadata.get("HTTPHeaders", {}).get("retry-after"),
+        date=metadata.get("HTTPHeaders", {}).get("date"),
         where=where,
     )
 
 
 def from_answer(
-    *, status: int, code: str, message: str, request_id: str | None, retry_after: str | None, where: Where
+    *,
+    status: int,
+    code: str,
+    message: str,
+    request_id: str | None,
+    retry_after: str | None,
+    date: str | None,
+    where: Where,
 ) -> SourceError:
-    """Our error for an answer of S3's that is none of what was asked for."""
+    """Our error for an answer of S3's that is none of what was asked for. `date`: its header of that name."""
     place = Where(where.bucket, where.key, where.offset, where.attempt, request_id or None)
     text = f"{_FIX.get(code, message or code)} (S3 said {status} {code})"
     if code in _THROTTLE or status in (429, 503):
@@ -158,6 +171,11 @@ def from_answer(
         return SourceChanged(text, place)
     if code in _EXPIRED:
         return Expired(text, place)
+    ahead = _ahead(date)
+    if code == "RequestTimeTooSkewed" or (code == "403" and abs(ahead) > _REFUSED_SKEW):
+        off = f"it is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the endpoint's"
+        text = f"{_FIX['RequestTimeTooSkewed']}; {off} (S3 said {status} {code})"
+        return Skewed(text, place, ahead=ahead)
     if code in _GONE or (status == 404 and code != "NoSuchBucket"):
         return Gone(text, place) if place.key else Missing(text, place)
     if status == 404:
@@ -165,6 +183,14 @@ def from_answer(
     if status in (401, 403) or code in _FIX:
         return Denied(text, place)
     return BadAnswer(text, place)
+
+
+def _ahead(date: str | None) -> float:
+    """Seconds by which our clock is ahead of an answer's Date; 0 if it has none."""
+    try:
+        return time.time() - parsedate_to_datetime(date or "").timestamp()
+    except ValueError:
+        return 0.0
 
 
 def _seconds(header: str | None) -> float | None:

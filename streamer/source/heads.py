@@ -148,6 +148,7 @@ class OwnHeads:
             message=http.client.responses.get(status, ""),
             request_id=where.request_id,
             retry_after=headers.get("retry-after"),
+            date=headers.get("date"),
             where=where,
         )
 

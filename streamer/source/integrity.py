@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
-from streamer.errors import BadAnswer, ConfigError, Denied, Expired, Mismatch, SourceChanged, Where
+from streamer.errors import BadAnswer, ConfigError, Denied, Expired, Mismatch, Skewed, SourceChanged, Where
 from streamer.plan.segments import bare_etag
 from streamer.source.credentials import LastingCredentials, renewing
 from streamer.source.faults import map_errors
@@ -144,7 +144,7 @@ class Sums:
                     answer = await self._client.head_object(
                         Bucket=ref.bucket, Key=ref.key, ChecksumMode="ENABLED", **version
                     )
-            except Expired:
+            except (Expired, Skewed):
                 raise
             except (Denied, BadAnswer) as error:
                 # An answer to HEAD has no body, so S3 cannot say that a token has expired: 400, or 403.

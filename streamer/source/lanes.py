@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import itertools
 import socket
 import ssl
@@ -268,8 +269,12 @@ class LanePool:
                 f"TLS failed ({error}); for a private authority set Penstock.Endpoint.CaBundle", where
             ) from error
         except OSError as error:
-            self._asked_at = 0.0
             said = error.strerror or str(error)
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise Transient(
+                    f"no descriptor for a connection ({said}); raise `ulimit -n`", where
+                ) from error
+            self._asked_at = 0.0
             raise Transient(
                 f"cannot connect to {self._host}:{self._port} ({said}); is the endpoint up, and "
                 "Penstock.Endpoint.Url right?",
@@ -289,6 +294,13 @@ class LanePool:
         now = time.monotonic()
         if not self._addresses or now - self._asked_at > ADDRESSES_FOR:
             self._asked_at = now
-            self._addresses = list(await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM))
-        others = [found for found in self._addresses if found[4][0] != avoid] or self._addresses
+            try:
+                found = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+            except OSError:
+                if not self._addresses:
+                    raise
+                # Where the endpoint was it may still be, though nobody can tell now.
+            else:
+                self._addresses = list(found)
+        others = [each for each in self._addresses if each[4][0] != avoid] or self._addresses
         return others[next(self._turn) % len(others)]

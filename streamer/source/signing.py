@@ -7,6 +7,7 @@ which is where botocore refreshes them; `sigv4` signs.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -46,6 +47,8 @@ class RangeSigner:
         region = client.meta.region_name
         self._signer = GetSigner("us-east-1" if region in (None, "aws-global") else region)
         self._places: dict[str, Place] = {}
+        self.ahead = 0.0
+        """Seconds by which this machine's clock is ahead of the endpoint's, as far as that has shown."""
 
     async def place(self, bucket: str) -> Place:
         """Where the bucket is. Raises SourceError for a bucket name that botocore refuses."""
@@ -97,7 +100,8 @@ class RangeSigner:
         query = f"versionId={quote(version, safe='~')}" if version else ""
         if not self._anonymous:
             frozen = await self._frozen_credentials(bucket, key)
-            headers = self._signer.sign(place.authority, path, query, headers, frozen, method=method)
+            now = time.time() - self.ahead if self.ahead else None
+            headers = self._signer.sign(place.authority, path, query, headers, frozen, method=method, now=now)
         target = f"{path}?{query}" if query else path
         lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
         return (

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import yaml
@@ -55,9 +55,10 @@ def penstock(*arguments: str, **options: object) -> subprocess.CompletedProcess:
 class Sidecar:
     """A running `penstock run`; its log is read continuously and kept."""
 
-    def __init__(self, path: str, *options: str) -> None:
+    def __init__(self, path: str, *options: str, prefix: Sequence[str] = ()) -> None:
+        """`prefix`: put before the command; it must become the command by exec."""
         self.process = subprocess.Popen(
-            [*PENSTOCK, "run", "-c", path, *options],
+            [*prefix, *PENSTOCK, "run", "-c", path, *options],
             stderr=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             text=True,
@@ -97,7 +98,7 @@ class Sidecar:
 
     @property
     def url(self) -> str:
-        return self.wait_for("ready")["admin"].rstrip("/")
+        return self.wait_for("starting")["admin"].rstrip("/")
 
     def get(self, path: str) -> tuple[int, str]:
         try:
@@ -124,9 +125,9 @@ class Sidecar:
 
 
 @contextlib.contextmanager
-def sidecar(path: str, *options: str) -> Iterator[Sidecar]:
-    """A sidecar until the end of the block; killed if it is still there."""
-    running = Sidecar(path, *options)
+def sidecar(path: str, *options: str, prefix: Sequence[str] = ()) -> Iterator[Sidecar]:
+    """A sidecar until the end of the block; killed if it is still there. `prefix`: as of `Sidecar`."""
+    running = Sidecar(path, *options, prefix=prefix)
     try:
         yield running
     finally:

@@ -1,0 +1,93 @@
+"""The sidecar under a memory limit that the kernel holds: never killed, and no reader waits long."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import signal
+import ssl
+import subprocess
+import sys
+
+import pytest
+import trustme
+
+from benchmarks import cgroup
+from benchmarks.memory import CHANNELS, HEADINGS, Outcome, Source, cells, job, run
+from streamer.units import MIB
+from tests.kit.harness import fill
+from tests.kit.stub import StubThread
+
+LIMIT = 256 * MIB
+
+
+@pytest.fixture
+def authority():
+    return trustme.CA()
+
+
+@pytest.fixture
+def secure(authority, credentials):
+    """A stub over TLS."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    thread = StubThread(context)
+    yield thread.start()
+    thread.stop()
+
+
+def sources(stub, *, zipped: bool) -> list[Source]:
+    """Twenty channels of one data set, the first of compressed objects."""
+    plain = fill(stub, [1_500_000] * 4, prefix="plain/")
+    stub.objects |= {f"zipped/{n}.gz": gzip.compress(bytes([n]) * 8_000_000, 1) for n in range(4)}
+    text = b"".join(bytes([n]) * 8_000_000 for n in range(4))
+    found = [Source("plain", hashlib.sha256(plain).hexdigest(), len(plain))] * CHANNELS
+    if zipped:
+        found[0] = Source("zipped", hashlib.sha256(text).hexdigest(), len(text), compressed=True)
+    return found
+
+
+def outcome(stub, tmp_path, *, wish: str, zipped: bool, **endpoint: str):
+    found = sources(stub, zipped=zipped)
+    document = job(found, {"Url": stub.url} | endpoint, str(tmp_path / "ml"), Transport=wish)
+    try:
+        return run(document, found, LIMIT, str(tmp_path), rate=10e6)
+    except cgroup.NoCgroup as error:
+        pytest.skip(f"no cgroup with a limit of memory: {error}")
+
+
+def test_a_row_says_what_was_charged():
+    found = Outcome(100 * MIB, None, 90 * MIB, 0.25)
+    assert cells("tls", 256, found) == ("tls", "256", "100", "in the sum", "90", "0.2", "all right")
+    killed = Outcome(128 * MIB, 30 * MIB, 0, 1.2, "killed by the kernel")
+    assert cells("tls", 128, killed) == ("tls", "128", "128", "30", "0", "1.2", "killed by the kernel")
+    assert len(cells("tls", 256, found)) == len(HEADINGS)
+
+
+def check(found) -> None:
+    assert not found.problem
+    assert found.charged + (found.sockets or 0) < LIMIT
+    assert found.longest_wait < 20
+
+
+def test_kernel_transport(stub, tmp_path):
+    check(outcome(stub, tmp_path, wish="kernel", zipped=False))
+
+
+def test_over_tls_with_a_compressed_channel(secure, authority, tmp_path):
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    check(outcome(secure, tmp_path, wish="copying", zipped=True, CaBundle=str(tmp_path / "ca.pem")))
+
+
+def test_a_process_that_takes_more_is_killed_and_seen_to_be():
+    """So that the others mean something."""
+    greedy = "import os, sys; os.write(1, b'.'); keep = bytearray(b'1') * (64 << 20)"
+    try:
+        with cgroup.limited(32 * MIB) as limited:
+            inside = ["sh", "-c", f'echo $$ > {limited.path}/cgroup.procs && exec "$0" "$@"']
+            done = subprocess.run([*inside, sys.executable, "-c", greedy], capture_output=True, check=False)
+            assert done.returncode == -signal.SIGKILL, done.stderr
+            assert limited.killed == 1
+            assert limited.peak <= 32 * MIB
+    except cgroup.NoCgroup as error:
+        pytest.skip(f"no cgroup with a limit of memory: {error}")

@@ -1,0 +1,221 @@
+"""What a machine may lack for a while: space, open files, names, the endpoint itself."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import threading
+
+import pytest
+
+from benchmarks.process import cpu_seconds
+from streamer.trailer import read_trailer
+from tests.kit.harness import MORE_THAN_A_FIFO, fill
+from tests.kit.pipes import read_all
+from tests.kit.processes import PENSTOCK, job, leftovers, penstock, sidecar, write_job
+from tests.kit.proxy import TcpProxy
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounts need root")
+
+
+@pytest.fixture
+def proxy(stub):
+    found = TcpProxy("127.0.0.1", int(stub.url.rsplit(":", 1)[1]))
+    found.start()
+    yield found
+    found.stop()
+
+
+@pytest.fixture
+def small(tmp_path):
+    """A directory on a file system of 512 KiB."""
+    place = tmp_path / "small"
+    place.mkdir()
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=512k", "none", place], capture_output=True, check=False
+    )
+    if done.returncode:
+        pytest.skip(f"no tmpfs can be mounted here: {done.stderr.decode().strip()}")
+    yield place
+    subprocess.run(["umount", "--lazy", place], check=True)
+
+
+def use_up(place):
+    """Fill the file system, and return the file that does."""
+    path = place / "filler"
+    with open(path, "wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
+        while True:
+            file.write(bytes(4096))
+    return path
+
+
+@needs_root
+def test_no_space_for_a_trailer_is_waited_for(stub, tmp_path, small):
+    """The reader has every byte and waits for the end; there is none before it can be proven."""
+    truth = fill(stub, [MORE_THAN_A_FIFO, 1], prefix="b/train/")
+    with sidecar(write_job(tmp_path / "job.yaml", job(stub.url, small / "ml", "b/train/"))) as running:
+        running.wait_for("ready")
+        data = small / "ml" / "input" / "data"
+        with open(data / "train_0", "rb", buffering=0) as reader:
+            got = reader.read(1000)
+            filler = use_up(small)
+            while len(got) < len(truth):
+                got += reader.read(1 << 20)
+            said = running.wait_for("waiting for space or open files", channel="train")
+            assert "No space left on device; free space" in said["error"]
+            os.set_blocking(reader.fileno(), False)
+            assert reader.read(1) is None
+            os.set_blocking(reader.fileno(), True)
+            assert read_trailer(str(data), "train", 0).verdict == "open"
+            filler.unlink()
+            assert reader.read(1) == b""
+        assert got == truth
+        assert read_trailer(str(data), "train", 0).verdict == "complete"
+        # And before the first byte: the next epoch's FIFO cannot be prepared.
+        filler = use_up(small)
+        found: list[bytes] = []
+        reading = threading.Thread(target=lambda: found.append(read_all(data / "train_1")))
+        reading.start()
+        running.wait_for("waiting for space or open files", times=2)
+        filler.unlink()
+        reading.join(20)
+        assert found == [truth]
+        assert running.end() == 0
+    assert leftovers(small / "ml") == [".train_0.penstock.json", ".train_1.penstock.json"]
+
+
+@needs_root
+def test_no_space_for_a_download_leaves_nothing(stub, tmp_path, small):
+    fill(stub, [200_000] * 5, prefix="b/files/")
+    document = job(stub.url, small / "ml", "b/files/")
+    document["InputDataConfig"][0]["InputMode"] = "File"
+    done = penstock("run", "-c", write_job(tmp_path / "job.yaml", document))
+    assert done.returncode == 7
+    assert "No space left on device" in done.stderr
+    assert leftovers(small / "ml") == []
+
+
+def limited(files: int) -> list[str]:
+    """A prefix for a command that may have so many open files."""
+    return ["sh", "-c", f'ulimit -n {files} && exec "$0" "$@"']
+
+
+def test_no_open_files_are_waited_for_without_spinning(stub, tmp_path):
+    """Somebody else's connections take all there are; then they close."""
+    truth = fill(stub, [MORE_THAN_A_FIFO // 4] * 2, prefix="b/train/")
+    path = write_job(tmp_path / "job.yaml", job(stub.url, tmp_path / "ml", "b/train/"))
+    with sidecar(path, prefix=limited(100)) as running, contextlib.ExitStack() as taken:
+        running.wait_for("ready")
+        assert "connections fit into the limit" in running.wait_for("few open files")["limits"]
+        address = running.url.removeprefix("http://").split(":")
+        for _ in range(100):
+            last = taken.enter_context(socket.create_connection((address[0], int(address[1])), 10))
+        assert last.recv(1) == b"", "accepted, and closed for want of a descriptor"
+        found: list[bytes] = []
+        fifo = tmp_path / "ml" / "input" / "data" / "train_0"
+        reading = threading.Thread(target=lambda: found.append(read_all(fifo)))
+        reading.start()
+        said = running.wait_for("waiting for space or open files", channel="train")
+        assert "Too many open files" in said["error"]
+        spent = cpu_seconds(running.process.pid)
+        reading.join(1)
+        assert cpu_seconds(running.process.pid) - spent < 0.5, "it spins"
+        taken.close()
+        reading.join(30)
+        assert found == [truth]
+        assert running.end() == 0
+
+
+@pytest.mark.parametrize("transport", ["copying", "kernel"])
+def test_few_open_files_are_fewer_lanes(stub, tmp_path, transport):
+    truth = fill(stub, [300_000] * 60, prefix="b/train/")
+    document = job(stub.url, tmp_path / "ml", "b/train/", Transport=transport, Connections=200)
+    with sidecar(write_job(tmp_path / "job.yaml", document), prefix=limited(128)) as running:
+        running.wait_for("ready")
+        assert read_all(tmp_path / "ml" / "input" / "data" / "train_0") == truth
+        assert "error" not in {event.get("level") for event in running.events}
+        assert running.status()["channels"]["train"]["retries"] == {}
+        assert running.end() == 0
+
+
+def test_too_few_open_files_end_the_start(stub, tmp_path):
+    fill(stub, [10], prefix="b/train/")
+    path = write_job(tmp_path / "job.yaml", job(stub.url, tmp_path / "ml", "b/train/"))
+    command = subprocess.run(
+        [*limited(56), *PENSTOCK, "run", "-c", path],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
+    assert command.returncode == 7
+    assert "56 open files are too few for 1 FIFOs; raise `ulimit -n` to 58" in command.stderr
+
+
+def private_names(place) -> list[str]:
+    """A prefix for a command that knows no names but those in the file `hosts` of `place`."""
+    (place / "hosts").touch()
+    (place / "nsswitch").write_text("hosts: files\n")
+    mounts = " && ".join(
+        f"mount --bind {place}/{ours} /etc/{theirs}"
+        for ours, theirs in (("hosts", "hosts"), ("nsswitch", "nsswitch.conf"))
+    )
+    prefix = ["unshare", "--mount", "sh", "-c", f'{mounts} && exec "$0" "$@"']
+    done = subprocess.run([*prefix, "true"], capture_output=True, check=False)
+    if done.returncode:
+        pytest.skip(f"no private /etc/hosts can be had here: {done.stderr.decode().strip()}")
+    return prefix
+
+
+@pytest.mark.parametrize("transport", ["copying", "portable"])
+def test_names_that_do_not_resolve_for_a_while(stub, proxy, tmp_path, transport):
+    """At the start they are waited for, not ready and saying why; in mid-stream old addresses serve."""
+    truth = fill(stub, [MORE_THAN_A_FIFO // 8] * 8, prefix="b/train/")
+    prefix, hosts = private_names(tmp_path), tmp_path / "hosts"
+    url = f"http://storage.test:{proxy.port}"
+    document = job(url, tmp_path / "ml", "b/train/", Transport=transport, MemoryBudget="8MiB")
+    with sidecar(write_job(tmp_path / "job.yaml", document), prefix=prefix) as running:
+        said = running.wait_for("waiting for storage", channel="train")
+        assert "storage.test" in said["error"]
+        code, why = running.get("/readyz")
+        assert (code, "waiting for storage" in why) == (503, True)
+        assert running.get("/livez")[0] == 200
+        assert not (tmp_path / "ml").exists()
+        hosts.write_text("127.0.0.1 storage.test\n")
+        running.wait_for("ready")
+        assert running.get("/readyz") == (200, "ready\n")
+        with open(tmp_path / "ml" / "input" / "data" / "train_0", "rb", buffering=0) as reader:
+            got = bytearray(reader.read(1000))
+            hosts.write_text("")
+            proxy.refuse()
+            proxy.cut_all()
+            while running.status()["channels"]["train"]["requests"].get("transient", 0) < 3:
+                got += reader.read(1000)  # so that something is asked for; the test's time limit ends it
+            proxy.accept()
+            if transport == "portable":  # its client looks names up by itself
+                hosts.write_text("127.0.0.1 storage.test\n")
+            while data := reader.read(1 << 20):
+                got += data
+        assert got == truth
+        assert running.end() == 0
+
+
+def test_an_endpoint_that_is_down_at_the_start_is_waited_for(stub, proxy, tmp_path):
+    """Nothing is offered meanwhile, every page of the admin port answers, and a signal ends the wait."""
+    truth = fill(stub, [1000], prefix="b/train/")
+    proxy.refuse()
+    path = write_job(
+        tmp_path / "job.yaml", job(f"http://127.0.0.1:{proxy.port}", tmp_path / "ml", "b/train/")
+    )
+    with sidecar(path) as first:
+        first.wait_for("waiting for storage", channel="train")
+        assert {first.get(page)[0] for page in ("/", "/status", "/metrics", "/limits", "/livez")} == {200}
+        assert first.end() == 0
+    with sidecar(path) as second:
+        second.wait_for("waiting for storage", channel="train")
+        proxy.accept()
+        second.wait_for("ready")
+        assert read_all(tmp_path / "ml" / "input" / "data" / "train_0") == truth
+        assert second.end() == 0

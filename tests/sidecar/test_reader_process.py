@@ -1,0 +1,112 @@
+"""Readers that are processes: stopped, killed, two at once. What a minute would do happens at once."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from streamer.trailer import read_trailer
+from tests.kit.harness import MORE_THAN_A_FIFO, fill
+from tests.kit.pipes import read_all
+from tests.kit.processes import job, sidecar, write_job
+from tests.kit.proxy import TcpProxy
+
+READER = """
+import hashlib, os, signal, sys
+from streamer.readers.stream import PipeStream
+with PipeStream(sys.argv[1]) as stream:
+    digest = hashlib.sha256(stream.read(100_000))
+    if sys.argv[2] == "stops":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    while data := stream.read(1 << 20):
+        digest.update(data)
+    print(stream.received, digest.hexdigest())
+"""
+"""Stops itself in mid-stream if told to, so that this needs no timing."""
+
+
+def reader(fifo, how):
+    return subprocess.Popen(
+        [sys.executable, "-c", READER, fifo, how], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def stopped(process):
+    """Wait until the reader has stopped itself."""
+    _, status = os.waitpid(process.pid, os.WUNTRACED)
+    assert os.WIFSTOPPED(status), process.stderr.read()
+
+
+def sha256(data):
+    return hashlib.sha256(data).hexdigest()
+
+
+@pytest.fixture
+def proxy(stub):
+    found = TcpProxy("127.0.0.1", int(stub.url.rsplit(":", 1)[1]))
+    found.start()
+    yield found
+    found.stop()
+
+
+@pytest.mark.parametrize("transport", ["kernel", "copying"])
+def test_a_reader_that_is_stopped_while_every_connection_is_cut(stub, proxy, tmp_path, transport):
+    """As servers and firewalls do with connections on which nothing moves for a minute."""
+    truth = fill(stub, [MORE_THAN_A_FIFO // 10] * 14, prefix="b/train/")
+    document = job(f"http://127.0.0.1:{proxy.port}", tmp_path / "ml", "b/train/", Transport=transport)
+    with sidecar(write_job(tmp_path / "job.yaml", document)) as running:
+        running.wait_for("ready")
+        process = reader(tmp_path / "ml" / "input" / "data" / "train_0", "stops")
+        stopped(process)
+        while running.status()["channels"]["train"]["fifo_bytes"] < 900_000:
+            pass  # each look is a request to the sidecar; the test's own time limit ends it
+        proxy.cut_all()
+        process.send_signal(signal.SIGCONT)
+        said, errors = process.communicate(timeout=40)
+        assert said.split() == [str(len(truth)), sha256(truth)], errors
+        assert running.end() == 0
+
+
+def test_a_reader_that_is_killed_and_the_next(stub, tmp_path):
+    """The epoch is abandoned (contract §1.3); the next reader has the next one from its first byte."""
+    truth = fill(stub, [MORE_THAN_A_FIFO], prefix="b/train/")
+    data = tmp_path / "ml" / "input" / "data"
+    path = write_job(tmp_path / "job.yaml", job(stub.url, tmp_path / "ml", "b/train/"))
+    with sidecar(path) as running:
+        running.wait_for("ready")
+        with reader(data / "train_0", "stops") as process:
+            stopped(process)
+            process.kill()
+        running.wait_for("epoch abandoned", epoch=0)
+        assert not (data / "train_0").exists()
+        with reader(data / "train_1", "goes on") as process:
+            said, errors = process.communicate(timeout=40)
+        assert said.split() == [str(len(truth)), sha256(truth)], errors
+        assert running.end() == 0
+    assert read_trailer(str(data), "train", 0).verdict == "abandoned"
+    assert read_trailer(str(data), "train", 1).verdict == "complete"
+
+
+def test_two_readers_of_one_fifo_are_both_told(stub, tmp_path):
+    """They take bytes from each other, which nobody can prevent: neither has the epoch, and both raise."""
+    truth = fill(stub, [MORE_THAN_A_FIFO], prefix="b/train/")
+    data = tmp_path / "ml" / "input" / "data"
+    path = write_job(tmp_path / "job.yaml", job(stub.url, tmp_path / "ml", "b/train/"))
+    with sidecar(path) as running:
+        running.wait_for("ready")
+        with reader(data / "train_0", "stops") as first:
+            stopped(first)
+            with reader(data / "train_0", "goes on") as second:
+                said, errors = second.communicate(timeout=40)
+            first.send_signal(signal.SIGCONT)
+            said_first, errors_first = first.communicate(timeout=40)
+        assert said + said_first == ""
+        for each in (errors, errors_first):
+            assert "another process reads this FIFO too" in each
+        assert read_all(data / "train_1") == truth
+        assert running.end() == 0
