@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sidecar.dumps import forbid_dumps
 from sidecar.exits import Exit, exit_code
 from streamer import __version__
 from streamer.errors import ConfigError, PenstockError
+from streamer.secrets import redact, remember_environment, visible
 from streamer.units import KIB, human_bytes
 
 if TYPE_CHECKING:
@@ -109,10 +111,10 @@ def restart(base_directory: str) -> None:
 @click.argument("path", metavar="SOCKET")
 def keeper(path: str) -> None:
     """Hold the FIFOs of the sidecars that connect to SOCKET, until SIGTERM."""
-    from streamer.sink.kept import command
+    from streamer.sink.kept import command, environment
 
     arguments = command(os.path.abspath(path))
-    os.execv(arguments[0], arguments)  # noqa: S606 - a small process of its own, without what is loaded here
+    os.execve(arguments[0], arguments, environment())  # noqa: S606 - without what is loaded here
 
 
 @cli.command("exec", context_settings={"allow_interspersed_args": False})
@@ -263,7 +265,7 @@ def doctor(path: str, host_index: int | None, host_count: int | None, *, as_json
         async for finding in practice.examine(job, (host_index, host_count)):
             findings.append(finding)
             if not as_json:
-                click.echo(practice.line(finding))
+                click.echo(presentable(practice.line(finding)))
 
     _run(examine())
     if as_json:
@@ -279,13 +281,15 @@ _url = click.option(
 @cli.command()
 @_url
 @click.option("--once", is_flag=True, help="One frame, as plain output.")
-def top(url: str, *, once: bool) -> None:
+@click.option("--token-file", metavar="FILE", help="The token, if Admin.Protect is all.")
+def top(url: str, *, once: bool, token_file: str | None) -> None:
     """Watch a running sidecar: who waits for whom, how fast it is, what is left."""
     from sidecar.remote import events
+    from sidecar.settings import read_token
     from sidecar.top import watch
 
     with contextlib.suppress(KeyboardInterrupt):
-        watch(events(url), once=once)
+        watch(events(url, None if token_file is None else read_token(token_file)), once=once)
 
 
 @cli.command("set")
@@ -308,6 +312,11 @@ def probe(url: str) -> None:
     from sidecar.probe import ready
 
     sys.exit(0 if ready(url) else 1)
+
+
+def presentable(text: str) -> str:
+    """Text for people: without secrets, and with nothing in it that a terminal would obey."""
+    return "\n".join(map(visible, redact(text).split("\n")))
 
 
 def _pascal(name: str) -> str:
@@ -345,10 +354,12 @@ def _finish(work: Coroutine[Any, Any, int]) -> None:
 def main() -> None:
     """Entry point of the `penstock` command."""
     try:
+        forbid_dumps()
+        remember_environment()
         cli()
     except PenstockError as error:
         code = exit_code(error)
-        click.echo(f"penstock: {error}", err=True)
+        click.echo(f"penstock: {presentable(str(error))}", err=True)
         sys.exit(int(code))
     except Exception:  # noqa: BLE001 - the last resort: a bug gets a traceback in the log and a code
         from sidecar.logs import log

@@ -27,6 +27,7 @@ from streamer.errors import (
     Truncated,
     Where,
 )
+from streamer.secrets import redact
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -106,27 +107,35 @@ def mapped(error: BaseException, where: Where) -> PenstockError:
     """Our error for a foreign one that was met at `where`."""
     if isinstance(error, boto.ClientError):
         return _from_client_error(error, where)
+    said = redact(told(error))
     if isinstance(error, _ABSENT):
         return Denied(
-            f"no usable credentials ({error}); set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, "
+            f"no usable credentials ({said}); set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, "
             "or Penstock.Endpoint.Anonymous: true",
             where,
         )
     if isinstance(error, boto.SSLError):
         return BadAnswer(
-            f"TLS failed ({error}); for a private authority set Penstock.Endpoint.CaBundle", where
+            f"TLS failed ({said}); for a private authority set Penstock.Endpoint.CaBundle", where
         )
     if isinstance(error, (aiohttp.ClientPayloadError, boto.IncompleteReadError)):
         return Truncated("the body broke off", where)
     if isinstance(error, boto.EndpointConnectionError):
-        return Transient(f"{error}; is the endpoint up, and Penstock.Endpoint.Url right?", where)
+        return Transient(f"{said}; is the endpoint up, and Penstock.Endpoint.Url right?", where)
     if isinstance(error, _BROKEN):
-        return Transient(f"the connection failed ({type(error).__name__}: {error})", where)
+        return Transient(f"the connection failed ({type(error).__name__}: {said})", where)
     if isinstance(error, boto.PaginationError):
-        return BadAnswer(f"the listing does not advance ({error})", where)
+        return BadAnswer(f"the listing does not advance ({said})", where)
     if isinstance(error, (boto.ProfileNotFound, boto.NoRegionError, boto.ConfigParseError)):
-        return ConfigError(f"{error}; see Penstock.Endpoint")
-    return BadAnswer(f"{type(error).__name__}: {error}", where)
+        return ConfigError(f"{said}; see Penstock.Endpoint")
+    return BadAnswer(f"{type(error).__name__}: {said}", where)
+
+
+def told(error: BaseException) -> str:
+    """The error's text, less what a credential_process wrote: nobody knows which word of that is secret."""
+    if isinstance(error, boto.CredentialRetrievalError) and error.kwargs.get("provider") == "custom-process":
+        return "the credential_process failed; run it by hand to see why"
+    return str(error)
 
 
 def _from_client_error(error: Any, where: Where) -> SourceError:
@@ -149,7 +158,7 @@ def from_answer(
 ) -> SourceError:
     """Our error for an answer of S3's that is none of what was asked for."""
     place = Where(where.bucket, where.key, where.offset, where.attempt, request_id or None)
-    text = f"{_FIX.get(code, message or code)} (S3 said {status} {code})"
+    text = redact(f"{_FIX.get(code, message or code)} (S3 said {status} {code})")
     if code in _THROTTLE or status in (429, 503):
         return Throttled(text, place, retry_after=_seconds(retry_after))
     if code in _TRANSIENT or status >= 500:
