@@ -23,6 +23,8 @@ LEAST = 8
 MOST = 256
 """Forms of values that are kept; credentials that are renewed for weeks must not fill memory."""
 BLANK = "***"
+LONGEST = 1000
+"""Characters of a text of somebody else's."""
 
 _NAMES = (
     r"aws_?(?:access_?key_?id|secret_?access_?key|session_?token|security_?token)|accesskeyid|secretaccesskey"
@@ -102,6 +104,12 @@ def redact(text: str) -> str:
     for pattern, replacement in _SHAPES:
         text = pattern.sub(replacement, text)
     return text
+
+
+def quoted(text: str) -> str:
+    """What somebody else says, to stand within a text of ours: `redact`, in one line of a bounded length."""
+    found = visible(" ".join(redact(text[: 4 * LONGEST]).split()))
+    return found if len(found) <= LONGEST else f"{found[:LONGEST]}…"
 
 
 def visible(text: str) -> str:

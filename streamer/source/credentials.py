@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 from streamer.errors import Denied, Expired, PenstockError
-from streamer.secrets import redact, remember
+from streamer.secrets import quoted, remember
 from streamer.source.faults import told
 
 PAUSE = 1.0
@@ -70,7 +70,7 @@ class LastingCredentials:
             # Processes, files, STS, metadata services: each fails with errors of its own.
             self._failed_at = time.monotonic()
             self._failure = (
-                f"the credentials cannot be renewed ({type(error).__name__}: {redact(told(error))}); "
+                f"the credentials cannot be renewed ({type(error).__name__}: {quoted(told(error))}); "
                 f"see to their source, which is {self._current.method}"
             )
             raise Expired(self._failure) from error

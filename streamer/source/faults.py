@@ -27,7 +27,7 @@ from streamer.errors import (
     Truncated,
     Where,
 )
-from streamer.secrets import redact
+from streamer.secrets import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -107,7 +107,7 @@ def mapped(error: BaseException, where: Where) -> PenstockError:
     """Our error for a foreign one that was met at `where`."""
     if isinstance(error, boto.ClientError):
         return _from_client_error(error, where)
-    said = redact(told(error))
+    said = quoted(told(error))
     if isinstance(error, _ABSENT):
         return Denied(
             f"no usable credentials ({said}); set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, "
@@ -158,7 +158,7 @@ def from_answer(
 ) -> SourceError:
     """Our error for an answer of S3's that is none of what was asked for."""
     place = Where(where.bucket, where.key, where.offset, where.attempt, request_id or None)
-    text = redact(f"{_FIX.get(code, message or code)} (S3 said {status} {code})")
+    text = f"{_FIX.get(code) or quoted(message or code)} (S3 said {status} {quoted(code)})"
     if code in _THROTTLE or status in (429, 503):
         return Throttled(text, place, retry_after=_seconds(retry_after))
     if code in _TRANSIENT or status >= 500:

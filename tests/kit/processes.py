@@ -55,9 +55,10 @@ def penstock(*arguments: str, **options: object) -> subprocess.CompletedProcess:
 class Sidecar:
     """A running `penstock run`; its log is read continuously and kept."""
 
-    def __init__(self, path: str, *options: str) -> None:
+    def __init__(self, path: str, *options: str, under: tuple[str, ...] = ()) -> None:
+        """`under`: a command that becomes it, such as one that takes privileges away."""
         self.process = subprocess.Popen(
-            [*PENSTOCK, "run", "-c", path, *options],
+            [*under, *PENSTOCK, "run", "-c", path, *options],
             stderr=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             text=True,
@@ -124,9 +125,9 @@ class Sidecar:
 
 
 @contextlib.contextmanager
-def sidecar(path: str, *options: str) -> Iterator[Sidecar]:
+def sidecar(path: str, *options: str, under: tuple[str, ...] = ()) -> Iterator[Sidecar]:
     """A sidecar until the end of the block; killed if it is still there."""
-    running = Sidecar(path, *options)
+    running = Sidecar(path, *options, under=under)
     try:
         yield running
     finally:

@@ -1,0 +1,113 @@
+"""Object keys that would be paths, lines, commands to a terminal or markup: they are names, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import unicodedata
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from streamer.trailer import read_trailer
+from tests.kit.pipes import read_all
+from tests.kit.processes import job, penstock, sidecar, write_job
+from tests.kit.stub import fails
+
+TWINS = [unicodedata.normalize(form, "b/train/café") for form in ("NFC", "NFD")]
+KEYS = [
+    "b/train/../../../../etc/passwd",
+    "b/train//etc/passwd",
+    "b/train/./.",
+    "b/train/a\nb\r\nc",
+    "b/train/\x1b]0;title\x07\x1b[2J",
+    "b/train/%00%0a%2e%2e%2f",
+    "b/train/\\x00\\n",
+    "b/train/" + "k" * 1016,
+    "b/train/" + "é" * 508,
+    'b/train/"} 1\nforged{a="b',
+    "b/train/<script>alert(1)</script>",
+    "b/train/a b+c&d=e?versionId=x#y;z",
+    "b/train/\u202egpj.exe\u2028",
+    "b/train/\x7f\x85",
+    *TWINS,
+]
+assert len(set(TWINS)) == 2
+
+
+def plant(stub):
+    stub.objects |= {key: key.encode() for key in KEYS}
+    return b"".join(key.encode() for key in sorted(KEYS))
+
+
+def test_hostile_keys_are_streamed_as_any(stub, tmp_path):
+    """And nothing is made outside of what a channel makes."""
+    truth = plant(stub)
+    with sidecar(write_job(tmp_path / "job.yaml", job(stub.url, tmp_path / "ml", "b/train/"))) as running:
+        running.wait_for("ready")
+        assert read_all(tmp_path / "ml/input/data/train_0") == truth
+        running.wait_for("epoch complete")
+        assert sorted(os.listdir(tmp_path / "ml/input/data")) == [
+            ".penstock.lock", ".train_0.penstock.json", ".train_1.penstock.json", "train_1",
+        ]  # fmt: skip
+        assert running.end() == 0
+
+
+@pytest.mark.parametrize("key", [KEYS[3], KEYS[4], KEYS[9], KEYS[10], KEYS[12]], ids=range(5))
+def test_a_hostile_key_forges_nothing(stub, tmp_path, key):
+    """Where it is told: in log, trailer, status, metrics, and on a terminal."""
+    stub.objects[key] = b"x"
+    stub.script(*[fails(403, "AccessDenied")] * 9)
+    with sidecar(write_job(tmp_path / "job.yaml", job(stub.url, tmp_path / "ml", "b/train/"))) as running:
+        running.wait_for("ready")
+        with open(tmp_path / "ml/input/data/train_0", "rb", buffering=0):
+            error = running.wait_for("epoch failed")["error"]
+            assert key.removeprefix("b/") in error
+            assert read_trailer(str(tmp_path / "ml/input/data"), "train", 0).error == error
+            assert running.status()["channels"]["train"]["errors"][0]["text"] in error
+            for family in text_string_to_metric_families(running.get("/metrics")[1]):
+                assert "forged" not in family.name
+            shown = penstock("top", "--once", "--url", running.url)
+            assert running.end() == 3
+    assert all("timestamp" in event for event in running.events[:-1]), "a line of the log is not of the log"
+    told = penstock("cat", f"s3://{key}", "--endpoint-url", stub.url, "--path-style")
+    assert told.returncode == 3
+    assert told.stderr.count("\n") == 1
+    for said in (shown.stdout, told.stderr):
+        assert not set(said) & set("\x1b\x07\r\x85\u202e\u2028")
+
+
+@pytest.mark.parametrize("key", [key for key in KEYS if key not in TWINS], ids=range(len(KEYS) - 2))
+def test_no_key_leaves_the_channel_s_directory(stub, tmp_path, key):
+    """In File mode it is refused by name or lies below; nothing else is made."""
+    stub.objects |= {key: b"x", "b/train/ok": b"y"}
+    document = job(stub.url, tmp_path / "ml", "b/train/")
+    document["InputDataConfig"][0]["InputMode"] = "File"
+    before = set(os.listdir("/"))
+    done = penstock("exec", "-c", write_job(tmp_path / "job.yaml", document), "true")
+    data = tmp_path / "ml/input/data"
+    if done.returncode:
+        assert done.returncode == 2
+        assert "use InputMode: Pipe" in done.stderr
+        assert os.listdir(data) == [".penstock.lock"]
+    else:
+        name = key.removeprefix("b/train/")
+        assert (data / "train" / name).read_bytes() == b"x"
+        assert sum(len(files) for _, _, files in os.walk(data / "train")) == 2
+    assert set(os.listdir("/")) == before
+
+
+def test_names_that_look_the_same_are_two_files(stub, tmp_path):
+    stub.objects |= {key: key.encode() for key in TWINS}
+    document = job(stub.url, tmp_path / "ml", "b/train/")
+    document["InputDataConfig"][0]["InputMode"] = "File"
+    copy = 'cat "$SM_CHANNEL_TRAIN"/* | wc -c'
+    done = penstock("exec", "-c", write_job(tmp_path / "job.yaml", document), "sh", "-c", copy)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) == sum(len(key.encode()) for key in TWINS)
+    assert (
+        json.loads(penstock("plan", "-c", str(tmp_path / "job.yaml"), "--json").stdout)["channels"]["train"][
+            "objects"
+        ]
+        == 2
+    )
