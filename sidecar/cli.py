@@ -265,7 +265,7 @@ def doctor(path: str, host_index: int | None, host_count: int | None, *, as_json
         async for finding in practice.examine(job, (host_index, host_count)):
             findings.append(finding)
             if not as_json:
-                click.echo(presentable(practice.line(finding)))
+                click.echo(practice.line(finding))
 
     _run(examine())
     if as_json:
@@ -314,11 +314,6 @@ def probe(url: str) -> None:
     sys.exit(0 if ready(url) else 1)
 
 
-def presentable(text: str) -> str:
-    """Text for people: without secrets, and with nothing in it that a terminal would obey."""
-    return "\n".join(map(visible, redact(text).split("\n")))
-
-
 def _pascal(name: str) -> str:
     return "".join(word.title() for word in name.split("_"))
 
@@ -359,7 +354,9 @@ def main() -> None:
         cli()
     except PenstockError as error:
         code = exit_code(error)
-        click.echo(f"penstock: {presentable(str(error))}", err=True)
+        # Mistakes in a job file have a line each, in our own words; any other text may have a key in it.
+        lines = str(error).split("\n") if isinstance(error, ConfigError) else [str(error)]
+        click.echo("penstock: " + "\n".join(visible(redact(line)) for line in lines), err=True)
         sys.exit(int(code))
     except Exception:  # noqa: BLE001 - the last resort: a bug gets a traceback in the log and a code
         from sidecar.logs import log

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import hmac
 import ipaddress
 from collections.abc import Callable
@@ -59,11 +58,12 @@ class Guard:
         if scheme.lower() == "basic":
             try:
                 given = base64.b64decode(given, validate=True).decode().partition(":")[2]
-            except (binascii.Error, UnicodeDecodeError):
+            except ValueError:
                 return False
         elif scheme.lower() != "bearer":
             return False
-        return self._token is not None and hmac.compare_digest(given.strip().encode(), self._token.encode())
+        told = given.strip().encode("utf-8", "surrogateescape")  # as aiohttp decodes a head
+        return self._token is not None and hmac.compare_digest(told, self._token.encode())
 
     def objection(self, *, method: str, path: str, headers: dict[str, str]) -> web.Response | None:
         """Why a request is refused before its handler sees it; `headers` by lower-case names."""

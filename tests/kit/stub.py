@@ -356,7 +356,9 @@ class StubThread:
         self._stop = asyncio.Event()
         self.stub._loop = asyncio.get_running_loop()
         app = web.Application()
-        app.add_routes([web.get("/{bucket}", self._bare), web.get("/{bucket}/{key:.*}", self.stub._get)])
+        app.add_routes(
+            [web.get("/{bucket}", self._bare), web.get(r"/{bucket}/{key:[\s\S]*}", self.stub._get)]
+        )
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await runner.setup()
         listening = socket.create_server(("127.0.0.1", 0))

@@ -147,13 +147,16 @@ def silent(address, text):
 
 @pytest.mark.timeout(120)
 def test_dawdlers_do_no_harm_to_streaming(stub, tmp_path):
-    """Half heads, half bodies, nothing at all, and too much; an epoch passes by them, and the port comes back."""
+    """Half heads, half bodies, nothing at all, and too much: an epoch passes by them, the port comes back."""
     truth = fill(stub, [MORE_THAN_A_FIFO], prefix="b/train/")
     with serving(stub, tmp_path) as running:
         host, _, port = running.url.removeprefix("http://").partition(":")
         address, began = (host, int(port)), time.monotonic()
         descriptors = len(os.listdir(f"/proc/{running.process.pid}/fd"))
-        patch = f"PATCH /limits HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {TOKEN}\r\nContent-Length: 99\r\n\r\n{{"
+        patch = (
+            f"PATCH /limits HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {TOKEN}\r\n"
+            "Content-Length: 99\r\n\r\n{"
+        )
         many = [
             silent(address, text)
             for text in (b"", b"GET / HTTP/1.1\r\nX-A:", patch.encode())
@@ -185,7 +188,10 @@ def test_dawdlers_do_no_harm_to_streaming(stub, tmp_path):
         assert ask(running)[0] == 200
 
 
-KEY = "b/train/<img src=x onerror=document.title='owned'>\"'><script>document.title='owned'</script>&amp;\n\x1b[31m"
+KEY = (
+    "b/train/<img src=x onerror=document.title='owned'>"
+    "\"'><script>document.title='owned'</script>&amp;\n\x1b[31m"
+)
 
 
 @pytest.mark.e2e
@@ -211,9 +217,10 @@ def test_a_key_is_no_markup_on_the_page(stub, tmp_path):
             page.evaluate(
                 "document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=\"document.title=1\">')"
             )
-            page.evaluate(
-                "document.body.append(Object.assign(document.createElement('script'), {text: 'document.title=2'}))"
-            )
+            page.evaluate("""
+                const got = document.createElement('script');
+                document.body.append(Object.assign(got, {text: 'document.title=2'}));
+            """)
             page.wait_for_function("performance.now() > 0")
             assert page.title() == "Penstock"
             page.close()
