@@ -203,7 +203,7 @@ def platform_resource_config(layout: Layout) -> dict[str, Any] | None:
             return None
     try:
         document = json.loads(found)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not JSON ({error}); correct or remove it") from error
     if not isinstance(document, dict):
         raise ConfigError(f"{path} is not a JSON object; correct or remove it")

@@ -253,7 +253,7 @@ class Keeper:
             return
         try:
             self._obey(json.loads(data), fds)
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             self._hang_up()  # no sidecar of ours says such things
         finally:
             for fd in fds:

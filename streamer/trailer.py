@@ -128,7 +128,7 @@ def parse_trailer(raw: bytes, *, name: str = "trailer") -> Trailer:
     """Decode a trailer document; ValueError if it is not one."""
     try:
         document: Any = json.loads(raw)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{name} is not JSON: {error}") from error
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise ValueError(f"{name} is not a trailer of format {FORMAT}")

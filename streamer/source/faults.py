@@ -7,10 +7,12 @@ status, then the exception's type; what remains is a bug and passes through unma
 from __future__ import annotations
 
 import contextlib
+import math
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
 from botocore import exceptions as boto
+from botocore.parsers import ResponseParserError
 
 from streamer.errors import (
     BadAnswer,
@@ -90,7 +92,13 @@ def map_errors(where: Where) -> Iterator[None]:
         yield
     except PenstockError:
         raise
-    except (boto.BotoCoreError, boto.ClientError, boto.HTTPClientError, *_BROKEN) as error:
+    except (
+        boto.BotoCoreError,
+        boto.ClientError,
+        boto.HTTPClientError,
+        ResponseParserError,
+        *_BROKEN,
+    ) as error:
         raise mapped(error, where) from error
 
 
@@ -124,6 +132,8 @@ def mapped(error: BaseException, where: Where) -> PenstockError:
         return Transient(f"{said}; is the endpoint up, and Penstock.Endpoint.Url right?", where)
     if isinstance(error, _BROKEN):
         return Transient(f"the connection failed ({type(error).__name__}: {said})", where)
+    if isinstance(error, ResponseParserError):
+        return BadAnswer(f"the answer cannot be understood ({said})", where)
     if isinstance(error, boto.PaginationError):
         return BadAnswer(f"the listing does not advance ({said})", where)
     if isinstance(error, (boto.ProfileNotFound, boto.NoRegionError, boto.ConfigParseError)):
@@ -179,6 +189,7 @@ def from_answer(
 def _seconds(header: str | None) -> float | None:
     """A Retry-After in its number form; a date is as good as none here."""
     try:
-        return float(header) if header else None
+        found = float(header) if header else None
     except ValueError:
         return None
+    return found if found is not None and 0 <= found < math.inf else None
