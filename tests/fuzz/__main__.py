@@ -1,9 +1,9 @@
 """Search for inputs that a parser does not end as it must on: `python -m tests.fuzz --minutes 10`.
 
-With atheris (a build of libFuzzer; `pip install atheris`) mutations are led by which branches they reach. Without
-it they are blind, from the corpus: still some ten thousand a second. Every target has a process of its own,
-under a limit of memory and, for each input, of time. Findings are kept in tests/fuzz/corpus, where every run of
-the tests tries them again; so are, with `--keep N`, up to N small inputs of each target that reach new branches.
+With atheris (a build of libFuzzer; `pip install atheris`) mutations are led by which branches they reach.
+Without it they are blind, from the corpus. Every target has a process of its own, under a limit of memory
+and, for each input, of time. Findings are kept in tests/fuzz/corpus, where every run of the tests tries them
+again; so are, with `--keep N`, up to N small inputs of each target that reach new branches.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ def main() -> int:
         if said:
             failed.append(name)
     print(
-        f"{len(chosen)} targets, {total:,} executions, {len(failed)} with findings: {', '.join(failed) or '-'}"
+        f"{len(chosen)} targets, {total:,} executions, "
+        f"{len(failed)} with findings: {', '.join(failed) or '-'}"
     )
     return 1 if failed else 0
 
@@ -184,8 +185,8 @@ def mutated(data: bytes, known: list[bytes], dice: random.Random) -> bytes:
 
 
 INTERESTING = (
-    b"\0", b"\xff" * 8, b"-1", b"9" * 5000, b"1e999", b"NaN", b"[" * 3000, b'{"a":' * 3000, b"null", b'""', b"\r\n",
-    b"\n", b"\\ud800", b"\xed\xa0\x80", b"../", b"%00", b"&a;", b"<!--", b"]]>", b"&", b"*a", b"0x", b"true",
+    b"\0", b"\xff" * 8, b"-1", b"9" * 5000, b"1e999", b"NaN", b"[" * 3000, b'{"a":' * 3000, b"null", b'""',
+    b"\r\n", b"\n", b"\\ud800", b"\xed\xa0\x80", b"../", b"%00", b"&a;", b"<!--", b"]]>", b"&", b"*a",
 )  # fmt: skip
 
 
