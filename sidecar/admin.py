@@ -170,19 +170,13 @@ async def serve_admin(supervisor: Supervisor, *, host: str, port: int) -> AsyncI
 
     Raises SinkError if the port cannot be had, ConfigError for a token file that holds no token.
     """
-    door: Door | None = None
-
-    def heard(transport: asyncio.BaseTransport | None) -> None:
-        if door is not None:
-            door.heard(transport)
-
-    runner = web.AppRunner(Admin(supervisor).app(heard), access_log=None, shutdown_timeout=1)
+    door = Door()
+    runner = web.AppRunner(Admin(supervisor).app(door.heard), access_log=None, shutdown_timeout=1)
     await runner.setup()
     assert runner.server is not None  # noqa: S101 - set up
-    door = Door(runner.server)
     try:
         try:
-            server = await asyncio.get_running_loop().create_server(door, host, port)
+            server = await asyncio.get_running_loop().create_server(door.before(runner.server), host, port)
         except OSError as error:
             raise SinkError(
                 f"cannot listen on {host}:{port} ({error.strerror or error}); "

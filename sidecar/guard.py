@@ -91,17 +91,16 @@ async def harden(_: web.Request, response: web.StreamResponse) -> None:
 
 
 class Door:
-    """Lets connections in: not too many, and none that never asks. Makes the server's protocols."""
+    """Lets connections in: not too many, and none that never asks."""
 
-    def __init__(self, server: Callable[[], asyncio.Protocol]) -> None:
-        self._server = server
+    def __init__(self) -> None:
         self._inside: set[asyncio.BaseTransport] = set()
         self._silent: set[asyncio.BaseTransport] = set()
         """Those that have not brought a whole request yet."""
 
-    def __call__(self) -> asyncio.Protocol:
-        """For a connection that comes in."""
-        return _Watched(self._server(), self)
+    def before(self, server: Callable[[], asyncio.Protocol]) -> Callable[[], asyncio.Protocol]:
+        """What makes the protocols of connections that come in, as `server` does behind it."""
+        return lambda: _Watched(server(), self)
 
     def heard(self, transport: asyncio.BaseTransport | None) -> None:
         """A whole request has come."""
