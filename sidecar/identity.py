@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 HOMOGENEOUS = "homogeneousCluster"
 """SageMaker's name for the only group of a job without instance groups."""
+MOST_HOSTS = 100_000
+"""A number beyond it is a mistake, and their names would fill memory."""
 _FIX = "set --host-index and --host-count, or Penstock.Hosts"
 
 
@@ -131,6 +133,8 @@ def identify(
             f"the job has {count} hosts, but nothing says which of them this is; {_FIX} "
             "(--host-count 1 runs it on one host)"
         )
+    if count > MOST_HOSTS:
+        raise ConfigError(f"{count} hosts are more than {MOST_HOSTS}; correct the number, or {_FIX}")
     index = index or 0
     if index >= count:
         raise ConfigError(f"host index {index} is not below the number of hosts, {count}; {_FIX}")

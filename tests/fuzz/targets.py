@@ -399,7 +399,9 @@ TARGETS: dict[str, Target] = {
     "resourceconfig": Target(
         from_file("input/config/resourceconfig.json", identities), (json.dumps(RESOURCES).encode(),)
     ),
-    "environment": Target(from_environment, (json.dumps(TF_CONFIG).encode(), b"\x001\x002\x001")),
+    "environment": Target(
+        from_environment, (json.dumps(TF_CONFIG).encode(), b"\x001\x002\x001", b"\x001\x00999999999999")
+    ),
     "inputdataconfig": Target(
         from_file("inputdataconfig.json", channels), (b'{"train": {"TrainingInputMode": "Pipe"}}',)
     ),
