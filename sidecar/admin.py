@@ -1,9 +1,11 @@
-"""The admin HTTP server: metrics, probes, status. Holds no secret but the token of `PATCH /limits`.
+"""The admin HTTP server: metrics, probes, status. Holds no secret but its own token.
 
 /          the status page        /metrics   Prometheus text
 /events    its data, live         /livez     200 while the loop turns
 /status    JSON, for scripts      /readyz    200 while every FIFO is offered and no channel failed
 /limits    what may be changed while the job runs; changing it needs the token
+
+Who may ask what is `sidecar.guard`'s.
 
 The page is one file without any reference to another host. Those who follow `/events` are sent a document a
 second; more than `MOST_FOLLOWERS` are turned away, and one that does not read is cut off by its own socket.
@@ -12,9 +14,11 @@ second; more than `MOST_FOLLOWERS` are turned away, and one that does not read i
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
-import hmac
+import hashlib
 import json
+import re
 from importlib import resources
 from typing import TYPE_CHECKING
 
@@ -30,23 +34,28 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from sidecar import limits
 from sidecar.collector import exposition
+from sidecar.guard import Door, Guard, harden, refusal
 from sidecar.status import status, view
 from streamer.errors import ConfigError, SinkError
 from streamer.relay.race import first_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from sidecar.supervisor import Supervisor
+
+    Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 MOST_FOLLOWERS = 16
 MOST_BODY = 16 * 1024
 """Bytes of a request."""
+BODY_WITHIN = 5.0
+"""Seconds for a request's body to arrive."""
 POLICY = (
-    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; "
-    "img-src data:"
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{script}'; connect-src 'self'; "
+    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""Of the page: nothing from anywhere else."""
+"""Of the page: no script but its own, and nothing from anywhere else."""
 
 
 class Admin:
@@ -55,8 +64,10 @@ class Admin:
     def __init__(self, supervisor: Supervisor) -> None:
         """Raises ConfigError if the file of the token does not hold one."""
         self._supervisor = supervisor
-        self._token = supervisor.job.penstock.admin.token()
+        admin = supervisor.job.penstock.admin
+        self._guard = Guard(admin.host, token=admin.token(), protect_all=admin.protect == "all")
         self._page = resources.files("sidecar").joinpath("page.html").read_text(encoding="utf-8")
+        self._policy = POLICY.format(script=_digest(self._page))
         self._followers = 0
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
@@ -64,9 +75,18 @@ class Admin:
         GCCollector(registry=self._registry)
         self._closing = asyncio.Event()
 
-    def app(self) -> web.Application:
-        """All routes."""
-        app = web.Application(client_max_size=MOST_BODY)
+    def app(self, heard: Callable[[asyncio.BaseTransport | None], None]) -> web.Application:
+        """All routes; `heard` is told the connection of every request."""
+
+        @web.middleware
+        async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+            heard(request.transport)
+            headers = {name.lower(): value for name, value in request.headers.items()}
+            objection = self._guard.objection(method=request.method, path=request.path, headers=headers)
+            return objection or await handler(request)
+
+        app = web.Application(client_max_size=MOST_BODY, middlewares=[check])
+        app.on_response_prepare.append(harden)
         app.add_routes(
             [
                 web.get("/", self._index),
@@ -83,7 +103,7 @@ class Admin:
         return app
 
     async def _index(self, _: web.Request) -> web.Response:
-        headers = {"Content-Security-Policy": POLICY, "Cache-Control": "no-cache"}
+        headers = {"Content-Security-Policy": self._policy, "Cache-Control": "no-cache"}
         return web.Response(text=self._page, content_type="text/html", headers=headers)
 
     async def _metrics(self, _: web.Request) -> web.Response:
@@ -105,21 +125,20 @@ class Admin:
         return web.json_response(limits.shown(self._supervisor))
 
     async def _change(self, request: web.Request) -> web.Response:
-        if self._token is None:
-            return _refusal(403, "limits cannot be changed: the job file names no Penstock.Admin.TokenFile")
-        given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        if not hmac.compare_digest(given.encode(), self._token.encode()):
-            return _refusal(401, "this is not the token in Penstock.Admin.TokenFile")
         try:
-            found = limits.change(self._supervisor, await request.json())
-        except (ConfigError, json.JSONDecodeError) as error:
-            return _refusal(400, str(error))
+            async with asyncio.timeout(BODY_WITHIN):
+                asked = await request.json()
+            found = limits.change(self._supervisor, asked)
+        except TimeoutError:
+            return refusal(408, f"the body did not come in {BODY_WITHIN:g} s")
+        except (ConfigError, ValueError, RecursionError) as error:
+            return refusal(400, str(error))
         return web.json_response(found)
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         """Server-sent events (HTML Standard, section 9.2)."""
         if self._followers >= MOST_FOLLOWERS:
-            return _refusal(503, f"{MOST_FOLLOWERS} follow already; close a page, or read /status")
+            return refusal(503, f"{MOST_FOLLOWERS} follow already; close a page, or read /status")
         response = web.StreamResponse(
             headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"}
         )
@@ -139,8 +158,10 @@ class Admin:
         self._closing.set()
 
 
-def _refusal(code: int, why: str) -> web.Response:
-    return web.json_response({"error": why}, status=code)
+def _digest(page: str) -> str:
+    """Of the page's one script, as a Content-Security-Policy names it."""
+    script = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)[0]
+    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
 @contextlib.asynccontextmanager
@@ -149,16 +170,21 @@ async def serve_admin(supervisor: Supervisor, *, host: str, port: int) -> AsyncI
 
     Raises SinkError if the port cannot be had, ConfigError for a token file that holds no token.
     """
-    runner = web.AppRunner(Admin(supervisor).app(), access_log=None, shutdown_timeout=1)
+    door = Door()
+    runner = web.AppRunner(Admin(supervisor).app(door.heard), access_log=None, shutdown_timeout=1)
     await runner.setup()
+    assert runner.server is not None  # noqa: S101 - set up
     try:
         try:
-            await web.TCPSite(runner, host, port).start()
+            server = await asyncio.get_running_loop().create_server(door.before(runner.server), host, port)
         except OSError as error:
             raise SinkError(
                 f"cannot listen on {host}:{port} ({error.strerror or error}); "
                 "set Penstock.Admin.Port, 0 for any free one"
             ) from error
-        yield runner.addresses[0][1]
+        try:
+            yield server.sockets[0].getsockname()[1]
+        finally:
+            server.close()
     finally:
         await runner.cleanup()

@@ -98,4 +98,7 @@ def fifo_directory(layout: Layout) -> Finding:
         with contextlib.suppress(OSError):
             os.unlink(path)
     text = layout.data if place == layout.data else f"{layout.data}, to be made in {place}"
+    if exposed := layout.exposure():
+        fix = "Own the directory and let nobody else write it, unless every user of this machine is trusted."
+        return Finding("FIFO directory", "warning", "; ".join(exposed), fix)
     return Finding("FIFO directory", "ok", text)

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sidecar.dumps import forbid_dumps
 from sidecar.exits import Exit, exit_code
 from streamer import __version__
 from streamer.errors import ConfigError, PenstockError
+from streamer.secrets import redact, remember_environment, visible
 from streamer.units import KIB, human_bytes
 
 if TYPE_CHECKING:
@@ -109,10 +111,10 @@ def restart(base_directory: str) -> None:
 @click.argument("path", metavar="SOCKET")
 def keeper(path: str) -> None:
     """Hold the FIFOs of the sidecars that connect to SOCKET, until SIGTERM."""
-    from streamer.sink.kept import command
+    from streamer.sink.kept import command, environment
 
     arguments = command(os.path.abspath(path))
-    os.execv(arguments[0], arguments)  # noqa: S606 - a small process of its own, without what is loaded here
+    os.execve(arguments[0], arguments, environment())  # noqa: S606 - without what is loaded here
 
 
 @cli.command("exec", context_settings={"allow_interspersed_args": False})
@@ -279,13 +281,15 @@ _url = click.option(
 @cli.command()
 @_url
 @click.option("--once", is_flag=True, help="One frame, as plain output.")
-def top(url: str, *, once: bool) -> None:
+@click.option("--token-file", metavar="FILE", help="The token, if Admin.Protect is all.")
+def top(url: str, *, once: bool, token_file: str | None) -> None:
     """Watch a running sidecar: who waits for whom, how fast it is, what is left."""
     from sidecar.remote import events
+    from sidecar.settings import read_token
     from sidecar.top import watch
 
     with contextlib.suppress(KeyboardInterrupt):
-        watch(events(url), once=once)
+        watch(events(url, None if token_file is None else read_token(token_file)), once=once)
 
 
 @cli.command("set")
@@ -345,10 +349,14 @@ def _finish(work: Coroutine[Any, Any, int]) -> None:
 def main() -> None:
     """Entry point of the `penstock` command."""
     try:
+        forbid_dumps()
+        remember_environment()
         cli()
     except PenstockError as error:
         code = exit_code(error)
-        click.echo(f"penstock: {error}", err=True)
+        # Mistakes in a job file have a line each, in our own words; any other text may have a key in it.
+        lines = str(error).split("\n") if isinstance(error, ConfigError) else [str(error)]
+        click.echo("penstock: " + "\n".join(visible(redact(line)) for line in lines), err=True)
         sys.exit(int(code))
     except Exception:  # noqa: BLE001 - the last resort: a bug gets a traceback in the log and a code
         from sidecar.logs import log

@@ -199,7 +199,7 @@ def load_job(path: str | Path) -> Job:
         raise ConfigError(f"{path} is not UTF-8: {error}") from error
     try:
         document = _parse(text)
-    except (yaml.YAMLError, ValueError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"cannot understand {path}: {error}") from error
     if not isinstance(document, dict):
         raise ConfigError(f"{path} must hold one mapping with InputDataConfig; see the README")
@@ -247,6 +247,8 @@ _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping
 def _no_duplicates(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
     found: dict[Any, Any] = {}
     for key, value in pairs:
+        if not isinstance(key, (str, int, float, type(None))):
+            raise ValueError(f"{key!r} cannot be a key")  # noqa: TRY004 - a mistake in the file
         if key in found:
             raise ValueError(f"key {key!r} is written twice")
         found[key] = value

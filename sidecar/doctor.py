@@ -17,6 +17,7 @@ from sidecar.runtime import DEFAULT_BASE, Layout, platform_resource_config
 from sidecar.storage import storage
 from streamer.errors import PenstockError
 from streamer.relay.pace import MOST_LANES
+from streamer.secrets import redact, visible
 from streamer.source.session import open_clients
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ async def examine(job: Job, flags: Flags) -> AsyncIterator[Finding]:
 
 def line(finding: Finding) -> str:
     """One finding for people."""
-    said = f"{MARKS[finding.state]} {finding.check:<18} {finding.text}"
+    said = f"{MARKS[finding.state]} {finding.check:<18} {visible(redact(finding.text))}"
     return f"{said}\n{'':9}{'':19}-> {finding.fix}" if finding.fix else said
 
 

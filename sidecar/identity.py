@@ -20,6 +20,7 @@ that takes `hosts.index(current_host)` for its rank gets the same i.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 HOMOGENEOUS = "homogeneousCluster"
 """SageMaker's name for the only group of a job without instance groups."""
+MOST_HOSTS = 100_000
+"""A number beyond it is a mistake, and their names would fill memory."""
 _FIX = "set --host-index and --host-count, or Penstock.Hosts"
 
 
@@ -130,6 +133,8 @@ def identify(
             f"the job has {count} hosts, but nothing says which of them this is; {_FIX} "
             "(--host-count 1 runs it on one host)"
         )
+    if count > MOST_HOSTS:
+        raise ConfigError(f"{count} hosts are more than {MOST_HOSTS}; correct the number, or {_FIX}")
     index = index or 0
     if index >= count:
         raise ConfigError(f"host index {index} is not below the number of hosts, {count}; {_FIX}")
@@ -190,7 +195,7 @@ class _Numbers:
         text = self._environment.get(name)
         if not text:
             return None
-        if not (text.isascii() and text.isdecimal()) or int(text) < least:
+        if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) < least:
             raise ConfigError(f"{name}={text!r} is not a number of {least} or more; correct or unset it")
         return int(text)
 
@@ -205,7 +210,7 @@ def _from_tf_config(text: str) -> Claim:
         if not readers:
             return Claim("TF_CONFIG")  # a job of one process has an empty cluster
         me = (str(task["type"]), int(task["index"]))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(f"TF_CONFIG cannot be understood ({error!r}); correct or unset it") from error
     if me not in readers:
         raise ConfigError(
@@ -217,7 +222,11 @@ def _from_tf_config(text: str) -> Claim:
 
 def _from_document(document: Mapping[str, Any]) -> Claim:
     hosts, current = document.get("hosts"), document.get("current_host")
-    if not isinstance(hosts, list) or current not in hosts:
+    if (
+        not isinstance(hosts, list)
+        or current not in hosts
+        or not all(isinstance(host, str) for host in hosts)
+    ):
         raise ConfigError(
             f"resourceconfig.json: current_host {current!r} is not in hosts {hosts!r}; correct or remove it"
         )

@@ -1,8 +1,10 @@
 """Logs: one structlog event per line on standard error, JSON unless a person is watching.
 
 Foreign loggers (botocore, aiohttp, asyncio) and Python's warnings go through the same formatter, so that
-every line parses.
-Nothing is logged per part above debug. Credentials are never passed to a log call in the first place.
+every line parses. Nothing is logged per part above debug. Credentials are never passed to a log call in the
+first place, and every finished line is looked through for secrets all the same (`streamer.secrets`), for
+tracebacks and other people's messages are in them. An object's key may hold line ends and terminal codes:
+JSON escapes them, and for people they are made visible.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ from typing import Any
 
 import stamina.instrumentation
 import structlog
+
+from streamer.secrets import redact, visible
 
 log: Any = structlog.get_logger("penstock")
 
@@ -29,13 +33,19 @@ def configure(*, level: str = "info", json_lines: bool | None = None) -> None:
     renderers: list[Any] = (
         [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
         if json_lines
-        else [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+        else [
+            _on_one_line,
+            # Not the default, which shows the local variables of every frame where `rich` is installed.
+            structlog.dev.ConsoleRenderer(
+                colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
+            ),
+        ]
     )
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[*shared, structlog.stdlib.add_logger_name],
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderers],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderers, _redacted],
         )
     )
     logging.captureWarnings(capture=True)
@@ -57,3 +67,15 @@ def configure(*, level: str = "info", json_lines: bool | None = None) -> None:
     )
     # Retries are counted in our own metrics; stamina's default hooks would log and count them again.
     stamina.instrumentation.set_on_retry_hooks([])
+
+
+def _on_one_line(_: Any, __: str, event: dict[str, Any]) -> dict[str, Any]:
+    """What is text, with control characters made visible; but for tracebacks, whose lines are ours."""
+    return {
+        name: visible(value) if isinstance(value, str) and name not in ("exception", "stack") else value
+        for name, value in event.items()
+    }
+
+
+def _redacted(_: Any, __: str, line: Any) -> str:
+    return redact(line)

@@ -12,6 +12,7 @@ from urllib.request import Request, urlopen
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from streamer.errors import ConfigError, SinkError
+from streamer.secrets import visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,12 +22,25 @@ WITHIN = 5
 _LIFTED = ("none", "auto")
 
 
-def events(url: str) -> Iterator[dict[str, Any]]:
-    """The documents of `/events`, until the sidecar ends. Raises SinkError if it does not answer."""
-    with _answered(url, Request(_checked(url) + "/events")) as answer:  # noqa: S310 - checked
+def events(url: str, token: str | None = None) -> Iterator[dict[str, Any]]:
+    """The documents of `/events`, until the sidecar ends; `token` where all needs it.
+
+    What is text in them has its control characters made visible, for it goes to a terminal. Raises SinkError
+    if no sidecar answers, ConfigError for a refusal.
+    """
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    with _answered(url, Request(_checked(url) + "/events", headers=headers)) as answer:  # noqa: S310 - checked
         for line in answer:
             if line.startswith(b"data: "):
-                yield json.loads(line.removeprefix(b"data: "))
+                yield _visible(json.loads(line.removeprefix(b"data: ")))
+
+
+def _visible(value: Any) -> Any:
+    if isinstance(value, str):
+        return visible(value)
+    if isinstance(value, list):
+        return [_visible(each) for each in value]
+    return {name: _visible(each) for name, each in value.items()} if isinstance(value, dict) else value
 
 
 def change(url: str, document: dict[str, Any], token: str) -> dict[str, Any]:

@@ -67,7 +67,10 @@ def parse_source(uri: str) -> S3Uri:
     """Bucket and prefix of `s3://…` or of an `https://` address of Amazon S3. Raises ConfigError."""
     if not uri.startswith("https://"):
         return parse_s3_uri(uri)
-    parts = urlsplit(uri)
+    try:
+        parts = urlsplit(uri)
+    except ValueError as error:
+        raise ConfigError(f"{uri!r} is not a URL ({error}): write s3://BUCKET/PREFIX") from error
     host = _AWS_HOST.fullmatch(parts.netloc)
     bucket, key = (host["bucket"] if host else None), parts.path.removeprefix("/")
     if host and not bucket:

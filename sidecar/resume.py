@@ -56,7 +56,7 @@ def parse_saved(text: str) -> dict[str, Saved]:
     """
     try:
         found = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"--resume is not JSON: {error}; save what state_dict() returns") from error
     saved: dict[str, Saved] = {}
     for state in found if isinstance(found, list) else [found]:

@@ -11,6 +11,7 @@ import fcntl
 import gc
 import json
 import os
+import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -74,9 +75,12 @@ class Layout:
         """Own the tree until the end. Raises SinkError if another sidecar does."""
         path = os.path.join(self.data, LOCK)
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
         except OSError as error:
             raise SinkError(f"{path}: {error.strerror}") from error
+        if not _is_ours(os.fstat(fd)):
+            os.close(fd)
+            raise SinkError(f"{path} is not a lock of ours; remove it, and let nobody else write there")
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -92,17 +96,53 @@ class Layout:
             os.close(fd)
 
     def owner(self) -> int:
-        """The process id of the sidecar that owns the tree. Raises SinkError if none does."""
+        """The process id of the sidecar that owns the tree. Raises SinkError if none does.
+
+        It is a process of the lock's owner: a signal by root must not go wherever a file of somebody's says.
+        """
         path = os.path.join(self.data, LOCK)
         try:
-            with open(path, "rb") as file:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            with open(path, "rb") as file:
-                return int(file.read())
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError as error:
             raise SinkError(f"{path}: {error.strerror}; is this the sidecar's base directory?") from error
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            found, said = os.fstat(fd), os.read(fd, 32).strip()
+            if said.isdigit() and stat.S_ISREG(found.st_mode) and _user(int(said)) == found.st_uid:
+                return int(said)
+            raise SinkError(f"{path} names no process of its owner; remove it and start again") from None
+        finally:
+            os.close(fd)
         raise SinkError(f"no penstock serves {self.data}; is this the sidecar's base directory?")
+
+    def exposure(self) -> list[str]:
+        """What other users of this machine could do, in words; who may write the tree may replace FIFOs.
+
+        A mount point that all may write is how Kubernetes makes a volume; there the pod is the border.
+        """
+        found = []
+        for path in (self.data, os.path.dirname(self.data), self.base):
+            try:
+                known = os.stat(path)
+            except OSError:
+                continue
+            if known.st_uid not in (0, os.geteuid()):
+                found.append(f"{path} belongs to user {known.st_uid}, who may replace FIFOs; chown it")
+            elif known.st_mode & stat.S_IWOTH and not (known.st_mode & stat.S_ISVTX or os.path.ismount(path)):
+                found.append(f"{path} may be written by all, who may replace FIFOs; chmod o-w it")
+        return found
+
+
+def _is_ours(found: os.stat_result) -> bool:
+    return stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and found.st_nlink == 1
+
+
+def _user(pid: int) -> int | None:
+    """The effective user of a process; not the owner of its directory, which is root without dumps."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/status", encoding="utf-8") as file:
+        return next(int(line.split()[2]) for line in file if line.startswith("Uid:"))
+    return None
 
 
 def input_data_config(job: Job) -> dict[str, Any]:
@@ -163,7 +203,7 @@ def platform_resource_config(layout: Layout) -> dict[str, Any] | None:
             return None
     try:
         document = json.loads(found)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not JSON ({error}); correct or remove it") from error
     if not isinstance(document, dict):
         raise ConfigError(f"{path} is not a JSON object; correct or remove it")

@@ -7,10 +7,19 @@ import contextlib
 import re
 from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, ByteSize, Field, StrictStr, WithJsonSchema, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ByteSize,
+    Field,
+    StrictStr,
+    WithJsonSchema,
+    model_validator,
+)
 
 from sidecar.model import Model
 from streamer.errors import ConfigError
+from streamer.secrets import remember
 from streamer.source.session import STALL_TIMEOUT, Endpoint, Reading
 from streamer.units import KIB, MIB
 
@@ -23,10 +32,28 @@ def _octal(value: object) -> object:
     raise ValueError('write the mode as a quoted octal number, such as "0640"')
 
 
+BARE_URL = r"^https?://[^/\s@?#]+/?$"
+
+
+def _bare_url(value: str) -> str:
+    """The text is not shown: it is refused for what may be a password or a signature."""
+    if not re.fullmatch(BARE_URL, value):
+        raise ValueError(
+            "must be http:// or https:// and a host, without a path, a query or credentials in it; "
+            "credentials come from the environment"
+        )
+    return value
+
+
 class EndpointConfig(Model):
     """Where S3 is; what is left out comes from the environment, as with every AWS client."""
 
-    url: Annotated[StrictStr, Field(pattern=r"^https?://[^/\s]+/?$")] | None = None
+    url: (
+        Annotated[
+            StrictStr, AfterValidator(_bare_url), WithJsonSchema({"type": "string", "pattern": BARE_URL})
+        ]
+        | None
+    ) = None
     region: StrictStr | None = None
     profile: StrictStr | None = None
     path_style: bool = False
@@ -84,6 +111,14 @@ class AdminConfig(Model):
     """Unset: 9781, or under `penstock exec` any free port. 0 takes any free one, which the log names."""
     token_file: StrictStr | None = None
     """A file with the token that `penstock set` must give. Unset: limits cannot be changed while it runs."""
+    protect: Literal["limits", "all"] = "limits"
+    """What needs the token: changing limits, or everything but `/livez` and `/readyz`."""
+
+    @model_validator(mode="after")
+    def _has_token(self) -> Self:
+        if self.protect == "all" and self.token_file is None:
+            raise ValueError("Protect: all needs a TokenFile; name one, or remove Protect")
+        return self
 
     def token(self) -> str | None:
         """What is in the file. Raises ConfigError."""
@@ -104,6 +139,7 @@ def read_token(path: str) -> str:
             f"{path} must hold an admin token: 16 or more characters of ASCII without spaces; "
             "make one with `openssl rand -hex 16`"
         )
+    remember(found)
     return found
 
 

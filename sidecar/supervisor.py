@@ -182,6 +182,8 @@ class Supervisor:
             heads = await stack.enter_async_context(self._heads(clients))
             sums = Sums(clients.control, clients.credentials) if self.job.checks else None
             self.layout.create()
+            for exposed in self.layout.exposure():
+                log.warning("directory exposed", why=exposed)
             stack.enter_context(self.layout.locked())
             write_config_files(self.layout, self.job, self.hosts)
             write_environment_file(self.layout, self.job, self.hosts)

@@ -79,6 +79,12 @@ def enlarge(fd: int) -> int:
     return fcntl.fcntl(fd, fcntl.F_GETPIPE_SZ)
 
 
+def peer(sock: socket.socket) -> int:
+    """The user who connected to a Unix socket, or listens at its other end (SO_PEERCRED, unix(7))."""
+    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", credentials)[1])
+
+
 class Channel:
     """One channel: its epoch, and the FIFO of it once a reader has come."""
 
@@ -226,8 +232,7 @@ class Keeper:
 
     def _accept(self) -> None:
         client, _ = self._listener.accept()
-        credentials = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        if struct.unpack("3i", credentials)[1] not in (0, os.geteuid()):
+        if peer(client) not in (0, os.geteuid()):
             client.close()
             return
         self._client = client
@@ -248,7 +253,7 @@ class Keeper:
             return
         try:
             self._obey(json.loads(data), fds)
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             self._hang_up()  # no sidecar of ours says such things
         finally:
             for fd in fds:

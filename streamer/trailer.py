@@ -21,8 +21,10 @@ The name starts with a dot because known readers pick FIFOs by listing names tha
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import stat
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
@@ -30,6 +32,8 @@ Verdict = Literal["open", "complete", "abandoned", "failed", "stopped"]
 
 FORMAT = 1
 """Version of the document; a reader refuses one that it does not know."""
+LONGEST = 1 << 20
+"""Bytes of a trailer; a hundred changes of objects with the longest keys are a third of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,9 +95,15 @@ def write_trailer(directory: str, trailer: Trailer, *, mode: int = 0o644) -> Non
 
 
 def replace_file(path: str, data: bytes, *, mode: int = 0o644) -> None:
-    """Make `path` hold `data`, at once for whoever reads it; `mode` less the umask. Raises OSError."""
+    """Make `path` hold `data`, at once for whoever reads it; `mode` less the umask. Raises OSError.
+
+    The file is a new one, and so ours: what lies there under the name, or as the temporary one, is neither
+    written to nor followed.
+    """
     temporary = f"{path}.{os.getpid()}.tmp"
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(temporary)
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
         with open(fd, "wb") as file:
             file.write(data)
@@ -111,10 +121,15 @@ def read_trailer(directory: str, channel: str, epoch: int) -> Trailer | None:
     """
     path = trailer_path(directory, channel, epoch)
     try:
-        with open(path, "rb") as file:
-            raw = file.read()
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
+    with open(fd, "rb") as file:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise ValueError(f"{path} is not a regular file")
+        raw = file.read(LONGEST + 1)
+    if len(raw) > LONGEST:
+        raise ValueError(f"{path} is longer than a trailer can be")
     return parse_trailer(raw, name=path)
 
 
@@ -122,7 +137,7 @@ def parse_trailer(raw: bytes, *, name: str = "trailer") -> Trailer:
     """Decode a trailer document; ValueError if it is not one."""
     try:
         document: Any = json.loads(raw)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{name} is not JSON: {error}") from error
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise ValueError(f"{name} is not a trailer of format {FORMAT}")

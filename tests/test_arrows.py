@@ -15,15 +15,17 @@ BASE = {"streamer", "streamer.errors", "streamer.units"}
 
 MAY_IMPORT = {
     "streamer.plan": {"streamer.formats"},
-    "streamer.source": {"streamer.plan"},
+    "streamer.source": {"streamer.plan", "streamer.secrets"},
     "streamer.trailer": set(),
     "streamer.keeper": set(),
+    "streamer.secrets": set(),
     "streamer.sink": {"streamer.keeper", "streamer.plan", "streamer.trailer"},
     "streamer.relay": {"streamer.plan", "streamer.source", "streamer.sink", "streamer.trailer"},
     "streamer.formats": set(),
     "streamer.readers": {"streamer.formats", "streamer.trailer"},
     "sidecar": {
         "streamer.plan", "streamer.source", "streamer.sink", "streamer.relay", "streamer.trailer",
+        "streamer.secrets",
     },
     "streamer.errors": set(),
     "streamer.units": set(),

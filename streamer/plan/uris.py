@@ -19,6 +19,7 @@ class S3Uri(NamedTuple):
 
 
 _URI = re.compile(r"s3://([^/]+)/?(.*)", re.DOTALL)
+_HALF = re.compile(r"[\ud800-\udfff]")
 _VERSION = re.compile(r"(.*)\?versionId=([^?&/]+)", re.DOTALL)
 
 
@@ -27,6 +28,8 @@ def parse_s3_uri(uri: str) -> S3Uri:
     match = _URI.fullmatch(uri)
     if match is None:
         raise ConfigError(f"{uri!r} is not an S3 URI: write s3://BUCKET/PREFIX")
+    if _HALF.search(uri):
+        raise ConfigError(f"{uri!r} holds half a surrogate pair, which no key can")
     return S3Uri(*match.groups())
 
 

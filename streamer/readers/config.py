@@ -53,7 +53,7 @@ def channels_in(config_dir: str) -> dict[str, Any]:
         raise PipeModeDatasetException(
             f"{path} does not exist: the sidecar has not started yet, or it uses another base directory"
         ) from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise PipeModeDatasetException(f"{path} cannot be read: {error}") from error
     return channels if isinstance(channels, dict) else {}
 

@@ -19,6 +19,7 @@ import os
 from typing import TYPE_CHECKING
 
 from streamer.errors import ChannelError
+from streamer.trailer import replace_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,7 +66,7 @@ class EpochState:
     def _locked(self) -> Iterator[None]:
         self.prepare()
         try:
-            fd = os.open(self._lock, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            fd = os.open(self._lock, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX)
                 yield
@@ -86,7 +87,4 @@ class EpochState:
 
     def _write(self, epoch: int) -> None:
         # By rename, so that a crash leaves the old index or the new one and never an empty file.
-        temporary = f"{self.path}.{os.getpid()}.tmp"
-        with open(temporary, "wb") as file:
-            file.write(b"%d" % epoch)
-        os.rename(temporary, self.path)
+        replace_file(self.path, b"%d" % epoch, mode=0o666)

@@ -237,6 +237,7 @@ async def connected(path: str) -> KeeperClient:
     try:
         with keeper_module.address(path) as reachable:
             sock.connect(reachable)
+        uid = keeper_module.peer(sock)
         client = KeeperClient(path, sock)
     except OSError as error:
         sock.close()
@@ -244,6 +245,11 @@ async def connected(path: str) -> KeeperClient:
             f"no keeper listens at {path}: {error.strerror or error}; start `penstock keeper {path}` first"
         ) from error
     try:
+        if uid not in (0, os.geteuid()):
+            raise SinkError(  # noqa: TRY301 - closed as after any other refusal
+                f"who listens at {path} is user {uid}, and no keeper of ours; remove the socket, and let "
+                "nobody else write that directory"
+            )
         await client.greet()
     except BaseException:
         client.close()
@@ -268,6 +274,11 @@ def command(path: str, *, idle_for: float | None = None) -> list[str]:
     return [sys.executable, "-I", "-S", str(keeper_module.__file__), path, *told]
 
 
+def environment() -> dict[str, str]:
+    """What a keeper needs of ours: it lives longer, and must not carry credentials about."""
+    return {name: value for name, value in os.environ.items() if name in ("LD_LIBRARY_PATH", "LANG")}
+
+
 def _start(path: str) -> None:
     """Start a keeper and wait until it listens; then it lets go of its standard output."""
     process = subprocess.Popen(  # noqa: S603 - our own interpreter and file
@@ -277,6 +288,7 @@ def _start(path: str) -> None:
         stderr=subprocess.STDOUT,
         start_new_session=True,
         cwd="/",
+        env=environment(),
     )
     assert process.stdout is not None  # noqa: S101 - for the type checker
     with process.stdout:

@@ -19,6 +19,8 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 from streamer.errors import Denied, Expired, PenstockError
+from streamer.secrets import quoted, remember
+from streamer.source.faults import told
 
 PAUSE = 1.0
 """Seconds between two questions to the chain, however many requests are refused."""
@@ -35,6 +37,7 @@ class LastingCredentials:
         self._stale = False
         self._loaded_at = self._failed_at = float("-inf")
         self._failure = ""
+        self._known: tuple[str | None, ...] = ()
 
     def __repr__(self) -> str:
         return f"<LastingCredentials by {self._current.method}>"
@@ -60,17 +63,21 @@ class LastingCredentials:
         try:
             if self._stale:
                 await self._renew()
-            return await self._current.get_frozen_credentials()
+            found = await self._current.get_frozen_credentials()
         except PenstockError:
             raise
         except Exception as error:
             # Processes, files, STS, metadata services: each fails with errors of its own.
             self._failed_at = time.monotonic()
             self._failure = (
-                f"the credentials cannot be renewed ({type(error).__name__}: {error}); see to their source, "
-                f"which is {self._current.method}"
+                f"the credentials cannot be renewed ({type(error).__name__}: {quoted(told(error))}); "
+                f"see to their source, which is {self._current.method}"
             )
             raise Expired(self._failure) from error
+        if (secrets := (found.access_key, found.secret_key, found.token)) != self._known:
+            remember(*secrets)
+            self._known = secrets
+        return found
 
     async def _renew(self) -> None:
         async with self._lock:

@@ -47,6 +47,8 @@ HEEDED = {
 """Headers that anybody asks for, as they are parsed and as they are kept."""
 MAX_HEAD = 64 * 1024
 MAX_REFUSAL = 256 * 1024
+LONGEST_NUMBER = 20
+"""Digits of a length that no object has."""
 
 
 @dataclass(slots=True)
@@ -60,7 +62,7 @@ class Head:
     @property
     def content_length(self) -> int | None:
         value = self.headers.get("content-length", "")
-        return int(value) if value.isdecimal() else None
+        return int(value) if value.isdecimal() and len(value) < LONGEST_NUMBER else None
 
 
 @dataclass(frozen=True, slots=True)

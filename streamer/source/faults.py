@@ -7,12 +7,14 @@ status, then the exception's type; what remains is a bug and passes through unma
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
 from botocore import exceptions as boto
+from botocore.parsers import ResponseParserError
 
 from streamer.errors import (
     BadAnswer,
@@ -30,6 +32,7 @@ from streamer.errors import (
     Truncated,
     Where,
 )
+from streamer.secrets import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -94,7 +97,13 @@ def map_errors(where: Where) -> Iterator[None]:
         yield
     except PenstockError:
         raise
-    except (boto.BotoCoreError, boto.ClientError, boto.HTTPClientError, *_BROKEN) as error:
+    except (
+        boto.BotoCoreError,
+        boto.ClientError,
+        boto.HTTPClientError,
+        ResponseParserError,
+        *_BROKEN,
+    ) as error:
         raise mapped(error, where) from error
 
 
@@ -111,27 +120,37 @@ def mapped(error: BaseException, where: Where) -> PenstockError:
     """Our error for a foreign one that was met at `where`."""
     if isinstance(error, boto.ClientError):
         return _from_client_error(error, where)
+    said = quoted(told(error))
     if isinstance(error, _ABSENT):
         return Denied(
-            f"no usable credentials ({error}); set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, "
+            f"no usable credentials ({said}); set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, "
             "or Penstock.Endpoint.Anonymous: true",
             where,
         )
     if isinstance(error, boto.SSLError):
         return BadAnswer(
-            f"TLS failed ({error}); for a private authority set Penstock.Endpoint.CaBundle", where
+            f"TLS failed ({said}); for a private authority set Penstock.Endpoint.CaBundle", where
         )
     if isinstance(error, (aiohttp.ClientPayloadError, boto.IncompleteReadError)):
         return Truncated("the body broke off", where)
     if isinstance(error, boto.EndpointConnectionError):
-        return Transient(f"{error}; is the endpoint up, and Penstock.Endpoint.Url right?", where)
+        return Transient(f"{said}; is the endpoint up, and Penstock.Endpoint.Url right?", where)
     if isinstance(error, _BROKEN):
-        return Transient(f"the connection failed ({type(error).__name__}: {error})", where)
+        return Transient(f"the connection failed ({type(error).__name__}: {said})", where)
+    if isinstance(error, ResponseParserError):
+        return BadAnswer(f"the answer cannot be understood ({said})", where)
     if isinstance(error, boto.PaginationError):
-        return BadAnswer(f"the listing does not advance ({error})", where)
+        return BadAnswer(f"the listing does not advance ({said})", where)
     if isinstance(error, (boto.ProfileNotFound, boto.NoRegionError, boto.ConfigParseError)):
-        return ConfigError(f"{error}; see Penstock.Endpoint")
-    return BadAnswer(f"{type(error).__name__}: {error}", where)
+        return ConfigError(f"{said}; see Penstock.Endpoint")
+    return BadAnswer(f"{type(error).__name__}: {said}", where)
+
+
+def told(error: BaseException) -> str:
+    """The error's text, less what a credential_process wrote: nobody knows which word of that is secret."""
+    if isinstance(error, boto.CredentialRetrievalError) and error.kwargs.get("provider") == "custom-process":
+        return "the credential_process failed; run it by hand to see why"
+    return str(error)
 
 
 def _from_client_error(error: Any, where: Where) -> SourceError:
@@ -162,7 +181,7 @@ def from_answer(
 ) -> SourceError:
     """Our error for an answer of S3's that is none of what was asked for. `date`: its header of that name."""
     place = Where(where.bucket, where.key, where.offset, where.attempt, request_id or None)
-    text = f"{_FIX.get(code, message or code)} (S3 said {status} {code})"
+    text = f"{_FIX.get(code) or quoted(message or code)} (S3 said {status} {quoted(code)})"
     if code in _THROTTLE or status in (429, 503):
         return Throttled(text, place, retry_after=_seconds(retry_after))
     if code in _TRANSIENT or status >= 500:
@@ -196,6 +215,7 @@ def _ahead(date: str | None) -> float:
 def _seconds(header: str | None) -> float | None:
     """A Retry-After in its number form; a date is as good as none here."""
     try:
-        return float(header) if header else None
+        found = float(header) if header else None
     except ValueError:
         return None
+    return found if found is not None and 0 <= found < math.inf else None

@@ -40,6 +40,10 @@ _NAMED = (("Contents", "Key"), ("CommonPrefixes", "Prefix"))
 """What a page of a listing names, and how."""
 
 
+_WANTED = {"Contents": {"Key", "Size", "ETag"}, "CommonPrefixes": {"Prefix"}}
+"""What every entry of a listing must say."""
+
+
 class _Lister:
     """One listing of one bucket."""
 
@@ -61,10 +65,19 @@ class _Lister:
     async def _page(self, prefix: str, **asked: str) -> dict[str, Any]:
         where = Where(self._bucket, prefix)
         async with self._turns:
-            with map_errors(where):
-                page: dict[str, Any] = await self._client.list_objects_v2(
-                    Bucket=self._bucket, Prefix=prefix, **asked
-                )
+            try:
+                with map_errors(where):
+                    page: dict[str, Any] = await self._client.list_objects_v2(
+                        Bucket=self._bucket, Prefix=prefix, **asked
+                    )
+            except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+                raise BadAnswer(f"the listing cannot be understood ({error!r})", where) from error
+        for name, wanted in _WANTED.items():
+            for entry in page.get(name, ()):
+                if not wanted <= entry.keys() or entry.get("Size", 0) < 0:
+                    raise BadAnswer(
+                        f"the listing has an entry without its {', '.join(sorted(wanted))}", where
+                    )
         token = page.get("NextContinuationToken")
         if page.get("IsTruncated") and token in (None, asked.get("ContinuationToken")):
             raise BadAnswer("the listing does not advance (truncated, without a further token)", where)

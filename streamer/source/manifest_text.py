@@ -128,7 +128,7 @@ class ArrayScanner:
         """The URI of a suffix; None for the prefix."""
         try:
             value = json.loads(token)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             self._refuse(f"not JSON ({error})")
         if self.prefix is None:
             prefix = value.get("prefix") if isinstance(value, dict) else None

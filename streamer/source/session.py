@@ -25,6 +25,7 @@ from botocore.utils import parse_timestamp
 
 from streamer import __version__
 from streamer.errors import ConfigError, Where
+from streamer.secrets import remember, remember_environment
 from streamer.source.credentials import LastingCredentials, OfSession
 from streamer.source.faults import map_errors
 
@@ -141,6 +142,9 @@ async def open_clients(
     from aiobotocore.session import AioSession
     from botocore import UNSIGNED
 
+    remember_environment()
+    if (key := endpoint.reading.sse_customer_key) is not None:
+        remember(key, md5(key, usedforsecurity=False).digest())
     if endpoint.ca_bundle and not os.access(endpoint.ca_bundle, os.R_OK):
         raise ConfigError(f"cannot read {endpoint.ca_bundle}; Endpoint.CaBundle must name a PEM file")
     common: dict[str, Any] = {

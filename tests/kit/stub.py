@@ -19,6 +19,7 @@ from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import quote as url_quote
 from xml.sax.saxutils import escape
 
 from aiohttp import web
@@ -221,22 +222,25 @@ class S3Stub:
         await self._together(f"list {prefix}")
         most = self.page or PAGE
         page, more = names[:most], len(names) > most
+        encoded = request.query.get("encoding-type") == "url"
+        write = functools.partial(url_quote, safe="/") if encoded else escape
         folders = "".join(
-            f"<CommonPrefixes><Prefix>{escape(name)}</Prefix></CommonPrefixes>"
+            f"<CommonPrefixes><Prefix>{write(name)}</Prefix></CommonPrefixes>"
             for name in page
             if f"{bucket}/{name}" not in self.objects or (delimiter and name.endswith(delimiter))
         )
         quote = "" if self.bare_listing_etags else "&quot;"
         entries = "".join(
-            f"<Contents><Key>{escape(key)}</Key><Size>{len(self.objects[f'{bucket}/{key}'])}</Size>"
+            f"<Contents><Key>{write(key)}</Key><Size>{len(self.objects[f'{bucket}/{key}'])}</Size>"
             f"<ETag>{quote}{etag(self.objects[f'{bucket}/{key}'])}{quote}</ETag></Contents>"
             for key in page
             if f"{bucket}/{key}" in self.objects and not (delimiter and key.endswith(delimiter))
         )
         token = f"<NextContinuationToken>{escape(page[-1])}</NextContinuationToken>" if more else ""
+        encoding = "<EncodingType>url</EncodingType>" if encoded else ""
         return web.Response(
             content_type="application/xml",
-            text=f"<ListBucketResult><IsTruncated>{str(more).lower()}</IsTruncated>{token}{entries}{folders}</ListBucketResult>",
+            text=f"<ListBucketResult>{encoding}<IsTruncated>{str(more).lower()}</IsTruncated>{token}{entries}{folders}</ListBucketResult>",
         )
 
 
@@ -355,7 +359,9 @@ class StubThread:
         self._stop = asyncio.Event()
         self.stub._loop = asyncio.get_running_loop()
         app = web.Application()
-        app.add_routes([web.get("/{bucket}", self._bare), web.get("/{bucket}/{key:.*}", self.stub._get)])
+        app.add_routes(
+            [web.get("/{bucket}", self._bare), web.get(r"/{bucket}/{key:[\s\S]*}", self.stub._get)]
+        )
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await runner.setup()
         listening = socket.create_server(("127.0.0.1", 0))

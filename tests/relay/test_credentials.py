@@ -17,6 +17,7 @@ from xml.sax.saxutils import escape
 
 import pytest
 from aiohttp import web
+from botocore.credentials import ReadOnlyCredentials
 
 from sidecar.exits import Exit, exit_code
 from streamer.errors import Denied, Expired, GaveUp, SourceError
@@ -287,8 +288,8 @@ class Found:
     def __init__(self, number: int) -> None:
         self.number = number
 
-    async def get_frozen_credentials(self) -> int:
-        return self.number
+    async def get_frozen_credentials(self) -> ReadOnlyCredentials:
+        return ReadOnlyCredentials(f"AKID{self.number}", "secret", None)
 
 
 async def test_many_that_wait_for_a_chain_that_fails_ask_it_once():
@@ -320,10 +321,11 @@ async def test_many_refusals_ask_the_chain_once():
         return Found(asked)
 
     lasting = LastingCredentials(Found(0), load)
-    assert await lasting.get_frozen_credentials() == 0
+    assert (await lasting.get_frozen_credentials()).access_key == "AKID0"
     now = asyncio.get_running_loop().time()
     assert all(lasting.refused(now) for _ in range(64))
-    assert await asyncio.gather(*[lasting.get_frozen_credentials() for _ in range(64)]) == [1] * 64
+    renewed = await asyncio.gather(*[lasting.get_frozen_credentials() for _ in range(64)])
+    assert {each.access_key for each in renewed} == {"AKID1"}
     assert lasting.refused(now), "a late refusal of the old key"
-    assert await lasting.get_frozen_credentials() == 1
+    assert (await lasting.get_frozen_credentials()).access_key == "AKID1"
     assert asked == 1

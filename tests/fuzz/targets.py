@@ -1,0 +1,415 @@
+"""What is fuzzed: every parser of bytes that somebody else wrote, each with inputs that it takes.
+
+A target takes any bytes and returns, or raises one of the errors that it may (`Target.ends`). Anything else
+(a KeyError, a RecursionError, a MemoryError, a hang) is a finding. Parsers that work piece by piece get their
+input in pieces, whose sizes follow from it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import gzip
+import io
+import json
+import os
+import socket
+import struct
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from botocore.loaders import create_loader
+from botocore.model import ServiceModel
+from botocore.parsers import create_parser
+
+from sidecar.config import load_job
+from sidecar.identity import identify
+from sidecar.request import parse_source
+from sidecar.resume import parse_saved
+from sidecar.runtime import Layout, platform_resource_config, resource_config
+from sidecar.settings import read_token
+from streamer.errors import PenstockError, Where
+from streamer.formats import recordio, tfrecord
+from streamer.formats.lines import LineReader
+from streamer.formats.recordio import RecordIOReader
+from streamer.formats.tar import TarReader, sample
+from streamer.formats.tfrecord import TFRecordReader
+from streamer.plan import Arrangement, ObjectRef, Part, parse_object_uri
+from streamer.readers import protobuf
+from streamer.readers.config import channels_in, check_channel
+from streamer.readers.place import Place
+from streamer.readers.state import EpochState
+from streamer.relay.inflate import Inflater
+from streamer.relay.stages import BufferPool, MemoryStage
+from streamer.relay.statistics import Tally
+from streamer.source.client import _mapped
+from streamer.source.exchange import AnswerParser, CopyExchange, Head, Refusal, Unusual
+from streamer.source.faults import first_error
+from streamer.source.lanes import Lane
+from streamer.source.listing import _Lister
+from streamer.source.manifest_text import ArrayScanner, Gunzip, LineScanner
+from streamer.source.ranges import check_head
+from streamer.trailer import Trailer, parse_trailer
+from tests.kit.pieces import Pieces
+
+MOST = 16 * 1024
+"""Bytes of an input."""
+PIECES = (1, 7, 64, 1 << 20)
+WHERE = Where("b", "k", 0, 1)
+REF = ObjectRef("b", "k", 100, "e")
+
+
+@dataclass(frozen=True)
+class Target:
+    """A parser; `ends`: what it may raise beside errors of ours; `seeds`: what it takes."""
+
+    parse: Callable[[bytes], object]
+    seeds: tuple[bytes, ...]
+    ends: tuple[type[BaseException], ...] = ()
+
+    def run(self, data: bytes) -> None:
+        """Raises whatever the parser must not raise."""
+        try:
+            self.parse(data[:MOST])
+        except (PenstockError, *self.ends):
+            pass
+
+
+def pieces(data: bytes) -> Iterator[bytes]:
+    """Cut as the first byte says, which stays with them."""
+    size = PIECES[data[0] % len(PIECES)] if data else 1
+    return (data[at : at + size] for at in range(0, len(data), size))
+
+
+def scanned(scanner: Any, data: bytes) -> None:
+    gunzip = Gunzip("s3://b/manifest")
+    for piece in pieces(data):
+        for text in gunzip.feed(piece):
+            list(scanner.feed(text, last=False))
+    list(scanner.feed(gunzip.finish(), last=True))
+
+
+def manifest(data: bytes) -> None:
+    scanned(ArrayScanner("s3://b/manifest"), data)
+
+
+def augmented(data: bytes) -> None:
+    scanned(LineScanner("s3://b/manifest", ["source-ref", "label"]), data)
+
+
+def records(kind: Any, **options: Any) -> Callable[[bytes], None]:
+    def read(data: bytes) -> None:
+        size = PIECES[data[0] % len(PIECES)] if data else 1
+        reader = kind(Pieces(data, iter(lambda: size, 0)), block_bytes=64, **options)
+        for record in reader:
+            if kind is TarReader:
+                sample(record)
+
+    return read
+
+
+def inflated(data: bytes) -> None:
+    inflater = Inflater(REF)
+    for piece in pieces(data):
+        inflater.feed(piece)
+        for _ in range(64):  # what inflates to more is not looked at to its end
+            if not inflater.pieces(64 * 1024):
+                break
+        else:
+            return
+    inflater.finish()
+
+
+@functools.cache
+def loop() -> asyncio.AbstractEventLoop:
+    return asyncio.new_event_loop()
+
+
+def answer(data: bytes) -> None:
+    """An answer as a connection brings it, judged and, if it is right, its body taken."""
+
+    async def read() -> None:
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            theirs.setblocking(False)
+            theirs.send(data)
+            theirs.close()
+            ours.setblocking(False)
+            stage = MemoryStage(
+                Part(0, REF, 0, 100, 0), BufferPool(), on_change=lambda: None, tally=Tally()
+            )  # fmt: skip
+            lane = Lane(ours)
+            try:
+                refusal = await CopyExchange(lane, stage, WHERE, check=right_range).run()
+            except Unusual:
+                return
+            finally:
+                lane.close()
+            if refusal is not None:
+                raise _mapped(refusal, WHERE)
+
+    loop().run_until_complete(asyncio.wait_for(read(), 5))
+
+
+def right_range(head: Head) -> None:
+    check_head(
+        Part(0, REF, 0, 100, 0), 0, WHERE, status=head.status, etag=head.headers.get("etag"),
+        content_range=head.headers.get("content-range"), content_length=head.content_length,
+    )  # fmt: skip
+
+
+def content_range(data: bytes) -> None:
+    parser = AnswerParser()
+    parser.head = Head(
+        206, {"content-range": data.decode("latin-1"), "content-length": data.decode("latin-1")}
+    )
+    right_range(parser.head)
+
+
+def refusal(data: bytes) -> None:
+    status, _, body = data.partition(b"\n")
+    code = int(status) if status.isdigit() and len(status) < 4 else 400
+    raise _mapped(Refusal(Head(code, {"retry-after": status.decode("latin-1")}), body), WHERE)
+
+
+@functools.cache
+def s3_parser() -> tuple[Any, Any]:
+    model = ServiceModel(create_loader().load_service_model("s3", "service-2"), "s3")
+    return create_parser("rest-xml"), model.operation_model("ListObjectsV2").output_shape
+
+
+class Answers:
+    """Stands for botocore's client: every page is this one."""
+
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+
+    async def list_objects_v2(self, **_: str) -> Any:
+        parser, shape = s3_parser()
+        return parser.parse({"status_code": 200, "headers": {}, "body": self._body}, shape)
+
+
+def listing(data: bytes) -> None:
+    async def read() -> None:
+        try:
+            await _Lister(Answers(data), "b", Arrangement(), progress=None).below("")
+        except BaseExceptionGroup as errors:
+            raise first_error(errors) from errors
+
+    loop().run_until_complete(asyncio.wait_for(read(), 5))
+
+
+@functools.cache
+def place() -> str:
+    """A directory in memory, for what is read from files."""
+    return tempfile.mkdtemp(prefix="penstock-fuzz-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
+
+
+def from_file(name: str, read: Callable[[str], object]) -> Callable[[bytes], None]:
+    """`read`: from the directory that the file lies in."""
+
+    def parse(data: bytes) -> None:
+        path = os.path.join(place(), name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "wb") as file:
+            file.write(data)
+        read(place())
+
+    return parse
+
+
+def identities(base: str) -> None:
+    document = platform_resource_config(Layout(base))
+    resource_config(identify(job(), environment={}, document=document))
+
+
+def from_environment(data: bytes) -> None:
+    names = ("TF_CONFIG", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "JOB_COMPLETION_INDEX")
+    text = data.decode("utf-8", "replace")
+    identify(job(), environment=dict(zip(names, text.split("\0"), strict=False)))
+
+
+@functools.cache
+def job() -> Any:
+    path = os.path.join(place(), "fixed.yaml")
+    with open(path, "w") as file:
+        file.write(JOB)
+    return load_job(path)
+
+
+def channels(base: str) -> None:
+    channels_in(base)
+    check_channel("train", base)
+
+
+def saved(data: bytes) -> None:
+    text = data.decode("utf-8", "replace")
+    parse_saved(text)
+
+
+def place_of(data: bytes) -> None:
+    """A reader's `load_state_dict`, of JSON that somebody kept."""
+    try:
+        state = json.loads(data)
+    except (ValueError, RecursionError):
+        return
+    if isinstance(state, dict):
+        Place.of(state, "train")
+
+
+def uris(data: bytes) -> None:
+    text = data.decode("utf-8", "replace")
+    for parse in (parse_source, parse_object_uri):
+        try:
+            parse(text)
+        except PenstockError:
+            continue
+
+
+def proto(data: bytes) -> None:
+    record = protobuf.decode(data)
+    for value in (*record.features.values(), *record.label.values()):
+        if isinstance(value, protobuf.Sparse) and 0 < _product(value.shape) < 1 << 16:
+            value.dense()
+
+
+def _product(shape: tuple[int, ...]) -> int:
+    found = 1
+    for each in shape:
+        found *= each
+    return found
+
+
+JOB = """
+InputDataConfig:
+  - ChannelName: train
+    DataSource: {S3DataSource: {S3DataType: S3Prefix, S3Uri: "s3://b/train/"}}
+Penstock:
+  MemoryBudget: 64MiB
+  Endpoint: {Url: "http://127.0.0.1:1", PathStyle: true}
+  Admin: {Port: 0}
+"""
+HEAD = (
+    b"HTTP/1.1 206 Partial Content\r\nContent-Range: bytes 0-99/100\r\nContent-Length: 100\r\n"
+    b'ETag: "e"\r\nx-amz-request-id: R\r\n\r\n'
+)
+PAGE = (
+    b"<ListBucketResult><EncodingType>url</EncodingType><IsTruncated>true</IsTruncated>"
+    b"<NextContinuationToken>t</NextContinuationToken><Contents><Key>a%20b</Key><Size>1</Size>"
+    b'<ETag>"e"</ETag><LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>'
+    b"<CommonPrefixes><Prefix>p/</Prefix></CommonPrefixes></ListBucketResult>"
+)
+RESOURCES = {
+    "current_host": "algo-1", "current_instance_type": "ml", "current_group_name": "g", "hosts": ["algo-1"],
+    "instance_groups": [{"instance_group_name": "g", "instance_type": "ml", "hosts": ["algo-1"]}],
+    "network_interface_name": "eth0",
+}  # fmt: skip
+STATE = {"format": 1, "channel": "train", "epoch": 1, "offset": 2, "skip": 0, "records": 1, "digest": "d"}
+TRAILER = Trailer(channel="train", epoch=0, verdict="complete", bytes_total=5, bytes_delivered=5, error="e")
+TF_CONFIG = {"cluster": {"chief": ["a"], "worker": ["b"]}, "task": {"type": "worker", "index": 0}}
+
+
+def tar() -> bytes:
+    import tarfile
+
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for name in ("a.txt", "a.cls", "b" * 120 + ".txt"):
+            entry = tarfile.TarInfo(name)
+            entry.size = 3
+            archive.addfile(entry, io.BytesIO(b"abc"))
+    return made.getvalue()[:8192]
+
+
+def message(number: int, data: bytes) -> bytes:
+    return bytes([number << 3 | 2, len(data)]) + data
+
+
+VALUES = message(
+    2, message(2, message(1, struct.pack("<2f", 1, 2)) + message(2, b"\0\1") + message(3, b"\2"))
+)
+
+TARGETS: dict[str, Target] = {
+    "manifest": Target(
+        manifest,
+        (
+            b'[{"prefix": "s3://b/p/"}, "a", "b?versionId=1"]',
+            gzip.compress(b'[{"prefix": "s3://b/"}, "k"]', mtime=0),
+        ),
+    ),
+    "augmented": Target(
+        augmented,
+        (
+            b'{"source-ref": "s3://b/k", "label": {"a": [1, 2.5e3, null]}}\n',
+            b'{"label": "x", "source-ref": "s3://b/\\u00e9"}',
+        ),
+    ),
+    "recordio": Target(records(RecordIOReader), (recordio.encode(b"hello"), recordio.encode(b"") * 3)),
+    "recordio-rejoined": Target(
+        records(RecordIOReader, rejoin_magic=True),
+        (bytes.fromhex("0a23d7ce04000020414243440a23d7ce0200006045460000"),),
+    ),
+    "tfrecord": Target(records(TFRecordReader), (tfrecord.encode(b"hello"), tfrecord.encode(b"") * 2)),
+    "tfrecord-skipping": Target(
+        records(TFRecordReader, max_corrupted_records_to_skip=2), (tfrecord.encode(b"hello"),)
+    ),
+    "lines": Target(records(LineReader), (b"a\nb\n", b"a\r\nb")),
+    "tar": Target(records(TarReader), (tar(),)),
+    "protobuf": Target(
+        proto,
+        (
+            message(1, message(1, b"values") + VALUES),
+            message(2, message(1, b"l") + message(2, message(9, message(1, b"x")))) + message(3, b"u"),
+        ),
+    ),
+    "inflate": Target(
+        inflated, (gzip.compress(b"hello", mtime=0) * 2, bytes.fromhex("28b52ffd2005290000") + b"hello")
+    ),
+    "content-range": Target(content_range, (b"bytes 0-99/100", b"100")),
+    "answer": Target(
+        answer,
+        (
+            HEAD + b"x" * 100,
+            b"HTTP/1.1 404 Not Found\r\nContent-Length: 5\r\nRetry-After: 1\r\n\r\nabcde",
+            b"HTTP/1.1 100 Continue\r\n\r\n" + HEAD,
+        ),
+    ),
+    "refusal": Target(
+        refusal, (b"403\n<Error><Code>AccessDenied</Code><Message>no</Message></Error>", b"1e9\n")
+    ),
+    "listing": Target(listing, (PAGE, b"<ListBucketResult/>")),
+    "config": Target(
+        from_file("job.yaml", lambda base: load_job(os.path.join(base, "job.yaml"))),
+        (JOB.encode(), b'{"InputDataConfig": []}', b"{a: &a [1], b: *a, ? [1] : 2}"),
+    ),
+    "trailer": Target(
+        parse_trailer,
+        (
+            json.dumps(
+                {"channel": "c", "epoch": 0, "verdict": "open", "bytes_total": None, "format": 1}
+            ).encode(),
+            json.dumps({k: getattr(TRAILER, k) for k in TRAILER.__slots__}).encode(),
+        ),
+        (ValueError,),
+    ),
+    "resume": Target(saved, (json.dumps(STATE).encode(), json.dumps([STATE, STATE]).encode())),
+    "reader-state": Target(place_of, (json.dumps(STATE).encode(),), (ValueError,)),
+    "resourceconfig": Target(
+        from_file("input/config/resourceconfig.json", identities), (json.dumps(RESOURCES).encode(),)
+    ),
+    "environment": Target(
+        from_environment, (json.dumps(TF_CONFIG).encode(), b"\x001\x002\x001", b"\x001\x00999999999999")
+    ),
+    "inputdataconfig": Target(
+        from_file("inputdataconfig.json", channels), (b'{"train": {"TrainingInputMode": "Pipe"}}',)
+    ),
+    "epoch-state": Target(
+        from_file(".train-pipe_mode-state", lambda base: EpochState(base, "train").take()), (b"3", b" 12\n")
+    ),
+    "admin-token": Target(
+        from_file("token", lambda base: read_token(os.path.join(base, "token"))), (b"0123456789abcdef\n",)
+    ),
+    "uri": Target(uris, (b"s3://b/k?versionId=x", b"https://b.s3.eu-west-1.amazonaws.com/k%20k")),
+}

@@ -1,0 +1,61 @@
+"""Every input that is kept, and arbitrary ones: each parser ends in a value or in an error of ours."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from tests.fuzz.__main__ import CORPUS, INTERESTING
+from tests.fuzz.targets import TARGETS
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_every_kept_input_ends_as_it_must(name):
+    for seed in TARGETS[name].seeds:
+        TARGETS[name].run(seed)
+    for path in sorted((CORPUS / name).glob("*")):
+        TARGETS[name].run(path.read_bytes())
+
+
+def test_the_corpus_is_of_targets_that_are_there():
+    assert {path.name for path in CORPUS.iterdir()} <= set(TARGETS)
+    assert sum(path.stat().st_size for path in CORPUS.rglob("*") if path.is_file()) < 512 * 1024
+
+
+def spliced(seeds):
+    """A seed with something put in, or cut."""
+
+    def make(parts):
+        seed, at, to, put = parts
+        return seed[: at % (len(seed) + 1)] + put + seed[to % (len(seed) + 1) :]
+
+    put = st.one_of(st.binary(max_size=40), st.sampled_from(INTERESTING))
+    return st.tuples(st.sampled_from(seeds), st.integers(0, 4096), st.integers(0, 4096), put).map(make)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_what_is_like_an_input_ends_as_it_must(name):
+    target = TARGETS[name]
+
+    @settings(max_examples=60, suppress_health_check=list(HealthCheck))
+    @given(spliced(target.seeds))
+    @example(b"")
+    def check(data):
+        target.run(data)
+
+    check()
+
+
+def test_a_finding_is_found_and_kept(tmp_path):
+    """The search itself, blind as it may be: a second of one target, by the command."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.fuzz", "--minutes", "0.02", "--target", "content-range"],
+        capture_output=True, text=True, check=False, timeout=50,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 targets, " in done.stdout
+    assert " 0 executions" not in done.stdout
