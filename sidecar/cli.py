@@ -229,7 +229,7 @@ def plan(path: str, host_index: int | None, host_count: int | None, *, as_json: 
     configure(level="warning")
     found = _run(commands.plan(load_job(path), (host_index, host_count)))
     if as_json:
-        click.echo(json.dumps(found, indent=2))
+        _document(found)
         return
     click.echo(f"transport  {found['transport']}: {found['reason']}")
     click.echo(f"budget     {human_bytes(found['budget'])}, {found['connections']} connections to begin with")
@@ -269,7 +269,7 @@ def doctor(path: str, host_index: int | None, host_count: int | None, *, as_json
 
     _run(examine())
     if as_json:
-        click.echo(json.dumps(practice.document(findings), indent=2))
+        _document(practice.document(findings))
     sys.exit(practice.code(findings))
 
 
@@ -290,6 +290,12 @@ def top(url: str, *, once: bool, token_file: str | None) -> None:
 
     with contextlib.suppress(KeyboardInterrupt):
         watch(events(url, None if token_file is None else read_token(token_file)), once=once)
+
+
+def _document(found: object) -> None:
+    """Print JSON, whole: with PYTHONUNBUFFERED a write that a signal cuts short is not gone on with."""
+    with open(sys.stdout.fileno(), "wb", closefd=False) as stdout:
+        stdout.write(json.dumps(found, indent=2).encode() + b"\n")
 
 
 @cli.command("set")

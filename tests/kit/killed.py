@@ -63,8 +63,6 @@ def document(scene: Scene, base: Path) -> dict[str, Any]:
         section["Endpoint"]["CaBundle"] = scene.endpoint.ca_bundle
     if trial.connections is not None:
         section["Connections"] = trial.connections
-    if trial.lanes > 1:
-        section["Lanes"] = {"c0": trial.lanes}
     if trial.shard.by == "bytes":
         section["ShardBy"] = "bytes"
     return job("", None) | {"InputDataConfig": channels, "Penstock": section}
@@ -86,8 +84,11 @@ def _channel(scene: Scene, number: int) -> dict[str, Any]:
         found["CompressionType"] = "Gzip"
     if trial.shuffle is not None:
         found["ShuffleConfig"] = {"Seed": trial.shuffle}
-    if trial.check:
-        found["Penstock"] = {"Integrity": "checksum"}
+    extras: dict[str, Any] = {"Integrity": "checksum"} if trial.check else {}
+    if trial.lanes > 1 and number == 0:
+        extras["Lanes"] = trial.lanes
+    if extras:
+        found["Penstock"] = extras
     return found
 
 

@@ -50,6 +50,7 @@ def test_alerts_come_and_go_with_what_they_tell_of(stub, tmp_path, rules):
     document = job(stub.url, tmp_path / "ml", "b/train/", DrainFor=0, Bandwidth="8MB")
     with ExitStack() as stack:
         serving = stack.enter_context(sidecar(write_job(tmp_path / "job.yaml", document)))
+        serving.wait_for("ready")
         target = serving.url.removeprefix("http://")
         stack.enter_context(reading(tmp_path / "ml", "train"))
         server = stack.enter_context(scraping(tmp_path, target, rule_files=[str(rules)]))

@@ -318,6 +318,7 @@ def test_the_probes_and_the_shard_of_a_real_sidecar(stub, tmp_path, monkeypatch,
     monkeypatch.setenv("JOB_COMPLETION_INDEX", "1")
     with sidecar(write_job(tmp_path / "job.yaml", document)) as running:
         running.wait_for("host", index=1, of=count)
+        running.wait_for("ready")
         assert running.url.endswith(f":{admin}")
         for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
             found = pod.sidecar[probe]["httpGet"]

@@ -250,7 +250,7 @@ def test_plan_says_which_transport_and_why(stub, tmp_path, files, options, words
     path = write_job(tmp_path / "j.yaml", job(stub.url, tmp_path / "ml", "b/train/", **options))
     limited = ["bash", "-c", f'ulimit -n {files}; exec "$@"', "-", *PENSTOCK, "plan", "-c", path]
     done = subprocess.run(limited, capture_output=True, text=True, timeout=50, check=False)
-    assert words in done.stdout, done.stderr
+    assert words in done.stdout + done.stderr
 
 
 def test_a_transport_that_cannot_be_is_an_error(stub, tmp_path):
