@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import os
@@ -13,6 +14,7 @@ from streamer.formats.tfrecord import encode
 from streamer.readers.loader import ResumableLoader
 from streamer.readers.torch import PipeIterableDataset
 from streamer.trailer import read_trailer
+from tests.kit.pipes import eventually
 from tests.kit.processes import Sidecar, job, penstock, write_job
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -52,6 +54,9 @@ ORDER = [record for part in range(3) for record in RECORDS[part::3]]
 def resume(begun, stub, tmp_path, state):
     """A sidecar that goes on at a state saved in a file; it must ask for nothing before that place."""
     (tmp_path / "state.json").write_text(json.dumps(state))
+    asyncio.run(
+        eventually(lambda: all(each.is_closing() for each in stub._transports))
+    )  # what the first one had asked for has been seen
     seen = len(stub.seen)
     started = begun("--resume", str(tmp_path / "state.json"))
     return started, seen

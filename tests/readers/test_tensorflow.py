@@ -716,7 +716,7 @@ def test_a_start_far_into_a_slow_fifo_does_not_hold_the_program(feeder):
     feed = feeder.feed(0, LARGE[: 5 << 20], total=len(LARGE), hold=True, verdict="open")
     state = Place("train", 0, offset=8 << 20).state()
     iterator = iter(PipeModeDataset("train", "TFRecord", start=state).prefetch(1))
-    feed.written.wait(20)
+    feed.written.wait(2)  # a megabyte is in the FIFO then; the rest does not fit
     begun = time.monotonic()
     del iterator
     gc.collect()
