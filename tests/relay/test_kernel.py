@@ -285,7 +285,7 @@ def test_bodies_stay_in_the_kernel_only_without_tls():
 async def test_a_reset_behind_a_full_pipe_is_noticed_when_there_is_room(stub, tmp_path, monkeypatch):
     """The lane is not watched then, and of a socket that is in error already uvloop tells nobody.
 
-    A reset that comes before the pipe is full takes as long as `PATIENCE`, which is long here to tell the two.
+    A reset that comes before the pipe is full is noticed after `PATIENCE`, which is long here.
     """
     monkeypatch.setattr(exchange, "PATIENCE", 5.0)
     size, over = 4_000_000, asyncio.Event()
