@@ -15,7 +15,10 @@ import subprocess
 import tempfile
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 class ProcessFailed(Exception):
@@ -107,15 +110,13 @@ class Child:
 
 
 def family(pid: int) -> list[int]:
-    """A process and its descendants, as far as they run. Raises ProcessLookupError."""
+    """A process and its descendants, as far as they run; one that has ended has none."""
     found = [pid]
-    try:
+    with contextlib.suppress(OSError):
         for task in os.listdir(f"/proc/{pid}/task"):
             with open(f"/proc/{pid}/task/{task}/children", encoding="ascii") as file:
                 for child in file.read().split():
                     found += family(int(child))
-    except OSError:
-        raise ProcessLookupError(f"process {pid} is gone") from None
     return found
 
 
@@ -124,11 +125,7 @@ def cpu_seconds(pid: int) -> float:
 
     Of those that run: a child that has ended counts no more. Raises ProcessLookupError.
     """
-    # The clock's number as of clock_getcpuclockid(3): the process, scheduler time.
-    try:
-        return sum(time.clock_gettime(~each << 3 | 2) for each in family(pid))
-    except OSError:
-        raise ProcessLookupError(f"process {pid} is gone") from None
+    return sum(_of_family(pid, _cpu_seconds))
 
 
 def memory(pid: int) -> tuple[int, int]:
@@ -136,16 +133,34 @@ def memory(pid: int) -> tuple[int, int]:
 
     Raises ProcessLookupError.
     """
-    resident, peak = 0, 0
+    resident, peak = zip(*_of_family(pid, _memory), strict=True)
+    return sum(resident), sum(peak)
+
+
+def _of_family(pid: int, ask: Callable[[int], T]) -> list[T]:
+    """What `ask` says of a process, and of its descendants, as far as they are still there."""
+    found = [ask(pid)]
+    for each in family(pid)[1:]:
+        with contextlib.suppress(ProcessLookupError):
+            found.append(ask(each))
+    return found
+
+
+def _cpu_seconds(pid: int) -> float:
+    # The clock's number as of clock_getcpuclockid(3): the process, scheduler time.
     try:
-        for each in family(pid):
-            with open(f"/proc/{each}/status", encoding="ascii", errors="replace") as file:
-                fields = dict(line.split(":", 1) for line in file)
-            resident += int(fields["VmRSS"].split()[0]) * 1024
-            peak += int(fields["VmHWM"].split()[0]) * 1024
+        return time.clock_gettime(~pid << 3 | 2)
+    except OSError:
+        raise ProcessLookupError(f"process {pid} is gone") from None
+
+
+def _memory(pid: int) -> tuple[int, int]:
+    try:
+        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
+            fields = dict(line.split(":", 1) for line in file)
+        return (int(fields["VmRSS"].split()[0]) * 1024, int(fields["VmHWM"].split()[0]) * 1024)
     except (OSError, KeyError):
         raise ProcessLookupError(f"process {pid} is gone") from None
-    return resident, peak
 
 
 def wait_for_all(children: Sequence[Child], *, beside: Child, deadline: float) -> list[str]:
