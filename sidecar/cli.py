@@ -111,7 +111,8 @@ def restart(base_directory: str) -> None:
 @click.argument("path", metavar="SOCKET")
 def keeper(path: str) -> None:
     """Hold the FIFOs of the sidecars that connect to SOCKET, until SIGTERM."""
-    from streamer.sink.kept import command, environment
+    from streamer.bare import environment
+    from streamer.sink.kept import command
 
     arguments = command(os.path.abspath(path))
     os.execve(arguments[0], arguments, environment())  # noqa: S606 - without what is loaded here

@@ -14,6 +14,7 @@ import trustme
 import uvloop
 from blockbuster import blockbuster_ctx
 
+from tests.kit.proxy import standing_before
 from tests.kit.stub import StubThread
 from tests.kit.tls import serving
 
@@ -74,6 +75,13 @@ def stub(credentials):
     thread = StubThread()
     yield thread.start()
     thread.stop()
+
+
+@pytest.fixture
+def proxy(stub):
+    """A proxy before the stub."""
+    with standing_before(stub.url) as found:
+        yield found
 
 
 def _descriptors() -> dict[str, str]:

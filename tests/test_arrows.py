@@ -15,17 +15,18 @@ BASE = {"streamer", "streamer.errors", "streamer.units"}
 
 MAY_IMPORT = {
     "streamer.plan": {"streamer.formats"},
-    "streamer.source": {"streamer.plan", "streamer.secrets"},
+    "streamer.source": {"streamer.bare", "streamer.plan", "streamer.secrets"},
     "streamer.trailer": set(),
     "streamer.keeper": set(),
+    "streamer.bare": set(),
     "streamer.secrets": set(),
-    "streamer.sink": {"streamer.keeper", "streamer.plan", "streamer.trailer"},
+    "streamer.sink": {"streamer.bare", "streamer.keeper", "streamer.plan", "streamer.trailer"},
     "streamer.relay": {"streamer.plan", "streamer.source", "streamer.sink", "streamer.trailer"},
     "streamer.formats": set(),
     "streamer.readers": {"streamer.formats", "streamer.trailer"},
     "sidecar": {
         "streamer.plan", "streamer.source", "streamer.sink", "streamer.relay", "streamer.trailer",
-        "streamer.secrets",
+        "streamer.bare", "streamer.secrets",
     },
     "streamer.errors": set(),
     "streamer.units": set(),

@@ -14,10 +14,10 @@ import json
 import os
 import socket
 import subprocess
-import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from streamer import bare
 from streamer import keeper as keeper_module
 from streamer.errors import ReaderGone, SinkError
 from streamer.keeper import LONGEST_MESSAGE, VERSION
@@ -269,14 +269,8 @@ async def started(path: str) -> KeeperClient:
 
 
 def command(path: str, *, idle_for: float | None = None) -> list[str]:
-    """What runs a keeper: an interpreter that loads no site-packages."""
-    told = [] if idle_for is None else [str(idle_for)]
-    return [sys.executable, "-I", "-S", str(keeper_module.__file__), path, *told]
-
-
-def environment() -> dict[str, str]:
-    """What a keeper needs of ours: it lives longer, and must not carry credentials about."""
-    return {name: value for name, value in os.environ.items() if name in ("LD_LIBRARY_PATH", "LANG")}
+    """What runs a keeper."""
+    return bare.command(keeper_module, path, *([] if idle_for is None else [str(idle_for)]))
 
 
 def _start(path: str) -> None:
@@ -288,7 +282,7 @@ def _start(path: str) -> None:
         stderr=subprocess.STDOUT,
         start_new_session=True,
         cwd="/",
-        env=environment(),
+        env=bare.environment(),
     )
     assert process.stdout is not None  # noqa: S101 - for the type checker
     with process.stdout:

@@ -12,9 +12,9 @@ import json
 import socket
 import ssl
 import subprocess
-import sys
 from typing import TYPE_CHECKING
 
+from streamer import bare
 from streamer.source import terminator as program
 
 if TYPE_CHECKING:
@@ -89,11 +89,12 @@ def _start(trust: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
     control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         process = subprocess.Popen(  # noqa: S603 - our own interpreter and file
-            [sys.executable, "-I", "-S", str(program.__file__), str(theirs.fileno())],
+            bare.command(program, str(theirs.fileno())),
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # it ends with us, and with nothing else
             cwd="/",
+            env=bare.environment(),
         )
     control.settimeout(0)
     control.send(json.dumps({"trust": trust}).encode())

@@ -12,7 +12,7 @@ from botocore.config import Config
 from examples.demo.server import running_s3
 from tests.kit.pipes import read_all
 from tests.kit.processes import job, sidecar, write_job
-from tests.kit.proxy import Line, TcpProxy, random_lines
+from tests.kit.proxy import Line, random_lines, standing_before
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
@@ -38,10 +38,8 @@ def truth(server, monkeypatch):
 
 @pytest.fixture
 def proxy(server):
-    found = TcpProxy("127.0.0.1", int(server.url.rsplit(":", 1)[1]))
-    found.start()
-    yield found
-    found.stop()
+    with standing_before(server.url) as found:
+        yield found
 
 
 @pytest.mark.parametrize("transport", ["portable", "copying", "kernel"])

@@ -12,7 +12,7 @@ import contextlib
 import random
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from tests.kit.faults import reset
@@ -193,3 +193,14 @@ class TcpProxy:
                 writer.write_eof()
         assert self._stopping is not None
         await self._stopping.wait()  # the client must find out by itself
+
+
+@contextlib.contextmanager
+def standing_before(url: str) -> Iterator[TcpProxy]:
+    """A proxy, until the end of the block, to the server at `url`, on this machine."""
+    proxy = TcpProxy("127.0.0.1", int(url.rsplit(":", 1)[1]))
+    proxy.start()
+    try:
+        yield proxy
+    finally:
+        proxy.stop()

@@ -134,6 +134,13 @@ async def test_lanes_that_close_are_closed_there_too(tls_stub, terminators):
     await eventually(lambda: sockets(pids) == before)
 
 
+async def test_they_carry_no_environment(credentials, terminators):
+    """It holds credentials, and what is sent through them is signed already."""
+    for pid in processes_of(os.getpid()):
+        with open(f"/proc/{pid}/environ", encoding="utf-8") as file:
+            assert "AWS_" not in file.read()
+
+
 async def test_they_end_with_a_sidecar_that_is_killed(authority, tmp_path):
     """Whatever becomes of it: their control socket closes."""
     program = """

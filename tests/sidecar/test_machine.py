@@ -15,17 +15,8 @@ from streamer.trailer import read_trailer
 from tests.kit.harness import MORE_THAN_A_FIFO, fill
 from tests.kit.pipes import read_all
 from tests.kit.processes import PENSTOCK, job, leftovers, penstock, sidecar, write_job
-from tests.kit.proxy import TcpProxy
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounts need root")
-
-
-@pytest.fixture
-def proxy(stub):
-    found = TcpProxy("127.0.0.1", int(stub.url.rsplit(":", 1)[1]))
-    found.start()
-    yield found
-    found.stop()
 
 
 @pytest.fixture

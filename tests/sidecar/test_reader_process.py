@@ -14,7 +14,6 @@ from streamer.trailer import read_trailer
 from tests.kit.harness import MORE_THAN_A_FIFO, fill
 from tests.kit.pipes import read_all
 from tests.kit.processes import job, sidecar, write_job
-from tests.kit.proxy import TcpProxy
 
 READER = """
 import hashlib, os, signal, sys
@@ -44,14 +43,6 @@ def stopped(process):
 
 def sha256(data):
     return hashlib.sha256(data).hexdigest()
-
-
-@pytest.fixture
-def proxy(stub):
-    found = TcpProxy("127.0.0.1", int(stub.url.rsplit(":", 1)[1]))
-    found.start()
-    yield found
-    found.stop()
 
 
 @pytest.mark.parametrize("transport", ["kernel", "copying"])

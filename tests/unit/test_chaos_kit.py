@@ -12,7 +12,7 @@ import pytest
 
 from tests.kit import faults, proxy, stub
 from tests.kit.faults import PASSING, WRONG, Weather
-from tests.kit.proxy import Line, TcpProxy, random_lines
+from tests.kit.proxy import Line, random_lines, standing_before
 from tests.kit.stub import StubThread
 
 BODY = bytes(range(256)) * 4000
@@ -38,19 +38,17 @@ def server():
 @pytest.fixture
 def line(server):
     """A proxy before it, all of whose connections are the same line; returns how to ask through it."""
-    found = TcpProxy("127.0.0.1", int(server.url.rsplit(":", 1)[1]))
-    found.start()
+    with standing_before(server.url) as found:
 
-    def ask(shape: Line) -> bytes:
-        found.lines = lambda _: shape
-        headers = {"Range": f"bytes=0-{len(BODY) - 1}", "Connection": "close"}
-        request = urllib.request.Request(f"http://127.0.0.1:{found.port}/b/x", headers=headers)
-        with urllib.request.urlopen(request, timeout=0.5) as answer:
-            return answer.read()
+        def ask(shape: Line) -> bytes:
+            found.lines = lambda _: shape
+            headers = {"Range": f"bytes=0-{len(BODY) - 1}", "Connection": "close"}
+            request = urllib.request.Request(f"http://127.0.0.1:{found.port}/b/x", headers=headers)
+            with urllib.request.urlopen(request, timeout=0.5) as answer:
+                return answer.read()
 
-    ask.proxy = found
-    yield ask
-    found.stop()
+        ask.proxy = found
+        yield ask
 
 
 def test_a_good_line_passes_all(line):
