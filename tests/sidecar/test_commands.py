@@ -91,18 +91,21 @@ def test_exec_passes_options_of_the_trainer_on(stub, tmp_path):
 def test_exec_ends_a_trainer_whose_channel_failed(stub, tmp_path, monkeypatch):
     """A foreign reader cannot learn of it from the FIFO, so it is ended, and the code is the failure's."""
     fill(stub, SIZES, prefix="b/train/")
-    stub.script(*[fails(403, "AccessDenied")] * 2)
+    stub.script(fails(403, "AccessDenied"), key="b/train/0002")
     path = write_job(tmp_path / "j.yaml", job(stub.url, None, "b/train/"))
     code = (
-        "import sys; from sidecar import commands; commands.GRACE_AFTER_FAILURE = 0.2;"
+        "from sidecar import commands; commands.GRACE_AFTER_FAILURE = 0.2;"
         "from sidecar.cli import main; main()"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, "exec", "-c", path, "--", "sh", "-c", "exec cat ${SM_CHANNEL_TRAIN}_0"],
-        capture_output=True, text=True, timeout=50, check=False,
+        capture_output=True, timeout=50, check=False,
     )  # fmt: skip
     assert done.returncode == 3
-    assert "AccessDenied" in done.stderr
+    assert b"AccessDenied" in done.stderr
+    whole = b"".join(stub.objects[f"b/train/{i:04}"] for i in range(len(SIZES)))
+    assert whole.startswith(done.stdout)
+    assert len(done.stdout) <= SIZES[0]
 
 
 def test_exec_needs_no_separator(stub, tmp_path):
