@@ -1,15 +1,16 @@
-"""Small TFRecords cut by the block: what a record costs in Python, paid once for many.
+"""TFRecords cut by the block: what a record costs in Python, paid once for many.
 
 `TFRecordReader` spends half a microsecond of interpreter on a frame. For records of a few hundred bytes that
 is more than everything else together, so this reader, which gives the same records and the same errors,
 takes a block's frames at once:
 
-    borders   frames of one length are verified in one NumPy comparison; other lengths are walked, and a
-              length is believed only with its CRC, of which every length's is computed once
+    borders   frames of one length are verified in one NumPy comparison; small ones of other lengths are
+              walked, and a length is believed only with its CRC, of which every length's is computed once
     records   one slice each, without an interpreted step for frames of one length
-    data CRC  of every record, by `map` over a compiled function; compared with the stored ones as one vector
+    data CRC  of many records of one length in one pass over all of them (`streamer.readers.checksums`);
+              else of every record, by `map` over a compiled function, compared as one vector
 
-A block whose first record is large goes the plain way, for there nothing is to be gained.
+What is too large or too mixed for that goes the plain way, for there nothing is to be gained.
 NumPy is what TensorFlow brings; plain Python readers do not import this module.
 """
 
@@ -21,6 +22,7 @@ import numpy as np
 
 from streamer.formats.crc import MASK_DELTA
 from streamer.formats.tfrecord import FRAME_BYTES, HEAD, HEAD_BYTES, TFRecordReader
+from streamer.readers.checksums import frames_crc
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -28,21 +30,30 @@ if TYPE_CHECKING:
     Words = NDArray[np.uint32]
 
 SMALL = 2048
-"""Bytes of the first record of a block up to which the block is cut in bulk."""
+"""Bytes of the next record up to which frames of any length are cut in bulk: they are copied once more."""
 RUN = 16
 """Frames of one length, at least, that are taken as a run."""
+TOGETHER = 256
+"""Frames of a run, at least, whose data is verified in one pass, if the run before had the same length."""
 
 
 class BulkTFRecordReader(TFRecordReader):
     """The records of a TFRecord stream, as `TFRecordReader` gives them; for many small ones faster."""
 
+    _last_length = -1
+    """Of the run before; what checks many at once is only worth preparing for a length that stays."""
+
     def _cut(self) -> list[bytes]:
-        if self._end - self._start < HEAD_BYTES or HEAD.unpack_from(self._view, self._start)[0] > SMALL:
-            return super()._cut()
-        batch = self._run_of_one_length()
-        if self._fault is None:
-            batch += self._any_lengths()
-        return batch
+        batch = self._run_of_one_length() if self._end - self._start >= HEAD_BYTES else []
+        if self._fault is not None:
+            return batch
+        small = self._end - self._start >= HEAD_BYTES and self._next_length() <= SMALL
+        rest = self._any_lengths() if small else super()._cut()
+        return batch + rest if batch else rest
+
+    def _next_length(self) -> int:
+        length: int = HEAD.unpack_from(self._view, self._start)[0]
+        return length
 
     def _run_of_one_length(self) -> list[bytes]:
         """The records of the frames at the front that are as long as the first one."""
@@ -61,7 +72,17 @@ class BulkTFRecordReader(TFRecordReader):
             frames = frames[:count]
         records: list[bytes] = frames["data"].tolist()
         starts = range(start, start + count * layout.itemsize, layout.itemsize)
+        known, self._last_length = length == self._last_length, length
+        if known and count >= TOGETHER and self._all_agree(frames["crc"], length, starts):
+            self._run, self._start = 0, starts.stop
+            return records
         return self._proven(records, frames["crc"], starts, starts.stop)
+
+    def _all_agree(self, stored: Words, length: int, starts: range) -> bool:
+        """Whether every frame of a run has the data that its CRC says."""
+        head = self._crc32c(self._view[starts.start : starts.start + HEAD_BYTES])
+        whole = self._crc32c(self._view[starts.start : starts.stop])
+        return whole == frames_crc(stored, length, head)
 
     def _any_lengths(self) -> list[bytes]:
         """The records of all whole frames that are left."""

@@ -1,9 +1,19 @@
 """Python generators stepped by TensorFlow's threads, and ended before the interpreter is.
 
-    TensorFlow: init -> number of a new generator; next(number) -> one step; finalize(number)
+    init -> number of a new generator
+    turn(number) -> number ---- step(number) -> arrays, step(number) -> arrays, ... until it stops
+    turn(number) -> its verdict, an error or the end
+    end(number), at the end or whenever TensorFlow drops the iterator
 
-`tf.data.Dataset.from_generator` is the same with conversions and checks around every step that cost more
-than a step of ours does. A step is a tuple of arrays that go to TensorFlow as they are.
+`tf.data.Dataset.from_generator` is the same with conversions and checks around every step, and two changes of
+thread: what it runs is scheduled like any other function, on TensorFlow's pool, while the thread that asks
+for the element waits. Those changes cost as much as a block of records does. So here the steps are a `map`
+that runs in the thread that asks (`use_inter_op_parallelism=False`), and only the turns, two in an epoch,
+are a generator's, for that alone is told when its iterator is dropped. A step is a tuple of arrays that go
+to TensorFlow as they are.
+
+Errors travel as a verdict that an operation of the graph raises (`streamer.readers.verdicts`), at the second
+turn: what was whole before the fault comes first, and a step's function holds no operation but its own.
 
 Who may block whom. TensorFlow cannot cancel a step, and whoever destroys the iterator (in most programs the
 main thread, when the iterator is garbage) waits for the step that runs. So a step must never wait long. The
@@ -25,50 +35,80 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import tensorflow as tf
 from tensorflow.python.data.ops.from_generator_op import _GeneratorDataset
+from tensorflow.python.data.ops.map_op import _MapDataset
 from tensorflow.python.ops import script_ops
+
+from streamer.readers.verdicts import CODES, raiser, verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
     from types import FrameType
+
+    from streamer.readers.verdicts import Verdict
 
     Step = tuple[Any, ...]
     Steps = Generator[Step, None, None]
 
 PATIENCE_S = 0.2
 """Seconds that a step may wait for bytes; about the longest that anybody waits for a step."""
+_NUMBER = tf.TensorSpec([], tf.int64)
+_VERDICT = tf.TensorSpec([None], tf.uint8)
+_GO_ON = np.empty(0, np.uint8)
 
 
-def stepped(
-    make: Callable[[], Steps],
-    signature: tuple[tf.TensorSpec, ...],
-    result: tf.TensorSpec,
-    finish: Callable[..., Any],
-) -> tf.data.Dataset:
-    """A dataset of what `finish`, in the graph, makes of every step of a generator.
+def stepped(make: Callable[[], Steps], signature: tuple[tf.TensorSpec, ...]) -> tf.data.Dataset:
+    """A dataset of the steps of a generator, each a tuple of arrays as `signature` says, or one array.
 
-    Each iterator has a generator of its own, made at its first element. `signature`: of a step; `result`:
-    of what `finish` gives.
+    Each iterator has a generator of its own, made at its first element. An error among `verdicts.CODES` ends
+    the iterator with the status that stands for it, other ones as TensorFlow has it.
     """
-    registry = _Registry(make)
+    fail = raiser()
+    registry = _Registry(make, judge=fail is not None)
 
     def init(_: Any) -> Any:
-        number = tf.numpy_function(registry.begin, [], tf.int64)
-        number.set_shape([])
+        return _call(registry.begin, (), _NUMBER)
+
+    def turn(number: Any) -> Any:
+        told = _call(registry.turn, (number,), _VERDICT)
+        if fail is not None:
+            ok = tf.cond(tf.equal(tf.size(told), 0), lambda: True, lambda: _failing(fail, told))
+            with tf.control_dependencies([ok]):
+                return tf.identity(number)
         return number
 
-    def following(number: Any) -> Any:
+    def finalize(number: Any) -> Any:
+        return _call(registry.end, (number,), _NUMBER)
+
+    def step(number: Any) -> Any:
         arrays = tf.numpy_function(registry.step, [number], [spec.dtype for spec in signature])
         for array, spec in zip(arrays, signature, strict=True):
             array.set_shape(spec.shape)
-        return finish(*arrays)
+        return tuple(arrays) if len(arrays) > 1 else arrays[0]
 
-    def finalize(number: Any) -> Any:
-        return tf.numpy_function(registry.end, [number], tf.int64)
+    def steps(number: Any) -> tf.data.Dataset:
+        return _MapDataset(
+            tf.data.Dataset.from_tensors(number).repeat(),
+            step,
+            use_inter_op_parallelism=False,
+            preserve_cardinality=False,  # the steps end when the generator does
+        )
 
     # Inside a function, as in from_generator: tf.data does not optimise what follows a bare one, and warns.
-    return tf.data.Dataset.from_tensors(tf.constant(0, tf.int64)).flat_map(
-        lambda nothing: _GeneratorDataset(nothing, init, following, finalize, result)
+    nothing = tf.data.Dataset.from_tensors(tf.constant(0, tf.int64))
+    return nothing.flat_map(lambda none: _GeneratorDataset(none, init, turn, finalize, _NUMBER)).flat_map(
+        steps
     )
+
+
+def _call(function: Callable[..., Any], arguments: tuple[Any, ...], spec: tf.TensorSpec) -> Any:
+    found = tf.numpy_function(function, arguments, spec.dtype)
+    found.set_shape(spec.shape)
+    return found
+
+
+def _failing(fail: Callable[[Any], None], told: Any) -> bool:
+    fail(told)
+    return True
 
 
 class _Registry:
@@ -78,25 +118,44 @@ class _Registry:
     """Those, of all datasets, that were stepped and that TensorFlow has not dropped."""
     _closing = False
 
-    def __init__(self, make: Callable[[], Steps]) -> None:
+    def __init__(self, make: Callable[[], Steps], *, judge: bool) -> None:
         self._make = make
+        self._judged = tuple(kind for kind, _ in CODES) if judge else ()
         self._numbers = itertools.count()
         self._steps: dict[int, Steps] = {}
+        self._verdicts: dict[int, Verdict | None] = {}
+        """Of the generators that had their first turn; None at a proper end, or before the end."""
 
     def begin(self) -> np.int64:
         number = next(self._numbers)
         self._steps[number] = self._make()
         return np.int64(number)
 
+    def turn(self, number: int) -> Verdict:
+        """Nothing at the first one; then the verdict, or the end."""
+        key = int(number)
+        if key not in self._verdicts:
+            self._verdicts[key] = None
+            return _GO_ON
+        if (told := self._verdicts[key]) is None:
+            raise StopIteration
+        return told
+
     def step(self, number: int) -> Step:
         if _Registry._closing:
             raise StopIteration  # nobody sees this end: the program is past its last line
-        steps = self._steps[int(number)]
+        key = int(number)
+        steps = self._steps[key]
         self._running.add(steps)
-        return next(steps)
+        try:
+            return next(steps)
+        except self._judged as error:
+            self._verdicts[key] = verdict(error)
+            raise StopIteration from error
 
     def end(self, number: int) -> np.int64:
         steps = self._steps.pop(int(number))
+        self._verdicts.pop(int(number), None)
         steps.close()
         self._running.discard(steps)
         return np.int64(0)

@@ -17,10 +17,10 @@ When the FIFO is opened. The incumbent opens it when the iterator is made, so `r
 n+1 iterators, consumes an epoch that nobody reads (contract §1.5). Here it is opened, and its epoch taken,
 when the first element is asked for.
 
-Errors travel beside the vectors, as a verdict that an operation of the graph raises
-(`streamer.readers.verdicts`): `tf.errors.DataLossError` for a stream that broke or does not hold records,
-`tf.errors.NotFoundError` for a FIFO that did not appear or that nobody writes. Their text is ours, the class
-before it. Records that were whole before the fault come first. After an error the iterator is over.
+Errors are raised by an operation of the graph (`streamer.readers.verdicts`): `tf.errors.DataLossError` for a
+stream that broke or does not hold records, `tf.errors.NotFoundError` for a FIFO that did not appear or that
+nobody writes. Their text is ours, the class before it. Records that were whole before the fault come first.
+After an error the iterator is over.
 
 An iterator's checkpoint does not hold the position in a FIFO; `streamer.readers.places` has what does. The
 graph of this dataset cannot be moved to another process (tf.data service), as with every dataset made of
@@ -48,7 +48,7 @@ from streamer.readers.places import Begin, Course, start_of
 from streamer.readers.plain import TIMEOUT, check_format, next_stream, record_reader, source_stream
 from streamer.readers.state import EpochState
 from streamer.readers.steps import PATIENCE_S, stepped
-from streamer.readers.verdicts import CODES, Interrupted, raiser, verdict
+from streamer.readers.verdicts import Interrupted
 
 if TYPE_CHECKING:
     import os
@@ -64,9 +64,6 @@ __all__ = ["PipeModeDataset", "PipeModeDatasetException"]
 AHEAD = 2
 """Vectors (of about one block each) that may wait between the steps and the consumer."""
 
-_NONE = np.empty(0, np.uint8)
-_STEP = (tf.TensorSpec([None], tf.string), tf.TensorSpec([], tf.int64), tf.TensorSpec([None], tf.uint8))
-"""Records, records in a row (with `batch_size`), verdict."""
 _PLACES = tf.TensorSpec([None], tf.string)
 """With `places`: what is behind each record or row."""
 
@@ -225,9 +222,8 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
 
         rows = batch_size is not None
         shape: list[int | None] = [None, batch_size if drop_remainder else None] if rows else [None]
-        vector = tf.TensorSpec(shape, tf.string)
-        signature, result = ((*_STEP, _PLACES), (vector, _PLACES)) if places else (_STEP, vector)
-        blocks = stepped(steps, signature, result, _finish(shape))
+        records = tf.TensorSpec(shape, tf.string)
+        blocks = stepped(steps, (records, _PLACES) if places else (records,))
         self._dataset = blocks.prefetch(AHEAD).unbatch().with_options(_options())
         super().__init__(self._dataset._variant_tensor)  # noqa: SLF001 - how datasets wrap each other
 
@@ -256,28 +252,6 @@ def _options() -> tf.data.Options:
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     return options
-
-
-def _finish(shape: list[int | None]) -> Callable[[Any, Any, Any], Any]:
-    """What the graph makes of a step: the error that its verdict tells, or its records in rows."""
-    fail = raiser()
-
-    def finish(records: Any, row: Any, told: Any, *places: Any) -> Any:
-        if fail is not None:
-            ok = tf.cond(tf.equal(tf.size(told), 0), lambda: True, lambda: _failing(fail, told))
-            with tf.control_dependencies([ok]):
-                records = tf.identity(records)
-        if len(shape) > 1:
-            records = tf.reshape(records, tf.stack([tf.constant(-1, tf.int64), row]))
-            records.set_shape(shape)
-        return (records, *places) if places else records
-
-    return finish
-
-
-def _failing(fail: Callable[[Any], None], told: Any) -> bool:
-    fail(told)
-    return True
 
 
 def _epochs(channel: str, where: Directories, epoch: int | None, timeout: float) -> Callable[[], PipeStream]:
@@ -312,16 +286,11 @@ def _epoch(
     course: Course | None,
     places: bool,
 ) -> Steps:
-    """One epoch as steps: vectors of whole rows; empty ones while nothing arrives; at last the verdict."""
-    try:
-        with streams() as stream:
-            batches = reader(stream).batches() if course is None else course.batches(stream, reader)
-            measured = batches if meter is None else meter.measure(batches)
-            yield from _rows(measured, width, drop_remainder, course if places else None)
-    except tuple(kind for kind, _ in CODES) as error:
-        if raiser() is None:
-            raise
-        yield (_vector([]), np.int64(width or 0), verdict(error), *([_vector([])] if places else []))
+    """One epoch as steps: vectors of records, or matrices of whole rows; empty ones while nothing arrives."""
+    with streams() as stream:
+        batches = reader(stream).batches() if course is None else course.batches(stream, reader)
+        measured = batches if meter is None else meter.measure(batches)
+        yield from _rows(measured, width, drop_remainder, course if places else None)
 
 
 def _rows(
@@ -332,29 +301,31 @@ def _rows(
 ) -> Steps:
     """With `course` the place behind each row comes along."""
 
-    def step(records: list[bytes], row: np.int64, left: int = 0) -> tuple[Any, ...]:
+    def step(records: list[bytes], row: int | None, left: int = 0) -> tuple[Any, ...]:
+        vector = _vector(records)
+        if row is not None:
+            vector = vector.reshape(-1, row)
         if course is None:
-            return _vector(records), row, _NONE
-        return _vector(records), row, _NONE, _vector(course.places(len(records), left, width))
+            return (vector,)
+        return vector, _vector(course.places(len(records), left, width))
 
     kept: list[bytes] = []
     begun = started = interrupts.now()
-    row = np.int64(width or 0)
     for batch in batches:
         if not batch and interrupts.interrupted(begun):
             raise Interrupted("reading was interrupted")
         if width is None:
-            yield step(batch, row)
+            yield step(batch, None)
             continue
         records = kept + batch
         whole = len(records) - len(records) % width
         kept = records[whole:]
         if batch and not whole and time.monotonic() - started < PATIENCE_S:
             continue  # a row of several blocks: one step for all of them, if they come soon
-        yield step(records[:whole], row, len(kept))
+        yield step(records[:whole], width, len(kept))
         started = time.monotonic()
     if kept and not drop_remainder:
-        yield step(kept, np.int64(len(kept)))
+        yield step(kept, len(kept))
 
 
 def _vector(records: list[bytes]) -> Any:

@@ -1,22 +1,25 @@
-"""Small TFRecords cut in bulk: the records, skips and errors of the plain reader; and glibc's memory."""
+"""TFRecords cut in bulk: the records, skips and errors of the plain reader; and glibc's memory."""
 
 from __future__ import annotations
 
 import os
+import struct
 import subprocess
 import sys
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamer.errors import StreamError
 from streamer.formats import tfrecord
+from streamer.formats.crc import crc32c
 from tests.kit.pieces import Pieces
 
-pytest.importorskip("numpy")
+np = pytest.importorskip("numpy")
 
-from streamer.readers.bulk import BulkTFRecordReader
+from streamer.readers.bulk import TOGETHER, BulkTFRecordReader  # noqa: E402 - they import numpy
+from streamer.readers.checksums import frames_crc  # noqa: E402
 
 
 def read_in_bulk(data, *, pieces=(), **options):
@@ -68,6 +71,46 @@ def test_bulk_reading_lets_no_wrong_byte_pass(place, change, number):
     assert got == [b"y" * 200] * number
     assert error is not None
     assert f"at offset {number * 216} " in error[1]
+
+
+# Many of one length: their checksums together
+
+LONG = [100] * 6 * TOGETHER
+BLOCK = 2 * TOGETHER * 116
+"""Six times as many frames of 116 bytes as are taken together, two times as many in a block."""
+
+
+@pytest.mark.parametrize("length", [0, 1, 200])
+@pytest.mark.parametrize("count", [1, 2, 3, 77, 1000])
+def test_the_crc_of_frames_follows_from_those_of_their_data(length, count):
+    frames = [tfrecord.encode(os.urandom(length)) for _ in range(count)]
+    stored = np.array([struct.unpack("<I", frame[-4:])[0] for frame in frames], np.uint32)
+    found = frames_crc(stored, length, crc32c()(frames[0][:12]))
+    assert found == crc32c()(b"".join(frames))
+
+
+def test_records_of_one_length_are_verified_together():
+    """In the first block each by itself, in the next ones all at once."""
+    calls = []
+    reader = BulkTFRecordReader(
+        Pieces(b"".join(tfrecord.encode(os.urandom(100)) for _ in LONG), ()), block_bytes=BLOCK
+    )
+    reader._crc32c = lambda data: calls.append(len(data)) or crc32c()(data)
+    assert [len(record) for batch in reader.batches() for record in batch] == LONG
+    assert calls.count(100) == 2 * TOGETHER
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(st.tuples(st.integers(0, len(LONG) - 1), st.integers(0, 115), st.integers(1, 255)), max_size=5),
+    st.integers(0, 3),
+    st.lists(st.integers(1, 40_000), max_size=20),
+)
+def test_together_no_wrong_byte_passes_either(changes, skip, pieces):
+    data = bytearray(b"".join(tfrecord.encode(struct.pack("<I", number) * 25) for number in range(len(LONG))))
+    for number, place, change in changes:
+        data[116 * number + place] ^= change
+    read_in_bulk(bytes(data), pieces=pieces, block_bytes=BLOCK, max_corrupted_records_to_skip=skip)
 
 
 # Memory

@@ -1,0 +1,101 @@
+"""The CRC-32C of many records by that of the block they lie in.
+
+A call of the checksum costs as much as 5 KB of it, so thousands of calls for small records cost more than the
+bytes do. CRCs combine instead: that of a block follows from those of its parts, by arithmetic over GF(2) that
+NumPy does for all parts at once. So the CRCs that the frames of one length state for their data give the one
+that the block must have, and one pass over the block compares. The block's agrees wherever all agree; one
+wrong record always shows, and several can hide one another by chance once in 2**32, which is what one can.
+
+What is combined is the register of the CRC, begun at 0: with it, bytes behind one another are linear. To
+`shift` a register by n is to let n zero bytes follow, a product with x**8n modulo the polynomial.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from streamer.formats.crc import MASK_DELTA
+from streamer.formats.tfrecord import FRAME_BYTES, HEAD_BYTES
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Words = NDArray[np.uint32]
+
+_POLYNOMIAL = 0x82F63B78
+_ONE = 1 << 31
+_WORD = 0xFFFFFFFF
+_HALF = np.uint32(0xFFFF)
+_TABLES = 32
+"""Tables kept, of half a MiB each: one for every doubling of a block's frames."""
+
+
+def frames_crc(stored: Words, length: int, head_crc: int) -> int:
+    """The CRC of TFRecord frames of `length` bytes of data each, if every one states its data's rightly.
+
+    `stored`: the masked CRC behind each one's data; `head_crc`: the CRC of the 12 bytes before it.
+    """
+    turned = stored - np.uint32(MASK_DELTA)
+    data = turned << np.uint32(15) | turned >> np.uint32(17)
+    same = _shift(head_crc ^ _shift(_WORD, HEAD_BYTES), length) ^ _WORD
+    registers = data ^ stored ^ np.uint32(same)  # of each frame, before the last 4 bytes' zeros
+    begun_at_0 = _shift(_combined(registers, length + FRAME_BYTES), 4)
+    return begun_at_0 ^ _shift(_WORD, len(stored) * (length + FRAME_BYTES)) ^ _WORD
+
+
+def _combined(registers: Words, size: int) -> int:
+    """The register of parts of `size` bytes each, one behind the other, from the register of each."""
+    while len(registers) > 1:
+        odd = len(registers) % 2  # nothing before the first one: it waits for the next turn
+        pairs = registers[odd:]
+        low, high = _table(size)
+        first = pairs[0::2]
+        joined = low.take(first & _HALF)
+        joined ^= high.take(first >> np.uint32(16))
+        joined ^= pairs[1::2]
+        registers = np.concatenate([registers[:1], joined]) if odd else joined
+        size *= 2
+    return int(registers[0])
+
+
+@functools.lru_cache(maxsize=_TABLES)
+def _table(size: int) -> tuple[Words, Words]:
+    """What the lower and the upper half of a register become when `size` zero bytes follow."""
+    power = _power(size)
+    halves = np.zeros((2, 1 << 16), np.uint32)
+    for number in range(2):
+        for bit in range(16):
+            low = 1 << bit
+            image = np.uint32(_product(power, 1 << 16 * number + bit))
+            halves[number, low : 2 * low] = halves[number, :low] ^ image
+    return halves[0], halves[1]
+
+
+def _shift(register: int, size: int) -> int:
+    return _product(_power(size), register)
+
+
+@functools.lru_cache(maxsize=1024)
+def _power(size: int) -> int:
+    """What x is to the power of the bits of `size` bytes, modulo the polynomial."""
+    found, square, left = _ONE, _ONE >> 1, 8 * size
+    while left:
+        if left & 1:
+            found = _product(square, found)
+        square = _product(square, square)
+        left >>= 1
+    return found
+
+
+def _product(a: int, b: int) -> int:
+    """The product of two polynomials modulo the CRC's; the highest bit is the constant term."""
+    found = 0
+    while a:
+        if a & _ONE:
+            found ^= b
+        a = a << 1 & _WORD
+        b = b >> 1 ^ (_POLYNOMIAL if b & 1 else 0)
+    return found
