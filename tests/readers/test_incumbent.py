@@ -1,0 +1,287 @@
+"""What the tests of SageMaker's own extension expect of `PipeModeDataset`, one by one, of ours.
+
+In the order of its files: test/unit/test_pipemode.py, test/functional/test_pipemode.py and the tests of its
+C++ readers. As there, FIFOs may be regular files, and one directory is for FIFOs, state and configuration.
+What differs: TensorFlow from 2.16 on has no Estimator, so Keras trains; invalid data is a DataLossError here,
+an InternalError there. Its test of a missing file, of 120 s, is test_tensorflow's `..._that_does_not_appear`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import threading
+
+import pytest
+
+from streamer.errors import StreamError
+from streamer.formats import recordio, tfrecord
+from streamer.formats.lines import LineReader
+from streamer.formats.recordio import RecordIOReader
+from streamer.formats.tfrecord import TFRecordReader
+from streamer.readers.state import EpochState
+from tests.kit.pieces import Pieces
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+tf = pytest.importorskip("tensorflow")
+
+from streamer.readers.tensorflow import PipeModeDataset, PipeModeDatasetException  # noqa: E402
+
+DIMENSION = 100
+
+
+def spoilt(payload):
+    frame = bytearray(tfrecord.encode(payload))
+    frame[-1] ^= 1
+    return bytes(frame)
+
+
+class Channels:
+    """One directory for everything, as in the incumbent's tests."""
+
+    def __init__(self, path, names):
+        self.path = path
+        self._threads = []
+        document = {name: {"TrainingInputMode": "Pipe"} for name in names}
+        (path / "inputdataconfig.json").write_text(json.dumps(document))
+
+    def file(self, name, data):
+        (self.path / name).write_bytes(data)
+
+    def fifo(self, name, data):
+        os.mkfifo(self.path / name)
+        thread = threading.Thread(target=self._write, args=(self.path / name, data))
+        thread.start()
+        self._threads.append(thread)
+
+    @staticmethod
+    def _write(path, data):
+        with open(path, "wb", buffering=0) as file:
+            view = memoryview(data)
+            while view:
+                view = view[file.write(view[:65536]) :]
+
+    def dataset(self, channel, **options):
+        where = dict.fromkeys(("pipe_dir", "state_dir", "config_dir"), str(self.path))
+        return PipeModeDataset(channel, **where, **options)
+
+    def join(self):
+        for thread in self._threads:
+            thread.join(20)
+            assert not thread.is_alive()
+
+
+@pytest.fixture
+def channels(tmp_path):
+    made = Channels(tmp_path, ["A", "B"])
+    yield made
+    made.join()
+
+
+def record_io(*records):
+    return b"".join(map(recordio.encode, records))
+
+
+def is_over(iterator):
+    with pytest.raises(tf.errors.OutOfRangeError):
+        iterator.get_next()
+
+
+# test/unit/test_pipemode.py
+
+
+@pytest.mark.parametrize("records", [[b"bear"], [b"bunny", b"caterpillar"], [b"a" * 1_000_000]])
+def test_single_record_multiple_records_large_record(channels, records):
+    channels.file("A_0", record_io(*records))
+    iterator = iter(channels.dataset("A"))
+    assert [iterator.get_next().numpy() for _ in records] == records
+
+
+def test_invalid_data(channels):
+    channels.file("A_0", b"adfsafasfd")
+    with pytest.raises(tf.errors.DataLossError):
+        iter(channels.dataset("A")).get_next()
+
+
+def test_out_of_range(channels):
+    channels.file("A_0", record_io(b"bear", b"bunny", b"truck"))
+    iterator = iter(channels.dataset("A"))
+    for _ in range(3):
+        iterator.get_next()
+    is_over(iterator)
+    is_over(iterator)
+
+
+def test_missing_channel_and_input_config_validation_failure(channels):
+    with pytest.raises(PipeModeDatasetException, match="Not A Channel"):
+        channels.dataset("Not A Channel")
+
+
+def test_multiple_iterators(channels):
+    channels.file("A_0", record_io(b"bear"))
+    dataset = channels.dataset("A")
+    iterator = iter(dataset)
+    assert iterator.get_next() == b"bear"
+    is_over(iterator)
+    channels.file("A_1", record_io(b"bunny", b"piano", b"caterpillar"))
+    iterator = iter(dataset)
+    assert [iterator.get_next().numpy() for _ in range(3)] == [b"bunny", b"piano", b"caterpillar"]
+    is_over(iterator)
+
+
+@pytest.mark.parametrize("interval", [0, 1])
+def test_benchmark_records_interval_enabled_and_disabled(channels, capfd, interval):
+    channels.file("A_0", record_io(b"bear"))
+    assert iter(channels.dataset("A", benchmark_records_interval=interval)).get_next() == b"bear"
+    assert ("Iterator records" in capfd.readouterr().out) == bool(interval)
+
+
+# test/functional/test_pipemode.py
+
+
+def examples(*, parts=False):
+    """100 labelled vectors as RecordIO, each in three parts if wanted."""
+    stream = []
+    for number in range(100):
+        features = {
+            "data": tf.train.Feature(
+                bytes_list=tf.train.BytesList(value=[struct.pack("<100d", *[float(number)] * DIMENSION)])
+            ),
+            "labels": tf.train.Feature(int64_list=tf.train.Int64List(value=[number % 2])),
+        }
+        text = tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
+        pieces = [(0, text)] if not parts else [(1, text[:100]), (2, text[100:200]), (3, text[200:])]
+        for flag, piece in pieces:
+            stream += [struct.pack("<II", recordio.MAGIC, flag << 29 | len(piece)), piece]
+            stream.append(bytes(-len(piece) % 4))
+    return b"".join(stream)
+
+
+def parse(record):
+    features = {
+        "data": tf.io.FixedLenFeature([], tf.string),
+        "labels": tf.io.FixedLenFeature([], tf.int64),
+    }
+    parsed = tf.io.parse_single_example(record, features)
+    data = tf.ensure_shape(tf.io.decode_raw(parsed["data"], tf.float64), [DIMENSION])
+    return data, parsed["labels"]
+
+
+@pytest.mark.parametrize(("parts", "epochs"), [(False, 2), (True, 1)])
+def test_multi_epoch_pipeline_and_multipart_recordio(channels, parts, epochs):
+    """In three fetches ahead and batches of 3, as there; `fit` sees every record of every epoch."""
+    for epoch in range(epochs):
+        channels.fifo(f"A_{epoch}", examples(parts=parts))
+    dataset = channels.dataset("A").map(parse, num_parallel_calls=12).repeat(epochs).prefetch(3).batch(3)
+    model = tf.keras.Sequential([tf.keras.layers.Input([DIMENSION]), tf.keras.layers.Dense(1, "sigmoid")])
+    model.compile(loss="binary_crossentropy", optimizer="sgd")
+    seen = []
+    model.fit(
+        dataset.map(lambda data, label: (seen_by(seen, data), label)),
+        steps_per_epoch=-(-100 * epochs // 3),
+        verbose=0,
+        shuffle=False,
+    )
+    assert seen == [float(number) for number in range(100)] * epochs
+
+
+def seen_by(seen, data):
+    def look(values):
+        seen.extend(values[:, 0].tolist())
+        return values
+
+    looked = tf.numpy_function(look, [data], tf.float64)
+    looked.set_shape(data.shape)
+    return looked
+
+
+def test_multi_channels(channels):
+    for name in ("A", "B"):
+        for epoch in range(2):
+            channels.fifo(f"{name}_{epoch}", examples())
+    pair = [
+        channels.dataset(name).map(parse, num_parallel_calls=12).repeat(count=2).prefetch(3).batch(10)
+        for name in ("A", "B")
+    ]
+    iterator = iter(tf.data.Dataset.zip(tuple(pair)))
+    for _ in range(20):
+        for data, labels in iterator.get_next():
+            assert data.shape == (10, DIMENSION)
+            assert len(labels) == 10
+    is_over(iterator)
+
+
+def test_tf_record(channels):
+    channels.fifo("A_0", tfrecord.encode(b"hello world") * 100)
+    iterator = iter(channels.dataset("A", record_format="TFRecord"))
+    assert {iterator.get_next().numpy() for _ in range(100)} == {b"hello world"}
+    is_over(iterator)
+
+
+def test_csv(channels):
+    channels.fifo("A_0", (",".join(map(str, range(100))) + "\n").encode() * 100)
+    lines = channels.dataset("A", record_format="TextLine")
+    rows = list(lines.map(lambda line: tf.io.decode_csv(line, [[0]] * 100)).as_numpy_iterator())
+    assert rows == [tuple(range(100))] * 100
+
+
+# src/pipemode_op/test: the readers, in reads of 4 bytes as there, and the state file
+
+
+def records_of(kind, data, size=4, **options):
+    return list(kind(Pieces(data, [size] * (len(data) // size + 1)), **options))
+
+
+@pytest.mark.parametrize(
+    ("data", "lines"),
+    [
+        (b"abc\ndef", [b"abc", b"def"]),
+        (b"abc", [b"abc"]),
+        (b"abc\n", [b"abc"]),
+        (b"abc\n\ndef", [b"abc", b"", b"def"]),
+        (b"\n", [b""]),
+        (b"", []),
+    ],
+)
+def test_text_line_record_reader(data, lines):
+    assert records_of(LineReader, data) == lines
+
+
+def test_tf_record_reader():
+    assert records_of(TFRecordReader, tfrecord.encode(b"hello")) == [b"hello"]
+    assert records_of(TFRecordReader, tfrecord.encode(b"hello") + tfrecord.encode(b"world")) == [
+        b"hello",
+        b"world",
+    ]
+    with pytest.raises(StreamError):
+        records_of(TFRecordReader, b"not a record")
+
+
+@pytest.mark.parametrize(("skip", "due"), [(0, [b"hello"]), (3, [b"hello", b"world"])])
+def test_fail_on_corrupt_record_and_skip_corrupt_records(skip, due):
+    bad = spoilt(b"world")
+    data = tfrecord.encode(b"hello") + bad * 3 + tfrecord.encode(b"world") + bad * 4
+    got = []
+    with pytest.raises(StreamError):
+        for record in TFRecordReader(Pieces(data, [4] * len(data)), max_corrupted_records_to_skip=skip):
+            got.append(record)
+    assert got == due
+
+
+def test_record_io_reader():
+    with pytest.raises(StreamError):
+        records_of(RecordIOReader, b"not a magic number")
+    for records in ([b"Elizabeth Is 10 months Old"], [b"abcd0", b"abcd1"]):
+        assert records_of(RecordIOReader, record_io(*records)) == records
+    large = [b"S" * 2_000_000] * 2
+    assert records_of(RecordIOReader, record_io(*large), 65536) == large
+    assert records_of(RecordIOReader, record_io(b"SS") * 200_000, 65536) == [b"SS"] * 200_000
+
+
+def test_pipe_state_manager(tmp_path):
+    one, other = EpochState(str(tmp_path), "some_channel"), EpochState(str(tmp_path), "some_other_channel")
+    assert one.peek() == 0
+    assert one.take() == 0
+    assert EpochState(str(tmp_path), "some_channel").peek() == 1
+    assert other.peek() == 0
