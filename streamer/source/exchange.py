@@ -29,6 +29,10 @@ from streamer.source.session import STALL_TIMEOUT
 
 PATIENCE = 0.25
 """Seconds that few bytes may wait in a socket for more of them."""
+WORTH_WAITING = 0.02
+"""Seconds for which more bytes than usual may be waited for, at a lane's own rate."""
+CLOCK = 0.001
+"""What uvloop's clock tells apart."""
 HEAD_END = b"\r\n\r\n"
 HEAD_READ = 2 * 1024
 """Bytes to read for a head; what comes of the body with it is copied once more."""
@@ -135,6 +139,8 @@ class Exchange(ABC, Generic[R]):
         self._head = b""
         self._left = -1
         """Body bytes still to come; -1 until the head of a right answer is here."""
+        self._length = 0
+        self._answered_at = 0.0
         self._refused = False
         self._watching = False
         self._bytes_seen = 0
@@ -205,10 +211,10 @@ class Exchange(ABC, Generic[R]):
         try:
             step()
             if self._left > 0:
-                self._lane.expect(self._left)
+                self._lane.expect(self._left, self._worth_waking())
         except BlockingIOError:
             if self._left > 0:
-                self._lane.expect(self._left)
+                self._lane.expect(self._left, self._worth_waking())
         except NoRoom:
             self._watching = False
             self._lane.pause()
@@ -219,6 +225,12 @@ class Exchange(ABC, Generic[R]):
             self._finish(BadAnswer(f"not an HTTP answer ({error})", self._where))
         except BaseException as error:  # noqa: BLE001 - handed to whoever awaits `run`
             self._finish(error)
+
+    def _worth_waking(self) -> int:
+        """Bytes that come within `WORTH_WAITING` at the rate so far; a power of two."""
+        elapsed = max(self._loop.time() - self._answered_at, CLOCK)
+        due = int((self._length - self._left) * WORTH_WAITING / elapsed)
+        return 1 << due.bit_length()
 
     def _resume(self) -> None:
         """The receiver has room again, and there is most likely something for it.
@@ -264,7 +276,8 @@ class Exchange(ABC, Generic[R]):
         if length is None or "transfer-encoding" in head.headers:
             raise Unusual
         self._check(head)
-        self._left = length
+        self._left = self._length = length
+        self._answered_at = self._loop.time()
         self._into.answered()
 
     def _arrived(self, count: int) -> None:

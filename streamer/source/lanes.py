@@ -27,9 +27,11 @@ if TYPE_CHECKING:
     from streamer.source.terminators import Terminators
 
 CONNECT_TIMEOUT = 10.0
-WORTH_WAKING = 256 * 1024
+GATHERED = 256 * 1024
 """Bytes that a socket gathers before it wakes us, if so many are to come: larger splices, and fewer; a
 quarter less CPU per byte, measured."""
+MOST_GATHERED = 1024 * 1024
+"""The same where bytes come so fast that it does not take long; a tenth less again. A pipe holds no more."""
 TLS_RECORD = 17 * 1024
 """A record and what surrounds it, rounded up."""
 ADDRESSES_FOR = 10.0
@@ -41,6 +43,8 @@ class Lane:
 
     layered = False
     """Whether bytes may wait between the socket and the reader, unseen by whoever watches the socket."""
+    gathers = MOST_GATHERED
+    """The most that `expect` lets it gather."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
@@ -92,9 +96,12 @@ class Lane:
         """Whether the whole request was taken; a head of a kilobyte fits the empty send buffer of a lane."""
         return self.sock.send(request) == len(request)
 
-    def expect(self, count: int) -> None:
-        """Let the socket wake us when so many bytes are there, or `WORTH_WAKING` (SO_RCVLOWAT, socket(7))."""
-        low = max(1, min(count, WORTH_WAKING))
+    def expect(self, count: int, worth: int = GATHERED) -> None:
+        """Let the socket wake us when so many bytes are there, or `worth` (SO_RCVLOWAT, socket(7)).
+
+        `worth` is kept between `GATHERED` and `gathers`.
+        """
+        low = max(1, min(count, max(worth, GATHERED), self.gathers))
         if low != self._low:
             self._low = low
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low)
@@ -126,6 +133,7 @@ class TlsLane(Lane):
     """
 
     layered = True
+    gathers = GATHERED
 
     def __init__(
         self, sock: socket.socket, context: ssl.SSLContext, host: str, *, shared: memoryview
@@ -169,8 +177,10 @@ class TlsLane(Lane):
         data = self._outgoing.read()
         return self.sock.send(data) == len(data)
 
-    def expect(self, count: int) -> None:
-        super().expect(count - self._incoming.pending - TLS_RECORD)  # up to one record is in OpenSSL's hands
+    def expect(self, count: int, worth: int = GATHERED) -> None:
+        super().expect(
+            count - self._incoming.pending - TLS_RECORD, worth
+        )  # up to one record is in OpenSSL's hands
 
     def fill(self) -> bool:
         count = self.sock.recv_into(self._shared)
@@ -199,7 +209,7 @@ class TlsLane(Lane):
 class TerminatedLane(Lane):
     """A lane over TLS whose socket here is a plain one, of a pair; see `terminator`."""
 
-    def expect(self, count: int) -> None:
+    def expect(self, count: int, worth: int = GATHERED) -> None:
         """Nothing: SO_RCVLOWAT does not keep a socket of a pair from being readable."""
 
 
