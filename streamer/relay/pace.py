@@ -6,7 +6,8 @@ doubles at once. Else it is raised on trial: if throughput does not follow, or f
 it goes back and the next trial waits longer. S3 asks for less by SlowDown: that halves the limit, and it
 returns in steps once the storm is over (additive increase, multiplicative decrease). Too many lanes cost as
 well: bytes that wait for their turn leave the processor's cache. Where that costs much, a trial must be
-`worth` more.
+`worth` more. And none is made while this process itself is what delivery waits for: its thread has worked, or
+waited for a processor, nearly all the time.
 
 Parts. A request's body should take at least twice as long as its first byte, or lanes wait more than they
 carry; and no longer than the room for it allows.
@@ -16,6 +17,7 @@ Time is what callers say it is: seconds of a clock that never goes back.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from streamer.units import MIB
@@ -29,6 +31,8 @@ WAITING = 0.5
 """Part of a request's time, up to its first byte, beyond which lanes wait more than they carry."""
 STARVED = 0.05
 """Part of the time that delivery waits for storage, for more lanes to be wanted."""
+BUSY = 0.9
+"""Part of the time that the loop's thread works, from which on storage is not what delivery waits for."""
 INTERVAL = 0.1
 """Seconds, at the least, over which throughput is compared."""
 LANDINGS = 2
@@ -65,11 +69,13 @@ class Pace:
         most_lanes: int = MOST_LANES,
         largest_part: int = LARGEST_PART,
         worth: float = WORTH,
+        worked: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """Begin with `lanes` requests of `part_size` bytes; what is fixed stays so.
 
         `worth`: how much of a trial's further lanes must come back as throughput: 0.4 of twice the lanes is
         1.4 times the throughput. More, where lanes beyond those needed cost more than a request.
+        `worked`: seconds so far that the thread which moves the bytes has run, or waited for a processor.
         """
         self._most_lanes = most_lanes
         self.lanes = lanes
@@ -79,6 +85,9 @@ class Pace:
         self._fixed_part = fixed_part
         self._largest_part = max(largest_part, part_size)
         self._worth = worth
+        self._worked = worked
+        self._worked_before = 0.0
+        """At the last `_begin`."""
         self._trial: _Trial | None = None
         self._since: float | None = None
         self._bytes = 0
@@ -166,16 +175,24 @@ class Pace:
         self._since = now
         self._bytes = self._landed = 0
         self._full, self._starved = False, 0.0
+        self._worked_before = self._worked()
 
     def _consider(self, now: float, seconds: float) -> None:
         """Every lane has landed since `_begin`, so many seconds ago."""
         wanted = self._full and self._starved >= STARVED * seconds and not self._inflated
-        if wanted and not self._goal and self._trial is None and self._waiting and now >= self._hold_until:
-            self.lanes = min(self._most_lanes, self.lanes * 2)
+        grows = (
+            wanted and self._waiting and self._trial is None and not self._goal and now >= self._hold_until
+        )
+        if grows and self.lanes < self._most_lanes:
+            if not self._busy(seconds):
+                self.lanes = min(self._most_lanes, self.lanes * 2)
             self._begin(now)
         elif seconds >= INTERVAL and self._landed >= LANDINGS * self.lanes:
-            self._judge(now, self._bytes / seconds, wanted=wanted)
+            self._judge(now, self._bytes / seconds, wanted=wanted and not self._busy(seconds))
             self._begin(now)
+
+    def _busy(self, seconds: float) -> bool:
+        return self._worked() - self._worked_before >= BUSY * seconds
 
     def _judge(self, now: float, rate: float, *, wanted: bool) -> None:
         trial, self._trial = self._trial, None

@@ -1,8 +1,9 @@
-"""Blocking work beside the loop."""
+"""Blocking work beside the loop, and how much the loop's own thread works."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -10,6 +11,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 T = TypeVar("T")
+
+
+def thread_worked() -> float:
+    """Seconds that the calling thread has run or waited for a processor (the kernel's sched-stats).
+
+    Without the latter where the kernel does not tell.
+    """
+    try:
+        with open("/proc/thread-self/schedstat", "rb", buffering=0) as file:
+            run, waited, _ = file.read(100).split()
+    except (OSError, ValueError):
+        return time.thread_time()
+    return (int(run) + int(waited)) / 1e9
 
 
 async def in_thread(call: Callable[..., T], *arguments: object) -> T:

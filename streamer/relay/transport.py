@@ -18,6 +18,7 @@ from streamer.relay.hedge import Hedging
 from streamer.relay.pace import LARGEST_PART, MOST_LANES, WORTH, Pace
 from streamer.relay.pipes import PIPE_SIZE, PipePool, PipeStages, pipe_allowance
 from streamer.relay.stages import BufferPool, MemoryStages, Stages
+from streamer.relay.threads import thread_worked
 from streamer.source.client import OwnSource, why_not, why_not_splice
 from streamer.source.portable import PortableSource
 from streamer.source.ranges import RangeSource
@@ -202,6 +203,7 @@ class _Lanes:
             most_lanes=min(self.most, MOST_LANES),
             largest_part=largest_part,
             worth=worth,
+            worked=thread_worked,
         )
 
 

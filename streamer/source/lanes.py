@@ -178,9 +178,8 @@ class TlsLane(Lane):
         return self.sock.send(data) == len(data)
 
     def expect(self, count: int, worth: int = GATHERED) -> None:
-        super().expect(
-            count - self._incoming.pending - TLS_RECORD, worth
-        )  # up to one record is in OpenSSL's hands
+        # Up to one record is in OpenSSL's hands.
+        super().expect(count - self._incoming.pending - TLS_RECORD, worth)
 
     def fill(self) -> bool:
         count = self.sock.recv_into(self._shared)

@@ -9,7 +9,16 @@ from dataclasses import dataclass
 
 import pytest
 
-from streamer.relay.pace import FIRST_HOLD, INFLATED, LARGEST_PART, LONGEST_HOLD, QUIET, SMALLEST_PART, Pace
+from streamer.relay.pace import (
+    BUSY,
+    FIRST_HOLD,
+    INFLATED,
+    LARGEST_PART,
+    LONGEST_HOLD,
+    QUIET,
+    SMALLEST_PART,
+    Pace,
+)
 from streamer.units import MIB
 
 PART = 4 * MIB
@@ -100,6 +109,24 @@ def test_lanes_grow_while_throughput_follows(worth):
     pace = Pace(4, PART, worth=worth)
     World(pace, LATENCY_BOUND).run(20)
     assert pace.lanes == 256
+
+
+@pytest.mark.parametrize("server", [LATENCY_BOUND, Server(connection=9e9)], ids=["by trial", "at once"])
+@pytest.mark.parametrize("busy", [0.85, 0.95])
+def test_no_lanes_are_added_while_the_process_itself_is_the_limit(server, busy):
+    """From 16 lanes on its thread works so much of the time; without that, any number would be taken."""
+
+    def worked():
+        ends = [*[since for since, _ in world.limits[1:]], world.now]
+        return sum(
+            (end - since) * (busy if lanes >= 16 else 0.5)
+            for end, (since, lanes) in zip(ends, world.limits, strict=True)
+        )
+
+    pace = Pace(4, PART, worked=worked)
+    world = World(pace, server)
+    world.run(20)
+    assert pace.lanes == (256 if busy < BUSY else 16)
 
 
 def test_lanes_never_exceed_the_most():
