@@ -78,6 +78,22 @@ def test_no_space_for_a_trailer_is_waited_for(stub, tmp_path, small):
 
 
 @needs_root
+def test_no_space_for_a_keepers_socket_is_said(small):
+    """The only file that a keeper has."""
+    subprocess.run(["mount", "-o", "remount,nr_inodes=2", small], check=True)
+    (small / "last").touch()
+    done = penstock("keeper", str(small / "keeper"))
+    assert (done.returncode, done.stdout) == (7, f"{small}/keeper: No space left on device\n")
+    (small / "last").unlink()
+    with subprocess.Popen(
+        [*PENSTOCK, "keeper", small / "keeper"], stdout=subprocess.PIPE, text=True
+    ) as keeper:
+        assert keeper.stdout.readline() == "ready\n"
+        keeper.terminate()
+    assert keeper.returncode == 0
+
+
+@needs_root
 def test_no_space_for_a_download_leaves_nothing(stub, tmp_path, small):
     fill(stub, [200_000] * 5, prefix="b/files/")
     document = job(stub.url, small / "ml", "b/files/")
