@@ -2,7 +2,7 @@
 
     init -> number of a new generator
     turn(number) -> number ---- step(number) -> arrays, step(number) -> arrays, ... until it stops
-    turn(number) -> its verdict, an error or the end
+    turn(number) -> its verdict: an error, once, or the end
     end(number), at the end or whenever TensorFlow drops the iterator
 
 `tf.data.Dataset.from_generator` is the same with conversions and checks around every step, and two changes of
@@ -132,13 +132,12 @@ class _Registry:
         return np.int64(number)
 
     def turn(self, number: int) -> Verdict:
-        """Nothing at the first one; then the verdict, or the end."""
+        """Nothing at the first one; then the verdict if there is one, once; then the end."""
         key = int(number)
-        if key not in self._verdicts:
-            self._verdicts[key] = None
-            return _GO_ON
-        if (told := self._verdicts[key]) is None:
+        told = self._verdicts.get(key, _GO_ON)
+        if told is None:
             raise StopIteration
+        self._verdicts[key] = None
         return told
 
     def step(self, number: int) -> Step:

@@ -312,6 +312,19 @@ def test_a_dead_sidecar(feeder):
     assert got == RECORDS[:-1]
 
 
+def test_an_error_comes_once_and_then_the_end(feeder):
+    """Or a pipeline that ignores errors would never end."""
+    feeder.feed(0, encoded(records=RECORDS[:10]) + spoilt(b"x"))
+    iterator = iter(PipeModeDataset("train", "TFRecord"))
+    assert [next(iterator).numpy() for _ in range(10)] == RECORDS[:10]
+    with pytest.raises(tf.errors.DataLossError):
+        next(iterator)
+    with pytest.raises(StopIteration):
+        next(iterator)
+    feeder.feed(1, encoded(records=RECORDS[:20]) + spoilt(b"x"))
+    assert contents(PipeModeDataset("train", "TFRecord").ignore_errors()) == RECORDS[:20]
+
+
 def test_a_failed_sidecar_that_holds_the_fifo_open(feeder):
     feeder.feed(0, encoded(), verdict="failed", error="503 for s3://b/k", hold=True)
     got, text = failure(PipeModeDataset("train", "TFRecord").prefetch(3))
