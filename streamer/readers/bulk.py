@@ -44,20 +44,21 @@ class BulkTFRecordReader(TFRecordReader):
     """Of the run before; what checks many at once is only worth preparing for a length that stays."""
 
     def _cut(self) -> list[bytes]:
-        batch = self._run_of_one_length() if self._end - self._start >= HEAD_BYTES else []
-        if self._fault is not None:
-            return batch
-        small = self._end - self._start >= HEAD_BYTES and self._next_length() <= SMALL
-        rest = self._any_lengths() if small else super()._cut()
-        return batch + rest if batch else rest
+        batch = self._run_of_one_length()
+        if self._fault is None:
+            batch += self._any_lengths() if self._next_is_small else super()._cut()
+        return batch
 
-    def _next_length(self) -> int:
-        length: int = HEAD.unpack_from(self._view, self._start)[0]
-        return length
+    @property
+    def _next_is_small(self) -> bool:
+        whole = self._end - self._start >= HEAD_BYTES
+        return whole and HEAD.unpack_from(self._view, self._start)[0] <= SMALL
 
     def _run_of_one_length(self) -> list[bytes]:
         """The records of the frames at the front that are as long as the first one."""
         start = self._start
+        if self._end - start < HEAD_BYTES:
+            return []
         length, stored = HEAD.unpack_from(self._view, start)
         count = (self._end - start) // (length + FRAME_BYTES)
         if count < RUN or not length or not self._length_holds(length, stored):

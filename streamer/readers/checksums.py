@@ -40,10 +40,11 @@ def frames_crc(stored: Words, length: int, head_crc: int) -> int:
     """
     turned = stored - np.uint32(MASK_DELTA)
     data = turned << np.uint32(15) | turned >> np.uint32(17)
-    same = _shift(head_crc ^ _shift(_WORD, HEAD_BYTES), length) ^ _WORD
+    begun = _shift(_WORD, HEAD_BYTES)  # a CRC begins with ones, and ends with their complement
+    same = _shift(head_crc ^ begun, length) ^ _WORD
     registers = data ^ stored ^ np.uint32(same)  # of each frame, before the last 4 bytes' zeros
-    begun_at_0 = _shift(_combined(registers, length + FRAME_BYTES), 4)
-    return begun_at_0 ^ _shift(_WORD, len(stored) * (length + FRAME_BYTES)) ^ _WORD
+    registers[0] ^= np.uint32(_shift(begun, length))
+    return _shift(_combined(registers, length + FRAME_BYTES), 4) ^ _WORD
 
 
 def _combined(registers: Words, size: int) -> int:

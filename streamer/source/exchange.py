@@ -210,11 +210,9 @@ class Exchange(ABC, Generic[R]):
             return
         try:
             step()
-            if self._left > 0:
-                self._lane.expect(self._left, self._worth_waking())
+            self._expect_more()
         except BlockingIOError:
-            if self._left > 0:
-                self._lane.expect(self._left, self._worth_waking())
+            self._expect_more()
         except NoRoom:
             self._watching = False
             self._lane.pause()
@@ -226,11 +224,12 @@ class Exchange(ABC, Generic[R]):
         except BaseException as error:  # noqa: BLE001 - handed to whoever awaits `run`
             self._finish(error)
 
-    def _worth_waking(self) -> int:
-        """Bytes that come within `WORTH_WAITING` at the rate so far; a power of two."""
-        elapsed = max(self._loop.time() - self._answered_at, CLOCK)
-        due = int((self._length - self._left) * WORTH_WAITING / elapsed)
-        return 1 << due.bit_length()
+    def _expect_more(self) -> None:
+        """Wait for as many bytes of the body as come within `WORTH_WAITING` at the rate so far."""
+        if self._left > 0:
+            elapsed = max(self._loop.time() - self._answered_at, CLOCK)
+            due = int((self._length - self._left) * WORTH_WAITING / elapsed)
+            self._lane.expect(self._left, 1 << due.bit_length())  # rounded, so that it seldom changes
 
     def _resume(self) -> None:
         """The receiver has room again, and there is most likely something for it.

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from tests.kit.faults import reset
-from tests.kit.stub import turns
+from tests.kit.stub import accept_no_more
 
 _PIECE = 64 * 1024
 
@@ -133,11 +133,7 @@ class TcpProxy:
     async def _close_server(self) -> None:
         if self._server is not None:
             server, self._server = self._server, None
-            # asyncio loses a connection that is accepted while its server closes, and its client waits for
-            # ever: so accept no more, let those under way arrive, and only then close.
-            for sock in server.sockets:
-                self._loop.remove_reader(sock.fileno())
-            await turns()
+            await accept_no_more(server.sockets)
             server.close()
 
     async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

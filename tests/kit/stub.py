@@ -16,7 +16,7 @@ import socket
 import ssl
 import threading
 from collections import defaultdict, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote as url_quote
@@ -333,6 +333,16 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
+async def accept_no_more(sockets: Iterable[socket.socket]) -> None:
+    """Let the connections under way arrive, and take no others, before a server that listens there closes.
+
+    asyncio loses a connection that is accepted while its server closes, and its client waits for ever.
+    """
+    for sock in sockets:
+        asyncio.get_running_loop().remove_reader(sock.fileno())
+    await turns()
+
+
 class StubThread:
     """Runs an S3Stub from `start` to `stop`; over TLS if given a context."""
 
@@ -371,11 +381,7 @@ class StubThread:
         self._ready.set()
         await self._stop.wait()
         self.stub.released.set()
-        # asyncio loses a connection that is accepted while its server closes: so accept no more, let those
-        # under way arrive, and only then close.
-        loop = asyncio.get_running_loop()
-        loop.remove_reader(listening.fileno())
-        await turns()
+        await accept_no_more([listening])
         await runner.cleanup()
         for transport in self.stub._transports:
             if getattr(transport, "_loop", None) is not None:  # one that has closed has none

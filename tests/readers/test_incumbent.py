@@ -21,6 +21,7 @@ from streamer.formats.lines import LineReader
 from streamer.formats.recordio import RecordIOReader
 from streamer.formats.tfrecord import TFRecordReader
 from streamer.readers.state import EpochState
+from tests.kit.frames import spoilt
 from tests.kit.pieces import Pieces
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -29,12 +30,6 @@ tf = pytest.importorskip("tensorflow")
 from streamer.readers.tensorflow import PipeModeDataset, PipeModeDatasetException  # noqa: E402
 
 DIMENSION = 100
-
-
-def spoilt(payload):
-    frame = bytearray(tfrecord.encode(payload))
-    frame[-1] ^= 1
-    return bytes(frame)
 
 
 class Channels:

@@ -18,6 +18,7 @@ import pytest
 from streamer.errors import ChannelError
 from streamer.formats import recordio, tfrecord
 from streamer.relay.failures import POISON
+from tests.kit.frames import spoilt
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 tf = pytest.importorskip("tensorflow")
@@ -33,13 +34,6 @@ LARGE = tfrecord.encode(b"x" * 10_000) * 1000  # far more than pipe and prefetch
 
 def encoded(record_format="TFRecord", records=RECORDS):
     return b"".join(map(ENCODE[record_format], records))
-
-
-def spoilt(payload):
-    """A TFRecord whose data CRC does not hold."""
-    frame = bytearray(tfrecord.encode(payload))
-    frame[-1] ^= 1
-    return bytes(frame)
 
 
 def contents(dataset):

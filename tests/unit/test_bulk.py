@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from streamer.errors import StreamError
 from streamer.formats import tfrecord
 from streamer.formats.crc import crc32c
+from tests.kit.frames import spoilt
 from tests.kit.pieces import Pieces
 
 np = pytest.importorskip("numpy")
@@ -35,12 +36,6 @@ def read_in_bulk(data, *, pieces=(), **options):
         outcomes.append((got, list(reader.skipped.places), error, reader.offset))
     assert outcomes[0] == outcomes[1]
     return outcomes[0][:3]
-
-
-def spoilt(payload):
-    frame = bytearray(tfrecord.encode(payload))
-    frame[-1] ^= 1
-    return bytes(frame)
 
 
 @pytest.mark.parametrize("sizes", [[200], [0], [1, 2, 3], [200] * 40 + [7], [100, 3000], [0, 500, 0]])
