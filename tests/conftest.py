@@ -84,6 +84,10 @@ def proxy(stub):
         yield found
 
 
+SERVERS = {"s3 stub", "tcp proxy"}
+"""Names of the kit's servers' threads."""
+
+
 def _descriptors() -> dict[str, str]:
     found = {}
     for fd in os.listdir("/proc/self/fd"):
@@ -96,9 +100,15 @@ def _descriptors() -> dict[str, str]:
 
 @pytest.fixture
 def no_leaks():
-    """The test ends with the descriptors and threads that it began with."""
+    """The test ends with the descriptors and threads that it began with; those of its servers too.
+
+    A server hears in its own thread, some time later, that a client has closed: it must have stopped before
+    anything is counted, so it must start after this. `usefixtures` sees to that.
+    """
     gc.collect()
     before, threads = _descriptors(), set(threading.enumerate())
+    early = {thread.name for thread in threads} & SERVERS
+    assert not early, f"take no_leaks by pytest.mark.usefixtures, so that it comes before: {early}"
     yield
     for thread in set(threading.enumerate()) - threads:
         if thread.name.startswith("open "):

@@ -16,6 +16,8 @@ from tests.kit.pipes import off_loop, read_all
 from tests.kit.stub import error
 from tests.test_docs import ROOT
 
+pytestmark = pytest.mark.usefixtures("no_leaks")
+
 HOUR = 3600.0
 ALLOWED = 900
 """Seconds, S3's own."""
@@ -46,7 +48,7 @@ class Clock:
 
 @pytest.mark.parametrize("transport", ["kernel", "copying"])
 @pytest.mark.parametrize("ahead", [HOUR, -HOUR])
-async def test_an_hour_off_is_corrected(stub, tmp_path, no_leaks, transport, ahead):
+async def test_an_hour_off_is_corrected(stub, tmp_path, transport, ahead):
     """And only the requests that were under way when it showed are refused."""
     truth = fill(stub, [200_000] * 6)
     stub.weather = clock = Clock(ahead)
@@ -56,7 +58,7 @@ async def test_an_hour_off_is_corrected(stub, tmp_path, no_leaks, transport, ahe
     assert 1 <= clock.refused <= 4
 
 
-async def test_it_jumps_in_mid_stream(stub, tmp_path, no_leaks):
+async def test_it_jumps_in_mid_stream(stub, tmp_path):
     """There and back again."""
     truth = fill(stub, [200_000] * 6)
     stub.weather = clock = Clock(0)
@@ -68,7 +70,7 @@ async def test_it_jumps_in_mid_stream(stub, tmp_path, no_leaks):
     assert {verdict.verdict for verdict in running.verdicts} == {"complete"}
 
 
-async def test_what_cannot_be_corrected_is_waited_for(stub, tmp_path, no_leaks):
+async def test_what_cannot_be_corrected_is_waited_for(stub, tmp_path):
     """botocore signs by the clock, so somebody has to set it; the error says how far it is off."""
     truth = fill(stub, [200_000] * 2)
     stub.weather = Clock(HOUR, until=9)
