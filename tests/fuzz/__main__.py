@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import os
 import random
 import re
 import resource
@@ -107,7 +106,6 @@ def keep(name: str, scratch: Path, most: int) -> None:
 def fuzz(name: str, seconds: int, scratch: Path) -> int:
     """In this process, for so long."""
     (scratch / "crash").mkdir(exist_ok=True)
-    os.nice(19)
     try:
         import atheris
     except ImportError:
