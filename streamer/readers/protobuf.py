@@ -162,11 +162,12 @@ def _integers(wire: int, value: Any) -> NDArray[np.uint64]:
         raise ValueError("a number is cut")
     starts = np.concatenate(([0], ends[:-1] + 1))
     lengths = ends - starts + 1
-    if lengths.max() > 10:
+    if np.max(lengths) > 10:
         raise ValueError("a number of more than 64 bits")
     place = np.arange(len(data)) - np.repeat(starts, lengths)
     digits = (data & 0x7F).astype(np.uint64) << (7 * place).astype(np.uint64)
-    return np.bitwise_or.reduceat(digits, starts)
+    found: NDArray[np.uint64] = np.bitwise_or.reduceat(digits, starts)
+    return found
 
 
 def _fields(data: memoryview) -> Iterator[tuple[int, int, Any]]:
