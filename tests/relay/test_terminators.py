@@ -43,10 +43,17 @@ def processes_of(pid):
     for task in os.listdir(f"/proc/{pid}/task"):
         with open(f"/proc/{pid}/task/{task}/children", encoding="ascii") as file:
             children = file.read().split()
-        for child in children:
-            with open(f"/proc/{child}/cmdline", encoding="utf-8") as file:
-                found += [int(child)] if "terminator.py" in file.read() else []
+        found += [int(child) for child in children if _runs_as_one(child)]
     return sorted(found)
+
+
+def _runs_as_one(child):
+    """In the middle of exec(2), which its parent has seen go well, it has no command line yet."""
+    with open(f"/proc/{child}/cmdline", encoding="utf-8") as file:
+        command = file.read()
+    with open(f"/proc/{child}/stat", encoding="utf-8") as file:
+        state = file.read().rpartition(")")[2].split()[0]
+    return "terminator.py" in command or (not command and state != "Z")
 
 
 def sockets(pids):
