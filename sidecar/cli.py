@@ -234,6 +234,8 @@ def plan(path: str, host_index: int | None, host_count: int | None, *, as_json: 
         return
     click.echo(f"transport  {found['transport']}: {found['reason']}")
     click.echo(f"budget     {human_bytes(found['budget'])}, {found['connections']} connections to begin with")
+    if found["open_files"]:
+        click.echo(f"open files {found['open_files']}")
     for name, channel in found["channels"].items():
         click.echo(
             f"{name}\n  objects  {channel['objects']}\n  bytes    {channel['bytes']} ({channel['size']})\n"

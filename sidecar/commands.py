@@ -310,6 +310,7 @@ async def plan(job: Job, flags: Flags) -> dict[str, Any]:
                 "reason": transport.reason,
                 "host": {"index": hosts.index, "hosts": list(hosts.names)},
                 "connections": transport.allotment.pace.lanes,
+                "open_files": transport.few_files,
                 "budget": transport.allotment.budget,
                 "channels": {
                     name: {"mode": modes[name]}

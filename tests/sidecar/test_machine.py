@@ -147,6 +147,21 @@ def test_few_open_files_are_fewer_lanes(stub, tmp_path, transport):
         assert running.end() == 0
 
 
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        (128, "open files at most 36 connections fit into the limit of open files; raise `ulimit -n`"),
+        (4096, None),
+    ],
+)
+def test_a_plan_says_how_many_connections_open_files_allow(stub, tmp_path, files, said):
+    fill(stub, [10], prefix="b/train/")
+    path = write_job(tmp_path / "job.yaml", job(stub.url, tmp_path / "ml", "b/train/"))
+    command = [*limited(files), *PENSTOCK, "plan", "-c", path]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout
+    assert [line for line in shown.splitlines() if line.startswith("open files")] == ([said] if said else [])
+
+
 def test_too_few_open_files_end_the_start(stub, tmp_path):
     fill(stub, [10], prefix="b/train/")
     path = write_job(tmp_path / "job.yaml", job(stub.url, tmp_path / "ml", "b/train/"))
