@@ -6,10 +6,11 @@ interpreter writes the number of every signal to its wake-up descriptor at the m
 set_wakeup_fd). So a reading thread that has nothing to read can learn of a SIGINT and end its stream; the
 call in the main thread then returns, and Python raises KeyboardInterrupt there.
 
-While it waits there, that thread may also run Python: a step, or the making of the exception in which the
-call ends. Those are the first chance for the signal's handler, and the worst: a KeyboardInterrupt does not
-pass compiled code, where it is lost or becomes something else. So the handler is ours. It does what Python's
-does, but in such a place it waits, by a trace function, until the call is over.
+Before it waits there, and while it does, that thread may also run Python: a step, the making of the
+exception in which the call ends, or what the call wants to know of its arguments. Those are the first chance
+for the signal's handler, and the worst: a KeyboardInterrupt does not pass compiled code (nor a `__del__`),
+where it is lost or becomes something else. So the handler is ours. It does what Python's does, but in such a
+place it waits, by a trace function, until the call is over.
 
 There is one wake-up descriptor per process, and one handler. Where somebody else has the descriptor (an
 asyncio loop in the main thread), or SIGINT is not handled by Python's own handler, nothing is done.
@@ -40,7 +41,8 @@ _last = float("-inf")
 def watch(*called: str) -> None:
     """Take SIGINT and the wake-up descriptor if nobody has them. Does nothing outside the main thread.
 
-    `called`: the files whose functions are called from compiled code, and must not be interrupted.
+    `called`: files whose functions are called by compiled code, or as an object ends, and must not be
+    interrupted.
     """
     global _ends  # noqa: PLW0603 - one per process, as the descriptor is
     if threading.current_thread() is not threading.main_thread():

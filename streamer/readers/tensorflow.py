@@ -35,7 +35,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.eager import core
+from tensorflow.python.eager import core, executor
+from tensorflow.python.framework import tensor_shape
 from tensorflow.python.ops import script_ops
 
 from streamer.formats.tfrecord import Skipped
@@ -203,7 +204,7 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
         self.skipped = Skipped()
         """Corrupt records left out by all iterators of this dataset: `records`, and `places`."""
         keep_memory()
-        interrupts.watch(core.__file__, script_ops.__file__, verdicts.__file__)
+        interrupts.watch(*_CALLED)
         skipped = self.skipped  # the closure must not hold `self`: the dataset would keep itself alive
 
         def steps() -> Steps:
@@ -291,6 +292,11 @@ def _epoch(
         batches = reader(stream).batches() if course is None else course.batches(stream, reader)
         measured = batches if meter is None else meter.measure(batches)
         yield from _rows(measured, width, drop_remainder, course if places else None)
+
+
+_CALLED = tuple(str(module.__file__) for module in (core, executor, script_ops, tensor_shape, verdicts))
+"""Files whose functions TensorFlow calls while the main thread asks it for an element: those that make an
+error, end an executor (by `__del__`), run a step and tell a shape's length; and ours that judge a step."""
 
 
 def _rows(

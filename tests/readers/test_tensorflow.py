@@ -607,6 +607,35 @@ def test_ctrl_c_ends_a_blocked_read(feeder, ahead):
     feed.release.set()
 
 
+STRIKE = """
+import signal, sys
+from tensorflow.python.eager import executor
+from tensorflow.python.framework import tensor_shape
+def strike(frame, event, _):
+    if event == "call" and (frame.f_code.co_filename, frame.f_code.co_name) == ({file}.__file__, {name!r}):
+        sys.setprofile(None)
+        signal.raise_signal(signal.SIGINT)
+from streamer.readers.tensorflow import PipeModeDataset
+try:
+    for record in PipeModeDataset("train", "TFRecord"):
+        print(record.numpy().decode(), flush=True)
+        sys.setprofile(strike)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+@pytest.mark.parametrize(("file", "name"), [("tensor_shape", "__len__"), ("executor", "__del__")])
+def test_ctrl_c_is_not_lost_where_tensorflow_calls_python(feeder, file, name):
+    """Compiled code would take the KeyboardInterrupt for a shape without length; a `__del__` ignores it."""
+    feed = feeder.feed(0, encoded(records=[b"1", b"2"]), hold=True)
+    program = [sys.executable, "-c", STRIKE.format(file=file, name=name)]
+    done = subprocess.run(program, capture_output=True, text=True, check=False, timeout=50)
+    assert done.stdout in ("1\ninterrupted\n", "1\n2\ninterrupted\n"), done.stderr
+    assert "Exception ignored" not in done.stderr
+    feed.release.set()
+
+
 def test_without_the_c_api_errors_are_what_python_steps_can_raise(feeder, monkeypatch, caplog):
     monkeypatch.setattr(verdicts, "_LIBRARY", "no-such-library.so")
     verdicts.raiser.cache_clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import structlog
 from structlog.testing import capture_logs
 
 from sidecar import supervisor
@@ -14,6 +15,8 @@ from sidecar import supervisor
 )
 def test_a_plan_that_takes_long_says_how_far_it_is(monkeypatch, every, due):
     monkeypatch.setattr(supervisor, "PROGRESS_EVERY", every)
+    # A logger that was used before keeps the processors of then, for ever.
+    monkeypatch.setattr(supervisor, "log", structlog.get_logger())
     progress = supervisor._Progress("train")
     with capture_logs() as logs:
         progress(7)
