@@ -12,6 +12,7 @@ import errno
 import json
 import os
 import struct
+import time
 from dataclasses import dataclass, field
 
 OPEN = b"O"
@@ -48,6 +49,8 @@ class Book:
     waiting: list[bytes] = field(default_factory=list)
     """Records of a unit that is not whole yet."""
     rest: bytes = b""
+    written: float = 0.0
+    """When, in seconds of CLOCK_BOOTTIME; 0 if that is not known."""
 
     def write(self, fd: int) -> None:
         """Replace what the file holds. Raises OSError."""
@@ -60,6 +63,7 @@ class Book:
             "members": self.members,
             "failure": self.failure,
             "waiting": [len(record) for record in self.waiting],
+            "written": time.clock_gettime(time.CLOCK_BOOTTIME),
         }
         text = json.dumps(head).encode()
         data = b"".join((_HEAD.pack(READING, len(text)), text, *self.waiting, self.rest))
@@ -89,6 +93,17 @@ class Book:
     def abandoned(self) -> bool:
         """Whether nobody is left who began this pass."""
         return not any(map(_lives, self.members.values()))
+
+    def past(self) -> bool:
+        """Whether it is of a pass before this process: abandoned, and written before that began."""
+        return self.abandoned() and self.written < _born()
+
+
+def _born() -> float:
+    """When this process began, in seconds of CLOCK_BOOTTIME (`starttime` of proc_pid_stat(5))."""
+    with open("/proc/self/stat", "rb") as file:
+        ticks = file.read().rpartition(b")")[2].split()[19]
+    return int(ticks) / os.sysconf("SC_CLK_TCK")
 
 
 def _lives(pid: int) -> bool:

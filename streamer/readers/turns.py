@@ -20,7 +20,8 @@ The lock is `flock` on it, which the kernel takes from a process that dies.
 Endings. Who meets the end of file proves it, with the bytes of all turns; who meets an error writes it
 down, and all others raise it too. Who finds that a turn was begun and its worker died raises
 TruncatedStream. A worker that comes when the epoch is over, or its FIFO gone, has nothing to read, and that
-is no error: what is left is with the others. A worker whose parent has died stops reading.
+is no error: what is left is with the others. One that comes when the others have failed and are gone fails
+like them: it must not take the next epoch. A worker whose parent has died stops reading.
 """
 
 from __future__ import annotations
@@ -120,7 +121,7 @@ class TeamReader:
                 if os.fstat(fd).st_nlink:
                     book = Book.read(fd)
                     again = book is not None and str(self._team.member) in book.members
-                    left = book is not None and book.state != ENDED and book.abandoned()
+                    left = book is not None and book.state != ENDED and book.past()
                     if not (again or left):
                         stack.push(undo.pop_all())
                         return fd

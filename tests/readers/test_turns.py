@@ -167,6 +167,28 @@ def test_a_fifo_that_does_not_come_is_an_error_for_all(feeder):
             next(member(feeder, index, timeout=0.1))
 
 
+def test_who_comes_when_all_others_failed_and_are_gone_takes_no_epoch(feeder):
+    """A worker is slow to begin, and the loader is being closed already, for the error of another."""
+    script = (
+        "import sys\n"
+        "from streamer.formats.tfrecord import TFRecordReader\n"
+        "from streamer.readers.config import directories\n"
+        "from streamer.readers.turns import Team, TeamReader\n"
+        "pipe, config, state = sys.argv[1:]\n"
+        "where = directories(pipe=pipe, config=config, state=state)\n"
+        "list(TeamReader('train', where, Team('seed-1', 0, 2), TFRecordReader, timeout=0.1))\n"
+    )
+    command = [sys.executable, "-c", script, feeder.pipe_dir, feeder.config_dir, feeder.state_dir]
+    failed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=50)
+    assert "train_0 did not appear" in failed.stderr
+    feeder.feed(0, b"".join(map(encode, RECORDS)))
+    feeder.feed(1, b"".join(map(encode, RECORDS)))
+    with pytest.raises(ChannelError, match="train_0 did not appear"):
+        next(member(feeder, 1))
+    got = alternate(*[member(feeder, index, name="seed-2") for index in range(2)])
+    assert sorted(flat(flat(got))) == sorted(RECORDS)
+
+
 def test_a_state_directory_that_cannot_be_used(feeder):
     with open(feeder.state_dir, "w"):
         pass
