@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import signal
 import threading
 
 import hypothesis
@@ -29,6 +30,10 @@ hypothesis.settings.load_profile("patient")
 
 # As the service does: the default hooks log and count every retry a second time.
 stamina.instrumentation.set_on_retry_hooks([])
+
+# A shell has what it starts in the background ignore Ctrl-C, and so would all that tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # libuv makes one pipe for signals per process, at its first loop; make it before leaks are counted.
 with asyncio.Runner(loop_factory=uvloop.new_event_loop) as _first:
