@@ -15,6 +15,8 @@ import trustme
 import uvloop
 from blockbuster import blockbuster_ctx
 
+from tests.kit import proxy as proxy_server
+from tests.kit import stub as stub_server
 from tests.kit.proxy import standing_before
 from tests.kit.stub import StubThread
 from tests.kit.tls import serving
@@ -89,7 +91,7 @@ def proxy(stub):
         yield found
 
 
-SERVERS = {"s3 stub", "tcp proxy"}
+SERVERS = {stub_server.THREAD, proxy_server.THREAD}
 """Names of the kit's servers' threads."""
 
 

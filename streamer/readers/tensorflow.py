@@ -67,6 +67,9 @@ AHEAD = 2
 
 _PLACES = tf.TensorSpec([None], tf.string)
 """With `places`: what is behind each record or row."""
+_CALLED = tuple(str(module.__file__) for module in (core, executor, script_ops, tensor_shape, verdicts))
+"""Files whose functions TensorFlow calls while the main thread asks it for an element: those that make an
+error, end an executor (by `__del__`), run a step and tell a shape's length; and ours that judge a step."""
 
 
 class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publishes no types
@@ -292,11 +295,6 @@ def _epoch(
         batches = reader(stream).batches() if course is None else course.batches(stream, reader)
         measured = batches if meter is None else meter.measure(batches)
         yield from _rows(measured, width, drop_remainder, course if places else None)
-
-
-_CALLED = tuple(str(module.__file__) for module in (core, executor, script_ops, tensor_shape, verdicts))
-"""Files whose functions TensorFlow calls while the main thread asks it for an element: those that make an
-error, end an executor (by `__del__`), run a step and tell a shape's length; and ours that judge a step."""
 
 
 def _rows(

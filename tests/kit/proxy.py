@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from tests.kit.faults import reset
 from tests.kit.stub import accept_no_more
 
+THREAD = "tcp proxy"
+"""Name of the server's thread."""
 _PIECE = 64 * 1024
 
 
@@ -78,7 +80,7 @@ class TcpProxy:
         self._stopping: asyncio.Event | None = None
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._thread = threading.Thread(target=self._run, name="tcp proxy")
+        self._thread = threading.Thread(target=self._run, name=THREAD)
 
     def start(self) -> None:
         self._thread.start()

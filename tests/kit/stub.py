@@ -26,6 +26,8 @@ from aiohttp import web
 
 PAGE = 1000
 ANY = ""
+THREAD = "s3 stub"
+"""Name of the server's thread."""
 
 
 @dataclass(frozen=True)
@@ -351,7 +353,7 @@ class StubThread:
         self._tls = tls
         self._ready = threading.Event()
         self._stop: asyncio.Event | None = None
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="s3 stub")
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name=THREAD)
 
     def start(self) -> S3Stub:
         self._thread.start()
