@@ -1,14 +1,15 @@
-"""Opens the origin's listening sockets, then becomes nginx: `listen.py ADDRESS COUNT CONFIG`.
+"""Opens the origin's listening sockets, then becomes nginx: `listen.py ADDRESS COUNT WORKERS CONFIG`.
 
 nginx takes over listening sockets that its environment names (`NGINX=fd;fd;`, its own binary upgrade).
 So ports are free ones of the kernel's choice, and connections are accepted from the moment that the
-ports are known: nobody needs to guess when the server is up. Prints the ports as one line of JSON and
-waits for a line on standard input, by which time CONFIG must be there. Run by path in a bare
-interpreter, inside a network namespace where there is one.
+ports are known: nobody needs to guess when the server is up. Every worker has one of its own for every
+port (`reuseport`). Prints the ports as one line of JSON and waits for a line on standard input, by which
+time CONFIG must be there. Run by path in a bare interpreter, inside a network namespace where there is one.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -19,12 +20,25 @@ import sys
 
 _PR_SET_PDEATHSIG = 1
 BACKLOG = 1024
+CONGESTION_CONTROL = b"cubic"
+"""Linux's default. BBR, which some machines have instead, goes by round trips. Over loopback, where they take
+microseconds, a connection may be left to wait for a delayed acknowledgement, 40 ms each time."""
 
 
 def main() -> None:
-    address, count, config = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-    sockets = [socket.create_server((address, 0), backlog=BACKLOG, reuse_port=True) for _ in range(count)]
-    sys.stdout.write(json.dumps([one.getsockname()[1] for one in sockets]) + "\n")
+    address, count, workers, config = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+    sockets = []
+    ports = []
+    for _ in range(count):
+        port = 0
+        for _ in range(workers):
+            one = socket.create_server((address, port), backlog=BACKLOG, reuse_port=True)
+            with contextlib.suppress(OSError):  # a kernel without it
+                one.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, CONGESTION_CONTROL)
+            port = one.getsockname()[1]
+            sockets.append(one)
+        ports.append(port)
+    sys.stdout.write(json.dumps(ports) + "\n")
     sys.stdout.flush()
     if not sys.stdin.readline():
         return

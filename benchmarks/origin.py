@@ -151,8 +151,9 @@ def running_origin(
     bundle = write_certificate(directory, address)
     path = os.path.join(directory, "nginx.conf")
     listen = os.path.join(os.path.dirname(os.path.abspath(__file__)), "listen.py")
+    workers = len(os.sched_getaffinity(0))
     process = subprocess.Popen(
-        [*prefix, sys.executable, "-I", "-S", listen, address, str(len(SERVERS)), path],
+        [*prefix, sys.executable, "-I", "-S", listen, address, str(len(SERVERS)), str(workers), path],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -166,9 +167,7 @@ def running_origin(
         if not line:
             raise OriginFailed(f"no listening sockets: {process.communicate()[1].strip()}")
         ports = json.loads(line)
-        text = config(
-            directory, data.root, address=address, ports=ports, workers=len(os.sched_getaffinity(0))
-        )
+        text = config(directory, data.root, address=address, ports=ports, workers=workers)
         with open(path, "w", encoding="utf-8") as file:
             file.write(text)
         check_config(path, prefix=prefix)

@@ -27,13 +27,11 @@ import select
 from collections import deque
 from collections.abc import Callable
 
-from streamer.errors import ReaderGone
 from streamer.plan import Part
 from streamer.relay.allotment import Share
 from streamer.relay.stages import Stage
 from streamer.relay.statistics import Tally
-from streamer.sink.outlet import Outlet
-from streamer.source.ranges import NoRoom
+from streamer.source.ranges import Body, NoRoom
 from streamer.units import KIB, MIB
 
 PIPE_SIZE = 1 * MIB
@@ -41,6 +39,8 @@ PIPE_SIZE = 1 * MIB
 WORTH_HAVING = 256 * KIB
 """A smaller pipe costs more in splices and wake-ups than it saves in copies."""
 SMALLEST_PIPE = 64 * KIB
+LEAST_SHARE = 2 * MIB
+"""Bytes of a part that are not given up for more lanes: requests cost too."""
 READ_SIZE = 256 * KIB
 _FLAGS = os.SPLICE_F_NONBLOCK | os.SPLICE_F_MOVE
 _CAPABLE = (1 << 24) | (1 << 21)
@@ -155,7 +155,9 @@ class PipeStages:
 
     def part_size(self) -> int:
         share = self.share
-        return share.pace.part_size(min(share.floor, share.quota // 4))
+        # As many parts as lanes, or more lanes would be of no use.
+        staging = max(LEAST_SHARE, share.quota // share.lanes)
+        return share.pace.part_size(min(share.floor, share.quota // 4, staging))
 
     def room(self, part: Part) -> int:
         """What its body takes; literals (64 KiB at most) do not count beside it."""
@@ -199,19 +201,6 @@ class PipeStages:
             self.share.give(pipe.cost)
 
 
-class _Socket:
-    """A socket as a thing to drain, for the direct way."""
-
-    __slots__ = ("fd", "limit")
-
-    def __init__(self, fd: int, limit: int) -> None:
-        self.fd = fd
-        self.limit = limit
-
-    def drain_into(self, fd: int) -> int:
-        return os.splice(self.fd, fd, self.limit, flags=_FLAGS)
-
-
 class PipeStage(Stage):
     """A part's bytes in pipes; in user memory only where a transport feeds them or no pipe is granted."""
 
@@ -222,9 +211,14 @@ class PipeStage(Stage):
         self._stages = stages
         self._pipes: deque[Pipe] = deque()
         self._piped = 0
-        self._direct: tuple[Outlet, Callable[[int], None]] | None = None
+        self._body: Body | None = None
+        """The rest of the part, while a request for it is under way."""
+        self._there = False
+        """Whether its socket may have some of it."""
         self._discarded = False
         self._room = stages.room(part)
+        self._large = part.body > PIPE_SIZE
+        """Whether it waits in its socket, on its lane, for it would not fit a pipe."""
 
     @property
     def staged(self) -> int:
@@ -234,30 +228,33 @@ class PipeStage(Stage):
     def full(self) -> bool:
         return self.staged >= self._room
 
-    def deliver_directly(self, outlet: Outlet, account: Callable[[int], None]) -> None:
-        self._direct = (outlet, account)
+    @property
+    def ready(self) -> bool:
+        return self._there or self.staged > 0
 
-    def deliver_in_turn(self) -> None:
-        self._direct = None
-
-    def take_from(self, fd: int, limit: int) -> int:
+    def leaves(self, body: Body, *, full: bool) -> bool:
         """As `streamer.source.ranges.SpliceReceiver`."""
         if self._discarded:
             raise NoRoom
-        if self._direct is not None and not self.staged:
-            with contextlib.suppress(BlockingIOError):  # the FIFO is full or the socket empty: stage tells
-                return self._pass_through(fd, limit, *self._direct)
+        self._body, self._there = body, True
+        if self.awaited:
+            self._changed()
+            return True
+        return self._large and not full
+
+    def take_from(self, body: Body) -> int:
+        """As `streamer.source.ranges.SpliceReceiver`."""
         if self._in_memory:
-            return self._read_into_memory(fd, limit)
+            return self._read_into_memory(body)
         while True:
             pipe = self._pipe_with_room()
             if pipe is None:
-                return self._read_into_memory(fd, limit)
+                return self._read_into_memory(body)
             try:
                 room = pipe.full_at - pipe.count
-                count = os.splice(fd, pipe.write_fd, min(limit, room), flags=_FLAGS)
+                count = os.splice(body.fd, pipe.write_fd, min(body.left, room), flags=_FLAGS)
             except BlockingIOError:
-                if not pipe.count or not readable(fd):
+                if not pipe.count or not readable(body.fd):
                     raise
                 pipe.full_at = pipe.count
                 continue
@@ -267,17 +264,14 @@ class PipeStage(Stage):
             self._changed()
             return count
 
-    def _pass_through(self, fd: int, limit: int, outlet: Outlet, account: Callable[[int], None]) -> int:
-        try:
-            count = outlet.push(_Socket(fd, limit))
-        except ReaderGone:
-            raise NoRoom from None  # delivery learns of it by itself, and abandons the epoch
+    def moved(self, count: int) -> None:
+        """As `streamer.source.ranges.SpliceReceiver`."""
         self._arrived(count)
-        if count:
-            account(count)
-        if self.staged:
-            self._changed()  # the body is out, and literals are left for delivery
-        return count
+
+    def forget(self, body: Body) -> None:
+        """As `streamer.source.ranges.SpliceReceiver`."""
+        if self._body is body:
+            self._body, self._there = None, False
 
     def _pipe_with_room(self) -> Pipe | None:
         """The last pipe, a first one, or a further one. None if there is none to be had; NoRoom if full."""
@@ -295,10 +289,10 @@ class PipeStage(Stage):
         self._pipes.append(further)
         return further
 
-    def _read_into_memory(self, fd: int, limit: int) -> int:
+    def _read_into_memory(self, body: Body) -> int:
         if self._in_memory >= self._room:
             raise NoRoom
-        data = os.read(fd, min(limit, READ_SIZE))
+        data = os.read(body.fd, min(body.left, READ_SIZE))
         if data:
             self.feed(data)
         return len(data)
@@ -313,16 +307,33 @@ class PipeStage(Stage):
                 pipe.full_at = pipe.size
                 if len(self._pipes) > 1:
                     self._stages.give(self._pipes.popleft())
-        else:
+        elif self._in_memory or self._body is None:
             count = self._write_memory(fd)
+        else:
+            count = self._move_on(fd, self._body)
         if self.on_room is not None:
             resume, self.on_room = self.on_room, None
             resume()
         return count
 
+    def _move_on(self, fd: int, body: Body) -> int:
+        """From the socket, with nothing of the part between it and `fd`."""
+        try:
+            count = body.move_into(fd)
+        except BlockingIOError:
+            if writable(fd):
+                self._there = False
+                body.want()
+                return 0
+            if not self._large:
+                body.want()  # to wait here, and not on a lane
+            raise
+        self._there = count > 0 and self.received < self.part.body
+        return count
+
     def discard(self) -> None:
         self._discarded = True
-        self._direct = None
+        self._body, self._there = None, False
         self._head = memoryview(b"")
         self._chunks.clear()
         while self._pipes:
@@ -332,6 +343,15 @@ class PipeStage(Stage):
 
 def readable(fd: int) -> bool:
     """Whether the socket has something to read, be it its end."""
+    return _polled(fd, select.POLLIN)
+
+
+def writable(fd: int) -> bool:
+    """Whether the pipe has room, or nobody reads it."""
+    return _polled(fd, select.POLLOUT)
+
+
+def _polled(fd: int, event: int) -> bool:
     poller = select.poll()
-    poller.register(fd, select.POLLIN)
+    poller.register(fd, event)
     return bool(poller.poll(0))

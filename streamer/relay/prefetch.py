@@ -184,14 +184,14 @@ class Prefetcher:
             if (error := self._torn()) is not None:
                 await self._amend(error)
                 continue
-            if stage is None or not stage.staged:
+            if stage is None or not stage.ready:
                 if stage is not None and stage.error is not None:
                     self._second_chance(stage)
                 watch.starve("queued" if stage is None else stage.phase)
                 if stage is not None and self._window.head is not None:
                     self._stragglers.starving(self._window.head, stage)
                 since = time.monotonic()
-                await self._news(stage, outlet)
+                await self._news(stage)
                 waited = time.monotonic() - since
                 self._tally.head_wait.add(waited)
                 self._share.starved(waited)
@@ -210,8 +210,9 @@ class Prefetcher:
                 watch.enter("blocked")
                 await outlet.writable()
                 continue
-            self._account(count)
-            await asyncio.sleep(0)  # yield to sockets and other channels between writes
+            if count:
+                self._account(count)
+                await asyncio.sleep(0)  # yield to sockets and other channels between writes
 
     def _torn(self) -> SourceError | None:
         """Why the object at the head of line is not the one listed, if that is known and may be mended."""
@@ -297,16 +298,12 @@ class Prefetcher:
             async with asyncio.timeout(min(seconds, LONGEST_PAUSE)):
                 await self._changed.wait()
 
-    async def _news(self, stage: Stage | None, outlet: Outlet) -> None:
+    async def _news(self, stage: Stage | None) -> None:
         """Wait until the head of line has bytes or an error, is another, or the reader has gone."""
         self._changed.clear()
         if stage is not None:
             stage.awaited = True
             stage.on_phase = self._tally.watch.because
-            if self._share.limited:
-                stage.deliver_in_turn()
-            else:
-                stage.deliver_directly(outlet, self._passed)
         await self._changed.wait()
 
     def _head_stage(self, epoch: int) -> Stage | None:
@@ -318,12 +315,6 @@ class Prefetcher:
         if (slot.part.epoch, slot.part.offset + slot.delivered) != (epoch, due):
             raise RuntimeError(f"head of line is {slot}, but byte {due} of epoch {epoch} is due")
         return self._stages[slot]
-
-    def _passed(self, count: int) -> None:
-        """Bytes have gone from a socket to the outlet; no more shall once there is a limit of bandwidth."""
-        self._account(count)
-        if self._share.limited:
-            self._changed.set()
 
     def _account(self, count: int) -> None:
         self._written(count)

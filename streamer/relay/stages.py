@@ -23,7 +23,6 @@ from streamer.errors import BadAnswer, SourceError, Where
 from streamer.plan import Part
 from streamer.relay.allotment import Share
 from streamer.relay.statistics import Tally
-from streamer.sink.outlet import Outlet
 from streamer.source.integrity import PartSum
 from streamer.source.ranges import Phase
 from streamer.units import KIB, MIB
@@ -109,6 +108,11 @@ class Stage(ABC):
         """Bytes that have arrived and are not delivered."""
 
     @property
+    def ready(self) -> bool:
+        """Whether there may be something to drain."""
+        return self.staged > 0
+
+    @property
     def full(self) -> bool:
         """As `streamer.source.ranges.Receiver`; never, where room for the whole part is reserved."""
         return False
@@ -135,15 +139,6 @@ class Stage(ABC):
     @abstractmethod
     def discard(self) -> None:
         """Give back what the stage holds; nothing may arrive any more."""
-
-    def deliver_directly(self, outlet: Outlet, account: Callable[[int], None]) -> None:  # noqa: B027
-        """Let arriving bytes go to `outlet` at once, told to `account`: the part is the head of line.
-
-        A stage that cannot do so ignores it.
-        """
-
-    def deliver_in_turn(self) -> None:  # noqa: B027
-        """Let them wait in the stage again."""
 
     def asked(self, at: float | None = None) -> None:
         """A request for what is missing is about to be sent, or was at a moment of time.monotonic()."""

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from streamer.relay.stages import Stage
     from streamer.relay.statistics import Tally
     from streamer.relay.window import Slot
-    from streamer.source.ranges import Phase, RangeSource
+    from streamer.source.ranges import Body, Phase, RangeSource
 
 THROWN_AWAY = 64 * KIB
 """Bytes thrown away at a time."""
@@ -88,18 +88,30 @@ class Takeover:
             self._stage.doing("body")
             self._on_won()
 
-    def take_from(self, fd: int, limit: int) -> int:
-        if surplus := self._surplus(limit):
-            count = len(os.read(fd, min(surplus, THROWN_AWAY)))
-            self._throw_away(count)
-            return count
+    def leaves(self, body: Body, *, full: bool) -> bool:
+        if self._surplus(body.left):
+            return False
         if not self.won:
-            if not readable(fd):
+            if not readable(body.fd):
                 raise BlockingIOError
             self._win()
-        count = int(self._stage.take_from(fd, limit))
-        self.received += count
+        return bool(self._stage.leaves(body, full=full))
+
+    def take_from(self, body: Body) -> int:
+        if surplus := self._surplus(body.left):
+            count = len(os.read(body.fd, min(surplus, THROWN_AWAY)))
+            self._throw_away(count)
+        else:
+            count = int(self._stage.take_from(body))
+            self.received += count
         return count
+
+    def moved(self, count: int) -> None:
+        self.received += count
+        self._stage.moved(count)
+
+    def forget(self, body: Body) -> None:
+        self._stage.forget(body)
 
     def room(self, limit: int) -> memoryview:
         self._own_room = not self.won or self._surplus(limit) > 0
@@ -213,7 +225,7 @@ class Stragglers:
         missing = slot.part.body - stage.received
         if not missing:
             return
-        asked = stage.asking and not stage.staged and slot not in self._tasks
+        asked = stage.asking and not stage.ready and slot not in self._tasks
         if (
             asked
             and not self._share.pace.slowed

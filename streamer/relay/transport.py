@@ -20,6 +20,7 @@ from streamer.relay.pipes import PIPE_SIZE, PipePool, PipeStages, pipe_allowance
 from streamer.relay.stages import BufferPool, MemoryStages, Stages
 from streamer.relay.threads import thread_worked
 from streamer.source.client import OwnSource, why_not, why_not_splice
+from streamer.source.lanes import largest_window
 from streamer.source.portable import PortableSource
 from streamer.source.ranges import RangeSource
 from streamer.source.session import Clients, tls_context, trusted
@@ -115,8 +116,8 @@ async def open_transport(
     async with _own_source(clients, portable, splice=splice) as source:
         if splice:
             pipes = PipePool(pipe_budget, most=most_pipes)
-            # A request costs little, so parts are small; larger ones wait in their sockets for their turn.
-            pace = lanes.pace(max(64, 4 * channels), 4 * MIB, largest_part=8 * MIB)
+            part = 4 * MIB if clients.tls_processes else _absorbed(8 * MIB)
+            pace = lanes.pace(max(64, 4 * channels), part, largest_part=max(part, 4 * MIB))
             try:
                 allotment = Allotment(budget, pace, members=channels, hedging=hedging)
                 yield Transport(source, _why_splice(clients), allotment, pipes=pipes, few_files=lanes.bounded)
@@ -163,6 +164,14 @@ async def _own_source(
         )
         stack.callback(source.close)
         yield source
+
+
+def _absorbed(most: int) -> int:
+    """Bytes of a part that a lane can take in before its turn comes, so that no server has to wait for it."""
+    size = most
+    while size > max(MIB, largest_window() + PIPE_SIZE):
+        size //= 2
+    return size
 
 
 def _why_splice(clients: Clients) -> str:

@@ -14,6 +14,7 @@ reads them, decrypted if the lane is TLS, into memory that the receiver provides
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -177,7 +178,8 @@ class Exchange(ABC, Generic[R]):
 
     def _check_progress(self, seen: int, silent: float) -> None:
         """`seen`: what had been when `silent` seconds without a byte began."""
-        if not self._watching or self._bytes_seen != seen:
+        waiting = self._waiting_bytes()
+        if not self._watching or self._bytes_seen + waiting != seen or 0 < self._left <= waiting:
             silent = 0.0
         elif silent + PATIENCE >= self._stall_timeout:
             self._finish(Transient(f"no byte for {self._stall_timeout:g} s", self._where))
@@ -188,10 +190,17 @@ class Exchange(ABC, Generic[R]):
             self._on_readable()
             if self._done.done():
                 return
-            silent = silent + PATIENCE if self._bytes_seen == seen else 0.0
-            if self._watching:
+            waiting = self._waiting_bytes()
+            silent = silent + PATIENCE if self._bytes_seen + waiting == seen else 0.0
+            if not waiting:
                 self._lane.expect(1)
-        self._timer = self._loop.call_later(PATIENCE, self._check_progress, self._bytes_seen, silent)
+        self._timer = self._loop.call_later(
+            PATIENCE, self._check_progress, self._bytes_seen + waiting, silent
+        )
+
+    def _waiting_bytes(self) -> int:
+        """Bytes of the body that wait in the socket on purpose."""
+        return 0
 
     def _finish(self, outcome: BaseException | Refusal | None) -> None:
         self._watching = False
@@ -305,15 +314,80 @@ class SpliceExchange(Exchange[SpliceReceiver]):
 
     The head is peeked (MSG_PEEK) and only its own bytes are taken out of the socket, so that the body's
     first byte is the next one that splice(2) will find.
+
+    A body may be left where it is (`held`): the receiver moves it when its turn has come. We are woken
+    meanwhile only if the socket can hold no more, or its end has come early.
     """
+
+    _held = False
+
+    @property
+    def fd(self) -> int:
+        return self._lane.fd
+
+    @property
+    def left(self) -> int:
+        return self._left
+
+    async def run(self) -> Refusal | None:
+        try:
+            return await super().run()
+        finally:
+            self._into.forget(self)
 
     def _step(self) -> None:
         if self._left < 0 and not self._refused:
             self._read_head()
         if self._left > 0:
-            self._arrived(self._into.take_from(self._lane.fd, self._left))
+            if self._held and self._lane.unread >= self._left:
+                self._sleep()
+                return
+            full, self._held = self._held or not self._lane.window, False
+            self._held = self._into.leaves(self, full=full)
+            if not self._held:
+                self._arrived(self._into.take_from(self))
         elif self._refused:
             self._refuse(self._lane.sock.recv(64 * 1024))
+
+    def _look(self) -> None:
+        self._held = False
+        self._step()
+
+    def _sleep(self) -> None:
+        """All is here, and waits for its turn: there is nothing to be woken for."""
+        self._watching = False
+        self._lane.pause()
+
+    def _expect_more(self) -> None:
+        if self._held:
+            self._lane.hold(self._left)
+        else:
+            super()._expect_more()
+
+    def _waiting_bytes(self) -> int:
+        return self._lane.unread if self._held else 0
+
+    def want(self) -> None:
+        self._held = False
+        self._expect_more()
+        self._watch()
+
+    def move_into(self, fd: int) -> int:
+        if self._done.done():
+            return 0
+        try:
+            count = os.splice(self._lane.fd, fd, self._left, flags=os.SPLICE_F_NONBLOCK | os.SPLICE_F_MOVE)
+        except (BlockingIOError, BrokenPipeError):
+            raise
+        except OSError as error:
+            self._finish(Transient(f"the connection broke ({error.strerror or error})", self._where))
+            return 0
+        self._into.moved(count)
+        try:
+            self._arrived(count)
+        except Truncated as error:
+            self._finish(error)
+        return count
 
     def _read_head(self) -> None:
         sock = self._lane.sock

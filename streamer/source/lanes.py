@@ -14,9 +14,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import fcntl
 import itertools
 import socket
 import ssl
+import sys
+import termios
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -32,10 +35,23 @@ GATHERED = 256 * 1024
 quarter less CPU per byte, measured."""
 MOST_GATHERED = 1024 * 1024
 """The same where bytes come so fast that it does not take long; a tenth less again. A pipe holds no more."""
+LARGEST_WINDOW = 16 * 1024 * 1024
+"""The most that a socket is asked to hold: no part is larger, unless somebody says so."""
 TLS_RECORD = 17 * 1024
 """A record and what surrounds it, rounded up."""
 ADDRESSES_FOR = 10.0
 """Seconds that a DNS answer is used; S3's own time to live is shorter than that."""
+
+
+def largest_window() -> int:
+    """Bytes that a TCP socket here can be made to hold while nobody reads it; see `Lane.widen`."""
+    with socket.socket() as probe:
+        return _widened(probe)
+
+
+def _widened(sock: socket.socket) -> int:
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, LARGEST_WINDOW)
+    return sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT)
 
 
 class Lane:
@@ -54,6 +70,8 @@ class Lane:
         self.peer = ""
         """The address it leads to."""
         self.closed = False
+        self.window = 0
+        """Bytes that the socket holds while nobody reads it; 0 if that is not known."""
         self._low = 1
         self._loop = asyncio.get_running_loop()
         self._watched = False
@@ -62,6 +80,9 @@ class Lane:
     def watch(self, on_readable: Callable[[], None]) -> None:
         """Call this whenever there is something to read, until `pause` or `rest`."""
         self._on_readable = on_readable
+        self._observe()
+
+    def _observe(self) -> None:
         if not self._watched:
             self._watched = True
             self._loop.add_reader(self.fd, self._readable)
@@ -75,6 +96,7 @@ class Lane:
     def rest(self) -> None:
         """The answer is read, or given up: whatever comes now is unwanted."""
         self._on_readable = None
+        self._observe()
 
     def _readable(self) -> None:
         if self._on_readable is not None:
@@ -101,10 +123,30 @@ class Lane:
 
         `worth` is kept between `GATHERED` and `gathers`.
         """
-        low = max(1, min(count, max(worth, GATHERED), self.gathers))
+        self._wake_at(max(1, min(count, max(worth, GATHERED), self.gathers)))
+
+    def hold(self, count: int) -> None:
+        """Let `count` bytes come and wake nobody, unless the socket is full or at its end before."""
+        self._wake_at(min(count + 1, self.window))
+
+    @property
+    def unread(self) -> int:
+        """Bytes in the socket (SIOCINQ, tcp(7))."""
+        return int.from_bytes(fcntl.ioctl(self.fd, termios.FIONREAD, b"\0\0\0\0"), sys.byteorder)
+
+    def _wake_at(self, low: int) -> None:
         if low != self._low:
             self._low = low
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low)
+
+    def widen(self) -> None:
+        """Have the socket hold as many bytes as it may, not only once it has been read for a while.
+
+        To wait for so many bytes must not deadlock, so the kernel makes room for them and opens the window;
+        half of tcp_rmem's maximum is the most (tcp_set_rcvlowat() in net/ipv4/tcp.c).
+        """
+        self.window = self._low = _widened(self.sock)
+        self._wake_at(1)
 
     def fill(self) -> bool:
         """Take what the network has, before it is read; False at its end, BlockingIOError if it has nothing.
@@ -208,7 +250,7 @@ class TlsLane(Lane):
 class TerminatedLane(Lane):
     """A lane over TLS whose socket here is a plain one, of a pair; see `terminator`."""
 
-    def expect(self, count: int, worth: int = GATHERED) -> None:
+    def _wake_at(self, low: int) -> None:
         """Nothing: SO_RCVLOWAT does not keep a socket of a pair from being readable."""
 
 
@@ -292,7 +334,9 @@ class LanePool:
 
     async def _lane(self, sock: socket.socket) -> Lane:
         if self._tls is None:
-            return Lane(sock)
+            lane = Lane(sock)
+            lane.widen()
+            return lane
         if self._terminators is not None:
             return TerminatedLane(await self._terminators.join(self._host, sock))
         lane = TlsLane(sock, self._tls, self._host, shared=self._shared)

@@ -64,15 +64,48 @@ class Receiver(Protocol):
     """Called once, when a full receiver has room again."""
 
 
+class Body(Protocol):
+    """What is still to come of one answer's body: in a socket, or on its way there."""
+
+    @property
+    def fd(self) -> int:
+        """The socket; its next byte is the body's next."""
+
+    @property
+    def left(self) -> int:
+        """Bytes of the body that have not been moved out of the socket."""
+
+    def move_into(self, fd: int) -> int:
+        """Splice what the socket has into the pipe `fd`; 0 if nothing more will come by this request.
+
+        Raises BlockingIOError if the socket is empty or the pipe full, BrokenPipeError if nobody reads it.
+        """
+
+    def want(self) -> None:
+        """The socket is empty: have the receiver asked again as soon as more than a little is there."""
+
+
 class SpliceReceiver(Receiver, Protocol):
     """A receiver that can take bytes from a socket without their entering this process."""
 
-    def take_from(self, fd: int, limit: int) -> int:
-        """Move up to `limit` bytes out of the socket `fd`; 0 at its end of file.
+    def leaves(self, body: Body, *, full: bool) -> bool:
+        """Whether bytes that are there shall stay in the socket, until `body.move_into` is called.
+
+        `full`: the socket holds no more, or no more will come. Raises BlockingIOError as `take_from` does.
+        """
+
+    def take_from(self, body: Body) -> int:
+        """Move some bytes out of the socket; 0 at its end of file.
 
         Raises BlockingIOError if the socket has nothing now, NoRoom if the receiver must be drained first;
         `on_room` tells when it has been.
         """
+
+    def moved(self, count: int) -> None:
+        """So many bytes have gone through `body.move_into`."""
+
+    def forget(self, body: Body) -> None:
+        """The request has ended: nothing more can be moved."""
 
 
 class CopyReceiver(Receiver, Protocol):

@@ -22,7 +22,7 @@ from streamer.relay.transport import Wish, open_transport
 from streamer.source.heads import PortableHeads
 from streamer.source.integrity import Sums
 from streamer.source.listing import plan_prefix
-from streamer.source.session import Clients, Endpoint, open_clients
+from streamer.source.session import STALL_TIMEOUT, Clients, Endpoint, open_clients
 from streamer.trailer import Trailer
 from tests.kit.stub import S3Stub
 
@@ -41,9 +41,12 @@ def fill(stub: S3Stub, sizes: list[int], *, prefix: str = "b/data/", seed: int =
 
 
 @contextlib.asynccontextmanager
-async def clients_of(stub: S3Stub, **endpoint: Any) -> AsyncIterator[Clients]:
-    """`endpoint`: fields of `Endpoint` besides the stub's own."""
-    async with open_clients(Endpoint(url=stub.url, path_style=True, **endpoint), connections=8) as clients:
+async def clients_of(
+    stub: S3Stub, *, stall_timeout: float = STALL_TIMEOUT, **endpoint: Any
+) -> AsyncIterator[Clients]:
+    """`stall_timeout`: as of `open_clients`. `endpoint`: fields of `Endpoint` besides the stub's own."""
+    where = Endpoint(url=stub.url, path_style=True, **endpoint)
+    async with open_clients(where, connections=8, stall_timeout=stall_timeout) as clients:
         yield clients
 
 

@@ -1,0 +1,146 @@
+"""Bodies that wait in their sockets: which do, what ends the wait, and what must not be taken for a stall."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+
+import pytest
+
+from streamer.keeper import unread
+from streamer.source import exchange, lanes
+from streamer.units import KIB, MIB
+from tests.kit.faults import drips, resets_after
+from tests.kit.harness import MORE_THAN_A_FIFO, fill, running_channel
+from tests.kit.pipes import eventually, off_loop, read_all
+from tests.kit.stub import stalls
+
+pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
+
+SIZE = 2_000_000
+"""Bytes of a part: more than a pipe's, less than a socket is let hold."""
+
+
+def kernel(stub, directory, **options):
+    return running_channel(
+        stub, directory, transport="kernel", part_size=SIZE, **{"parts": 4, "connections": 4} | options
+    )
+
+
+def waiting(running):
+    """The stages of parts that are all there, or what is left of them is, in their sockets."""
+    prefetcher = running.channel._prefetcher
+    return [
+        stage
+        for stage in (prefetcher._stages.values() if prefetcher else ())
+        if stage._body is not None and unread(stage._body.fd) == stage._body.left
+    ]
+
+
+async def test_parts_wait_in_their_sockets_and_take_no_pipe(stub, tmp_path):
+    truth = fill(stub, [MORE_THAN_A_FIFO])
+    async with kernel(stub, tmp_path) as running:
+        with open(await off_loop(os.open, running.fifo(0), os.O_RDONLY), "rb", buffering=0) as reader:
+            got = await off_loop(reader.read, 10)
+            await eventually(lambda: len(waiting(running)) == 4)
+            stages = list(running.channel._prefetcher._stages.values())
+            assert all(not stage.staged and not stage._pipes for stage in stages)
+            got += await off_loop(reader.readall)
+        assert got == truth
+
+
+async def test_small_parts_do_not_keep_a_lane(stub, tmp_path):
+    """They wait in pipes, so that a few lanes bring many."""
+    truth = fill(stub, [500_000] * 90)
+    async with kernel(stub, tmp_path, connections=1, parts=8) as running:
+        with open(await off_loop(os.open, running.fifo(0), os.O_RDONLY), "rb", buffering=0) as reader:
+            got = await off_loop(reader.read, 10)
+            await eventually(lambda: running.channel._share.in_flight == 0)
+            assert sum(stage.staged for stage in running.channel._prefetcher._stages.values()) > 8 * MIB
+            got += await off_loop(reader.readall)
+        assert got == truth
+
+
+@pytest.mark.parametrize("window", [0, 256 * KIB, 512 * KIB])
+async def test_what_a_socket_cannot_hold_goes_into_pipes(stub, tmp_path, monkeypatch, window):
+    """As where the system lets sockets hold little (net.ipv4.tcp_rmem)."""
+
+    def narrow(lane):
+        lane.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, window or 256 * KIB)
+        lane.window = window
+
+    monkeypatch.setattr(lanes.Lane, "widen", narrow)
+    truth = fill(stub, [MORE_THAN_A_FIFO])
+    async with kernel(stub, tmp_path) as running:
+        with open(await off_loop(os.open, running.fifo(0), os.O_RDONLY), "rb", buffering=0) as reader:
+            got = await off_loop(reader.read, 10)
+            stages = running.channel._prefetcher._stages
+            # The rest of the head of line may be little enough for its socket.
+            await eventually(lambda: sum(stage.staged > 0 for stage in stages.values()) >= 3)
+            got += await off_loop(reader.readall)
+        assert got == truth
+
+
+async def test_what_waits_for_a_sleeping_reader_is_no_stall(stub, tmp_path, monkeypatch):
+    monkeypatch.setattr(exchange, "PATIENCE", 0.01)
+    truth = fill(stub, [4 * SIZE])
+    ticks = []
+    async with kernel(stub, tmp_path, stall_timeout=0.1) as running:
+        await eventually(lambda: len(waiting(running)) == 4)
+        own = exchange.SpliceExchange._waiting_bytes
+
+        def counted(self):
+            ticks.append(self)
+            return own(self)
+
+        monkeypatch.setattr(exchange.SpliceExchange, "_waiting_bytes", counted)
+        await eventually(lambda: len(ticks) > 4 * 4 * 10)  # four times as long as a stall
+        assert len(waiting(running)) == 4
+        assert await off_loop(read_all, running.fifo(0)) == truth
+        assert running.channel.statistics().retries == {}
+
+
+@pytest.mark.parametrize("after", [100_000, 1_500_000])
+async def test_a_stall_is_noticed_while_the_part_waits_its_turn(stub, tmp_path, monkeypatch, after):
+    """Or the delivery that comes to it would have to sit it out."""
+    monkeypatch.setattr(exchange, "PATIENCE", 0.01)
+    truth = fill(stub, [SIZE, SIZE, SIZE])
+    stub.script(stalls(stub, after=after), key="b/data/0001")
+    async with kernel(stub, tmp_path, stall_timeout=0.1) as running:
+        await eventually(lambda: sum(running.channel.statistics().retries.values()) == 1)
+        assert running.channel._prefetcher.delivered == 0
+        assert await off_loop(read_all, running.fifo(0)) == truth
+        assert sum(running.channel.statistics().retries.values()) == 1
+    stub.release()
+
+
+async def test_what_comes_slowly_is_no_stall(stub, tmp_path, monkeypatch):
+    monkeypatch.setattr(exchange, "PATIENCE", 0.01)
+    truth = fill(stub, [SIZE, SIZE, SIZE])
+    stub.script(drips(1000, 0.03, most=1.0), key="b/data/0001")
+    async with kernel(stub, tmp_path, stall_timeout=0.2) as running:
+        await eventually(lambda: len(waiting(running)) >= 3)
+        assert await off_loop(read_all, running.fifo(0)) == truth
+        assert running.channel.statistics().retries == {}
+
+
+async def test_a_reset_while_a_part_waits_costs_the_rest_of_it_alone(stub, tmp_path):
+    truth = fill(stub, [SIZE, SIZE, SIZE])
+    stub.script(resets_after(700_000), key="b/data/0001")
+    async with kernel(stub, tmp_path) as running:
+        await eventually(lambda: stub.seen)
+        assert await off_loop(read_all, running.fifo(0)) == truth
+        assert sum(running.channel.statistics().retries.values()) == 1
+
+
+async def test_dropping_an_epoch_drops_what_waits(stub, tmp_path):
+    """A reader that leaves early: the next epoch is whole, and its sockets are new ones."""
+    truth = fill(stub, [MORE_THAN_A_FIFO])
+    async with kernel(stub, tmp_path) as running:
+        reader = await off_loop(os.open, running.fifo(0), os.O_RDONLY)
+        await off_loop(os.read, reader, 10)
+        await eventually(lambda: len(waiting(running)) == 4)
+        os.close(reader)
+        reading = asyncio.create_task(asyncio.to_thread(read_all, running.fifo(1)))
+        assert await reading == truth
