@@ -139,6 +139,8 @@ class Supervisor:
         self._ended: dict[str, Moment] = {}
         """Of each channel, the end of the epoch before."""
         self._offered = False
+        self._cut_off: list[str] = []
+        """Channels whose reader had not read to the end when draining was over."""
         self.started = False
         """Whether every FIFO has been offered; stays true to the end."""
 
@@ -287,6 +289,7 @@ class Supervisor:
                 group.create_task(remind(self.channels), name="reminder")
         except* Stop:
             self._offered = False
+            self._tell_cut_off()
 
     async def drain(self) -> None:
         """Begin no further epoch and wait until none is read, for at most `DrainFor` seconds."""
@@ -298,10 +301,16 @@ class Supervisor:
                 for channel in self.channels.values():
                     await channel.done.wait()
         except TimeoutError:
-            for name, statistics in self.statistics().items():
-                if statistics.state == "streaming":
-                    missing = statistics.bytes_total - statistics.bytes_consumed
-                    log.warning("cut off", channel=name, epoch=statistics.epoch, missing_bytes=missing)
+            found = self.statistics()
+            self._cut_off = [name for name, statistics in found.items() if statistics.state == "streaming"]
+
+    def _tell_cut_off(self) -> None:
+        """Once no byte moves any more, or it would not be what is missing."""
+        found = self.statistics()
+        for name in self._cut_off:
+            statistics = found[name]
+            missing = statistics.bytes_total - statistics.bytes_consumed
+            log.warning("cut off", channel=name, epoch=statistics.epoch, missing_bytes=missing)
 
     async def leave(self) -> None:
         """Have every channel end without a word, for another sidecar to go on; `until` returns next.

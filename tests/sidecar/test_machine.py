@@ -213,9 +213,11 @@ def test_names_that_do_not_resolve_for_a_while(stub, proxy, tmp_path, transport)
             hosts.write_text("")
             proxy.refuse()
             proxy.cut_all()
+            os.set_blocking(reader.fileno(), False)  # to look up the name may take longer than what is staged
             while (failed := running.status()["channels"]["train"]["requests"].get("transient", 0)) < 3:
                 if not failed:
-                    got += reader.read(1 << 16)  # so that something is asked for
+                    got += reader.read(1 << 16) or b""  # so that something is asked for
+            os.set_blocking(reader.fileno(), True)
             proxy.accept()
             if transport == "portable":  # its client looks names up by itself
                 hosts.write_text("127.0.0.1 storage.test\n")
