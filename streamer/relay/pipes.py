@@ -1,14 +1,17 @@
-"""Stages in the kernel: a part's bytes wait in pipes, moved there and onward by splice(2).
+"""Stages in the kernel: a part's bytes wait in their socket or in pipes, and are moved by splice(2).
 
-    socket ─splice→ pipe ─splice→ FIFO          a part that waits for its turn
-    socket ────────splice───────→ FIFO          the head of line, while its pipe is empty
+    socket ────────splice───────→ FIFO          a part larger than a pipe, once its turn has come
+    socket ─splice→ pipe ─splice→ FIFO          a small part, and what a socket cannot hold of a large one
 
-A stage puts at most 1 MiB into a pipe, so a part larger than that stays in its socket until it is
-delivered; TCP then holds the server back. A small part gets a small pipe. A stage whose pipe is full may
-take further ones, up to a quarter of its channel's share. A pipe has one slot per network fragment
-(pipe(7)), whatever the fragment's size. Small fragments fill it early, which is what further pipes are
-for. Large ones (32 KiB on loopback) would let it hold more than its size, which the stage prevents for
-its own pipes; the FIFO can be seen to take several MiB that way. A pipe that still holds bytes of an
+A large part stays in its socket, which has been given the room for it (`Lane.widen`): one splice a byte,
+and nobody is woken before its turn. It keeps its lane meanwhile. A small part would keep a lane for
+nothing, so it waits in a small pipe. A socket that is full before the part is all there is emptied into a
+pipe of 1 MiB, then into further ones, up to a quarter of the channel's share; TCP then holds the server
+back. Delivery takes what is in pipes, then pulls from the socket; it alone writes into the FIFO.
+
+A pipe has one slot per network fragment (pipe(7)), whatever the fragment's size, so small fragments fill
+it early. Large ones (32 KiB on loopback) would let it hold more than its size, which the stage prevents
+for its own pipes; the FIFO can be seen to take several MiB that way. A pipe that still holds bytes of an
 abandoned part is closed, never reused.
 
 A part takes its whole length of the channel's share, since what is not in its pipes waits in its socket,

@@ -116,8 +116,8 @@ async def open_transport(
     async with _own_source(clients, portable, splice=splice) as source:
         if splice:
             pipes = PipePool(pipe_budget, most=most_pipes)
-            part = 4 * MIB if clients.tls_processes else _absorbed(8 * MIB)
-            pace = lanes.pace(max(64, 4 * channels), part, largest_part=max(part, 4 * MIB))
+            part, largest = (4 * MIB, 8 * MIB) if clients.tls_processes else (_absorbed(), _absorbed())
+            pace = lanes.pace(max(64, 4 * channels), part, largest_part=largest)
             try:
                 allotment = Allotment(budget, pace, members=channels, hedging=hedging)
                 yield Transport(source, _why_splice(clients), allotment, pipes=pipes, few_files=lanes.bounded)
@@ -166,12 +166,9 @@ async def _own_source(
         yield source
 
 
-def _absorbed(most: int) -> int:
-    """Bytes of a part that a lane can take in before its turn comes, so that no server has to wait for it."""
-    size = most
-    while size > max(MIB, largest_window() + PIPE_SIZE):
-        size //= 2
-    return size
+def _absorbed() -> int:
+    """Bytes of a part that a socket holds until its turn comes: for the rest, delivery would have to wait."""
+    return max(MIB, min(8 * MIB, largest_window() // MIB * MIB))
 
 
 def _why_splice(clients: Clients) -> str:
