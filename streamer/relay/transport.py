@@ -116,7 +116,8 @@ async def open_transport(
     async with _own_source(clients, portable, splice=splice) as source:
         if splice:
             pipes = PipePool(pipe_budget, most=most_pipes)
-            part, largest = (4 * MIB, 8 * MIB) if clients.tls_processes else (_absorbed(), _absorbed())
+            absorbed = _absorbed()
+            part, largest = (4 * MIB, 8 * MIB) if clients.tls_processes else (absorbed, absorbed)
             pace = lanes.pace(max(64, 4 * channels), part, largest_part=largest)
             try:
                 allotment = Allotment(budget, pace, members=channels, hedging=hedging)

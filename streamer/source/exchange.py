@@ -176,6 +176,10 @@ class Exchange(ABC, Generic[R]):
             self._watching = True
             self._lane.watch(self._on_readable)
 
+    def _unwatch(self) -> None:
+        self._watching = False
+        self._lane.pause()
+
     def _check_progress(self, seen: int, silent: float) -> None:
         """`seen`: what had been when `silent` seconds without a byte began."""
         waiting = self._waiting_bytes()
@@ -211,6 +215,9 @@ class Exchange(ABC, Generic[R]):
         else:
             self._done.set_result(outcome)
 
+    def _broke(self, error: OSError) -> None:
+        self._finish(Transient(f"the connection broke ({error.strerror or error})", self._where))
+
     def _on_readable(self) -> None:
         self._guarded(self._step)
 
@@ -223,11 +230,10 @@ class Exchange(ABC, Generic[R]):
         except BlockingIOError:
             self._expect_more()
         except NoRoom:
-            self._watching = False
-            self._lane.pause()
+            self._unwatch()
             self._into.on_room = self._resume
         except OSError as error:
-            self._finish(Transient(f"the connection broke ({error.strerror or error})", self._where))
+            self._broke(error)
         except httptools.HttpParserError as error:
             self._finish(BadAnswer(f"not an HTTP answer ({error})", self._where))
         except BaseException as error:  # noqa: BLE001 - handed to whoever awaits `run`
@@ -315,7 +321,7 @@ class SpliceExchange(Exchange[SpliceReceiver]):
     The head is peeked (MSG_PEEK) and only its own bytes are taken out of the socket, so that the body's
     first byte is the next one that splice(2) will find.
 
-    A body may be left where it is (`held`): the receiver moves it when its turn has come. We are woken
+    A body may be left where it is (`_held`): the receiver moves it when its turn has come. We are woken
     meanwhile only if the socket can hold no more, or its end has come early.
     """
 
@@ -340,7 +346,7 @@ class SpliceExchange(Exchange[SpliceReceiver]):
             self._read_head()
         if self._left > 0:
             if self._held and self._lane.unread >= self._left:
-                self._sleep()
+                self._unwatch()  # all is here, and waits for its turn: there is nothing to be woken for
                 return
             full, self._held = self._held or not self._lane.window, False
             self._held = self._into.leaves(self, full=full)
@@ -352,11 +358,6 @@ class SpliceExchange(Exchange[SpliceReceiver]):
     def _look(self) -> None:
         self._held = False
         self._step()
-
-    def _sleep(self) -> None:
-        """All is here, and waits for its turn: there is nothing to be woken for."""
-        self._watching = False
-        self._lane.pause()
 
     def _expect_more(self) -> None:
         if self._held:
@@ -377,16 +378,16 @@ class SpliceExchange(Exchange[SpliceReceiver]):
             return 0
         try:
             count = os.splice(self._lane.fd, fd, self._left, flags=os.SPLICE_F_NONBLOCK | os.SPLICE_F_MOVE)
+            self._into.moved(count)
+            self._arrived(count)
         except (BlockingIOError, BrokenPipeError):
             raise
         except OSError as error:
-            self._finish(Transient(f"the connection broke ({error.strerror or error})", self._where))
+            self._broke(error)
             return 0
-        self._into.moved(count)
-        try:
-            self._arrived(count)
         except Truncated as error:
             self._finish(error)
+            return 0
         return count
 
     def _read_head(self) -> None:

@@ -4,9 +4,10 @@ Addresses are looked up again every few seconds and used in turn, since S3 answe
 and one of them is a bottleneck. How many lanes there are is decided above, by how many requests run at once.
 
 The loop watches a lane's socket from its first request until it is closed, and forgets it only while a
-receiver has no room: to register a socket anew for every request is a tenth of what a small object costs.
-What comes while a lane carries no request tells that the server has closed it, or is about to, so it
-closes at once. A request that was sent before we heard of that fails without a byte, and is sent again.
+receiver has no room, or a body that is all there waits for its turn: to register a socket anew for every
+request is a tenth of what a small object costs. What comes while a lane carries no request tells that the
+server has closed it, or is about to, so it closes at once. A request that was sent before we heard of that
+fails without a byte, and is sent again.
 """
 
 from __future__ import annotations

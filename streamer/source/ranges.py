@@ -82,7 +82,7 @@ class Body(Protocol):
         """
 
     def want(self) -> None:
-        """The socket is empty: have the receiver asked again as soon as more than a little is there."""
+        """Leave nothing in the socket: have the receiver asked again when more than a little is there."""
 
 
 class SpliceReceiver(Receiver, Protocol):

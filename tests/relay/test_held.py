@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
 
@@ -142,5 +141,4 @@ async def test_dropping_an_epoch_drops_what_waits(stub, tmp_path):
         await off_loop(os.read, reader, 10)
         await eventually(lambda: len(waiting(running)) == 4)
         os.close(reader)
-        reading = asyncio.create_task(asyncio.to_thread(read_all, running.fifo(1)))
-        assert await reading == truth
+        assert await off_loop(read_all, running.fifo(1)) == truth
