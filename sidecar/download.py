@@ -108,7 +108,7 @@ async def _fetch(plan: Plan, files: list[str], source: RangeSource, limits: Down
 
     async def work() -> None:
         for part in parts:  # shared: each worker takes the next
-            stage = MemoryStage(part, pool, on_change=_nothing, tally=tally)
+            stage = MemoryStage(part, pool, on_change=_nothing, tally=tally, eager=True)
             await fetch_part(source, stage, limits.policy, tally, share)
             with _local_errors():
                 await in_thread(_write, places[part.object.bucket, part.object.key], stage)

@@ -32,9 +32,9 @@ from collections.abc import Callable
 
 from streamer.plan import Part
 from streamer.relay.allotment import Share
-from streamer.relay.stages import Stage
+from streamer.relay.stages import LEAST_SHARE, Stage
 from streamer.relay.statistics import Tally
-from streamer.source.ranges import Body, NoRoom
+from streamer.source.ranges import NoRoom, SplicedBody
 from streamer.units import KIB, MIB
 
 PIPE_SIZE = 1 * MIB
@@ -42,8 +42,6 @@ PIPE_SIZE = 1 * MIB
 WORTH_HAVING = 256 * KIB
 """A smaller pipe costs more in splices and wake-ups than it saves in copies."""
 SMALLEST_PIPE = 64 * KIB
-LEAST_SHARE = 2 * MIB
-"""Bytes of a part that are not given up for more lanes: requests cost too."""
 READ_SIZE = 256 * KIB
 _FLAGS = os.SPLICE_F_NONBLOCK | os.SPLICE_F_MOVE
 _CAPABLE = (1 << 24) | (1 << 21)
@@ -207,6 +205,8 @@ class PipeStages:
 class PipeStage(Stage):
     """A part's bytes in pipes; in user memory only where a transport feeds them or no pipe is granted."""
 
+    _body: SplicedBody | None
+
     def __init__(
         self, part: Part, stages: PipeStages, *, on_change: Callable[[], None], tally: Tally
     ) -> None:
@@ -214,14 +214,7 @@ class PipeStage(Stage):
         self._stages = stages
         self._pipes: deque[Pipe] = deque()
         self._piped = 0
-        self._body: Body | None = None
-        """The rest of the part, while a request for it is under way."""
-        self._there = False
-        """Whether its socket may have some of it."""
-        self._discarded = False
         self._room = stages.room(part)
-        self._large = part.body > PIPE_SIZE
-        """Whether it waits in its socket, on its lane, for it would not fit a pipe."""
 
     @property
     def staged(self) -> int:
@@ -231,21 +224,7 @@ class PipeStage(Stage):
     def full(self) -> bool:
         return self.staged >= self._room
 
-    @property
-    def ready(self) -> bool:
-        return self._there or self.staged > 0
-
-    def leaves(self, body: Body, *, full: bool) -> bool:
-        """As `streamer.source.ranges.SpliceReceiver`."""
-        if self._discarded:
-            raise NoRoom
-        self._body, self._there = body, True
-        if self.awaited:
-            self._changed()
-            return True
-        return self._large and not full
-
-    def take_from(self, body: Body) -> int:
+    def take_from(self, body: SplicedBody) -> int:
         """As `streamer.source.ranges.SpliceReceiver`."""
         if self._in_memory:
             return self._read_into_memory(body)
@@ -271,11 +250,6 @@ class PipeStage(Stage):
         """As `streamer.source.ranges.SpliceReceiver`."""
         self._arrived(count)
 
-    def forget(self, body: Body) -> None:
-        """As `streamer.source.ranges.SpliceReceiver`."""
-        if self._body is body:
-            self._body, self._there = None, False
-
     def _pipe_with_room(self) -> Pipe | None:
         """The last pipe, a first one, or a further one. None if there is none to be had; NoRoom if full."""
         if not self._pipes:
@@ -292,7 +266,7 @@ class PipeStage(Stage):
         self._pipes.append(further)
         return further
 
-    def _read_into_memory(self, body: Body) -> int:
+    def _read_into_memory(self, body: SplicedBody) -> int:
         if self._in_memory >= self._room:
             raise NoRoom
         data = os.read(body.fd, min(body.left, READ_SIZE))
@@ -319,7 +293,7 @@ class PipeStage(Stage):
             resume()
         return count
 
-    def _move_on(self, fd: int, body: Body) -> int:
+    def _move_on(self, fd: int, body: SplicedBody) -> int:
         """From the socket, with nothing of the part between it and `fd`."""
         try:
             count = body.move_into(fd)
@@ -328,20 +302,17 @@ class PipeStage(Stage):
                 self._there = False
                 body.want()
                 return 0
-            if not self._large:
+            if not self._waits:
                 body.want()  # to wait here, and not on a lane
             raise
         self._there = count > 0 and self.received < self.part.body
         return count
 
     def discard(self) -> None:
-        self._discarded = True
-        self._body, self._there = None, False
-        self._head = memoryview(b"")
-        self._chunks.clear()
+        super().discard()
         while self._pipes:
             self._stages.give(self._pipes.pop())
-        self._piped = self._in_memory = 0
+        self._piped = 0
 
 
 def readable(fd: int) -> bool:

@@ -266,7 +266,8 @@ class Prefetcher:
             and slot.part.body
         ):
             self._mark(slot)
-        data = stage.take(MOST_TAKEN)
+        if not (data := stage.take(MOST_TAKEN)):
+            return  # the socket has nothing yet
         await unpacker.pass_on(slot.part, slot.delivered, data)
         self._consumed(len(data))
         await asyncio.sleep(0)

@@ -24,7 +24,7 @@ from streamer.plan import Part
 from streamer.relay.allotment import Share
 from streamer.relay.statistics import Tally
 from streamer.source.integrity import PartSum
-from streamer.source.ranges import Phase
+from streamer.source.ranges import Body, CopiedBody, NoRoom, Phase
 from streamer.units import KIB, MIB
 
 MOST_WRITTEN = 1 * MIB
@@ -34,6 +34,10 @@ _MAX_VECTORS = 64
 """Chunks given to one writev(2), however small; the kernel allows 1,024."""
 
 BUFFER_SIZE = 128 * KIB
+SMALL_PART = 1 * MIB
+"""Bytes of a part that is taken as it comes: to wait in its socket, it would keep a lane for little."""
+LEAST_SHARE = 2 * MIB
+"""Bytes of a part that are not given up for more lanes: requests cost too."""
 
 
 @dataclass(slots=True)
@@ -95,6 +99,13 @@ class Stage(ABC):
         """Seconds from the last request to its answer."""
         self._chunks: deque[Chunk] = deque()
         self._in_memory = 0
+        self._waits = part.body > SMALL_PART
+        """Whether it waits in its socket, on its lane."""
+        self._body: Body | None = None
+        """The rest of the part, while a request for it is under way."""
+        self._there = False
+        """Whether its socket may have some of it."""
+        self._discarded = False
         self._head = memoryview(part.head)
         """What is left of the literals before the body; they go first, wherever the body lies."""
         self._arrived(0)
@@ -110,7 +121,7 @@ class Stage(ABC):
     @property
     def ready(self) -> bool:
         """Whether there may be something to drain."""
-        return self.staged > 0
+        return self._there or self.staged > 0
 
     @property
     def full(self) -> bool:
@@ -136,9 +147,28 @@ class Stage(ABC):
     def _drain_rest(self, fd: int) -> int:
         """The same for what comes behind `_head`, which has been moved."""
 
-    @abstractmethod
+    def leaves(self, body: Body, *, full: bool) -> bool:
+        """As `streamer.source.ranges.WaitingReceiver`."""
+        if self._discarded:
+            raise NoRoom
+        self._body, self._there = body, True
+        if self.awaited:
+            self._changed()
+            return True
+        return self._waits and not full
+
+    def forget(self, body: Body) -> None:
+        """As `streamer.source.ranges.WaitingReceiver`."""
+        if self._body is body:
+            self._body, self._there = None, False
+
     def discard(self) -> None:
         """Give back what the stage holds; nothing may arrive any more."""
+        self._discarded = True
+        self._body, self._there = None, False
+        self._head = memoryview(b"")
+        self._chunks.clear()
+        self._in_memory = 0
 
     def asked(self, at: float | None = None) -> None:
         """A request for what is missing is about to be sent, or was at a moment of time.monotonic()."""
@@ -218,8 +248,20 @@ class Stage(ABC):
 class MemoryStage(Stage):
     """All bytes in user memory: in buffers that `room` hands out, or as a transport fed them."""
 
-    def __init__(self, part: Part, pool: BufferPool, *, on_change: Callable[[], None], tally: Tally) -> None:
+    _body: CopiedBody | None
+
+    def __init__(
+        self,
+        part: Part,
+        pool: BufferPool,
+        *,
+        on_change: Callable[[], None],
+        tally: Tally,
+        eager: bool = False,
+    ) -> None:
+        """`eager`: read it all as it comes, whether or not it is delivered meanwhile."""
         super().__init__(part, on_change=on_change, tally=tally)
+        self._waits = self._waits and not eager
         self._pool = pool
         self.part_sum: PartSum | None = None
         """As `streamer.source.integrity.Summing`."""
@@ -252,16 +294,17 @@ class MemoryStage(Stage):
             self._changed()
 
     def take(self, most: int) -> bytes:
-        """A copy of the next staged bytes, at most `most`: some literals, or some of the body, never both.
+        """A copy of the next bytes, at most `most`: some literals, or some of the body, never both.
 
-        The part is delivered up to behind them. Raises ValueError if nothing is staged.
+        The part is delivered up to behind them. None if there are none after all.
         """
         if self._head:
             data = bytes(self._head[:most])
             self._head = self._head[len(data) :]
             return data
+        self._pull()
         if not self._in_memory:
-            raise ValueError(f"nothing is staged in {self}")
+            return b""
         chunk = self._chunks[0]
         data = bytes(chunk.unsent[:most])
         chunk.sent += len(data)
@@ -271,16 +314,25 @@ class MemoryStage(Stage):
         return data
 
     def _drain_rest(self, fd: int) -> int:
-        return self._write_memory(fd)
+        self._pull()
+        return self._write_memory(fd) if self._in_memory else 0
+
+    def _pull(self) -> None:
+        """If nothing is in memory, have some of what is in the socket."""
+        if not self._in_memory and self._body is not None:
+            body = self._body
+            count = body.pull()
+            self._there = count > 0 and self.received < self.part.body
+            if not count:
+                body.want()
 
     def _sent(self, chunk: Chunk) -> None:
         self._pool.give(chunk)
 
     def discard(self) -> None:
-        self._head = memoryview(b"")
-        while self._chunks:
-            self._pool.give(self._chunks.pop())
-        self._in_memory = 0
+        for chunk in self._chunks:
+            self._pool.give(chunk)
+        super().discard()
 
 
 class Stages(Protocol):
@@ -311,7 +363,8 @@ class MemoryStages:
 
     def part_size(self) -> int:
         share = self.share
-        return share.pace.part_size(min(share.floor, share.quota // share.lanes))
+        # As many parts as lanes, or more lanes would be of no use.
+        return share.pace.part_size(min(share.floor, max(LEAST_SHARE, share.quota // share.lanes)))
 
     def room(self, part: Part) -> int:
         """What its body takes; literals (64 KiB at most) do not count beside it."""

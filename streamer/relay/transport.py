@@ -113,10 +113,10 @@ async def open_transport(
         yield Transport(portable, no_client or "asked for", allotment, few_files=lanes.bounded)
         return
     splice = wish != "copying" and no_splice is None
+    absorbed = _absorbed()
     async with _own_source(clients, portable, splice=splice) as source:
         if splice:
             pipes = PipePool(pipe_budget, most=most_pipes)
-            absorbed = _absorbed()
             part, largest = (4 * MIB, 8 * MIB) if clients.tls_processes else (absorbed, absorbed)
             pace = lanes.pace(max(64, 4 * channels), part, largest_part=largest)
             try:
@@ -127,7 +127,7 @@ async def open_transport(
         else:
             # What waits in memory leaves the processor's cache, and one thread reads all: begin with few, let
             # need decide, and do not take a chance gain for need.
-            pace = lanes.pace(max(2, channels), 8 * MIB, worth=0.4)
+            pace = lanes.pace(max(8, channels), absorbed, largest_part=absorbed, worth=0.4)
             allotment = Allotment(budget, pace, members=channels, hedging=hedging)
             yield Transport(
                 source,

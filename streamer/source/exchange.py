@@ -2,7 +2,8 @@
 
 Readiness-driven: the lane calls `_on_readable`, which does one step and returns; in silence a timer does.
 A receiver without room stops the watching of the socket until it has some; nothing is read meanwhile, so
-TCP holds the server back.
+TCP holds the server back. A receiver may also leave a body where it is (`_held`) and move it itself when its
+turn has come. We are woken meanwhile only if the socket can hold no more, or its end has come early.
 
 A right answer is 206 (or 200) with a Content-Length. Any other is read whole into memory, bounded, and
 returned as a `Refusal`; a redirect, or a 2xx whose body has no known length, raises `Unusual`.
@@ -14,18 +15,19 @@ reads them, decrypted if the lane is TLS, into memory that the receiver provides
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import httptools
 
 from streamer.errors import BadAnswer, Transient, Truncated, Where
-from streamer.source.lanes import Lane
-from streamer.source.ranges import CopyReceiver, NoRoom, Receiver, SpliceReceiver
+from streamer.source.lanes import TLS_RECORD, Lane
+from streamer.source.ranges import CopyReceiver, NoRoom, SpliceReceiver, WaitingReceiver
 from streamer.source.session import STALL_TIMEOUT
 
 PATIENCE = 0.25
@@ -114,7 +116,7 @@ class AnswerParser:
         del self._parser
 
 
-R = TypeVar("R", bound=Receiver)
+R = TypeVar("R", bound=WaitingReceiver[Any])
 
 
 class Exchange(ABC, Generic[R]):
@@ -144,6 +146,7 @@ class Exchange(ABC, Generic[R]):
         self._answered_at = 0.0
         self._refused = False
         self._watching = False
+        self._held = False
         self._bytes_seen = 0
         self.keep_alive = False
         """Whether the lane may be used again; meaningful once `run` has returned."""
@@ -152,6 +155,16 @@ class Exchange(ABC, Generic[R]):
     def heard(self) -> bool:
         """Whether any byte of an answer has come."""
         return self._bytes_seen > 0
+
+    @property
+    def fd(self) -> int:
+        """As `streamer.source.ranges.Body`."""
+        return self._lane.fd
+
+    @property
+    def left(self) -> int:
+        """As `streamer.source.ranges.Body`."""
+        return self._left
 
     async def run(self) -> Refusal | None:
         """None once the body is with the receiver, or the refusal.
@@ -167,6 +180,7 @@ class Exchange(ABC, Generic[R]):
             self._timer.cancel()
             if self._into.on_room == self._resume:  # not that of another request, which has taken over
                 self._into.on_room = None
+            self._into.forget(self)
             self._watching = False
             self._lane.rest()
             self._parser.release()
@@ -181,9 +195,10 @@ class Exchange(ABC, Generic[R]):
         self._lane.pause()
 
     def _check_progress(self, seen: int, silent: float) -> None:
-        """`seen`: what had been when `silent` seconds without a byte began."""
-        waiting = self._waiting_bytes()
-        if not self._watching or self._bytes_seen + waiting != seen or 0 < self._left <= waiting:
+        """`seen`: bytes that had come when `silent` seconds without one began."""
+        unread = self._lane.unread
+        come = self._bytes_seen + unread
+        if not self._watching or come != seen or (self._held and 0 < self._left <= unread):
             silent = 0.0
         elif silent + PATIENCE >= self._stall_timeout:
             self._finish(Transient(f"no byte for {self._stall_timeout:g} s", self._where))
@@ -194,17 +209,11 @@ class Exchange(ABC, Generic[R]):
             self._on_readable()
             if self._done.done():
                 return
-            waiting = self._waiting_bytes()
-            silent = silent + PATIENCE if self._bytes_seen + waiting == seen else 0.0
-            if not waiting:
+            come = self._bytes_seen + self._lane.unread
+            silent = silent + PATIENCE if come == seen else 0.0
+            if not self._held:
                 self._lane.expect(1)
-        self._timer = self._loop.call_later(
-            PATIENCE, self._check_progress, self._bytes_seen + waiting, silent
-        )
-
-    def _waiting_bytes(self) -> int:
-        """Bytes of the body that wait in the socket on purpose."""
-        return 0
+        self._timer = self._loop.call_later(PATIENCE, self._check_progress, come, silent)
 
     def _finish(self, outcome: BaseException | Refusal | None) -> None:
         self._watching = False
@@ -214,9 +223,6 @@ class Exchange(ABC, Generic[R]):
             self._done.set_exception(outcome)
         else:
             self._done.set_result(outcome)
-
-    def _broke(self, error: OSError) -> None:
-        self._finish(Transient(f"the connection broke ({error.strerror or error})", self._where))
 
     def _on_readable(self) -> None:
         self._guarded(self._step)
@@ -232,16 +238,21 @@ class Exchange(ABC, Generic[R]):
         except NoRoom:
             self._unwatch()
             self._into.on_room = self._resume
-        except OSError as error:
-            self._broke(error)
-        except httptools.HttpParserError as error:
-            self._finish(BadAnswer(f"not an HTTP answer ({error})", self._where))
         except BaseException as error:  # noqa: BLE001 - handed to whoever awaits `run`
-            self._finish(error)
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        if isinstance(error, OSError):
+            error = Transient(f"the connection broke ({error.strerror or error})", self._where)
+        elif isinstance(error, httptools.HttpParserError):
+            error = BadAnswer(f"not an HTTP answer ({error})", self._where)
+        self._finish(error)
 
     def _expect_more(self) -> None:
         """Wait for as many bytes of the body as come within `WORTH_WAITING` at the rate so far."""
-        if self._left > 0:
+        if self._held:
+            self._lane.hold(self._left)
+        elif self._left > 0:
             elapsed = max(self._loop.time() - self._answered_at, CLOCK)
             due = int((self._length - self._left) * WORTH_WAITING / elapsed)
             self._lane.expect(self._left, 1 << due.bit_length())  # rounded, so that it seldom changes
@@ -254,13 +265,38 @@ class Exchange(ABC, Generic[R]):
         self._watch()
         self._loop.call_soon(self._guarded, self._look)
 
+    def want(self) -> None:
+        """As `streamer.source.ranges.Body`."""
+        self._held = False
+        self._expect_more()
+        self._watch()
+
     def _look(self) -> None:
-        """Read once."""
+        self._held = False
         self._step()
 
-    @abstractmethod
     def _step(self) -> None:
         """Read what there is now. Raises BlockingIOError if it is nothing, NoRoom if it must wait."""
+        if self._left < 0 and not self._refused:
+            self._read_head()
+        if self._left > 0:
+            if self._held and self._lane.unread >= self._left:
+                self._unwatch()  # all is here, and waits for its turn: there is nothing to be woken for
+                return
+            full, self._held = self._held or not self._lane.window, False
+            self._held = self._into.leaves(self, full=full)
+            if not self._held:
+                self._take()
+        elif self._refused and not self._done.done():
+            self._take()
+
+    @abstractmethod
+    def _read_head(self) -> None:
+        """Read of the answer until its head is there, and no more of the body than comes with it."""
+
+    @abstractmethod
+    def _take(self) -> None:
+        """Read some of the body, into the receiver, or of a refusal's. Raises as `_step` does."""
 
     def _parse(self, end: int) -> bool:
         """Parse `self._head` up to `end` bytes; whether that was an answer's, not an interim 1xx one's."""
@@ -320,60 +356,10 @@ class SpliceExchange(Exchange[SpliceReceiver]):
 
     The head is peeked (MSG_PEEK) and only its own bytes are taken out of the socket, so that the body's
     first byte is the next one that splice(2) will find.
-
-    A body may be left where it is (`_held`): the receiver moves it when its turn has come. We are woken
-    meanwhile only if the socket can hold no more, or its end has come early.
     """
 
-    _held = False
-
-    @property
-    def fd(self) -> int:
-        return self._lane.fd
-
-    @property
-    def left(self) -> int:
-        return self._left
-
-    async def run(self) -> Refusal | None:
-        try:
-            return await super().run()
-        finally:
-            self._into.forget(self)
-
-    def _step(self) -> None:
-        if self._left < 0 and not self._refused:
-            self._read_head()
-        if self._left > 0:
-            if self._held and self._lane.unread >= self._left:
-                self._unwatch()  # all is here, and waits for its turn: there is nothing to be woken for
-                return
-            full, self._held = self._held or not self._lane.window, False
-            self._held = self._into.leaves(self, full=full)
-            if not self._held:
-                self._arrived(self._into.take_from(self))
-        elif self._refused:
-            self._refuse(self._lane.sock.recv(64 * 1024))
-
-    def _look(self) -> None:
-        self._held = False
-        self._step()
-
-    def _expect_more(self) -> None:
-        if self._held:
-            self._lane.hold(self._left)
-        else:
-            super()._expect_more()
-
-    def _waiting_bytes(self) -> int:
-        return self._lane.unread if self._held else 0
-
-    def want(self) -> None:
-        self._held = False
-        self._expect_more()
-        self._watch()
-
     def move_into(self, fd: int) -> int:
+        """As `streamer.source.ranges.SplicedBody`."""
         if self._done.done():
             return 0
         try:
@@ -382,11 +368,8 @@ class SpliceExchange(Exchange[SpliceReceiver]):
             self._arrived(count)
         except (BlockingIOError, BrokenPipeError):
             raise
-        except OSError as error:
-            self._broke(error)
-            return 0
-        except Truncated as error:
-            self._finish(error)
+        except (OSError, Truncated) as error:
+            self._fail(error)
             return 0
         return count
 
@@ -406,6 +389,12 @@ class SpliceExchange(Exchange[SpliceReceiver]):
                 break
         self._judge(self._parser.head)
 
+    def _take(self) -> None:
+        if self._refused:
+            self._refuse(self._lane.sock.recv(64 * 1024))
+        else:
+            self._arrived(self._into.take_from(self))
+
 
 class CopyExchange(Exchange[CopyReceiver]):
     """All by reading; the body into the receiver's own memory.
@@ -414,14 +403,32 @@ class CopyExchange(Exchange[CopyReceiver]):
     the last piece of ciphertext holds: the socket would not say that there is more.
     """
 
-    def _step(self) -> None:
+    def pull(self) -> int:
+        """As `streamer.source.ranges.CopiedBody`."""
+        if self._done.done():
+            return 0
+        before = self._left
+        try:
+            self._take()
+        except BlockingIOError:
+            pass
+        except BaseException as error:  # noqa: BLE001 - handed to whoever awaits `run`
+            self._fail(error)
+        return before - self._left
+
+    def _read_head(self) -> None:
+        self._lane.fill(TLS_RECORD)
+        with contextlib.suppress(BlockingIOError):
+            self._read_all()
+
+    def _take(self) -> None:
         self._lane.fill()
+        self._read_all()
+
+    def _read_all(self) -> None:
         self._read()
         while self._lane.layered and not self._done.done():
             self._read()
-
-    def _look(self) -> None:
-        self._read()  # what the socket does not know of, perhaps
 
     def _read(self) -> None:
         if self._left > 0:
@@ -434,11 +441,11 @@ class CopyExchange(Exchange[CopyReceiver]):
         if self._refused:
             self._refuse(data)
         elif data:
-            self._read_head(data)
+            self._add_to_head(data)
         else:
             raise Transient("the connection was closed before an answer", self._where)
 
-    def _read_head(self, data: bytes) -> None:
+    def _add_to_head(self, data: bytes) -> None:
         self._bytes_seen += len(data)
         self._head += data
         self._bounded()

@@ -149,10 +149,10 @@ class Lane:
         self.window = self._low = _widened(self.sock)
         self._wake_at(1)
 
-    def fill(self) -> bool:
+    def fill(self, most: int = 0) -> bool:  # noqa: ARG002 - see TlsLane
         """Take what the network has, before it is read; False at its end, BlockingIOError if it has nothing.
 
-        Where nothing lies between socket and reader this does nothing.
+        `most`: bytes; 0 for a good deal. Where nothing lies between socket and reader this does nothing.
         """
         return True
 
@@ -186,6 +186,10 @@ class TlsLane(Lane):
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=host)
         self._shared = shared
+        self._dry = False
+        """Whether no whole record is left of what the socket brought."""
+        self._inside = 0
+        """Bytes that the socket has brought during a request, less those read."""
 
     async def begin(self) -> None:
         """Shake hands."""
@@ -220,12 +224,23 @@ class TlsLane(Lane):
         data = self._outgoing.read()
         return self.sock.send(data) == len(data)
 
+    def rest(self) -> None:
+        super().rest()
+        self._inside = 0
+
+    @property
+    def unread(self) -> int:
+        # What surrounds the records is in it, but no more than part of one record is ever inside.
+        return super().unread + min(self._inside, TLS_RECORD)
+
     def expect(self, count: int, worth: int = GATHERED) -> None:
         # Up to one record is in OpenSSL's hands.
         super().expect(count - self._incoming.pending - TLS_RECORD, worth)
 
-    def fill(self) -> bool:
-        count = self.sock.recv_into(self._shared)
+    def fill(self, most: int = 0) -> bool:
+        count = self.sock.recv_into(self._shared, most)
+        self._dry = False
+        self._inside += count
         if count:
             self._incoming.write(self._shared[:count])
         else:
@@ -233,18 +248,22 @@ class TlsLane(Lane):
         return count > 0
 
     def recv_into(self, room: memoryview) -> int:
+        if self._dry:
+            raise BlockingIOError
         read: Any = self._tls.read
         size, count = len(room), 0
         try:
             while count < size and (got := read(size - count, room[count:])):  # a record each
                 count += got
         except ssl.SSLWantReadError:
+            self._dry = True
             if self._outgoing.pending:  # an answer to a key update
                 self._flush()
             if not count:
                 raise BlockingIOError from None
         except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
             pass  # told again by the next call, if there was something before it
+        self._inside -= count
         return count
 
 
@@ -341,6 +360,7 @@ class LanePool:
         if self._terminators is not None:
             return TerminatedLane(await self._terminators.join(self._host, sock))
         lane = TlsLane(sock, self._tls, self._host, shared=self._shared)
+        lane.widen()
         await lane.begin()
         return lane
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
 from streamer.errors import BadAnswer, SourceChanged, Where
 from streamer.plan.segments import bare_etag
@@ -73,7 +73,31 @@ class Body(Protocol):
 
     @property
     def left(self) -> int:
-        """Bytes of the body that have not been moved out of the socket."""
+        """Bytes of the body that are not with the receiver."""
+
+    def want(self) -> None:
+        """Leave nothing in the socket: have the receiver asked again when more than a little is there."""
+
+
+B_contra = TypeVar("B_contra", bound=Body, contravariant=True)
+
+
+class WaitingReceiver(Receiver, Protocol[B_contra]):
+    """A receiver that may leave a body in its socket, and move it itself when its turn has come."""
+
+    def leaves(self, body: B_contra, *, full: bool) -> bool:
+        """Whether bytes that are there shall stay in the socket, until the receiver moves them.
+
+        `full`: the socket holds no more, or no more will come. Raises BlockingIOError if the socket has
+        nothing now, NoRoom if the receiver wants nothing.
+        """
+
+    def forget(self, body: B_contra) -> None:
+        """The request has ended: nothing more can be moved."""
+
+
+class SplicedBody(Body, Protocol):
+    """One that can be moved without entering this process."""
 
     def move_into(self, fd: int) -> int:
         """Splice what the socket has into the pipe `fd`; 0 if nothing more will come by this request.
@@ -81,20 +105,11 @@ class Body(Protocol):
         Raises BlockingIOError if the socket is empty or the pipe full, BrokenPipeError if nobody reads it.
         """
 
-    def want(self) -> None:
-        """Leave nothing in the socket: have the receiver asked again when more than a little is there."""
 
-
-class SpliceReceiver(Receiver, Protocol):
+class SpliceReceiver(WaitingReceiver[SplicedBody], Protocol):
     """A receiver that can take bytes from a socket without their entering this process."""
 
-    def leaves(self, body: Body, *, full: bool) -> bool:
-        """Whether bytes that are there shall stay in the socket, until `body.move_into` is called.
-
-        `full`: the socket holds no more, or no more will come. Raises BlockingIOError as `take_from` does.
-        """
-
-    def take_from(self, body: Body) -> int:
+    def take_from(self, body: SplicedBody) -> int:
         """Move some bytes out of the socket; 0 at its end of file.
 
         Raises BlockingIOError if the socket has nothing now, NoRoom if the receiver must be drained first;
@@ -104,15 +119,19 @@ class SpliceReceiver(Receiver, Protocol):
     def moved(self, count: int) -> None:
         """So many bytes have gone through `body.move_into`."""
 
-    def forget(self, body: Body) -> None:
-        """The request has ended: nothing more can be moved."""
+
+class CopiedBody(Body, Protocol):
+    """One that is read, and decrypted if need be."""
+
+    def pull(self) -> int:
+        """Read some of what the socket has into the receiver's `room`; 0 if there is nothing now."""
 
 
-class CopyReceiver(Receiver, Protocol):
+class CopyReceiver(WaitingReceiver[CopiedBody], Protocol):
     """A receiver that provides the memory that bytes are read into."""
 
     def room(self, limit: int) -> memoryview:
-        """Where the next bytes go, `limit` at the most. Raises NoRoom as `SpliceReceiver.take_from` does."""
+        """Where the next bytes go, `limit` at the most."""
 
     def filled(self, count: int) -> None:
         """So many bytes have been put where `room` said."""

@@ -11,7 +11,7 @@ from streamer.units import MIB
 from tests.kit.faults import drips, silent_for
 from tests.kit.harness import fill
 from tests.kit.pipes import eventually, off_loop, read_all
-from tests.kit.stub import Answer, cut_after, fails
+from tests.kit.stub import Answer, cut_after, fails, stalls
 
 PART = 400_000
 SIZES = [PART] * 12
@@ -59,9 +59,12 @@ async def test_what_the_first_brought_meanwhile_comes_once(run, stub, tmp_path):
 
 async def test_the_first_may_be_the_first_after_all(run, stub, tmp_path):
     truth = fill(stub, SIZES)
-    stub.script(*[right] * LEARNT, silent_for(0.6), silent_for(60.0))
+    stub.script(*[right] * LEARNT, stalls(stub), silent_for(60.0))
     async with run(stub, tmp_path, hedge=0.05, part_size=PART, parts=12, connections=1) as running:
-        assert await off_loop(read_all, running.fifo(0)) == truth
+        reading = asyncio.create_task(off_loop(read_all, running.fifo(0)))
+        await eventually(lambda: len(stub.seen) == LEARNT + 2)
+        stub.release()
+        assert await reading == truth
         hedges = running.channel.statistics().hedges
         assert hedges == {"issued": 1, "lost": 1}
         assert not hedges.get("won")
@@ -80,9 +83,12 @@ async def test_a_second_request_that_fails_in_its_body_is_retried_like_any(run, 
 
 async def test_a_second_request_that_is_refused_leaves_the_first_alone(run, stub, tmp_path):
     truth = fill(stub, SIZES)
-    stub.script(*[right] * LEARNT, silent_for(0.8), fails(500, "InternalError"))
+    stub.script(*[right] * LEARNT, stalls(stub), fails(500, "InternalError"))
     async with run(stub, tmp_path, hedge=0.05, part_size=PART, parts=12, connections=1) as running:
-        assert await off_loop(read_all, running.fifo(0)) == truth
+        reading = asyncio.create_task(off_loop(read_all, running.fifo(0)))
+        await eventually(lambda: running.channel.statistics().hedges.get("lost"))
+        stub.release()
+        assert await reading == truth
         statistics = running.channel.statistics()
         assert statistics.hedges["lost"] >= 1
         assert not statistics.retries
@@ -131,9 +137,12 @@ async def test_what_is_waited_for_is_the_second_once_it_has_won(run, stub, tmp_p
 
 async def test_a_second_request_that_fails_is_among_the_last_errors(run, stub, tmp_path):
     truth = fill(stub, SIZES)
-    stub.script(*[right] * LEARNT, silent_for(0.6), fails(500, "InternalError"))
+    stub.script(*[right] * LEARNT, stalls(stub), fails(500, "InternalError"))
     async with run(stub, tmp_path, hedge=0.05, part_size=PART, parts=12, connections=1) as running:
-        assert await off_loop(read_all, running.fifo(0)) == truth
+        reading = asyncio.create_task(off_loop(read_all, running.fifo(0)))
+        await eventually(lambda: running.channel.statistics().hedges.get("lost"))
+        stub.release()
+        assert await reading == truth
         found = running.channel.statistics()
         assert found.hedges["lost"] == 1  # a third may win
         assert [note.kind for note in found.errors] == ["transient"]

@@ -7,7 +7,6 @@ import socket
 
 import pytest
 
-from streamer.keeper import unread
 from streamer.source import exchange, lanes
 from streamer.units import KIB, MIB
 from tests.kit.faults import drips, resets_after
@@ -21,10 +20,32 @@ SIZE = 2_000_000
 """Bytes of a part: more than a pipe's, less than a socket is let hold."""
 
 
-def kernel(stub, directory, **options):
-    return running_channel(
-        stub, directory, transport="kernel", part_size=SIZE, **{"parts": 4, "connections": 4} | options
-    )
+WITH_THE_HEAD = 32 * KIB
+"""Bytes of a body that may come with its head, and are read with it."""
+
+
+@pytest.fixture(params=["spliced", "copied", "decrypted"])
+def way(request):
+    return request.param
+
+
+@pytest.fixture
+def server(request, way):
+    return request.getfixturevalue("tls_stub" if way == "decrypted" else "stub")
+
+
+@pytest.fixture
+def streaming(server, way, tmp_path):
+    """A channel in parts of `SIZE` bytes, four at once, whose bodies move in one of the ways."""
+
+    def start(**options):
+        options = {"parts": 4, "connections": 4, "part_size": SIZE} | options
+        if way == "decrypted":
+            options["ca_bundle"] = str(tmp_path / "ca.pem")
+        transport = "kernel" if way == "spliced" else "copying"
+        return running_channel(server, tmp_path, transport=transport, **options)
+
+    return start
 
 
 def waiting(running):
@@ -33,26 +54,27 @@ def waiting(running):
     return [
         stage
         for stage in (prefetcher._stages.values() if prefetcher else ())
-        if stage._body is not None and unread(stage._body.fd) == stage._body.left
+        if stage._body is not None and stage._body._lane.unread >= stage._body.left
     ]
 
 
-async def test_parts_wait_in_their_sockets_and_take_no_pipe(stub, tmp_path):
-    truth = fill(stub, [MORE_THAN_A_FIFO])
-    async with kernel(stub, tmp_path) as running:
+async def test_parts_wait_in_their_sockets_and_take_nothing_else(server, streaming):
+    truth = fill(server, [MORE_THAN_A_FIFO])
+    async with streaming() as running:
         with open(await off_loop(os.open, running.fifo(0), os.O_RDONLY), "rb", buffering=0) as reader:
             got = await off_loop(reader.read, 10)
             await eventually(lambda: len(waiting(running)) == 4)
             stages = list(running.channel._prefetcher._stages.values())
-            assert all(not stage.staged and not stage._pipes for stage in stages)
+            assert sum(stage.staged for stage in stages[1:]) <= 3 * WITH_THE_HEAD
+            assert not any(getattr(stage, "_pipes", None) for stage in stages)
             got += await off_loop(reader.readall)
         assert got == truth
 
 
-async def test_small_parts_do_not_keep_a_lane(stub, tmp_path):
+async def test_small_parts_do_not_keep_a_lane(server, streaming):
     """They wait in pipes, so that a few lanes bring many."""
-    truth = fill(stub, [500_000] * 90)
-    async with kernel(stub, tmp_path, connections=1, parts=8) as running:
+    truth = fill(server, [500_000] * 90)
+    async with streaming(connections=1, parts=8) as running:
         with open(await off_loop(os.open, running.fifo(0), os.O_RDONLY), "rb", buffering=0) as reader:
             got = await off_loop(reader.read, 10)
             await eventually(lambda: running.channel._share.in_flight == 0)
@@ -62,7 +84,7 @@ async def test_small_parts_do_not_keep_a_lane(stub, tmp_path):
 
 
 @pytest.mark.parametrize("window", [0, 256 * KIB, 512 * KIB])
-async def test_what_a_socket_cannot_hold_goes_into_pipes(stub, tmp_path, monkeypatch, window):
+async def test_what_a_socket_cannot_hold_goes_elsewhere(server, streaming, monkeypatch, window):
     """As where the system lets sockets hold little (net.ipv4.tcp_rmem)."""
 
     def narrow(lane):
@@ -70,8 +92,8 @@ async def test_what_a_socket_cannot_hold_goes_into_pipes(stub, tmp_path, monkeyp
         lane.window = window
 
     monkeypatch.setattr(lanes.Lane, "widen", narrow)
-    truth = fill(stub, [MORE_THAN_A_FIFO])
-    async with kernel(stub, tmp_path) as running:
+    truth = fill(server, [MORE_THAN_A_FIFO])
+    async with streaming() as running:
         with open(await off_loop(os.open, running.fifo(0), os.O_RDONLY), "rb", buffering=0) as reader:
             got = await off_loop(reader.read, 10)
             stages = running.channel._prefetcher._stages
@@ -81,19 +103,19 @@ async def test_what_a_socket_cannot_hold_goes_into_pipes(stub, tmp_path, monkeyp
         assert got == truth
 
 
-async def test_what_waits_for_a_sleeping_reader_is_no_stall(stub, tmp_path, monkeypatch):
+async def test_what_waits_for_a_sleeping_reader_is_no_stall(server, streaming, monkeypatch):
     monkeypatch.setattr(exchange, "PATIENCE", 0.01)
-    truth = fill(stub, [4 * SIZE])
+    truth = fill(server, [4 * SIZE])
     ticks = []
-    async with kernel(stub, tmp_path, stall_timeout=0.1) as running:
+    async with streaming(stall_timeout=0.1) as running:
         await eventually(lambda: len(waiting(running)) == 4)
-        own = exchange.SpliceExchange._waiting_bytes
+        own = exchange.Exchange._check_progress
 
-        def counted(self):
+        def counted(self, *seen):
             ticks.append(self)
-            return own(self)
+            own(self, *seen)
 
-        monkeypatch.setattr(exchange.SpliceExchange, "_waiting_bytes", counted)
+        monkeypatch.setattr(exchange.Exchange, "_check_progress", counted)
         await eventually(lambda: len(ticks) > 4 * 4 * 10)  # four times as long as a stall
         assert len(waiting(running)) == 4
         assert await off_loop(read_all, running.fifo(0)) == truth
@@ -101,42 +123,42 @@ async def test_what_waits_for_a_sleeping_reader_is_no_stall(stub, tmp_path, monk
 
 
 @pytest.mark.parametrize("after", [100_000, 1_500_000])
-async def test_a_stall_is_noticed_while_the_part_waits_its_turn(stub, tmp_path, monkeypatch, after):
+async def test_a_stall_is_noticed_while_the_part_waits_its_turn(server, streaming, monkeypatch, after):
     """Or the delivery that comes to it would have to sit it out."""
     monkeypatch.setattr(exchange, "PATIENCE", 0.01)
-    truth = fill(stub, [SIZE, SIZE, SIZE])
-    stub.script(stalls(stub, after=after), key="b/data/0001")
-    async with kernel(stub, tmp_path, stall_timeout=0.1) as running:
+    truth = fill(server, [SIZE, SIZE, SIZE])
+    server.script(stalls(server, after=after), key="b/data/0001")
+    async with streaming(stall_timeout=0.1) as running:
         await eventually(lambda: sum(running.channel.statistics().retries.values()) == 1)
         assert running.channel._prefetcher.delivered == 0
         assert await off_loop(read_all, running.fifo(0)) == truth
         assert sum(running.channel.statistics().retries.values()) == 1
-    stub.release()
+    server.release()
 
 
-async def test_what_comes_slowly_is_no_stall(stub, tmp_path, monkeypatch):
+async def test_what_comes_slowly_is_no_stall(server, streaming, monkeypatch):
     monkeypatch.setattr(exchange, "PATIENCE", 0.01)
-    truth = fill(stub, [SIZE, SIZE, SIZE])
-    stub.script(drips(1000, 0.03, most=1.0), key="b/data/0001")
-    async with kernel(stub, tmp_path, stall_timeout=0.2) as running:
+    truth = fill(server, [SIZE, SIZE, SIZE])
+    server.script(drips(1000, 0.03, most=1.0), key="b/data/0001")
+    async with streaming(stall_timeout=0.2) as running:
         await eventually(lambda: len(waiting(running)) >= 3)
         assert await off_loop(read_all, running.fifo(0)) == truth
         assert running.channel.statistics().retries == {}
 
 
-async def test_a_reset_while_a_part_waits_costs_the_rest_of_it_alone(stub, tmp_path):
-    truth = fill(stub, [SIZE, SIZE, SIZE])
-    stub.script(resets_after(700_000), key="b/data/0001")
-    async with kernel(stub, tmp_path) as running:
-        await eventually(lambda: stub.seen)
+async def test_a_reset_while_a_part_waits_costs_the_rest_of_it_alone(server, streaming):
+    truth = fill(server, [SIZE, SIZE, SIZE])
+    server.script(resets_after(700_000), key="b/data/0001")
+    async with streaming() as running:
+        await eventually(lambda: server.seen)
         assert await off_loop(read_all, running.fifo(0)) == truth
         assert sum(running.channel.statistics().retries.values()) == 1
 
 
-async def test_dropping_an_epoch_drops_what_waits(stub, tmp_path):
+async def test_dropping_an_epoch_drops_what_waits(server, streaming):
     """A reader that leaves early: the next epoch is whole, and its sockets are new ones."""
-    truth = fill(stub, [MORE_THAN_A_FIFO])
-    async with kernel(stub, tmp_path) as running:
+    truth = fill(server, [MORE_THAN_A_FIFO])
+    async with streaming() as running:
         reader = await off_loop(os.open, running.fifo(0), os.O_RDONLY)
         await off_loop(os.read, reader, 10)
         await eventually(lambda: len(waiting(running)) == 4)
