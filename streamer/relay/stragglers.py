@@ -92,7 +92,7 @@ class Takeover:
         if self._surplus(body.left):
             return False
         if not self.won:
-            if not readable(body.fd):
+            if not (body.pending or readable(body.fd)):
                 raise BlockingIOError
             self._win()
         return bool(self._stage.leaves(body, full=full))

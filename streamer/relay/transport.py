@@ -23,7 +23,7 @@ from streamer.source.client import OwnSource, why_not, why_not_splice
 from streamer.source.lanes import largest_window
 from streamer.source.portable import PortableSource
 from streamer.source.ranges import RangeSource
-from streamer.source.session import Clients, tls_context, trusted
+from streamer.source.session import Clients, trust, trusted
 from streamer.source.signing import RangeSigner
 from streamer.source.terminators import Terminators
 from streamer.units import MIB
@@ -113,7 +113,7 @@ async def open_transport(
         yield Transport(portable, no_client or "asked for", allotment, few_files=lanes.bounded)
         return
     splice = wish != "copying" and no_splice is None
-    absorbed = _absorbed()
+    absorbed = _absorbed(tls=clients.data.meta.endpoint_url.startswith("https://"))
     async with _own_source(clients, portable, splice=splice) as source:
         if splice:
             pipes = PipePool(pipe_budget, most=most_pipes)
@@ -125,8 +125,7 @@ async def open_transport(
             finally:
                 pipes.close()
         else:
-            # What waits in memory leaves the processor's cache, and one thread reads all: begin with few, let
-            # need decide, and do not take a chance gain for need.
+            # One thread reads all: begin with few, let need decide, and do not take a chance gain for need.
             pace = lanes.pace(max(8, channels), absorbed, largest_part=absorbed, worth=0.4)
             allotment = Allotment(budget, pace, members=channels, hedging=hedging)
             yield Transport(
@@ -148,7 +147,7 @@ async def _own_source(
         if clients.tls_processes and not url.startswith("https://"):
             raise ConfigError(f"Endpoint.TlsProcesses has no meaning for {url}; remove it")
         if url.startswith("https://"):
-            tls = tls_context(clients.ca_bundle)
+            tls = trust(clients.ca_bundle)
             if clients.tls_processes:
                 terminators = await stack.enter_async_context(
                     Terminators(trusted(clients.ca_bundle), clients.tls_processes)
@@ -167,9 +166,13 @@ async def _own_source(
         yield source
 
 
-def _absorbed() -> int:
-    """Bytes of a part that a socket holds until its turn comes: for the rest, delivery would have to wait."""
-    return max(MIB, min(8 * MIB, largest_window() // MIB * MIB))
+def _absorbed(*, tls: bool) -> int:
+    """Bytes of a part that a socket holds until its turn comes, encrypted if `tls`.
+
+    For the rest, delivery would have to wait.
+    """
+    window = largest_window() - (largest_window() // 64 if tls else 0)
+    return max(MIB, min(8 * MIB, window // MIB * MIB))
 
 
 def _why_splice(clients: Clients) -> str:

@@ -11,7 +11,6 @@ so all answer for the same bytes by the same rules.
 from __future__ import annotations
 
 import re
-import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -31,6 +30,7 @@ from streamer.source.signing import Place, RangeSigner
 
 if TYPE_CHECKING:
     from streamer.source.terminators import Terminators
+    from streamer.source.tls import Trust
 
 _CODE = re.compile(rb"<Code>([^<]{1,200})</Code>")
 _MESSAGE = re.compile(rb"<Message>([^<]{0,500})</Message>")
@@ -78,7 +78,7 @@ class Answering(Protocol[T_co]):
 class HttpClient:
     """Requests on lanes: one at a time on each, idle ones kept, by host."""
 
-    def __init__(self, tls: ssl.SSLContext | None, terminators: Terminators | None = None) -> None:
+    def __init__(self, tls: Trust | None, terminators: Terminators | None = None) -> None:
         """`tls`: how to trust a TLS endpoint. `terminators`: who decrypts, if not this process."""
         self._tls = tls
         self._terminators = terminators
@@ -142,7 +142,7 @@ class OwnSource:
         fallback: PortableSource,
         *,
         splice: bool,
-        tls: ssl.SSLContext | None = None,
+        tls: Trust | None = None,
         terminators: Terminators | None = None,
         stall_timeout: float = STALL_TIMEOUT,
     ) -> None:

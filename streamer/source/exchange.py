@@ -15,7 +15,6 @@ reads them, decrypted if the lane is TLS, into memory that the receiver provides
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import socket
 from abc import ABC, abstractmethod
@@ -26,7 +25,7 @@ from typing import Any, Generic, TypeVar
 import httptools
 
 from streamer.errors import BadAnswer, Transient, Truncated, Where
-from streamer.source.lanes import TLS_RECORD, Lane
+from streamer.source.lanes import Lane
 from streamer.source.ranges import CopyReceiver, NoRoom, SpliceReceiver, WaitingReceiver
 from streamer.source.session import STALL_TIMEOUT
 
@@ -160,6 +159,11 @@ class Exchange(ABC, Generic[R]):
     def fd(self) -> int:
         """As `streamer.source.ranges.Body`."""
         return self._lane.fd
+
+    @property
+    def pending(self) -> int:
+        """As `streamer.source.ranges.Body`."""
+        return self._lane.pending
 
     @property
     def left(self) -> int:
@@ -399,8 +403,8 @@ class SpliceExchange(Exchange[SpliceReceiver]):
 class CopyExchange(Exchange[CopyReceiver]):
     """All by reading; the body into the receiver's own memory.
 
-    One piece of a plain socket at a time, so that others get their turn. Of a TLS lane, everything that
-    the last piece of ciphertext holds: the socket would not say that there is more.
+    One piece at a time, so that others get their turn; over TLS up to the end of a record, since of what is
+    left of it the socket would not tell.
     """
 
     def pull(self) -> int:
@@ -417,25 +421,24 @@ class CopyExchange(Exchange[CopyReceiver]):
         return before - self._left
 
     def _read_head(self) -> None:
-        self._lane.fill(TLS_RECORD)
-        with contextlib.suppress(BlockingIOError):
-            self._read_all()
+        while self._left < 0 and not self._refused:
+            self._read(0)
 
     def _take(self) -> None:
-        self._lane.fill()
-        self._read_all()
+        taken = self._read(self._left)
+        while not self._done.done() and (rest := max(self._lane.gulp - taken, self._lane.pending)) > 0:
+            taken += self._read(min(rest, self._left))
 
-    def _read_all(self) -> None:
-        self._read()
-        while self._lane.layered and not self._done.done():
-            self._read()
+    def _read(self, most: int) -> int:
+        """Bytes read, `most` of a body; 0 at the end of the connection.
 
-    def _read(self) -> None:
+        Raises BlockingIOError if there are none now.
+        """
         if self._left > 0:
-            count = self._lane.recv_into(self._into.room(self._left))
+            count = self._lane.recv_into(self._into.room(most))
             self._into.filled(count)
             self._arrived(count)
-            return
+            return count
         room = bytearray(HEAD_READ)
         data = bytes(room[: self._lane.recv_into(memoryview(room))])
         if self._refused:
@@ -444,6 +447,7 @@ class CopyExchange(Exchange[CopyReceiver]):
             self._add_to_head(data)
         else:
             raise Transient("the connection was closed before an answer", self._where)
+        return len(data)
 
     def _add_to_head(self, data: bytes) -> None:
         self._bytes_seen += len(data)

@@ -30,7 +30,7 @@ from streamer.plan import ObjectRef, bare_etag
 from streamer.source.client import HttpClient, why_not
 from streamer.source.exchange import HEAD_END, HEAD_READ, MAX_HEAD, AnswerParser, Head
 from streamer.source.faults import from_answer, map_errors
-from streamer.source.session import STALL_TIMEOUT, tls_context
+from streamer.source.session import STALL_TIMEOUT, trust
 from streamer.source.signing import RangeSigner
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class OwnHeads:
     @cached_property
     def _http(self) -> HttpClient:
         secure = self._clients.control.meta.endpoint_url.startswith("https://")
-        return HttpClient(tls_context(self._clients.ca_bundle) if secure else None)
+        return HttpClient(trust(self._clients.ca_bundle) if secure else None)
 
     def close(self) -> None:
         """Close the connections. No `find` may be under way."""
@@ -197,7 +197,6 @@ class HeadExchange:
     def _on_readable(self) -> None:
         room = memoryview(bytearray(HEAD_READ))
         try:
-            self._lane.fill()
             while not self._done.done():
                 self._take(bytes(room[: self._lane.recv_into(room)]))
         except BlockingIOError:

@@ -29,6 +29,7 @@ from streamer.errors import BadAnswer, Transient, Where
 
 if TYPE_CHECKING:
     from streamer.source.terminators import Terminators
+    from streamer.source.tls import Trust
 
 CONNECT_TIMEOUT = 10.0
 GATHERED = 256 * 1024
@@ -58,8 +59,8 @@ def _widened(sock: socket.socket) -> int:
 class Lane:
     """One connection: a non-blocking socket, closed once."""
 
-    layered = False
-    """Whether bytes may wait between the socket and the reader, unseen by whoever watches the socket."""
+    gulp = 1
+    """Bytes that are read at once, if so many are there; one call of `recv_into` more or less."""
     gathers = MOST_GATHERED
     """The most that `expect` lets it gather."""
 
@@ -149,12 +150,10 @@ class Lane:
         self.window = self._low = _widened(self.sock)
         self._wake_at(1)
 
-    def fill(self, most: int = 0) -> bool:  # noqa: ARG002 - see TlsLane
-        """Take what the network has, before it is read; False at its end, BlockingIOError if it has nothing.
-
-        `most`: bytes; 0 for a good deal. Where nothing lies between socket and reader this does nothing.
-        """
-        return True
+    @property
+    def pending(self) -> int:
+        """Bytes that wait between the socket and the reader, unseen by whoever watches the socket."""
+        return 0
 
     def recv_into(self, room: memoryview) -> int:
         """Bytes of the answer, 0 at its end; BlockingIOError if there are none now."""
@@ -168,102 +167,66 @@ class Lane:
 
 
 class TlsLane(Lane):
-    """A lane over TLS, decrypted in memory.
+    """A lane over TLS, decrypted here.
 
-    Ciphertext is taken in large pieces into one buffer that all lanes share, so that a record of 16 KiB
-    does not cost two reads of the socket; measured 0.70 against 0.90 CPU-s/GB with SSLSocket, and 0.95 and
-    more with threads that block in it.
+    Ciphertext stays in the socket until it is read, a record at a time; a second read for its head costs no
+    more than to read large pieces, which must be copied twice.
     """
 
-    layered = True
+    gulp = GATHERED
     gathers = GATHERED
 
-    def __init__(
-        self, sock: socket.socket, context: ssl.SSLContext, host: str, *, shared: memoryview
-    ) -> None:
-        """`shared`: room for what one read of the socket brings, empty between calls."""
+    def __init__(self, sock: socket.socket, trust: Trust, host: str) -> None:
         super().__init__(sock)
-        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=host)
-        self._shared = shared
+        self._tls = trust.connection(sock, host)
         self._dry = False
-        """Whether no whole record is left of what the socket brought."""
-        self._inside = 0
-        """Bytes that the socket has brought during a request, less those read."""
+        """Whether the last reading found no whole record, so that part of one may have left the socket."""
 
     async def begin(self) -> None:
         """Shake hands."""
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                self._tls.do_handshake()
-            except ssl.SSLWantReadError:
-                await loop.sock_sendall(self.sock, self._outgoing.read())
-                if data := await loop.sock_recv(self.sock, len(self._shared)):
-                    self._incoming.write(data)
+        arrived = asyncio.Event()
+        self.watch(arrived.set)
+        try:
+            while True:
+                arrived.clear()
+                try:
+                    self._tls.shake_hands()
+                except BlockingIOError:
+                    await arrived.wait()
                 else:
-                    self._incoming.write_eof()
-            else:
-                break
-        await loop.sock_sendall(self.sock, self._outgoing.read())
+                    return
+        finally:
+            self.pause()
 
     def usable(self) -> bool:
         """As a lane's; session tickets and the like may have come, but no byte of an answer."""
         try:
-            return self.fill() and self.recv_into(memoryview(bytearray(1))) < 0
+            self._tls.recv_into(memoryview(bytearray(1)))
         except BlockingIOError:
             return True
         except OSError:
             return False
+        return False
 
     def send(self, request: bytes) -> bool:
-        self._tls.write(request)
-        return self._flush()
+        return self._tls.send(request) == len(request)
 
-    def _flush(self) -> bool:
-        data = self._outgoing.read()
-        return self.sock.send(data) == len(data)
-
-    def rest(self) -> None:
-        super().rest()
-        self._inside = 0
+    @property
+    def pending(self) -> int:
+        return self._tls.pending
 
     @property
     def unread(self) -> int:
-        # What surrounds the records is in it, but no more than part of one record is ever inside.
-        return super().unread + min(self._inside, TLS_RECORD)
+        return super().unread + self._tls.pending + (TLS_RECORD if self._dry else 0)
 
     def expect(self, count: int, worth: int = GATHERED) -> None:
         # Up to one record is in OpenSSL's hands.
-        super().expect(count - self._incoming.pending - TLS_RECORD, worth)
-
-    def fill(self, most: int = 0) -> bool:
-        count = self.sock.recv_into(self._shared, most)
-        self._dry = False
-        self._inside += count
-        if count:
-            self._incoming.write(self._shared[:count])
-        else:
-            self._incoming.write_eof()
-        return count > 0
+        super().expect(count - TLS_RECORD, worth)
 
     def recv_into(self, room: memoryview) -> int:
-        if self._dry:
-            raise BlockingIOError
-        read: Any = self._tls.read
-        size, count = len(room), 0
-        try:
-            while count < size and (got := read(size - count, room[count:])):  # a record each
-                count += got
-        except ssl.SSLWantReadError:
-            self._dry = True
-            if self._outgoing.pending:  # an answer to a key update
-                self._flush()
-            if not count:
-                raise BlockingIOError from None
-        except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
-            pass  # told again by the next call, if there was something before it
-        self._inside -= count
+        self._dry = True
+        count = self._tls.recv_into(room)
+        self._dry = count < len(room)
         return count
 
 
@@ -282,7 +245,7 @@ class LanePool:
         host: str,
         port: int,
         *,
-        tls: ssl.SSLContext | None = None,
+        tls: Trust | None = None,
         terminators: Terminators | None = None,
     ) -> None:
         """`tls`: for a TLS host, whom to trust. `terminators`: who decrypts then, if not this process."""
@@ -290,7 +253,6 @@ class LanePool:
         self._port = port
         self._tls = tls
         self._terminators = terminators
-        self._shared = memoryview(bytearray(256 * 1024 if tls else 0))
         self._idle: list[Lane] = []
         self._addresses: list[tuple[Any, ...]] = []
         self._turn = itertools.count()
@@ -359,7 +321,7 @@ class LanePool:
             return lane
         if self._terminators is not None:
             return TerminatedLane(await self._terminators.join(self._host, sock))
-        lane = TlsLane(sock, self._tls, self._host, shared=self._shared)
+        lane = TlsLane(sock, self._tls, self._host)
         lane.widen()
         await lane.begin()
         return lane

@@ -72,6 +72,10 @@ class Body(Protocol):
         """The socket; its next byte is the body's next."""
 
     @property
+    def pending(self) -> int:
+        """Bytes of it that have left the socket already, and are not with the receiver (TLS)."""
+
+    @property
     def left(self) -> int:
         """Bytes of the body that are not with the receiver."""
 

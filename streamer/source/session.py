@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import ssl
 from base64 import b64encode
 from collections import Counter
 from dataclasses import dataclass, field
@@ -31,6 +30,8 @@ from streamer.source.faults import map_errors
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+
+    from streamer.source.tls import Trust
 
 CONTROL_ATTEMPTS = 5
 CONNECT_TIMEOUT = 10
@@ -226,10 +227,12 @@ def trusted(ca_bundle: str | None) -> str:
     return path
 
 
-def tls_context(ca_bundle: str | None) -> ssl.SSLContext:
+def trust(ca_bundle: str | None) -> Trust:
     """Trust in the bundle given, or else in what botocore trusts. Raises ConfigError."""
+    from streamer.source.tls import Trust  # some 30 ms
+
     path = trusted(ca_bundle)
     try:
-        return ssl.create_default_context(cafile=path)
-    except (OSError, ssl.SSLError) as error:
+        return Trust(path)
+    except OSError as error:
         raise ConfigError(f"cannot read certificates from {path} ({error}); see Endpoint.CaBundle") from error

@@ -18,7 +18,7 @@ import trustme
 from streamer.errors import BadAnswer, ConfigError, Transient, Where
 from streamer.source import lanes
 from streamer.source.lanes import LanePool
-from streamer.source.session import tls_context
+from streamer.source.session import trust
 from streamer.source.terminators import Terminators
 from tests.kit.harness import MORE_THAN_A_FIFO, fill, running_channel
 from tests.kit.pipes import eventually, off_loop, read_all
@@ -34,7 +34,7 @@ async def terminators(authority, tmp_path):
 
 
 def pool_of(port, terminators):
-    return LanePool("127.0.0.1", port, tls=tls_context(None), terminators=terminators)
+    return LanePool("127.0.0.1", port, tls=trust(None), terminators=terminators)
 
 
 def processes_of(pid):

@@ -1,0 +1,199 @@
+"""TLS of one connection: whom it believes, and that every byte comes once, whatever rooms it is read into."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+
+import pytest
+import trustme
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from streamer.source.tls import Trust
+
+TURNS = 20
+"""Times that each side goes on with a handshake, which takes a few."""
+
+
+@pytest.fixture(scope="module")
+def authority():
+    return trustme.CA()
+
+
+@pytest.fixture(scope="module")
+def trust(authority, tmp_path_factory):
+    path = str(tmp_path_factory.mktemp("trust") / "ca.pem")
+    authority.cert_pem.write_to_path(path)
+    return Trust(path)
+
+
+@contextlib.contextmanager
+def both(authority, trust, *, name="localhost", host="localhost", version=None):
+    """A connection of ours to `host`, its socket, and the other end with a certificate for `name`."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    if version is not None:
+        context.minimum_version = context.maximum_version = version
+    authority.issue_cert(name).configure_cert(context)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setblocking(False)
+        theirs.setblocking(False)
+        with context.wrap_socket(theirs, server_side=True, do_handshake_on_connect=False) as server:
+            connection = trust.connection(ours, host)
+            for _ in range(TURNS):
+                with contextlib.suppress(BlockingIOError):
+                    connection.shake_hands()
+                with contextlib.suppress(ssl.SSLWantReadError):
+                    server.do_handshake()
+            yield connection, ours, server
+
+
+def everything(connection, room):
+    """What there is now, and whether the end was seen."""
+    got = b""
+    with contextlib.suppress(BlockingIOError):
+        while count := connection.recv_into(memoryview(room)):
+            got += room[:count]
+        return got, True
+    return got, False
+
+
+@pytest.mark.parametrize(
+    ("name", "host"),
+    [
+        ("localhost", "localhost"),
+        ("localhost", "LOCALHOST"),
+        ("*.s3.test", "bucket.s3.test"),
+        ("127.0.0.1", "127.0.0.1"),
+        ("::1", "::1"),
+        ("bücher.test", "bücher.test"),
+    ],
+)
+def test_the_right_name_is_believed(authority, trust, name, host):
+    with both(authority, trust, name=name, host=host) as (connection, _, server):
+        server.send(b"hello")
+        assert everything(connection, bytearray(100)) == (b"hello", False)
+
+
+@pytest.mark.parametrize(
+    ("name", "host"),
+    [
+        ("localhost", "other.test"),
+        ("*.s3.test", "a.b.s3.test"),
+        ("*.s3.test", "s3.test"),
+        ("127.0.0.1", "127.0.0.2"),
+        ("127.0.0.1", "localhost"),
+        ("localhost", "127.0.0.1"),
+    ],
+)
+def test_another_name_is_refused(authority, trust, name, host):
+    with (
+        pytest.raises(ssl.SSLCertVerificationError, match="mismatch"),
+        both(authority, trust, name=name, host=host),
+    ):
+        pass
+
+
+def test_an_authority_that_nobody_named_is_refused(trust):
+    with (
+        pytest.raises(ssl.SSLCertVerificationError, match="unable to get local issuer"),
+        both(trustme.CA(), trust),
+    ):
+        pass
+
+
+def test_a_file_without_certificates_is_refused(tmp_path):
+    (tmp_path / "empty.pem").write_text("none here")
+    with pytest.raises(ssl.SSLError):
+        Trust(str(tmp_path / "empty.pem"))
+    with pytest.raises(FileNotFoundError):
+        Trust(str(tmp_path / "missing.pem"))
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    records=st.lists(st.integers(1, 40_000), max_size=6),
+    rooms=st.lists(st.integers(1, 50_000), min_size=1, max_size=4),
+    version=st.sampled_from([ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3]),
+)
+def test_every_byte_once_in_order(authority, trust, records, rooms, version):
+    with both(authority, trust, version=version) as (connection, _, server):
+        sent, got = b"", b""
+        for number, size in enumerate(records):
+            data = bytes([number + 1]) * size
+            server.send(data)
+            sent += data
+            room = bytearray(rooms[number % len(rooms)])
+            with contextlib.suppress(BlockingIOError):
+                got += room[: connection.recv_into(memoryview(room))]
+        for room in rooms:
+            got += everything(connection, bytearray(room))[0]
+        assert got == sent
+        assert connection.pending == 0
+
+
+def test_what_is_left_of_a_record_is_pending(authority, trust):
+    with both(authority, trust) as (connection, ours, server):
+        server.send(b"x" * 1000)
+        assert connection.recv_into(memoryview(bytearray(600))) == 600
+        assert connection.pending == 400
+        with pytest.raises(BlockingIOError):
+            ours.recv(1, socket.MSG_PEEK)  # so nobody who watches the socket would hear of it
+
+
+def test_ends_are_told_after_what_came_before_them(authority, trust):
+    with both(authority, trust) as (connection, _, server):
+        server.send(b"last words")
+        with contextlib.suppress(ssl.SSLWantReadError):
+            server.unwrap()  # says that it ends, and would wait for our answer
+        room = bytearray(100)
+        assert everything(connection, room) == (b"last words", True)
+        assert everything(connection, room) == (b"", True)
+
+
+def test_a_connection_that_is_just_gone_has_ended(authority, trust):
+    with both(authority, trust) as (connection, _, server):
+        server.send(b"last words")
+        server.close()
+        assert everything(connection, bytearray(100)) == (b"last words", True)
+
+
+def test_what_is_no_tls_is_an_error_of_that_connection_alone(authority, trust):
+    """OpenSSL keeps its errors by thread: one that is left there would be taken for another connection's."""
+    with (
+        both(authority, trust) as (broken, _, server),
+        both(authority, trust) as (whole, _, other),
+    ):
+        plain = socket.socket(fileno=server.detach())
+        with plain:
+            plain.send(b"HTTP/1.1 200 OK\r\n\r\n")
+            with pytest.raises(OSError, match="version|record"):
+                everything(broken, bytearray(100))
+        assert everything(whole, bytearray(100)) == (b"", False)
+        other.send(b"fine")
+        assert everything(whole, bytearray(100)) == (b"fine", False)
+
+
+def test_a_reset_is_an_error(authority, trust):
+    listening = socket.create_server(("127.0.0.1", 0))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("localhost").configure_cert(context)
+    with listening, socket.create_connection(listening.getsockname()) as ours:
+        theirs, _ = listening.accept()
+        theirs.setblocking(False)
+        ours.setblocking(False)
+        with context.wrap_socket(theirs, server_side=True, do_handshake_on_connect=False) as server:
+            connection = trust.connection(ours, "localhost")
+            for _ in range(TURNS):
+                with contextlib.suppress(BlockingIOError):
+                    connection.shake_hands()
+                with contextlib.suppress(ssl.SSLWantReadError):
+                    server.do_handshake()
+            everything(connection, bytearray(100))  # session tickets
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        with pytest.raises(ConnectionResetError):
+            everything(connection, bytearray(100))
+        with pytest.raises(OSError, match=r"."):
+            connection.send(b"GET /")
