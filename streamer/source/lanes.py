@@ -116,6 +116,11 @@ class Lane:
             return False
         return False
 
+    @property
+    def spoilt(self) -> bool:
+        """Whether more has come than the answer that was just read."""
+        return self.unread > 0
+
     def send(self, request: bytes) -> bool:
         """Whether the whole request was taken; a head of a kilobyte fits the empty send buffer of a lane."""
         return self.sock.send(request) == len(request)
@@ -208,6 +213,10 @@ class TlsLane(Lane):
             return False
         return False
 
+    @property
+    def spoilt(self) -> bool:
+        return self._tls.pending > 0  # what is in the socket may be a session ticket
+
     def send(self, request: bytes) -> bool:
         return self._tls.send(request) == len(request)
 
@@ -271,8 +280,11 @@ class LanePool:
         return await self._connect(where, avoid)
 
     def give(self, lane: Lane) -> None:
-        """Return a lane whose last answer was read to its end."""
-        self._idle.append(lane)
+        """Return a lane whose last answer was read to its end; what came behind it must not begin the next."""
+        if lane.spoilt:
+            lane.close()
+        else:
+            self._idle.append(lane)
 
     def close(self) -> None:
         """Close the idle lanes; those in use are their users' to close."""

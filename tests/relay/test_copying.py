@@ -240,3 +240,29 @@ async def test_nothing_of_it_is_said_unasked(stub, tmp_path, run):
         await off_loop(read_all, running.fifo(0))
     for seen in stub.seen:
         assert not [name for name in seen.amz if "customer" in name or "payer" in name]
+
+
+@pytest.mark.parametrize(
+    ("kind", "transport"), [("stub", "kernel"), ("stub", "copying"), ("tls_stub", "copying")]
+)
+async def test_what_comes_behind_an_answer_is_never_part_of_the_next(
+    request, authority, tmp_path, kind, transport
+):
+    stub = request.getfixturevalue(kind)
+    truth = fill(stub, [5000] * 3)
+
+    async def too_much(answer: Answer) -> web.StreamResponse:
+        headers = answer.headers | {"Content-Length": str(len(answer.body))}
+        head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        right = f"HTTP/1.1 206 Partial Content\r\n{head}\r\n".encode()
+        answer.request.transport.write(right + answer.body + right + b"x" * len(answer.body))
+        await stub.released.wait()
+        return web.Response()
+
+    stub.script(too_much)
+    bundle = str(tmp_path / "ca.pem") if kind == "tls_stub" else None
+    async with running_channel(stub, tmp_path, transport=transport, ca_bundle=bundle, connections=1) as running:
+        assert await off_loop(read_all, running.fifo(0)) == truth
+        assert running.channel.statistics().retries == {}
+        assert stub.connections == 2
+    stub.release()
