@@ -17,9 +17,9 @@ from sidecar.supervisor import Supervisor
 from streamer.plan import ObjectRef, Plan
 from streamer.relay.allotment import Allotment
 from streamer.relay.channel import Channel
+from streamer.relay.memory import MemoryStages
 from streamer.relay.pace import Pace
 from streamer.relay.retry import RetryPolicy
-from streamer.relay.stages import MemoryStages
 from streamer.source.ranges import RangeSource, Receiver
 from streamer.units import MIB
 

@@ -39,8 +39,8 @@ from sidecar.settings import (
     PenstockConfig,
 )
 from streamer.errors import ConfigError
+from streamer.relay.memory import BUFFER_SIZE
 from streamer.relay.pace import SMALLEST_PART
-from streamer.relay.stages import BUFFER_SIZE
 from streamer.trailer import lane_name
 from streamer.units import human_bytes
 

@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from streamer.errors import BadAnswer, ConfigError, SinkError, Where
 from streamer.plan import Part, Plan, cut
 from streamer.relay.allotment import Allotment
+from streamer.relay.memory import BufferPool, MemoryStage
 from streamer.relay.pace import Pace
 from streamer.relay.retry import RetryPolicy, fetch_part
-from streamer.relay.stages import BufferPool, MemoryStage
 from streamer.relay.statistics import Tally
 from streamer.relay.threads import in_thread
 from streamer.source.ranges import RangeSource

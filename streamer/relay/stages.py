@@ -1,12 +1,9 @@
 """Where a part's bytes wait between arrival and delivery: the receiver of a transport, the source of an
-outlet. This is the stage in user memory; `pipes` has the one in the kernel.
+outlet. This is what all stages have in common; `pipes` has the one in the kernel, `memory` the other.
 
-Memory that a transport reads into comes in buffers from a pool, and goes back to it as soon as it is
-delivered: the next bytes to arrive land where the last ones left, while the processor's cache still has
-them.
-
-Its room is reserved in the window before a stage exists. A delivery that waits for the stage sets
-`awaited`; the stage then calls `on_change` when bytes arrive or when it fails for good.
+A part of more than `SMALL_PART` may be left in its socket until delivery comes to it. A stage's room is
+reserved in the window before the stage exists. A delivery that waits for the stage sets `awaited`; the stage
+then calls `on_change` when bytes arrive or when it fails for good.
 """
 
 from __future__ import annotations
@@ -23,9 +20,8 @@ from streamer.errors import BadAnswer, SourceError, Where
 from streamer.plan import Part
 from streamer.relay.allotment import Share
 from streamer.relay.statistics import Tally
-from streamer.source.integrity import PartSum
-from streamer.source.ranges import Body, CopiedBody, NoRoom, Phase
-from streamer.units import KIB, MIB
+from streamer.source.ranges import Body, NoRoom, Phase
+from streamer.units import MIB
 
 MOST_WRITTEN = 1 * MIB
 """Bytes given to one writev(2), or one chunk more: what a pipe takes at the most. To name all that wait,
@@ -33,7 +29,6 @@ however many, cost more than to move those that fit."""
 _MAX_VECTORS = 64
 """Chunks given to one writev(2), however small; the kernel allows 1,024."""
 
-BUFFER_SIZE = 128 * KIB
 SMALL_PART = 1 * MIB
 """Bytes of a part that is taken as it comes: to wait in its socket, it would keep a lane for little."""
 LEAST_SHARE = 2 * MIB
@@ -51,21 +46,6 @@ class Chunk:
     @property
     def unsent(self) -> memoryview:
         return memoryview(self.memory)[self.sent : self.filled]
-
-
-class BufferPool:
-    """Buffers of `BUFFER_SIZE` bytes, the last one returned being the next one taken."""
-
-    def __init__(self) -> None:
-        self._free: list[bytearray] = []
-
-    def take(self) -> bytearray:
-        return self._free.pop() if self._free else bytearray(BUFFER_SIZE)
-
-    def give(self, chunk: Chunk) -> None:
-        """Take a chunk's memory back, if it is a buffer."""
-        if isinstance(chunk.memory, bytearray):
-            self._free.append(chunk.memory)
 
 
 class Stage(ABC):
@@ -245,96 +225,6 @@ class Stage(ABC):
         """All of the chunk is delivered."""
 
 
-class MemoryStage(Stage):
-    """All bytes in user memory: in buffers that `room` hands out, or as a transport fed them."""
-
-    _body: CopiedBody | None
-
-    def __init__(
-        self,
-        part: Part,
-        pool: BufferPool,
-        *,
-        on_change: Callable[[], None],
-        tally: Tally,
-        eager: bool = False,
-    ) -> None:
-        """`eager`: read it all as it comes, whether or not it is delivered meanwhile."""
-        super().__init__(part, on_change=on_change, tally=tally)
-        self._waits = self._waits and not eager
-        self._pool = pool
-        self.part_sum: PartSum | None = None
-        """As `streamer.source.integrity.Summing`."""
-
-    @property
-    def staged(self) -> int:
-        return len(self._head) + self._in_memory
-
-    def feed(self, data: bytes) -> None:
-        super().feed(data)
-        if self.part_sum is not None:
-            self.part_sum.update(data)
-
-    def room(self, limit: int) -> memoryview:
-        """As `streamer.source.ranges.CopyReceiver`; there always is some, since it was reserved."""
-        last = self._chunks[-1] if self._chunks else None
-        if last is None or isinstance(last.memory, bytes) or last.filled == len(last.memory):
-            last = Chunk(self._pool.take(), 0)
-            self._chunks.append(last)
-        return memoryview(last.memory)[last.filled : last.filled + limit]
-
-    def filled(self, count: int) -> None:
-        last = self._chunks[-1]
-        last.filled += count
-        self._in_memory += count
-        if count:
-            if self.part_sum is not None:
-                self.part_sum.update(memoryview(last.memory)[last.filled - count : last.filled])
-            self._arrived(count)
-            self._changed()
-
-    def take(self, most: int) -> bytes:
-        """A copy of the next bytes, at most `most`: some literals, or some of the body, never both.
-
-        The part is delivered up to behind them. None if there are none after all.
-        """
-        if self._head:
-            data = bytes(self._head[:most])
-            self._head = self._head[len(data) :]
-            return data
-        self._pull()
-        if not self._in_memory:
-            return b""
-        chunk = self._chunks[0]
-        data = bytes(chunk.unsent[:most])
-        chunk.sent += len(data)
-        self._in_memory -= len(data)
-        if chunk.sent == chunk.filled:
-            self._sent(self._chunks.popleft())
-        return data
-
-    def _drain_rest(self, fd: int) -> int:
-        self._pull()
-        return self._write_memory(fd) if self._in_memory else 0
-
-    def _pull(self) -> None:
-        """If nothing is in memory, have some of what is in the socket."""
-        if not self._in_memory and self._body is not None:
-            body = self._body
-            count = body.pull()
-            self._there = count > 0 and self.received < self.part.body
-            if not count:
-                body.want()
-
-    def _sent(self, chunk: Chunk) -> None:
-        self._pool.give(chunk)
-
-    def discard(self) -> None:
-        for chunk in self._chunks:
-            self._pool.give(chunk)
-        super().discard()
-
-
 class Stages(Protocol):
     """One channel's supply of stages, and what they cost its share."""
 
@@ -350,25 +240,3 @@ class Stages(Protocol):
 
     def make(self, part: Part, *, on_change: Callable[[], None], tally: Tally) -> Stage:
         """A stage for a part whose room is reserved."""
-
-
-class MemoryStages:
-    """Stages in user memory: a part takes its length, in whole buffers if it is read into those."""
-
-    def __init__(self, share: Share, pool: BufferPool | None) -> None:
-        """`pool`: None for a transport that brings memory of its own."""
-        self.share = share
-        self._pool = pool or BufferPool()
-        self._unit = BUFFER_SIZE if pool else 1
-
-    def part_size(self) -> int:
-        share = self.share
-        # As many parts as lanes, or more lanes would be of no use.
-        return share.pace.part_size(min(share.floor, max(LEAST_SHARE, share.quota // share.lanes)))
-
-    def room(self, part: Part) -> int:
-        """What its body takes; literals (64 KiB at most) do not count beside it."""
-        return -(-(part.body or len(part)) // self._unit) * self._unit
-
-    def make(self, part: Part, *, on_change: Callable[[], None], tally: Tally) -> Stage:
-        return MemoryStage(part, self._pool, on_change=on_change, tally=tally)

@@ -15,9 +15,10 @@ from typing import Literal
 from streamer.errors import ConfigError, SinkError
 from streamer.relay.allotment import Allotment
 from streamer.relay.hedge import Hedging
+from streamer.relay.memory import BufferPool, MemoryStages
 from streamer.relay.pace import LARGEST_PART, MOST_LANES, WORTH, Pace
 from streamer.relay.pipes import PIPE_SIZE, PipePool, PipeStages, pipe_allowance
-from streamer.relay.stages import BufferPool, MemoryStages, Stages
+from streamer.relay.stages import Stages
 from streamer.relay.threads import thread_worked
 from streamer.source.client import OwnSource, why_not, why_not_splice
 from streamer.source.lanes import largest_window

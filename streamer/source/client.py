@@ -19,10 +19,12 @@ from urllib.request import getproxies, proxy_bypass
 from botocore import UNSIGNED
 
 from streamer.errors import Skewed, SourceError, Transient, Where
+from streamer.source.answer import Head, Refusal, Unusual
 from streamer.source.credentials import renewing
-from streamer.source.exchange import CopyExchange, Head, Refusal, SpliceExchange, Unusual
+from streamer.source.exchange import CopyExchange, SpliceExchange
 from streamer.source.faults import from_answer
-from streamer.source.lanes import Lane, LanePool
+from streamer.source.lanes import Lane
+from streamer.source.pool import LanePool
 from streamer.source.portable import PortableSource
 from streamer.source.ranges import Receiver, check_head
 from streamer.source.session import STALL_TIMEOUT

@@ -19,12 +19,21 @@ import os
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import httptools
 
 from streamer.errors import BadAnswer, Transient, Truncated, Where
+from streamer.source.answer import (
+    HEAD_END,
+    HEAD_READ,
+    MAX_HEAD,
+    MAX_REFUSAL,
+    AnswerParser,
+    Head,
+    Refusal,
+    Unusual,
+)
 from streamer.source.lanes import Lane
 from streamer.source.ranges import CopyReceiver, NoRoom, SpliceReceiver, WaitingReceiver
 from streamer.source.session import STALL_TIMEOUT
@@ -35,86 +44,6 @@ WORTH_WAITING = 0.02
 """Seconds for which more bytes than usual may be waited for, at a lane's own rate."""
 CLOCK = 0.001
 """What uvloop's clock tells apart."""
-HEAD_END = b"\r\n\r\n"
-HEAD_READ = 2 * 1024
-"""Bytes to read for a head; what comes of the body with it is copied once more."""
-HEEDED = {
-    name.encode(): name
-    for name in (
-        "content-length",
-        "content-range",
-        "date",
-        "etag",
-        "retry-after",
-        "transfer-encoding",
-        "x-amz-request-id",
-    )
-}
-"""Headers that anybody asks for, as they are parsed and as they are kept."""
-MAX_HEAD = 64 * 1024
-MAX_REFUSAL = 256 * 1024
-LONGEST_NUMBER = 20
-"""Digits of a length that no object has."""
-
-
-@dataclass(slots=True)
-class Head:
-    """Status line, and those headers that are `HEEDED`; names in lower case."""
-
-    status: int = 0
-    headers: dict[str, str] = field(default_factory=dict)
-    keep_alive: bool = False
-
-    @property
-    def content_length(self) -> int | None:
-        value = self.headers.get("content-length", "")
-        return int(value) if value.isdecimal() and len(value) < LONGEST_NUMBER else None
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """An answer that is no range: its head and its whole body."""
-
-    head: Head
-    body: bytes
-
-
-class Unusual(Exception):
-    """A redirect, or a successful answer whose body is chunked or of unknown length."""
-
-
-class AnswerParser:
-    """httptools' callbacks, gathered into a Head."""
-
-    def __init__(self) -> None:
-        self.head = Head()
-        self.body = bytearray()
-        self.complete = False
-        self._parser = httptools.HttpResponseParser(self)
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        heeded = HEEDED.get(name.lower())
-        if heeded is not None:
-            self.head.headers[heeded] = value.decode("latin-1")
-
-    def on_headers_complete(self) -> None:
-        self.head.status = self._parser.get_status_code()
-        self.head.keep_alive = self._parser.should_keep_alive()
-
-    def on_body(self, data: bytes) -> None:
-        self.body += data
-
-    def on_message_complete(self) -> None:
-        self.complete = True
-
-    def feed(self, data: bytes) -> None:
-        self._parser.feed_data(data)
-
-    def release(self) -> None:
-        """Nothing is fed any more: let go of the parser, which holds our methods in a cycle of garbage."""
-        del self._parser
-
-
 R = TypeVar("R", bound=WaitingReceiver[Any])
 
 

@@ -27,8 +27,8 @@ import stamina
 
 from streamer.errors import BadAnswer, GaveUp, SourceError, Transient, Where
 from streamer.plan import ObjectRef, bare_etag
+from streamer.source.answer import HEAD_END, HEAD_READ, MAX_HEAD, AnswerParser, Head
 from streamer.source.client import HttpClient, why_not
-from streamer.source.exchange import HEAD_END, HEAD_READ, MAX_HEAD, AnswerParser, Head
 from streamer.source.faults import from_answer, map_errors
 from streamer.source.session import STALL_TIMEOUT, trust
 from streamer.source.signing import RangeSigner

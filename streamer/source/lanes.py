@@ -1,7 +1,4 @@
-"""Lanes: persistent connections to one host, one request at a time on each.
-
-Addresses are looked up again every few seconds and used in turn, since S3 answers from many front ends
-and one of them is a bottleneck. How many lanes there are is decided above, by how many requests run at once.
+"""Lanes: persistent connections, one request at a time on each. `pool` makes them, and keeps the idle ones.
 
 The loop watches a lane's socket from its first request until it is closed, and forgets it only while a
 receiver has no room, or a body that is all there waits for its turn: to register a socket anew for every
@@ -13,25 +10,16 @@ fails without a byte, and is sent again.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import errno
 import fcntl
-import itertools
 import socket
-import ssl
 import sys
 import termios
-import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
-
-from streamer.errors import BadAnswer, Transient, Where
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from streamer.source.terminators import Terminators
     from streamer.source.tls import Trust
 
-CONNECT_TIMEOUT = 10.0
 GATHERED = 256 * 1024
 """Bytes that a socket gathers before it wakes us, if so many are to come: larger splices, and fewer; a
 quarter less CPU per byte, measured."""
@@ -41,8 +29,6 @@ LARGEST_WINDOW = 16 * 1024 * 1024
 """The most that a socket is asked to hold: no part is larger, unless somebody says so."""
 TLS_RECORD = 17 * 1024
 """A record and what surrounds it, rounded up."""
-ADDRESSES_FOR = 10.0
-"""Seconds that a DNS answer is used; S3's own time to live is shorter than that."""
 
 
 def largest_window() -> int:
@@ -244,111 +230,3 @@ class TerminatedLane(Lane):
 
     def _wake_at(self, low: int) -> None:
         """Nothing: SO_RCVLOWAT does not keep a socket of a pair from being readable."""
-
-
-class LanePool:
-    """Idle lanes to one host, and the making of new ones."""
-
-    def __init__(
-        self,
-        host: str,
-        port: int,
-        *,
-        tls: Trust | None = None,
-        terminators: Terminators | None = None,
-    ) -> None:
-        """`tls`: for a TLS host, whom to trust. `terminators`: who decrypts then, if not this process."""
-        self._host = host
-        self._port = port
-        self._tls = tls
-        self._terminators = terminators
-        self._idle: list[Lane] = []
-        self._addresses: list[tuple[Any, ...]] = []
-        self._turn = itertools.count()
-        self._asked_at = 0.0
-
-    async def take(self, where: Where, *, avoid: str | None = None) -> Lane:
-        """An idle lane that is still good, or a new one; to another address than `avoid`, if there is one.
-
-        Raises Transient if no connection can be had.
-        """
-        for index in range(len(self._idle) - 1, -1, -1):
-            if avoid is None or self._idle[index].peer != avoid:
-                lane = self._idle.pop(index)
-                if not lane.closed:
-                    return lane
-        return await self._connect(where, avoid)
-
-    def give(self, lane: Lane) -> None:
-        """Return a lane whose last answer was read to its end; what came behind it must not begin the next."""
-        if lane.spoilt:
-            lane.close()
-        else:
-            self._idle.append(lane)
-
-    def close(self) -> None:
-        """Close the idle lanes; those in use are their users' to close."""
-        while self._idle:
-            self._idle.pop().close()
-
-    async def _connect(self, where: Where, avoid: str | None) -> Lane:
-        loop = asyncio.get_running_loop()
-        try:
-            async with asyncio.timeout(CONNECT_TIMEOUT):
-                family, kind, protocol, _, address = await self._next_address(loop, avoid)
-                sock = socket.socket(family, kind | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC, protocol)
-                with contextlib.ExitStack() as undo:
-                    undo.callback(sock.close)
-                    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                    await loop.sock_connect(sock, address)
-                    lane = await self._lane(sock)
-                    undo.pop_all()
-                lane.peer = str(address[0])
-                return lane
-        except TimeoutError as error:
-            raise Transient(
-                f"no connection to {self._host}:{self._port} in {CONNECT_TIMEOUT:g} s", where
-            ) from error
-        except ssl.SSLCertVerificationError as error:
-            raise BadAnswer(
-                f"TLS failed ({error}); for a private authority set Penstock.Endpoint.CaBundle", where
-            ) from error
-        except OSError as error:
-            said = error.strerror or str(error)
-            if error.errno in (errno.EMFILE, errno.ENFILE):
-                raise Transient(
-                    f"no descriptor for a connection ({said}); raise `ulimit -n`", where
-                ) from error
-            self._asked_at = 0.0
-            raise Transient(
-                f"cannot connect to {self._host}:{self._port} ({said}); is the endpoint up, and "
-                "Penstock.Endpoint.Url right?",
-                where,
-            ) from error
-
-    async def _lane(self, sock: socket.socket) -> Lane:
-        if self._tls is None:
-            lane = Lane(sock)
-            lane.widen()
-            return lane
-        if self._terminators is not None:
-            return TerminatedLane(await self._terminators.join(self._host, sock))
-        lane = TlsLane(sock, self._tls, self._host)
-        lane.widen()
-        await lane.begin()
-        return lane
-
-    async def _next_address(self, loop: asyncio.AbstractEventLoop, avoid: str | None) -> tuple[Any, ...]:
-        now = time.monotonic()
-        if not self._addresses or now - self._asked_at > ADDRESSES_FOR:
-            self._asked_at = now
-            try:
-                found = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
-            except OSError:
-                if not self._addresses:
-                    raise
-                # Where the endpoint was it may still be, though nobody can tell now.
-            else:
-                self._addresses = list(found)
-        others = [each for each in self._addresses if each[4][0] != avoid] or self._addresses
-        return others[next(self._turn) % len(others)]

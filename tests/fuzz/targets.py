@@ -42,10 +42,11 @@ from streamer.readers.config import channels_in, check_channel
 from streamer.readers.place import Place
 from streamer.readers.state import EpochState
 from streamer.relay.inflate import Inflater
-from streamer.relay.stages import BufferPool, MemoryStage
+from streamer.relay.memory import BufferPool, MemoryStage
 from streamer.relay.statistics import Tally
+from streamer.source.answer import AnswerParser, Head, Refusal, Unusual
 from streamer.source.client import _mapped
-from streamer.source.exchange import AnswerParser, CopyExchange, Head, Refusal, Unusual
+from streamer.source.exchange import CopyExchange
 from streamer.source.faults import first_error
 from streamer.source.lanes import Lane
 from streamer.source.listing import _Lister

@@ -14,10 +14,10 @@ from streamer.plan import Plan, Position, S3Uri
 from streamer.relay.changes import Changes, WhenChanged
 from streamer.relay.channel import Channel
 from streamer.relay.failures import Framing, WhenFailed
+from streamer.relay.memory import BUFFER_SIZE
 from streamer.relay.pipes import PIPE_SIZE
 from streamer.relay.prefetch import BEGIN
 from streamer.relay.retry import RetryPolicy
-from streamer.relay.stages import BUFFER_SIZE
 from streamer.relay.transport import Wish, open_transport
 from streamer.source.heads import PortableHeads
 from streamer.source.integrity import Sums

@@ -15,7 +15,7 @@ import pytest
 from aiohttp import web
 
 from streamer.errors import BadAnswer, Where
-from streamer.source.lanes import LanePool
+from streamer.source.pool import LanePool
 from streamer.source.session import Reading, trust
 from tests.kit.harness import fill, running_channel
 from tests.kit.pipes import eventually, off_loop, read_all
@@ -261,7 +261,9 @@ async def test_what_comes_behind_an_answer_is_never_part_of_the_next(
 
     stub.script(too_much)
     bundle = str(tmp_path / "ca.pem") if kind == "tls_stub" else None
-    async with running_channel(stub, tmp_path, transport=transport, ca_bundle=bundle, connections=1) as running:
+    async with running_channel(
+        stub, tmp_path, transport=transport, ca_bundle=bundle, connections=1
+    ) as running:
         assert await off_loop(read_all, running.fifo(0)) == truth
         assert running.channel.statistics().retries == {}
         assert stub.connections == 2

@@ -12,7 +12,7 @@ from streamer.errors import Where
 from streamer.relay import pipes
 from streamer.source import exchange
 from streamer.source.client import why_not, why_not_splice
-from streamer.source.lanes import LanePool
+from streamer.source.pool import LanePool
 from streamer.source.session import Endpoint, open_clients
 from tests.kit.faults import resets_after
 from tests.kit.harness import MORE_THAN_A_FIFO, fill, running_channel

@@ -16,8 +16,8 @@ import pytest
 import trustme
 
 from streamer.errors import BadAnswer, ConfigError, Transient, Where
-from streamer.source import lanes
-from streamer.source.lanes import LanePool
+from streamer.source import pool
+from streamer.source.pool import LanePool
 from streamer.source.session import trust
 from streamer.source.terminators import Terminators
 from tests.kit.harness import MORE_THAN_A_FIFO, fill, running_channel
@@ -121,7 +121,7 @@ async def test_a_server_that_closes_in_the_handshake(terminators):
 
 async def test_a_handshake_that_never_ends_is_given_up(terminators, monkeypatch):
     """The process is told, and keeps nothing of it."""
-    monkeypatch.setattr(lanes, "CONNECT_TIMEOUT", 0.1)
+    monkeypatch.setattr(pool, "CONNECT_TIMEOUT", 0.1)
     pids = processes_of(os.getpid())
     before = sockets(pids)
     with socket.create_server(("127.0.0.1", 0)) as silent:

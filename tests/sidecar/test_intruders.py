@@ -21,9 +21,7 @@ from streamer.sink.kept import command, connected
 from streamer.trailer import Trailer, read_trailer, replace_file, trailer_path, write_trailer
 from tests.kit.harness import fill
 from tests.kit.processes import job, penstock, sidecar, write_job
-
-NOBODY = 65534
-two_users = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
+from tests.kit.users import NOBODY, root, two_users
 
 
 def opened(epoch):
@@ -65,7 +63,7 @@ def foreign_fifo(path):
 
 
 @pytest.mark.parametrize(
-    "made", [regular, symlink_to_fifo, dangling, os.mkdir, pytest.param(foreign_fifo, marks=two_users)]
+    "made", [regular, symlink_to_fifo, dangling, os.mkdir, pytest.param(foreign_fifo, marks=root)]
 )
 def test_what_lies_at_the_fifo_s_name_is_refused(tmp_path, made):
     """And left as it is."""
@@ -136,7 +134,7 @@ def foreign_file(path, victim):
     os.chown(path, NOBODY, NOBODY)
 
 
-@pytest.mark.parametrize("made", [link, hard_link, fifo, pytest.param(foreign_file, marks=two_users)])
+@pytest.mark.parametrize("made", [link, hard_link, fifo, pytest.param(foreign_file, marks=root)])
 @pytest.mark.parametrize("temporary", [True, False])
 def test_what_lies_at_a_file_s_name_is_replaced_not_followed(tmp_path, made, temporary):
     """Trailers, config files and state: the file is ours alone, and what was linked to is as it was."""
@@ -169,7 +167,7 @@ def test_a_trailer_is_read_from_a_regular_file(tmp_path):
         read_trailer(str(tmp_path), "train", 0)
 
 
-@pytest.mark.parametrize("made", [link, hard_link, fifo, pytest.param(foreign_file, marks=two_users)])
+@pytest.mark.parametrize("made", [link, hard_link, fifo, pytest.param(foreign_file, marks=root)])
 def test_a_lock_that_is_not_ours(tmp_path, made):
     layout = Layout(str(tmp_path))
     layout.create()
@@ -239,7 +237,7 @@ def test_the_keeper_s_socket_is_the_user_s_alone(tmp_path):
     assert stat.S_ISSOCK(os.lstat(tmp_path / "link").st_mode)
 
 
-@two_users
+@root
 def test_an_exposed_directory_is_named(stub, place):
     layout = Layout(str(place / "ml"))
     layout.create()

@@ -33,9 +33,8 @@ from streamer.secrets import redact, remember
 from tests.kit.harness import fill
 from tests.kit.pipes import read_all
 from tests.kit.processes import PENSTOCK, job, penstock, sidecar, write_job
+from tests.kit.users import NOBODY, two_users
 
-NOBODY = 65534
-ROOT = os.geteuid() == 0
 KEY_ID, SECRET, TOKEN = (
     "AKIAPLANTED000000001",
     "PLANTED/secret+key=40/characters&long",
@@ -444,7 +443,7 @@ def unprivileged(place):
     return ("unshare", "--mount", "--propagation", "private", "sh", "-c", READ_ONLY, "sh", str(place), *LEAST)
 
 
-@pytest.mark.skipif(not ROOT, reason="only root can take privileges away")
+@two_users
 def test_an_epoch_without_privileges(stub, open_place):
     """No root, no capability, no new privileges, and nothing but the base directory can be written."""
     if subprocess.run([*unprivileged(open_place), "true"], check=False, capture_output=True).returncode:
