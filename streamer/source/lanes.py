@@ -84,6 +84,7 @@ class Lane:
     def rest(self) -> None:
         """The answer is read, or given up: whatever comes now is unwanted."""
         self._on_readable = None
+        self._wake_at(1)
         self._observe()
 
     def _readable(self) -> None:
@@ -104,8 +105,8 @@ class Lane:
 
     @property
     def spoilt(self) -> bool:
-        """Whether more has come than the answer that was just read."""
-        return self.unread > 0
+        """Whether more has come than the answers that were read."""
+        return self._in_socket() > 0
 
     def send(self, request: bytes) -> bool:
         """Whether the whole request was taken; a head of a kilobyte fits the empty send buffer of a lane."""
@@ -124,7 +125,11 @@ class Lane:
 
     @property
     def unread(self) -> int:
-        """Bytes in the socket (SIOCINQ, tcp(7))."""
+        """Bytes that have come and are with no reader."""
+        return self._in_socket()
+
+    def _in_socket(self) -> int:
+        """SIOCINQ, tcp(7)."""
         return int.from_bytes(fcntl.ioctl(self.fd, termios.FIONREAD, b"\0\0\0\0"), sys.byteorder)
 
     def _wake_at(self, low: int) -> None:
@@ -201,7 +206,8 @@ class TlsLane(Lane):
 
     @property
     def spoilt(self) -> bool:
-        return self._tls.pending > 0  # what is in the socket may be a session ticket
+        # What is in the socket may be a session ticket.
+        return self._tls.pending > 0 or (self._in_socket() > 0 and not self.usable())
 
     def send(self, request: bytes) -> bool:
         return self._tls.send(request) == len(request)
@@ -212,7 +218,7 @@ class TlsLane(Lane):
 
     @property
     def unread(self) -> int:
-        return super().unread + self._tls.pending + (TLS_RECORD if self._dry else 0)
+        return self._in_socket() + self._tls.pending + (TLS_RECORD if self._dry else 0)
 
     def expect(self, count: int, worth: int = GATHERED) -> None:
         # Up to one record is in OpenSSL's hands.

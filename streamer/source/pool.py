@@ -56,16 +56,16 @@ class LanePool:
         for index in range(len(self._idle) - 1, -1, -1):
             if avoid is None or self._idle[index].peer != avoid:
                 lane = self._idle.pop(index)
-                if not lane.closed:
+                if lane.closed:
+                    continue
+                if not lane.spoilt:
                     return lane
+                lane.close()  # what has come behind an answer must not begin another
         return await self._connect(where, avoid)
 
     def give(self, lane: Lane) -> None:
-        """Return a lane whose last answer was read to its end: what came behind it must not begin another."""
-        if lane.spoilt:
-            lane.close()
-        else:
-            self._idle.append(lane)
+        """Return a lane whose last answer was read to its end."""
+        self._idle.append(lane)
 
     def close(self) -> None:
         """Close the idle lanes; those in use are their users' to close."""

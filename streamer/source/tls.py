@@ -18,7 +18,7 @@ import socket
 import ssl
 from typing import Any
 
-from OpenSSL import SSL
+from OpenSSL import SSL, crypto
 from OpenSSL._util import ffi as _typeless_ffi
 from OpenSSL._util import lib as _typeless_lib
 
@@ -47,6 +47,9 @@ class Trust:
         self._context.set_tls13_ciphersuites(CIPHERS)
         self._context.set_cipher_list(OLDER_CIPHERS)
         self._context.set_verify(SSL.VERIFY_PEER)
+        # An intermediate authority may be believed by itself; by default in Python from 3.13 on, too.
+        if (store := self._context.get_cert_store()) is not None:
+            store.set_flags(crypto.X509StoreFlags.PARTIAL_CHAIN)
         try:
             self._context.load_verify_locations(path)
         except SSL.Error as error:
@@ -54,6 +57,8 @@ class Trust:
 
     def connection(self, sock: socket.socket, host: str) -> TlsConnection:
         """TLS on a connected, non-blocking socket to `host`, a name or an address; hands are to be shaken."""
+        if not host or host.startswith("."):
+            raise ssl.SSLError(1, f"{host!r} is no name to verify")  # it would stand for all, or for many
         connection = SSL.Connection(self._context, sock)
         wanted = _lib.SSL_get0_param(connection._ssl)  # noqa: SLF001
         try:
@@ -87,7 +92,7 @@ class TlsConnection:
         """Go on with it. Raises BlockingIOError until it is done, ssl.SSLCertVerificationError, OSError."""
         try:
             self._connection.do_handshake()
-        except SSL.WantReadError:
+        except (SSL.WantReadError, SSL.WantWriteError):
             raise BlockingIOError from None
         except SSL.Error as error:
             if code := _lib.SSL_get_verify_result(self._ssl):
@@ -97,12 +102,15 @@ class TlsConnection:
 
     def send(self, data: bytes) -> int:
         """How many bytes were taken. Raises OSError."""
+        sent = 0
         try:
-            return self._connection.send(data)
+            while sent < len(data):
+                sent += self._connection.send(data[sent:])  # a record each
         except SSL.WantWriteError:
-            return 0
+            pass
         except SSL.Error as error:
             raise _said(error) from error
+        return sent
 
     @property
     def pending(self) -> int:
@@ -132,7 +140,7 @@ class TlsConnection:
         """
         try:
             self._connection._raise_ssl_error(self._ssl, result)  # noqa: SLF001
-        except SSL.WantReadError:
+        except (SSL.WantReadError, SSL.WantWriteError):
             return False
         except SSL.Error as error:
             self._error = None if _is_end(error) else _said(error)

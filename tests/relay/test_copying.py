@@ -245,8 +245,9 @@ async def test_nothing_of_it_is_said_unasked(stub, tmp_path, run):
 @pytest.mark.parametrize(
     ("kind", "transport"), [("stub", "kernel"), ("stub", "copying"), ("tls_stub", "copying")]
 )
-async def test_what_comes_behind_an_answer_is_never_part_of_the_next(
-    request, authority, tmp_path, kind, transport
+@pytest.mark.parametrize("apart", [False, True], ids=["at once", "apart"])  # over TLS: a record, or two
+async def test_what_comes_behind_an_answer_is_never_part_of_the_next(  # noqa: PLR0917 - parameters
+    request, authority, tmp_path, kind, transport, apart
 ):
     stub = request.getfixturevalue(kind)
     truth = fill(stub, [5000] * 3)
@@ -255,7 +256,9 @@ async def test_what_comes_behind_an_answer_is_never_part_of_the_next(
         headers = answer.headers | {"Content-Length": str(len(answer.body))}
         head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         right = f"HTTP/1.1 206 Partial Content\r\n{head}\r\n".encode()
-        answer.request.transport.write(right + answer.body + right + b"x" * len(answer.body))
+        wrong = right + b"x" * len(answer.body)
+        for data in [right + answer.body, wrong] if apart else [right + answer.body + wrong]:
+            answer.request.transport.write(data)
         await stub.released.wait()
         return web.Response()
 

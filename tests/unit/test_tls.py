@@ -104,6 +104,26 @@ def test_an_authority_that_nobody_named_is_refused(trust):
         pass
 
 
+def test_an_intermediate_authority_may_be_all_that_is_believed(authority, tmp_path):
+    child = authority.create_child_ca()
+    child.cert_pem.write_to_path(tmp_path / "child.pem")
+    with both(child, Trust(str(tmp_path / "child.pem"))) as (connection, _, server):
+        server.send(b"hello")
+        assert everything(connection, bytearray(100)) == (b"hello", False)
+
+
+@pytest.mark.parametrize("host", ["", ".test"])
+def test_what_is_no_name_is_refused(authority, trust, host):
+    with pytest.raises(ssl.SSLError, match="no name"), both(authority, trust, host=host):
+        pass
+
+
+def test_a_request_of_many_records_goes_out_whole(authority, trust):
+    with both(authority, trust) as (connection, _, server):
+        assert connection.send(b"x" * 60_000) == 60_000
+        assert sum(len(server.recv(60_000)) for _ in range(4)) == 60_000
+
+
 def test_a_file_without_certificates_is_refused(tmp_path):
     (tmp_path / "empty.pem").write_text("none here")
     with pytest.raises(ssl.SSLError):
