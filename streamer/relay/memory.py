@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from streamer.plan import Part
 from streamer.relay.allotment import Share
-from streamer.relay.stages import LEAST_SHARE, Chunk, Stage
+from streamer.relay.stages import Chunk, Stage, lane_room
 from streamer.relay.statistics import Tally
 from streamer.source.integrity import PartSum
 from streamer.source.ranges import CopiedBody
@@ -89,7 +89,7 @@ class MemoryStage(Stage):
     def take(self, most: int) -> bytes:
         """A copy of the next bytes, at most `most`: some literals, or some of the body, never both.
 
-        The part is delivered up to behind them. None if there are none after all.
+        The part is delivered up to behind them. Empty if the socket has nothing now.
         """
         if self._head:
             data = bytes(self._head[:most])
@@ -139,8 +139,7 @@ class MemoryStages:
 
     def part_size(self) -> int:
         share = self.share
-        # As many parts as lanes, or more lanes would be of no use.
-        return share.pace.part_size(min(share.floor, max(LEAST_SHARE, share.quota // share.lanes)))
+        return share.pace.part_size(min(share.floor, lane_room(share)))
 
     def room(self, part: Part) -> int:
         """What its body takes; literals (64 KiB at most) do not count beside it."""

@@ -32,7 +32,7 @@ from collections.abc import Callable
 
 from streamer.plan import Part
 from streamer.relay.allotment import Share
-from streamer.relay.stages import LEAST_SHARE, Stage
+from streamer.relay.stages import Stage, lane_room
 from streamer.relay.statistics import Tally
 from streamer.source.ranges import NoRoom, SplicedBody
 from streamer.units import KIB, MIB
@@ -156,9 +156,7 @@ class PipeStages:
 
     def part_size(self) -> int:
         share = self.share
-        # As many parts as lanes, or more lanes would be of no use.
-        staging = max(LEAST_SHARE, share.quota // share.lanes)
-        return share.pace.part_size(min(share.floor, share.quota // 4, staging))
+        return share.pace.part_size(min(share.floor, share.quota // 4, lane_room(share)))
 
     def room(self, part: Part) -> int:
         """What its body takes; literals (64 KiB at most) do not count beside it."""

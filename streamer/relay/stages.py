@@ -31,8 +31,13 @@ _MAX_VECTORS = 64
 
 SMALL_PART = 1 * MIB
 """Bytes of a part that is taken as it comes: to wait in its socket, it would keep a lane for little."""
-LEAST_SHARE = 2 * MIB
+_LEAST_SHARE = 2 * MIB
 """Bytes of a part that are not given up for more lanes: requests cost too."""
+
+
+def lane_room(share: Share) -> int:
+    """Bytes of room for the part of one lane: as many parts as lanes, or more lanes would be of no use."""
+    return max(_LEAST_SHARE, share.quota // share.lanes)
 
 
 @dataclass(slots=True)

@@ -114,7 +114,7 @@ async def open_transport(
         yield Transport(portable, no_client or "asked for", allotment, few_files=lanes.bounded)
         return
     splice = wish != "copying" and no_splice is None
-    absorbed = _absorbed(tls=clients.data.meta.endpoint_url.startswith("https://"))
+    absorbed = _absorbed(tls=_over_tls(clients))
     async with _own_source(clients, portable, splice=splice) as source:
         if splice:
             pipes = PipePool(pipe_budget, most=most_pipes)
@@ -144,10 +144,10 @@ async def _own_source(
 ) -> AsyncIterator[OwnSource]:
     tls, terminators = None, None
     async with contextlib.AsyncExitStack() as stack:
-        url = clients.data.meta.endpoint_url
-        if clients.tls_processes and not url.startswith("https://"):
+        if clients.tls_processes and not _over_tls(clients):
+            url = clients.data.meta.endpoint_url
             raise ConfigError(f"Endpoint.TlsProcesses has no meaning for {url}; remove it")
-        if url.startswith("https://"):
+        if _over_tls(clients):
             tls = trust(clients.ca_bundle)
             if clients.tls_processes:
                 terminators = await stack.enter_async_context(
@@ -172,12 +172,18 @@ def _absorbed(*, tls: bool) -> int:
 
     For the rest, delivery would have to wait.
     """
-    window = largest_window() - (largest_window() // 64 if tls else 0)
-    return max(MIB, min(8 * MIB, window // MIB * MIB))
+    window = largest_window()
+    body = window - window // 64 if tls else window
+    return max(MIB, min(8 * MIB, body // MIB * MIB))
+
+
+def _over_tls(clients: Clients) -> bool:
+    url: str = clients.data.meta.endpoint_url
+    return url.startswith("https://")
 
 
 def _why_splice(clients: Clients) -> str:
-    if clients.data.meta.endpoint_url.startswith("https://"):
+    if _over_tls(clients):
         return f"TLS by {clients.tls_processes} processes, to pipes"
     return "plain HTTP to pipes"
 

@@ -96,12 +96,16 @@ class Lane:
     def usable(self) -> bool:
         """Whether an idle lane may carry another request: nothing has arrived, not even an end."""
         try:
-            self.sock.recv(1, socket.MSG_PEEK)
+            self._probe()
         except BlockingIOError:
             return True
         except OSError:
             return False
         return False
+
+    def _probe(self) -> None:
+        """Read what should not be there. Raises BlockingIOError if it is not, OSError."""
+        self.sock.recv(1, socket.MSG_PEEK)
 
     @property
     def spoilt(self) -> bool:
@@ -194,15 +198,9 @@ class TlsLane(Lane):
         finally:
             self.pause()
 
-    def usable(self) -> bool:
-        """As a lane's; session tickets and the like may have come, but no byte of an answer."""
-        try:
-            self._tls.recv_into(memoryview(bytearray(1)))
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-        return False
+    def _probe(self) -> None:
+        # Session tickets and the like may have come, but no byte of an answer.
+        self._tls.recv_into(memoryview(bytearray(1)))
 
     @property
     def spoilt(self) -> bool:

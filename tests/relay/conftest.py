@@ -20,6 +20,26 @@ def run(request):
     return functools.partial(running_channel, transport=request.param)
 
 
+@pytest.fixture(params=["spliced", "copied", "decrypted"])
+def way(request):
+    """How our own client moves bodies."""
+    return request.param
+
+
+@pytest.fixture
+def server(request, way):
+    """A fresh S3 stub, behind TLS for bodies that are to be decrypted."""
+    return request.getfixturevalue("tls_stub" if way == "decrypted" else "stub")
+
+
+@pytest.fixture
+def run_own(server, way, tmp_path):
+    """`running_channel` from that server, by our own client, in that way."""
+    bundle = str(tmp_path / "ca.pem") if way == "decrypted" else None
+    transport = "kernel" if way == "spliced" else "copying"
+    return functools.partial(running_channel, server, tmp_path, transport=transport, ca_bundle=bundle)
+
+
 ABOVE = {
     "test_arranged", "test_changes", "test_credentials", "test_failures", "test_inflated", "test_integrity",
 }  # fmt: skip

@@ -185,18 +185,11 @@ async def test_an_idle_lane_that_the_server_has_closed(request, authority, tmp_p
         assert stub.connections > before
 
 
-@pytest.mark.parametrize(
-    ("kind", "transport"), [("stub", "kernel"), ("stub", "copying"), ("tls_stub", "copying")]
-)
-async def test_little_data_does_not_wait_for_more(request, authority, tmp_path, kind, transport):
+async def test_little_data_does_not_wait_for_more(server, run_own):
     """A socket wakes us for 256 KiB at a time; but if a server sends 1,000 bytes and rests, they go on."""
-    stub = request.getfixturevalue(kind)
-    truth = fill(stub, [2_000_000])
-    stub.script(stalls(stub, after=1000))
-    bundle = str(tmp_path / "ca.pem") if kind == "tls_stub" else None
-    async with running_channel(
-        stub, tmp_path, transport=transport, ca_bundle=bundle, part_size=2_000_000, parts=2
-    ) as running:
+    truth = fill(server, [2_000_000])
+    server.script(stalls(server, after=1000))
+    async with run_own(part_size=2_000_000, parts=2) as running:
         with open(await off_loop(os.open, running.fifo(0), os.O_RDONLY), "rb", buffering=0) as reader:
 
             def at_least(count: int) -> bytes:
@@ -207,7 +200,7 @@ async def test_little_data_does_not_wait_for_more(request, authority, tmp_path, 
 
             first = asyncio.create_task(off_loop(at_least, 1000))
             done, _ = await asyncio.wait([first], timeout=2)
-            stub.release()
+            server.release()
             assert done, "1,000 bytes waited for more than 2 s"
             assert await first + await off_loop(reader.readall) == truth
         assert running.channel.statistics().retries == {}
@@ -242,15 +235,9 @@ async def test_nothing_of_it_is_said_unasked(stub, tmp_path, run):
         assert not [name for name in seen.amz if "customer" in name or "payer" in name]
 
 
-@pytest.mark.parametrize(
-    ("kind", "transport"), [("stub", "kernel"), ("stub", "copying"), ("tls_stub", "copying")]
-)
 @pytest.mark.parametrize("apart", [False, True], ids=["at once", "apart"])  # over TLS: a record, or two
-async def test_what_comes_behind_an_answer_is_never_part_of_the_next(  # noqa: PLR0917 - parameters
-    request, authority, tmp_path, kind, transport, apart
-):
-    stub = request.getfixturevalue(kind)
-    truth = fill(stub, [5000] * 3)
+async def test_what_comes_behind_an_answer_is_never_part_of_the_next(server, run_own, apart):
+    truth = fill(server, [5000] * 3)
 
     async def too_much(answer: Answer) -> web.StreamResponse:
         headers = answer.headers | {"Content-Length": str(len(answer.body))}
@@ -259,15 +246,12 @@ async def test_what_comes_behind_an_answer_is_never_part_of_the_next(  # noqa: P
         wrong = right + b"x" * len(answer.body)
         for data in [right + answer.body, wrong] if apart else [right + answer.body + wrong]:
             answer.request.transport.write(data)
-        await stub.released.wait()
+        await server.released.wait()
         return web.Response()
 
-    stub.script(too_much)
-    bundle = str(tmp_path / "ca.pem") if kind == "tls_stub" else None
-    async with running_channel(
-        stub, tmp_path, transport=transport, ca_bundle=bundle, connections=1
-    ) as running:
+    server.script(too_much)
+    async with run_own(connections=1) as running:
         assert await off_loop(read_all, running.fifo(0)) == truth
         assert running.channel.statistics().retries == {}
-        assert stub.connections == 2
-    stub.release()
+        assert server.connections == 2
+    server.release()

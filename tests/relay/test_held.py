@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 
@@ -10,7 +11,7 @@ import pytest
 from streamer.source import exchange, lanes
 from streamer.units import KIB, MIB
 from tests.kit.faults import drips, resets_after
-from tests.kit.harness import MORE_THAN_A_FIFO, fill, running_channel
+from tests.kit.harness import MORE_THAN_A_FIFO, fill
 from tests.kit.pipes import eventually, off_loop, read_all
 from tests.kit.stub import stalls
 
@@ -18,34 +19,14 @@ pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
 
 SIZE = 2_000_000
 """Bytes of a part: more than a pipe's, less than a socket is let hold."""
-
-
 WITH_THE_HEAD = 32 * KIB
 """Bytes of a body that may come with its head, and are read with it."""
 
 
-@pytest.fixture(params=["spliced", "copied", "decrypted"])
-def way(request):
-    return request.param
-
-
 @pytest.fixture
-def server(request, way):
-    return request.getfixturevalue("tls_stub" if way == "decrypted" else "stub")
-
-
-@pytest.fixture
-def streaming(server, way, tmp_path):
-    """A channel in parts of `SIZE` bytes, four at once, whose bodies move in one of the ways."""
-
-    def start(**options):
-        options = {"parts": 4, "connections": 4, "part_size": SIZE} | options
-        if way == "decrypted":
-            options["ca_bundle"] = str(tmp_path / "ca.pem")
-        transport = "kernel" if way == "spliced" else "copying"
-        return running_channel(server, tmp_path, transport=transport, **options)
-
-    return start
+def streaming(run_own):
+    """A channel in parts of `SIZE` bytes, four at once."""
+    return functools.partial(run_own, parts=4, connections=4, part_size=SIZE)
 
 
 def waiting(running):

@@ -30,13 +30,13 @@ def trust(authority, tmp_path_factory):
 
 
 @contextlib.contextmanager
-def both(authority, trust, *, name="localhost", host="localhost", version=None):
+def both(authority, trust, *, name="localhost", host="localhost", version=None, ends=socket.socketpair):
     """A connection of ours to `host`, its socket, and the other end with a certificate for `name`."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     if version is not None:
         context.minimum_version = context.maximum_version = version
     authority.issue_cert(name).configure_cert(context)
-    ours, theirs = socket.socketpair()
+    ours, theirs = ends()
     with ours, theirs:
         ours.setblocking(False)
         theirs.setblocking(False)
@@ -48,6 +48,13 @@ def both(authority, trust, *, name="localhost", host="localhost", version=None):
                 with contextlib.suppress(ssl.SSLWantReadError):
                     server.do_handshake()
             yield connection, ours, server
+
+
+def over_tcp():
+    """Two ends of a connection that can be reset."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        ours = socket.create_connection(listening.getsockname())
+        return ours, listening.accept()[0]
 
 
 def everything(connection, room):
@@ -197,22 +204,10 @@ def test_what_is_no_tls_is_an_error_of_that_connection_alone(authority, trust):
 
 
 def test_a_reset_is_an_error(authority, trust):
-    listening = socket.create_server(("127.0.0.1", 0))
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    authority.issue_cert("localhost").configure_cert(context)
-    with listening, socket.create_connection(listening.getsockname()) as ours:
-        theirs, _ = listening.accept()
-        theirs.setblocking(False)
-        ours.setblocking(False)
-        with context.wrap_socket(theirs, server_side=True, do_handshake_on_connect=False) as server:
-            connection = trust.connection(ours, "localhost")
-            for _ in range(TURNS):
-                with contextlib.suppress(BlockingIOError):
-                    connection.shake_hands()
-                with contextlib.suppress(ssl.SSLWantReadError):
-                    server.do_handshake()
-            everything(connection, bytearray(100))  # session tickets
-            server.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    with both(authority, trust, ends=over_tcp) as (connection, _, server):
+        everything(connection, bytearray(100))  # session tickets
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        server.close()
         with pytest.raises(ConnectionResetError):
             everything(connection, bytearray(100))
         with pytest.raises(OSError, match=r"."):
