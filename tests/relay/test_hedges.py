@@ -25,7 +25,7 @@ async def right(answer: Answer) -> web.StreamResponse:
 
 @pytest.mark.parametrize(
     "fault",
-    [silent_for(60.0), silent_for(60.0, after=1000), drips(20_000, 0.05, most=60)],
+    [silent_for(60.0), silent_for(60.0, after=1000), drips(5_000, 0.05, most=60)],
     ids=["no first byte", "silent", "slow"],
 )
 async def test_a_late_part_is_asked_for_again(run, stub, tmp_path, fault):
