@@ -46,6 +46,9 @@ LONGEST_PAUSE = 0.5
 """Seconds until a limit of bandwidth is looked at again: it may be another by then."""
 
 BEGIN = Position()
+TURN = 1 * MIB
+"""Bytes that delivery moves before it lets sockets and other channels have their turn. One small object at a
+time would leave the FIFO to run dry while all lanes that have news are heard."""
 MARK_EVERY = 8 * MIB
 """Bytes of a stream between two marks, at least: what must be inflated once more after a restart."""
 
@@ -178,7 +181,11 @@ class Prefetcher:
 
     async def _deliver(self, epoch: int, outlet: Outlet, unpacker: Unpacker | None) -> None:
         watch, total = self._tally.watch, self._plan.total_bytes(epoch)
+        left = TURN
         while self.consumed < total:
+            if left <= 0:
+                left = TURN
+                await asyncio.sleep(0)
             stage = self._head_stage(epoch)
             if outlet.reader_gone:
                 raise ReaderGone("the reader closed the pipe")
@@ -203,7 +210,7 @@ class Prefetcher:
                 continue
             watch.enter("moving")
             if unpacker is not None:
-                await self._unpack(stage, unpacker)
+                left -= await self._unpack(stage, unpacker)
                 continue
             try:
                 count = outlet.push(stage)
@@ -213,7 +220,7 @@ class Prefetcher:
                 continue
             if count:
                 self._account(count)
-                await asyncio.sleep(0)  # yield to sockets and other channels between writes
+                left -= count
 
     def _torn(self) -> SourceError | None:
         """Why the object at the head of line is not the one listed, if that is known and may be mended."""
@@ -253,8 +260,8 @@ class Prefetcher:
             self.consumed += planned
         self._start()
 
-    async def _unpack(self, stage: Stage, unpacker: Unpacker) -> None:
-        """Move some of the head of line through `unpacker`."""
+    async def _unpack(self, stage: Stage, unpacker: Unpacker) -> int:
+        """Move some of the head of line through `unpacker`; return how much."""
         slot = self._window.head
         if slot is None or not isinstance(stage, MemoryStage):
             raise RuntimeError("what passes through our hands must be in memory: tell the transport so")
@@ -268,10 +275,10 @@ class Prefetcher:
         ):
             self._mark(slot)
         if not (data := stage.take(MOST_TAKEN)):
-            return  # the socket has nothing yet
+            return 0  # the socket has nothing yet
         await unpacker.pass_on(slot.part, slot.delivered, data)
         self._consumed(len(data))
-        await asyncio.sleep(0)
+        return len(data)
 
     def _mark(self, slot: Slot) -> None:
         """An object begins here: tell, if the last one that was told is far behind."""

@@ -111,7 +111,7 @@ class Exchange(ABC, Generic[R]):
             return await self._done
         finally:
             self._timer.cancel()
-            if self._into.on_room == self._resume:  # not that of another request, which has taken over
+            if self._into.on_room == self.want:  # not that of another request, which has taken over
                 self._into.on_room = None
             self._into.forget(self)
             self._watching = False
@@ -137,9 +137,7 @@ class Exchange(ABC, Generic[R]):
             self._finish(Transient(f"no byte for {self._stall_timeout:g} s", self._where))
             return
         else:
-            # What little has come shall not wait for more. And libuv stops watching a socket that is in error
-            # (a reset, say), of which uvloop tells nobody.
-            self._on_readable()
+            self._on_readable()  # what little has come shall not wait for more
             if self._done.done():
                 return
             come = self._bytes_seen + self._lane.unread
@@ -158,19 +156,16 @@ class Exchange(ABC, Generic[R]):
             self._done.set_result(outcome)
 
     def _on_readable(self) -> None:
-        self._guarded(self._step)
-
-    def _guarded(self, step: Callable[[], None]) -> None:
         if self._done.done():
             return
         try:
-            step()
+            self._step()
             self._expect_more()
         except BlockingIOError:
             self._expect_more()
         except NoRoom:
             self._unwatch()
-            self._into.on_room = self._resume
+            self._into.on_room = self.want
         except BaseException as error:  # noqa: BLE001 - handed to whoever awaits `run`
             self._fail(error)
 
@@ -190,23 +185,11 @@ class Exchange(ABC, Generic[R]):
             due = int((self._length - self._left) * WORTH_WAITING / elapsed)
             self._lane.expect(self._left, 1 << due.bit_length())  # rounded, so that it seldom changes
 
-    def _resume(self) -> None:
-        """The receiver has room again, and there is most likely something for it.
-
-        It may be a reset, that came while the lane was not watched, and of which uvloop would not tell.
-        """
-        self._watch()
-        self._loop.call_soon(self._guarded, self._look)
-
     def want(self) -> None:
-        """As `streamer.source.ranges.Body`."""
+        """As `streamer.source.ranges.Body`; also for a receiver that has room again."""
         self._held = False
         self._expect_more()
         self._watch()
-
-    def _look(self) -> None:
-        self._held = False
-        self._step()
 
     def _step(self) -> None:
         """Read what there is now. Raises BlockingIOError if it is nothing, NoRoom if it must wait."""

@@ -1,8 +1,8 @@
 """Lanes: persistent connections, one request at a time on each. `pool` makes them, and keeps the idle ones.
 
-The loop watches a lane's socket from its first request until it is closed, and forgets it only while a
-receiver has no room, or a body that is all there waits for its turn: to register a socket anew for every
-request is a tenth of what a small object costs. What comes while a lane carries no request tells that the
+A lane's socket is watched from its first request until it is closed, and forgotten only while a receiver has
+no room, or a body that is all there waits for its turn: to register a socket anew for every request is a
+tenth of what a small object costs. What comes while a lane carries no request tells that the
 server has closed it, or is about to, so it closes at once. A request that was sent before we heard of that
 fails without a byte, and is sent again.
 """
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from streamer.source.tls import Trust
+    from streamer.source.watcher import Watcher
 
 GATHERED = 256 * 1024
 """Bytes that a socket gathers before it wakes us, if so many are to come: larger splices, and fewer; a
@@ -50,7 +51,7 @@ class Lane:
     gathers = MOST_GATHERED
     """The most that `expect` lets it gather."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, watcher: Watcher) -> None:
         self.sock = sock
         self.fd = sock.fileno()
         self.requests = 0
@@ -61,7 +62,7 @@ class Lane:
         self.window = 0
         """Bytes that the socket holds while nobody reads it; 0 if that is not known."""
         self._low = 1
-        self._loop = asyncio.get_running_loop()
+        self._watcher = watcher
         self._watched = False
         self._on_readable: Callable[[], None] | None = None
 
@@ -73,13 +74,13 @@ class Lane:
     def _observe(self) -> None:
         if not self._watched:
             self._watched = True
-            self._loop.add_reader(self.fd, self._readable)
+            self._watcher.add(self.fd, self._readable)
 
     def pause(self) -> None:
         """Leave what comes in the socket."""
         if self._watched:
             self._watched = False
-            self._loop.remove_reader(self.fd)
+            self._watcher.remove(self.fd)
 
     def rest(self) -> None:
         """The answer is read, or given up: whatever comes now is unwanted."""
@@ -176,8 +177,8 @@ class TlsLane(Lane):
     gulp = GATHERED
     gathers = GATHERED
 
-    def __init__(self, sock: socket.socket, trust: Trust, host: str) -> None:
-        super().__init__(sock)
+    def __init__(self, sock: socket.socket, watcher: Watcher, trust: Trust, host: str) -> None:
+        super().__init__(sock, watcher)
         self._tls = trust.connection(sock, host)
         self._dry = False
         """Whether the last reading found no whole record, so that part of one may have left the socket."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from streamer.errors import BadAnswer, Transient, Where
 from streamer.source.lanes import Lane, TerminatedLane, TlsLane
+from streamer.source.watcher import Watcher
 
 if TYPE_CHECKING:
     from streamer.source.terminators import Terminators
@@ -43,6 +44,7 @@ class LanePool:
         self._port = port
         self._tls = tls
         self._terminators = terminators
+        self._watcher = Watcher()
         self._idle: list[Lane] = []
         self._addresses: list[tuple[Any, ...]] = []
         self._turn = itertools.count()
@@ -68,9 +70,10 @@ class LanePool:
         self._idle.append(lane)
 
     def close(self) -> None:
-        """Close the idle lanes; those in use are their users' to close."""
+        """Close the idle lanes; those in use are their users' to close, and are told nothing any more."""
         while self._idle:
             self._idle.pop().close()
+        self._watcher.close()
 
     async def _connect(self, where: Where, avoid: str | None) -> Lane:
         loop = asyncio.get_running_loop()
@@ -109,12 +112,12 @@ class LanePool:
 
     async def _lane(self, sock: socket.socket) -> Lane:
         if self._tls is None:
-            lane = Lane(sock)
+            lane = Lane(sock, self._watcher)
             lane.widen()
             return lane
         if self._terminators is not None:
-            return TerminatedLane(await self._terminators.join(self._host, sock))
-        lane = TlsLane(sock, self._tls, self._host)
+            return TerminatedLane(await self._terminators.join(self._host, sock), self._watcher)
+        lane = TlsLane(sock, self._watcher, self._tls, self._host)
         lane.widen()
         await lane.begin()
         return lane

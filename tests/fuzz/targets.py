@@ -52,6 +52,7 @@ from streamer.source.lanes import Lane
 from streamer.source.listing import _Lister
 from streamer.source.manifest_text import ArrayScanner, Gunzip, LineScanner
 from streamer.source.ranges import check_head
+from streamer.source.watcher import Watcher
 from streamer.trailer import Trailer, parse_trailer
 from tests.kit.pieces import Pieces
 
@@ -141,13 +142,15 @@ def answer(data: bytes) -> None:
             stage = MemoryStage(
                 Part(0, REF, 0, 100, 0), BufferPool(), on_change=lambda: None, tally=Tally()
             )  # fmt: skip
-            lane = Lane(ours)
+            watcher = Watcher()
+            lane = Lane(ours, watcher)
             try:
                 refusal = await CopyExchange(lane, stage, WHERE, check=right_range).run()
             except Unusual:
                 return
             finally:
                 lane.close()
+                watcher.close()
             if refusal is not None:
                 raise _mapped(refusal, WHERE)
 
