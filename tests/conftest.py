@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
+import inspect
 import os
 import signal
 import threading
@@ -24,6 +26,24 @@ from tests.kit.tls import serving
 
 def pytest_asyncio_loop_factories(config, item):
     return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+
+
+def pytest_collection_modifyitems(config, items):
+    """What waits on uvloop is not ended by pytest-timeout's signal; a timeout of asyncio does it, before."""
+    usual = config.getoption("timeout") or float(config.getini("timeout"))
+    for item in items:
+        if inspect.iscoroutinefunction(getattr(item, "obj", None)):
+            marker = item.get_closest_marker("timeout")
+            item.obj = _within(marker.args[0] if marker else usual, item.obj)
+
+
+def _within(seconds, test):
+    @functools.wraps(test)
+    async def bounded(*args, **kwargs):
+        async with asyncio.timeout(0.9 * seconds):
+            return await test(*args, **kwargs)
+
+    return bounded
 
 
 # Nothing here asserts how long anything takes; machines are slow at times.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -29,8 +31,32 @@ def probe(path: Path) -> None:
 
 
 async def off_loop(function: Callable, *args: object) -> object:
-    """Run a blocking reader in a thread."""
-    return await asyncio.to_thread(function, *args)
+    """Run a blocking reader in a thread, for which nobody waits if the test has failed meanwhile.
+
+    The loop's own executor would be joined at its end, and so would a reader of a FIFO that nobody writes.
+    """
+    loop = asyncio.get_running_loop()
+    outcome: asyncio.Future[object] = loop.create_future()
+
+    def settle(result: object, error: BaseException | None) -> None:
+        if outcome.done():
+            return
+        if error is None:
+            outcome.set_result(result)
+        else:
+            outcome.set_exception(error)
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = function(*args)
+        except BaseException as caught:  # noqa: BLE001 - raised where it is awaited
+            error = caught
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the test has failed
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=run, name=f"off loop: {function}", daemon=True).start()
+    return await outcome
 
 
 async def eventually(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import socket
 import ssl
 from base64 import b64encode
 from collections.abc import AsyncIterator
@@ -244,8 +245,12 @@ async def test_what_comes_behind_an_answer_is_never_part_of_the_next(server, run
         head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         right = f"HTTP/1.1 206 Partial Content\r\n{head}\r\n".encode()
         wrong = right + b"x" * len(answer.body)
+        transport = answer.request.transport
+        sock = transport.get_extra_info("socket")
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)  # all arrives at once, in records apart
         for data in [right + answer.body, wrong] if apart else [right + answer.body + wrong]:
-            answer.request.transport.write(data)
+            transport.write(data)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 0)
         await server.released.wait()
         return web.Response()
 
