@@ -20,7 +20,7 @@ from benchmarks.process import Child
 from benchmarks.task import Stream, Task
 
 
-class _Sidecar(Running):
+class Sidecar(Running):
     def __init__(self, child: Child, admin: str) -> None:
         self.child = child
         self.admin = admin
@@ -28,11 +28,16 @@ class _Sidecar(Running):
     def go(self) -> None:
         """A reader at its FIFO is all it waits for."""
 
-    def after(self) -> Mapping[str, Any]:
+    def status(self) -> dict[str, Any]:
+        """The document of `/status`."""
         with urllib.request.urlopen(  # noqa: S310 - our own child
             self.admin + "status", timeout=10
         ) as answer:
-            status = json.load(answer)
+            found: dict[str, Any] = json.load(answer)
+            return found
+
+    def after(self) -> Mapping[str, Any]:
+        status = self.status()
         received = sum(channel["received_bytes"] for channel in status["channels"].values())
         return {"transport": status["transport"], "received_bytes": received}
 
@@ -89,7 +94,7 @@ class Penstock(Client):
             "Penstock": penstock,
         }
 
-    def start(self, task: Task, directory: str) -> Running:
+    def start(self, task: Task, directory: str) -> Sidecar:
         path = os.path.join(directory, "job.json")
         with open(path, "w", encoding="utf-8") as file:
             json.dump(self.job(task, task.streams, os.path.join(directory, "ml")), file)
@@ -105,7 +110,7 @@ class Penstock(Client):
             while True:
                 line = child.line(deadline=deadline)
                 if line.startswith("{") and (event := json.loads(line))["event"] == "ready":
-                    return _Sidecar(child, event["admin"])
+                    return Sidecar(child, event["admin"])
         except BaseException:
             child.close()
             raise

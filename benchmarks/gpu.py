@@ -1,0 +1,396 @@
+"""How idle a GPU is, by what feeds it: `python -m benchmarks.gpu`. See docs/performance.md.
+
+    cores 0..C-1   one training process (`gpu_trainer`), its DataLoader workers, the client's processes
+    cores C..      the origin, an nginx that behaves as S3 does (`benchmarks.origin`)
+
+The model is made and warmed up once for each load; then feeds take turns, in an order that rotates. Each run
+begins with a new DataLoader and, for Penstock, a new sidecar, and lasts so many seconds from its first batch.
+Where there is a choice of DataLoader workers, each is tried once and the one with the most images is kept.
+
+Wants a GPU, PyTorch with torchvision, and the peers: `pip install --group gpu` beside `--group bench`. With
+`--device cpu --loads tiny` all is run without one, and the figures mean nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime as dt
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from benchmarks.clients import ROOT, environment
+from benchmarks.dataset import DataSet, Shape, listing, nginx_etag
+from benchmarks.gpu_task import IMAGE, LOADS, MARK, RECORD, Order
+from benchmarks.origin import Origin, OriginFailed, missing, running_origin
+from benchmarks.ours import Penstock, Sidecar
+from benchmarks.process import Child, ProcessFailed
+from benchmarks.report import insert
+from benchmarks.stats import spread
+from benchmarks.task import Stream, Task
+
+BEGIN = "<!-- gpu: begin; written by python -m benchmarks.gpu -->"
+END = "<!-- gpu: end -->"
+FEEDS = ("memory", "files", "penstock", "s3torchconnector", "obstore", "boto3", "s5cmd", "rclone")
+RECORDS = 400
+"""Of each shard: 60 MB."""
+SHARDS = 960
+"""More than any run reads of; all are one file."""
+SHM = "/dev/shm"  # noqa: S108 - a tmpfs is what is wanted
+_PATIENCE = 240.0
+"""Seconds until a model must be warm, or a run over."""
+Document = dict[str, Any]
+
+
+class Shards(DataSet):
+    """Shards of records, all with the same bytes: links to one file, so that many take no memory."""
+
+    def __init__(self, root: str) -> None:
+        super().__init__(Shape("shards", 1, SHARDS, RECORDS * RECORD), root)
+
+    def create(self) -> None:
+        """Write the file, its links and their listing."""
+        bucket = self.shape.bucket(0)
+        directory = os.path.join(self.root, "objects", bucket)
+        os.makedirs(directory)
+        os.makedirs(os.path.join(self.root, "lists"))
+        first = os.path.join(directory, self.shape.key(0))
+        with open(first, "wb") as file:
+            for number in range(RECORDS):
+                start = number * 1_000_003 % (len(self._pool) - IMAGE)
+                file.write(self._pool[start : start + IMAGE] + MARK)
+        for index in range(1, self.shape.objects):
+            os.link(first, os.path.join(directory, self.shape.key(index)))
+        etag = nginx_etag(int(os.stat(first).st_mtime), self.shape.size)
+        entries = [(self.shape.key(index), self.shape.size, etag) for index in range(self.shape.objects)]
+        with open(os.path.join(self.root, "lists", f"{bucket}.xml"), "w", encoding="utf-8") as file:
+            file.write(listing(bucket, entries))
+
+
+@dataclass(frozen=True, slots=True)
+class Cores:
+    """Who runs where."""
+
+    job: list[int]
+    origin: list[int]
+
+    @contextlib.contextmanager
+    def on(self, cores: list[int]) -> Iterator[None]:
+        """What is started within the block runs there."""
+        before = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, cores)
+        try:
+            yield
+        finally:
+            os.sched_setaffinity(0, before)
+
+    def busy(self) -> float:
+        """Seconds that the job's cores have worked, interrupts included (proc_stat(5))."""
+        wanted = {f"cpu{core}" for core in self.job}
+        ticks = 0
+        with open("/proc/stat", encoding="ascii") as file:
+            for line in file:
+                name, *fields = line.split()
+                if name in wanted:
+                    user, nice, system, _idle, _iowait, irq, softirq = map(int, fields[:7])
+                    ticks += user + nice + system + irq + softirq
+        return ticks / os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one load's runs happen."""
+
+    directory: str
+    origin: Origin
+    server: str
+    data: Shards
+    cores: Cores
+    trainer: Child
+    ml: str
+    """The job's base directory, as the trainer knows it."""
+
+    def run(self, feed: str, workers: int, seconds: float) -> Document:
+        """One run. Raises ProcessFailed, also for records that are not right."""
+        shape = self.data.shape
+        order = Order(
+            feed=feed,
+            url=self.origin.urls[self.server],
+            bucket=shape.bucket(0),
+            keys=[shape.key(index) for index in range(shape.objects)],
+            directory=os.path.join(self.data.root, "objects", shape.bucket(0)),
+            size=shape.size,
+            workers=workers,
+            seconds=seconds,
+        )
+        with contextlib.ExitStack() as stack:
+            sidecar = self._sidecar(workers) if feed == "penstock" else None
+            if sidecar is not None:
+                stack.callback(sidecar.close)
+            self.trainer.say(json.dumps(asdict(order)))
+            self._line("begin")
+            cpu, since = self.cores.busy(), time.monotonic()
+            found: Document = json.loads(self._line())
+            found["cores"] = (self.cores.busy() - cpu) / (time.monotonic() - since)
+            if sidecar is not None:
+                found["waits"] = waits(sidecar.status())
+            self.trainer.say("end")
+            self._line("ended")
+        if not found["right"]:
+            raise ProcessFailed(f"{feed} brought records that are not whole")
+        return found | {"workers": workers}
+
+    def _line(self, due: str | None = None) -> str:
+        line = self.trainer.line(deadline=time.monotonic() + _PATIENCE)
+        if due is not None and line != due:
+            raise ProcessFailed(f"the trainer said {line!r} and not {due!r}")
+        return line
+
+    def _sidecar(self, workers: int) -> Sidecar:
+        shutil.rmtree(self.ml, ignore_errors=True)
+        shape = self.data.shape
+        stream = Stream(bucket=shape.bucket(0), keys=[], size=0, fifo=os.path.join(self.ml, "train_0"))
+        url = self.origin.urls[self.server]
+        task = Task(
+            url=url,
+            ca_bundle=self.origin.ca_bundle if url.startswith("https:") else None,
+            streams=[stream],
+            setting={},
+        )
+        return _Lanes("penstock", {}, {}, {}, workers).start(task, self.directory)
+
+
+def waits(status: Document) -> dict[str, float]:
+    """Of the time with a reader, the parts in which the sidecar waited: for the trainer, and for storage."""
+    spent = [channel["seconds"] for channel in status["channels"].values()]
+    there = sum(sum(each.values()) - each["idle"] for each in spent) or 1.0
+    return {state: sum(each[state] for each in spent) / there for state in ("blocked", "starved")}
+
+
+@dataclass(frozen=True)
+class _Lanes(Penstock):
+    """`penstock run` with one channel of as many lanes as there are readers."""
+
+    lanes: int
+
+    def job(self, task: Task, streams: list[Stream], base: str) -> Document:
+        made = Penstock.job(task, streams, base)
+        made["InputDataConfig"][0]["Penstock"] = {"Lanes": self.lanes}
+        return made
+
+
+def measure(
+    load: str,
+    feeds: Sequence[str],
+    *,
+    origin: tuple[Origin, str],
+    directory: str,
+    data: Shards,
+    cores: Cores,
+    device: str,
+    workers: Sequence[int],
+    rounds: int,
+    seconds: float,
+    say: Callable[[str], None],
+) -> Document:
+    """All feeds of one load; the part of the results document."""
+    ml = os.path.join(directory, "ml")
+    env = os.environ | environment(directory) | {"SAGEMAKER_BASE_DIR": ml, "OMP_NUM_THREADS": "1"}
+    env["PATH"] = os.pathsep.join((os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)))
+    command = [sys.executable, "-m", "benchmarks.gpu_trainer", load, device, str(max(workers))]
+    entries: dict[str, Document] = {}
+    with cores.on(cores.job):
+        trainer = Child(f"the trainer of {load}", command, env=env, cwd=ROOT)
+        try:
+            name = trainer.line(deadline=time.monotonic() + _PATIENCE)
+            place = Place(directory, origin[0], origin[1], data, cores, trainer, ml)
+            for feed in feeds:
+                choices = workers if feed != "memory" else [0]
+                tried = {count: place.run(feed, count, seconds / 2) for count in choices}
+                best = max(tried, key=lambda count: tried[count]["images"] / tried[count]["seconds"])
+                entries[feed] = {"workers": best, "tried": tried, "runs": []}
+                for found in tried.values():
+                    say(f"{load}, {feed}: tried: {text(found)}")
+            for number in range(rounds):
+                turn = number % len(feeds)
+                for feed in (*feeds[turn:], *feeds[:turn]):
+                    found = place.run(feed, entries[feed]["workers"], seconds)
+                    entries[feed]["runs"].append(found)
+                    say(f"{load}, {feed}: run {number + 1}: {text(found)}")
+        finally:
+            trainer.close()
+    return {"device": name, "feeds": entries}
+
+
+def text(found: Document) -> str:
+    """A run in words."""
+    waited = "".join(f", {state} {part:.0%}" for state, part in found.get("waits", {}).items())
+    return (
+        f"{found['workers']} workers, {found['images'] / found['seconds']:,.0f} images/s, "
+        f"GPU idle {found['idle']:.1%}, {found['cores']:.1f} cores, "
+        f"first batch {found['first_batch']:.2f} s{waited}"
+    )
+
+
+def rows(entries: Document) -> Iterator[str]:
+    """The table's rows of one load."""
+    for feed, entry in entries.items():
+        if not entry["runs"]:
+            continue
+        runs = entry["runs"]
+        rate, idle, cores, first = (
+            spread(values)
+            for values in (
+                [run["images"] / run["seconds"] for run in runs],
+                [100 * run["idle"] for run in runs],
+                [run["cores"] for run in runs],
+                [run["first_batch"] for run in runs],
+            )
+        )
+        yield (
+            f"| {feed} | {entry['workers'] or '-'} | {rate.median:,.0f} ({rate.low:,.0f}–{rate.high:,.0f}) "
+            f"| {rate.median * RECORD / 1e9:.2f} | **{idle.median:.1f} %** ({idle.low:.1f}–{idle.high:.1f}) "
+            f"| {cores.text()} | {first.text()} |"
+        )
+
+
+def markdown(results: Document) -> str:
+    """When, where, and a table per load."""
+    machine = results["machine"]
+    told = (
+        f"Measured on {results['date']} on one {results['device']}, {machine['job']} of its host's cores for "
+        f"the job and {machine['origin']} for the origin, Linux {machine['kernel']}, Python "
+        f"{machine['python']}, PyTorch {machine['torch']}; {results['rounds']} runs of "
+        f"{results['seconds']:g} s for each row: median, and in parentheses minimum and maximum."
+    )
+    lines = [told]
+    for name, load in results["loads"].items():
+        lines += [
+            "",
+            f"**{LOADS[name].text}** (`{name}`)",
+            "",
+            "| feed | workers | images/s | GB/s | GPU idle | cores busy | first batch, s |",
+            "|---|---|---|---|---|---|---|",
+            *rows(load["feeds"]),
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def lacking() -> str | None:
+    """Why nothing can be measured here, or None."""
+    if reason := missing():
+        return reason
+    for name in ("torch", "torchvision", "numpy"):
+        if importlib.util.find_spec(name) is None:
+            return f"{name} is not installed (pip install --group gpu)"
+    return None
+
+
+def _parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__.splitlines()[0])
+    made.add_argument("--loads", default="resnet18", metavar="LIST", help=f"of {', '.join(LOADS)} (resnet18)")
+    made.add_argument("--feeds", default=",".join(FEEDS), metavar="LIST", help=f"of {', '.join(FEEDS)} (all)")
+    made.add_argument("--workers", default="2,8", metavar="LIST", help="DataLoader workers to try (2,8)")
+    made.add_argument("--server", default="paced", help="of the origin: paced, fast, uneven (paced)")
+    made.add_argument("--rounds", type=int, default=3, help="counted runs of each (3)")
+    made.add_argument("--seconds", type=float, default=8.0, help="of a run (8)")
+    made.add_argument("--cores", type=int, default=0, metavar="N", help="for the job (three quarters)")
+    made.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    made.add_argument("--out", default="build/benchmarks/gpu.json", metavar="FILE", help="results")
+    made.add_argument("--into", metavar="FILE", help="put the tables of the results into this Markdown file")
+    return made
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = _parser()
+    chosen = parser.parse_args(arguments)
+    loads, feeds = ([name for name in text.split(",") if name] for text in (chosen.loads, chosen.feeds))
+    for names, known in ((loads, LOADS), (feeds, FEEDS)):
+        if unknown := set(names) - set(known):
+            parser.error(f"no {min(unknown)!r}; there are {', '.join(known)}")
+    results: Document = {"loads": {}}
+    with contextlib.suppress(FileNotFoundError), open(chosen.out, encoding="utf-8") as file:
+        results = json.load(file)
+    if loads:
+        if reason := lacking():
+            print(f"bench: {reason}", file=sys.stderr)
+            return 2
+        try:
+            _measure(loads, feeds, chosen, results)
+        except (ProcessFailed, OriginFailed) as error:
+            print(f"bench: {error}", file=sys.stderr)
+            return 1
+    if chosen.into is not None:
+        with open(chosen.into, encoding="utf-8") as file:
+            whole = insert(file.read(), markdown(results), begin=BEGIN, end=END)
+        with open(chosen.into, "w", encoding="utf-8") as file:
+            file.write(whole)
+    return 0
+
+
+def _measure(
+    loads: Sequence[str], feeds: Sequence[str], chosen: argparse.Namespace, results: Document
+) -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    here = chosen.cores or max(1, len(cores) * 3 // 4)
+    if here >= len(cores):
+        raise OriginFailed(f"of {len(cores)} cores the origin needs at least one: give fewer --cores")
+    divided = Cores(cores[:here], cores[here:])
+    with tempfile.TemporaryDirectory(prefix="penstock-gpu-", dir=SHM if os.path.isdir(SHM) else None) as made:
+        os.chmod(made, 0o755)  # noqa: S103 - nginx's workers may be another user; nothing here is secret
+        data = Shards(os.path.join(made, "data"))
+        data.create()
+        with contextlib.ExitStack() as stack:
+            with divided.on(divided.origin):
+                origin = stack.enter_context(running_origin(data, os.path.join(made, "origin")))
+            for load in loads:
+                found = measure(
+                    load,
+                    feeds,
+                    origin=(origin, chosen.server),
+                    directory=made,
+                    data=data,
+                    cores=divided,
+                    device=chosen.device,
+                    workers=[int(count) for count in chosen.workers.split(",")],
+                    rounds=chosen.rounds,
+                    seconds=chosen.seconds,
+                    say=_say,
+                )
+                results["loads"][load] = found
+                results |= {
+                    "date": dt.datetime.now(dt.UTC).strftime("%Y-%m-%d"),
+                    "device": found["device"],
+                    "server": chosen.server,
+                    "rounds": chosen.rounds,
+                    "seconds": chosen.seconds,
+                    "machine": {
+                        "job": len(divided.job),
+                        "origin": len(divided.origin),
+                        "kernel": ".".join(platform.release().split(".")[:2]),
+                        "python": platform.python_version(),
+                        "torch": importlib.metadata.version("torch"),
+                    },
+                }
+                os.makedirs(os.path.dirname(chosen.out) or ".", exist_ok=True)
+                with open(chosen.out, "w", encoding="utf-8") as file:
+                    json.dump(results, file, indent=1)
+                    file.write("\n")
+
+
+def _say(what: str) -> None:
+    print(f"bench: {what}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

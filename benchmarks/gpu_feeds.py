@@ -1,0 +1,215 @@
+"""Ways to bring a training job its samples: the datasets of `benchmarks.gpu`, read by DataLoader workers.
+
+Shards are objects of whole records, one record behind the other; a record is an image, as its pixels, and a
+few bytes that say so. All ways end in file-like objects, which one piece of code reads into batches, so what
+differs is only how bytes come:
+
+    penstock          a FIFO per worker (the channel's lanes), one sidecar for all
+    s3torchconnector  AWS's own for PyTorch, by the CRT's client; it divides shards among workers
+    obstore           ranges of a whole shard at once, the next shard fetched meanwhile
+    boto3             the body of one GET after the other
+    s5cmd, rclone     `cat` of one shard after the other, as WebDataset's `pipe:` does
+    files             the same shards as local files, in the page cache: what the DataLoader could do
+    memory            one batch again and again: what the GPU could do
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from benchmarks.gpu_task import AHEAD, IMAGE, MARK, RECORD, Order
+
+MIB = 1 << 20
+PIPE = 1 * MIB
+RANGE = 8 * MIB
+
+
+class Readable(Protocol):
+    """A file, as far as it is read here."""
+
+    def readinto(self, room: memoryview, /) -> int | None:
+        """Bytes read; 0 at the end."""
+
+
+def loader(order: Order, batch: int) -> DataLoader[Any]:
+    """Batches of records, uint8 of (batch, RECORD), without end, in memory that the GPU can copy from."""
+    if order.feed == "memory":
+        return DataLoader(_Memory(batch), batch_size=None)
+    return DataLoader(
+        _Shards(order, batch),
+        batch_size=None,
+        num_workers=order.workers,
+        prefetch_factor=AHEAD,
+        pin_memory=torch.cuda.is_available(),
+    )
+
+
+class _Memory(IterableDataset):
+    def __init__(self, batch: int) -> None:
+        made = torch.randint(0, 256, (batch, RECORD), dtype=torch.uint8)
+        made[:, IMAGE:] = torch.frombuffer(bytearray(MARK), dtype=torch.uint8)
+        self._batch = made.pin_memory() if torch.cuda.is_available() else made
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            yield self._batch
+
+
+class _Shards(IterableDataset):
+    def __init__(self, order: Order, batch: int) -> None:
+        self._order = order
+        self._batch = batch
+
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        files = FEEDS[self._order.feed](self._order, info.id if info else 0)
+        file = next(files)
+        while True:
+            batch = torch.empty((self._batch, RECORD), dtype=torch.uint8)
+            room = memoryview(batch.view(-1).numpy())
+            while room:
+                count = file.readinto(room)
+                if count:
+                    room = room[count:]
+                else:
+                    file = next(files)
+            yield batch
+
+
+def _mine(order: Order, worker: int) -> Iterator[str]:
+    """A worker's shards, again and again."""
+    while True:
+        yield from order.keys[worker :: order.workers]
+
+
+def _files(order: Order, worker: int) -> Iterator[Readable]:
+    for key in _mine(order, worker):
+        with open(os.path.join(order.directory, key), "rb", buffering=0) as file:
+            yield file
+
+
+def _penstock(order: Order, worker: int) -> Iterator[Readable]:
+    from streamer.readers import lanes_of, open_channel
+
+    del order  # the sidecar knows
+    lane = lanes_of("train")[worker]
+    while True:
+        with open_channel(lane) as stream:
+            yield stream
+
+
+def _s3torchconnector(order: Order, worker: int) -> Iterator[Readable]:
+    from s3torchconnector import S3ClientConfig, S3IterableDataset
+
+    del worker  # it divides by itself
+    dataset = S3IterableDataset.from_prefix(
+        f"s3://{order.bucket}/",
+        region="us-east-1",
+        endpoint=order.url,
+        s3client_config=S3ClientConfig(force_path_style=True, throughput_target_gbps=50.0),
+        enable_sharding=True,
+    )
+    while True:
+        yield from dataset
+
+
+class _Pieces:
+    """Buffers, one behind the other."""
+
+    def __init__(self, buffers: list[Any]) -> None:
+        self._left = [memoryview(buffer) for buffer in reversed(buffers)]
+
+    def readinto(self, room: memoryview, /) -> int:
+        if not self._left:
+            return 0
+        first = self._left.pop()
+        count = min(len(first), len(room))
+        room[:count] = first[:count]
+        if count < len(first):
+            self._left.append(first[count:])
+        return count
+
+
+def _obstore(order: Order, worker: int) -> Iterator[Readable]:
+    import obstore
+    from obstore.store import S3Store
+
+    store = S3Store(
+        order.bucket,
+        endpoint=order.url,
+        region="us-east-1",
+        virtual_hosted_style_request=False,
+        client_options={"allow_http": True},
+    )
+    starts = list(range(0, order.size, RANGE))
+    ends = [min(start + RANGE, order.size) for start in starts]
+
+    def fetch(key: str) -> _Pieces:
+        return _Pieces(obstore.get_ranges(store, key, starts=starts, ends=ends, coalesce=0))
+
+    keys = _mine(order, worker)
+    with ThreadPoolExecutor(1) as ahead:
+        coming = ahead.submit(fetch, next(keys))
+        while True:
+            found, coming = coming.result(), ahead.submit(fetch, next(keys))
+            yield found
+
+
+def _boto3(order: Order, worker: int) -> Iterator[Readable]:
+    import boto3
+    from botocore.config import Config
+
+    client = boto3.client(
+        "s3",
+        endpoint_url=order.url,
+        region_name="us-east-1",
+        config=Config(s3={"addressing_style": "path"}, response_checksum_validation="when_required"),
+    )
+    for key in _mine(order, worker):
+        yield client.get_object(Bucket=order.bucket, Key=key)["Body"]
+
+
+def _program(command: Callable[[Order, str], list[str]]) -> Callable[[Order, int], Iterator[Readable]]:
+    def files(order: Order, worker: int) -> Iterator[Readable]:
+        for key in _mine(order, worker):
+            with subprocess.Popen(command(order, key), stdout=subprocess.PIPE, bufsize=0) as process:
+                if process.stdout is None:
+                    raise RuntimeError("no pipe")
+                fcntl.fcntl(process.stdout.fileno(), fcntl.F_SETPIPE_SZ, PIPE)
+                yield process.stdout
+            if process.returncode:
+                raise RuntimeError(f"{process.args!r} ended with exit code {process.returncode}")
+
+    return files
+
+
+def _s5cmd(order: Order, key: str) -> list[str]:
+    options = ["--concurrency", "8", "--part-size", str(RANGE // MIB)]
+    return ["s5cmd", "--endpoint-url", order.url, "cat", *options, f"s3://{order.bucket}/{key}"]
+
+
+def _rclone(order: Order, key: str) -> list[str]:
+    remote = (
+        f':s3,provider=Other,env_auth=true,region=us-east-1,force_path_style=true,endpoint="{order.url}":'
+    )
+    return ["rclone", "--config", os.devnull, "cat", f"{remote}{order.bucket}/{key}"]
+
+
+FEEDS: dict[str, Callable[[Order, int], Iterator[Readable]]] = {
+    "files": _files,
+    "penstock": _penstock,
+    "s3torchconnector": _s3torchconnector,
+    "obstore": _obstore,
+    "boto3": _boto3,
+    "s5cmd": _program(_s5cmd),
+    "rclone": _program(_rclone),
+}
+"""How a worker's files come, by name; `memory` reads none."""
