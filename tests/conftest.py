@@ -138,7 +138,7 @@ def no_leaks():
     assert not early, f"take no_leaks by pytest.mark.usefixtures, so that it comes before: {early}"
     yield
     for thread in set(threading.enumerate()) - threads:
-        if thread.name.startswith("open "):
+        if thread.name.startswith(("open ", "off loop: ")):
             thread.join(5)  # released, and on its way out
     gc.collect()
     after = _descriptors()
