@@ -216,11 +216,16 @@ def measure(
             place = Place(directory, origin[0], origin[1], data, cores, trainer, ml)
             for feed in feeds:
                 choices = workers if feed != "memory" else [0]
-                tried = {count: place.run(feed, count, seconds / 2) for count in choices}
-                best = max(tried, key=lambda count: tried[count]["images"] / tried[count]["seconds"])
+                tried = {}
+                for count in choices if len(choices) > 1 else ():
+                    tried[count] = place.run(feed, count, seconds / 2)
+                    say(f"{load}, {feed}: tried: {text(tried[count])}")
+                best = max(
+                    tried,
+                    key=lambda count: tried[count]["images"] / tried[count]["seconds"],
+                    default=choices[0],
+                )
                 entries[feed] = {"workers": best, "tried": tried, "runs": []}
-                for found in tried.values():
-                    say(f"{load}, {feed}: tried: {text(found)}")
             for number in range(rounds):
                 turn = number % len(feeds)
                 for feed in (*feeds[turn:], *feeds[:turn]):
@@ -286,11 +291,11 @@ def markdown(results: Document) -> str:
     return "\n".join(lines) + "\n"
 
 
-def lacking() -> str | None:
+def lacking(loads: Sequence[str]) -> str | None:
     """Why nothing can be measured here, or None."""
     if reason := missing():
         return reason
-    for name in ("torch", "torchvision", "numpy"):
+    for name in ("torch", "numpy", *(["torchvision"] if any(LOADS[load].model for load in loads) else [])):
         if importlib.util.find_spec(name) is None:
             return f"{name} is not installed (pip install --group gpu)"
     return None
@@ -322,7 +327,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with contextlib.suppress(FileNotFoundError), open(chosen.out, encoding="utf-8") as file:
         results = json.load(file)
     if loads:
-        if reason := lacking():
+        if reason := lacking(loads):
             print(f"bench: {reason}", file=sys.stderr)
             return 2
         try:
