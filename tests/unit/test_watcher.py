@@ -1,0 +1,119 @@
+"""Readiness of sockets, told a few at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import socket
+import struct
+
+import pytest
+
+from streamer.source.watcher import AT_ONCE, Watcher
+
+pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
+
+
+@pytest.fixture
+def pairs():
+    """Makes a pair of connected sockets, ours non-blocking."""
+    with contextlib.ExitStack() as stack:
+
+        def make():
+            ours, theirs = (stack.enter_context(each) for each in socket.socketpair())
+            ours.setblocking(False)
+            return ours, theirs
+
+        yield make
+
+
+@contextlib.asynccontextmanager
+async def watching():
+    watcher = Watcher()
+    try:
+        yield watcher
+    finally:
+        watcher.close()
+
+
+async def test_a_few_are_told_and_then_others_have_their_turn(pairs):
+    told, turns, many = [], [], 3 * AT_ONCE
+    everybody = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def turn():
+        turns.append(len(told))
+        if len(set(told)) < many:
+            loop.call_soon(turn)
+        else:
+            everybody.set()
+
+    async with watching() as watcher:
+        for number in range(many):
+            ours, theirs = pairs()
+            theirs.send(b"x")
+            watcher.add(ours.fileno(), lambda number=number: told.append(number))
+        loop.call_soon(turn)
+        await everybody.wait()
+    steps = [after - before for before, after in itertools.pairwise(turns)]
+    assert max(steps) == AT_ONCE
+    assert set(told) == set(range(many))  # and nobody twice before all
+    assert set(told[:many]) == set(range(many))
+
+
+async def test_a_reset_is_told_at_once():
+    """libuv alone would stop watching, and uvloop tell nobody."""
+    told = asyncio.Event()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ours = socket.socket()
+        ours.setblocking(False)
+        with ours:
+            await asyncio.get_running_loop().sock_connect(ours, server.getsockname())
+            theirs, _ = server.accept()
+            async with watching() as watcher:
+                watcher.add(ours.fileno(), told.set)
+                theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                theirs.close()
+                await told.wait()
+            with pytest.raises(ConnectionResetError):
+                ours.recv(1)
+
+
+async def test_whoever_is_told_may_remove_another(pairs):
+    """One that was as ready, and whose turn would have been the same."""
+    told = []
+    async with watching() as watcher:
+        numbers = [ours.fileno() for ours, theirs in (pairs(), pairs()) if theirs.send(b"x")]
+
+        def tell(index):
+            told.append(index)
+            for fd in numbers:
+                watcher.remove(fd)
+
+        for index, fd in enumerate(numbers):
+            watcher.add(fd, lambda index=index: tell(index))
+        done = asyncio.get_running_loop().create_future()
+        ours, theirs = pairs()
+        watcher.add(ours.fileno(), lambda: done.done() or done.set_result(None))
+        theirs.send(b"x")
+        await done
+        assert len(told) == 1
+
+
+async def test_a_closed_watcher_calls_nobody(pairs):
+    ours, theirs = pairs()
+    watcher = Watcher()
+    told = []
+    watcher.add(ours.fileno(), lambda: told.append(1))
+    watcher.close()
+    watcher.close()
+    watcher.remove(ours.fileno())
+    watcher.add(ours.fileno(), lambda: told.append(2))
+    theirs.send(b"x")
+    other = Watcher()  # the same socket, by another
+    heard = asyncio.Event()
+    other.add(ours.fileno(), heard.set)
+    await heard.wait()
+    other.close()
+    assert not told
