@@ -30,11 +30,14 @@ def pytest_asyncio_loop_factories(config, item):
 
 def pytest_collection_modifyitems(config, items):
     """What waits on uvloop is not ended by pytest-timeout's signal; a timeout of asyncio does it, before."""
-    usual = config.getoption("timeout") or float(config.getini("timeout"))
+    asked = config.getoption("timeout")
+    usual = float(config.getini("timeout")) if asked is None else asked
     for item in items:
         if inspect.iscoroutinefunction(getattr(item, "obj", None)):
             marker = item.get_closest_marker("timeout")
-            item.obj = _within(marker.args[0] if marker else usual, item.obj)
+            seconds = marker.args[0] if marker and usual else usual
+            if seconds:  # 0 for none, as for a debugger
+                item.obj = _within(seconds, item.obj)
 
 
 def _within(seconds, test):

@@ -31,7 +31,7 @@ from streamer.relay.stages import Stage, Stages
 from streamer.relay.stragglers import Stragglers
 from streamer.relay.unpack import MOST_TAKEN, Unpacker
 from streamer.relay.window import Slot, Window
-from streamer.units import MIB
+from streamer.units import KIB, MIB
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -47,8 +47,10 @@ LONGEST_PAUSE = 0.5
 
 BEGIN = Position()
 TURN = 1 * MIB
-"""Bytes that delivery moves before it lets sockets and other channels have their turn. One small object at a
-time would leave the FIFO to run dry while all lanes that have news are heard."""
+"""Bytes that delivery moves before it lets sockets and other channels have their turn. After one small object
+each time they would have many turns for one of ours, and the FIFO would run dry."""
+LEAST = 32 * KIB
+"""What a move counts at least: however small parts are, a turn takes about a millisecond."""
 MARK_EVERY = 8 * MIB
 """Bytes of a stream between two marks, at least: what must be inflated once more after a restart."""
 
@@ -210,7 +212,7 @@ class Prefetcher:
                 continue
             watch.enter("moving")
             if unpacker is not None:
-                left -= await self._unpack(stage, unpacker)
+                left -= max(LEAST, await self._unpack(stage, unpacker))
                 continue
             try:
                 count = outlet.push(stage)
@@ -220,7 +222,7 @@ class Prefetcher:
                 continue
             if count:
                 self._account(count)
-                left -= count
+                left -= max(LEAST, count)
 
     def _torn(self) -> SourceError | None:
         """Why the object at the head of line is not the one listed, if that is known and may be mended."""

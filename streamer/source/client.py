@@ -29,6 +29,7 @@ from streamer.source.portable import PortableSource
 from streamer.source.ranges import Receiver, check_head
 from streamer.source.session import STALL_TIMEOUT
 from streamer.source.signing import Place, RangeSigner
+from streamer.source.watcher import Watcher
 
 if TYPE_CHECKING:
     from streamer.source.terminators import Terminators
@@ -84,12 +85,14 @@ class HttpClient:
         """`tls`: how to trust a TLS endpoint. `terminators`: who decrypts, if not this process."""
         self._tls = tls
         self._terminators = terminators
+        self._watcher = Watcher()
         self._pools: dict[tuple[str, int], LanePool] = {}
 
     def close(self) -> None:
-        """Close idle lanes; those in use close with the requests that use them."""
+        """Close idle lanes; those in use close with the requests that use them, and are told nothing more."""
         for pool in self._pools.values():
             pool.close()
+        self._watcher.close()
 
     async def ask(
         self,
@@ -110,7 +113,7 @@ class HttpClient:
         if pool is None:
             tls = self._tls if place.tls else None
             pool = self._pools[place.host, place.port] = LanePool(
-                place.host, place.port, tls=tls, terminators=self._terminators
+                place.host, place.port, self._watcher, tls=tls, terminators=self._terminators
             )
         while True:
             head = await request()

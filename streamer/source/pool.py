@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from streamer.errors import BadAnswer, Transient, Where
 from streamer.source.lanes import Lane, TerminatedLane, TlsLane
-from streamer.source.watcher import Watcher
 
 if TYPE_CHECKING:
     from streamer.source.terminators import Terminators
     from streamer.source.tls import Trust
+    from streamer.source.watcher import Watcher
 
 CONNECT_TIMEOUT = 10.0
 ADDRESSES_FOR = 10.0
@@ -35,16 +35,19 @@ class LanePool:
         self,
         host: str,
         port: int,
+        watcher: Watcher,
         *,
         tls: Trust | None = None,
         terminators: Terminators | None = None,
     ) -> None:
-        """`tls`: for a TLS host, whom to trust. `terminators`: who decrypts then, if not this process."""
+        """`watcher`: of the lanes. `tls`: for a TLS host, whom to trust. `terminators`: who decrypts then, if
+        not this process.
+        """
         self._host = host
         self._port = port
         self._tls = tls
         self._terminators = terminators
-        self._watcher = Watcher()
+        self._watcher = watcher
         self._idle: list[Lane] = []
         self._addresses: list[tuple[Any, ...]] = []
         self._turn = itertools.count()
@@ -70,15 +73,15 @@ class LanePool:
         self._idle.append(lane)
 
     def close(self) -> None:
-        """Close the idle lanes; those in use are their users' to close, and are told nothing any more."""
+        """Close the idle lanes; those in use are their users' to close."""
         while self._idle:
             self._idle.pop().close()
-        self._watcher.close()
 
     async def _connect(self, where: Where, avoid: str | None) -> Lane:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT):
+                self._watcher.open()
                 family, kind, protocol, _, address = await self._next_address(loop, avoid)
                 sock = socket.socket(family, kind | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC, protocol)
                 with contextlib.ExitStack() as undo:

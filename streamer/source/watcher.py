@@ -7,10 +7,12 @@ answers at once delivery would stand in line behind all of them: the FIFO runs d
 come piles up. Here a few are called, then the loop has its turn, and the rest are still ready
 (level-triggered, and epoll lets them take turns, epoll(7)).
 
-A socket in error is readable here on every loop; libuv stops watching one, and uvloop tells nobody.
+A socket in error is told again and again until somebody has heard the error, on every loop; libuv tells it
+once and watches no more, so on uvloop an error behind bytes that were still to be read was lost.
 
 Whoever is called may close any socket, and have its number taken by another that is told in its place: to be
-called must never mean more than to look.
+called must never mean more than to look. What it raises is told to the loop's exception handler, as that of
+any callback is.
 """
 
 from __future__ import annotations
@@ -27,31 +29,42 @@ class Watcher:
     """Calls back for sockets that are readable, at their end or in error."""
 
     def __init__(self) -> None:
-        self._epoll = select.epoll()
+        self._epoll: select.epoll | None = None
         self._on_readable: dict[int, Callable[[], None]] = {}
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._epoll.fileno(), self._tell)
+
+    def open(self) -> None:
+        """Make the epoll object, if there is none yet. Raises OSError where no descriptor is left."""
+        if self._epoll is None:
+            self._epoll = select.epoll()
+            self._loop.add_reader(self._epoll.fileno(), self._tell, self._epoll)
 
     def add(self, fd: int, on_readable: Callable[[], None]) -> None:
-        """Call this whenever there is something to read, until `remove`. A closed watcher calls nobody."""
-        if not self._epoll.closed:
+        """Call this whenever there is something to read, until `remove`; nobody while we are not open."""
+        if self._epoll is not None:
             self._epoll.register(fd, select.EPOLLIN)
             self._on_readable[fd] = on_readable
 
     def remove(self, fd: int) -> None:
         """Call nobody for this any more; the descriptor must still be open."""
-        if self._on_readable.pop(fd, None) is not None:
+        if self._on_readable.pop(fd, None) is not None and self._epoll is not None:
             self._epoll.unregister(fd)
 
-    def _tell(self) -> None:
-        for fd, _ in self._epoll.poll(0, AT_ONCE):
+    def _tell(self, epoll: select.epoll) -> None:
+        for fd, _ in epoll.poll(0, AT_ONCE):
             # One that was called before may have removed it.
-            if (on_readable := self._on_readable.get(fd)) is not None:
+            if (on_readable := self._on_readable.get(fd)) is None:
+                continue
+            try:
                 on_readable()
+            except Exception as error:  # noqa: BLE001 - of one socket, and others have their turn
+                told = {"message": f"{on_readable!r} failed", "exception": error}
+                self._loop.call_exception_handler(told)
 
     def close(self) -> None:
         """Watch nothing any more."""
-        if not self._epoll.closed:
+        if self._epoll is not None:
             self._loop.remove_reader(self._epoll.fileno())
             self._epoll.close()
+            self._epoll = None
             self._on_readable.clear()

@@ -143,6 +143,7 @@ def answer(data: bytes) -> None:
                 Part(0, REF, 0, 100, 0), BufferPool(), on_change=lambda: None, tally=Tally()
             )  # fmt: skip
             watcher = Watcher()
+            watcher.open()
             lane = Lane(ours, watcher)
             try:
                 refusal = await CopyExchange(lane, stage, WHERE, check=right_range).run()

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import resource
 
 import pytest
 from aiohttp import web
 
-from streamer.errors import Where
+from streamer.errors import Transient, Where
 from streamer.relay import pipes
 from streamer.source import exchange
 from streamer.source.client import why_not, why_not_splice
 from streamer.source.pool import LanePool
 from streamer.source.session import Endpoint, open_clients
+from streamer.source.watcher import Watcher
 from tests.kit.faults import resets_after
 from tests.kit.harness import MORE_THAN_A_FIFO, fill, running_channel
 from tests.kit.pipes import eventually, off_loop, read_all
@@ -88,7 +91,8 @@ async def test_an_idle_lane_closes_when_the_server_says_anything(said):
     arrived: asyncio.Queue[asyncio.StreamWriter] = asyncio.Queue()
     server = await asyncio.start_server(lambda _, writer: arrived.put(writer), "127.0.0.1")
     host, port = server.sockets[0].getsockname()
-    pool = LanePool(host, port)
+    watcher = Watcher()
+    pool = LanePool(host, port, watcher)
     lane, peer = await pool.take(Where()), await arrived.get()
     lane.watch(lambda: None)
     lane.rest()
@@ -102,6 +106,25 @@ async def test_an_idle_lane_closes_when_the_server_says_anything(said):
     assert other is not lane
     other.close()
     (await arrived.get()).close()
+    watcher.close()
+    server.close()
+    await server.wait_closed()
+
+
+async def test_where_no_descriptor_is_left_the_first_connection_may_be_tried_again():
+    """Not only the socket takes one."""
+    server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.closing(Watcher()) as watcher:
+        pool = LanePool(*server.sockets[0].getsockname(), watcher)
+        os.close(free := os.dup(0))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+        try:
+            with pytest.raises(Transient, match="no descriptor for a connection .* raise `ulimit -n`"):
+                await pool.take(Where())
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        (await pool.take(Where())).close()
     server.close()
     await server.wait_closed()
 
@@ -243,11 +266,12 @@ def test_connections_spread_over_all_addresses():
             return [(2, 1, 6, "", (address, port)) for address in ("127.0.0.1", "127.0.0.2", "127.0.0.3")]
 
         loop.getaddrinfo = resolve  # type: ignore[method-assign]
-        pool = LanePool("many.test", port)
-        for _ in range(6):
-            lane = await pool.take(Where())
-            seen.append(lane.sock.getpeername()[0])
-            lane.close()
+        with contextlib.closing(Watcher()) as watcher:
+            pool = LanePool("many.test", port, watcher)
+            for _ in range(6):
+                lane = await pool.take(Where())
+                seen.append(lane.sock.getpeername()[0])
+                lane.close()
         for server in servers:
             server.close()
             await server.wait_closed()

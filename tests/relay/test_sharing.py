@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import pytest
 from streamer.plan import S3Uri
 from streamer.relay.allotment import Share
 from streamer.relay.channel import Channel
+from streamer.relay.prefetch import LEAST, TURN
 from streamer.relay.transport import Transport, Wish, open_transport
 from streamer.source.listing import plan_prefix
 from streamer.units import MIB
@@ -150,3 +152,21 @@ async def test_small_objects_take_their_own_length(stub, tmp_path):
         assert share.held == 100 * 10_000
         assert all(stage.staged == 10_000 for stage in stages.values())
         assert await off_loop(read_all, running.fifo(0)) == truth
+
+
+async def test_tiny_objects_leave_others_their_turn(stub, tmp_path):
+    """A turn of delivery is short in objects, too, not only in bytes."""
+    truth = fill(stub, [20] * 2000)
+    loop, steps, reading = asyncio.get_running_loop(), [0], True
+
+    def turn():
+        steps.append(running.channel.statistics().objects_completed)
+        if reading:
+            loop.call_soon(turn)
+
+    async with running_channel(stub, tmp_path, part_size=MIB, parts=64, transport="portable") as running:
+        await eventually(lambda: running.channel.statistics().received_bytes >= len(truth), within=40)
+        loop.call_soon(turn)
+        assert await off_loop(read_all, running.fifo(0)) == truth
+        reading = False
+    assert 1 < max(after - before for before, after in itertools.pairwise(steps)) <= TURN // LEAST

@@ -20,6 +20,7 @@ from streamer.source import pool
 from streamer.source.pool import LanePool
 from streamer.source.session import trust
 from streamer.source.terminators import Terminators
+from streamer.source.watcher import Watcher
 from tests.kit.harness import MORE_THAN_A_FIFO, fill, running_channel
 from tests.kit.pipes import eventually, off_loop, read_all
 from tests.kit.tls import serving
@@ -33,8 +34,11 @@ async def terminators(authority, tmp_path):
         yield running
 
 
-def pool_of(port, terminators):
-    return LanePool("127.0.0.1", port, tls=trust(None), terminators=terminators)
+@pytest.fixture
+async def pool_of(terminators):
+    """Makes a pool of lanes to a port."""
+    with contextlib.closing(Watcher()) as watcher:
+        yield lambda port: LanePool("127.0.0.1", port, watcher, tls=trust(None), terminators=terminators)
 
 
 def processes_of(pid):
@@ -92,23 +96,23 @@ async def test_a_killed_process_is_replaced_and_no_byte_is_lost(tls_stub, tmp_pa
     assert processes_of(os.getpid()) == []
 
 
-async def test_what_nobody_trusts_is_refused_with_the_fix(tls_stub, tmp_path, terminators):
+async def test_what_nobody_trusts_is_refused_with_the_fix(tls_stub, tmp_path, pool_of):
     with serving(trustme.CA()) as stranger, pytest.raises(BadAnswer, match="TLS failed.*CaBundle"):
-        await pool_of(urlsplit(stranger.url).port, terminators).take(Where("b"))
-    (await pool_of(urlsplit(tls_stub.url).port, terminators).take(Where("b"))).close()
+        await pool_of(urlsplit(stranger.url).port).take(Where("b"))
+    (await pool_of(urlsplit(tls_stub.url).port).take(Where("b"))).close()
 
 
-async def test_a_certificate_for_another_host_is_refused(credentials, authority, terminators):
+async def test_a_certificate_for_another_host_is_refused(credentials, authority, pool_of):
     with serving(authority, name="other.test") as stub, pytest.raises(BadAnswer, match="TLS failed"):
-        await pool_of(urlsplit(stub.url).port, terminators).take(Where("b"))
+        await pool_of(urlsplit(stub.url).port).take(Where("b"))
 
 
-async def test_a_server_without_tls_is_a_broken_connection(stub, terminators):
+async def test_a_server_without_tls_is_a_broken_connection(stub, pool_of):
     with pytest.raises(Transient, match="cannot connect"):
-        await pool_of(urlsplit(stub.url).port, terminators).take(Where("b"))
+        await pool_of(urlsplit(stub.url).port).take(Where("b"))
 
 
-async def test_a_server_that_closes_in_the_handshake(terminators):
+async def test_a_server_that_closes_in_the_handshake(pool_of):
     async def leave(_, writer):
         writer.close()
         await writer.wait_closed()
@@ -116,24 +120,24 @@ async def test_a_server_that_closes_in_the_handshake(terminators):
     server = await asyncio.start_server(leave, "127.0.0.1", 0)
     async with server:
         with pytest.raises(Transient, match="cannot connect"):
-            await pool_of(server.sockets[0].getsockname()[1], terminators).take(Where("b"))
+            await pool_of(server.sockets[0].getsockname()[1]).take(Where("b"))
 
 
-async def test_a_handshake_that_never_ends_is_given_up(terminators, monkeypatch):
+async def test_a_handshake_that_never_ends_is_given_up(pool_of, monkeypatch):
     """The process is told, and keeps nothing of it."""
     monkeypatch.setattr(pool, "CONNECT_TIMEOUT", 0.1)
     pids = processes_of(os.getpid())
     before = sockets(pids)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         with pytest.raises(Transient, match=r"no connection .* in 0.1 s"):
-            await pool_of(silent.getsockname()[1], terminators).take(Where("b"))
+            await pool_of(silent.getsockname()[1]).take(Where("b"))
         await eventually(lambda: sockets(pids) == before)
 
 
-async def test_lanes_that_close_are_closed_there_too(tls_stub, terminators):
+async def test_lanes_that_close_are_closed_there_too(tls_stub, pool_of):
     pids = processes_of(os.getpid())
     before = sockets(pids)
-    pool = pool_of(urlsplit(tls_stub.url).port, terminators)
+    pool = pool_of(urlsplit(tls_stub.url).port)
     taken = [await pool.take(Where("b")) for _ in range(4)]
     assert sockets(pids) == [count + 4 for count in before]
     for lane in taken:

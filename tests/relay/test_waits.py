@@ -8,7 +8,7 @@ import os
 import pytest
 
 from tests.kit.harness import MORE_THAN_A_FIFO, fill, running_channel
-from tests.kit.pipes import eventually, read_all
+from tests.kit.pipes import eventually, off_loop, read_all
 from tests.kit.stub import fails, stalls
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
@@ -26,7 +26,7 @@ async def test_the_first_byte_then_the_body(stub, tmp_path, transport):
     stub.script(stalls(stub, after=0))
     async with running_channel(stub, tmp_path, part_size=100_000, transport=transport) as running:
         await eventually(lambda: stub.seen)  # so that it is the first epoch's request that stalls
-        reading = asyncio.create_task(asyncio.to_thread(read_all, running.fifo(0)))
+        reading = asyncio.create_task(off_loop(read_all, running.fifo(0)))
         await eventually(lambda: starved(running)["first_byte"] + starved(running)["body"] > 0.05)
         stub.release()
         assert await reading == truth
@@ -43,7 +43,7 @@ async def test_the_body(stub, tmp_path, transport):
     stub.script(stalls(stub, after=50_000))
     async with running_channel(stub, tmp_path, part_size=100_000, transport=transport) as running:
         await eventually(lambda: stub.seen)  # so that it is the first epoch's request that stalls
-        reading = asyncio.create_task(asyncio.to_thread(read_all, running.fifo(0)))
+        reading = asyncio.create_task(off_loop(read_all, running.fifo(0)))
         await eventually(lambda: starved(running)["body"] > 0.05)
         before = starved(running)
         stub.release()
@@ -60,7 +60,7 @@ async def test_waiting_to_ask_again(stub, tmp_path, fault, cause, kind):
     stub.script(fails(*fault, **{"Retry-After": "1"}))
     async with running_channel(stub, tmp_path, part_size=100_000, transport="copying") as running:
         await eventually(lambda: stub.seen)
-        assert await asyncio.to_thread(read_all, running.fifo(0)) == truth
+        assert await off_loop(read_all, running.fifo(0)) == truth
         found = running.channel.statistics()
         assert found.starved[cause] > 0
         assert found.starved[{"throttled": "retry", "retry": "throttled"}[cause]] == 0
@@ -72,7 +72,7 @@ async def test_credentials_and_connecting(stub, tmp_path):
     """A new connection to our own client is waited for by name."""
     truth = fill(stub, [100_000] * 3)
     async with running_channel(stub, tmp_path, connections=1, parts=1, transport="copying") as running:
-        assert await asyncio.to_thread(read_all, running.fifo(0)) == truth
+        assert await off_loop(read_all, running.fifo(0)) == truth
         found = starved(running)
         assert found["credentials"] > 0
         assert found["connect"] > 0
@@ -115,7 +115,7 @@ async def test_a_limit_of_bandwidth_holds_and_is_lifted(stub, tmp_path, transpor
     async with running_channel(stub, tmp_path, part_size=1_000_000, parts=8, transport=transport) as running:
         limit = running.channel._share.bandwidth
         limit.change(1, 0.0)
-        reading = asyncio.create_task(asyncio.to_thread(read_all, running.fifo(0)))
+        reading = asyncio.create_task(off_loop(read_all, running.fifo(0)))
         await eventually(lambda: running.channel.statistics().seconds["limited"] > 0.05)
         held = running.channel.statistics()
         assert held.written_bytes < MORE_THAN_A_FIFO

@@ -278,8 +278,10 @@ def test_resume_begins_where_a_state_was_taken(stub, place, tmp_path, monkeypatc
         again.load_state_dict(state)
         assert list(again) == records[15_000:]
         assert 'penstock_resumes_total{channel="train",of="epoch"} 1.0' in started.get("/metrics")[1]
-        first = next(get.range for get in stub.seen if "AKIARESUMED/" in get.authorization)
-        assert int(first.removeprefix("bytes=").split("-")[0]) == state["offset"]
+        ranges = [get.range for get in stub.seen if "AKIARESUMED/" in get.authorization]
+        starts = [int(each.removeprefix("bytes=").split("-")[0]) for each in ranges if each]
+        assert state["offset"] in starts
+        assert min(starts[:8]) == state["offset"]  # of some 75, in hardly another order; then come epoch 2's
         trailer = read_trailer(str(data), "train", 1)
         assert (trailer.verdict, trailer.bytes_skipped) == ("complete", state["offset"])
         assert list(again) == records

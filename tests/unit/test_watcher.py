@@ -31,6 +31,7 @@ def pairs():
 @contextlib.asynccontextmanager
 async def watching():
     watcher = Watcher()
+    watcher.open()
     try:
         yield watcher
     finally:
@@ -58,13 +59,20 @@ async def test_a_few_are_told_and_then_others_have_their_turn(pairs):
         await everybody.wait()
     steps = [after - before for before, after in itertools.pairwise(turns)]
     assert max(steps) == AT_ONCE
-    assert set(told) == set(range(many))  # and nobody twice before all
-    assert set(told[:many]) == set(range(many))
+    assert set(told[:many]) == set(range(many))  # nobody twice before all
 
 
-async def test_a_reset_is_told_at_once():
-    """libuv alone would stop watching, and uvloop tell nobody."""
-    told = asyncio.Event()
+async def test_what_is_not_read_and_a_reset_are_told_until_they_are_heard(pairs):
+    """libuv tells of an error once and watches no more, whatever was done about it."""
+    told = 0
+    enough = asyncio.Event()
+
+    def tell():
+        nonlocal told
+        told += 1
+        if told == 5:
+            enough.set()
+
     with socket.create_server(("127.0.0.1", 0)) as server:
         ours = socket.socket()
         ours.setblocking(False)
@@ -72,17 +80,40 @@ async def test_a_reset_is_told_at_once():
             await asyncio.get_running_loop().sock_connect(ours, server.getsockname())
             theirs, _ = server.accept()
             async with watching() as watcher:
-                watcher.add(ours.fileno(), told.set)
+                watcher.add(ours.fileno(), tell)
+                theirs.send(b"x")
+                await enough.wait()
+                assert ours.recv(2) == b"x"
+                enough.clear()
+                told = 0
                 theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 theirs.close()
-                await told.wait()
+                await enough.wait()
             with pytest.raises(ConnectionResetError):
                 ours.recv(1)
 
 
+async def test_what_one_raises_keeps_no_other_from_its_turn(pairs):
+    failures = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context["exception"]))
+    heard = asyncio.Event()
+
+    def fail():
+        raise ValueError("a callback failed")
+
+    async with watching() as watcher:
+        for on_readable in (fail, heard.set):
+            ours, theirs = pairs()
+            theirs.send(b"x")
+            watcher.add(ours.fileno(), on_readable)
+        await heard.wait()
+    assert isinstance(failures[0], ValueError)
+
+
 async def test_whoever_is_told_may_remove_another(pairs):
     """One that was as ready, and whose turn would have been the same."""
-    told = []
+    told, failures = [], []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
     async with watching() as watcher:
         numbers = [ours.fileno() for ours, theirs in (pairs(), pairs()) if theirs.send(b"x")]
 
@@ -99,11 +130,15 @@ async def test_whoever_is_told_may_remove_another(pairs):
         theirs.send(b"x")
         await done
         assert len(told) == 1
+        assert not failures
+        assert ours.recv(2) == b"x"
+        assert not watcher._epoll.poll(0)  # those that were removed are ready, and no concern of ours
 
 
 async def test_a_closed_watcher_calls_nobody(pairs):
     ours, theirs = pairs()
     watcher = Watcher()
+    watcher.open()
     told = []
     watcher.add(ours.fileno(), lambda: told.append(1))
     watcher.close()
@@ -111,9 +146,8 @@ async def test_a_closed_watcher_calls_nobody(pairs):
     watcher.remove(ours.fileno())
     watcher.add(ours.fileno(), lambda: told.append(2))
     theirs.send(b"x")
-    other = Watcher()  # the same socket, by another
     heard = asyncio.Event()
-    other.add(ours.fileno(), heard.set)
-    await heard.wait()
-    other.close()
+    async with watching() as other:  # the same socket, by another
+        other.add(ours.fileno(), heard.set)
+        await heard.wait()
     assert not told
