@@ -7,28 +7,24 @@ whichever way that comes; clients need up to 3 GB besides. Results are written a
 from __future__ import annotations
 
 import argparse
-import contextlib
 import datetime as dt
-import json
 import os
 import platform
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import FrameType
 from typing import Any, NoReturn
 
 from benchmarks import lineup, origin, scenarios
 from benchmarks.clients import Client
+from benchmarks.dataset import directory_in_memory
 from benchmarks.matrix import Matrix
 from benchmarks.netns import NetworkUnavailable
+from benchmarks.report import keep
 from benchmarks.scenarios import Scenario
-
-SHM = "/dev/shm"  # noqa: S108 - a tmpfs is what is wanted
 
 
 def parser() -> argparse.ArgumentParser:
@@ -81,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results = _document(chosen.peers, chosen)
     started = time.monotonic()
     try:
-        with _directory() as directory:
+        with directory_in_memory("penstock-bench-") as directory:
             matrix = Matrix(
                 chosen.peers,
                 directory=directory,
@@ -110,9 +106,7 @@ def _measure(matrix: Matrix, scenario: Scenario, results: dict[str, Any], path: 
     except NetworkUnavailable as error:
         _say(f"{scenario.name}: not measured: {error}")
         results["scenarios"][scenario.name] = {"text": scenario.text, "problem": str(error), "clients": {}}
-    with open(path, "w", encoding="utf-8") as file:
-        json.dump(results, file, indent=1)
-        file.write("\n")
+    keep(results, path)
 
 
 def _failed(results: dict[str, Any]) -> bool:
@@ -180,16 +174,6 @@ def _draw(results: dict[str, Any], path: str) -> None:
         print(f"bench: no picture: {error}", file=sys.stderr)
     else:
         print(f"bench: picture in {path}")
-
-
-@contextlib.contextmanager
-def _directory() -> Iterator[str]:
-    directory = tempfile.mkdtemp(prefix="penstock-bench-", dir=SHM if os.path.isdir(SHM) else None)
-    os.chmod(directory, 0o755)  # noqa: S103 - nginx's workers may be another user; nothing here is secret
-    try:
-        yield directory
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _terminated(number: int, _: FrameType | None) -> NoReturn:

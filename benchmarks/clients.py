@@ -194,12 +194,15 @@ class S5cmd(Program):
 
 class Rclone(Program):
     def arguments(self, task: Task, stream: Stream) -> list[str]:
-        remote = (
-            f':s3,provider=Other,env_auth=true,region=us-east-1,force_path_style=true,endpoint="{task.url}":'
-        )
         trust = ["--ca-cert", task.ca_bundle] if task.ca_bundle else []
         # Its buffer reads ahead within the one connection; 16 MiB is its own default.
-        return ["--config", "", *trust, "cat", f"{remote}{stream.bucket}"]
+        return ["--config", "", *trust, "cat", rclone_path(task.url, stream.bucket)]
+
+
+def rclone_path(url: str, path: str) -> str:
+    """What rclone calls a bucket, or an object in it, at an endpoint; credentials are in the environment."""
+    options = "provider=Other,env_auth=true,region=us-east-1,force_path_style=true"
+    return f':s3,{options},endpoint="{url}":{path}'
 
 
 def make_fifos(task: Task) -> None:

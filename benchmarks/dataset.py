@@ -10,10 +10,12 @@ say the same, as clients send it back in `If-Match`. Every file gets its own tim
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import random
 import shutil
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from xml.sax.saxutils import escape
@@ -21,10 +23,22 @@ from xml.sax.saxutils import escape
 MIB = 1 << 20
 _POOL = 32 * MIB
 _CHUNK = MIB
+_SHM = "/dev/shm"  # noqa: S108 - a tmpfs is what is wanted
 _STRIDE = 1_000_003
 """Odd and prime: the offsets into the pool do not repeat before it has been used up."""
 _EPOCH = 1_750_000_000
 """Modification time of the first object, seconds; fixed, so that ETags are the same in every run."""
+
+
+@contextlib.contextmanager
+def directory_in_memory(prefix: str) -> Iterator[str]:
+    """A directory on a tmpfs, where there is one, until the end of the block."""
+    directory = tempfile.mkdtemp(prefix=prefix, dir=_SHM if os.path.isdir(_SHM) else None)
+    os.chmod(directory, 0o755)  # noqa: S103 - nginx's workers may be another user; nothing here is secret
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +104,12 @@ class DataSet:
                 os.utime(path, (time, time))
                 entries.append((key, self.shape.size, nginx_etag(time, self.shape.size)))
                 number += 1
-            name = self.shape.bucket(bucket)
-            with open(os.path.join(self.root, "lists", f"{name}.xml"), "w", encoding="utf-8") as file:
-                file.write(listing(name, entries))
+            self.write_listing(self.shape.bucket(bucket), entries)
+
+    def write_listing(self, bucket: str, entries: list[tuple[str, int, str]]) -> None:
+        """What the origin says a bucket holds: (key, size, ETag) entries."""
+        with open(os.path.join(self.root, "lists", f"{bucket}.xml"), "w", encoding="utf-8") as file:
+            file.write(listing(bucket, entries))
 
     def remove(self) -> None:
         """Give the memory back."""

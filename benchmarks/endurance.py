@@ -36,7 +36,7 @@ from benchmarks.dataset import MIB, DataSet, Shape
 from benchmarks.origin import STRAGGLERS, OriginFailed, missing, running_origin
 from benchmarks.ours import Penstock
 from benchmarks.process import Child, ProcessFailed, memory
-from benchmarks.report import insert
+from benchmarks.report import insert_into
 from benchmarks.task import Stream, Task
 from streamer.readers.stream import PipeStream
 
@@ -276,10 +276,7 @@ def main() -> int:
     text = markdown(found)
     print(text)
     if options.into:
-        with open(options.into, encoding="utf-8") as file:
-            whole = insert(file.read(), text, begin=BEGIN, end=END)
-        with open(options.into, "w", encoding="utf-8") as file:
-            file.write(whole)
+        insert_into(options.into, text, begin=BEGIN, end=END)
     return 1 if found.wrong else 0
 
 

@@ -23,20 +23,19 @@ import os
 import platform
 import shutil
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from benchmarks.clients import ROOT, environment
-from benchmarks.dataset import DataSet, Shape, listing, nginx_etag
+from benchmarks.dataset import DataSet, Shape, directory_in_memory, nginx_etag
 from benchmarks.gpu_task import IMAGE, LOADS, MARK, RECORD, Order
 from benchmarks.origin import Origin, OriginFailed, missing, running_origin
 from benchmarks.ours import Penstock, Sidecar
 from benchmarks.process import Child, ProcessFailed
-from benchmarks.report import insert
-from benchmarks.stats import spread
+from benchmarks.report import insert_into, keep
+from benchmarks.stats import in_turns, spread
 from benchmarks.task import Stream, Task
 
 BEGIN = "<!-- gpu: begin; written by python -m benchmarks.gpu -->"
@@ -46,7 +45,6 @@ RECORDS = 400
 """Of each shard: 60 MB."""
 SHARDS = 960
 """More than any run reads of; all are one file."""
-SHM = "/dev/shm"  # noqa: S108 - a tmpfs is what is wanted
 _PATIENCE = 240.0
 """Seconds until a model must be warm, or a run over."""
 Document = dict[str, Any]
@@ -73,8 +71,7 @@ class Shards(DataSet):
             os.link(first, os.path.join(directory, self.shape.key(index)))
         etag = nginx_etag(int(os.stat(first).st_mtime), self.shape.size)
         entries = [(self.shape.key(index), self.shape.size, etag) for index in range(self.shape.objects)]
-        with open(os.path.join(self.root, "lists", f"{bucket}.xml"), "w", encoding="utf-8") as file:
-            file.write(listing(bucket, entries))
+        self.write_listing(bucket, entries)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +198,6 @@ def measure(
     workers: Sequence[int],
     rounds: int,
     seconds: float,
-    say: Callable[[str], None],
 ) -> Document:
     """All feeds of one load; the part of the results document."""
     ml = os.path.join(directory, "ml")
@@ -219,29 +215,30 @@ def measure(
                 tried = {}
                 for count in choices if len(choices) > 1 else ():
                     tried[count] = place.run(feed, count, seconds / 2)
-                    say(f"{load}, {feed}: tried: {text(tried[count])}")
-                best = max(
-                    tried,
-                    key=lambda count: tried[count]["images"] / tried[count]["seconds"],
-                    default=choices[0],
-                )
+                    _say(f"{load}, {feed}: tried: {text(tried[count])}")
+                best = max(tried, key=lambda count: rate_of(tried[count]), default=choices[0])
                 entries[feed] = {"workers": best, "tried": tried, "runs": []}
-            for number in range(rounds):
-                turn = number % len(feeds)
-                for feed in (*feeds[turn:], *feeds[:turn]):
-                    found = place.run(feed, entries[feed]["workers"], seconds)
-                    entries[feed]["runs"].append(found)
-                    say(f"{load}, {feed}: run {number + 1}: {text(found)}")
+            for number, feed in in_turns(rounds, feeds):
+                found = place.run(feed, entries[feed]["workers"], seconds)
+                entries[feed]["runs"].append(found)
+                _say(f"{load}, {feed}: run {number + 1}: {text(found)}")
         finally:
             trainer.close()
     return {"device": name, "feeds": entries}
+
+
+def rate_of(found: Document) -> float:
+    """Images per second of a run."""
+    images: int = found["images"]
+    seconds: float = found["seconds"]
+    return images / seconds
 
 
 def text(found: Document) -> str:
     """A run in words."""
     waited = "".join(f", {state} {part:.0%}" for state, part in found.get("waits", {}).items())
     return (
-        f"{found['workers']} workers, {found['images'] / found['seconds']:,.0f} images/s, "
+        f"{found['workers']} workers, {rate_of(found):,.0f} images/s, "
         f"GPU idle {found['idle']:.1%}, {found['cores']:.1f} cores, "
         f"first batch {found['first_batch']:.2f} s{waited}"
     )
@@ -256,7 +253,7 @@ def rows(entries: Document) -> Iterator[str]:
         rate, idle, cores, first = (
             spread(values)
             for values in (
-                [run["images"] / run["seconds"] for run in runs],
+                list(map(rate_of, runs)),
                 [100 * run["idle"] for run in runs],
                 [run["cores"] for run in runs],
                 [run["first_batch"] for run in runs],
@@ -336,10 +333,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"bench: {error}", file=sys.stderr)
             return 1
     if chosen.into is not None:
-        with open(chosen.into, encoding="utf-8") as file:
-            whole = insert(file.read(), markdown(results), begin=BEGIN, end=END)
-        with open(chosen.into, "w", encoding="utf-8") as file:
-            file.write(whole)
+        insert_into(chosen.into, markdown(results), begin=BEGIN, end=END)
     return 0
 
 
@@ -351,8 +345,7 @@ def _measure(
     if here >= len(cores):
         raise OriginFailed(f"of {len(cores)} cores the origin needs at least one: give fewer --cores")
     divided = Cores(cores[:here], cores[here:])
-    with tempfile.TemporaryDirectory(prefix="penstock-gpu-", dir=SHM if os.path.isdir(SHM) else None) as made:
-        os.chmod(made, 0o755)  # noqa: S103 - nginx's workers may be another user; nothing here is secret
+    with directory_in_memory("penstock-gpu-") as made:
         data = Shards(os.path.join(made, "data"))
         data.create()
         with contextlib.ExitStack() as stack:
@@ -370,7 +363,6 @@ def _measure(
                     workers=[int(count) for count in chosen.workers.split(",")],
                     rounds=chosen.rounds,
                     seconds=chosen.seconds,
-                    say=_say,
                 )
                 results["loads"][load] = found
                 results |= {
@@ -387,10 +379,7 @@ def _measure(
                         "torch": importlib.metadata.version("torch"),
                     },
                 }
-                os.makedirs(os.path.dirname(chosen.out) or ".", exist_ok=True)
-                with open(chosen.out, "w", encoding="utf-8") as file:
-                    json.dump(results, file, indent=1)
-                    file.write("\n")
+                keep(results, chosen.out)
 
 
 def _say(what: str) -> None:

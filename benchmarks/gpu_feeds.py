@@ -25,6 +25,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from benchmarks.clients import rclone_path
 from benchmarks.gpu_task import AHEAD, IMAGE, MARK, RECORD, Order
 
 MIB = 1 << 20
@@ -197,10 +198,7 @@ def _s5cmd(order: Order, key: str) -> list[str]:
 
 
 def _rclone(order: Order, key: str) -> list[str]:
-    remote = (
-        f':s3,provider=Other,env_auth=true,region=us-east-1,force_path_style=true,endpoint="{order.url}":'
-    )
-    return ["rclone", "--config", os.devnull, "cat", f"{remote}{order.bucket}/{key}"]
+    return ["rclone", "--config", os.devnull, "cat", rclone_path(order.url, f"{order.bucket}/{key}")]
 
 
 FEEDS: dict[str, Callable[[Order, int], Iterator[Readable]]] = {

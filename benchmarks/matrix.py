@@ -23,7 +23,7 @@ from benchmarks.netns import own_network
 from benchmarks.origin import Origin, running_origin
 from benchmarks.process import ProcessFailed
 from benchmarks.scenarios import Scenario
-from benchmarks.stats import fastest
+from benchmarks.stats import fastest, in_turns
 
 Say = Callable[[str], None]
 Document = dict[str, Any]
@@ -58,10 +58,8 @@ class Matrix:
             work = _Work(self, scenario, origin, data)
             for client in self._clients:
                 work.prepare(client)
-            for number in range(self._rounds):
-                turn = number % len(self._clients)
-                for client in (*self._clients[turn:], *self._clients[:turn]):
-                    work.count(client)
+            for _, client in in_turns(self._rounds, self._clients):
+                work.count(client)
         return {
             "text": scenario.text,
             "objects": scenario.shape.describe(),

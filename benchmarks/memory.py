@@ -25,7 +25,7 @@ from typing import Any
 from benchmarks import origin
 from benchmarks.cgroup import Cgroup, NoCgroup, limited
 from benchmarks.clients import ROOT, environment
-from benchmarks.dataset import DataSet, Shape, listing, nginx_etag
+from benchmarks.dataset import DataSet, Shape, directory_in_memory, nginx_etag
 from benchmarks.process import Child, ProcessFailed, memory
 from streamer.units import MIB
 
@@ -225,8 +225,7 @@ def _zip(data: DataSet, objects: int) -> Source:
             file.write(packed)
         os.utime(path, (mtime, mtime))
         entries.append((key, len(packed), nginx_etag(mtime, len(packed))))
-    with open(os.path.join(data.root, "lists", f"{ZIPPED}.xml"), "w", encoding="utf-8") as file:
-        file.write(listing(ZIPPED, entries))
+    data.write_listing(ZIPPED, entries)
     return Source(ZIPPED, digest.hexdigest(), size, compressed=True)
 
 
@@ -276,8 +275,7 @@ def main() -> int:
         return 1
     sys.stdout.write(f"| {' | '.join(HEADINGS)} |\n{'|---' * len(HEADINGS)}|\n")
     failed = False
-    shared = "/dev/shm" if os.path.isdir("/dev/shm") else None  # noqa: S108 - a tmpfs, not a secret
-    with tempfile.TemporaryDirectory(dir=shared) as place:
+    with directory_in_memory("penstock-memory-") as place:
         try:
             for transport, limit, outcome in rows(arguments.limits, arguments.transports, place):
                 sys.stdout.write(f"| {' | '.join(cells(transport, limit, outcome))} |\n")

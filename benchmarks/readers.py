@@ -19,17 +19,16 @@ import datetime as dt
 import json
 import os
 import platform
-import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from benchmarks.dataset import directory_in_memory
 from benchmarks.process import Child
-from benchmarks.report import insert
-from benchmarks.stats import spread
+from benchmarks.report import insert_into, keep
+from benchmarks.stats import in_turns, spread
 from streamer.formats import recordio, tfrecord
 from streamer.trailer import Trailer, trailer_path, write_trailer
 
@@ -38,7 +37,6 @@ END = "<!-- readers: end -->"
 Document = dict[str, Any]
 
 _FEEDER = os.path.join(os.path.dirname(__file__), "feeder.py")
-_SHM = "/dev/shm"  # noqa: S108 - a tmpfs is what is wanted
 _PATIENCE = 60.0
 """Seconds that a reader may take to import TensorFlow, or for one run."""
 
@@ -172,8 +170,7 @@ class Reader:
 def measure(cases: Sequence[Case], rounds: int, keep: Callable[[Document], None]) -> None:
     """All readers over all cases, interleaved; `keep` gets the results after every case."""
     with contextlib.ExitStack() as stack:
-        directory = tempfile.mkdtemp(prefix="penstock-readers-", dir=_SHM if os.path.isdir(_SHM) else None)
-        stack.callback(shutil.rmtree, directory, ignore_errors=True)
+        directory = stack.enter_context(directory_in_memory("penstock-readers-"))
         readers = [Reader(name) for name in READERS]
         for reader in readers:
             stack.callback(reader.close)
@@ -181,12 +178,10 @@ def measure(cases: Sequence[Case], rounds: int, keep: Callable[[Document], None]
         for case in cases:
             files = write_files(case, directory)
             runs: dict[str, list[dict[str, float]]] = {name: [] for name in READERS}
-            for number in range(rounds + 1):
-                turn = number % len(readers)
-                for reader in (*readers[turn:], *readers[:turn]):
-                    run = reader.run(case, files, directory)
-                    if number:
-                        runs[reader.name].append(run)
+            for number, reader in in_turns(rounds + 1, readers):
+                run = reader.run(case, files, directory)
+                if number:
+                    runs[reader.name].append(run)
             keep({"tensorflow": version, "cases": {case.name: runs}})
             print("\n".join(rows(case.name, runs)), flush=True)
 
@@ -254,20 +249,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with contextlib.suppress(FileNotFoundError), open(chosen.out, encoding="utf-8") as file:
         results = json.load(file)
 
-    def keep(found: Document) -> None:
+    def add(found: Document) -> None:
         results.update(found | {"cases": results["cases"] | found["cases"]} | _circumstances(chosen.rounds))
-        os.makedirs(os.path.dirname(chosen.out) or ".", exist_ok=True)
-        with open(chosen.out, "w", encoding="utf-8") as file:
-            json.dump(results, file, indent=1)
-            file.write("\n")
+        keep(results, chosen.out)
 
     if names:
-        measure([CASES[name] for name in names], chosen.rounds, keep)
+        measure([CASES[name] for name in names], chosen.rounds, add)
     if chosen.into is not None:
-        with open(chosen.into, encoding="utf-8") as file:
-            whole = insert(file.read(), markdown(results), begin=BEGIN, end=END)
-        with open(chosen.into, "w", encoding="utf-8") as file:
-            file.write(whole)
+        insert_into(chosen.into, markdown(results), begin=BEGIN, end=END)
     return 0
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -144,6 +145,22 @@ def insert(text: str, results: str, *, begin: str = BEGIN, end: str = END) -> st
     return f"{before}{begin}\n\n{results}\n{end}{after}"
 
 
+def insert_into(path: str, results: str, *, begin: str = BEGIN, end: str = END) -> None:
+    """`insert` into a file. Raises ValueError, OSError."""
+    with open(path, encoding="utf-8") as file:
+        whole = insert(file.read(), results, begin=begin, end=end)
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(whole)
+
+
+def keep(results: Document, path: str) -> None:
+    """Write a results document; its directory is made."""
+    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(results, file, indent=1)
+        file.write("\n")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=__doc__.splitlines()[0])
     parser.add_argument("results", help="the JSON file that the benchmarks wrote")
@@ -154,10 +171,7 @@ def main() -> int:
     if arguments.into is None:
         sys.stdout.write(text)
         return 0
-    with open(arguments.into, encoding="utf-8") as file:
-        whole = insert(file.read(), text)
-    with open(arguments.into, "w", encoding="utf-8") as file:
-        file.write(whole)
+    insert_into(arguments.into, text)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""From runs to rows: medians with their range, the setting that wins, and who is beside whom.
+"""The order of runs, and from runs to rows: medians with their range, the setting that wins, the best peer.
 
 Works on the plain values of a results document, so that a report can be made from the file alone.
 """
@@ -6,12 +6,21 @@ Works on the plain values of a results document, so that a report can be made fr
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 GB = 1e9
 Document = dict[str, Any]
+
+
+def in_turns(rounds: int, contestants: Sequence[T]) -> Iterator[tuple[int, T]]:
+    """Everybody once a round, with its number, in an order that rotates: a disturbance meets all."""
+    for number in range(rounds):
+        turn = number % len(contestants)
+        for each in (*contestants[turn:], *contestants[:turn]):
+            yield number, each
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,8 @@ import tempfile
 import time
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.stats import in_turns
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
@@ -86,14 +88,12 @@ def compare(place: str, expected: tuple[int, int], rounds: int, workers: int) ->
     wanted = [each for each in CONTESTANTS if not (workers and each == "tarfile")]
     size = sum(os.path.getsize(path) for path in shards_of(place)) / 1e9
     found: dict[str, list[tuple[float, float]]] = {each: [] for each in wanted}
-    for turn in range(rounds + 1):
-        for at in range(len(wanted)):
-            contestant = wanted[(turn + at) % len(wanted)]
-            result = run(contestant, place, workers)
-            if (result["samples"], result["bytes"]) != expected:
-                raise SystemExit(f"{contestant} read {result}, and not {expected}")
-            if turn:  # the first one fills caches
-                found[contestant].append((size / result["seconds"], result["cpu"] / size))
+    for number, contestant in in_turns(rounds + 1, wanted):
+        result = run(contestant, place, workers)
+        if (result["samples"], result["bytes"]) != expected:
+            raise SystemExit(f"{contestant} read {result}, and not {expected}")
+        if number:  # the first one fills caches
+            found[contestant].append((size / result["seconds"], result["cpu"] / size))
     for contestant, results in found.items():
         speeds, costs = zip(*results, strict=True)
         yield (

@@ -30,7 +30,7 @@ from pathlib import Path
 import uvloop
 from aiohttp import web
 
-from benchmarks.report import insert
+from benchmarks.report import insert_into
 from streamer.errors import StreamError
 from streamer.plan import S3Uri
 from streamer.readers.stream import PipeStream
@@ -389,8 +389,7 @@ def main() -> int:
     text = hedges(options.seeds) if options.hedges else faults(options.seeds)
     print(text)
     if options.into:
-        path = Path(options.into)
-        path.write_text(insert(path.read_text(), text, begin=BEGIN.format(name), end=END.format(name)))
+        insert_into(options.into, text, begin=BEGIN.format(name), end=END.format(name))
     return 0
 
 

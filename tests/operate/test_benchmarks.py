@@ -496,7 +496,7 @@ def test_origin_answers_as_s3_does(tmp_path, data, server):
 
 
 def test_objects_are_removed_whatever_happens():
-    with pytest.raises(SystemExit), program._directory() as directory:
+    with pytest.raises(SystemExit), program.directory_in_memory("penstock-bench-") as directory:
         DataSet(Shape("tiny", 1, 1, 10), os.path.join(directory, "data")).create()
         raise SystemExit(1)
     assert not os.path.exists(directory)
