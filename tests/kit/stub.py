@@ -64,7 +64,7 @@ class S3Stub:
     objects: dict[str, bytes] = field(default_factory=dict)
     """By `bucket/key`."""
     faults: dict[str, deque[Fault]] = field(default_factory=lambda: defaultdict(deque))
-    """By `bucket/key`, or ANY."""
+    """By `bucket/key`, `bucket/key@first byte`, or ANY."""
     seen: list[Seen] = field(default_factory=list)
     versions: dict[str, bytes] = field(default_factory=dict)
     """Older contents, by `bucket/key?version id`."""
@@ -116,8 +116,12 @@ class S3Stub:
     def script_head(self, *faults: Fault, key: str) -> None:
         self.head_faults[key].extend(faults)
 
-    def script(self, *faults: Fault, key: str = ANY) -> None:
-        self.faults[key].extend(faults)
+    def script(self, *faults: Fault, key: str = ANY, first: int | None = None) -> None:
+        """Faults for the next GETs of `key`; with `first`, for those whose range begins at that byte.
+
+        Parallel requests of one object arrive in any order, so a test that means the head of line names it.
+        """
+        self.faults[key if first is None else f"{key}@{first}"].extend(faults)
 
     def release(self) -> None:
         assert self._loop is not None
@@ -164,7 +168,7 @@ class S3Stub:
         self.in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
         try:
-            for queue in (self.faults.get(name), self.faults.get(ANY)):
+            for queue in (self.faults.get(f"{name}@{start}"), self.faults.get(name), self.faults.get(ANY)):
                 if queue:
                     return await queue.popleft()(answer)
             if self.weather and (struck := self.weather(name, start, end - start)):

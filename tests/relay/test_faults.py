@@ -209,7 +209,7 @@ async def test_progress_restarts_the_clock(run, stub, tmp_path):
 async def test_time_is_booked_on_who_is_slow(run, stub, tmp_path):
     """Storage silent: starved. Reader silent: blocked. Nobody there: idle."""
     truth = fill(stub, [MORE_THAN_A_FIFO])
-    stub.script(stalls(stub))
+    stub.script(stalls(stub), key="b/data/0000", first=0)
     async with run(stub, tmp_path, parts=4, part_size=4_000_000) as running:
         assert running.channel.statistics().seconds["starved"] == 0
         with open(await off_loop(os.open, running.fifo(0), os.O_RDONLY), "rb", buffering=0) as reader:
