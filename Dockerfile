@@ -18,12 +18,12 @@ WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
 COPY streamer streamer
 COPY sidecar sidecar
-RUN pip wheel --no-deps --wheel-dir /wheels . \
+RUN pip wheel --no-deps --wheel-dir /wheels ./streamer . \
  && python -m venv --without-pip /opt/venv
 
-# By path: a name would ask the package index, where it may be somebody else's.
+# By path: a name would ask the package index, which has neither.
 FROM build AS build-sidecar
-RUN pip --python /opt/venv/bin/python install "$(echo /wheels/penstock-*.whl)[sidecar]"
+RUN pip --python /opt/venv/bin/python install /wheels/penstock_readers-*.whl /wheels/penstock_sidecar-*.whl
 
 # botocore describes some 400 services; S3 and those that give out credentials are used. C sources are not run.
 FROM build-sidecar AS build-small
@@ -35,7 +35,7 @@ FROM build-sidecar AS build-seed
 RUN pip --python /opt/venv/bin/python install "awscrt>=0.27" "numpy>=1.26" "rich>=14"
 
 FROM build AS build-trainer
-RUN pip --python /opt/venv/bin/python install "$(echo /wheels/penstock-*.whl)[tensorflow]" "rich>=14"
+RUN pip --python /opt/venv/bin/python install "$(echo /wheels/penstock_readers-*.whl)[tensorflow]" "rich>=14"
 
 FROM python:3.13-slim AS runtime
 ENV PATH=/opt/venv/bin:$PATH \

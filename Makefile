@@ -9,14 +9,19 @@
 # make images      build the images without Docker and run the compose file with them; root, some minutes
 # make clean       remove what was built, the virtual environment too
 #
-# The virtual environment .venv is made at need and brought up to date when pyproject.toml changes.
+# The virtual environment .venv is made at need and brought up to date when a pyproject.toml changes.
 
 PYTHON ?= python3
 DEMO ?=
 BENCH ?=
 # Test processes: most tests wait for other processes now and then.
 WORKERS ?= $(shell expr $$(nproc) + 1)
+# The distributions penstock-sidecar and penstock-readers. They are installed together, so that no index is asked for one.
+PROJECTS = pyproject.toml streamer/pyproject.toml
 PIP = .venv/bin/python -m pip install --quiet --disable-pip-version-check
+# penstock-readers for its oldest Python: syntax and standard library. NumPy's stubs for it return Any.
+READERS = --python-version 3.10 --no-warn-return-any --no-warn-unused-ignores -p streamer.readers -p streamer.formats \
+	-m streamer -m streamer.errors -m streamer.trailer -m streamer.units
 # TensorFlow's C++ log: errors only, unless somebody wants to hear more.
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
@@ -34,6 +39,7 @@ lint: .venv/.stamp-dev
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
+	.venv/bin/mypy $(READERS)
 
 format: .venv/.stamp-dev
 	.venv/bin/ruff check --fix .
@@ -60,21 +66,21 @@ images: .venv/.stamp-dev
 system-tools:
 	@scripts/install-system-tools
 
-.venv/.stamp-demo: pyproject.toml
+.venv/.stamp-demo: $(PROJECTS)
 	@scripts/make-venv $(PYTHON)
 	@echo "installing into .venv; TensorFlow is some 600 MB, so this takes a minute or two"
-	@$(PIP) --editable '.[sidecar,tensorflow]' --group demo
+	@$(PIP) --editable './streamer[tensorflow]' --editable . --group demo
 	@touch $@
 
-.venv/.stamp-dev: pyproject.toml
+.venv/.stamp-dev: $(PROJECTS)
 	@scripts/make-venv $(PYTHON)
 	@echo "installing into .venv; TensorFlow, PyTorch and JAX are some 2 GB, so this takes minutes"
-	@$(PIP) --editable '.[sidecar,tensorflow]' --group dev
+	@$(PIP) --editable './streamer[tensorflow]' --editable . --group dev
 	@touch .venv/.stamp-demo $@
 
-.venv/.stamp-bench: pyproject.toml
+.venv/.stamp-bench: $(PROJECTS)
 	@scripts/make-venv $(PYTHON)
-	@$(PIP) --editable '.[sidecar]' --group bench
+	@$(PIP) --editable ./streamer --editable . --group bench
 	@touch $@
 
 clean:

@@ -1,4 +1,4 @@
-"""Entry point of the `penstock` command, also where only the readers are installed."""
+"""Entry point of the `penstock` command, also where a package that it needs is missing."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import sys
 
 
 def main() -> None:
-    """Run the command line, or say what is missing to have one."""
+    """Run the command line, or name the package that is missing."""
     try:
         from sidecar import cli
     except ModuleNotFoundError as error:
         sys.stderr.write(
-            f"penstock: {error.name} is not installed; the readers need no command, "
-            "the sidecar does: pip install 'penstock[sidecar]'\n"
+            f"penstock: {error.name} is not installed. "
+            "Install penstock-sidecar again, with all that it depends on\n"
         )
         sys.exit(2)
     cli.main()

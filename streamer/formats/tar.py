@@ -238,7 +238,7 @@ def _members(record: bytes) -> Iterator[tuple[str, int, int]]:
 def _number(field: bytes) -> int:
     """Octal text, or GNU's base 256 where the first bit is set."""
     if field[0] & 0x80:
-        return int.from_bytes(bytes([field[0] & 0x7F]) + field[1:])
+        return int.from_bytes(bytes([field[0] & 0x7F]) + field[1:], "big")
     text = field.strip(b" \0")
     try:
         return int(text, 8) if text else 0

@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sysconfig
+import tomllib
 from dataclasses import dataclass, field
 from importlib import metadata
 
@@ -18,6 +19,17 @@ from tests.operate.promql import ROOT
 SCRIPTS = sysconfig.get_path("scripts")
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))
 SERVICES = COMPOSE["services"]
+
+
+def declared(directory):
+    """The requirements of a distribution of ours, as its metadata has them once it is built."""
+    project = tomllib.loads((ROOT / directory / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project.get("optional-dependencies", {})
+    optional = [f"{need}; extra == '{extra}'" for extra, needs in extras.items() for need in needs]
+    return project["name"], [*project["dependencies"], *optional]
+
+
+PROJECTS = dict(map(declared, [".", "streamer"]))
 OURS = ("seed", "sidecar", "trainer")
 
 
@@ -69,14 +81,15 @@ def mounts(service):
 
 
 def installed(name):
-    """The requirements that pip installs for an image, our wheel under its name."""
+    """The requirements that pip installs for an image, our wheels under their names."""
     stage, found = STAGES[f"build-{name}"], set()
     while stage is not None:
         commands = [text for how, text in stage.lines if how == "RUN" and " install " in text]
         for words in map(shlex.split, commands):
             found |= set(words[words.index("install") + 1 :])
         stage = STAGES.get(stage.base)
-    return {re.sub(r"\$\(.*/penstock-\*\.whl\)", "penstock", one) for one in found}
+    ours = re.compile(r"(?:\$\(echo )?/wheels/(penstock_\w+)-\*\.whl\)?")
+    return {ours.sub(lambda wheel: canonicalize_name(wheel[1]), one) for one in found}
 
 
 def closure(requirements):
@@ -91,7 +104,7 @@ def closure(requirements):
         seen.add(key)
         found.add(key[0])
         try:
-            needs = metadata.requires(wanted.name) or []
+            needs = PROJECTS.get(key[0]) or metadata.requires(wanted.name) or []
         except metadata.PackageNotFoundError:
             continue
         for need in map(Requirement, needs):

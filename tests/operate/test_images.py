@@ -1,4 +1,4 @@
-"""The Dockerfile and the wheel that its images install.
+"""The Dockerfile and the wheels that its images install.
 
 No container engine is at hand in tests, so what can be known without one is: that the file is valid, that
 everything it names exists, and that the build's own commands work.
@@ -13,13 +13,14 @@ import re
 import shlex
 import subprocess
 import sys
-import sysconfig
 import zipfile
 from fnmatch import fnmatch
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
+import click
 import pytest
 
+from streamer import __version__
 from tests.operate.containers import (
     OURS,
     SCRIPTS,
@@ -99,8 +100,9 @@ def test_every_copied_source_exists_and_is_in_the_build_context():
 
 def test_images_get_the_extras_that_they_need_and_no_others():
     """Credentials and storage code stay out of the trainer's image."""
-    assert installed("sidecar") == {"penstock[sidecar]"}
+    assert installed("sidecar") == {"penstock-readers", "penstock-sidecar"}
     trainer = closure(installed("trainer"))
+    assert "penstock-sidecar" not in trainer
     assert "tensorflow" in trainer
     assert trainer.isdisjoint({"aiobotocore", "boto3", "botocore", "aiohttp"})
     copied = {name: [text for how, text in STAGES[name].lines if how == "COPY"] for name in OURS}
@@ -122,56 +124,111 @@ def test_entry_point_command_and_health_check_are_commands_of_ours():
     assert ran.returncode == 1, ran.stderr
 
 
-# --- The wheel that the images install ---------------------------------------------------------------
+# --- The wheels that the images install --------------------------------------------------------------
+
+READERS, SIDECAR = "penstock_readers", "penstock_sidecar"
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    """The wheel, built as the Dockerfile builds it."""
+def wheels(tmp_path_factory):
+    """Both wheels by name, built as the Dockerfile builds them."""
     target = tmp_path_factory.mktemp("wheels")
     # Where the build backend is installed, no index is needed.
     isolation = ["--no-build-isolation"] if importlib.util.find_spec("hatchling") else []
-    ran = run(sys.executable, "-m", "pip", "wheel", "--no-deps", *isolation, "--wheel-dir", str(target), ".")
+    building = [sys.executable, "-m", "pip", "wheel", "--no-deps", *isolation, "--wheel-dir", str(target)]
+    ran = run(*building, "./streamer", ".")
     assert ran.returncode == 0, ran.stderr
-    (built,) = target.glob("penstock-*.whl")
-    return built
+    return {path.name.split("-")[0]: path for path in target.glob("*.whl")}
 
 
-def test_wheel_holds_the_two_packages_and_nothing_else(wheel):
-    names = zipfile.ZipFile(wheel).namelist()
-    tops = {name.split("/")[0] for name in names}
-    assert {"streamer", "sidecar"} == {top for top in tops if not top.endswith(".dist-info")}
+def environment(python, home, *wheels):
+    """A virtual environment of `python` with the wheels and nothing else; its interpreter."""
+    assert run(python, "-m", "venv", "--without-pip", str(home)).returncode == 0
+    inside = str(home / "bin/python")
+    installing = [sys.executable, "-m", "pip", "--python", inside, "install", "--no-deps", "--no-index"]
+    ran = run(*installing, *map(str, wheels))
+    assert ran.returncode == 0, ran.stderr
+    return inside
+
+
+def oldest():
+    """Python 3.10, the oldest that the readers run on, or this one where the machine lacks it."""
+    ran = subprocess.run(
+        ["sh", "-c", "python3.10 -c 'import venv, sys; print(sys.executable)'"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return ran.stdout.strip() or sys.executable
+
+
+def test_the_two_wheels_hold_both_packages_once(wheels):
+    """Whichever is installed or removed first, the other keeps all its files."""
+    assert wheels.keys() == {READERS, SIDECAR}
+    held = {}
+    for name, path in wheels.items():
+        files = zipfile.ZipFile(path).namelist()
+        held[name] = {each for each in files if not each.split("/")[0].endswith(".dist-info")}
+    assert held[READERS].isdisjoint(held[SIDECAR])
+    wanted = set()
     for package in ("streamer", "sidecar"):
-        assert f"{package}/py.typed" in names
-        inside = {f"{path.relative_to(ROOT)}" for path in (ROOT / package).rglob("*.py")}
-        assert inside <= set(names)
+        wanted |= {f"{path.relative_to(ROOT)}" for path in (ROOT / package).rglob("*.py")}
+        wanted.add(f"{package}/py.typed")
+    assert held[READERS] | held[SIDECAR] == wanted | {"sidecar/page.html"}
+    assert (ROOT / "streamer/LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
 
 
-def test_wheel_alone_gives_the_readers(wheel, tmp_path):
-    """The base install is for training images: no dependency, and nothing but the standard library loaded."""
+def test_the_sidecar_wants_the_readers_of_its_own_version(wheels):
+    (metadata,) = [
+        zipfile.ZipFile(wheels[SIDECAR]).read(name).decode()
+        for name in zipfile.ZipFile(wheels[SIDECAR]).namelist()
+        if name.endswith("/METADATA")
+    ]
+    assert f"Requires-Dist: penstock-readers=={__version__}\n" in metadata
+    assert wheels[READERS].name == f"{READERS}-{__version__}-py3-none-any.whl"
+
+
+def test_readers_alone_read_an_epoch_on_the_oldest_python(wheels, tmp_path):
+    """They are for training images: no dependency, and nothing but the standard library loaded."""
     home = tmp_path / "venv"
-    assert run(sys.executable, "-m", "venv", "--without-pip", str(home)).returncode == 0
-    python = str(home / "bin/python")
-    ran = run(
-        sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", str(wheel)
-    )
-    assert ran.returncode == 0, ran.stderr
+    python = environment(oldest(), home, wheels[READERS])
     program = (
-        "import streamer.readers as r, sys\n"
+        "import os, pkgutil, struct, sys, threading, streamer.formats, streamer.readers as r\n"
         "for name in r.__all__: getattr(r, name)\n"
+        "rooms = (r, streamer.formats)\n"
+        "found = [each.name for room in rooms"
+        " for each in pkgutil.iter_modules(room.__path__, room.__name__ + '.')]\n"
+        "frameworks = {'tensorflow', 'torch', 'numpy'}\n"
+        "for name in found:\n"
+        "    try: __import__(name)\n"
+        "    except ModuleNotFoundError as error: assert error.name in frameworks, (name, error)\n"
+        "os.mkfifo('train_0')\n"
+        "record = struct.pack('<II', 0xCED7230A, 4) + b'data'\n"
+        "def write():\n"
+        "    with open('train_0', 'wb') as fifo: fifo.write(3 * record)\n"
+        "threading.Thread(target=write).start()\n"
+        "print(*map(bytes, r.PipeReader('train', 'RecordIO', epoch=0, pipe_dir='.', config_dir='.')))\n"
         "print(r.__file__)\n"
         "print(*sorted({name.split('.')[0] for name in sys.modules} - set(sys.stdlib_module_names)))\n"
     )
-    ran = run(python, "-I", "-W", "error", "-c", program)
+    ran = run(python, "-I", "-W", "error", "-c", f"import os; os.chdir({str(tmp_path)!r})\n{program}")
     assert ran.returncode == 0, ran.stderr
-    place, loaded = ran.stdout.splitlines()
+    records, place, loaded = ran.stdout.splitlines()
+    assert records == "b'data' b'data' b'data'"
     assert place.startswith(str(home))
     assert set(loaded.split()) <= {"__main__", "streamer"}
-    # The command, with its dependencies lent from this environment and our packages from the wheel.
-    lent = {**os.environ, "PYTHONPATH": sysconfig.get_path("purelib")}
-    ran = subprocess.run(
-        [str(home / "bin/penstock"), "--version"],
-        capture_output=True, text=True, check=False, cwd=tmp_path, env=lent,
-    )  # fmt: skip
+    assert not (home / "bin/penstock").exists()
+
+
+def test_both_wheels_give_the_command(wheels, tmp_path):
+    home = tmp_path / "venv"
+    environment(sys.executable, home, wheels[SIDECAR], wheels[READERS])
+    penstock = [str(home / "bin/penstock"), "--version"]
+    # Without the packages that it needs, the command names the first that is missing.
+    ran = run(*penstock)
+    assert ran.returncode == 2
+    assert "is not installed. Install penstock-sidecar again" in ran.stderr
+    assert len(ran.stderr.splitlines()) == 1
+    # With them lent from this environment, and our packages from the wheels.
+    lent = {**os.environ, "PYTHONPATH": str(Path(click.__file__).parent.parent)}
+    ran = subprocess.run(penstock, capture_output=True, text=True, check=False, cwd=tmp_path, env=lent)
     assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.startswith("penstock, version ")
+    assert ran.stdout == f"penstock, version {__version__}\n"
