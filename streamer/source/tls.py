@@ -119,16 +119,21 @@ class TlsConnection:
 
     def recv_into(self, room: memoryview) -> int:
         """As many bytes as there are and fit, 0 at the end. Raises BlockingIOError for none now, OSError."""
-        size, count = len(room), 0
-        memory, read, state = _ffi.from_buffer(room, require_writable=True), self._read, self._ssl
-        while count < size and not self._over:
-            got = read(state, memory + count, size - count)  # a record each
-            if got > 0:
-                count += got
-            elif not self._ended(got):
-                if not count:
-                    raise BlockingIOError
-                break
+        size, count, read, state = len(room), 0, self._read, self._ssl
+        memory = _ffi.from_buffer(room, require_writable=True)
+        try:
+            while count < size and not self._over:
+                got = read(state, memory + count, size - count)  # a record each
+                if got > 0:
+                    count += got
+                elif not self._ended(got):
+                    if not count:
+                        raise BlockingIOError
+                    break
+        finally:
+            # The export must not live on in the frame of a traceback: CPython's garbage collector may clear
+            # the memoryview before its export, which then writes through NULL.
+            _ffi.release(memory)
         if not count and self._error is not None:
             raise self._error
         return count

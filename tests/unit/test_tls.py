@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import socket
 import ssl
+import subprocess
+import sys
 
 import pytest
 import trustme
@@ -212,3 +215,42 @@ def test_a_reset_is_an_error(authority, trust):
             everything(connection, bytearray(100))
         with pytest.raises(OSError, match=r"."):
             connection.send(b"GET /")
+
+
+def keep(connection, view):
+    """Read into `view`, and leave the error in a reference cycle: frame, error, traceback, frame."""
+    try:
+        connection.recv_into(view)
+    except OSError as error:
+        kept = error
+        assert kept.__traceback__ is not None
+
+
+def collect_errors():
+    """What the next test runs: every way in which a read raises, and the garbage collector after it."""
+    authority = trustme.CA()
+    with authority.cert_pem.tempfile() as path:
+        trust = Trust(path)
+    gc.disable()
+    with both(authority, trust) as (connection, _, _server):
+        everything(connection, bytearray(100))  # session tickets
+        keep(connection, memoryview(bytearray(100)))
+        gc.collect()
+    with both(authority, trust) as (connection, _, server):
+        everything(connection, bytearray(100))
+        with socket.socket(fileno=server.detach()) as plain:
+            plain.send(b"HTTP/1.1 200 OK\r\n\r\n")
+            keep(connection, memoryview(bytearray(100)))
+            gc.collect()
+
+
+def test_an_error_that_the_garbage_collector_finds_ends_no_process():
+    """CPython 3.11 clears a memoryview although a buffer of it is exported, then writes through NULL.
+
+    The process died by SIGSEGV where an export of `recv_into` lived on in the frame of a traceback.
+    """
+    script = "from tests.unit.test_tls import collect_errors; collect_errors()"
+    ended = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
