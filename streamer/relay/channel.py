@@ -355,6 +355,11 @@ class Channel:
 
         async def publish() -> None:
             self._fifos.publish(trailer)
+            if outlet is not None:
+                # The next epoch's FIFO is there, and nobody will write into it: a reader that has left this
+                # epoch early, and waits there, is told why.
+                after = self._opening(self._epoch + 1)
+                self._fifos.publish(replace(after, verdict="failed", error=trailer.error, poison=0))
 
         await patiently(publish, self._policy, self._note_shortage)
         self._count(trailer)
@@ -376,9 +381,6 @@ class Channel:
         self._outlet = None
         self._closed = True
         self._fifos.retire(self._epoch, outlet, trailer)
-        # Who goes on to the next epoch hears the same, and need not find out that nobody writes there.
-        after = self._epoch + 1
-        self._fifos.publish(replace(self._opening(after), verdict="failed", error=trailer.error, poison=0))
 
     def _stop_outlet(self) -> None:
         """Close what is still open when the channel ends in mid-epoch."""

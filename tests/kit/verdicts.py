@@ -225,8 +225,11 @@ class Scene:
                 said = base64.b64encode(checksums.crc64nvme(data).to_bytes(8, "big")).decode()
                 self.stub.checksums[name] = {"x-amz-checksum-crc64nvme": said}
 
-    def judge(self, name: str, plan: Plan, epoch: int, got: Got) -> None:
-        """Raises Broken unless the epoch is right, or failed for a reason that it was given."""
+    def judge(self, name: str, plan: Plan, epoch: int, got: Got, *, after_left: bool = False) -> None:
+        """Raises Broken unless the epoch is right, or failed for a reason that it was given.
+
+        `after_left`: the reader left the epoch before this one early, which may have failed nevertheless.
+        """
         self.account.bytes += len(got.data)
         self.account.longest_wait = max(self.account.longest_wait, got.longest_wait)
         pieces, data = self.contents.pieces(plan, epoch), bytes(got.data)
@@ -243,7 +246,8 @@ class Scene:
         spoilt = self.bad.struck["bit flip"] > 0
         if not right and not spoilt:
             raise Broken(f"{name}_{epoch} failed after bytes that are not the truth's")
-        self._blame(name, pieces, got.error)
+        before = self.contents.pieces(plan, epoch - 1) if after_left else []
+        self._blame(name, before + pieces, got.error)
 
     def _is_made_of(self, plan: Plan, epoch: int, data: bytes) -> bool:
         whole = [

@@ -108,6 +108,7 @@ class Run:
     async def _read(self, name: str, plan: Plan, directory: Path, threads: Executor) -> None:
         loop = asyncio.get_running_loop()
         dice = random.Random(f"{self._trial.seed} reader {name}")
+        left = False
         for epoch in range(self._trial.epochs):
             leaves = dice.random() < self._trial.leaves
             # One byte at least: a reader that goes before its writer has come leaves no trace in a FIFO.
@@ -115,6 +116,7 @@ class Run:
             step = dice.choice([4096, 65536, 1 << 20])
             reading = partial(read_epoch, directory / f"{name}_{epoch}", step=step, most=most)
             got = await loop.run_in_executor(threads, reading)
-            self._scene.judge(name, plan, epoch, got)
+            self._scene.judge(name, plan, epoch, got, after_left=left)
             if got.error is not None:
                 return
+            left = got.left

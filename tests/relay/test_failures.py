@@ -276,6 +276,23 @@ async def test_close_while_our_reader_reads(stub, tmp_path):
         await end(running)
 
 
+@pytest.mark.parametrize("transport", ["portable", "copying", "kernel"])
+async def test_who_leaves_a_failed_epoch_is_told_in_the_next(stub, tmp_path, transport):
+    """The failure came while the reader left early, as steps_per_epoch has it: nobody will write there."""
+    fill(stub, [70_000, 20_000])
+    fail_at(stub, "b/data/0001", 0, FAULTS["gone"])
+    async with running_channel(stub, tmp_path, transport=transport, part_size=PART) as running:
+        with open(await off_loop(os.open, running.fifo(0), os.O_RDONLY), "rb", buffering=0) as reader:
+            assert await off_loop(reader.read, 1000)
+            await eventually(lambda: read_trailer(str(tmp_path), "train", 0).verdict == "failed", within=30)
+        with pytest.raises(
+            TruncatedStream, match=r"received 0 of 90000 bytes of train_1: the source failed: .* s3://b/data/0001 "
+        ):
+            await off_loop(lambda: PipeStream(running.fifo(1), timeout=30).read(1))
+        assert running.fifo(0).exists()  # held: a restart may go on with it
+        await end(running)
+
+
 @pytest.mark.parametrize("leaves", [False, True])
 async def test_a_full_fifo_is_poisoned_when_there_is_room(run, stub, tmp_path, leaves):
     """Until then it stays open; a reader that leaves meanwhile needs no poison."""
