@@ -1,11 +1,13 @@
 """A soak: channels on real sockets and FIFOs under seeded faults, every delivered byte against the truth.
 
-    python -m tests.kit.soak --seed 1 --minutes 10      # until the time is over, or the first broken promise
+    python -m tests.kit.soak --seed 1 --minutes 600     # a night; ends with every seed that broke a promise
     python -m tests.kit.soak --seed 4711 --runs 1       # one run again, as it was drawn
+    python -m tests.kit.soak --seed 1 --only TLS        # the seeds that draw a feature, or several
     python -m tests.kit.soak --seed 1 --log soak.jsonl  # a line of JSON for every run
 
 A run draws everything from its seed alone (`trials`). Readers are `PipeStream`s in threads. For every epoch
-one of these must hold, and anything else ends the soak with the seed:
+one of these must hold. Anything else, a run that hangs, and a process that dies is a broken promise; the
+soak goes on in a new process (`seeds`) and ends with the list and exit code 1:
 
     complete    the stream is that of the objects (as changed, where the policy allows it)
     abandoned   its reader left early, as drawn; what it got is a prefix of the truth
@@ -22,6 +24,7 @@ import argparse
 import asyncio
 import contextlib
 import gc
+import itertools
 import json
 import os
 import resource
@@ -30,7 +33,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import stamina.instrumentation
@@ -39,10 +43,14 @@ import uvloop
 
 from tests.kit.killed import run_killed
 from tests.kit.proxy import TcpProxy, random_lines
+from tests.kit.seeds import run_seeds
 from tests.kit.stub import S3Stub, StubThread
 from tests.kit.trials import Trial
 from tests.kit.verdicts import Account, Broken, Scene
 from tests.kit.within import Run
+
+LONGEST_SEED = 200.0
+"""Seconds after which the process of a run counts as hung: it should have ended the run by itself."""
 
 
 @contextlib.contextmanager
@@ -120,42 +128,59 @@ def prepare() -> None:
         first.run(asyncio.sleep(0))  # libuv makes one pipe for signals per process, at its first loop
 
 
+def run_seed(seed: int) -> Account:
+    """The trial that `seed` stands for; raises what it breaks."""
+    return run_trial(Trial.draw(seed))
+
+
+def chosen(seed: int, runs: int, features: Collection[str]) -> Iterator[int]:
+    """Seeds from `seed` on, `runs` at most, whose trials have all of the features."""
+    drawn = (each for each in itertools.count(seed) if {*features} <= {*Trial.draw(each).features})
+    return itertools.islice(drawn, runs)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.kit.soak", description=__doc__.split("\n")[0])
     parser.add_argument("--seed", type=int, default=1, help="of the first run; each further one is the next")
     parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--runs", type=int, default=sys.maxsize, help="at most")
+    parser.add_argument("--runs", type=int, default=None, help="at most")
     parser.add_argument("--log", help="append a line of JSON for every run to this file")
-    parser.add_argument("--go-on", action="store_true", help="after a broken promise too; the exit code is 1")
+    parser.add_argument(
+        "--only", action="append", default=[], help="a feature that runs must have, such as TLS"
+    )
+    parser.add_argument("--stop", action="store_true", help="end with the first broken promise")
     options = parser.parse_args()
-    prepare()
     account, started, told = Account(), time.monotonic(), time.monotonic()
-    seed, broken = options.seed, []
-    while seed - options.seed < options.runs and time.monotonic() - started < 60 * options.minutes:
-        trial, begun = Trial.draw(seed), time.monotonic()
-        outcome, found = "kept", Account()
-        try:
-            found = run_trial(trial)
-            account += found
-        except BaseException as error:
-            print(f"seed {seed}: {trial}", file=sys.stderr)
-            if not options.go_on or not isinstance(error, Exception):
-                raise
-            print(f"seed {seed}: {error!r}", file=sys.stderr, flush=True)
-            broken.append(seed)
-            outcome = repr(error)
+    broken: dict[int, str] = {}
+    deaths: Counter[str] = Counter()
+    seed = options.seed
+    seeds = chosen(seed, options.runs or sys.maxsize, options.only)
+    for outcome in run_seeds(run_seed, seeds, limit=LONGEST_SEED, prepare=prepare):
+        seed = outcome.seed
+        if outcome.broken is None:
+            account += outcome.found
+        else:
+            print(
+                f"seed {seed}: {Trial.draw(seed)}\nseed {seed}: {outcome.broken}", file=sys.stderr, flush=True
+            )
+            broken[seed] = outcome.broken
+            deaths.update([outcome.died] if outcome.died else [])
         if options.log:
-            line = {"seed": seed, "outcome": outcome, "seconds": round(time.monotonic() - begun, 2)}
+            line = {"seed": seed, "outcome": outcome.broken or "kept", "seconds": round(outcome.seconds, 2)}
+            line |= {"features": Trial.draw(seed).features}
             with open(options.log, "a", encoding="utf-8") as file:
-                file.write(json.dumps(line | vars(found) | {"features": trial.features}) + "\n")
-        seed += 1
+                file.write(json.dumps(line | vars(outcome.found or Account())) + "\n")
         if time.monotonic() - told > 20:
             told = time.monotonic()
-            print(f"{told - started:.0f} s: {account}", flush=True)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-    print(f"seeds {options.seed} to {seed - 1}: {account}; peak memory {peak} MiB, test server included")
-    if broken:
-        print(f"promises broken by seeds {broken}")
+            print(f"{told - started:.0f} s: {account}, {len(broken)} broken", flush=True)
+        if time.monotonic() - started > 60 * options.minutes or (broken and options.stop):
+            break
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024
+    print(f"seeds {options.seed} to {seed}: {account}; peak memory {peak} MiB, test server included")
+    print(f"exits by signal: {sum(deaths.values())} {dict(deaths)}")
+    print(f"broken: {len(broken)}")
+    for seed, why in broken.items():
+        print(f"  --seed {seed} --runs 1: {why}")
     return 1 if broken else 0
 
 

@@ -92,15 +92,24 @@ class Run:
         tasks = [asyncio.create_task(channel.run(), name=channel.name) for channel in channels]
         # Threads of their own: the loop's are few, and are what looks up the server's name.
         threads = ThreadPoolExecutor(len(plans), thread_name_prefix="reader")
+        whole = False
         try:
-            async with asyncio.timeout(LONGEST_RUN), asyncio.TaskGroup() as readers:
-                for name, plan in plans.items():
-                    readers.create_task(self._read(name, plan, directory, threads))
+            async with asyncio.timeout(LONGEST_RUN), asyncio.TaskGroup() as group:
+                watching = group.create_task(_none_ends(tasks))
+                async with asyncio.TaskGroup() as readers:
+                    for name, plan in plans.items():
+                        readers.create_task(self._read(name, plan, directory, threads))
+                watching.cancel()
+            whole = True
+        except TimeoutError as error:
+            now = [channel.statistics() for channel in channels]
+            raise Broken(f"hangs after {LONGEST_RUN:g} s: {now}") from error
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
-            threads.shutdown()
+            # A reader that nobody tells anything waits for minutes.
+            threads.shutdown(wait=whole, cancel_futures=True)
             for task in tasks:
                 if not task.cancelled() and (error := task.exception()) is not None:
                     raise Broken(f"{task.get_name()} ended with what no channel may raise") from error
@@ -120,3 +129,9 @@ class Run:
             if got.error is not None:
                 return
             left = got.left
+
+
+async def _none_ends(tasks: list[asyncio.Task[None]]) -> None:
+    """Raises Broken when a channel ends, which none does while it has readers."""
+    ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    raise Broken(f"{', '.join(task.get_name() for task in ended)} ended under its readers")

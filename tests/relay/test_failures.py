@@ -286,7 +286,8 @@ async def test_who_leaves_a_failed_epoch_is_told_in_the_next(stub, tmp_path, tra
             assert await off_loop(reader.read, 1000)
             await eventually(lambda: read_trailer(str(tmp_path), "train", 0).verdict == "failed", within=30)
         with pytest.raises(
-            TruncatedStream, match=r"received 0 of 90000 bytes of train_1: the source failed: .* s3://b/data/0001 "
+            TruncatedStream,
+            match=r"received 0 of 90000 bytes of train_1: the source failed: .* s3://b/data/0001 ",
         ):
             await off_loop(lambda: PipeStream(running.fifo(1), timeout=30).read(1))
         assert running.fifo(0).exists()  # held: a restart may go on with it

@@ -5,11 +5,17 @@ More of them: `python -m tests.kit.soak`.
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+
 import pytest
 
 from tests.kit.faults import PASSING, SPOILT, WRONG
+from tests.kit.seeds import run_seeds
 from tests.kit.soak import run_trial
 from tests.kit.trials import REDIRECTS, Trial
+from tests.kit.verdicts import Broken
 
 SEEDS = [*range(10), 17, 161]
 """Among them a listing that leads back, and a sidecar that is killed three times."""
@@ -41,3 +47,23 @@ def test_the_seeds_draw_every_feature():
     assert {Trial.draw(seed).listing for seed in range(400)} == {"right", "goes round", "sent twice"}
     assert {kind for seed in range(400) for kind in Trial.draw(seed).rates} == {*PASSING, *REDIRECTS}
     assert {kind for seed in range(400) for kind in Trial.draw(seed).wrong} == {*WRONG, *SPOILT}
+
+
+def broken_in_its_way(seed):
+    """What a search may meet: a promise that is broken, a process that dies, one that hangs."""
+    if seed == 2:
+        raise Broken("a promise") from ValueError("its cause")
+    if seed == 3:
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if seed == 5:
+        threading.Event().wait()
+    return seed
+
+
+def test_a_search_goes_on_past_what_it_finds(capfd):
+    outcomes = {each.seed: each for each in run_seeds(broken_in_its_way, range(1, 7), limit=5)}
+    assert [each.found for each in outcomes.values()] == [1, None, None, 4, None, 6]
+    assert outcomes[2].broken == "Broken('a promise'), from ValueError('its cause')"
+    assert (outcomes[3].died, outcomes[3].broken) == ("SIGSEGV", "the process died by SIGSEGV")
+    assert outcomes[5].broken == "hung for 5 s"
+    assert "in broken_in_its_way" in capfd.readouterr().err  # where it hung

@@ -1,0 +1,136 @@
+"""Runs seeds in a child process, so that no seed ends the search: what kills or hangs a child is a finding.
+
+    seeds ──> parent ──a seed──> child: run(seed) ──what it found──> parent ──> an Outcome for each
+
+A child runs one seed after another until one breaks a promise, hangs, or kills it; then the next seed has a
+new child. A child that hangs writes the stacks of its threads to standard error before it dies.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+ABORTED = 10.0
+"""Seconds that a hung child has to write its stacks."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one seed."""
+
+    seed: int
+    seconds: float
+    found: Any = None
+    """What the run returned, unless it is broken."""
+    broken: str | None = None
+    """Why the seed is a finding: the error, or how the child ended."""
+    died: str | None = None
+    """The signal that ended the child, by name, if one did."""
+
+
+def run_seeds(
+    run: Callable[[int], Any],
+    seeds: Iterable[int],
+    *,
+    limit: float,
+    prepare: Callable[[], None] | None = None,
+) -> Iterator[Outcome]:
+    """Run every seed; `limit`: seconds after which one counts as hung. `prepare` runs once in each child.
+
+    Both functions must be importable by name: children are spawned, not forked.
+    """
+    child = None
+    try:
+        for seed in seeds:
+            child = child or _Child(run, prepare)
+            outcome = child.run(seed, limit)
+            yield outcome
+            if outcome.broken is not None:
+                child.end()
+                child = None
+    finally:
+        if child is not None:
+            child.end()
+
+
+class _Child:
+    def __init__(self, run: Callable[[int], Any], prepare: Callable[[], None] | None) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, run, prepare), daemon=False)
+        self._process.start()
+        theirs.close()
+        self._ready = False
+        """Whether it has begun; the time that Python needs to start counts for no seed."""
+
+    def run(self, seed: int, limit: float) -> Outcome:
+        started = time.monotonic()
+        try:
+            if not self._ready:
+                self._ready = self._pipe.recv()
+                started = time.monotonic()
+            self._pipe.send(seed)
+            if not self._pipe.poll(limit):
+                self._stop()
+                return Outcome(seed, time.monotonic() - started, broken=f"hung for {limit:g} s")
+            found, broken = self._pipe.recv()
+        except (EOFError, ConnectionError):
+            self._process.join()
+            code = self._process.exitcode or 0
+            died = signal.Signals(-code).name if code < 0 else None
+            broken = f"the process died by {died}" if died else f"the process ended with {code}"
+            return Outcome(seed, time.monotonic() - started, broken=broken, died=died)
+        return Outcome(seed, time.monotonic() - started, found, broken)
+
+    def _stop(self) -> None:
+        os.kill(self._process.pid or 0, signal.SIGABRT)
+        self._process.join(ABORTED)
+
+    def end(self) -> None:
+        """Whatever its threads wait for."""
+        self._pipe.close()
+        self._process.join(ABORTED)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+
+
+def _serve(pipe: Connection, run: Callable[[int], Any], prepare: Callable[[], None] | None) -> None:
+    faulthandler.enable()  # SIGABRT, and what else kills, writes the stacks first
+    # A search is ended by Ctrl-C in the parent, which closes the pipe.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if prepare is not None:
+        prepare()
+    pipe.send(True)
+    while True:
+        try:
+            seed = pipe.recv()
+        except EOFError:
+            return
+        try:
+            answer = run(seed), None
+        except Exception as error:  # noqa: BLE001 - any is a finding
+            pipe.send((None, _text(error)))
+            sys.stderr.flush()
+            os._exit(0)  # threads of the broken run may wait for ever
+        pipe.send(answer)
+
+
+def _text(error: BaseException) -> str:
+    """The error with what it came from, in one line."""
+    texts = []
+    at: BaseException | None = error
+    while at is not None:
+        texts.append(repr(at))
+        inner = at.exceptions[0] if isinstance(at, BaseExceptionGroup) else None
+        at = at.__cause__ or inner
+    return ", from ".join(texts)
