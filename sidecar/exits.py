@@ -15,6 +15,7 @@ from streamer.errors import (
     SinkError,
     SourceChanged,
     SourceError,
+    WrongEndpoint,
 )
 
 
@@ -25,7 +26,7 @@ class Exit(IntEnum):
     BUG = 1
     """An error that Penstock did not expect; the traceback is in the log."""
     CONFIG = 2
-    """The job file or the command line cannot be carried out as written."""
+    """The job file or the command line cannot be carried out as written, or names a wrong endpoint."""
     DENIED = 3
     """Credentials are absent, wrong or insufficient."""
     MISSING = 4
@@ -48,7 +49,7 @@ class Exit(IntEnum):
 
 def exit_code(error: PenstockError) -> Exit:
     """The code for an error that ends the process."""
-    if isinstance(error, ConfigError):
+    if isinstance(error, (ConfigError, WrongEndpoint)):
         return Exit.CONFIG
     if isinstance(error, SinkError):
         return Exit.LOCAL

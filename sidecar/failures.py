@@ -24,6 +24,7 @@ REMIND_EVERY = 300.0
 """Seconds between two lines about channels that are held."""
 
 REMEDIES = {
+    Exit.CONFIG: "correct Penstock.Endpoint as the error says",
     Exit.DENIED: "give the credentials s3:GetObject on the object, or renew them",
     Exit.MISSING: "put the object back as it was",
     Exit.CHANGED: "put the listed version back",

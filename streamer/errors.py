@@ -113,6 +113,10 @@ class BadAnswer(SourceError):
     kind = "bad_answer"
 
 
+class WrongEndpoint(BadAnswer):
+    """The bucket is in another region, or at another address, than the job file names."""
+
+
 class Transient(SourceError):
     """A connection broke, timed out, or the server had an internal error."""
 

@@ -18,7 +18,7 @@ from urllib.request import getproxies, proxy_bypass
 
 from botocore import UNSIGNED
 
-from streamer.errors import Skewed, SourceError, Transient, Where
+from streamer.errors import Skewed, SourceError, Transient, Where, WrongEndpoint
 from streamer.source.answer import Head, Refusal, Unusual
 from streamer.source.credentials import renewing
 from streamer.source.exchange import CopyExchange, SpliceExchange
@@ -47,6 +47,8 @@ def why_not(client: Any, buckets: set[str]) -> str | None:
         return "a proxy is set for the endpoint"
     if any(bucket.endswith("--x-s3") for bucket in buckets):
         return "directory buckets need session credentials"
+    if any(bucket.startswith("arn:") for bucket in buckets):
+        return "an access point's requests are signed for the region in its name"
     version = client.meta.config.signature_version
     if version not in (UNSIGNED, "s3v4"):
         return f"requests must be signed by {version}"
@@ -209,6 +211,9 @@ class OwnSource:
                 return
             if refusal is not None:
                 error = _mapped(refusal, where)
+                if isinstance(error, WrongEndpoint):
+                    await self._fallback.fetch(into, attempt=attempt)  # it has botocore resolve the region
+                    return
                 if isinstance(error, Skewed):
                     self._signer.ahead = error.ahead  # what is signed next is right, whatever the clock says
                 raise error

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+from dataclasses import replace
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 
@@ -31,8 +32,10 @@ from streamer.errors import (
     Transient,
     Truncated,
     Where,
+    WrongEndpoint,
 )
 from streamer.secrets import quoted
+from streamer.source.redirects import REGION
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,6 +61,13 @@ _EXPIRED = {
 }
 """What renewed credentials may mend; a key that is unknown may have been rotated."""
 _GONE = {"NoSuchKey", "NotFound", "404"}
+ELSEWHERE = {
+    "AuthorizationHeaderMalformed",
+    "IllegalLocationConstraintException",
+    "PermanentRedirect",
+    "TemporaryRedirect",
+}
+"""The bucket is in another region than the request was for."""
 _CHANGED = {"PreconditionFailed", "InvalidRange", "NoSuchVersion"}
 
 _FIX = {
@@ -95,6 +105,10 @@ def map_errors(where: Where) -> Iterator[None]:
     """Let no foreign exception pass: raise the SourceError (or ConfigError) that it means instead."""
     try:
         yield
+    except SourceError as error:
+        if error.where.bucket is None:  # raised within aiobotocore, which does not say for what
+            error.where = replace(where, request_id=error.where.request_id)
+        raise
     except PenstockError:
         raise
     except (
@@ -158,6 +172,7 @@ def _from_client_error(error: Any, where: Where) -> SourceError:
     answer = error.response
     metadata = answer.get("ResponseMetadata", {})
     said = answer.get("Error", {})
+    region = metadata.get("HTTPHeaders", {}).get("x-amz-bucket-region") or said.get("Region")
     return from_answer(
         status=int(metadata.get("HTTPStatusCode", 0)),
         code=str(said.get("Code", "")),
@@ -165,6 +180,7 @@ def _from_client_error(error: Any, where: Where) -> SourceError:
         request_id=metadata.get("RequestId"),
         retry_after=metadata.get("HTTPHeaders", {}).get("retry-after"),
         date=metadata.get("HTTPHeaders", {}).get("date"),
+        region=region,
         where=where,
     )
 
@@ -177,15 +193,21 @@ def from_answer(
     request_id: str | None,
     retry_after: str | None,
     date: str | None,
+    region: str | None = None,
     where: Where,
 ) -> SourceError:
-    """Our error for an answer of S3's that is none of what was asked for. `date`: its header of that name."""
+    """Our error for an answer of S3's that is none of what was asked for.
+
+    `date`: its header of that name. `region`: that of the bucket, if the answer names it.
+    """
     place = Where(where.bucket, where.key, where.offset, where.attempt, request_id or None)
-    text = f"{_FIX.get(code) or quoted(message or code)} (S3 said {status} {quoted(code)})"
+    text = f"{_FIX.get(code) or quoted(message or code)} (S3 said {_status(status, code)})"
     if code in _THROTTLE or status in (429, 503):
         return Throttled(text, place, retry_after=_seconds(retry_after))
     if code in _TRANSIENT or status >= 500:
         return Transient(text, place, retry_after=_seconds(retry_after))
+    if code in ELSEWHERE or 300 <= status < 400:
+        return WrongEndpoint(f"{_elsewhere(region)} (S3 said {_status(status, code)})", place)
     if code in _CHANGED or status in (412, 416):
         return SourceChanged(text, place)
     if code in _EXPIRED:
@@ -193,7 +215,7 @@ def from_answer(
     ahead = _ahead(date)
     if code == "RequestTimeTooSkewed" or (code == "403" and abs(ahead) > _REFUSED_SKEW):
         off = f"it is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the endpoint's"
-        text = f"{_FIX['RequestTimeTooSkewed']}; {off} (S3 said {status} {code})"
+        text = f"{_FIX['RequestTimeTooSkewed']}; {off} (S3 said {_status(status, code)})"
         return Skewed(text, place, ahead=ahead)
     if code in _GONE or (status == 404 and code != "NoSuchBucket"):
         return Gone(text, place) if place.key else Missing(text, place)
@@ -202,6 +224,21 @@ def from_answer(
     if status in (401, 403) or code in _FIX:
         return Denied(text, place)
     return BadAnswer(text, place)
+
+
+def _status(status: int, code: str) -> str:
+    """Both, or one: the status stands for the code where the answer has none."""
+    return str(status) if code in ("", str(status)) else f"{status} {quoted(code)}"
+
+
+def _elsewhere(region: str | None) -> str:
+    """What to do about a bucket that is in another region."""
+    if region is None or not REGION.fullmatch(region):
+        return "the bucket is in another region; set Penstock.Endpoint.Region to it"
+    return (
+        f"the bucket is in region {region}; set Penstock.Endpoint.Region: {region}, and, if it is set, "
+        "Penstock.Endpoint.Url to an endpoint of that region"
+    )
 
 
 def _ahead(date: str | None) -> float:

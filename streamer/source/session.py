@@ -27,6 +27,7 @@ from streamer.errors import ConfigError, Where
 from streamer.secrets import remember, remember_environment
 from streamer.source.credentials import LastingCredentials, OfSession
 from streamer.source.faults import map_errors
+from streamer.source.redirects import PinnedSession
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -158,6 +159,7 @@ async def open_clients(
         "response_checksum_validation": "when_required",
         # S3 answers from many addresses; look them up again often and use them all.
         "connector_args": {"ttl_dns_cache": 10},
+        "http_session_cls": PinnedSession,
     }
     if endpoint.anonymous:
         common["signature_version"] = UNSIGNED

@@ -1,7 +1,8 @@
 """The heads of requests as bytes: of a ranged GET, and of a HEAD.
 
 Where a bucket is (virtual host or path, custom endpoint, region) is asked of botocore once per bucket,
-through a presigned URL that is never used. Credentials come frozen from the session before each request,
+through a presigned URL that is never used, and again once S3 has named another region to botocore.
+Credentials come frozen from the session before each request,
 which is where botocore refreshes them; `sigv4` signs.
 """
 
@@ -18,8 +19,19 @@ from streamer import __version__
 from streamer.errors import Where
 from streamer.plan import Part
 from streamer.source.faults import map_errors
+from streamer.source.redirects import REGION
 from streamer.source.session import Reading
 from streamer.source.sigv4 import GetSigner
+
+
+def _for_its_region(context: dict[str, Any], **_: Any) -> None:
+    """Have presigned URLs name the endpoint that botocore's own requests go to, not AWS's global one."""
+    context.pop("use_global_endpoint", None)
+
+
+def _region(name: str | None) -> str:
+    """The region that a signature is for, where the client's is of this name."""
+    return "us-east-1" if name in (None, "aws-global") else name
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +45,8 @@ class Place:
     """The Host header: host, and the port unless it is the scheme's."""
     prefix: str
     """The path before a key: `/`, or `/bucket/` in path style."""
+    signer: GetSigner
+    """Signs for its region."""
 
 
 class RangeSigner:
@@ -44,9 +58,12 @@ class RangeSigner:
         self.credentials = credentials
         self._anonymous = anonymous
         self._headers = reading.headers()
-        region = client.meta.region_name
-        self._signer = GetSigner("us-east-1" if region in (None, "aws-global") else region)
+        self._regions: dict[str, str] = {}
+        """By bucket, as far as botocore has resolved an endpoint for it."""
         self._places: dict[str, Place] = {}
+        events = client.meta.events
+        events.register("provide-client-params.s3.GetObject", _for_its_region)
+        events.register("before-endpoint-resolution.s3", self._resolving)
         self.ahead = 0.0
         """Seconds by which this machine's clock is ahead of the endpoint's, as far as that has shown."""
 
@@ -59,12 +76,23 @@ class RangeSigner:
                     "get_object", Params={"Bucket": bucket, "Key": "k"}, ExpiresIn=60
                 )
             parts = urlsplit(url)
+            region = self._regions.get(bucket) or _region(self._client.meta.region_name)
             tls = parts.scheme == "https"
             usual = 443 if tls else 80
             host, port = parts.hostname or "", parts.port or usual
             authority = host if port == usual else f"{host}:{port}"
-            found = self._places[bucket] = Place(host, port, tls, authority, parts.path.removesuffix("k"))
+            prefix = parts.path.removesuffix("k")
+            found = self._places[bucket] = Place(host, port, tls, authority, prefix, GetSigner(region))
         return found
+
+    def _resolving(self, builtins: dict[str, Any], params: Any, **_: Any) -> None:
+        """Botocore's event before it resolves an endpoint, perhaps for a region that S3 has named."""
+        if not REGION.fullmatch(builtins.get("AWS::Region") or ""):
+            builtins["AWS::Region"] = self._client.meta.region_name
+        bucket, region = params.get("Bucket", ""), _region(builtins["AWS::Region"])
+        if self._regions.get(bucket, region) != region:
+            self._places.pop(bucket, None)
+        self._regions[bucket] = region
 
     async def head(self, place: Place, part: Part, first: int) -> bytes:
         """The request for bytes `first` to `part.end` of the listed version. Raises Denied."""
@@ -101,7 +129,7 @@ class RangeSigner:
         if not self._anonymous:
             frozen = await self._frozen_credentials(bucket, key)
             now = time.time() - self.ahead if self.ahead else None
-            headers = self._signer.sign(place.authority, path, query, headers, frozen, method=method, now=now)
+            headers = place.signer.sign(place.authority, path, query, headers, frozen, method=method, now=now)
         target = f"{path}?{query}" if query else path
         lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
         return (

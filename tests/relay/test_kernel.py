@@ -168,7 +168,7 @@ async def test_what_is_handed_over_stays_within_its_room(stub, tmp_path):
         assert got == truth
 
 
-async def test_a_redirect_is_followed_through_the_portable_transport(stub, tmp_path):
+async def test_a_redirect_to_the_same_place_is_asked_again(stub, tmp_path):
     truth = fill(stub, [40_000])
 
     async def redirect(answer: Answer) -> web.StreamResponse:

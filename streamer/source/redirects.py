@@ -1,0 +1,94 @@
+"""Where requests may go: to the endpoint that the job file names, or that AWS's endpoint rules yield.
+
+    3xx that names a region    botocore resolves the endpoint anew for that region, signs, and asks once more
+    3xx to the very same URL   Transient: the server asks for the same request again
+    any other 3xx              WrongEndpoint: names the place, and sends nothing there
+
+Nothing follows a redirect's Location: otherwise whoever answers would choose who gets the session token and
+the SSE-C key, and whose bytes are streamed. aiobotocore's HTTP client would follow it. Our own HTTP client
+leaves every redirect to aiobotocore's, so these rules are the only ones.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+from urllib.parse import SplitResult, parse_qsl, unquote, urljoin, urlsplit
+
+from aiobotocore.httpsession import AIOHTTPSession
+
+from streamer.errors import Transient, Where, WrongEndpoint
+from streamer.secrets import quoted
+
+REGION = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
+"""A region's name is a label of a host's name; AWS's endpoint rules put it into one."""
+_USUAL = {"http": 80, "https": 443}
+
+
+class PinnedSession(AIOHTTPSession):  # type: ignore[misc]
+    """aiobotocore's HTTP session, which follows no redirect."""
+
+    async def _get_session(self, proxy_url: str | None) -> _Unfollowing:
+        return _Unfollowing(await super()._get_session(proxy_url))
+
+    async def send(self, request: Any) -> Any:
+        response = await super().send(request)
+        if 300 <= response.status_code < 400:
+            try:
+                judge(request.url, response.status_code, response.headers)
+            except BaseException:
+                response.raw.close()
+                raise
+        return response
+
+
+class _Unfollowing:
+    """aiohttp's session, as far as aiobotocore uses it."""
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+
+    async def request(self, method: str, **options: Any) -> Any:
+        return await self._session.request(method, **options, allow_redirects=False)
+
+
+def judge(url: str, status: int, headers: Any) -> None:
+    """Return for a redirect that botocore's rules may follow. Raises WrongEndpoint, Transient."""
+    request_id = headers.get("x-amz-request-id")
+    where = Where(request_id=quoted(request_id) if request_id else None)
+    if (region := headers.get("x-amz-bucket-region")) is not None:
+        if not REGION.fullmatch(region):
+            raise WrongEndpoint(f"S3 said {status} and named {quoted(region)!r}, which is no region", where)
+        return
+    location = headers.get("location")
+    if not location:
+        raise WrongEndpoint(f"S3 said {status} without saying where to, or which region", where)
+    here = urlsplit(url)
+    try:
+        there = urlsplit(urljoin(url, location))
+        origin = _origin(there)
+    except ValueError:
+        raise WrongEndpoint(f"S3 said {status} to a place that cannot be understood", where) from None
+    if origin == _origin(here) and "@" not in there.netloc:
+        if _resource(there) == _resource(here):
+            raise Transient(f"S3 said {status}: the same request is to be sent again", where)
+        raise WrongEndpoint(
+            f"S3 said {status} to another path of the endpoint, which may be another object", where
+        )
+    raise WrongEndpoint(
+        f"S3 said {status} to {quoted(origin)}, which is not the job's endpoint, and nothing was sent there; "
+        "if the bucket is there, name it by Penstock.Endpoint.Url, or set Penstock.Endpoint.Region",
+        where,
+    )
+
+
+def _origin(url: SplitResult) -> str:
+    """Scheme, host and port; neither credentials nor path, which may be secret."""
+    host = url.hostname or ""
+    host = f"[{host}]" if ":" in host else host
+    port = url.port
+    return f"{url.scheme}://{host}" + ("" if port in (None, _USUAL.get(url.scheme)) else f":{port}")
+
+
+def _resource(url: SplitResult) -> tuple[str, list[tuple[str, str]]]:
+    return unquote(url.path), sorted(parse_qsl(url.query, keep_blank_values=True))

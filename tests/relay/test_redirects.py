@@ -1,0 +1,213 @@
+"""Nothing is sent to an address that neither the job file names nor AWS's endpoint rules yield."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+
+import pytest
+from botocore.utils import S3RegionRedirectorv2
+
+from sidecar.exits import Exit, exit_code
+from streamer.errors import SourceError, Transient, WrongEndpoint
+from streamer.plan import ObjectRef, Plan, S3Uri
+from streamer.relay.retry import RetryPolicy
+from streamer.source.heads import open_heads
+from streamer.source.listing import plan_prefix
+from streamer.source.manifests import plan_manifest
+from streamer.source.session import Endpoint, Reading, open_clients
+from streamer.source.signing import RangeSigner
+from tests.kit.harness import clients_of
+from tests.kit.pipes import eventually, off_loop
+from tests.kit.raw import Request, answer, listing, raw_server
+
+pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
+
+BODY = b"b" * 1000
+REF = ObjectRef("b", "data/0000", len(BODY), "e")
+SOON = RetryPolicy(give_up_after=0.2, first_wait=0.001, longest_wait=0.01)
+READING = Reading(sse_customer_key=bytes(range(32)))
+
+
+def foreign(_: Request) -> bytes:
+    """What would be streamed: a right answer, by somebody else."""
+    return answer(206, b"X" * len(BODY), Content_Range=f"bytes 0-{len(BODY) - 1}/{len(BODY)}", ETag='"e"')
+
+
+@contextlib.contextmanager
+def redirecting(status: int = 307, **headers: str):
+    """A server that sends every request to another, and that other."""
+    with raw_server(foreign) as other:
+        place = headers.pop("Location", "{other}{path}")
+
+        def reply(request: Request) -> bytes:
+            location = place.format(other=other.url, host=other.url[7:], path=request.target, own=own.url)
+            body = b"" if request.method == "HEAD" else b"<Error><Code>TemporaryRedirect</Code></Error>"
+            return answer(status, body, Location=location, **headers)
+
+        with raw_server(reply) as own:
+            yield own, other
+
+
+@pytest.fixture(autouse=True)
+def token(credentials, monkeypatch):
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "a-session-token")
+
+
+async def failed(run, server, tmp_path, **options) -> SourceError:
+    """How a channel of one object fails there."""
+
+    async def plan(_):
+        return Plan.of([REF])
+
+    async with run(server, tmp_path, policy=SOON, make_plan=plan, reading=READING, **options) as running:
+        reader = await off_loop(os.open, running.fifo(0), os.O_RDONLY)
+        await eventually(lambda: running.channel.error)
+        os.close(reader)
+        running.channel.drain()
+        await running.task
+        return running.channel.error
+
+
+async def test_a_body_is_not_fetched_elsewhere(run, tmp_path):
+    with redirecting() as (own, other):
+        error = await failed(run, own, tmp_path)
+    assert not other.seen
+    assert isinstance(error, WrongEndpoint)
+    assert exit_code(error) is Exit.CONFIG
+    assert other.url in str(error)
+    assert "Penstock.Endpoint.Url" in str(error)
+    assert all(request.headers["x-amz-security-token"] for request in own.seen)
+
+
+@pytest.mark.parametrize(
+    ("location", "words"),
+    [
+        ("http://169.254.169.254/latest/meta-data/", "169.254.169.254"),
+        ("https://{host}{path}", "Penstock.Endpoint.Url"),
+        ("http://user:hunter2hunter2@{host}{path}", "Penstock.Endpoint.Url"),
+        ("//{host}{path}", "Penstock.Endpoint.Url"),
+        ("{own}/b/another", "another path"),
+        ("/b/another", "another path"),
+        ("http://[", "cannot be understood"),
+        ("gopher://{host}/", "gopher://"),
+        ("", "without saying where"),
+    ],
+)
+async def test_what_is_refused_is_named(tmp_path, location, words):
+    with redirecting(301, Location=location) as (own, other):
+        async with clients_of(own) as clients:
+            with pytest.raises(WrongEndpoint) as caught:
+                await plan_prefix(clients.control, S3Uri("b", "data/"))
+    assert not other.seen
+    assert words in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+    assert len(own.seen) == 1
+
+
+@pytest.mark.parametrize("status", [300, 301, 302, 303, 305, 307, 308])
+async def test_a_manifest_and_its_objects_are_not_asked_for_elsewhere(status):
+    with redirecting(status) as (own, other):
+        async with clients_of(own, reading=READING) as clients:
+            with pytest.raises(WrongEndpoint):
+                await plan_manifest(clients.control, S3Uri("b", "manifest"))
+            for portable in (True, False):
+                async with open_heads(clients, give_up_after=5, portable=portable) as heads:
+                    with pytest.raises(WrongEndpoint):
+                        await heads.find("b", "data/0000")
+    assert not other.seen
+    assert len(own.seen) <= 5  # nothing goes round in circles
+
+
+async def test_the_same_place_once_more_is_asked_again(run, tmp_path):
+    """Once the server is done with it the body is taken; until then it may pass."""
+    with redirecting(Location="{own}{path}") as (own, _):
+        error = await failed(run, own, tmp_path)
+        async with clients_of(own) as clients:
+            with pytest.raises(Transient):
+                await plan_prefix(clients.control, S3Uri("b", "data/"))
+    assert "sent again" in str(error)
+
+
+@pytest.mark.parametrize("region", ["evil.com/#", "eu-west-1\u00e9", "a b", "x" * 70])
+async def test_a_region_that_is_none_is_not_believed(run, tmp_path, region):
+    with redirecting(301, x_amz_bucket_region=region) as (own, other):
+        error = await failed(run, own, tmp_path)
+    assert not other.seen
+    assert isinstance(error, WrongEndpoint)
+    scopes = {request.headers["authorization"].split("/")[2] for request in own.seen}
+    assert scopes == {"us-east-1"}
+
+
+def malformed(region: str) -> bytes:
+    return answer(
+        400, f"<Error><Code>AuthorizationHeaderMalformed</Code><Region>{region}</Region></Error>".encode()
+    )
+
+
+def in_paris(request: Request) -> bytes:
+    """A server that takes signatures for eu-west-3 alone."""
+    if "/eu-west-3/" not in request.headers["authorization"]:
+        return answer(400) if request.method == "HEAD" else malformed("eu-west-3")
+    if not request.key:
+        return listing(("data/0000", len(BODY), "e"))
+    if request.span is None:
+        return answer(200, b"" if request.method == "HEAD" else BODY, ETag='"e"', Content_Length="1000")
+    return answer(206, BODY, Content_Range=f"bytes 0-{len(BODY) - 1}/{len(BODY)}", ETag='"e"')
+
+
+async def test_requests_are_signed_anew_for_the_region_that_s3_names(run, tmp_path):
+    """Listing and bodies; our own client too, from its second request on."""
+    with raw_server(in_paris) as server:
+
+        async def plan(_):
+            return Plan.of([REF] * 4)
+
+        async with run(
+            server, tmp_path, connections=1, part_size=1000, policy=SOON, make_plan=plan
+        ) as running:
+            with open(await off_loop(os.open, running.fifo(0), os.O_RDONLY), "rb") as reader:
+                assert await off_loop(reader.read, 4000) == 4 * BODY
+        refused = [r for r in server.seen if r.key and "/us-east-1/" in r.headers["authorization"]]
+        assert len(refused) <= 2
+        async with clients_of(server) as clients:
+            assert (await plan_prefix(clients.control, S3Uri("b", "data/"))).refs(0)
+
+
+async def test_a_region_that_is_elsewhere_is_named(run, tmp_path):
+    """The endpoint that the job file names is another region's: which, and what to write."""
+
+    def reply(request: Request) -> bytes:
+        body = b"" if request.method == "HEAD" else b"<Error><Code>PermanentRedirect</Code></Error>"
+        return answer(301, body, x_amz_bucket_region="eu-west-3")
+
+    with raw_server(reply) as server:
+        error = await failed(run, server, tmp_path)
+        async with clients_of(server) as clients:
+            with pytest.raises(WrongEndpoint, match="eu-west-3") as caught:
+                await plan_prefix(clients.control, S3Uri("b", "data/"))
+    for each in (error, caught.value):
+        assert isinstance(each, WrongEndpoint)
+        assert "the bucket is in region eu-west-3" in str(each)
+        assert "Penstock.Endpoint.Region: eu-west-3" in str(each)
+        assert exit_code(each) is Exit.CONFIG
+
+
+async def test_on_aws_our_own_client_asks_the_endpoint_of_the_region():
+    """Where botocore's own requests go, and not the global endpoint that its presigned URLs name."""
+    async with open_clients(Endpoint(region="eu-west-1"), connections=1) as clients:
+        signer = RangeSigner(clients.data, clients.credentials, anonymous=False, reading=Reading())
+        place = await signer.place("some-bucket")
+        assert place.host == "some-bucket.s3.eu-west-1.amazonaws.com"
+        redirectors = [each for each in gc.get_objects() if isinstance(each, S3RegionRedirectorv2)]
+        for named, host in (
+            ("eu-west-3", "some-bucket.s3.eu-west-3.amazonaws.com"),
+            ("evil.com/#", "some-bucket.s3.eu-west-1.amazonaws.com"),
+        ):
+            for redirector in redirectors:
+                redirector._cache["some-bucket"] = named
+            await clients.data.generate_presigned_url(
+                "get_object", Params={"Bucket": "some-bucket", "Key": "k"}
+            )
+            assert (await signer.place("some-bucket")).host == host
