@@ -17,8 +17,9 @@ import click
 
 from sidecar.dumps import forbid_dumps
 from sidecar.exits import Exit, exit_code
+from sidecar.streams import guard
 from streamer import __version__
-from streamer.errors import ConfigError, PenstockError
+from streamer.errors import ConfigError, PenstockError, ReaderGone
 from streamer.secrets import redact, remember_environment, visible
 from streamer.units import KIB, human_bytes
 
@@ -296,9 +297,7 @@ def top(url: str, *, once: bool, token_file: str | None) -> None:
 
 
 def _document(found: object) -> None:
-    """Print JSON, whole: with PYTHONUNBUFFERED a write that a signal cuts short is not gone on with."""
-    with open(sys.stdout.fileno(), "wb", closefd=False) as stdout:
-        stdout.write(json.dumps(found, indent=2).encode() + b"\n")
+    click.echo(json.dumps(found, indent=2))
 
 
 @cli.command("set")
@@ -357,10 +356,20 @@ def _finish(work: Coroutine[Any, Any, int]) -> None:
 
 def main() -> None:
     """Entry point of the `penstock` command."""
+    guard()
     try:
         forbid_dumps()
         remember_environment()
-        cli()
+        # What a command returns is no exit code, unless click ended it early, as after --help.
+        code = cli.main(standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else Exit.OK)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        sys.exit(int(Exit.INTERRUPTED))
+    except ReaderGone:
+        sys.exit(int(Exit.READER_GONE))
     except PenstockError as error:
         code = exit_code(error)
         # Mistakes in a job file have a line each, in our own words; any other text may have a key in it.

@@ -12,6 +12,7 @@ from streamer.errors import (
     Mismatch,
     Missing,
     PenstockError,
+    ReaderGone,
     SinkError,
     SourceChanged,
     SourceError,
@@ -42,15 +43,17 @@ class Exit(IntEnum):
     NOT_FOUND = 127
     """`exec`: the command does not exist, as in a shell."""
     INTERRUPTED = 130
-    """A second signal ended the process at once."""
+    """Ctrl-C, or a second signal, ended the process at once."""
     READER_GONE = 141
-    """`cat`: the reader of standard output closed it early, as SIGPIPE would say."""
+    """The reader of standard output closed it early, as SIGPIPE would say."""
 
 
 def exit_code(error: PenstockError) -> Exit:
     """The code for an error that ends the process."""
     if isinstance(error, (ConfigError, WrongEndpoint)):
         return Exit.CONFIG
+    if isinstance(error, ReaderGone):
+        return Exit.READER_GONE
     if isinstance(error, SinkError):
         return Exit.LOCAL
     if isinstance(error, GaveUp) and isinstance(error.__cause__, Denied):

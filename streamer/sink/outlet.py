@@ -15,7 +15,7 @@ import os
 import select
 from typing import TYPE_CHECKING, Protocol
 
-from streamer.errors import ReaderGone
+from streamer.errors import ReaderGone, SinkError
 from streamer.keeper import enlarge, unread
 
 if TYPE_CHECKING:
@@ -136,11 +136,19 @@ class PipeOutlet:
             os.close(self.detach())
 
 
-class FileOutlet:
-    """A regular file, terminal or socket on a blocking descriptor, which the caller keeps.
+def refused(error: OSError) -> SinkError:
+    """Our error for what standard output refuses."""
+    if isinstance(error, (BrokenPipeError, ConnectionError)):
+        return ReaderGone("nobody reads standard output")
+    return SinkError(f"cannot write standard output: {error.strerror}")
 
-    Regular files are always ready (poll(2)), so waiting for them means nothing; a write goes to the
-    page cache. Only `penstock cat` uses this, with one channel in the process.
+
+class FileOutlet:
+    """Standard output that is a regular file, a terminal or a socket; the caller keeps the descriptor.
+
+    Regular files are always ready (poll(2)); a write goes to the page cache. A terminal or socket may be
+    non-blocking, since its open file is shared with other programs. Only `penstock cat` uses this, with one
+    channel in the process.
     """
 
     reader_gone = False
@@ -151,11 +159,19 @@ class FileOutlet:
     def push(self, source: Drainable) -> int:
         try:
             return source.drain_into(self._fd)
-        except BrokenPipeError as error:
-            raise ReaderGone("the reader closed the socket") from error
+        except BlockingIOError:
+            raise
+        except OSError as error:
+            raise refused(error) from error
 
     async def writable(self) -> None:
-        raise RuntimeError("a blocking descriptor is always writable")
+        loop = asyncio.get_running_loop()
+        room = asyncio.Event()
+        loop.add_writer(self._fd, room.set)
+        try:
+            await room.wait()
+        finally:
+            loop.remove_writer(self._fd)
 
     def close(self) -> None:
         self._fd = -1
