@@ -16,6 +16,8 @@ NOT_GRAPHED: dict[str, str] = {
     "penstock_epoch_eta_seconds": "the time left is worked out for several sidecars together",
     "penstock_reader_connects_total": "epochs ended show the same",
     "penstock_reader_disconnects_total": "likewise, as abandoned",
+    "penstock_reader_end_disconnects_total": "the log says which reader, and what to do",
+    "penstock_channel_unjoined": "known at the start; the log and doctor say what to do",
     "penstock_channel_failures_total": "failed channels are counted; the log says why",
     "penstock_records_total": "of wrapped channels alone, and a step at each epoch's end",
     "penstock_resumes_total": "retries by kind show the same as a rate",

@@ -26,6 +26,7 @@ from streamer.units import KIB, human_bytes
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
+    from streamer.plan import Join
     from streamer.relay.transport import Wish
 
 
@@ -161,6 +162,7 @@ def execute(
 @click.option(
     "--give-up-after", type=click.FloatRange(min=0, min_open=True), default=300.0, show_default=True
 )
+@click.option("--join", type=click.Choice(["tar", "arrow"]), help="Join the objects into one of this format.")
 @click.option("-q", "--quiet", is_flag=True, help="No closing line on standard error.")
 def cat(
     uris: tuple[str, ...],
@@ -171,6 +173,7 @@ def cat(
     connections: int | None,
     transport: Wish,
     give_up_after: float,
+    join: Join | None,
     **endpoint: Any,
 ) -> None:
     """Stream objects to standard output: the URIs in the order given, a prefix in key order.
@@ -206,6 +209,7 @@ def cat(
         connections=connections,
         transport=transport,
         give_up_after=give_up_after,
+        join=join,
     )
     _finish(
         commands.cat(

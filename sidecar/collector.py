@@ -35,6 +35,7 @@ _BY_CHANNEL: dict[str, Callable[[ChannelStatistics], float | None]] = {
     "penstock_records_total": lambda s: s.records,
     "penstock_reader_connects_total": lambda s: s.readers_come,
     "penstock_reader_disconnects_total": lambda s: s.readers_gone,
+    "penstock_reader_end_disconnects_total": lambda s: s.readers_at_ends,
     "penstock_epoch": lambda s: s.epoch,
     "penstock_epoch_progress_ratio": lambda s: s.bytes_consumed / s.bytes_total if s.bytes_total else 0.0,
     "penstock_epoch_size_bytes": lambda s: s.bytes_total,
@@ -131,6 +132,9 @@ def _process(name: str, supervisor: Supervisor, channels: dict[str, ChannelStati
         case "penstock_control_requests_total":
             for operation in OPERATIONS:
                 yield f'{name}{{operation="{operation}"}} {_number(supervisor.asked[operation])}\n'
+        case "penstock_channel_unjoined":
+            for channel in channels:
+                yield f'{name}{{channel="{channel}"}} {_number(channel in supervisor.unjoined)}\n'
         case "penstock_epoch_eta_seconds":
             for channel in channels:
                 seconds = supervisor.pulse.eta(channel)

@@ -24,7 +24,7 @@ from sidecar.runtime import DEFAULT_BASE, Layout, keep_loaded, platform_resource
 from sidecar.signals import Shutdown, handled
 from sidecar.supervisor import Supervisor
 from streamer.errors import ReaderGone, SinkError
-from streamer.plan import cut
+from streamer.plan import Arrangement, cut
 from streamer.relay.cat import stream_once
 from streamer.relay.pace import MOST_LANES
 from streamer.relay.race import first_of
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from sidecar.config import Job
     from sidecar.identity import Hosts
-    from streamer.plan import Plan, S3Uri
+    from streamer.plan import Join, Plan, S3Uri
     from streamer.sink.outlet import Outlet
 
 ADMIN_PORT = 9781
@@ -236,6 +236,7 @@ class CatOptions:
     connections: int | None
     transport: Wish
     give_up_after: float
+    join: Join | None = None
 
 
 async def cat(
@@ -243,7 +244,7 @@ async def cat(
 ) -> int:
     """Stream the URIs to standard output; `report` gets one closing line."""
     async with open_clients(endpoint, connections=options.connections or MOST_LANES) as clients:
-        plan = await plan_uris(clients.control, uris)
+        plan = await plan_uris(clients.control, uris, Arrangement(join=options.join))
         tally, started, cpu = Tally(), time.monotonic(), time.process_time()
         try:
             async with open_transport(
@@ -254,6 +255,7 @@ async def cat(
                 budget=options.budget,
                 connections=options.connections,
                 part_size=options.part_size,
+                join=options.join is not None,
                 to_pipes=stat.S_ISFIFO(os.fstat(1).st_mode),
             ) as transport:
                 keep_loaded()

@@ -84,6 +84,16 @@ METRICS: dict[str, Spec] = {
     "penstock_reader_disconnects_total": Spec(
         "counter", ("channel",), "Readers that closed the FIFO before the sidecar did."
     ),
+    "penstock_reader_end_disconnects_total": Spec(
+        "counter",
+        ("channel",),
+        "Readers that closed the FIFO at the end of an object, with more to come: at an end mark, mostly.",
+    ),
+    "penstock_channel_unjoined": Spec(
+        "gauge",
+        ("channel",),
+        "1 where objects with end marks (tar, Arrow) follow each other without `Join`.",
+    ),
     "penstock_channel_failed": Spec("gauge", ("channel",), "1 once the channel has failed for good."),
     "penstock_channel_failures_total": Spec(
         "counter", ("channel", "error"), "Channels failed for good, by why."

@@ -81,6 +81,7 @@ async def plan_channel(
     arrangement = Arrangement(
         wrap=channel.record_wrapper_type == "RecordIO",
         inflate=channel.compression_type == "Gzip",
+        join=channel.penstock.join,
         seed=None if channel.shuffle_config is None else channel.shuffle_config.seed,
         shard=replace(hosts.shard(source) or Shard(), by="bytes" if shard_by == "bytes" else "count"),
     )

@@ -22,7 +22,7 @@ from pydantic import (
 
 from sidecar.model import Model
 from streamer.errors import ConfigError
-from streamer.plan import S3Uri, parse_s3_uri
+from streamer.plan import Join, S3Uri, parse_s3_uri
 from streamer.relay.changes import WhenChanged
 from streamer.relay.failures import Framing, WhenFailed
 
@@ -155,6 +155,8 @@ class ChannelExtras(Model):
     """What readers that know no trailers see of an epoch that fails for good."""
     framing: Framing | None = None
     """What the objects are made of; for `poison`, where RecordWrapperType does not say it."""
+    join: Join | None = None
+    """The format of which every object is one whole: their contents follow each other as one of it."""
     integrity: Literal["none", "checksum"] = "none"
     """`checksum`: compare every whole object with the CRC that S3 keeps of it."""
     lanes: Annotated[StrictInt, Field(ge=1, le=64)] | None = None
@@ -214,6 +216,28 @@ class ChannelConfig(Model):
             raise ValueError(
                 "WhenFailed: poison must know what a record is; add Framing: RecordIO or TFRecord if the "
                 "objects hold whole ones, or use hold"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _joinable(self) -> Self:
+        join = self.penstock.join
+        if join is None:
+            return self
+        if self.record_wrapper_type != "None":
+            raise ValueError(
+                f"Join: {join} contradicts RecordWrapperType: {self.record_wrapper_type}, which keeps every "
+                "object apart; remove one of the two"
+            )
+        if self.penstock.when_failed == "poison":
+            raise ValueError(
+                f"WhenFailed: poison is for streams of RecordIO and TFRecord, and Join: {join} makes another "
+                "one; use hold or close"
+            )
+        if texts := [name for name in self.source.attribute_names if not name.endswith("-ref")]:
+            raise ValueError(
+                f"Join: {join} joins whole objects, and the attribute {texts[0]!r} is a text; list only "
+                "attributes whose names end in -ref, or remove Join"
             )
         return self
 

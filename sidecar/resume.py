@@ -148,8 +148,8 @@ def _told(name: str, plan: Plan, saved: Saved, *, anyway: bool) -> Begin:
 
 
 def _beyond(plan: Plan, position: Position) -> str | None:
-    """What is wrong with a position behind the epoch's end; where objects are inflated that shows later."""
+    """What is wrong with a position after the epoch's end; where objects are rewritten that shows later."""
     total = plan.total_bytes(position.epoch)
-    if plan.inflate or position.offset <= total:
+    if plan.rewrites or position.offset <= total:
         return None
     return f"epoch {position.epoch} has {total} bytes, and byte {position.offset} is due"

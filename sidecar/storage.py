@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from sidecar.checks import Finding
+from sidecar.endmarks import JOIN_ADVICE, carried
 from sidecar.exits import Exit, exit_code
 from streamer.errors import Missing, PenstockError, SourceChanged, Where
 from streamer.plan import ObjectRef, Plan, bare_etag, is_folder_marker
@@ -65,6 +66,9 @@ async def storage(job: Job, clients: Clients) -> AsyncIterator[Finding]:
             continue
         yield Finding(f"list {channel.channel_name}", "ok", about)
         if refs:
+            if job.mode(channel) == "Pipe" and (join := carried(channel, (ref.key for ref in refs))):
+                text = f"objects of the format {join}, which ends with a mark, one after the other"
+                yield Finding(f"end marks {channel.channel_name}", "warning", text, JOIN_ADVICE.format(join))
             readable = True
             async for finding in _read(clients, channel.channel_name, refs[0]):
                 readable = readable and finding.state != "failure"

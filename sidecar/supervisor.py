@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from sidecar.admin import serve_admin
 from sidecar.download import DownloadLimits, download
+from sidecar.endmarks import JOIN_ADVICE, unjoined
 from sidecar.environment import write_environment_file
 from sidecar.exits import Exit, exit_code
 from sidecar.failures import advice, fate, place, remind
@@ -56,7 +57,7 @@ if TYPE_CHECKING:
     from sidecar.identity import Hosts
     from sidecar.request import ChannelConfig
     from streamer.errors import SinkError, SourceError
-    from streamer.plan import ObjectRef, Plan
+    from streamer.plan import Join, ObjectRef, Plan
     from streamer.relay.allotment import Allotment
     from streamer.relay.statistics import ChannelStatistics
     from streamer.source.session import Clients
@@ -117,6 +118,8 @@ class Supervisor:
         """Why that one."""
         self.pulse = Pulse(self.statistics)
         self.planning_seconds = 0.0
+        self.unjoined: dict[str, Join] = {}
+        """By FIFO, the format of objects that carry end marks and are not joined."""
         self.memory_limit = memory_limit()
         """Bytes that this process may take."""
         self.sources = {
@@ -341,6 +344,7 @@ class Supervisor:
             part_size=self.job.penstock.part_size,
             hedge=self.job.penstock.hedge_budget,
             inflate=any(plan.inflate for plan in piped),
+            join=any(plan.join for plan in piped),
             check=self.job.checks,
             frame=self.job.frames,
         ) as transport:
@@ -400,6 +404,7 @@ class Supervisor:
                 digest=whole.digest[:16],
                 **({"lanes": len(found.fifos)} if name in self.job.lanes else {}),
             )
+            self._note_end_marks(channel, found)
 
         async with (
             self._heads(clients) as heads,
@@ -408,6 +413,14 @@ class Supervisor:
             for channel in self.job.input_data_config:
                 group.create_task(make(channel))
         return {channel.channel_name: plans[channel.channel_name] for channel in self.job.input_data_config}
+
+    def _note_end_marks(self, channel: ChannelConfig, planned: Planned) -> None:
+        """Warn of objects after whose end mark a program may stop reading."""
+        if self.job.mode(channel) != "Pipe" or (found := unjoined(channel, planned.whole)) is None:
+            return
+        self.unjoined |= dict.fromkeys(planned.fifos, found)
+        name = channel.channel_name
+        log.warning("objects carry end marks", channel=name, format=found, do=JOIN_ADVICE.format(found))
 
     def _note_waiting(self, channel: str, error: SourceError) -> None:
         self._waiting_for = f"{channel}: waiting for storage: {error}"
@@ -451,6 +464,15 @@ class Supervisor:
         def note_shortage(error: SinkError) -> None:
             log.warning("waiting for space or open files", channel=name, error=str(error))
 
+        def note_end_believed(epoch: int, offset: int) -> None:
+            log.warning(
+                "the reader left at the end of an object, with more to come: programs stop so at an end mark",
+                channel=name,
+                epoch=epoch,
+                offset=offset,
+                do="if it reads tar or Arrow, add Penstock: {Join: tar} or {Join: arrow} to the channel",
+            )
+
         return Channel(
             name,
             plan,
@@ -464,6 +486,7 @@ class Supervisor:
             sums=sums if config.penstock.integrity == "checksum" else None,
             on_unverifiable=note_unverifiable,
             on_shortage=note_shortage,
+            on_end_believed=note_end_believed,
             start=begin.position,
             ends=None if self._keeper is None else KeptEnds(self._keeper, name, digest=plan.digest),
             held=begin.held,

@@ -21,7 +21,9 @@ MAY_IMPORT = {
     "streamer.bare": set(),
     "streamer.secrets": set(),
     "streamer.sink": {"streamer.bare", "streamer.keeper", "streamer.plan", "streamer.trailer"},
-    "streamer.relay": {"streamer.plan", "streamer.source", "streamer.sink", "streamer.trailer"},
+    "streamer.relay": {
+        "streamer.formats", "streamer.plan", "streamer.source", "streamer.sink", "streamer.trailer",
+    },
     "streamer.formats": set(),
     "streamer.readers": {"streamer.formats", "streamer.trailer"},
     "sidecar": {

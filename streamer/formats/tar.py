@@ -19,6 +19,7 @@ members are refused. (`tarfile` in its stream mode reads the same at a fifth of 
 from __future__ import annotations
 
 import re
+import zlib
 from typing import TYPE_CHECKING, NamedTuple
 
 from streamer.errors import CorruptRecord, TruncatedStream
@@ -36,12 +37,14 @@ KEY = "__key__"
 _NAME = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)", re.DOTALL)
 _HIDDEN = re.compile(r"__[^/]*__($|/)")
 _REGULAR = frozenset(b"0\x007")
-_EMPTY = frozenset(b"123456")
+EMPTY = frozenset(b"123456")
 """Links, devices, directories and FIFOs: whatever size their header tells, no data follow."""
-_EXTENSIONS = frozenset(b"xgXLK")
+EXTENSIONS = frozenset(b"xgXLK")
 """Headers about the next member: pax, Solaris' pax, GNU's long names."""
-_SPARSE = ord("S")
+SPARSE = ord("S")
 _ZEROS = bytes(BLOCK)
+_OCTAL = b"01234567"
+_HALF = BLOCK // 2
 
 
 class Header(NamedTuple):
@@ -55,26 +58,42 @@ class Header(NamedTuple):
     @property
     def length(self) -> int:
         """Bytes from the beginning of this header to that of the next."""
-        return BLOCK + -(-self.size // BLOCK) * BLOCK
+        return BLOCK + padded(self.size)
+
+
+def padded(size: int) -> int:
+    """Bytes that `size` bytes of data take in an archive."""
+    return -(-size // BLOCK) * BLOCK
+
+
+def verify(raw: bytes) -> None:
+    """Raise ValueError unless the block's checksum says that it is a header."""
+    checksum = raw[148:156]
+    total = _sum(raw[:_HALF]) + _sum(raw[_HALF:]) - sum(checksum) + 8 * ord(" ")
+    if checksum.strip(b" \0").strip(_OCTAL) or total != number(checksum):
+        raise ValueError("its checksum does not agree, so this is no tar header")
+
+
+def _sum(half: bytes) -> int:
+    """The sum of half a block's bytes: one less than the lower part of Adler-32, which is modulo 65521."""
+    return (zlib.adler32(half) & 0xFFFF) - 1
 
 
 def read_header(raw: bytes) -> Header:
     """Decode one header. Raises ValueError if it is none, or of a kind that is not read."""
-    total = sum(raw) - sum(raw[148:156]) + 8 * ord(" ")
-    if total != _number(raw[148:156]):
-        raise ValueError("its checksum does not agree, so this is no tar header")
+    verify(raw)
     return _decode(raw)
 
 
 def _decode(raw: bytes) -> Header:
     """A header whose checksum agrees."""
     kind = raw[156]
-    if kind == _SPARSE:
+    if kind == SPARSE:
         raise ValueError("sparse members are not read; write the archive without --sparse")
     name = _text(raw[:100])
     if raw[257:263] == b"ustar\0" and raw[345]:
         name = f"{_text(raw[345:500])}/{name}"
-    return Header(kind, name, 0 if kind in _EMPTY else _number(raw[124:136]))
+    return Header(kind, name, 0 if kind in EMPTY else number(raw[124:136]))
 
 
 def split_name(name: str) -> tuple[str, str] | None:
@@ -159,7 +178,7 @@ class TarReader(RecordReader):
             return True
         header = read_header(block)
         length = header.length
-        if header.kind not in _EXTENSIONS:
+        if header.kind not in EXTENSIONS:
             header = self._extended.apply(header)
             length = header.length
             if header.kind in _REGULAR and (parts := split_name(header.name)) and parts[0] != self._key:
@@ -169,7 +188,7 @@ class TarReader(RecordReader):
         self._wanted = self._seen + length
         if self._end - self._start < self._wanted:
             return False
-        if header.kind in _EXTENSIONS:
+        if header.kind in EXTENSIONS:
             data = self._start + self._seen + BLOCK
             self._extended.add(header, bytes(self._view[data : data + header.size]))
         else:
@@ -200,7 +219,7 @@ class _Extended:
         if header.kind == ord("L"):
             self._name = _text(data)
         elif header.kind in b"xX":
-            for name, value in _pax(data):
+            for name, value in pax_records(data):
                 if name == b"path":
                     self._name = _text(value)
                 elif name == b"size":
@@ -215,7 +234,7 @@ class _Extended:
         return Header(
             header.kind,
             header.name if self._name is None else self._name,
-            header.size if self._size is None or header.kind in _EMPTY else self._size,
+            header.size if self._size is None or header.kind in EMPTY else self._size,
         )
 
 
@@ -225,7 +244,7 @@ def _members(record: bytes) -> Iterator[tuple[str, int, int]]:
     extended = _Extended()
     while at < len(record):
         header = _decode(record[at : at + BLOCK])
-        if header.kind in _EXTENSIONS:
+        if header.kind in EXTENSIONS:
             extended.add(header, record[at + BLOCK : at + BLOCK + header.size])
         else:
             header = extended.apply(header)
@@ -235,22 +254,21 @@ def _members(record: bytes) -> Iterator[tuple[str, int, int]]:
         at += header.length
 
 
-def _number(field: bytes) -> int:
-    """Octal text, or GNU's base 256 where the first bit is set."""
+def number(field: bytes) -> int:
+    """A number of a header: octal text, or GNU's base 256 where the first bit is set."""
     if field[0] & 0x80:
         return int.from_bytes(bytes([field[0] & 0x7F]) + field[1:], "big")
     text = field.strip(b" \0")
-    try:
-        return int(text, 8) if text else 0
-    except ValueError:
-        raise ValueError(f"{field!r} is no octal number") from None
+    if text.strip(_OCTAL):
+        raise ValueError(f"{field!r} is no octal number")
+    return int(text, 8) if text else 0
 
 
 def _text(field: bytes) -> str:
     return field.partition(b"\0")[0].decode("utf-8", "surrogateescape")
 
 
-def _pax(data: bytes) -> Iterator[tuple[bytes, bytes]]:
+def pax_records(data: bytes) -> Iterator[tuple[bytes, bytes]]:
     r"""The records `LENGTH NAME=VALUE\n` of a pax header."""
     while data:
         digits, space, _ = data[:24].partition(b" ")

@@ -8,6 +8,7 @@ none of them.
 
 from __future__ import annotations
 
+from streamer.formats.join import Join
 from streamer.plan.entries import Entries, is_folder_marker, listed
 from streamer.plan.parts import Part, cut
 from streamer.plan.plan import Arrangement, Plan
@@ -23,6 +24,7 @@ __all__ = [
     "Arrangement",
     "Balance",
     "Entries",
+    "Join",
     "Literal",
     "Mark",
     "ObjectRef",

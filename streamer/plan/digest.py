@@ -21,6 +21,7 @@ from streamer.plan.segments import ObjectRef
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from streamer.formats.join import Join
     from streamer.plan.entries import Entries
     from streamer.plan.shards import Shard
 
@@ -28,11 +29,14 @@ if TYPE_CHECKING:
 class Digests:
     """The digests of plans over `entries`, by shard; made when the first of them is asked for."""
 
-    def __init__(self, entries: Entries, *, seed: int | None, shards: Sequence[Shard]) -> None:
+    def __init__(
+        self, entries: Entries, *, seed: int | None, shards: Sequence[Shard], join: Join | None
+    ) -> None:
         """All `shards` are of the same count, so that an empty object is left out for all of them or none."""
         self._entries = entries
         self._seed = seed
         self._shards = shards
+        self._join = join
         self._found: dict[Shard, str] = {}
 
     def of(self, shard: Shard) -> str:
@@ -53,6 +57,7 @@ class Digests:
             "shard": [shard.index, shard.count, shard.by] if shard.count > 1 else None,
             "wrap": self._entries.wrap or None,
             "inflate": self._entries.inflate or None,
+            "join": self._join,
         }
         return {name: value for name, value in arranged.items() if value is not None}
 

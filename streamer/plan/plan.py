@@ -2,6 +2,8 @@
 
     entries, in plan order ─ shuffle (per epoch) ─ shard (this host's, or one FIFO's) ─ wrap ─ segments
 
+Where delivery `rewrites` what segments hold, by inflating or joining, only the delivered stream has a length.
+
 Keys, sizes and ETags are frozen once per job, so every epoch streams the same bytes or fails by name
 (contract §9-2). The shuffle is of whole entries over all hosts, and the shard is taken of its result
 (contract §3.2). Everything is computed as it is asked for: an epoch's order is never held in memory.
@@ -24,6 +26,7 @@ from streamer.plan.shuffle import Permutation
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from streamer.formats.join import Join
     from streamer.plan.uris import S3Uri
 
 _REMEMBERED = 4
@@ -41,6 +44,8 @@ class Arrangement:
     shard: Shard = field(default_factory=Shard)
     inflate: bool = False
     """Objects are compressed, and are inflated while they are delivered (CompressionType)."""
+    join: Join | None = None
+    """Objects are of this format, and are joined into one of it while they are delivered."""
 
     def entries(self, *, objects_each: int = 1) -> Entries:
         """Entries to be filled for a plan that is arranged so, with so many objects in each."""
@@ -63,6 +68,7 @@ class Plan:
         *,
         seed: int | None = None,
         shard: Shard | None = None,
+        join: Join | None = None,
         digests: Digests | None = None,
     ) -> None:
         """`entries` say themselves whether they are wrapped; they must not change any more.
@@ -72,10 +78,12 @@ class Plan:
         self.entries = entries
         self.seed = seed
         self.shard = shard or Shard()
+        self.join = join
+        """The format by which delivery joins objects, if it does."""
         self.base: S3Uri | None = None
         """The prefix that all objects share by their channel's definition, if it has one."""
         self._shares: dict[int, _Share] = {}
-        self._digests = digests or Digests(entries, seed=seed, shards=[self.shard])
+        self._digests = digests or Digests(entries, seed=seed, shards=[self.shard], join=join)
 
     @classmethod
     def of(cls, objects: Iterable[ObjectRef], arrangement: Arrangement | None = None) -> Plan:
@@ -91,7 +99,7 @@ class Plan:
         """A plan of `entries`, which were made with the arrangement's `wrap` and `inflate`."""
         if (entries.wrap, entries.inflate) != (arrangement.wrap, arrangement.inflate):
             raise ValueError("the entries were made for another arrangement")
-        return cls(entries, seed=arrangement.seed, shard=arrangement.shard)
+        return cls(entries, seed=arrangement.seed, shard=arrangement.shard, join=arrangement.join)
 
     def __repr__(self) -> str:
         return f"<Plan {self.entries}, seed {self.seed}, {self.shard}>"
@@ -102,8 +110,11 @@ class Plan:
         They share the entries, so they cost no listing and next to no memory.
         """
         shards = [self.shard.lane(index, count) for index in range(count)]
-        digests = Digests(self.entries, seed=self.seed, shards=shards)
-        return tuple(Plan(self.entries, seed=self.seed, shard=shard, digests=digests) for shard in shards)
+        digests = Digests(self.entries, seed=self.seed, shards=shards, join=self.join)
+        return tuple(
+            Plan(self.entries, seed=self.seed, shard=shard, join=self.join, digests=digests)
+            for shard in shards
+        )
 
     @property
     def varies(self) -> bool:
@@ -112,8 +123,13 @@ class Plan:
 
     @property
     def inflate(self) -> bool:
-        """Whether objects are inflated on delivery: nobody knows the stream's length before its end."""
+        """Whether objects are inflated on delivery."""
         return self.entries.inflate
+
+    @property
+    def rewrites(self) -> bool:
+        """Whether delivery changes the objects' bytes: nobody knows the stream's length before its end."""
+        return self.inflate or self.join is not None
 
     @property
     def streams(self) -> bool:
@@ -155,7 +171,7 @@ class Plan:
         return found
 
     def total_bytes(self, epoch: int) -> int:
-        """Bytes of the epoch's segments; those of the stream unless objects are inflated.
+        """Bytes of the epoch's segments; those of the stream unless delivery `rewrites` them.
 
         Where `varies`, the first call takes some microseconds an entry.
         """

@@ -1,8 +1,8 @@
 """A place in a channel's stream of epochs, from which it can be continued at the exact byte.
 
 Of a plan whose objects are sent as they are, the place says all: `cut` leaves out what lies before it. Where
-objects are inflated nobody can tell which byte of S3 gave the byte at `offset`. There `mark` names an
-object's first byte before it, in both counts: the parts from there on are fetched and inflated again, and
+objects are inflated or joined nobody can tell which byte of S3 gave the byte at `offset`. There `mark` names
+an object's first byte before it, in both counts: the parts from there on are fetched and delivered again, and
 what comes of them up to `offset` is dropped. Without a mark that is the epoch from its begin.
 """
 
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 
 class Mark(NamedTuple):
-    """The first byte of an object in an inflated epoch."""
+    """The first byte of an object in an epoch whose objects are inflated or joined."""
 
     fetched: int = 0
     """Bytes of the epoch's parts before it."""

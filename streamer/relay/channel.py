@@ -76,6 +76,7 @@ class Channel:
         sums: Sums | None = None,
         on_unverifiable: Callable[[ObjectRef], None] | None = None,
         on_shortage: Callable[[SinkError], None] | None = None,
+        on_end_believed: Callable[[int, int], None] | None = None,
         start: Position = BEGIN,
         ends: WriteEnds | None = None,
         held: bool = False,
@@ -89,6 +90,8 @@ class Channel:
         `sums`: compare every whole object with the checksum that S3 keeps of it; the transport must bring
         bytes into memory. `on_unverifiable` is told the first object that cannot be compared.
         `on_shortage` is told when the channel begins to wait for space or descriptors of this machine.
+        `on_end_believed` is told epoch and offset where a reader left at the end of an object that was not
+        the last, as those do that stop at an end mark.
 
         `start`: where to begin. `ends`: who holds the write ends, this process unless given; `held`: they
         hold the FIFO of `start` already, from an earlier sidecar. `refused`: why that cannot be gone on with;
@@ -117,6 +120,7 @@ class Channel:
         self._checked: Counter[str] | None = None if sums is None else Counter()
         self._on_unverifiable = on_unverifiable
         self._on_shortage = on_shortage
+        self._on_end_believed = on_end_believed
         self._policy = policy
         self._tally = Tally()
         self._changes = changes or Changes()
@@ -293,11 +297,22 @@ class Channel:
             with contextlib.suppress(ReaderGone):
                 await self._fifos.settle()  # a keeper that has died looks like a reader that has gone
             self._tally.readers_gone += not outlet.reader_gone  # the pipe may tell before the epoll does
+            self._look_where_left(prefetcher, outlet)
             return "abandoned"
         due = prefetcher.delivered - self._skipped
         if accepted not in (None, due):
             raise RuntimeError(f"the FIFO of epoch {self._epoch} accepted {accepted} bytes of {due}")
         return "complete"
+
+    def _look_where_left(self, prefetcher: Prefetcher, outlet: PipeOutlet) -> None:
+        """Notice a reader that left at the end of an object; with a keeper nobody knows what it has read."""
+        if self._plan.framed or self._plan.join is not None or self._ends.lasting:
+            return
+        taken = prefetcher.delivered - outlet.unread
+        if prefetcher.ended_object_at(taken) and prefetcher.consumed < self._plan.total_bytes(self._epoch):
+            self._tally.readers_at_ends += 1
+            if self._on_end_believed is not None:
+                self._on_end_believed(self._epoch, taken)
 
     @property
     def _skipped(self) -> int:
@@ -397,7 +412,7 @@ class Channel:
     @property
     def _open_ended(self) -> bool:
         """Whether nobody knows an epoch's length before its end."""
-        return self._plan.inflate or self._changes.policy != "fail"
+        return self._plan.rewrites or self._changes.policy != "fail"
 
     def _note_mark(self, mark: Mark) -> None:
         self._mark = self._epoch, mark
@@ -477,6 +492,7 @@ class Channel:
             reader_connected=self._outlet is not None and not self._outlet.reader_gone,
             readers_come=tally.readers_come,
             readers_gone=tally.readers_gone,
+            readers_at_ends=tally.readers_at_ends,
             fifo_capacity=self._capacity,
             fifo_bytes=0 if self._outlet is None else self._outlet.unread,
             staged_bytes=share.held,

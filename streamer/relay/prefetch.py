@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -29,7 +30,7 @@ from streamer.relay.memory import MemoryStage
 from streamer.relay.retry import RetryPolicy, fetch_part
 from streamer.relay.stages import Stage, Stages
 from streamer.relay.stragglers import Stragglers
-from streamer.relay.unpack import MOST_TAKEN, Unpacker
+from streamer.relay.unpack import MOST_TAKEN, Unpacker, joiner_of
 from streamer.relay.window import Slot, Window
 from streamer.units import KIB, MIB
 
@@ -52,7 +53,11 @@ each time they would have many turns for one of ours, and the FIFO would run dry
 LEAST = 32 * KIB
 """What a move counts at least: however small parts are, a turn takes about a millisecond."""
 MARK_EVERY = 8 * MIB
-"""Bytes of a stream between two marks, at least: what must be inflated once more after a restart."""
+"""Bytes of a stream between two marks, at least: what is inflated or joined once more after a restart."""
+LAST_ENDS = 64
+"""Objects whose ends are remembered: more than a FIFO holds of such as are worth a look."""
+MOST_BUFFERED = 128 * KIB
+"""Bytes that readers take ahead of what they use: the buffer of Python's `open` from 3.14 on."""
 
 
 @dataclass(slots=True)
@@ -70,7 +75,7 @@ class _Detour:
 
 def all_epochs(plan: Plan, part_size: Callable[[], int], start: Position = BEGIN) -> Iterator[Part]:
     """The parts of every epoch from `start` on, without end; none at all if no epoch can have bytes."""
-    epoch, first = start.epoch, start.mark.fetched if plan.inflate else start.offset
+    epoch, first = start.epoch, start.mark.fetched if plan.rewrites else start.offset
     while plan.streams:
         yield from cut(plan.segments(epoch), part_size=part_size, epoch=epoch, behind=first)
         epoch, first = epoch + 1, 0
@@ -97,9 +102,9 @@ class Prefetcher:
         """Nothing is requested before `allow`; tasks are started in `requests`.
 
         `proof`: where whole objects are compared with their checksums; `source` then sums what it fetches.
-        `start`: where the first epoch begins. `on_mark` is told now and then where an inflated object does,
-        and when the stream leaves the plan. `framing`: of the stream, to deliver whole records; bytes must be
-        in memory then.
+        `start`: where the first epoch begins. `on_mark` is told now and then where an object does that is
+        inflated or joined, and when the stream leaves the plan. `framing`: of the stream, to deliver whole
+        records; bytes must be in memory then.
         """
         self._proof = proof
         self._changes = changes or Changes()
@@ -120,6 +125,10 @@ class Prefetcher:
         self._on_mark = on_mark
         self._marked = (start.epoch, start.offset)
         """Epoch and place of the last mark told."""
+        self._next_mark: Mark | None = None
+        """The first byte of the object that is being delivered, to be told once it may be resumed there."""
+        self._ends: deque[tuple[int, int]] = deque(maxlen=LAST_ENDS)
+        """Of the last objects delivered, the offset in the stream after them, and their sizes."""
         self._supply = stages
         self._stages: dict[Slot, Stage] = {}
         self._tasks: dict[Slot, asyncio.Task[None]] = {}
@@ -127,13 +136,15 @@ class Prefetcher:
         self.delivered = 0
         """Bytes of the epoch's stream that lie behind: its outlet has accepted them, or had never to."""
         self.consumed = 0
-        """Bytes of the plan that are done with: `delivered`, unless objects are inflated or changed."""
+        """Bytes of the plan that are done with: `delivered`, unless objects are rewritten or changed."""
 
     def begin(self, epoch: int) -> None:
         """Set the counts to where the epoch begins."""
         start = self._first if epoch == self._first.epoch else Position(epoch)
         self.delivered = start.offset
-        self.consumed = start.mark.fetched if self._plan.inflate else start.offset
+        self.consumed = start.mark.fetched if self._plan.rewrites else start.offset
+        self._next_mark = None
+        self._ends.clear()
 
     def allow(self, epoch: int) -> None:
         """Parts of epochs up to `epoch` may be fetched from now on."""
@@ -158,23 +169,31 @@ class Prefetcher:
         self._changes.begin()
         with contextlib.ExitStack() as stack:
             unpacker = self._unpacker = None
-            inflate = self._plan.inflate
-            if inflate or self._framing is not None:
+            rewrites, join = self._plan.rewrites, self._plan.join
+            if rewrites or self._framing is not None:
                 first = self._first if epoch == self._first.epoch else Position(epoch)
                 unpacker = self._unpacker = Unpacker(
                     outlet,
-                    inflate=inflate,
+                    inflate=self._plan.inflate,
                     wrap=self._plan.entries.wrap,
                     watch=self._tally.watch,
                     account=self._written,
-                    again=self.delivered - first.mark.streamed if inflate and first is self._first else 0,
+                    again=self.delivered - first.mark.streamed if rewrites and first is self._first else 0,
                     # A FIFO begins with a record, and what another sidecar has put into it may end anywhere.
                     records=self._framing and Records(self._framing, known=self.delivered == first.skipped),
+                    joiner=None if join is None else joiner_of(join, resumed=first.mark.streamed > 0),
                 )
                 stack.callback(unpacker.close)
             await self._deliver(epoch, outlet, unpacker)
             if unpacker is not None:
                 await unpacker.finish()
+
+    def ended_object_at(self, offset: int) -> bool:
+        """Whether a reader that has taken `offset` bytes of the stream stopped at the end of an object.
+
+        A buffered reader has read on by less than a buffer; a 64th of the object, so that chance has no part.
+        """
+        return any(0 <= offset - end <= min(MOST_BUFFERED, size // 64) for end, size in self._ends)
 
     @property
     def at_border(self) -> bool:
@@ -269,26 +288,33 @@ class Prefetcher:
             raise RuntimeError("what passes through our hands must be in memory: tell the transport so")
         if (
             self._on_mark
-            and self._plan.inflate
+            and self._plan.rewrites
             and not unpacker.held
             and slot.delivered == len(slot.part.head)
             and slot.part.start == 0
             and slot.part.body
         ):
-            self._mark(slot)
+            self._note_begin(slot)
         if not (data := stage.take(MOST_TAKEN)):
             return 0  # the socket has nothing yet
         await unpacker.pass_on(slot.part, slot.delivered, data)
+        if self._next_mark is not None and unpacker.anchored:
+            self._tell_mark(slot.part.epoch, self._next_mark)
         self._consumed(len(data))
         return len(data)
 
-    def _mark(self, slot: Slot) -> None:
-        """An object begins here: tell, if the last one that was told is far behind."""
+    def _note_begin(self, slot: Slot) -> None:
+        """An object begins here: to be told, if the last mark that was told is far before it."""
         epoch = slot.part.epoch
         last = self._marked if self._marked[0] == epoch else (epoch, 0)
-        if self._on_mark and self.delivered - last[1] >= MARK_EVERY:
-            self._marked = (epoch, self.delivered)
-            self._on_mark(Mark(self.consumed, self.delivered))
+        due = self.delivered - last[1] >= MARK_EVERY
+        self._next_mark = Mark(self.consumed, self.delivered) if due else None
+
+    def _tell_mark(self, epoch: int, mark: Mark) -> None:
+        self._next_mark = None
+        self._marked = (epoch, mark.streamed)
+        if self._on_mark is not None:
+            self._on_mark(mark)
 
     def _second_chance(self, stage: Stage) -> None:
         """Ask again for a part that was given up while nobody waited for it; raise any other failure.
@@ -351,7 +377,9 @@ class Prefetcher:
         if done is not None:
             stage = self._stages.pop(done)
             stage.discard()
-            self._tally.objects_completed += done.part.ends_object
+            if done.part.ends_object:
+                self._tally.objects_completed += 1
+                self._ends.append((self.delivered, done.part.object.size))
             self._changed.set()
             self._start()
             if self._proof is not None and done.part.body:

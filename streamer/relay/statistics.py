@@ -134,6 +134,8 @@ class Tally:
     readers_come: int = 0
     readers_gone: int = 0
     """Those that closed the FIFO before we did."""
+    readers_at_ends: int = 0
+    """Of those, readers that had read to the end of an object, and no further."""
     requests: Counter[str] = field(default_factory=Counter)
     """By outcome: `ok`, `cancelled`, or the kind of the error."""
     retries: Counter[str] = field(default_factory=Counter)
@@ -181,6 +183,8 @@ class ChannelStatistics:
     readers_come: int
     readers_gone: int
     """Readers that closed the FIFO before we did."""
+    readers_at_ends: int
+    """Of those, readers that had read to the end of an object, and no further."""
     fifo_capacity: int
     fifo_bytes: int
     """Bytes that wait in the FIFO for the reader."""

@@ -79,6 +79,7 @@ async def open_transport(
     part_size: int | None = None,
     to_pipes: bool = True,
     inflate: bool = False,
+    join: bool = False,
     check: bool = False,
     frame: bool = False,
     hedge: float = HEDGED,
@@ -87,10 +88,10 @@ async def open_transport(
 
     `budget` and `connections` are for all channels together. Where `connections` or `part_size` is not
     given, it adapts. `to_pipes`: whether all sinks are pipes. `inflate`: whether any channel's objects are
-    inflated, which takes their bytes through memory; `check`: whether any channel's are compared with their
-    checksums, which does so too, and `frame`: whether any channel's records must be told apart. `hedge`: of
-    all bytes, those that second requests for late parts may fetch once more. Raises ConfigError if what is
-    wished cannot be, SinkError if open files are too few.
+    inflated, which takes their bytes through memory; `join`: whether any channel's are joined, `check`:
+    whether any channel's are compared with their checksums, and `frame`: whether any channel's records must
+    be told apart, which all do so too. `hedge`: of all bytes, those that second requests for late parts may
+    fetch once more. Raises ConfigError if what is wished cannot be, SinkError if open files are too few.
     """
     portable = PortableSource(clients.data, clients.credentials)
     hedging = Hedging(hedge)
@@ -101,6 +102,7 @@ async def open_transport(
     no_splice = (
         no_client
         or ("compressed objects are inflated in memory" if inflate else None)
+        or ("archives are joined in memory" if join else None)
         or ("checksums are computed in memory" if check else None)
         or ("records are told apart in memory, for WhenFailed: poison" if frame else None)
         or _no_splice(clients, min(budget, pipe_budget), channels, to_pipes=to_pipes)

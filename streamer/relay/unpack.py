@@ -1,9 +1,10 @@
 """Delivery of a channel whose bytes pass through our hands, between stage and outlet.
 
-They do where objects are compressed, which are inflated in stream order:
+They do where objects are compressed or joined, which happens in stream order:
 
     head of line ─ at most 256 KiB ─▶ Inflater ─ at most 1 MiB ─▶ outlet          (unwrapped)
-                                               └▶ spool ─ header, content, padding ─▶ outlet   (wrapped)
+                              │                ├▶ spool ─ header, content, padding ─▶ outlet   (wrapped)
+                              └────────────────┴▶ Joiner ─ without end marks ─▶ outlet         (joined)
 
 Parts are fetched compressed, so the window's room is that of compressed bytes; of content there is one
 piece at a time. Inflating runs in a worker thread (ISA-L and zstd release the GIL), but for what is so
@@ -26,13 +27,16 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from streamer.errors import CorruptObject, ReaderGone, SinkError, Where
+from streamer.formats.arrow_joiner import ArrowJoiner
+from streamer.formats.join import Join, Joiner, NotJoinable
+from streamer.formats.tar_joiner import TarJoiner
 from streamer.plan import LONGEST_RECORD, frame
 from streamer.relay.inflate import Inflater
 from streamer.relay.threads import in_thread
 from streamer.units import KIB, MIB
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from streamer.plan import ObjectRef, Part
     from streamer.relay.failures import Records
@@ -54,7 +58,7 @@ _MAX_VECTORS = 64
 class Pieces:
     """Pieces of memory on their way into a descriptor; `streamer.sink.outlet.Drainable`."""
 
-    def __init__(self, pieces: list[bytes]) -> None:
+    def __init__(self, pieces: Sequence[bytes | memoryview]) -> None:
         self._left = deque(memoryview(piece) for piece in pieces if piece)
 
     def __bool__(self) -> bool:
@@ -77,6 +81,7 @@ class Unpacker:
     `account` is told the bytes that the outlet accepts; the first `again` bytes it had before, and they are
     dropped. With `inflate` objects are inflated. With `wrap`, every object becomes a RecordIO record; where
     nothing is inflated the literals have seen to that. `records`: of the stream, to pass on whole ones.
+    With `joiner`, which comes without these two, objects are joined.
     """
 
     def __init__(
@@ -89,11 +94,13 @@ class Unpacker:
         account: Callable[[int], None],
         again: int = 0,
         records: Records | None = None,
+        joiner: Joiner | None = None,
     ) -> None:
         self._outlet = outlet
         self._inflate = inflate
         self._wrap = wrap
         self._records = records
+        self._joiner = joiner
         self._watch = watch
         self._account = account
         self._again = again
@@ -108,6 +115,11 @@ class Unpacker:
     def at_border(self) -> bool:
         """Whether what the outlet has accepted surely ends with a record."""
         return self._records is not None and self._records.at_border and not self._again
+
+    @property
+    def anchored(self) -> bool:
+        """Whether an epoch may be resumed at the first byte of the object that is being delivered."""
+        return self._joiner is None or self._joiner.anchored
 
     @property
     def held(self) -> int:
@@ -126,8 +138,11 @@ class Unpacker:
         start = part.start + place
         if start == 0:
             self._begin(part.object)
+        last = start + len(data) == part.object.size
         if not self._inflate:
-            await self._write([data])
+            await self._write(self._joined(part.object, [data]))
+            if last:
+                self._end_joined(part.object)
             return
         inflater = self._inflater
         if inflater is None:
@@ -137,21 +152,24 @@ class Unpacker:
             # A little may be inflated here again and again: let others have their turn.
             await asyncio.sleep(0)
             if self._spool is None:
-                await self._write(pieces)
+                await self._write(self._joined(part.object, pieces))
             elif inflater.produced > LONGEST_RECORD:
                 raise _too_long(part.object)
             elif self._outlet.reader_gone:
                 raise ReaderGone("the reader closed the pipe")
-        if start + len(data) == part.object.size:
+        if last:
             inflater.finish()
             if self._spool is not None:
                 await self._record(self._spool, inflater.produced)
+            self._end_joined(part.object)
             self.close()
 
     async def finish(self) -> None:
-        """Deliver what is kept back although the epoch is over. Raises ReaderGone."""
+        """Deliver what comes after the last object, or is kept back there. Raises ReaderGone."""
         if self._records is not None:
             await self._send([self._records.rest()])
+        if self._joiner is not None:
+            await self._send([self._joiner.finish()])
 
     def close(self) -> None:
         """Forget the object that is being delivered; further calls do nothing."""
@@ -164,11 +182,36 @@ class Unpacker:
         self.close()
         if self._records is not None and (self._inflate or not self._wrap):
             self._records.begins()  # else its header came before it
+        if self._joiner is not None:
+            self._joiner.begin()
         if not self._inflate:
             return
         self._inflater = Inflater(ref)
         if self._wrap:
             self._spool = tempfile.SpooledTemporaryFile(SPOOL_MEMORY)  # noqa: SIM115 - closed by `close`
+
+    def _joined(self, ref: ObjectRef, pieces: Sequence[bytes]) -> Sequence[bytes | memoryview]:
+        """What of the object's next content is part of the stream."""
+        if self._joiner is None:
+            return pieces
+        try:
+            return [part for piece in pieces for part in self._joiner.feed(piece)]
+        except NotJoinable as error:
+            raise self._not_joinable(ref, error) from error
+
+    def _end_joined(self, ref: ObjectRef) -> None:
+        if self._joiner is not None:
+            try:
+                self._joiner.end()
+            except NotJoinable as error:
+                raise self._not_joinable(ref, error) from error
+
+    def _not_joinable(self, ref: ObjectRef, error: NotJoinable) -> CorruptObject:
+        if self._inflate:
+            return CorruptObject(
+                f"{error}; at byte {error.offset} of what it inflates to", Where(ref.bucket, ref.key)
+            )
+        return CorruptObject(str(error), Where(ref.bucket, ref.key, error.offset))
 
     async def _next(self, inflater: Inflater, fed: int) -> list[bytes]:
         """The next pieces, spooled already if the object is wrapped."""
@@ -202,11 +245,11 @@ class Unpacker:
             await self._write([content])
         await self._write([padding])
 
-    def _new(self, pieces: list[bytes]) -> list[bytes]:
+    def _new(self, pieces: Sequence[bytes | memoryview]) -> Sequence[bytes | memoryview]:
         """The pieces without what the outlet had before this epoch was continued."""
         if not self._again:
             return pieces
-        found = []
+        found: list[bytes | memoryview] = []
         for piece in pieces:
             dropped = min(self._again, len(piece))
             self._again -= dropped
@@ -214,12 +257,12 @@ class Unpacker:
                 found.append(piece[dropped:])
         return found
 
-    async def _write(self, pieces: list[bytes]) -> None:
+    async def _write(self, pieces: Sequence[bytes | memoryview]) -> None:
         if self._records is not None:
-            pieces = [self._records.pass_on(piece) for piece in pieces]
+            pieces = [self._records.pass_on(bytes(piece)) for piece in pieces]
         await self._send(pieces)
 
-    async def _send(self, pieces: list[bytes]) -> None:
+    async def _send(self, pieces: Sequence[bytes | memoryview]) -> None:
         left = Pieces(self._new(pieces))
         while left:
             self._watch.enter("moving")
@@ -231,6 +274,11 @@ class Unpacker:
                 continue
             self._account(count)
         self._watch.enter("moving")
+
+
+def joiner_of(join: Join, *, resumed: bool) -> Joiner:
+    """A joiner for one epoch, which is `resumed` after an object if the reader has that much."""
+    return TarJoiner() if join == "tar" else ArrowJoiner(resumed=resumed)
 
 
 def _too_long(ref: ObjectRef) -> CorruptObject:

@@ -217,7 +217,7 @@ async def plan_prefix(
     return plan
 
 
-async def plan_uris(client: Any, uris: list[S3Uri]) -> Plan:
+async def plan_uris(client: Any, uris: list[S3Uri], arrangement: Arrangement | None = None) -> Plan:
     """The plan of `penstock cat`: the URIs in the order given.
 
     An exact key is that one object; anything else is a prefix. Raises as `plan_prefix` does.
@@ -227,4 +227,4 @@ async def plan_uris(client: Any, uris: list[S3Uri]) -> Plan:
         found = [*(await plan_prefix(client, uri)).refs(0)]
         # An exact key sorts before every key that it is a prefix of.
         objects += found[:1] if found[0].key == uri.key else found
-    return Plan.of(objects)
+    return Plan.of(objects, arrangement)

@@ -32,9 +32,12 @@ from sidecar.runtime import Layout, platform_resource_config, resource_config
 from sidecar.settings import read_token
 from streamer.errors import PenstockError, Where
 from streamer.formats import recordio, tfrecord
+from streamer.formats.arrow_joiner import ArrowJoiner
+from streamer.formats.join import Joiner, NotJoinable
 from streamer.formats.lines import LineReader
 from streamer.formats.recordio import RecordIOReader
 from streamer.formats.tar import TarReader, sample
+from streamer.formats.tar_joiner import TarJoiner
 from streamer.formats.tfrecord import TFRecordReader
 from streamer.plan import Arrangement, ObjectRef, Part, parse_object_uri
 from streamer.readers import protobuf
@@ -110,6 +113,32 @@ def records(kind: Any, **options: Any) -> Callable[[bytes], None]:
                 sample(record)
 
     return read
+
+
+def joined(kind: Callable[[], Joiner]) -> Callable[[bytes], None]:
+    """An object among others; what leaves is never more than what came."""
+
+    def join(data: bytes) -> None:
+        joiner = kind()
+        joiner.begin()
+        left = sum(len(piece) for fed in pieces(data) for piece in joiner.feed(fed))
+        if left > len(data):
+            raise AssertionError("bytes that nobody fed")
+        joiner.end()
+
+    return join
+
+
+def arrow() -> bytes:
+    import pyarrow as pa
+
+    made = io.BytesIO()
+    words = pa.array(["a", "b"]).dictionary_encode()
+    times = pa.array([1, 2], pa.timestamp("us", "UTC"))
+    table = pa.table({"w": words, "t": times, "l": [[1], []]})
+    with pa.ipc.new_stream(made, table.schema) as writer:
+        writer.write_table(table)
+    return made.getvalue()
 
 
 def inflated(data: bytes) -> None:
@@ -369,6 +398,8 @@ TARGETS: dict[str, Target] = {
             message(2, message(1, b"l") + message(2, message(9, message(1, b"x")))) + message(3, b"u"),
         ),
     ),
+    "join-tar": Target(joined(TarJoiner), (tar(),), (NotJoinable,)),
+    "join-arrow": Target(joined(lambda: ArrowJoiner(resumed=False)), (arrow(),), (NotJoinable,)),
     "inflate": Target(
         inflated, (gzip.compress(b"hello", mtime=0) * 2, bytes.fromhex("28b52ffd2005290000") + b"hello")
     ),

@@ -85,6 +85,7 @@ async def running_channel(
     transport: Wish = "portable",
     make_plan: Callable[[Any], Awaitable[Plan]] | None = None,
     inflate: bool = False,
+    join: bool = False,
     hedge: float = 0.0,
     when_changed: WhenChanged = "fail",
     check: bool = False,
@@ -96,7 +97,7 @@ async def running_channel(
     """List the prefix, prepare and run a channel `train`; cancel it at the end.
 
     `parts`: how many parts the budget has room for. `make_plan`: from a client, instead of the prefix.
-    `inflate`: whether that plan does. `hedge`: as of `open_transport`; none, as faults are scripted.
+    `inflate`, `join`: whether that plan does. `hedge`: as of `open_transport`; none, as faults are scripted.
     `endpoint`: as of `clients_of`.
     """
     async with (
@@ -110,6 +111,7 @@ async def running_channel(
             connections=connections,
             part_size=part_size,
             inflate=inflate,
+            join=join,
             hedge=hedge,
             check=check,
             frame=framing is not None,

@@ -341,6 +341,14 @@ def test_the_job_is_frozen(tmp_path):
             {"RecordWrapperType": "RecordIO"},
             "contradicts RecordWrapperType",
         ),
+        ({"Join": "tar"}, {"InputMode": "File"}, "has Join, for Pipe mode only"),
+        ({"Join": "tar"}, {"RecordWrapperType": "RecordIO"}, "contradicts RecordWrapperType: RecordIO"),
+        (
+            {"Join": "arrow", "WhenFailed": "poison", "Framing": "TFRecord"},
+            {},
+            "WhenFailed: poison is for streams of RecordIO",
+        ),
+        ({"Join": "zip"}, {}, "is not one of 'tar' or 'arrow'"),
         ({"WhenFailed": "stop"}, {}, "is not one of 'hold', 'poison' or 'close'"),
         ({"WhenChanged": "ignore"}, {}, "is not one of 'fail', 'refetch' or 'skip'"),
         ({"Transport": "copying"}, {}, "it belongs in Penstock"),
@@ -351,6 +359,19 @@ def test_what_a_channel_asks_for_must_be_possible(tmp_path, extras, channel, wor
     job["InputDataConfig"][0] |= channel
     with pytest.raises(ConfigError, match=words):
         load(tmp_path, job)
+
+
+def test_texts_of_attributes_cannot_be_joined(tmp_path):
+    """Objects that a manifest names can."""
+    for names, refused in ((["shard-ref"], False), (["shard-ref", "label"], True)):
+        job = document(InputDataConfig__0__Penstock={"Join": "tar"})
+        source = {"S3DataType": "AugmentedManifestFile", "S3Uri": "s3://b/m", "AttributeNames": names}
+        job["InputDataConfig"][0]["DataSource"]["S3DataSource"] = source
+        if not refused:
+            assert load(tmp_path, job).input_data_config[0].penstock.join == "tar"
+            continue
+        with pytest.raises(ConfigError, match="the attribute 'label' is a text; list only attributes"):
+            load(tmp_path, job)
 
 
 @pytest.mark.parametrize(

@@ -181,9 +181,7 @@ def test_cut_anywhere_is_an_error_or_a_border():
 
 def test_samples_before_a_bad_header_are_handed_over():
     got, data = [], archive([("1.a", b"A"), ("2.a", b"B")], end=False) + b"no header" * 100
-    with pytest.raises(
-        CorruptRecord, match="tar member at offset 2048 of the stream: b.eaderno . is no octal"
-    ):
+    with pytest.raises(CorruptRecord, match="tar member at offset 2048 of the stream: its checksum does not"):
         got.extend(TarReader(io.BytesIO(data)))
     assert [sample(record)["__key__"] for record in got] == ["1"]
 

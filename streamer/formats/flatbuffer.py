@@ -1,0 +1,107 @@
+"""Reads FlatBuffers tables, as far as the metadata of Arrow IPC needs it.
+
+A table begins with the distance back to its vtable, which says where each field lies in the table, or that
+it has its default (FlatBuffers internals). Foreign bytes: whatever they hold, reading ends with ValueError
+or with values, in time proportional to their length.
+"""
+
+from __future__ import annotations
+
+import struct
+from functools import cache
+
+MOST_TABLES = 1 << 16
+"""Tables of one buffer that are read; a schema has about two for each column."""
+
+
+class Buffer:
+    """Bytes whose first four say where the root table is."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self._tables = 0
+
+    def scalar(self, code: str, at: int) -> int:
+        """The little-endian integer at `at`. Raises ValueError outside of the buffer."""
+        if at < 0:
+            raise ValueError("metadata that points out of itself")
+        try:
+            (found,) = _struct(code).unpack_from(self.data, at)
+        except struct.error:
+            raise ValueError("metadata that points out of itself") from None
+        return int(found)
+
+    def follow(self, at: int) -> int:
+        """Where the offset at `at` points to."""
+        return at + self.scalar("I", at)
+
+    def table(self, at: int) -> Table:
+        """The table at `at`."""
+        self._tables += 1
+        if self._tables > MOST_TABLES:
+            raise ValueError(f"metadata of more than {MOST_TABLES} tables")
+        return Table(self, at)
+
+    @property
+    def root(self) -> Table:
+        return self.table(self.follow(0))
+
+
+class Table:
+    """One table of a buffer. Fields are numbered in the order of their declaration."""
+
+    def __init__(self, buffer: Buffer, at: int) -> None:
+        self._buffer = buffer
+        self._at = at
+        self._vtable = at - buffer.scalar("i", at)
+        self._size = buffer.scalar("H", self._vtable)
+
+    def _field(self, number: int) -> int | None:
+        """Where the field lies; None if it is not there."""
+        place = 4 + 2 * number
+        offset = self._buffer.scalar("H", self._vtable + place) if place + 2 <= self._size else 0
+        return self._at + offset if offset else None
+
+    def integer(self, number: int, code: str, default: int = 0) -> int:
+        """A number, of one of `struct`'s formats."""
+        at = self._field(number)
+        return default if at is None else self._buffer.scalar(code, at)
+
+    def table(self, number: int) -> Table | None:
+        at = self._field(number)
+        return None if at is None else self._buffer.table(self._buffer.follow(at))
+
+    def text(self, number: int) -> bytes | None:
+        """A string, as its bytes."""
+        at = self._field(number)
+        if at is None:
+            return None
+        at = self._buffer.follow(at)
+        size = self._buffer.scalar("I", at)
+        found = self._buffer.data[at + 4 : at + 4 + size]
+        if len(found) < size:
+            raise ValueError("metadata that points out of itself")
+        return found
+
+    def tables(self, number: int) -> list[Table]:
+        """A vector of tables."""
+        return [self._buffer.table(self._buffer.follow(at)) for at in self._elements(number, 4)]
+
+    def integers(self, number: int, code: str) -> list[int]:
+        """A vector of numbers."""
+        return [self._buffer.scalar(code, at) for at in self._elements(number, struct.calcsize("<" + code))]
+
+    def _elements(self, number: int, size: int) -> range:
+        at = self._field(number)
+        if at is None:
+            return range(0)
+        at = self._buffer.follow(at)
+        count = self._buffer.scalar("I", at)
+        if at + 4 + count * size > len(self._buffer.data):
+            raise ValueError("metadata that points out of itself")
+        return range(at + 4, at + 4 + count * size, size)
+
+
+@cache
+def _struct(code: str) -> struct.Struct:
+    return struct.Struct("<" + code)

@@ -1,0 +1,118 @@
+"""Joins tar archives: members of all, one after the other, and at the end one end mark.
+
+An archive is a row of blocks of 512 bytes: a header, the member's data padded to blocks, the next header; a
+header of zeros ends it, mostly followed by more zeros, up to the blocking factor of whoever wrote it
+(POSIX pax, "ustar Interchange Format"; tar(5)). An object may hold several archives.
+
+Read are v7, ustar, pax and GNU with long names, sparse members of each kind and sizes in base 256. A global
+pax header holds for all members after it, those of the next archives included; so none may set anything but
+a comment, which changes no member.
+"""
+
+from __future__ import annotations
+
+from streamer.formats.join import Joiner, NotJoinable
+from streamer.formats.tar import BLOCK, EMPTY, EXTENSIONS, SPARSE, number, padded, pax_records, verify
+
+END_MARK = bytes(2 * BLOCK)
+LONGEST_PAX = 8 << 20
+"""Bytes of a pax header; its records name one member, and where its holes are."""
+
+_ZEROS = bytes(BLOCK)
+_PAX = frozenset(b"xgX")
+_GLOBAL = ord("g")
+_HARMLESS = frozenset({b"comment"})
+
+
+class TarJoiner(Joiner):
+    """Joins the members of tar archives."""
+
+    _UNIT = BLOCK
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._size: int | None = None
+        """Of the next member, if a pax header says so."""
+        self._extends = False
+        """Whether the last header was about the next member."""
+        self._after_map: int | None = None
+        """Bytes of data after the blocks of a sparse member's map, while such a block is due."""
+
+    def begin(self) -> None:
+        super().begin()
+        self._size, self._extends, self._after_map = None, False, None
+
+    def _unit(self, unit: bytes) -> bool:
+        if self._after_map is not None:
+            self._map_goes_on(unit[504])
+            return True
+        if unit == _ZEROS:
+            if self._extends:
+                raise self._fault("the archive ends after a header about a next member: it is damaged")
+            self._ended = True
+            return False
+        try:
+            verify(unit[:BLOCK])
+            kind = unit[156]
+            size = number(unit[124:136])
+            if kind in _PAX:
+                return self._pax(unit, size)
+        except ValueError as error:
+            raise self._fault(f"{error}; Join: tar takes whole, undamaged tar archives") from None
+        self._ended = False
+        self._extends = kind in EXTENSIONS
+        if self._extends:
+            self._passing = padded(size)
+            return True
+        if self._size is not None:
+            size, self._size = self._size, None
+        if kind in EMPTY:
+            size = 0
+        if kind == SPARSE and unit[482]:
+            self._after_map = size
+        else:
+            self._passing = padded(size)
+        return True
+
+    def _map_goes_on(self, more: int) -> None:
+        """A block of a GNU sparse member's map: bytes 504 tells whether another follows."""
+        if not more and self._after_map is not None:
+            self._passing, self._after_map = padded(self._after_map), None
+
+    def _pax(self, unit: bytes, size: int) -> bool:
+        if size > LONGEST_PAX:
+            raise ValueError(f"a pax header of {size} bytes, and no more than {LONGEST_PAX} are read")
+        self._wanted = BLOCK + padded(size)
+        if len(unit) < self._wanted:
+            return True
+        self._wanted, self._ended = BLOCK, False
+        records = dict(pax_records(unit[BLOCK : BLOCK + size]))
+        if unit[156] == _GLOBAL:
+            if strange := sorted(records.keys() - _HARMLESS):
+                raise ValueError(
+                    f"a global pax header sets {strange[0].decode(errors='replace')!r}, which would hold for "
+                    "the members of all further archives, too; write the archive without it"
+                )
+            return True
+        self._extends = True
+        if (value := records.get(b"size")) is not None:
+            if not value.isdigit():
+                raise ValueError(f"a pax header with the size {value!r}")
+            self._size = int(value)
+        return True
+
+    def end(self) -> None:
+        if self._passing:
+            raise self._fault(f"the object ends in the middle of a member, {self._passing} bytes too early")
+        if any(self._held) or (self._held and not self._ended) or self._after_map is not None:
+            raise self._fault("the object ends in the middle of a header: it was cut off")
+        if self._extends:
+            raise self._fault("the object ends after a header about a next member: it was cut off")
+        if not self._ended and self._offset:
+            raise self._fault("the archive has no end mark (blocks of zeros): it may have been cut off")
+
+    def finish(self) -> bytes:
+        return END_MARK
+
+    def _fault(self, message: str) -> NotJoinable:
+        return NotJoinable(message, self._offset)

@@ -1,0 +1,196 @@
+"""Joined objects on real FIFOs, over both transports that bring bytes into memory."""
+
+from __future__ import annotations
+
+import gzip
+import tarfile
+
+import pyarrow as pa
+import pytest
+from backports import zstd
+
+from streamer.formats.arrow_joiner import ArrowJoiner
+from streamer.plan import Arrangement, Mark, Position, S3Uri, Shard
+from streamer.relay import prefetch
+from streamer.source.listing import plan_prefix
+from streamer.trailer import read_trailer
+from tests.kit.harness import clients_of, fill, running_channel
+from tests.kit.pipes import eventually, off_loop, read_all, read_some
+from tests.kit.stub import cut_after
+from tests.relay.test_faults import failed_after
+from tests.unit.test_joiners import arrow, joined, listed, table, without_mark
+from tests.unit.test_tar import archive
+
+pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
+
+
+@pytest.fixture(params=["portable", "copying"])
+def run(request):
+    """A channel whose plan is to join, over a transport that can."""
+
+    def running(stub, directory, join="tar", *, inflate=False, seed=None, shard=None, **others):
+        arrangement = Arrangement(join=join, inflate=inflate, seed=seed, shard=shard or Shard())
+
+        async def make(client):
+            return await plan_prefix(client, S3Uri("b", "data/"), arrangement)
+
+        arguments = {"make_plan": make, "join": True, "inflate": inflate, "transport": request.param}
+        return running_channel(stub, directory, **arguments | others)
+
+    return running
+
+
+def tars(stub, count=4, size=60_000, *, compress=None):
+    """Put archives, of a different number of members each, an empty one among them; return them."""
+    found = []
+    for number in range(count):
+        members = [(f"{number:03d}-{i}.bin", bytes([i]) * size) for i in range(number and number + 2)]
+        found.append(archive(members, kind=[tarfile.GNU_FORMAT, tarfile.PAX_FORMAT][number % 2]))
+    wrap = compress or bytes
+    stub.objects |= {f"b/data/{i:04d}.tar": wrap(data) for i, data in enumerate(found)}
+    return found
+
+
+def streams(stub, count=4, rows=600):
+    found = [arrow(table(i * rows, rows, metadata={"i": str(i)})) for i in range(count)]
+    stub.objects |= {f"b/data/{i:04d}.arrows": data for i, data in enumerate(found)}
+    return found
+
+
+def one_tar(archives):
+    return b"".join(map(without_mark, archives)) + bytes(1024)
+
+
+def one_stream(objects):
+    return joined(ArrowJoiner(resumed=False), objects, [])
+
+
+@pytest.mark.parametrize("compress", [None, gzip.compress, zstd.compress])
+async def test_every_epoch_is_one_archive(run, stub, tmp_path, compress):
+    """In any order of objects, with a length that is proven at the end."""
+    archives = tars(stub, compress=compress)
+    async with run(stub, tmp_path, inflate=compress is not None, seed=7) as running:
+        for epoch in range(2):
+            order = [int(ref.key[-8:-4]) for ref in running.plan.refs(epoch)]
+            opening = read_trailer(str(tmp_path), "train", epoch)
+            assert (opening.verdict, opening.bytes_total) == ("open", None)
+            found = await off_loop(read_all, running.fifo(epoch))
+            assert found == one_tar([archives[i] for i in order])
+            assert listed(found) == [each for i in order for each in listed(archives[i])]
+            trailer = read_trailer(str(tmp_path), "train", epoch)
+            assert trailer.verdict == "complete"
+            assert trailer.bytes_delivered == trailer.bytes_total == len(found)
+
+
+async def test_every_epoch_is_one_arrow_stream(run, stub, tmp_path):
+    objects = streams(stub)
+    async with run(stub, tmp_path, "arrow") as running:
+        for epoch in range(2):
+            found = await off_loop(read_all, running.fifo(epoch))
+            assert found == one_stream(objects)
+            with pa.ipc.open_stream(found) as reader:
+                assert reader.read_all()["number"].to_pylist() == list(range(2400))
+
+
+@pytest.mark.parametrize("join", ["tar", "arrow"])
+async def test_a_broken_body_is_resumed(run, stub, tmp_path, join):
+    objects = (tars if join == "tar" else streams)(stub)
+    due = (one_tar if join == "tar" else one_stream)(objects)
+    for key in stub.objects:
+        stub.faults[key] += [cut_after(30_000)] * 3
+    async with run(stub, tmp_path, join) as running:
+        assert await off_loop(read_all, running.fifo(0)) == due
+
+
+async def test_a_host_without_archives_has_an_empty_one(run, stub, tmp_path):
+    tars(stub, 2)
+    async with run(stub, tmp_path, shard=Shard(2, 3)) as running:
+        assert await off_loop(read_all, running.fifo(0)) == bytes(1024)
+
+
+@pytest.mark.parametrize("inflate", [False, True])
+async def test_a_cut_archive_fails_by_name(run, stub, tmp_path, inflate):
+    """Bytes of whole archives arrive; then the trailer tells bucket, key and offset."""
+    wrap = gzip.compress if inflate else bytes
+    archives = tars(stub, 3, compress=wrap)
+    cut = without_mark(archives[1])
+    stub.objects["b/data/0001.tar"] = wrap(cut)
+    due = len(without_mark(archives[0])) + len(cut)
+    async with run(stub, tmp_path, inflate=inflate) as running:
+        error = await failed_after(running, due)
+    assert "the archive has no end mark" in error
+    assert "s3://b/data/0001.tar" in error
+    assert (f"at byte {len(cut)} of what it inflates to" if inflate else f"offset {len(cut)}") in error
+
+
+async def test_another_schema_fails_by_name(run, stub, tmp_path):
+    objects = streams(stub, 2)
+    stub.objects["b/data/0001.arrows"] = arrow(pa.table({"number": [1]}))
+    async with run(stub, tmp_path, "arrow") as running:
+        error = await failed_after(running, len(objects[0]) - 8)
+    assert "another schema than that of the objects before it (1 fields, and 7 are due)" in error
+    assert "s3://b/data/0001.arrows (offset 0" in error
+
+
+@pytest.mark.parametrize("join", ["tar", "arrow"])
+async def test_an_epoch_goes_on_at_the_exact_byte(run, stub, tmp_path, join, monkeypatch):
+    """From every mark that an epoch tells, at any byte after it: within an object, in the end mark."""
+    monkeypatch.setattr(prefetch, "MARK_EVERY", 100_000)
+    objects = (tars if join == "tar" else streams)(stub, 5)
+    due = (one_tar if join == "tar" else one_stream)(objects)
+    marks: list[Mark] = []
+    async with run(stub, tmp_path, join) as running:
+        told, note = running.channel, running.channel._note_mark
+        monkeypatch.setattr(told, "_note_mark", lambda mark: (marks.append(mark), note(mark)))
+        assert await off_loop(read_all, running.fifo(0)) == due
+    assert len(marks) >= 2
+    starts = {0}
+    for data in objects:
+        starts.add(max(starts) + len(data))
+    assert all(mark.fetched in starts for mark in marks)
+    for mark in (Mark(), marks[-1]):
+        for ahead in (1, 70_001, len(due) - 5 - mark.streamed):
+            offset = mark.streamed + ahead
+            start = Position(0, offset, skipped=offset, mark=mark)
+            async with run(stub, tmp_path, join, start=start) as running:
+                assert await off_loop(read_all, running.fifo(0)) == due[offset:]
+
+
+async def test_a_mark_waits_for_the_schema(run, stub, tmp_path, monkeypatch):
+    """Of an object whose schema has not been compared no mark is told: a restart would take it for right."""
+    monkeypatch.setattr(prefetch, "MARK_EVERY", 1)
+    objects = streams(stub, 2)
+    stub.objects["b/data/0001.arrows"] = arrow(pa.table({"number": [1]}))
+    async with run(stub, tmp_path, "arrow") as running:
+        await failed_after(running, len(objects[0]) - 8)
+        assert running.channel._mark == (0, Mark())
+
+
+async def test_a_reader_that_believes_an_end_mark_is_noticed(stub, tmp_path):
+    """Without `Join`, over all transports; and not one that leaves in the middle of an object."""
+    archives = tars(stub, 4, 3_000_000)
+    for transport in ("kernel", "copying", "portable"):
+        told = []
+        directory = tmp_path / transport
+        directory.mkdir()
+        running_plain = running_channel(stub, directory, transport=transport, part_size=1 << 20)
+        async with running_plain as running:
+            running.channel._on_end_believed = lambda *place: told.append(place)  # noqa: B023 - used within
+            for epoch, count in enumerate([len(archives[0]) + len(archives[1]), 5_000_000]):
+                await off_loop(read_some, running.fifo(epoch), count)
+                await eventually(lambda epoch=epoch: len(running.verdicts) > epoch)
+            statistics = running.channel.statistics()
+        ((epoch, offset),) = told
+        assert (epoch, (offset - len(archives[0]) - len(archives[1])) // 8192) == (0, 0), transport
+        assert (statistics.readers_gone, statistics.readers_at_ends) == (2, 1), transport
+
+
+async def test_digests_tell_joined_plans_apart(stub):
+    fill(stub, [100])
+    digests = set()
+    async with clients_of(stub) as clients:
+        for join in (None, "tar", "arrow"):
+            plan = await plan_prefix(clients.control, S3Uri("b", "data/"), Arrangement(join=join))
+            digests |= {plan.digest, *(lane.digest for lane in plan.lanes(2))}
+            assert {lane.join for lane in plan.lanes(2)} == {join}
+    assert len(digests) == 9

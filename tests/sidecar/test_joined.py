@@ -1,0 +1,146 @@
+"""Programs that believe end marks, as processes, on the FIFOs of a real sidecar: with `Join` and without."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import tarfile
+
+import pyarrow as pa
+import pytest
+
+from tests.kit.processes import job, penstock, sidecar, write_job
+from tests.sidecar.test_keeper import killed, place, sha
+from tests.unit.test_joiners import arrow, joined, joiners
+from tests.unit.test_tar import archive
+
+__all__ = ["place"]
+
+SAMPLES = 250
+"""Of each archive; there are four, and so many rows in each of four Arrow streams."""
+
+WEBDATASET = """
+import sys, webdataset
+found = webdataset.WebDataset(sys.argv[1], shardshuffle=False)
+print(sum(1 for sample in found if {"jpg", "cls"} <= sample.keys()))
+"""
+TARFILE = """
+import sys, tarfile
+with tarfile.open(sys.argv[1], "r|") as tar:
+    print(sum(1 for member in tar) // 2)
+"""
+ARROW = """
+import sys, pyarrow
+with open(sys.argv[1], "rb") as fifo:
+    print(pyarrow.ipc.open_stream(fifo).read_all().num_rows)
+"""
+
+
+def shards(stub):
+    """Put four of either kind; return what is read of them, joined, by FIFO."""
+    tars, streams = [], []
+    for shard in range(4):
+        names = [f"{shard}{i:03d}" for i in range(SAMPLES)]
+        members = [(f"{n}.{x}", bytes(c)) for n in names for x, c in (("jpg", 3000), ("cls", 1))]
+        tars.append(archive(members, kind=tarfile.USTAR_FORMAT))
+        words = pa.array([f"{shard} {i % 9}" for i in range(SAMPLES)]).dictionary_encode()
+        streams.append(arrow(pa.table({"n": [bytes(3000)] * SAMPLES, "word": words})))
+    stub.objects |= {f"b/tars/{i}.tar": data for i, data in enumerate(tars)}
+    stub.objects |= {f"b/rows/{i}.arrows": data for i, data in enumerate(streams)}
+    return tars, streams
+
+
+def serving(stub, tmp_path, *, join):
+    # Pages that the kernel splices are large, and a FIFO would hold all that is left of an epoch.
+    document = job(stub.url, tmp_path / "ml", "b/tars/", "b/rows/", Transport="copying")
+    if join:
+        for channel, name in zip(document["InputDataConfig"], ("tar", "arrow"), strict=True):
+            channel["Penstock"] = {"Join": name}
+    return sidecar(write_job(tmp_path / "job.yaml", document))
+
+
+def read(code, fifo):
+    """What a program prints that reads the FIFO, and ends well."""
+    command = code if isinstance(code, list) else [sys.executable, "-c", code, str(fifo)]
+    with open(fifo) if isinstance(code, list) else open("/dev/null") as stdin:
+        done = subprocess.run(command, stdin=stdin, capture_output=True, text=True, timeout=100, check=True)
+    return done.stdout
+
+
+@pytest.mark.timeout(200)
+def test_every_program_reads_all_of_it(stub, tmp_path):
+    shards(stub)
+    data = tmp_path / "ml" / "input" / "data"
+    with serving(stub, tmp_path, join=True) as running:
+        running.wait_for("ready")
+        assert int(read(WEBDATASET, data / "tars_0")) == 4 * SAMPLES
+        assert int(read(TARFILE, data / "tars_1")) == 4 * SAMPLES
+        names = read(["tar", "tf", "-"], data / "tars_2").split()
+        assert len(names) == len(set(names)) == 8 * SAMPLES
+        assert int(read(ARROW, data / "rows_0")) == 4 * SAMPLES
+        for epoch in range(3):
+            running.wait_for("epoch complete", channel="tars", epoch=epoch)
+        running.wait_for("epoch complete", channel="rows", epoch=0)
+        metrics = running.get("/metrics")[1]
+        assert 'penstock_channel_unjoined{channel="tars"} 0.0' in metrics
+        assert not [event for event in running.events if event["event"] == "objects carry end marks"]
+        assert running.end() == 0
+
+
+@pytest.mark.timeout(200)
+def test_without_it_a_part_is_read_and_the_loss_is_told(stub, tmp_path):
+    """The same programs, which all report success; the log and the metrics say what they do."""
+    shards(stub)
+    data = tmp_path / "ml" / "input" / "data"
+    left = "the reader left at the end of an object, with more to come: programs stop so at an end mark"
+    with serving(stub, tmp_path, join=False) as running:
+        for channel, format_ in (("tars", "tar"), ("rows", "arrow")):
+            told = running.wait_for("objects carry end marks", channel=channel, format=format_)
+            assert f"Penstock: {{Join: {format_}}}" in told["do"]
+        running.wait_for("ready")
+        assert int(read(WEBDATASET, data / "tars_0")) == SAMPLES
+        assert int(read(ARROW, data / "rows_0")) == SAMPLES
+        assert len(read(["tar", "tf", "-"], data / "tars_1").split()) == 2 * SAMPLES
+        assert running.wait_for(left, channel="tars", epoch=0)["offset"] >= len(stub.objects["b/tars/0.tar"])
+        running.wait_for(left, channel="rows", epoch=0)
+        running.wait_for(left, channel="tars", epoch=1)
+        metrics = running.get("/metrics")[1]
+        for channel, count in (("tars", 2), ("rows", 1)):
+            assert f'penstock_channel_unjoined{{channel="{channel}"}} 1.0' in metrics
+            assert f'penstock_reader_end_disconnects_total{{channel="{channel}"}} {count}.0' in metrics
+        assert running.end() == 0
+    report = json.loads(penstock("doctor", "--json", "-c", str(tmp_path / "job.yaml")).stdout)
+    found = {each["check"]: each for each in report["findings"]}
+    assert found["end marks tars"]["state"] == found["end marks rows"]["state"] == "warning"
+    assert "Join: arrow" in found["end marks rows"]["fix"]
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("join", ["tar", "arrow"])
+def test_a_killed_sidecar_goes_on_at_the_exact_byte(stub, place, join):
+    """SIGKILL within objects and epochs, with a keeper."""
+    dice = random.Random(join)
+    if join == "tar":
+        objects = [archive([(f"{i}-{k}", dice.randbytes(1_500_000)) for k in range(3)]) for i in range(6)]
+    else:
+        tables = [pa.table({"n": [dice.randbytes(1_500_000) for _ in range(3)]}) for _ in range(6)]
+        objects = [arrow(each) for each in tables]
+    stub.objects |= {f"b/train/{i}": data for i, data in enumerate(objects)}
+    whole = joined(joiners()[join], objects, [])
+    path, data = place(Penstock={"Join": join})
+    kills = [dice.randrange(10_000_000, len(whole)), len(whole) + dice.randrange(len(whole))]
+    killed(path, data, [sha(whole)] * 2, kills)
+
+
+def test_cat_joins(stub):
+    tars, _ = shards(stub)
+    endpoint = ["--endpoint-url", stub.url, "--path-style"]
+    done = penstock("cat", "s3://b/tars/", *endpoint, "--join", "tar", text=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == joined(joiners()["tar"], tars, [])
+    done = penstock("cat", "s3://b/tars/", *endpoint, "--join", "arrow")
+    assert done.returncode == 8
+    assert "not an Arrow IPC stream" in done.stderr
+    assert "s3://b/tars/0.tar (offset 0" in done.stderr
