@@ -12,8 +12,15 @@ So beside `<dir>/<channel>_<epoch>` the sidecar keeps `<dir>/.<channel>_<epoch>.
 
 Each state replaces the last by an atomic rename, so a reader sees one whole document or the other.
 A reader that meets end of file accepts it only under `complete` with its own byte count; `open` at end
-of file means that the sidecar died. No such file at all: the FIFO is somebody else's (SageMaker's own),
-and there is no proof to be had.
+of file means that the sidecar died. `run` is the same in all trailers of one sidecar, and of those that went
+on where it ended, so a reader notices that another sidecar has begun the epoch anew.
+
+No trailer of the channel at all: the FIFO is somebody else's (SageMaker's own), and there is no proof to be
+had.
+
+The pipe on the standard output of `penstock cat` has no name for a trailer to lie beside. The pipe itself is
+marked, by bits of its mode that mean nothing else for a pipe: the sticky bit before the first byte, the
+owner's execute bit after the last.
 
 The name starts with a dot because known readers pick FIFOs by listing names that start with
 `<channel>_` (contract §1.4). This module is shared by both sides and imports nothing of either.
@@ -24,9 +31,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import stat
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 Verdict = Literal["open", "complete", "abandoned", "failed", "stopped"]
 
@@ -60,6 +71,8 @@ class Trailer:
     """Objects that were not as listed and were refetched or skipped, as the channel's policy has it."""
     changes: tuple[str, ...] = ()
     """The first hundred of them."""
+    run: str = ""
+    """Names the sidecar that published this; one that goes on with its FIFOs keeps the name."""
     poison: int = 0
     """Bytes behind `bytes_delivered` that are no part of the epoch, once `failed`; while `open`, the most."""
     format: int = FORMAT
@@ -116,8 +129,8 @@ def replace_file(path: str, data: bytes, *, mode: int = 0o644) -> None:
 def read_trailer(directory: str, channel: str, epoch: int) -> Trailer | None:
     """The trailer as it stands now, or None if this FIFO has none.
 
-    Raises ValueError for a document that is not a trailer of a known format: a proof that cannot be
-    read is no proof.
+    Raises ValueError for a document that is not a trailer of a known format and of this epoch: a proof that
+    cannot be read is no proof.
     """
     path = trailer_path(directory, channel, epoch)
     try:
@@ -130,7 +143,16 @@ def read_trailer(directory: str, channel: str, epoch: int) -> Trailer | None:
         raw = file.read(LONGEST + 1)
     if len(raw) > LONGEST:
         raise ValueError(f"{path} is longer than a trailer can be")
-    return parse_trailer(raw, name=path)
+    trailer = parse_trailer(raw, name=path)
+    if (trailer.channel, trailer.epoch) != (channel, epoch):
+        raise ValueError(f"{path} is the trailer of {trailer.channel}_{trailer.epoch}")
+    return trailer
+
+
+def has_trailers(directory: str, channel: str) -> bool:
+    """Whether a sidecar has published a trailer of any epoch of the channel there. Raises OSError."""
+    ours = re.compile(rf"\.{re.escape(channel)}_\d+\.penstock\.json")
+    return any(map(ours.fullmatch, os.listdir(directory)))
 
 
 def parse_trailer(raw: bytes, *, name: str = "trailer") -> Trailer:
@@ -144,10 +166,55 @@ def parse_trailer(raw: bytes, *, name: str = "trailer") -> Trailer:
     wanted = {field.name for field in fields(Trailer)}
     if unknown := document.keys() - wanted:
         raise ValueError(f"{name} has unknown fields: {', '.join(sorted(unknown))}")
-    try:
-        trailer = Trailer(**document | {"changes": tuple(document.get("changes", ()))})
-    except TypeError as error:
-        raise ValueError(f"{name} lacks fields: {error}") from error
-    if trailer.verdict not in ("open", "complete", "abandoned", "failed", "stopped"):
-        raise ValueError(f"{name} has an unknown verdict {trailer.verdict!r}")
-    return trailer
+    if lacking := _REQUIRED - document.keys():
+        raise ValueError(f"{name} lacks fields: {', '.join(sorted(lacking))}")
+    for key, value in document.items():
+        if not _HOLDS[key](value):
+            raise ValueError(f"{name} has {value!r} as {key}"[:300])
+    return Trailer(**document | {"changes": tuple(document.get("changes", ()))})
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+_REQUIRED = {"channel", "epoch", "verdict", "bytes_total"}
+_HOLDS: dict[str, Callable[[object], bool]] = {
+    "channel": _is_text,
+    "epoch": _is_count,
+    "verdict": lambda value: value in ("open", "complete", "abandoned", "failed", "stopped"),
+    "bytes_total": lambda value: value is None or _is_count(value),
+    "bytes_delivered": _is_count,
+    "bytes_skipped": _is_count,
+    "objects": _is_count,
+    "digest": _is_text,
+    "error": lambda value: value is None or _is_text(value),
+    "changed": _is_count,
+    "changes": lambda value: isinstance(value, list) and all(map(_is_text, value)),
+    "run": _is_text,
+    "poison": _is_count,
+    "format": _is_count,
+}
+"""By field of a trailer, whether a value may be its content."""
+
+
+Mark = Literal["none", "promised", "complete"]
+"""What the mode of a pipe says of its end: nothing, that it comes with proof, or that all bytes are in it."""
+
+
+def mark_pipe(fd: int, mark: Literal["promised", "complete"]) -> None:
+    """Mark the pipe that `fd` is an end of. Raises PermissionError for a pipe that another user made."""
+    mode = stat.S_IMODE(os.fstat(fd).st_mode) & ~stat.S_IXUSR | stat.S_ISVTX
+    os.fchmod(fd, mode | stat.S_IXUSR if mark == "complete" else mode)
+
+
+def mark_of(fd: int) -> Mark:
+    """The mark of the pipe that `fd` is an end of; "none" for whatever else it is."""
+    mode = os.fstat(fd).st_mode
+    if not stat.S_ISFIFO(mode) or not mode & stat.S_ISVTX:
+        return "none"
+    return "complete" if mode & stat.S_IXUSR else "promised"

@@ -72,7 +72,7 @@ class Course:
         self, stream: PipeStream, reader: Callable[[PipeStream], RecordReader]
     ) -> Iterator[list[bytes]]:
         """The lists of records of `stream` from its place on; empty ones while there is nothing for now."""
-        while not stream.open(PATIENCE_S):
+        while not stream.begin(PATIENCE_S):
             yield []
         place, anyway = self._begin.take(stream)
         for _ in place.entering(stream, anyway=anyway):

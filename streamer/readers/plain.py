@@ -119,7 +119,7 @@ class PipeReader:
             self._epoch = epoch + 1
         resume, self._resume = self._resume, None
         with next_stream(self.channel, self._where, epoch=epoch, timeout=self._timeout) as stream:
-            stream.open()
+            stream.begin()
             place = resume or Place(self.channel, stream.epoch, offset=stream.begun_at)
             place.enter(stream, anyway=self._anyway)
             self._place, self._left = place, 0

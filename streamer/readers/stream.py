@@ -10,12 +10,11 @@ tell four states apart that look alike to `read` (contract §1.7-6, checked on L
 
 So 0 bytes are the end of file only under POLLHUP, or after a writer was seen (EAGAIN or data).
 
-The end of file is then compared with the trailer (`streamer.trailer`). A failed sidecar holds its end open
+The end of file must then be proven (`streamer.readers.proof`). A failed sidecar holds its end open
 instead of closing it, because a close would look like a proper end to foreign readers; a FIFO cannot say
 "error". So a reader that waits for bytes looks at the trailer once a second, and raises what it says.
 Waiting itself costs nothing: it is `poll`. A sidecar may also end a failed epoch by bytes that no reader of
-records accepts. Those are not given out: where the trailer announces that they may come, it is looked at
-after each read.
+records accepts. Those are not given out: the trailer is looked at after each read.
 
 The stream ends in one of three ways: 0 bytes (proven, or a FIFO without proof, or a plain file),
 `TruncatedStream` (it broke, says why, and says so again if asked again), or `close` by the reader at any
@@ -26,26 +25,23 @@ from __future__ import annotations
 
 import contextlib
 import io
-import logging
 import os
-import re
 import select
 import stat
 import time
 from typing import TYPE_CHECKING
 
-from streamer.errors import ChannelError, PenstockError, StreamError, TruncatedStream
+from streamer.errors import ChannelError, PenstockError, StreamError
 from streamer.readers.arrival import Arrival
-from streamer.trailer import Trailer, read_trailer, trailer_path
+from streamer.readers.proof import Proof
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from _typeshed import WriteableBuffer
 
-logger = logging.getLogger("penstock")
+    from streamer.trailer import Trailer
 
-_NAME = re.compile(r"(?P<channel>.+)_(?P<epoch>0|[1-9][0-9]*)")
 STDIN = "/dev/stdin"
 _LOOK = 1.0
 """Seconds between two looks at the trailer while no bytes come."""
@@ -56,14 +52,15 @@ class PipeStream(io.RawIOBase):
     """The bytes of one epoch: `<dir>/<channel>_<epoch>`, or any file that can be read.
 
     The constructor does nothing but remember; the FIFO is opened by `open()` or by the first read, so a
-    stream that is made and thrown away consumes no epoch. A FIFO has a proof if a trailer lies beside it
-    when it is opened. Without one (SageMaker's own FIFOs), and for regular files and /dev/stdin, the end
-    of file is taken as the end. To read lines or small pieces, wrap it in `io.BufferedReader`.
+    stream that is made and thrown away consumes no epoch. A FIFO of a sidecar and the pipe of `penstock cat`
+    have a proof. Of what has none (SageMaker's own FIFOs, other programs' pipes, regular files) the end of
+    file is taken as the end, unless `proof`. To read lines or small pieces, wrap it in `io.BufferedReader`.
 
     `timeout`: seconds to wait until the FIFO exists, and then until somebody opens it for writing.
     `patience`: seconds after which a read that has nothing returns None, as non-blocking files do; by
     default it waits as long as the writer takes. `hint` ends the error text when the FIFO does not appear.
-    `unused` is called once if the stream is closed, or fails, without any writer having seen it.
+    `unused` is called once if the stream is closed, or fails, without any writer having seen it. `proof`:
+    an end that nothing proves is an error.
     """
 
     def __init__(
@@ -74,13 +71,12 @@ class PipeStream(io.RawIOBase):
         patience: float | None = None,
         hint: str = "",
         unused: Callable[[], None] | None = None,
+        proof: bool = False,
     ) -> None:
         self.name = os.fspath(path)
         self.mode = "rb"
         self.received = 0
         """Bytes read so far."""
-        self.trailer: Trailer | None = None
-        """The trailer as last seen; None for a source without proof."""
         self._fd = -1
         self._timeout = timeout
         self._patience = patience
@@ -93,14 +89,11 @@ class PipeStream(io.RawIOBase):
         self._fifo = False
         self._nonblocking = False
         self._writer_seen = False
+        self._begun = False
         self._ended = False
         self._failure: PenstockError | None = None
         self._next_look = 0.0
-        self._stamp = (0, 0)
-        """Of the trailer, when it was last read for what it says of the bytes behind a failure."""
-        directory, self._base = os.path.split(self.name)
-        self._directory = directory or "."
-        self._identity = _NAME.fullmatch(self._base)
+        self._proof = Proof(self.name, required=proof)
 
     def __repr__(self) -> str:
         due = "" if self.bytes_total is None else f" of {self.bytes_total}"
@@ -108,18 +101,23 @@ class PipeStream(io.RawIOBase):
         return f"<PipeStream {self.name} [{state}: {self.received}{due} bytes]>"
 
     @property
+    def trailer(self) -> Trailer | None:
+        """The trailer as last seen; None if there is none. Before `begin` it may be of an earlier run."""
+        return self._proof.trailer
+
+    @property
     def epoch(self) -> int:
         """The epoch that the FIFO is of, by its name; 0 for what is named otherwise."""
-        return 0 if self._identity is None else int(self._identity["epoch"])
+        return self._proof.epoch
 
     @property
     def begun_at(self) -> int:
-        """The byte of the epoch that the FIFO begins with; not 0 where a sidecar resumed. Known once open."""
+        """The byte of the epoch that the FIFO begins with; not 0 where a sidecar resumed. See `begin`."""
         return 0 if self.trailer is None else self.trailer.bytes_skipped
 
     @property
     def bytes_total(self) -> int | None:
-        """Bytes of the whole epoch; None where nobody knows them before its end."""
+        """Bytes of the whole epoch; None where nobody knows them before its end. See `begin`."""
         return None if self.trailer is None else self.trailer.bytes_total
 
     def readable(self) -> bool:
@@ -156,6 +154,31 @@ class PipeStream(io.RawIOBase):
                 raise self._fail(ChannelError(f"cannot read {self.name}: {error.strerror}")) from error
             return True
 
+    def begin(self, wait: float | None = None) -> bool:
+        """Open the FIFO and wait until its first byte or its end has come; whether that was within `wait` s.
+
+        Only then `trailer`, `begun_at` and `bytes_total` are surely those of the FIFO's writer: a reader may
+        come before the sidecar. Takes no byte. Raises as `open` and `readinto` do.
+        """
+        give_up = None if wait is None else time.monotonic() + wait
+        if not self.open(wait):
+            return False
+        if self._ended or self._begun:
+            return True
+        poller = select.poll()
+        poller.register(self._fd, select.POLLIN)
+        # Past the deadline readinto decides: it can tell a writer without bytes from none.
+        while not poller.poll(0) and (now := time.monotonic()) < self._deadline:
+            if give_up is not None and now >= give_up:
+                return False
+            self._look_at_source(now)
+            until = min(self._next_look, self._deadline, give_up or self._deadline)
+            poller.poll(max(0.0, until - now) * 1000)
+        with self._judged():
+            self._proof.begin()
+        self._begun = True
+        return True
+
     def readinto(self, buffer: WriteableBuffer, /) -> int | None:
         """Fill `buffer` with what is there, waiting for the first byte; 0 at the proven end.
 
@@ -180,7 +203,9 @@ class PipeStream(io.RawIOBase):
         while True:
             if ready or hung_up:
                 taken = self._take(view)
-                if taken and (taken := self._genuine(taken)):
+                if taken:
+                    with self._judged():
+                        taken = self._proof.genuine(taken, self.received)
                     self.received += taken
                     return taken
                 if taken == 0 and (hung_up or self._writer_seen):
@@ -190,7 +215,7 @@ class PipeStream(io.RawIOBase):
             until = self._next_look if give_up is None else min(self._next_look, give_up)
             events = poller.poll(max(0.0, until - now) * 1000)
             hung_up = any(event & select.POLLHUP for _, event in events)
-            ready = bool(events)
+            ready = bool(events) or (self._nonblocking and not self._writer_seen)
             if not events and give_up is not None and time.monotonic() >= give_up:
                 return None
 
@@ -256,10 +281,10 @@ class PipeStream(io.RawIOBase):
         self._used = True
         self._fifo = stat.S_ISFIFO(mode)
         self._nonblocking = not os.get_blocking(fd)
-        if self._fifo and self._identity is not None:
-            self.trailer = self._read_trailer()
-            if self.trailer is None:
-                logger.info("%s has no trailer: its end of file cannot be proven", self.name)
+        # A pipe that was open already has had its writer.
+        self._writer_seen = self.name == STDIN
+        with self._judged():
+            self._proof.attach(fd)
 
     def _take(self, view: memoryview) -> int | None:
         """Bytes read without waiting; 0 if there is no writer (any more), None if it has written nothing.
@@ -281,32 +306,9 @@ class PipeStream(io.RawIOBase):
                 break
         return taken
 
-    def _genuine(self, taken: int) -> int:
-        """How many of the bytes just read are of the epoch. Raises TruncatedStream if none of them is."""
-        trailer = self.trailer
-        if trailer is None or not trailer.poison:
-            return taken
-        with contextlib.suppress(OSError):  # it cannot be looked at: the end will tell
-            found = os.stat(trailer_path(self._directory, trailer.channel, trailer.epoch))
-            if (stamp := (found.st_ino, found.st_mtime_ns)) != self._stamp:
-                self._stamp = stamp
-                self.trailer = trailer = self._read_trailer() or trailer
-        if trailer.verdict != "failed":
-            return taken
-        left = trailer.bytes_delivered - self.received
-        if left <= 0:
-            raise self._fail(TruncatedStream(self._broken(trailer)))
-        return min(taken, left)
-
     def _look(self, now: float) -> None:
         """While no bytes come: has the sidecar failed, or has nobody come to write at all?"""
-        if now < self._next_look:
-            return
-        self._next_look = now + _LOOK
-        if self.trailer is not None:
-            self.trailer = self._read_trailer() or self.trailer
-            if self.trailer.verdict in ("failed", "stopped"):
-                raise self._fail(TruncatedStream(self._broken(self.trailer)))
+        self._look_at_source(now)
         if self._fifo and not self._writer_seen and now >= self._deadline:
             self._settle(unused=True)
             raise self._fail(
@@ -315,53 +317,35 @@ class PipeStream(io.RawIOBase):
                 )
             )
 
+    def _look_at_source(self, now: float) -> None:
+        if now >= self._next_look:
+            self._next_look = now + _LOOK
+            with self._judged():
+                self._proof.check_source(self.received)
+
     def _end(self) -> int:
-        if self.trailer is not None:
-            last = self._read_trailer()
-            if last is None:
-                raise self._fail(
-                    TruncatedStream(
-                        f"{self._base} ended after {self.received} bytes and its trailer is gone: "
-                        "nothing proves that this is the end"
-                    )
-                )
-            self.trailer = last
-            if last.verdict != "complete" or last.bytes_delivered != self.received:
-                raise self._fail(TruncatedStream(self._broken(last)))
+        with self._judged():
+            self._proof.check_end(self.received)
         self._ended = True
         return 0
 
-    def _broken(self, trailer: Trailer) -> str:
-        total = trailer.bytes_delivered if trailer.verdict == "complete" else trailer.bytes_total
-        why = {
-            "open": "the sidecar died",
-            "complete": "the sidecar delivered them all, so another process reads this FIFO too",
-            "abandoned": "the sidecar saw the reader leave; did another process read this FIFO too?",
-            "failed": "the source failed",
-            "stopped": "the sidecar was told to stop",
-        }[trailer.verdict]
-        said = f": {trailer.error}" if trailer.error else ""
-        due = "" if total is None else f" of {total}"
-        return f"received {self.received}{due} bytes of {self._base}: {why}{said}"
-
-    def _read_trailer(self) -> Trailer | None:
-        if self._identity is None:
-            return None
-        channel, epoch = self._identity["channel"], int(self._identity["epoch"])
+    @contextlib.contextmanager
+    def _judged(self) -> Iterator[None]:
+        """What is raised is the stream's failure from then on."""
         try:
-            return read_trailer(self._directory, channel, epoch)
-        except (OSError, ValueError) as error:
-            raise self._fail(StreamError(f"the end of {self._base} cannot be proven: {error}")) from error
+            yield
+        except PenstockError as error:
+            raise self._fail(error) from error.__cause__
 
     def _absent(self) -> str:
-        prefix = self._base if self._identity is None else f"{self._identity['channel']}_"
+        proof = self._proof
         try:
-            there = sorted(name for name in os.listdir(self._directory) if name.startswith(prefix))
+            there = sorted(name for name in os.listdir(proof.directory) if name.startswith(proof.prefix))
             offer = f"the directory offers {', '.join(there) or 'nothing of this channel'}"
         except OSError as error:
             offer = f"the directory cannot be read: {error.strerror}"
         with contextlib.suppress(StreamError):
-            if (last := self._read_trailer()) is not None:
-                offer += f", and the trailer of {self._base} says '{last.verdict}'"
+            if proof.look() and proof.trailer:
+                offer += f", and the trailer of {proof.base} says '{proof.trailer.verdict}'"
         hint = f": {self._hint}" if self._hint else ""
-        return f"{self._base} did not appear in {self._directory} in {self._timeout:g} s; {offer}{hint}"
+        return f"{proof.base} did not appear in {proof.directory} in {self._timeout:g} s; {offer}{hint}"

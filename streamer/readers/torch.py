@@ -241,7 +241,7 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
             return
         parent = os.getppid() if get_worker_info() else None
         with next_stream(channel, self._where, timeout=self._timeout, patience=PATIENCE_S) as stream:
-            while not stream.open(PATIENCE_S):
+            while not stream.begin(PATIENCE_S):
                 if parent not in (None, os.getppid()):
                     return
             start = start_of(stream, channel, told)

@@ -167,7 +167,7 @@ class TeamReader:
 
     def _entered(self, stream: PipeStream) -> Start | None:
         """Open a stream and bring it to where it is to be read from; None if this worker's parent is gone."""
-        while not stream.open(PATIENCE_S):
+        while not stream.begin(PATIENCE_S):
             if self._orphaned():
                 return None
         start = start_of(stream, self._channel, self._told)

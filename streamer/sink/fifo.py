@@ -23,7 +23,9 @@ import contextlib
 import errno
 import os
 import re
+import secrets
 import stat
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from streamer.errors import SinkError
@@ -63,6 +65,8 @@ class FifoDirectory:
         """By epoch, an O_PATH descriptor of its FIFO: names the inode, opens nothing."""
         self._unproven: set[int] = set()
         """Epochs whose trailer says `open`."""
+        self._run = secrets.token_hex(8)
+        """As of `Trailer.run`."""
         self._ends = ends or OwnEnds(channel)
 
     def clear(self, *, begin: int = 0) -> None:
@@ -118,6 +122,8 @@ class FifoDirectory:
                 found = read_trailer(self._directory, self._channel, epoch)
             except ValueError as error:
                 raise SinkError(f"{error}; remove it and start sidecar and trainer again") from error
+            if found is not None:
+                self._run = found.run
             ended = found is not None and (
                 found.bytes_delivered < accepted if found.verdict == "failed" else found.verdict != "open"
             )
@@ -171,7 +177,7 @@ class FifoDirectory:
     def publish(self, trailer: Trailer) -> None:
         """Replace the epoch's trailer. Raises SinkError."""
         with _mapped(self._directory):
-            write_trailer(self._directory, trailer)
+            write_trailer(self._directory, replace(trailer, run=self._run))
         if trailer.verdict == "open":
             self._unproven.add(trailer.epoch)
         else:

@@ -109,7 +109,8 @@ class Feeder:
         if proof:
             self.publish(epoch, "open", channel=channel, total=opening, **more)
         path = self.path(channel, epoch)
-        os.mkfifo(path)
+        with contextlib.suppress(FileExistsError):
+            os.mkfifo(path)
         feed = Feed()
 
         def write():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import signal
 import subprocess
@@ -81,6 +82,83 @@ def test_a_reader_that_is_killed_and_the_next(stub, tmp_path):
         assert running.end() == 0
     assert read_trailer(str(data), "train", 0).verdict == "abandoned"
     assert read_trailer(str(data), "train", 1).verdict == "complete"
+
+
+WAITS = """
+import os, signal, sys
+from streamer.readers import PipeReader, PipeStream
+what, path = sys.argv[1:]
+if what == "bytes":
+    stream = PipeStream(path)
+    stream.open()
+    print("open", flush=True)
+    print(len(stream.read(100_000)), flush=True)
+    os.kill(os.getpid(), signal.SIGSTOP)
+    print(len(stream.read()))
+else:
+    print("open", flush=True)
+    records = iter(PipeReader("train", "TextLine", epoch=0))
+    print(len(next(records)), flush=True)
+    os.kill(os.getpid(), signal.SIGSTOP)
+    print(sum(map(len, records)))
+"""
+"""Waits in a FIFO that was made beforehand, and stops itself when the first bytes have come."""
+
+
+def waits(data, what):
+    """Such a reader, which has opened the FIFO already."""
+    os.makedirs(data, exist_ok=True)
+    os.mkfifo(data / "train_0")
+    process = subprocess.Popen(
+        [sys.executable, "-c", WAITS, what, data / "train_0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"SAGEMAKER_BASE_DIR": str(data.parent.parent)},
+    )
+    assert process.stdout.readline() == "open\n"
+    return process
+
+
+@pytest.mark.parametrize("what", ["bytes", "records"])
+def test_a_reader_that_came_first_is_told_that_the_sidecar_died(stub, tmp_path, what):
+    """It opened the FIFO before there was a trailer, and the records before the end are whole."""
+    stub.objects["b/train/lines"] = (b"x" * 99_999 + b"\n") * 600
+    data = tmp_path / "ml" / "input" / "data"
+    process = waits(data, what)
+    with sidecar(write_job(tmp_path / "job.yaml", job(stub.url, tmp_path / "ml", "b/train/"))) as running:
+        stopped(process)
+        running.process.kill()
+        running.wait()
+        process.send_signal(signal.SIGCONT)
+        said, errors = process.communicate(timeout=40)
+    assert len(said.split()) == 1
+    assert process.returncode
+    assert "bytes of train_0: the sidecar died" in errors
+    assert read_trailer(str(data), "train", 0).verdict == "open"
+
+
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_a_reader_is_told_though_another_sidecar_has_come_already(stub, tmp_path, epoch):
+    """It begins epoch 0 anew in the same FIFO, or removes FIFO and trailer and begins with epoch 1."""
+    fill(stub, [MORE_THAN_A_FIFO], prefix="b/train/")
+    data = tmp_path / "ml" / "input" / "data"
+    process = waits(data, "bytes")
+    path = write_job(tmp_path / "job.yaml", job(stub.url, tmp_path / "ml", "b/train/"))
+    with sidecar(path) as running:
+        stopped(process)
+        running.process.kill()
+        running.wait()
+    state = {"format": 1, "channel": "train", "epoch": 1, "offset": 0, "skip": 0, "records": 0, "digest": ""}
+    (tmp_path / "state.json").write_text(json.dumps(state))
+    later = [] if epoch == 0 else ["--resume", str(tmp_path / "state.json"), "--resume-anyway"]
+    with sidecar(path, *later) as running:
+        running.wait_for("ready")
+        process.send_signal(signal.SIGCONT)
+        said, errors = process.communicate(timeout=40)
+    assert said == "100000\n"
+    told = "is written by another sidecar than it was begun by" if epoch == 0 else "its trailer is gone"
+    assert told in errors
 
 
 def test_two_readers_of_one_fifo_are_both_told(stub, tmp_path):

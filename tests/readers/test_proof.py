@@ -1,0 +1,247 @@
+"""Proof of an end: trailers that come late, change, go or are no trailers, and FIFOs under other names."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from streamer.errors import StreamError, TruncatedStream
+from streamer.readers import InterleavedReader, PipeReader, PipeStream
+from streamer.readers.samples import grouped
+from streamer.trailer import trailer_path
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+tf = pytest.importorskip("tensorflow")
+
+from streamer.readers.tensorflow import PipeModeDataset  # noqa: E402
+from streamer.readers.torch import PipeIterableDataset  # noqa: E402
+
+LINES = [b"line %d" % number for number in range(1000)]
+DATA = b"".join(line + b"\n" for line in LINES)
+
+
+def plain():
+    return PipeReader("train", "TextLine")
+
+
+READERS = {
+    "plain": plain,
+    "plain, this epoch": lambda: PipeReader("train", "TextLine", epoch=0),
+    "stream": lambda: PipeStream(path(0)),
+    "samples": lambda: grouped(plain(), 2),
+    "in turn": lambda: InterleavedReader(["train"], "TextLine"),
+    "as they arrive": lambda: InterleavedReader(["train"], "TextLine", block=None),
+    "torch": lambda: PipeIterableDataset("train", "TextLine"),
+    "tensorflow": lambda: PipeModeDataset("train", "TextLine").as_numpy_iterator(),
+    "tensorflow, places": lambda: PipeModeDataset("train", "TextLine", places=True).as_numpy_iterator(),
+    "tensorflow, a path": lambda: PipeModeDataset.from_path(path(0), "TextLine").as_numpy_iterator(),
+}
+
+
+def path(epoch):
+    return os.path.join(os.environ["SAGEMAKER_BASE_DIR"], "input", "data", f"train_{epoch}")
+
+
+def waiting(feeder, read):
+    """Run `read` in a thread until it has opened FIFO 0, which lies there already; its thread and errors."""
+    errors = []
+
+    def run():
+        try:
+            read()
+        except (StreamError, tf.errors.OpError) as error:
+            errors.append(error)
+
+    os.mkfifo(path(0))
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    deadline = time.monotonic() + 30
+    while path(0) not in _open_files():
+        assert time.monotonic() < deadline, "the reader opens nothing"
+        time.sleep(0.001)  # nothing tells when another thread has opened a file
+    return thread, errors
+
+
+def _open_files():
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            yield os.readlink(f"/proc/self/fd/{fd}")
+
+
+@pytest.mark.parametrize("name", list(READERS))
+def test_a_sidecar_that_came_after_the_reader_and_died(feeder, name):
+    """There was no trailer when the FIFO was opened; there is one at its end, and it says `open`."""
+    thread, errors = waiting(feeder, lambda: list(READERS[name]()))
+    feeder.feed(0, DATA, total=2 * len(DATA), verdict="open")
+    thread.join(40)
+    assert not thread.is_alive()
+    told = f"received {len(DATA)} of {2 * len(DATA)} bytes of train_0: the sidecar died"
+    assert [told in str(error) for error in errors] == [True]
+
+
+def test_a_sidecar_that_came_after_the_reader_and_failed(feeder):
+    """Its FIFO is held open, so nothing but the trailer says it."""
+    thread, errors = waiting(feeder, lambda: list(plain()))
+    feeder.feed(0, DATA, total=2 * len(DATA), verdict="failed", error="404", hold=True)
+    thread.join(40)
+    assert ["the source failed: 404" in str(error) for error in errors] == [True]
+
+
+def test_poison_of_a_sidecar_that_came_after_the_reader_is_not_given_out(feeder):
+    got = []
+
+    def read():
+        with PipeStream(path(0)) as stream:
+            while data := stream.read(1 << 20):
+                got.append(data)
+
+    thread, errors = waiting(feeder, read)
+    feeder.feed(0, DATA, total=2 * len(DATA), verdict="failed", error="404", poison=b"poison")
+    thread.join(40)
+    assert b"".join(got) == DATA
+    assert ["the source failed: 404" in str(error) for error in errors] == [True]
+
+
+@pytest.mark.parametrize("old", [None, {"bytes_skipped": 7}], ids=["no trailer", "one of an earlier run"])
+def test_a_sidecar_that_came_after_a_reader_that_resumes(feeder, old):
+    """Where the FIFO begins is what the trailer of its writer says, and no other."""
+    at = len(b"".join(line + b"\n" for line in LINES[:600]))
+    state = {
+        "format": 1,
+        "channel": "train",
+        "epoch": 0,
+        "offset": at,
+        "skip": 0,
+        "records": 600,
+        "digest": "",
+    }
+    if old:
+        feeder.publish(0, "open", total=len(DATA), digest="old", run="old", **old)
+    got = []
+
+    def read():
+        reader = plain()
+        reader.load_state_dict(state)
+        got.extend(reader)
+
+    thread, errors = waiting(feeder, read)
+    feeder.feed(0, DATA[at:], total=len(DATA), bytes_skipped=at, run="new")
+    thread.join(40)
+    assert (errors, got) == ([], LINES[600:])
+
+
+def test_the_run_of_a_stream_does_not_change(feeder):
+    """A sidecar that was killed and started again writes the epoch anew into the FIFO that is still open."""
+    os.mkfifo(path(0))
+    stream = PipeStream(path(0))
+    with stream:
+        stream.open()
+        for run in ("old", "new"):
+            feeder.publish(0, "open", total=len(DATA), run=run)
+            with open(path(0), "wb", buffering=0) as sidecar:
+                sidecar.write(DATA)
+                if run == "old":
+                    assert stream.read(len(DATA)) == DATA
+                    continue
+                feeder.publish(0, "complete", total=len(DATA), delivered=len(DATA), run=run)
+                with pytest.raises(TruncatedStream, match="train_0 is written by another sidecar"):
+                    stream.read(len(DATA))
+
+
+@pytest.mark.parametrize("data", [b"", DATA], ids=["no byte", "bytes"])
+def test_a_fifo_that_promised_a_trailer_and_has_none(feeder, data):
+    """It came and went while the reader slept; a sidecar that came later has trailers of its own."""
+    thread, errors = waiting(feeder, lambda: PipeStream(path(0)).readall())
+    feeder.publish(5, "open")
+    feeder.feed(0, data, proof=False)
+    thread.join(40)
+    assert [str(error) for error in errors] == [
+        f"train_0 ended after {len(data)} bytes and its trailer is gone: nothing proves that this is the end"
+    ]
+
+
+@pytest.mark.parametrize("verdict", ["complete", "open"])
+@pytest.mark.parametrize("how", ["a link", "a descriptor", "standard input"])
+def test_another_name_of_the_fifo(feeder, tmp_path, how, verdict):
+    feeder.feed(0, DATA, verdict=verdict)
+    script = "import sys; from streamer.readers import PipeStream; print(len(PipeStream(sys.argv[1]).read()))"
+    os.symlink(path(0), tmp_path / "link")
+    name = {"a link": str(tmp_path / "link"), "a descriptor": "/dev/fd/0", "standard input": "/dev/stdin"}[
+        how
+    ]
+    with open(path(0) if how != "a link" else os.devnull, "rb") as source:
+        run = [sys.executable, "-c", script, name]
+        done = subprocess.run(run, stdin=source, capture_output=True, check=False, timeout=40, text=True)
+    if verdict == "complete":
+        assert done.stdout == f"{len(DATA)}\n", done.stderr
+    else:
+        assert "bytes of train_0: the sidecar died" in done.stderr
+
+
+def test_a_trailer_of_an_earlier_run_proves_no_foreign_fifo(feeder):
+    """Nobody can tell: the end is an error, and the text names the file."""
+    feeder.publish(0, "complete", total=5, delivered=5)
+    feeder.feed(0, DATA, proof=False)
+    told = f"received {len(DATA)} of 5 bytes"
+    with PipeStream(path(0)) as stream, pytest.raises(TruncatedStream, match=told):
+        stream.readall()
+
+
+GOOD = {
+    "channel": "train",
+    "epoch": 0,
+    "verdict": "complete",
+    "bytes_total": len(DATA),
+    "bytes_delivered": len(DATA),
+    "format": 1,
+}
+BAD = {
+    "another epoch": GOOD | {"epoch": 1},
+    "another channel": GOOD | {"channel": "eval"},
+    "a text for a number": GOOD | {"bytes_delivered": str(len(DATA))},
+    "a fraction": GOOD | {"bytes_delivered": float(len(DATA))},
+    "a list": GOOD | {"verdict": ["complete"]},
+    "a number below 0": GOOD | {"bytes_skipped": -1},
+    "nothing": GOOD | {"bytes_skipped": None},
+    "no list": GOOD | {"changes": None},
+    "no text": GOOD | {"error": 5},
+    "no verdict": {key: value for key, value in GOOD.items() if key != "verdict"},
+}
+
+
+@pytest.mark.parametrize("when", ["before", "at the end"])
+@pytest.mark.parametrize("bad", [*BAD, "cut", "empty", "a directory"])
+def test_what_is_no_trailer_proves_nothing(feeder, bad, when):
+    where = trailer_path(feeder.pipe_dir, "train", 0)
+
+    def spoil():
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(where)
+        if bad == "a directory":
+            os.mkdir(where)
+            return
+        text = json.dumps(BAD.get(bad, GOOD))
+        with open(where, "w") as file:
+            file.write(text[:-5] if bad == "cut" else "" if bad == "empty" else text)
+
+    feeder.publish(0, "open", total=len(DATA))
+    os.mkfifo(path(0))
+    if when == "before":
+        spoil()
+    with (
+        PipeStream(path(0)) as stream,
+        pytest.raises(StreamError, match="the end of train_0 cannot be proven"),
+    ):
+        stream.open()
+        with open(path(0), "wb", buffering=0) as sidecar:
+            sidecar.write(DATA)
+            assert stream.read(len(DATA)) == DATA
+            spoil()
+        stream.read(1)
