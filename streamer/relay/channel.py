@@ -15,7 +15,8 @@ that. Other channels go on.
 trailer if a reader is in mid-epoch. Either way every descriptor and FIFO is gone when `run` returns.
 
 With a keeper (`streamer.keeper`) a channel can begin where an earlier sidecar's ended: `start`. And it can
-`leave`: then everything that a reader sees stays as it is, for the next sidecar to go on with.
+`leave`: then everything that a reader sees stays as it is, for the next sidecar to go on with. A channel that
+ends without having been told to (its sidecar fails at something local) leaves too.
 """
 
 from __future__ import annotations
@@ -192,9 +193,19 @@ class Channel:
             self._ends.heir = keeper, self._plan.digest
 
     def close(self, *, forget: bool = False) -> None:
-        """Remove what `prepare` or `run` has left; with `forget`, the trailers too. `run` must be over."""
-        if not self._left:
+        """Remove what `prepare` or `run` has left; with `forget`, the trailers too. `run` must be over.
+
+        What a keeper holds of a channel that was not told to end stays, for the next sidecar.
+        """
+        if self._unasked:
+            self._fifos.let_go()
+        elif not self._left:
             self._fifos.close(forget=forget)
+
+    @property
+    def _unasked(self) -> bool:
+        """Whether the channel ends without having been told to, and a keeper holds its FIFO beyond that."""
+        return self._ends.lasting and not self._draining.is_set()
 
     async def run(self) -> None:
         """Stream epoch after epoch. Returns after `drain`; SinkError and cancellation pass through."""
@@ -229,7 +240,7 @@ class Channel:
             self._phase = "stopped" if self.error is None else "failed"
             self._tally.watch.enter("idle")
             # A keeper holds on: nobody who reads may take our end for that of the epoch.
-            self._left = self._left or self.outlives
+            self._left = self._left or self.outlives or self._unasked
             if self._left:
                 outlet, self._outlet = self._outlet, None
                 self._fifos.leave(self._position(), outlet)

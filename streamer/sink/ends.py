@@ -149,12 +149,15 @@ class OwnEnds:
 class KeptEnds:
     """Write ends that a keeper holds."""
 
-    lasting = True
-
     def __init__(self, keeper: KeeperClient, channel: str, *, digest: str) -> None:
         self._keeper = keeper
         self._channel = channel
         self._digest = digest
+
+    @property
+    def lasting(self) -> bool:
+        """As `WriteEnds`: as long as the keeper lives."""
+        return self._keeper.lives
 
     async def open(self, position: Position, path_fd: int, *, on_gone: Callable[[], None]) -> PipeOutlet:
         """As `WriteEnds`."""

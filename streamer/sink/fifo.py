@@ -188,7 +188,11 @@ class FifoDirectory:
 
         As `WriteEnds.leave`; raises SinkError.
         """
-        self._ends.leave(position, self._fifos[position.epoch], outlet)
+        self._ends.leave(position, self._fifos.get(position.epoch, -1), outlet)
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Give back the descriptors; names and trailers stay."""
         while self._fifos:
             os.close(self._fifos.popitem()[1])
         self._unproven.clear()

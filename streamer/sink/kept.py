@@ -81,6 +81,11 @@ class KeeperClient:
     def __repr__(self) -> str:
         return f"<KeeperClient {self._path} {'dead' if self._dead else f'pid {self.pid}'}>"
 
+    @property
+    def lives(self) -> bool:
+        """Whether the connection stands, as far as is known."""
+        return not self._dead
+
     async def greet(self) -> None:
         """Learn what the keeper holds. Raises SinkError."""
         self._send({"do": "hello"})
