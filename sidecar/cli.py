@@ -5,7 +5,6 @@ Each command imports what it needs: `penstock probe` is run every few seconds by
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
@@ -86,10 +85,11 @@ def run(
     from sidecar import commands
     from sidecar.config import load_job
     from sidecar.logs import configure
+    from sidecar.runner import run as run_loop
 
     configure(level=log_level)
     continuation = commands.Continuation(keeper=keeper, resume=resume, resume_anyway=resume_anyway)
-    code = _run(commands.run(load_job(path), (host_index, host_count), continuation))
+    code = run_loop(commands.run(load_job(path), (host_index, host_count), continuation))
     if code == commands.RESTART:
         # Until the new image handles it, another one would be the end of the process.
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
@@ -231,9 +231,10 @@ def plan(path: str, host_index: int | None, host_count: int | None, *, as_json: 
     from sidecar import commands
     from sidecar.config import load_job
     from sidecar.logs import configure
+    from sidecar.runner import run as run_loop
 
     configure(level="warning")
-    found = _run(commands.plan(load_job(path), (host_index, host_count)))
+    found = run_loop(commands.plan(load_job(path), (host_index, host_count)))
     if as_json:
         _document(found)
         return
@@ -264,6 +265,7 @@ def doctor(path: str, host_index: int | None, host_count: int | None, *, as_json
     from sidecar import doctor as practice
     from sidecar.config import load_job
     from sidecar.logs import configure
+    from sidecar.runner import run as run_loop
 
     configure(level="warning")
     job = load_job(path)
@@ -275,7 +277,7 @@ def doctor(path: str, host_index: int | None, host_count: int | None, *, as_json
             if not as_json:
                 click.echo(practice.line(finding))
 
-    _run(examine())
+    run_loop(examine())
     if as_json:
         _document(practice.document(findings))
     sys.exit(practice.code(findings))
@@ -330,32 +332,10 @@ def _pascal(name: str) -> str:
     return "".join(word.title() for word in name.split("_"))
 
 
-def _run(work: Coroutine[Any, Any, Any]) -> Any:
-    """Run on uvloop; raise a bare PenstockError where task groups would wrap it."""
-    import uvloop
-
-    try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(work)
-    except BaseExceptionGroup as group:
-        if ours := _first(group):
-            raise ours from group
-        raise
-
-
-def _first(group: BaseExceptionGroup[BaseException]) -> PenstockError | None:
-    """The first error of ours in a group, if nothing else is in it."""
-    found: PenstockError | None = None
-    for error in group.exceptions:
-        ours = _first(error) if isinstance(error, BaseExceptionGroup) else error
-        if not isinstance(ours, PenstockError):
-            return None
-        found = found or ours
-    return found
-
-
 def _finish(work: Coroutine[Any, Any, int]) -> None:
-    sys.exit(int(_run(work)))
+    from sidecar.runner import run as run_loop
+
+    sys.exit(int(run_loop(work)))
 
 
 def main() -> None:

@@ -71,10 +71,18 @@ class OwnEnds:
     lasting = False
 
     def __init__(self, channel: str) -> None:
+        """Raises SinkError if the machine grants no thread that waits for the reader."""
         self._channel = channel
         self.heir: tuple[KeeperClient, str] | None = None
         """A keeper that gets what is open when this process leaves, and the plan's digest."""
         self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"open {channel}")
+        try:
+            self._executor.submit(int)  # starts the thread, which may be refused later, when readers wait
+        except RuntimeError as error:
+            raise SinkError(
+                f"no thread can be started that waits for the reader of channel {channel} ({error}): raise "
+                "pids.max of the cgroup (a container's PID limit) or the limit of processes (ulimit -u)"
+            ) from error
 
     async def open(self, position: Position, path_fd: int, *, on_gone: Callable[[], None]) -> PipeOutlet:
         """As `WriteEnds`."""

@@ -280,15 +280,18 @@ def command(path: str, *, idle_for: float | None = None) -> list[str]:
 
 def _start(path: str) -> None:
     """Start a keeper and wait until it listens; then it lets go of its standard output."""
-    process = subprocess.Popen(  # noqa: S603 - our own interpreter and file
-        command(path, idle_for=IDLE_FOR),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-        cwd="/",
-        env=bare.environment(),
-    )
+    try:
+        process = subprocess.Popen(  # noqa: S603 - our own interpreter and file
+            command(path, idle_for=IDLE_FOR),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            cwd="/",
+            env=bare.environment(),
+        )
+    except OSError as error:
+        raise SinkError(f"the keeper could not be started: {error.strerror}") from error
     assert process.stdout is not None  # noqa: S101 - for the type checker
     with process.stdout:
         said = process.stdout.read().decode(errors="replace").strip()

@@ -1,0 +1,131 @@
+"""Runs a command on uvloop, with every thread that its event loop will need started beforehand.
+
+A thread that cannot be started (pids.max of a cgroup, RLIMIT_NPROC) is worst in mid-stream: libuv ends the
+process by abort(3), and an executor loses the work. So `run` starts the threads first: those of the default
+executor (planning, inflating, files) and libuv's own (name resolution). Where the machine grants fewer than
+wanted, the executor is smaller; where it grants too few to work at all, `run` raises SinkError, and
+nothing has been offered yet. The threads that wait for readers are their owners' (`streamer.sink.ends`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import uvloop
+
+from streamer.errors import PenstockError, SinkError
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+MOST = 32
+"""Threads of the executor at the most; else four more than processors, as Python's own default."""
+LIBUV = 4
+"""libuv's threads at the most, its own default."""
+_LIBUV_SIZE = "UV_THREADPOOL_SIZE"
+
+
+class _Loop(uvloop.Loop):
+    """uvloop's, but it starts no thread at its end to wait for those of the executor."""
+
+    def set_default_executor(self, executor: Any) -> None:
+        self._executor = executor
+        super().set_default_executor(executor)
+
+    async def shutdown_default_executor(self, timeout: float | None = None) -> None:  # noqa: ASYNC109, ARG002
+        """Wait here for what the threads are doing, however long: nothing else runs any more."""
+        if executor := getattr(self, "_executor", None):
+            executor.shutdown(wait=True)
+
+
+def run(work: Coroutine[Any, Any, Any]) -> Any:
+    """Run `work` to its end. Raises a bare PenstockError where task groups would wrap it, SinkError."""
+    try:
+        with asyncio.Runner(loop_factory=_Loop) as runner:
+            try:
+                runner.get_loop().set_default_executor(_threads(runner))
+            except BaseException:
+                work.close()
+                raise
+            return runner.run(work)
+    except BaseExceptionGroup as group:
+        if ours := _first(group):
+            raise ours from group
+        raise
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> PenstockError | None:
+    """The first error of ours in a group, if nothing else is in it."""
+    found: PenstockError | None = None
+    for error in group.exceptions:
+        ours = _first(error) if isinstance(error, BaseExceptionGroup) else error
+        if not isinstance(ours, PenstockError):
+            return None
+        found = found or ours
+    return found
+
+
+def _threads(runner: asyncio.Runner) -> ThreadPoolExecutor:
+    """Start libuv's threads and an executor's; return the executor. Raises SinkError for too few."""
+    wanted = min(MOST, (os.cpu_count() or 1) + 4)
+    granted = grantable(wanted + LIBUV)
+    if granted < 2:
+        raise SinkError(
+            f"this machine lets the process start {granted} more threads, and it needs 2 at least and one "
+            "for each channel: raise pids.max of the cgroup (a container's PID limit) or the limit of "
+            "processes (ulimit -u)"
+        )
+    resolving = min(LIBUV, granted // 2)
+    _start_libuv(runner, resolving)
+    executor = ThreadPoolExecutor(min(wanted, granted - resolving), thread_name_prefix="asyncio")
+    start_all(executor, min(wanted, granted - resolving))
+    return executor
+
+
+def grantable(most: int) -> int:
+    """How many threads can be started now, `most` at the most: by starting them."""
+    enough = threading.Event()
+    started: list[threading.Thread] = []
+    try:
+        for number in range(most):
+            thread = threading.Thread(target=enough.wait, name=f"probe {number}")
+            thread.start()
+            started.append(thread)
+    except RuntimeError:
+        pass  # "can't start new thread": no more are granted
+    finally:
+        enough.set()
+        for thread in started:
+            thread.join()
+    return len(started)
+
+
+def start_all(executor: ThreadPoolExecutor, count: int) -> None:
+    """Have all threads of `executor` start now: it starts one for each piece of work while none is idle."""
+    together = threading.Barrier(count + 1)
+    for _ in range(count):
+        executor.submit(together.wait)
+    together.wait()
+
+
+def _start_libuv(runner: asyncio.Runner, count: int) -> None:
+    """Have libuv start its threads, so many unless the user has said how many."""
+    own = _LIBUV_SIZE not in os.environ
+    if own:
+        os.putenv(_LIBUV_SIZE, str(count))  # not os.environ, which a trainer would inherit
+    try:
+        runner.run(_resolve())
+    finally:
+        if own:
+            os.unsetenv(_LIBUV_SIZE)
+
+
+async def _resolve() -> None:
+    """Resolve a name that needs no network; libuv starts all its threads for the first one."""
+    with contextlib.suppress(OSError):  # a machine without that name: the threads have started all the same
+        await asyncio.get_running_loop().getaddrinfo("localhost", 0)

@@ -1,0 +1,300 @@
+"""Inside the guest: the scenes, each a job in trouble, and their verdict.
+
+    python -m tests.guest.scenes NAME [NAME...]     # prints a line of JSON for each run of each scene
+
+Readers of all channels are threads of this process, the sidecar is `penstock run` with or without a keeper,
+storage is a process in a namespace of its own. A channel's verdict is `equal` (every byte, and an end that
+is proven), `told` (the reader raised our error), or `BROKEN` with what happened: other bytes, an end that
+is too early, a reader that waits beyond every bound.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sidecar.exits import Exit
+from streamer.errors import PenstockError
+from streamer.readers import PipeStream
+from tests.guest import network
+from tests.guest.limits import Limited
+from tests.guest.origin import content
+from tests.kit.processes import Sidecar, job, sidecar, write_job
+
+MIB = 1 << 20
+LONGEST = 240.0
+"""Seconds after which a reader counts as hung: far beyond GiveUpAfter and the longest trouble."""
+TRANSPORTS = (("kernel", "http"), ("copying", "https"), ("portable", "https"))
+
+
+class Reader:
+    """Reads one epoch of a channel in a thread, and says at the end what came of it."""
+
+    def __init__(self, data: Path, channel: int, expected: str) -> None:
+        self.received = 0
+        self.verdict = "BROKEN: waits for ever"
+        self._path, self._expected = data / f"c{channel}_0", expected
+        self._thread = threading.Thread(target=self._read, name=f"reader {channel}", daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        digest = hashlib.sha256()
+        try:
+            with PipeStream(self._path, timeout=LONGEST) as stream:
+                while data := stream.read(1 << 18):
+                    digest.update(data)
+                    self.received += len(data)
+        except PenstockError as error:
+            self.verdict = f"told: {error}"
+        except Exception as error:  # noqa: BLE001 - a verdict like any other
+            self.verdict = f"BROKEN: {error!r}"
+        else:
+            right = digest.hexdigest() == self._expected
+            self.verdict = "equal" if right else f"BROKEN: ended with other bytes, {self.received} of them"
+
+    def join(self, deadline: float) -> str:
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        return self.verdict
+
+
+@dataclass
+class Stage:
+    """A job of `channels` over one transport, its storage, and its readers, until the end of the block."""
+
+    transport: str
+    scheme: str
+    channels: int = 2
+    objects: int = 4
+    size: int = 2 * MIB
+    section: dict[str, Any] = field(default_factory=dict)
+    readers: list[Reader] = field(default_factory=list)
+
+    @contextlib.contextmanager
+    def running(self, *options: str, prefix: tuple[str, ...] | list[str] = ()) -> Iterator[Sidecar]:
+        with self._storage() as url, sidecar(self.write(url), *options, prefix=prefix) as running:
+            yield running
+
+    @contextlib.contextmanager
+    def _storage(self) -> Iterator[str]:
+        self.place = Path(tempfile.mkdtemp())
+        arguments = [network.STORAGE, str(self.place), self.scheme, self.channels, self.objects, self.size]
+        command = [sys.executable, "-m", "tests.guest.origin", *map(str, arguments)]
+        process = subprocess.Popen(
+            ["ip", "netns", "exec", network.NAMESPACE, *command], stdin=subprocess.PIPE
+        )
+        try:
+            while not (self.place / "url").exists():
+                if process.poll() is not None:
+                    raise RuntimeError("storage did not start")
+                time.sleep(0.05)
+            yield (self.place / "url").read_text()
+        finally:
+            network.spoil()
+            assert process.stdin is not None
+            process.stdin.close()
+            process.wait(30)
+
+    def write(self, url: str) -> str:
+        section = {
+            "Transport": self.transport,
+            "StallTimeout": 5,
+            "GiveUpAfter": 90,
+            "MemoryBudget": "32MiB",
+            "PartSize": "1MiB",
+        } | self.section
+        document = job(
+            url, self.place / "ml", *(f"b/c{number}/" for number in range(self.channels)), **section
+        )
+        if self.scheme == "https":
+            document["Penstock"]["Endpoint"]["CaBundle"] = str(self.place / "ca.pem")
+        self.path = write_job(self.place / "job.yaml", document)
+        return self.path
+
+    def read(self) -> None:
+        """Let readers of epoch 0 of all channels begin."""
+        for channel in range(self.channels):
+            digest = hashlib.sha256()
+            for number in range(self.objects):
+                digest.update(content(channel, number, self.size))
+            self.readers.append(Reader(self.place / "ml/input/data", channel, digest.hexdigest()))
+
+    def wait_for_bytes(self, count: int) -> None:
+        """Until all readers together have so many, or all have ended."""
+        while sum(reader.received for reader in self.readers) < count and any(
+            reader.verdict.endswith("waits for ever") for reader in self.readers
+        ):
+            time.sleep(0.02)
+
+    def verdicts(self) -> list[str]:
+        deadline = time.monotonic() + LONGEST
+        return [reader.join(deadline) for reader in self.readers]
+
+    @property
+    def total(self) -> int:
+        return self.channels * self.objects * self.size
+
+
+Verdicts = tuple[list[str], dict[str, Any]]
+"""Of every channel; and what else is worth knowing."""
+
+
+def spoilt(*netem: str) -> Callable[[str, str], Verdicts]:
+    """The whole run over packets that netem treats so."""
+
+    def scene(transport: str, scheme: str) -> Verdicts:
+        stage = Stage(transport, scheme)
+        with stage.running() as running:
+            running.wait_for("ready")
+            network.spoil(*netem)
+            stage.read()
+            verdicts = stage.verdicts()
+            network.spoil()
+            return verdicts, {"code": running.end()}
+
+    return scene
+
+
+def cut_off(*, silently: bool, seconds: float = 20.0) -> Callable[[str, str], Verdicts]:
+    """No packet passes for a while in mid-epoch: the link is down, or everything is lost."""
+
+    def scene(transport: str, scheme: str) -> Verdicts:
+        stage = Stage(transport, scheme, size=4 * MIB)
+        with stage.running() as running:
+            running.wait_for("ready")
+            network.spoil("rate", "40mbit")
+            stage.read()
+            stage.wait_for_bytes(stage.total // 4)
+            network.spoil("loss", "100%") if silently else network.set_link(up=False)
+            time.sleep(seconds)  # the trouble itself
+            network.spoil() if silently else network.set_link(up=True)
+            verdicts = stage.verdicts()
+            return verdicts, {"code": running.end()}
+
+    return scene
+
+
+def short_of_memory(most: int) -> Callable[[str, str], Verdicts]:
+    """Twenty channels and a keeper within so many MiB; a sidecar that the kernel kills is started again."""
+
+    def scene(transport: str, scheme: str) -> Verdicts:
+        stage = Stage(transport, scheme, channels=20, objects=2, section={"MemoryBudget": "64MiB"})
+        limited = Limited(f"memory{most}-{transport}-{scheme}", memory_max=f"{most}M")
+        with stage.running("--keeper", "auto", prefix=limited.prefix) as first:
+            stage.place.joinpath("ml/input/data").mkdir(parents=True, exist_ok=True)
+            stage.read()
+            killed = _ends_before_its_readers(stage, first)
+            if not killed:
+                return stage.verdicts(), {"code": first.end(), "killed": 0}
+            limited.set("memory.max", "max")
+            with sidecar(stage.path, "--keeper", "auto", prefix=limited.prefix) as second:
+                verdicts = stage.verdicts()
+                return verdicts, {"code": second.end(), "killed": limited.events("memory")["oom_kill"]}
+
+    return scene
+
+
+def _ends_before_its_readers(stage: Stage, running: Sidecar) -> bool:
+    deadline = time.monotonic() + LONGEST
+    while time.monotonic() < deadline:
+        if running.process.poll() is not None:
+            return True
+        if all(not reader.verdict.endswith("waits for ever") for reader in stage.readers):
+            return False
+        time.sleep(0.05)
+    return False
+
+
+def short_of_processes(most: int) -> Callable[[str, str], Verdicts]:
+    """Eight channels where the cgroup allows so many threads in all, the keeper's too."""
+
+    def scene(transport: str, scheme: str) -> Verdicts:
+        stage = Stage(transport, scheme, channels=8)
+        limited = Limited(f"pids{most}-{transport}-{scheme}", pids_max=str(most))
+        with stage.running("--keeper", "auto", prefix=limited.prefix) as running:
+            stage.place.joinpath("ml/input/data").mkdir(parents=True, exist_ok=True)
+            stage.read()
+            ended = _ends_before_its_readers(stage, running)
+            if ended and not stage.place.joinpath("ml/input/data/c0_0").exists():
+                code, last = running.wait(), running.events[-2:-1]
+                right = code == Exit.LOCAL
+                verdict = "told: by its exit" if right else f"BROKEN: exit {code}, {str(last)[-400:]}"
+                return [verdict] * stage.channels, {"code": code}
+            limited.set("pids.max", "max")
+            with contextlib.ExitStack() as stack:
+                last = running
+                if ended:
+                    last = stack.enter_context(sidecar(stage.path, "--keeper", "auto"))
+                return stage.verdicts(), {"code": last.end(), "met": limited.events("pids")["max"]}
+
+    return scene
+
+
+def short_of_time(percent: int) -> Callable[[str, str], Verdicts]:
+    """So little of a processor that every timer is late."""
+
+    def scene(transport: str, scheme: str) -> Verdicts:
+        stage = Stage(transport, scheme, objects=2)
+        limited = Limited(f"cpu{percent}-{transport}-{scheme}")
+        with stage.running(prefix=limited.prefix) as running:
+            running.wait_for("ready")
+            limited.set("cpu.max", f"{percent * 1000} 100000")
+            stage.read()
+            verdicts = stage.verdicts()
+            limited.set("cpu.max", "max 100000")
+            return verdicts, {"code": running.end()}
+
+    return scene
+
+
+SCENES: dict[str, Callable[[str, str], Verdicts]] = {
+    "loss-1%": spoilt("loss", "1%", "delay", "2ms"),
+    "loss-5%": spoilt("loss", "5%", "delay", "2ms"),
+    "delay-200ms": spoilt("delay", "100ms"),
+    "jitter": spoilt("delay", "50ms", "40ms", "25%"),
+    "reordering": spoilt("delay", "10ms", "reorder", "25%", "50%"),
+    "duplication": spoilt("duplicate", "5%", "delay", "2ms"),
+    "down-20s": cut_off(silently=False),
+    "silent-20s": cut_off(silently=True),
+    "memory-64": short_of_memory(64),
+    "memory-96": short_of_memory(96),
+    "memory-160": short_of_memory(160),
+    "memory-256": short_of_memory(256),
+    "pids-3": short_of_processes(3),
+    "pids-6": short_of_processes(6),
+    "pids-12": short_of_processes(12),
+    "cpu-10%": short_of_time(10),
+}
+
+
+def main(names: list[str]) -> None:
+    network.make_link()
+    for name in names:
+        for transport, scheme in TRANSPORTS:
+            began = time.monotonic()
+            try:
+                verdicts, more = SCENES[name](transport, scheme)
+            except Exception as error:  # noqa: BLE001 - the other scenes shall run
+                verdicts, more = [f"BROKEN: {error!r}"], {}
+            network.spoil()
+            report = {
+                "scene": name,
+                "transport": f"{transport} {scheme}",
+                "verdicts": Counter(verdicts),
+                "seconds": round(time.monotonic() - began, 1),
+            }
+            print(json.dumps(report | more), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
