@@ -149,6 +149,10 @@ async def _read(clients: Clients, name: str, ref: ObjectRef) -> AsyncIterator[Fi
         fix = "The endpoint ignores Range, as a proxy may: take another one. Penstock cannot stream from it."
         text = f"answered {metadata['HTTPStatusCode']} with {answer.get('ContentLength')} bytes for one"
         yield Finding(f"Range {name}", "failure", text, fix, Exit.UNREACHABLE)
+    if (told := answer.get("ETag")) is None or bare_etag(told) != ref.etag:
+        fix = "The sidecar cannot tell versions of an object apart there: take another endpoint."
+        text = f"listed as {ref.etag}, sent as {told or 'none'}"
+        yield Finding(f"ETag {name}", "failure", text, fix, Exit.UNREACHABLE)
     yield _clock(metadata["HTTPHeaders"].get("date"))
     yield await _if_match(clients, name, asked, where)
     sums = sorted(key for key in answer if key.startswith("Checksum") and key != "ChecksumType")

@@ -13,7 +13,7 @@ from streamer.plan.entries import Entries, is_folder_marker, listed
 from streamer.plan.parts import Part, cut
 from streamer.plan.plan import Arrangement, Plan
 from streamer.plan.position import NOWHERE, Mark, Position
-from streamer.plan.segments import LONGEST_RECORD, Literal, ObjectRef, Segment, bare_etag, frame
+from streamer.plan.segments import LONGEST_RECORD, Literal, ObjectRef, Segment, bare_etag, frame, is_etag
 from streamer.plan.shards import Balance, Shard
 from streamer.plan.shuffle import Permutation
 from streamer.plan.uris import S3Uri, parse_object_uri, parse_s3_uri
@@ -38,6 +38,7 @@ __all__ = [
     "bare_etag",
     "cut",
     "frame",
+    "is_etag",
     "is_folder_marker",
     "listed",
     "parse_object_uri",

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from streamer.formats.recordio import MAX_PAYLOAD, header, padding
+
+_ETAG = re.compile(r"[!#-~]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,11 @@ LONGEST_RECORD = MAX_PAYLOAD
 def frame(size: int) -> tuple[bytes, bytes]:
     """What comes before and behind the `size` bytes of a RecordIO record. Raises ValueError for too many."""
     return header(size), padding(size)
+
+
+def is_etag(bare: str) -> bool:
+    """Whether a bare ETag tells versions apart and fits a request's header (RFC 9110 §8.8.3, ASCII alone)."""
+    return _ETAG.fullmatch(bare) is not None
 
 
 def bare_etag(etag: str) -> str:

@@ -19,6 +19,7 @@ HEEDED = {
         "retry-after",
         "transfer-encoding",
         "x-amz-request-id",
+        "x-amz-version-id",
     )
 }
 """Headers that anybody asks for, as they are parsed and as they are kept."""
@@ -66,7 +67,7 @@ class AnswerParser:
     def on_header(self, name: bytes, value: bytes) -> None:
         heeded = HEEDED.get(name.lower())
         if heeded is not None:
-            self.head.headers[heeded] = value.decode("latin-1")
+            self.head.headers[heeded] = value.decode("utf-8", "replace")
 
     def on_headers_complete(self) -> None:
         self.head.status = self._parser.get_status_code()

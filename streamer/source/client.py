@@ -177,13 +177,15 @@ class OwnSource:
             headers = head.headers
             try:
                 check_head(
-                    part,
+                    part.object,
                     first,
+                    part.end,
                     where,
                     status=head.status,
                     content_range=headers.get("content-range"),
                     content_length=head.content_length,
                     etag=headers.get("etag"),
+                    version=headers.get("x-amz-version-id"),
                 )
             except SourceError as error:
                 error.where = replace(where, request_id=headers.get("x-amz-request-id"))

@@ -26,10 +26,11 @@ import httptools
 import stamina
 
 from streamer.errors import BadAnswer, GaveUp, SourceError, Transient, Where
-from streamer.plan import ObjectRef, bare_etag
+from streamer.plan import ObjectRef, bare_etag, is_etag
 from streamer.source.answer import HEAD_END, HEAD_READ, MAX_HEAD, AnswerParser, Head
 from streamer.source.client import HttpClient, why_not
 from streamer.source.faults import from_answer, map_errors
+from streamer.source.ranges import check_version
 from streamer.source.session import STALL_TIMEOUT, trust
 from streamer.source.signing import RangeSigner
 
@@ -69,7 +70,8 @@ class PortableHeads:
         async with self._turns:
             with map_errors(where):
                 answer = await self._client.head_object(Bucket=bucket, Key=key, **asked)
-        return _found(where, version, length=answer.get("ContentLength"), etag=answer.get("ETag"))
+        found = answer.get("VersionId")
+        return _found(where, version, found, length=answer.get("ContentLength"), etag=answer.get("ETag"))
 
 
 class OwnHeads:
@@ -137,7 +139,8 @@ class OwnHeads:
         status, headers = head.status, head.headers
         where = Where(bucket, key, request_id=headers.get("x-amz-request-id"))
         if status == http.HTTPStatus.OK:
-            return _found(where, version, length=head.content_length, etag=headers.get("etag"))
+            found = headers.get("x-amz-version-id")
+            return _found(where, version, found, length=head.content_length, etag=headers.get("etag"))
         if 300 <= status < 400 or status == http.HTTPStatus.BAD_REQUEST:
             # A redirected bucket will redirect the others too, and botocore remembers where to.
             self._portable[bucket] = status != http.HTTPStatus.BAD_REQUEST
@@ -247,7 +250,10 @@ class _Backoff:
         return (error.retry_after or 0.0) + random.uniform(0, step)  # noqa: S311 - jitter, not a secret
 
 
-def _found(where: Where, version: str | None, *, length: int | None, etag: str | None) -> ObjectRef:
-    if length is None or not etag:
+def _found(
+    where: Where, version: str | None, found: str | None, *, length: int | None, etag: str | None
+) -> ObjectRef:
+    if length is None or not etag or not is_etag(bare_etag(etag)):
         raise BadAnswer("answered HEAD without Content-Length or ETag", where)
+    check_version(version, found, where)
     return ObjectRef(where.bucket or "", where.key or "", length, bare_etag(etag), version)

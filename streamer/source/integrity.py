@@ -28,6 +28,7 @@ from streamer.errors import BadAnswer, ConfigError, Denied, Expired, Mismatch, S
 from streamer.plan.segments import bare_etag
 from streamer.source.credentials import LastingCredentials, renewing
 from streamer.source.faults import map_errors
+from streamer.source.ranges import check_version
 
 if TYPE_CHECKING:
     from streamer.plan import ObjectRef, Part
@@ -149,6 +150,7 @@ class Sums:
             except (Denied, BadAnswer) as error:
                 # An answer to HEAD has no body, so S3 cannot say that a token has expired: 400, or 403.
                 raise Expired(error.message, error.where) from error
+        check_version(ref.version, answer.get("VersionId"), where)
         if bare_etag(answer.get("ETag", "")) != ref.etag:
             raise SourceChanged(
                 f"the object was replaced after it was listed (ETag {ref.etag} then, "

@@ -22,7 +22,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from streamer.errors import BadAnswer, Missing, Where
-from streamer.plan import Arrangement, Entries, ObjectRef, Plan, S3Uri, bare_etag, is_folder_marker
+from streamer.plan import Arrangement, Entries, ObjectRef, Plan, S3Uri, bare_etag, is_etag, is_folder_marker
 from streamer.source.faults import first_error, map_errors
 
 if TYPE_CHECKING:
@@ -78,6 +78,8 @@ class _Lister:
                     raise BadAnswer(
                         f"the listing has an entry without its {', '.join(sorted(wanted))}", where
                     )
+                if "ETag" in wanted and not is_etag(bare_etag(entry["ETag"])):
+                    raise BadAnswer(f"the listing has {entry['ETag']!r} for an ETag", where)
         token = page.get("NextContinuationToken")
         if page.get("IsTruncated") and token in (None, asked.get("ContinuationToken")):
             raise BadAnswer("the listing does not advance (truncated, without a further token)", where)

@@ -14,15 +14,27 @@ The rules of the text itself are in `manifest_text`.
 from __future__ import annotations
 
 import asyncio
+import http
 from collections import deque
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Protocol
 
 from streamer.errors import BadAnswer, ConfigError, SourceError, Transient, Truncated, Where
-from streamer.plan import Arrangement, Entries, ObjectRef, Plan, S3Uri, parse_object_uri, parse_s3_uri
+from streamer.plan import (
+    Arrangement,
+    Entries,
+    ObjectRef,
+    Plan,
+    S3Uri,
+    bare_etag,
+    is_etag,
+    parse_object_uri,
+    parse_s3_uri,
+)
 from streamer.source.faults import first_error, map_errors
 from streamer.source.heads import PortableHeads
 from streamer.source.manifest_text import ArrayScanner, Gunzip, LineScanner
+from streamer.source.ranges import check_head
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
@@ -184,7 +196,7 @@ class _Filling:
 
 async def _read(client: Any, uri: S3Uri) -> AsyncGenerator[bytes, None]:
     """The body of one object in pieces, of one version, resumed where it breaks off. Raises SourceError."""
-    received, size, failures = 0, -1, 0
+    received, size, failures, etag = 0, -1, 0, ""
     pinned: dict[str, str] = {}
     while received != size:
         where = Where(uri.bucket, uri.key, received, failures + 1)
@@ -193,10 +205,23 @@ async def _read(client: Any, uri: S3Uri) -> AsyncGenerator[bytes, None]:
             with map_errors(where):
                 answer = await client.get_object(Bucket=uri.bucket, Key=uri.key, **pinned)
                 async with answer["Body"] as body:
+                    status = answer["ResponseMetadata"]["HTTPStatusCode"]
                     if size < 0:
-                        size = answer["ContentLength"]
-                    elif not answer.get("ContentRange", "").startswith(f"bytes {received}-"):
-                        raise BadAnswer(f"sent another range than from byte {received}", where)
+                        if status != http.HTTPStatus.OK:
+                            raise BadAnswer(f"answered {status} to a GET without a range", where)
+                        size, etag = answer["ContentLength"], answer.get("ETag", "")
+                    else:
+                        check_head(
+                            ObjectRef(uri.bucket, uri.key, size, bare_etag(etag)),
+                            received,
+                            size,
+                            where,
+                            status=status,
+                            content_range=answer.get("ContentRange"),
+                            content_length=answer.get("ContentLength"),
+                            etag=answer.get("ETag"),
+                            version=None,
+                        )
                     content = body.raw_stream.content
                     while data := await content.read(_PLAIN_READ):
                         received += len(data)
@@ -207,4 +232,7 @@ async def _read(client: Any, uri: S3Uri) -> AsyncGenerator[bytes, None]:
             failures = 1 if received > before else failures + 1
             if failures >= ATTEMPTS:
                 raise
-        pinned = {"IfMatch": answer["ETag"], "Range": f"bytes={received}-{size - 1}"} if size >= 0 else {}
+            if size >= 0:
+                if not is_etag(bare_etag(etag)):
+                    raise  # to be read anew, whole: without an ETag the rest may be of another version
+                pinned = {"IfMatch": etag, "Range": f"bytes={received}-{size - 1}"}

@@ -51,13 +51,15 @@ class PortableSource:
             where = Where(ref.bucket, ref.key, first, attempt, metadata.get("RequestId"))
             async with answer["Body"] as body:
                 check_head(
-                    part,
+                    ref,
                     first,
+                    part.end,
                     where,
                     status=metadata["HTTPStatusCode"],
                     content_range=answer.get("ContentRange"),
                     content_length=answer.get("ContentLength"),
                     etag=answer.get("ETag"),
+                    version=answer.get("VersionId"),
                 )
                 into.answered()
                 with map_errors(where):

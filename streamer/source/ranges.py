@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
 from streamer.errors import BadAnswer, SourceChanged, Where
 from streamer.plan.segments import bare_etag
+from streamer.secrets import quoted
 
 if TYPE_CHECKING:
-    from streamer.plan import Part
+    from streamer.plan import ObjectRef, Part
 
 Phase = Literal["credentials", "connect", "first_byte", "body", "throttled", "retry"]
 PHASES: tuple[Phase, ...] = ("credentials", "connect", "first_byte", "body", "throttled", "retry")
@@ -164,37 +165,58 @@ _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19})")
 
 
 def check_head(
-    part: Part,
+    ref: ObjectRef,
     first: int,
+    end: int,
     where: Where,
     *,
     status: int,
     content_range: str | None,
     content_length: int | None,
     etag: str | None,
+    version: str | None,
 ) -> None:
-    """Refuse an answer that is not bytes `first` to `part.end` of the listed version.
+    """Refuse an answer that is not bytes `first` to `end` of the version that `ref` names.
 
     206 is the rule (RFC 9110 §15.3.7); 200 with a right Content-Range is accepted, since some
-    compatible servers send it. Raises SourceChanged if the version or size is another, BadAnswer if
-    the range or length is not what was asked for.
+    compatible servers send it. The answer must prove its version by its ETag, or by the version id that was
+    asked for: a server may ignore If-Match, and `versionId` too. `version`: its `x-amz-version-id`. Raises
+    SourceChanged if the version or size is another, BadAnswer if that is not said, or if the range or length
+    is not what was asked for.
     """
     if status not in (200, 206):
         raise BadAnswer(f"answered {status} to a ranged GET", where)
-    if etag is not None and bare_etag(etag) != part.object.etag:
+    check_version(ref.version, version, where)
+    if etag is not None and bare_etag(etag) != ref.etag:
         raise SourceChanged(
-            f"the object was replaced after it was listed (ETag {part.object.etag} then, {etag} now)", where
+            f"the object was replaced after it was listed (ETag {ref.etag} then, {quoted(etag)} now)", where
         )
+    if etag is None and (ref.version is None or version is None):
+        raise BadAnswer("answered without an ETag, so its bytes may be of another version", where)
     match = _CONTENT_RANGE.fullmatch(content_range or "")
     if match is None:
-        whole = status == 200 and first == 0 and part.end == part.object.size
-        if not (whole and content_length == part.object.size):
+        whole = status == 200 and first == 0 and end == ref.size
+        if not (whole and content_length == ref.size):
             raise BadAnswer(f"answered {status} with Content-Range {content_range!r} to a ranged GET", where)
         return
     begin, last, size = map(int, match.groups())
-    if size != part.object.size:
-        raise SourceChanged(f"the object has {size} bytes now; {part.object.size} were listed", where)
-    if (begin, last + 1) != (first, part.end):
-        raise BadAnswer(f"sent bytes {begin}-{last}; asked for {first}-{part.end - 1}", where)
-    if content_length is not None and content_length != part.end - first:
-        raise BadAnswer(f"promises {content_length} bytes for a range of {part.end - first}", where)
+    if size != ref.size:
+        raise SourceChanged(f"the object has {size} bytes now; {ref.size} were listed", where)
+    if (begin, last + 1) != (first, end):
+        raise BadAnswer(f"sent bytes {begin}-{last}; asked for {first}-{end - 1}", where)
+    if content_length is not None and content_length != end - first:
+        raise BadAnswer(f"promises {content_length} bytes for a range of {end - first}", where)
+
+
+def check_version(asked: str | None, version: str | None, where: Where) -> None:
+    """Refuse an answer that is not of the version `asked` for. `version`: its `x-amz-version-id`.
+
+    S3 names the version in each answer to a request with `versionId`; a bucket that never had versions may
+    leave out `null`. Raises BadAnswer.
+    """
+    if asked is None or version == asked or (version is None and asked == "null"):
+        return
+    said = "says no version" if version is None else f"is of version {quoted(version)}"
+    raise BadAnswer(
+        f"the answer {said}, where version {asked} was asked for; the server ignores versionId", where
+    )

@@ -189,7 +189,7 @@ def answer(data: bytes) -> None:
 
 def right_range(head: Head) -> None:
     check_head(
-        Part(0, REF, 0, 100, 0), 0, WHERE, status=head.status, etag=head.headers.get("etag"),
+        REF, 0, 100, WHERE, status=head.status, etag=head.headers.get("etag"), version=None,
         content_range=head.headers.get("content-range"), content_length=head.content_length,
     )  # fmt: skip
 

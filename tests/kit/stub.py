@@ -162,6 +162,8 @@ class S3Stub:
                 "x-amz-request-id": f"REQ{len(self.seen)}",
             },
         )
+        if version:
+            answer.headers["x-amz-version-id"] = version
         if request.transport is None:
             return web.Response(status=400)  # the client has left already
         self._transports.add(request.transport)
@@ -193,6 +195,8 @@ class S3Stub:
             await self._together(f"head {name}")
             self.heads += 1
             headers = {"Content-Length": str(len(data)), "ETag": f'"{etag(data)}"'}
+            if version:
+                headers["x-amz-version-id"] = version
             if request.headers.get("x-amz-checksum-mode") == "ENABLED":
                 headers |= self.checksums.get(name, {})
             if queue := self.head_faults.get(name):

@@ -57,6 +57,16 @@ def test_no_credentials(stub, tmp_path, monkeypatch):
     assert "list train" not in found
 
 
+@pytest.mark.parametrize("told", ["", '"another"'])
+def test_an_endpoint_whose_etags_prove_nothing(stub, tmp_path, told):
+    """What the run would refuse, doctor refuses."""
+    fill(stub, [10], prefix="b/train/")
+    stub.script(*[heads(ETag=told)] * 100)
+    found, code = examined(stub, tmp_path, fails_=["ETag train"])
+    assert code == 5
+    assert "listed as" in found["ETag train"]["text"]
+
+
 def test_the_endpoint_is_down(stub, tmp_path):
     url, stub.url = stub.url, "http://127.0.0.1:1"
     found, code = examined(stub, tmp_path, fails_=["list train"])

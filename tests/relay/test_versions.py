@@ -1,0 +1,150 @@
+"""Bytes of another version than the one listed or asked for: refused by name, over all transports."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from streamer.errors import BadAnswer, SourceChanged, SourceError
+from streamer.plan import ObjectRef, Plan, S3Uri
+from streamer.relay.retry import RetryPolicy
+from streamer.source.heads import open_heads
+from streamer.source.integrity import Sums
+from streamer.source.listing import plan_prefix
+from streamer.source.manifests import plan_augmented
+from tests.kit.harness import clients_of
+from tests.kit.pipes import eventually, off_loop, read_all
+from tests.kit.raw import Request, answer, listing, raw_server
+
+pytestmark = [pytest.mark.usefixtures("no_leaks", "no_blocking", "credentials")]
+
+OLD, NEW = b"old!" * 1000, b"new!" * 1000
+SOON = RetryPolicy(give_up_after=0.2, first_wait=0.001, longest_wait=0.01)
+
+
+def server_of(data: bytes = NEW, **headers: str):
+    """Sends this object for any key, under these headers; If-Match and versionId are ignored."""
+
+    def reply(request: Request) -> bytes:
+        if request.span is None:
+            body = b"" if request.method == "HEAD" else data
+            return answer(200, body, Content_Length=str(len(data)), **headers)
+        start, end = request.span
+        return answer(206, data[start:end], Content_Range=f"bytes {start}-{end - 1}/{len(data)}", **headers)
+
+    return raw_server(reply)
+
+
+async def outcome(run, server, tmp_path, ref: ObjectRef) -> tuple[bytes, SourceError | None]:
+    """What is streamed of the object, and how that fails."""
+
+    async def plan(_):
+        return Plan.of([ref])
+
+    async with run(server, tmp_path, policy=SOON, make_plan=plan, connections=1, part_size=1000) as running:
+        reading = asyncio.create_task(off_loop(read_all, running.fifo(0)))
+        await eventually(lambda: running.channel.error or reading.done())
+        if running.channel.error is None:
+            return await reading, None
+        running.channel.drain()  # which ends what the reader waits for
+        await running.task
+        return await reading, running.channel.error
+
+
+@pytest.mark.parametrize(
+    ("version", "headers", "words"),
+    [
+        (None, {}, "without an ETag"),
+        (None, {"x_amz_version_id": "v9"}, "without an ETag"),
+        (None, {"ETag": '""'}, "replaced"),
+        ("v1", {"ETag": '"e"'}, "says no version"),
+        ("v1", {"ETag": '"e"', "x_amz_version_id": "v9"}, "is of version v9"),
+        ("null", {"ETag": '"e"', "x_amz_version_id": "v9"}, "is of version v9"),
+        ("null", {}, "without an ETag"),
+    ],
+)
+async def test_a_body_without_proof_of_its_version_is_refused(run, tmp_path, version, headers, words):
+    with server_of(**headers) as server:
+        got, error = await outcome(run, server, tmp_path, ObjectRef("b", "k", len(NEW), "e", version))
+    assert not got
+    assert words in str(error)
+    assert "s3://b/k" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("version", "headers"),
+    [("v1", {"x_amz_version_id": "v1"}), ("null", {"ETag": '"e"'}), (None, {"ETag": 'W/"e"'})],
+)
+async def test_any_proof_will_do(run, tmp_path, version, headers):
+    with server_of(**headers) as server:
+        got, error = await outcome(run, server, tmp_path, ObjectRef("b", "k", len(NEW), "e", version))
+    assert error is None
+    assert got == NEW
+
+
+@pytest.mark.parametrize("portable", [True, False], ids=["portable", "own"])
+@pytest.mark.parametrize(
+    ("headers", "words"),
+    [
+        ({"ETag": '"e"'}, "says no version"),
+        ({"ETag": '"e"', "x_amz_version_id": "v9"}, "is of version v9"),
+        ({"ETag": '""', "x_amz_version_id": "v1"}, "without Content-Length or ETag"),
+        ({"ETag": '"e\u00e9"', "x_amz_version_id": "v1"}, "without Content-Length or ETag"),
+        ({"ETag": '"e e"', "x_amz_version_id": "v1"}, "without Content-Length or ETag"),
+    ],
+)
+async def test_a_head_without_proof_of_its_version_is_refused(portable, headers, words):
+    with server_of(**headers) as server:
+        async with (
+            clients_of(server) as clients,
+            open_heads(clients, give_up_after=1, portable=portable) as heads,
+        ):
+            with pytest.raises(BadAnswer, match=words):
+                await heads.find("b", "k", "v1")
+
+
+async def test_a_checksum_is_of_the_version_asked_for():
+    with server_of(ETag='"e"', x_amz_version_id="v9") as server:
+        async with clients_of(server) as clients:
+            with pytest.raises(BadAnswer, match="is of version v9"):
+                await Sums(clients.control, None).of(ObjectRef("b", "k", 9, "e", "v1"), attempt=1)
+
+
+LINES = b'{"a": "one"}\n{"a": "two"}\n'
+
+
+@pytest.mark.parametrize(
+    ("second", "error", "words"),
+    [
+        (answer(206, LINES[14:], Content_Range="bytes 14-27/28"), BadAnswer, "without an ETag"),
+        (answer(206, LINES[14:], Content_Range="bytes 14-27/28", ETag='"f"'), SourceChanged, "replaced"),
+        (answer(206, LINES[14:], Content_Range="bytes 14-27/29", ETag='"e"'), SourceChanged, "29 bytes now"),
+        (answer(200, LINES, ETag='"e"'), BadAnswer, "Content-Range"),
+    ],
+)  # fmt: skip
+async def test_the_rest_of_a_manifest_is_of_the_same_version(second, error, words):
+    """The first response breaks off after a line."""
+    replies = [answer(200, LINES, ETag='"e"')[:-14], second]
+    with raw_server(lambda _: replies.pop(0)) as server:
+        async with clients_of(server) as clients:
+            with pytest.raises(error, match=words):
+                await plan_augmented(clients.control, S3Uri("b", "m"), ["a"])
+
+
+async def test_a_piece_of_a_manifest_is_not_taken_for_all_of_it():
+    with raw_server(lambda _: answer(206, LINES[:13], Content_Range="bytes 0-12/26", ETag='"e"')) as server:
+        async with clients_of(server) as clients:
+            with pytest.raises(BadAnswer, match="answered 206"):
+                await plan_augmented(clients.control, S3Uri("b", "m"), ["a"])
+
+
+@pytest.mark.parametrize("etag", ["", "e e", "e\u00e9", "e&#13;&#10;X-Evil: 1"])
+async def test_an_etag_that_proves_nothing_makes_no_plan(etag):
+    """A line end in it would begin another header of our requests."""
+    _, _, page = listing(("data/a", 1, "!")).partition(b"\r\n\r\n")
+    page = page.replace(b"quot;!&", f"quot;{etag}&".encode())
+    with raw_server(lambda _: answer(200, page)) as server:
+        async with clients_of(server) as clients:
+            with pytest.raises(BadAnswer, match="for an ETag"):
+                await plan_prefix(clients.control, S3Uri("b", "data/"))
