@@ -354,11 +354,12 @@ async def accept_no_more(sockets: Iterable[socket.socket]) -> None:
 
 
 class StubThread:
-    """Runs an S3Stub from `start` to `stop`; over TLS if given a context."""
+    """Runs an S3Stub on an address of this machine from `start` to `stop`; over TLS if given a context."""
 
-    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None, *, host: str = "127.0.0.1") -> None:
         self.stub = S3Stub()
         self._tls = tls
+        self._host = host
         self._ready = threading.Event()
         self._stop: asyncio.Event | None = None
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name=THREAD)
@@ -384,10 +385,10 @@ class StubThread:
         )
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await runner.setup()
-        listening = socket.create_server(("127.0.0.1", 0))
+        listening = socket.create_server((self._host, 0))
         await web.SockSite(runner, listening, ssl_context=self._tls).start()
         scheme, port = "https" if self._tls else "http", listening.getsockname()[1]
-        self.stub.url = f"{scheme}://127.0.0.1:{port}"
+        self.stub.url = f"{scheme}://{self._host}:{port}"
         self._ready.set()
         await self._stop.wait()
         self.stub.released.set()
