@@ -178,8 +178,18 @@ def cat(
 ) -> None:
     """Stream objects to standard output: the URIs in the order given, a prefix in key order.
 
-    An exact key is that object; anything else is a prefix.
+    An exact key is that object; anything else is a prefix. If standard output is a pipe, Penstock's readers
+    raise an error at its end unless this command has succeeded.
     """
+    from streamer.trailer import mark_pipe
+
+    promised = True
+    try:
+        mark_pipe(1, "promised")  # first of all: whatever fails from here on is no end of the stream
+    except PermissionError:
+        promised = False
+        click.echo("standard output is a pipe of another user: its readers get no proof of its end", err=True)
+
     from pydantic import ValidationError
 
     from sidecar import commands
@@ -216,6 +226,7 @@ def cat(
             [parse_s3_uri(uri) for uri in uris],
             endpoint=checked.resolved(),
             options=options,
+            promised=promised,
             report=lambda line: None if quiet else click.echo(line, err=True),
         )
     )

@@ -34,6 +34,7 @@ from streamer.relay.transport import Wish, open_transport
 from streamer.sink.outlet import FileOutlet, PipeOutlet
 from streamer.source.listing import plan_uris
 from streamer.source.session import Endpoint, open_clients
+from streamer.trailer import mark_pipe
 from streamer.units import human_bytes
 
 if TYPE_CHECKING:
@@ -240,9 +241,17 @@ class CatOptions:
 
 
 async def cat(
-    uris: list[S3Uri], *, endpoint: Endpoint, options: CatOptions, report: Callable[[str], None]
+    uris: list[S3Uri],
+    *,
+    endpoint: Endpoint,
+    options: CatOptions,
+    promised: bool,
+    report: Callable[[str], None],
 ) -> int:
-    """Stream the URIs to standard output; `report` gets one closing line."""
+    """Stream the URIs to standard output; `report` gets one closing line.
+
+    `promised`: standard output is marked as a stream whose end will be marked, too (`streamer.trailer`).
+    """
     async with open_clients(endpoint, connections=options.connections or MOST_LANES) as clients:
         plan = await plan_uris(clients.control, uris, Arrangement(join=options.join))
         tally, started, cpu = Tally(), time.monotonic(), time.process_time()
@@ -269,6 +278,8 @@ async def cat(
                 )
         except ReaderGone:
             return Exit.READER_GONE
+    if promised:
+        mark_pipe(1, "complete")
     seconds = time.monotonic() - started
     total = plan.total_bytes(0)
     cpu_per_gb = (time.process_time() - cpu) / max(total, 1) * 1e9

@@ -207,9 +207,14 @@ Mark = Literal["none", "promised", "complete"]
 
 
 def mark_pipe(fd: int, mark: Literal["promised", "complete"]) -> None:
-    """Mark the pipe that `fd` is an end of. Raises PermissionError for a pipe that another user made."""
-    mode = stat.S_IMODE(os.fstat(fd).st_mode) & ~stat.S_IXUSR | stat.S_ISVTX
-    os.fchmod(fd, mode | stat.S_IXUSR if mark == "complete" else mode)
+    """Mark the pipe that `fd` is an end of; whatever else it is stays as it is.
+
+    Raises PermissionError for a pipe that another user made.
+    """
+    found = os.fstat(fd).st_mode
+    if stat.S_ISFIFO(found):
+        mode = stat.S_IMODE(found) & ~stat.S_IXUSR | stat.S_ISVTX
+        os.fchmod(fd, mode | stat.S_IXUSR if mark == "complete" else mode)
 
 
 def mark_of(fd: int) -> Mark:

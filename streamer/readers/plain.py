@@ -204,7 +204,11 @@ def next_stream(
 
 
 def source_stream(
-    path: str | os.PathLike[str], *, timeout: float = TIMEOUT, patience: float | None = None
+    path: str | os.PathLike[str],
+    *,
+    timeout: float = TIMEOUT,
+    patience: float | None = None,
+    proof: bool = False,
 ) -> Callable[[], PipeStream]:
     """Streams of one path, one after the other: a FIFO, a regular file, or /dev/stdin, which gives one.
 
@@ -220,7 +224,7 @@ def source_stream(
                 "standard input was read already, and can be read once: use a channel for epochs"
             )
         used = True
-        return PipeStream(path, timeout=timeout, patience=patience)
+        return PipeStream(path, timeout=timeout, patience=patience, proof=proof)
 
     return following
 

@@ -70,8 +70,9 @@ class Proof:
             self._identity = None
         elif self._identity is None:
             with contextlib.suppress(OSError):
-                path = os.readlink(f"/proc/self/fd/{fd}").removesuffix(_DELETED)
-                self.directory, self.base, self._identity = _located(path)
+                place = _located(os.readlink(f"/proc/self/fd/{fd}").removesuffix(_DELETED))
+                if place[2] is not None:
+                    self.directory, self.base, self._identity = place
         self.look()
 
     @property

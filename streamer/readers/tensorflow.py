@@ -157,18 +157,20 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
         batch_size: int | None = None,
         drop_remainder: bool = False,
         timeout: float = TIMEOUT,
+        proof: bool = False,
     ) -> PipeModeDataset:
         """The records of a FIFO, a regular file or /dev/stdin; every iterator reads the path anew.
 
         No channel and no state file are needed. Standard input can be read once; a second iterator
-        raises. A trailer beside a FIFO is proof, as ever; a file and standard input have none.
+        raises. A sidecar's FIFO and a pipe from `penstock cat` have a proof of their end, and an end without
+        it raises `tf.errors.DataLossError`. With `proof` so does the end of whatever else there is.
         """
         made: PipeModeDataset = cls.__new__(cls)
         made.channel = None
         made.pipe_dir = made.config_dir = made.state_dir = None
         made._prepare(
             record_format,
-            source_stream(path, timeout=timeout, patience=PATIENCE_S),
+            source_stream(path, timeout=timeout, patience=PATIENCE_S, proof=proof),
             max_corrupted_records_to_skip=max_corrupted_records_to_skip,
             batch_size=batch_size,
             drop_remainder=drop_remainder,

@@ -245,3 +245,31 @@ def test_what_is_no_trailer_proves_nothing(feeder, bad, when):
             assert stream.read(len(DATA)) == DATA
             spoil()
         stream.read(1)
+
+
+@pytest.mark.parametrize("source", ["a file", "a foreign FIFO", "a pipe"])
+def test_where_proof_is_asked_for_an_end_without_it_is_an_error(feeder, tmp_path, source):
+    """And is none where nobody asks, for then nobody has promised one."""
+    for proof in (False, True):
+        name = path(0)
+        if source == "a file":
+            name = tmp_path / "file"
+            name.write_bytes(DATA)
+        elif source == "a foreign FIFO":
+            feeder.feed(0, DATA, proof=False)
+        else:
+            near, far = os.pipe()
+            os.write(far, DATA)
+            os.close(far)
+            name = f"/dev/fd/{near}"
+            other = os.open(name, os.O_WRONLY)  # a pipe without a writer looks like one that has had none yet
+        with PipeStream(name, proof=proof) as stream:
+            stream.open()
+            if source == "a pipe":
+                os.close(other)
+                os.close(near)
+            if not proof:
+                assert stream.readall() == DATA
+                continue
+            with pytest.raises(TruncatedStream, match="and nothing proves that this is the end"):
+                stream.readall()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -14,7 +15,7 @@ import pytest
 from streamer.trailer import read_trailer
 from tests.kit.harness import MORE_THAN_A_FIFO, fill
 from tests.kit.pipes import read_all
-from tests.kit.processes import job, sidecar, write_job
+from tests.kit.processes import PENSTOCK, job, sidecar, write_job
 
 READER = """
 import hashlib, os, signal, sys
@@ -159,6 +160,83 @@ def test_a_reader_is_told_though_another_sidecar_has_come_already(stub, tmp_path
     assert said == "100000\n"
     told = "is written by another sidecar than it was begun by" if epoch == 0 else "its trailer is gone"
     assert told in errors
+
+
+PIPED = {
+    "stream": """
+import os, signal
+from streamer.readers import PipeStream
+with PipeStream("/dev/stdin") as stream:
+    first = stream.read(1000)
+    if STOPS:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    print(len(first) + len(stream.readall()))
+""",
+    "tensorflow": """
+import os, signal
+from streamer.readers.tensorflow import PipeModeDataset
+records = PipeModeDataset.from_path("/dev/stdin", "TextLine", proof=True).as_numpy_iterator()
+first = next(records)
+if STOPS:
+    os.kill(os.getpid(), signal.SIGSTOP)
+print(len(first) + 1 + sum(len(record) + 1 for record in records))
+""",
+}
+"""Readers of standard input, which stop themselves behind the first record if told to."""
+
+
+@contextlib.contextmanager
+def piped(stub, how, *uris, stops=False):
+    """`penstock cat URI... | python`; both processes."""
+    read, write = os.pipe()
+    with contextlib.ExitStack() as stack:
+        program = PIPED[how].replace("STOPS", str(stops))
+        reads = stack.enter_context(
+            subprocess.Popen(
+                [sys.executable, "-c", program],
+                stdin=read,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+        command = [*PENSTOCK, "cat", "--endpoint-url", stub.url, "--path-style", "-q", *uris]
+        cats = stack.enter_context(subprocess.Popen(command, stdout=write, stderr=subprocess.PIPE))
+        stack.callback(reads.kill)
+        stack.callback(cats.kill)
+        os.close(read)
+        os.close(write)
+        yield cats, reads
+
+
+def test_a_pipe_from_cat_ends_where_the_objects_end(stub):
+    lines = b"".join(b"line %d\n" % number for number in range(30_000))
+    stub.objects["b/lines"] = lines
+    with piped(stub, "stream", "s3://b/lines") as (cats, reads):
+        said, errors = reads.communicate(timeout=90)
+        assert (cats.wait(20), said) == (0, f"{len(lines)}\n"), errors
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("how", list(PIPED))
+def test_a_pipe_from_a_cat_that_is_killed_has_no_end(stub, how):
+    """The pipe ends at a line's end, as every page of it does."""
+    stub.objects["b/lines"] = (b"x" * 4095 + b"\n") * (MORE_THAN_A_FIFO // 4096)
+    with piped(stub, how, "s3://b/lines", stops=True) as (cats, reads):
+        stopped(reads)
+        cats.kill()
+        cats.wait()
+        reads.send_signal(signal.SIGCONT)
+        said, errors = reads.communicate(timeout=90)
+        assert said == ""
+        assert "and its writer promised more" in errors
+
+
+def test_a_pipe_from_a_cat_that_finds_nothing_has_no_end(stub):
+    with piped(stub, "stream", "s3://b/nothing") as (cats, reads):
+        said, errors = reads.communicate(timeout=90)
+        assert (cats.wait(20) != 0, said) == (True, "")
+        assert "stdin ended after 0 bytes, and its writer promised more" in errors
 
 
 def test_two_readers_of_one_fifo_are_both_told(stub, tmp_path):
