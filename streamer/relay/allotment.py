@@ -32,12 +32,22 @@ if TYPE_CHECKING:
 class Allotment:
     """`budget` bytes of room, and the lanes that `pace` allows, for `members` channels."""
 
-    def __init__(self, budget: int, pace: Pace, *, members: int = 1, hedging: Hedging | None = None) -> None:
+    def __init__(
+        self,
+        budget: int,
+        pace: Pace,
+        *,
+        members: int = 1,
+        hedging: Hedging | None = None,
+        unit: int = 1,
+    ) -> None:
+        """`unit`: bytes of the buffers that parts are read into; a part takes whole ones."""
         if budget <= 0 or members <= 0:
             raise ValueError("an allotment needs a budget and a member")
         self.pace = pace
         self.hedging = hedging or Hedging(0)
         self.members = members
+        self._unit = unit
         self.bandwidth = Bandwidth()
         """Of all channels together."""
         self.active = 0
@@ -66,7 +76,8 @@ class Allotment:
     @property
     def least_budget(self) -> int:
         """Bytes below which a part that is already cut might fit no more."""
-        return self.pace.largest_part * (1 if self.members == 1 else 2 * self.members)
+        largest = -(-self.pace.largest_part // self._unit) * self._unit
+        return largest * (1 if self.members == 1 else 2 * self.members)
 
     def change_budget(self, budget: int) -> None:
         """Another budget from now on. Raises ValueError if it is below `least_budget`."""

@@ -15,7 +15,7 @@ from typing import Literal
 from streamer.errors import ConfigError, SinkError
 from streamer.relay.allotment import Allotment
 from streamer.relay.hedge import Hedging
-from streamer.relay.memory import BufferPool, MemoryStages
+from streamer.relay.memory import BUFFER_SIZE, BufferPool, MemoryStages
 from streamer.relay.pace import LARGEST_PART, MOST_LANES, WORTH, Pace
 from streamer.relay.pipes import PIPE_SIZE, PipePool, PipeStages, pipe_allowance
 from streamer.relay.stages import Stages
@@ -130,7 +130,7 @@ async def open_transport(
         else:
             # One thread reads all: begin with few, let need decide, and do not take a chance gain for need.
             pace = lanes.pace(max(8, channels), absorbed, largest_part=absorbed, worth=0.4)
-            allotment = Allotment(budget, pace, members=channels, hedging=hedging)
+            allotment = Allotment(budget, pace, members=channels, hedging=hedging, unit=BUFFER_SIZE)
             yield Transport(
                 source,
                 no_splice or "asked for",

@@ -6,8 +6,11 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from streamer.plan import ObjectRef, Part
 from streamer.relay.allotment import Allotment
+from streamer.relay.memory import BUFFER_SIZE, BufferPool, MemoryStages
 from streamer.relay.pace import Pace
+from streamer.units import KIB, MIB
 
 BUDGET, LANES = 100, 8
 
@@ -191,6 +194,16 @@ def test_a_budget_that_changes():
     assert whole.least_budget == 4
     with pytest.raises(ValueError, match="at least 4 bytes"):
         whole.change_budget(3)
+
+
+def test_the_least_budget_holds_a_part_in_whole_buffers():
+    """Lowered to it, a part of 64 KiB could never be admitted, and the channel ended with ValueError."""
+    pace = Pace(1, 64 * KIB, fixed_part=True)
+    whole = Allotment(8 * MIB, pace, members=2, unit=BUFFER_SIZE)
+    stages = MemoryStages(whole.share(), BufferPool())
+    whole.change_budget(whole.least_budget)
+    ref = ObjectRef("b", "k", 64 * KIB, "e")
+    assert stages.share.fits(stages.room(Part(0, ref, 0, 64 * KIB, 0)))
 
 
 def test_lanes_that_change():
