@@ -1,0 +1,429 @@
+"""One seed: channels of the product on a loop in virtual time, their readers, and the judgement."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import gzip
+import os
+import random
+import tempfile
+import warnings
+from collections import Counter
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import stamina.instrumentation
+
+from streamer.errors import ChannelError, StreamError
+from streamer.formats import recordio
+from streamer.plan import Arrangement, ObjectRef, Plan
+from streamer.readers.stream import PipeStream
+from streamer.relay.allotment import Allotment
+from streamer.relay.changes import Changes
+from streamer.relay.channel import Channel
+from streamer.relay.hedge import Hedging
+from streamer.relay.memory import BUFFER_SIZE, BufferPool, MemoryStages
+from streamer.relay.pace import Pace
+from streamer.relay.pipes import PIPE_SIZE, PipePool, PipeStages
+from streamer.relay.retry import RetryPolicy
+from streamer.source.client import OwnSource
+from streamer.source.heads import OwnHeads
+from streamer.source.session import Clients, Reading
+from streamer.source.signing import RangeSigner
+from streamer.trailer import Trailer
+from tests.kit.virtual import Hang, ScheduledLoop, virtual
+from tests.schedules.server import Server, etag
+from tests.schedules.trial import BUCKET, LASTING, ChannelTrial, SeedTrial
+
+POLICY = RetryPolicy(give_up_after=300, first_wait=0.01, longest_wait=0.5, longest_retry_after=2)
+STALL_TIMEOUT = 2.0
+LONGEST = 2000.0
+"""Virtual seconds after which a run counts as hung."""
+SHARED_MEMORY = "/dev/shm"
+
+
+class Broken(Exception):
+    """A promise was not kept."""
+
+
+@dataclass
+class Found:
+    """What one run, or many, have come to."""
+
+    runs: int = 0
+    bytes: int = 0
+    steps: int = 0
+    epochs: Counter[str] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
+    hedges: Counter[str] = field(default_factory=Counter)
+    retries: Counter[str] = field(default_factory=Counter)
+    trace: str = ""
+
+    def __add__(self, other: Found) -> Found:
+        pairs = {name: getattr(self, name) + getattr(other, name) for name in vars(self) if name != "trace"}
+        return Found(**pairs)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.runs} runs, {self.bytes / 1e6:.0f} MB checked, {self.steps} turns of the loop, epochs "
+            f"{dict(self.epochs)}, faults {dict(self.faults)}, retries {dict(self.retries)}, "
+            f"hedges {dict(self.hedges)}"
+        )
+
+
+@dataclass
+class Got:
+    """What a reader got of one epoch."""
+
+    epoch: int
+    data: bytearray = field(default_factory=bytearray)
+    end: str = "left"
+    """How it ended: whole, left or error."""
+    error: str = ""
+
+
+class _Fallback:
+    """In the place of aiobotocore's transport: no answer of this server is for it."""
+
+    name = "none"
+
+    async def fetch(self, into: Any, *, attempt: int) -> None:
+        raise Broken(f"{into.part} was handed to another transport, attempt {attempt}")
+
+
+class _Client:
+    """What the product asks of aiobotocore's client: where the endpoint is."""
+
+    meta = SimpleNamespace(
+        region_name="us-east-1",
+        endpoint_url="http://s3.test:9000",
+        config=SimpleNamespace(signature_version="s3v4"),
+    )
+
+    async def generate_presigned_url(self, _name: str, *, Params: dict[str, str], ExpiresIn: int) -> str:  # noqa: N803
+        del ExpiresIn
+        return f"http://s3.test:9000/{Params['Bucket']}/{Params['Key']}"
+
+
+class SeedRun:
+    """One run in `directory`."""
+
+    def __init__(self, trial: SeedTrial, loop: ScheduledLoop, directory: str) -> None:
+        self.found = Found(runs=1)
+        self.broken: list[str] = []
+        self._trial = trial
+        self._loop = loop
+        self._directory = directory
+        self._server = Server(trial, loop)
+        loop.connect = self._server.connect
+        self._verdicts: dict[str, list[Trailer]] = {each.name: [] for each in trial.channels}
+        self._got: dict[str, list[Got]] = {each.name: [] for each in trial.channels}
+        self._stopped: set[str] = set()
+        """What an operator has done."""
+        self._plans: dict[str, Plan] = {}
+
+    async def run(self) -> None:
+        trial = self._trial
+        client = _Client()
+        source = OwnSource(
+            RangeSigner(client, None, anonymous=True, reading=Reading()),
+            _Fallback(),  # type: ignore[arg-type]
+            splice=trial.splice,
+            stall_timeout=STALL_TIMEOUT,
+        )
+        clients = Clients(client, client, None, True, Reading(), None, STALL_TIMEOUT)
+        heads = OwnHeads(clients, give_up_after=60)
+        pace = Pace(
+            trial.connections,
+            trial.part_size,
+            fixed_lanes=not trial.adaptive,
+            fixed_part=True,
+            most_lanes=16,
+        )
+        allotment = Allotment(
+            trial.budget,
+            pace,
+            members=len(trial.channels),
+            hedging=Hedging(trial.hedge),
+            unit=1 if trial.splice else BUFFER_SIZE,
+        )
+        pipes, buffers = PipePool(64 * PIPE_SIZE, most=64), BufferPool()
+        channels: list[Channel] = []
+        for each in trial.channels:
+            share = allotment.share()
+            stages = PipeStages(share, pipes) if trial.splice else MemoryStages(share, buffers)
+            channels.append(self._channel(each, source, stages, heads))
+        tasks: list[asyncio.Task[None]] = []
+        try:
+            async with asyncio.timeout(LONGEST):
+                for channel in channels:
+                    channel.prepare()
+                    tasks.append(self._loop.create_task(channel.run(), name=channel.name))
+                others = [self._loop.create_task(self._change())]
+                others += [
+                    self._loop.create_task(self._act(when, what, channels, tasks, allotment))
+                    for when, what in trial.actions
+                ]
+                readers = [self._loop.create_task(self._read(each)) for each in trial.channels]
+                await asyncio.gather(*readers, *others)
+                for channel in channels:
+                    channel.drain()
+                await asyncio.wait(tasks)
+        except TimeoutError:
+            now = [str(channel.statistics()) for channel in channels]
+            raise Broken(f"hangs: readers have {self._got}; {now}") from None
+        for channel, task in zip(channels, tasks, strict=True):
+            if not task.cancelled() and task.exception() is not None:
+                raise Broken(f"{channel.name} ended with what no channel may raise") from task.exception()
+            self._check(channel, allotment)
+            channel.close()
+        source.close()
+        heads.close()
+        await self._server.close()
+        pipes.close()
+        await asyncio.sleep(100)  # threads of a loop return, and sockets that are closed are told
+        self.found.faults += self._server.struck
+
+    def _channel(self, each: ChannelTrial, source: Any, stages: Any, heads: OwnHeads) -> Channel:
+        refs = [ObjectRef(BUCKET, key, len(data), etag(data)) for key, data in each.objects.items()]
+        plan = Plan.of(refs, Arrangement(wrap=each.wrap, seed=each.shuffle, inflate=each.inflate))
+        self._plans[each.name] = plan
+        return Channel(
+            each.name,
+            plan,
+            source,
+            stages,
+            directory=self._directory,
+            policy=POLICY,
+            on_verdict=self._verdicts[each.name].append,
+            changes=Changes(each.policy, heads.find),
+            when_failed=each.when_failed,
+            framing="RecordIO" if each.when_failed == "poison" else None,
+        )
+
+    async def _change(self) -> None:
+        if self._trial.changed is not None:
+            key, when, now = self._trial.changed
+            await asyncio.sleep(when)
+            if now is None:
+                del self._server.objects[key]
+            else:
+                self._server.objects[key] = now
+            self.found.faults["changed"] += 1
+
+    async def _act(
+        self,
+        when: float,
+        what: str,
+        channels: list[Channel],
+        tasks: list[asyncio.Task[None]],
+        allotment: Allotment,
+    ) -> None:
+        await asyncio.sleep(when)
+        self.found.faults[what] += 1
+        match what:
+            case "drain":
+                self._stopped.add(what)
+                for channel in channels:
+                    channel.drain()
+            case "cancel":
+                self._stopped.add(what)
+                for task in tasks:
+                    task.cancel()
+            case "lanes":
+                allotment.change_lanes(1)
+            case "budget":
+                allotment.change_budget(max(allotment.least_budget, self._trial.budget // 2))
+            case "bandwidth":
+                allotment.bandwidth.change(50_000, self._loop.now)
+            case _:
+                allotment.bandwidth.change(None, self._loop.now)
+
+    # The reader
+
+    async def _read(self, each: ChannelTrial) -> None:
+        dice = random.Random(f"{self._trial.seed} reader {each.name}")
+        total = sum(map(len, each.objects.values()))
+        for epoch in range(each.epochs):
+            leaves = dice.random() < each.leaves
+            most = 1 + dice.randrange(1 + total) if leaves else None
+            got = Got(epoch)
+            self._got[each.name].append(got)
+            await asyncio.sleep(dice.choice([0.0, dice.expovariate(10), dice.expovariate(1)]))
+            step = dice.choice([100, 5000, 1 << 16, 1 << 20])
+            await self._read_epoch(each, got, dice, most=most, step=step)
+            if got.end == "error":
+                return
+
+    async def _read_epoch(
+        self, each: ChannelTrial, got: Got, dice: random.Random, *, most: int | None, step: int
+    ) -> None:
+        path = f"{self._directory}/{each.name}_{got.epoch}"
+        try:
+            with PipeStream(path, timeout=300, patience=0.0) as stream:
+                wait = 0.001
+                while not stream.open(0):
+                    await asyncio.sleep(wait)
+                    wait = min(1.0, 2 * wait)
+                self._loop.try_to_open()
+                wait = 0.001
+                while most is None or len(got.data) < most:
+                    data = stream.read(step)
+                    if data is None:
+                        await asyncio.sleep(wait)
+                        wait = min(1.0, 2 * wait)
+                        continue
+                    if not data:
+                        got.end = "whole"
+                        return
+                    wait = 0.001
+                    got.data += data
+                    if each.pause and dice.random() < 0.3:
+                        await asyncio.sleep(dice.expovariate(1 / each.pause))
+                    else:
+                        await asyncio.sleep(0)
+                if dice.random() < 0.5:
+                    await asyncio.sleep(dice.expovariate(20))
+        except (StreamError, ChannelError) as error:
+            got.end, got.error = "error", str(error)
+
+    # The judgement
+
+    def _check(self, channel: Channel, allotment: Allotment) -> None:
+        each = next(one for one in self._trial.channels if one.name == channel.name)
+        now, verdicts, name = channel.statistics(), self._verdicts[channel.name], channel.name
+        if now.staged_bytes or now.inflight or allotment.active:
+            raise Broken(f"{name} holds {now.staged_bytes} bytes and {now.inflight} lanes at its end")
+        if dict(Counter(each.verdict for each in verdicts)) != now.epochs:
+            raise Broken(f"{name} counts {now.epochs} and told {verdicts}")
+        if [each.epoch for each in verdicts] != sorted({each.epoch for each in verdicts}):
+            raise Broken(f"{name} told epochs out of order, or twice: {verdicts}")
+        if now.written_bytes != sum(trailer.bytes_delivered for trailer in verdicts):
+            raise Broken(f"{name} wrote {now.written_bytes} bytes, by its trailers {verdicts}")
+        if now.error is not None:
+            self._blame(each, now.error)
+        for got in self._got[name]:
+            self.found.bytes += len(got.data)
+            self.found.epochs[got.end] += 1
+            self._judge(each, got, now.error, {trailer.epoch: trailer for trailer in verdicts})
+        self.found.retries.update(now.retries)
+        self.found.hedges.update(now.hedges)
+
+    def _judge(self, each: ChannelTrial, got: Got, error: str | None, verdicts: dict[int, Trailer]) -> None:
+        name, trailer = f"{each.name}_{got.epoch}", verdicts.get(got.epoch)
+        whole = got.end == "whole"
+        if not self._right(each, got.epoch, bytes(got.data), whole=whole):
+            raise Broken(f"{name}: {len(got.data)} bytes ({got.end}) are not the truth")
+        if whole and (trailer is None or trailer.verdict != "complete"):
+            raise Broken(f"{name} is whole for its reader, and the channel says {trailer}")
+        if whole and trailer and trailer.bytes_delivered != len(got.data):
+            raise Broken(f"{name} has {len(got.data)} bytes for its reader, and the channel says {trailer}")
+        if got.end == "error" and error is None and not self._stopped:
+            raise Broken(f"{name} failed for its reader alone: {got.error}")
+        if got.end == "error" and error is not None and "nobody opened" in got.error and not self._stopped:
+            raise Broken(f"{name}: the reader was not told why: {got.error}; the channel: {error}")
+
+    def _blame(self, each: ChannelTrial, error: str) -> None:
+        lasting = self._trial.lasting.items()
+        texts = [text for key, status in lasting if key in each.objects for text in LASTING[status]]
+        if self._trial.changed is not None and self._trial.changed[0] in each.objects:
+            texts += ["was replaced", "is gone", "no such object", "cannot be inflated", "bytes now"]
+        if not any(text in error for text in texts):
+            raise Broken(f"{each.name} failed for no reason that it was given: {error}")
+
+    def _versions(self, each: ChannelTrial, key: str) -> list[bytes]:
+        """What may come of an object, as it is streamed."""
+        found = [each.objects[key]]
+        if self._trial.changed is not None and self._trial.changed[0] == key and each.policy != "fail":
+            now = self._trial.changed[2]
+            if each.policy == "skip":
+                found.append(b"")
+            elif now is not None:
+                found.append(now)
+        lasting = self._trial.lasting.get(key)
+        if lasting in (404, 412) and each.policy == "skip":
+            found = [b""]
+        if each.inflate:
+            found = [gzip.decompress(data) if data else b"" for data in found]
+        return [recordio.encode(data) for data in found] if each.wrap else found
+
+    def _right(self, each: ChannelTrial, epoch: int, data: bytes, *, whole: bool) -> bool:
+        """Whether `data` is the objects in order, each as one of its versions, or the beginning of that."""
+        places = {0}
+        for ref in self._plans[each.name].refs(epoch):
+            after = set()
+            for version in self._versions(each, ref.key):
+                for at in places:
+                    rest = data[at : at + len(version)]
+                    if version.startswith(rest) and len(rest) < len(version) and not whole:
+                        return True  # ends within this one
+                    if rest == version:
+                        after.add(at + len(version))
+            places = after
+        return len(data) in places
+
+
+def run_seed(seed: int, *, lines: list[str] | None = None) -> Found:
+    """Run what `seed` stands for. Raises Broken, and what should never be raised."""
+    trial = SeedTrial.draw(seed)
+    before = set(os.listdir("/proc/self/fd"))
+    gc.disable()
+    try:
+        with (
+            tempfile.TemporaryDirectory(dir=SHARED_MEMORY, prefix="schedules-") as directory,
+            warnings.catch_warnings(),
+            virtual(seed) as loop,
+        ):
+            warnings.simplefilter("error")
+            loop.lines = lines
+            run = SeedRun(trial, loop, directory)
+            asyncio.set_event_loop(loop)
+            try:
+                loop.run_until_complete(run.run())
+            except Hang as error:
+                raise Broken(str(error)) from None
+            except BaseException:
+                _end_all(loop)
+                raise
+            finally:
+                asyncio.set_event_loop(None)
+            left = [task for task in asyncio.all_tasks(loop) if not task.done()]
+            if left:
+                raise Broken(f"tasks are left: {left}")
+            if loop.opening:
+                raise Broken(f"threads are left in open(2): {loop.opening}")
+            if loop.faults:
+                raise Broken(f"told to the exception handler: {loop.faults}")
+            names = [name for name in os.listdir(directory) if not name.startswith(".")]
+            if names:
+                raise Broken(f"left in the directory: {names}")
+            run.found.steps, run.found.trace = loop.steps, loop.trace
+    finally:
+        gc.enable()
+    gc.collect()
+    if left_open := set(os.listdir("/proc/self/fd")) - before:
+        found = {}
+        for fd in left_open:
+            with contextlib.suppress(FileNotFoundError):
+                found[fd] = os.readlink(f"/proc/self/fd/{fd}")
+        if found:
+            raise Broken(f"descriptors are left: {found}")
+    return run.found
+
+
+def _end_all(loop: ScheduledLoop) -> None:
+    """Cancel what is left after a broken promise, so that it does not complain later."""
+    for task in asyncio.all_tasks(loop):
+        task.cancel()
+    with contextlib.suppress(Hang):
+        loop.run_until_complete(asyncio.sleep(100))
+
+
+def prepare() -> None:
+    """What a process that runs seeds needs: no library that counts retries."""
+    stamina.instrumentation.set_on_retry_hooks([])
+    gc.collect()
+    gc.freeze()  # each seed collects what it has left

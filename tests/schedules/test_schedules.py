@@ -1,0 +1,118 @@
+"""The first seeds of the search, and that a seed is a run.
+
+More of them: `python -m tests.schedules`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import select
+import socket
+from typing import get_args
+
+import pytest
+
+from streamer.relay.allotment import Share
+from tests.kit.seeds import run_seeds
+from tests.kit.virtual import Hang, virtual
+from tests.schedules.run import Broken, Found, prepare, run_seed
+from tests.schedules.trial import FAULTS, Action, SeedTrial
+
+SEEDS = range(40)
+AGAIN = range(0, 40, 6)
+"""Seeds that a second process runs, with other hashes of strings and other addresses of objects."""
+
+
+@pytest.mark.timeout(180)
+def test_no_order_of_events_breaks_a_promise_and_a_seed_is_a_run():
+    outcomes = list(run_seeds(run_seed, SEEDS, limit=60, prepare=prepare))
+    assert {each.seed: each.broken for each in outcomes if each.broken} == {}
+    found = sum((each.found for each in outcomes), Found())
+    assert {"whole", "left", "error"} == {*found.epochs}
+    assert found.retries.total() > 20
+    assert found.hedges["won"] > 0
+    traces = {each.seed: each.found.trace for each in outcomes}
+    for each in run_seeds(run_seed, AGAIN, limit=60, prepare=prepare):
+        assert each.found.trace == traces[each.seed], f"seed {each.seed} is another run"
+
+
+def test_seeds_draw_every_fault_and_action():
+    """What no seed draws is not searched."""
+    drawn = [SeedTrial.draw(seed) for seed in range(400)]
+    assert {kind for trial in drawn for kind in trial.faults} == {*FAULTS}
+    actions = {what for trial in drawn for _, what in trial.actions}
+    assert actions == {*get_args(Action)}
+    assert {each.when_failed for trial in drawn for each in trial.channels} == {"hold", "close", "poison"}
+    assert {each.policy for trial in drawn for each in trial.channels} == {"fail", "refetch", "skip"}
+
+
+async def wake_order():
+    """The order in which two sockets that are ready together are told."""
+    loop = asyncio.get_running_loop()
+    told, done = [], loop.create_future()
+
+    def heard(name, sock):
+        told.append(name)
+        loop.remove_reader(sock.fileno())
+        if len(told) == 2:
+            done.set_result(None)
+
+    with contextlib.ExitStack() as stack:
+        for name in range(2):
+            ours, theirs = (stack.enter_context(end) for end in socket.socketpair())
+            theirs.send(b"x")
+            loop.add_reader(ours.fileno(), heard, name, ours)
+        await done
+    return tuple(told)
+
+
+def test_the_order_of_readiness_is_drawn_and_calls_stay_in_order():
+    orders = set()
+    for seed in range(20):
+        with virtual(seed) as loop:
+            orders.add(loop.run_until_complete(wake_order()))
+    assert orders == {(0, 1), (1, 0)}
+    with virtual(1) as loop:
+        called = []
+        for number in range(5):
+            loop.call_soon(called.append, number)
+        loop.run_until_complete(asyncio.sleep(1e6))  # and takes no time
+        assert called == [0, 1, 2, 3, 4]
+
+
+def test_a_low_water_mark_is_heeded_on_a_pair():
+    async def wait():
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            epoll = select.epoll()
+            ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 3)
+            epoll.register(ours.fileno(), select.EPOLLIN)
+            found = []
+            for _ in range(2):
+                theirs.send(b"ab")
+                found.append(epoll.poll(0))
+            epoll.close()
+            return found, ours.fileno()
+
+    with virtual(1) as loop:
+        found, _ = loop.run_until_complete(wait())
+    assert [len(each) for each in found] == [0, 1]
+
+
+def test_a_run_without_end_is_a_finding():
+    async def wait():
+        await asyncio.get_running_loop().create_future()
+
+    with virtual(1) as loop, pytest.raises(Hang, match="nothing is left to wait for"):
+        loop.run_until_complete(wait())
+
+
+def test_a_byte_of_room_that_is_not_given_back_is_a_finding(monkeypatch):
+    """The judge is judged: what holds breaks as soon as the product does."""
+    prepare()
+    run_seed(0)
+    give = Share.give
+    monkeypatch.setattr(Share, "give", lambda share, room: give(share, max(0, room - 1)))
+    with pytest.raises(Broken, match="at its end|hangs"):
+        run_seed(0)

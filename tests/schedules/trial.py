@@ -1,0 +1,136 @@
+"""What a seed stands for: channels, their objects and readers, the server's faults, and an operator."""
+
+from __future__ import annotations
+
+import gzip
+import random
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from streamer.formats import recordio
+from streamer.relay.changes import WhenChanged
+from streamer.relay.failures import WhenFailed
+from streamer.units import KIB
+
+BUCKET = "b"
+
+FAULTS = (
+    *("500", "503", "reset", "reset later", "cut", "stall", "slow", "drip", "range", "closes", "says close"),
+    *("trailing", "interim"),
+)
+"""Kinds of faults that pass, by what the server does to one answer."""
+
+LASTING = {403: ("access denied",), 404: ("is gone", "no such object"), 412: ("was replaced",)}
+"""Statuses that an object is answered with for good, and what the error must say."""
+
+Action = Literal["drain", "cancel", "lanes", "budget", "bandwidth", "no bandwidth"]
+
+
+@dataclass(frozen=True)
+class ChannelTrial:
+    """One channel."""
+
+    name: str
+    objects: dict[str, bytes]
+    """By key, in plan order: what S3 stores when the job begins."""
+    wrap: bool
+    inflate: bool
+    shuffle: int | None
+    policy: WhenChanged
+    when_failed: WhenFailed
+    epochs: int
+    """How many its reader reads."""
+    leaves: float
+    """Share of the epochs whose reader leaves early."""
+    pause: float
+    """Seconds that the reader may take between two reads."""
+
+
+@dataclass(frozen=True)
+class SeedTrial:
+    """One run."""
+
+    seed: int
+    splice: bool
+    channels: tuple[ChannelTrial, ...]
+    part_size: int
+    budget: int
+    connections: int
+    adaptive: bool
+    hedge: float
+    faults: dict[str, float]
+    lasting: dict[str, int]
+    """By key, the status of every answer."""
+    changed: tuple[str, float, bytes | None] | None
+    """A key, when it is replaced, and by what; None deletes it."""
+    refused: float
+    """Share of the connections that are refused, or never come."""
+    actions: tuple[tuple[float, Action], ...]
+    """What an operator does, and when."""
+
+    @classmethod
+    def draw(cls, seed: int) -> SeedTrial:
+        dice = random.Random(seed)
+        splice = dice.random() < 0.5
+        part_size = dice.choice([1, 4, 16, 48]) * KIB
+        channels = tuple(
+            _channel(dice, f"c{number}", splice) for number in range(dice.choice([1, 1, 1, 2, 3]))
+        )
+        keys = [key for channel in channels for key in channel.objects]
+        rate = dice.choice([0.0, 0.05, 0.2, 0.5])
+        kinds = dice.sample(FAULTS, dice.randint(1, 5))
+        changed = None
+        if dice.random() < 0.25:
+            key = dice.choice(keys)
+            channel = next(each for each in channels if key in each.objects)
+            now = None if dice.random() < 0.4 else _content(dice, channel.inflate, channel.when_failed)
+            changed = key, dice.choice([0.0, dice.expovariate(1), dice.expovariate(10)]), now
+        actions = [
+            (dice.choice([0.0, dice.expovariate(2), dice.expovariate(20)]), dice.choice(get_args(Action)))
+            for _ in range(dice.choice([0, 0, 1, 2]))
+        ]
+        least = 2 * len(channels) * max(128 * KIB, part_size) * (8 if splice else 1)
+        return cls(
+            seed=seed,
+            splice=splice,
+            channels=channels,
+            part_size=part_size,
+            budget=least * dice.choice([1, 1, 2, 4]),
+            connections=dice.choice([1, 2, 3, 8]),
+            adaptive=dice.random() < 0.3,
+            hedge=dice.choice([0.0, 0.5]),
+            faults=dict.fromkeys(kinds, rate / len(kinds)),
+            lasting={dice.choice(keys): dice.choice([*LASTING])} if dice.random() < 0.2 else {},
+            changed=changed,
+            refused=dice.choice([0.0, 0.0, 0.1]),
+            actions=tuple(sorted(actions)),
+        )
+
+
+def _content(dice: random.Random, inflate: bool, when_failed: WhenFailed) -> bytes:
+    size = dice.choice([0, 1, dice.randrange(2000), dice.randrange(60_000)])
+    data = dice.randbytes(size)
+    if when_failed == "poison":
+        data = b"".join(recordio.encode(data[at : at + 700]) for at in range(0, size, 700))
+    return gzip.compress(data, 1, mtime=0) if inflate else data
+
+
+def _channel(dice: random.Random, name: str, splice: bool) -> ChannelTrial:
+    inflate = not splice and dice.random() < 0.3
+    when_failed: WhenFailed = dice.choice(
+        ["hold", "hold", "close"] if splice else ["hold", "close", "poison"]
+    )
+    wrap = when_failed != "poison" and dice.random() < 0.25
+    count = dice.choice([1, 2, 3, 8])
+    return ChannelTrial(
+        name=name,
+        objects={f"{name}/{i}": _content(dice, inflate, when_failed) for i in range(count)},
+        wrap=wrap,
+        inflate=inflate,
+        shuffle=dice.randrange(1000) if dice.random() < 0.3 else None,
+        policy="fail" if wrap else dice.choice(["fail", "refetch", "skip"]),
+        when_failed=when_failed,
+        epochs=dice.randint(1, 3),
+        leaves=dice.choice([0.0, 0.0, 0.5]),
+        pause=dice.choice([0.0, 0.001, 0.05]),
+    )
