@@ -177,9 +177,9 @@ async def serve_admin(supervisor: Supervisor, *, host: str, port: int) -> AsyncI
     try:
         try:
             server = await asyncio.get_running_loop().create_server(door.before(runner.server), host, port)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: a name that cannot be looked up
             raise SinkError(
-                f"cannot listen on {host}:{port} ({error.strerror or error}); "
+                f"cannot listen on {host}:{port} ({getattr(error, 'strerror', None) or error}); "
                 "set Penstock.Admin.Port, 0 for any free one"
             ) from error
         try:

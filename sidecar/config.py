@@ -10,13 +10,13 @@ between channels, and reading the file.
 from __future__ import annotations
 
 import difflib
-import json
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
-import yaml
 from pydantic import Field, StrictStr, ValidationError, model_validator
 
+from sidecar.document import read_document, shortened
 from sidecar.logs import log
 from sidecar.memory import default_budget, memory_limit
 from sidecar.model import Model
@@ -45,6 +45,8 @@ from streamer.trailer import lane_name
 from streamer.units import human_bytes
 
 SAGEMAKER_CHANNELS = 20
+MOST_MISTAKES = 50
+"""Mistakes in a job file that are told at once."""
 
 IGNORED = frozenset({
     # of the request
@@ -76,10 +78,16 @@ class Job(Model):
     training_job_arn: Annotated[StrictStr, Field(max_length=256)] | None = None
     algorithm_specification: AlgorithmSpecification = AlgorithmSpecification()
     hyper_parameters: Annotated[
-        dict[Annotated[str, Field(max_length=256)], Annotated[StrictStr, Field(max_length=2500)]],
+        dict[
+            Annotated[str, Field(max_length=256, pattern=r"^[^=]+$")],
+            Annotated[StrictStr, Field(max_length=2500)],
+        ],
         Field(max_length=100),
     ] = {}  # noqa: RUF012 - pydantic copies defaults
-    environment: Annotated[dict[str, StrictStr], Field(max_length=100)] = {}  # noqa: RUF012 - likewise
+    environment: Annotated[
+        dict[Annotated[str, Field(max_length=512, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], StrictStr],
+        Field(max_length=100),
+    ] = {}  # noqa: RUF012 - likewise
     resource_config: ResourceConfig = ResourceConfig()
     input_data_config: Annotated[tuple[ChannelConfig, ...], Field(min_length=1)]
     penstock: PenstockConfig = PenstockConfig()
@@ -87,7 +95,7 @@ class Job(Model):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         names = [channel.channel_name for channel in self.input_data_config]
-        for name in sorted({name for name in names if names.count(name) > 1}):
+        for name in sorted(name for name, count in Counter(names).items() if count > 1):
             raise ValueError(f"two channels are called {name!r}; names must differ")
         self._check_lanes(set(names))
         piped = {name for channel in self.channels("Pipe") for name in self.fifos(channel)}
@@ -184,23 +192,15 @@ def warnings(job: Job) -> list[str]:
     upper = [name.upper() for one in job.input_data_config for name in {one.channel_name, *job.fifos(one)}]
     found += [
         f"channels whose names differ only in case share the variable SM_CHANNEL_{name}"
-        for name in sorted({name for name in upper if upper.count(name) > 1})
+        for name, count in sorted(Counter(upper).items())
+        if count > 1
     ]
     return found
 
 
 def load_job(path: str | Path) -> Job:
     """Read and validate a job file, YAML or JSON. Raises ConfigError naming every mistake."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8: {error}") from error
-    try:
-        document = _parse(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(f"cannot understand {path}: {error}") from error
+    document = read_document(str(path))
     if not isinstance(document, dict):
         raise ConfigError(f"{path} must hold one mapping with InputDataConfig; see the README")
     try:
@@ -217,42 +217,9 @@ def explain(error: ValidationError, *, separator: str = "; ") -> str:
     details = error.errors(include_url=False)
     # A list whose items are all wrong is also called too short; the items' own errors say more.
     told = [detail for detail in details if detail["type"] != "too_short" or detail["input"] in ([], ())]
-    return separator.join(_describe(detail) for detail in told or details)
-
-
-def _parse(text: str) -> Any:
-    """JSON if it is; else YAML. Either way a key written twice is an error, not a silent choice."""
-    if text.lstrip().startswith(("{", "[")):
-        return json.loads(text, object_pairs_hook=_no_duplicates)
-    return yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader
-
-
-class _Loader(yaml.SafeLoader):
-    """Leaves dates as the text they were written as: nothing in a job file is a date to us."""
-
-
-_Loader.yaml_implicit_resolvers = {
-    first: [rule for rule in rules if rule[0] != "tag:yaml.org,2002:timestamp"]
-    for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-
-
-def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
-    return _no_duplicates(loader.construct_pairs(node, deep=True))
-
-
-_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
-
-
-def _no_duplicates(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
-    found: dict[Any, Any] = {}
-    for key, value in pairs:
-        if not isinstance(key, (str, int, float, type(None))):
-            raise ValueError(f"{key!r} cannot be a key")  # noqa: TRY004 - a mistake in the file
-        if key in found:
-            raise ValueError(f"key {key!r} is written twice")
-        found[key] = value
-    return found
+    told = told or details
+    more = [f"and {len(told) - MOST_MISTAKES} more mistakes"] if len(told) > MOST_MISTAKES else []
+    return separator.join([*(_describe(detail) for detail in told[:MOST_MISTAKES]), *more])
 
 
 _PLACES: dict[str, type[Model]] = {
@@ -286,10 +253,10 @@ def _describe(detail: Any) -> str:
     if detail["type"] == "extra_forbidden":
         message = f"is not a key that Penstock supports here; {_advice(str(detail['loc'][-1]))}"
     elif detail["type"] == "literal_error":
-        message = f"{detail['input']!r} is not one of {detail['ctx']['expected']}"
+        message = f"{shortened(repr(detail['input']))} is not one of {detail['ctx']['expected']}"
     elif detail["type"] == "string_pattern_mismatch":
-        message = f"{detail['input']!r} does not match {detail['ctx']['pattern']}"
-    return f"{place}: {message}" if place else message
+        message = f"{shortened(repr(detail['input']))} does not match {detail['ctx']['pattern']}"
+    return shortened(f"{place}: {message}" if place else message, 1000)
 
 
 _WORDS = {

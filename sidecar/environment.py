@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from sidecar.identity import HOMOGENEOUS
 from sidecar.runtime import Layout, input_data_config, resource_config, write_file
+from streamer.errors import ConfigError
 
 if TYPE_CHECKING:
     from sidecar.config import Job
@@ -138,9 +139,11 @@ def write_environment_file(layout: Layout, job: Job, hosts: Hosts) -> None:
     write_file(os.path.join(layout.config, "penstock.env"), "".join(lines).encode())
 
 
-def _distribution_hosts(
-    groups: dict[str, dict[str, Any]], chosen: list[str], everyone: list[str]
-) -> list[str]:
+def _distribution_hosts(groups: dict[str, dict[str, Any]], chosen: Any, everyone: list[str]) -> list[str]:
+    if not isinstance(chosen, list):
+        raise ConfigError(
+            "HyperParameters.sagemaker_distribution_instance_groups must be a JSON list of group names"
+        )
     if not groups:
         return list(everyone)
     return [host for name, group in groups.items() if name in chosen for host in group["hosts"]]
@@ -162,7 +165,7 @@ def _decoded(value: str) -> Any:
     """A hyperparameter's value as the toolkit reads it: JSON if it is, else the text."""
     try:
         return json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         return value
 
 

@@ -236,9 +236,14 @@ def _from_document(document: Mapping[str, Any]) -> Claim:
 def _documented(index: int, document: Mapping[str, Any]) -> Hosts:
     try:
         groups = tuple(
-            Group(group["instance_group_name"], group.get("instance_type", ""), tuple(group["hosts"]))
+            Group(
+                _text(group["instance_group_name"]),
+                _text(group.get("instance_type", "")),
+                tuple(map(_text, group["hosts"])),
+            )
             for group in document.get("instance_groups", ())
         )
+        _text(document.get("current_group_name", ""))
     except (KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"resourceconfig.json: instance_groups cannot be understood ({error!r}); correct or remove it"
@@ -250,6 +255,13 @@ def _documented(index: int, document: Mapping[str, Any]) -> Hosts:
         document.get("current_instance_type"),
         document,
     )
+
+
+def _text(value: Any) -> str:
+    """The value, which must be text. Raises TypeError."""
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value
 
 
 def _groups(job: Job, names: tuple[str, ...]) -> tuple[Group, ...]:

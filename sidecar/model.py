@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator, model_validator
 from pydantic.alias_generators import to_pascal
 
 
@@ -28,3 +28,12 @@ class Model(BaseModel):
         if not isinstance(value, dict):
             return value
         return {key: inner for key, inner in value.items() if key not in cls.ignored}
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth(cls, value: Any, info: ValidationInfo) -> Any:
+        """YAML makes truth values of yes, no, on and off; only a field of that type takes them."""
+        field = cls.model_fields[str(info.field_name)]
+        if isinstance(value, bool) and field.annotation is not bool:
+            raise ValueError(f"must not be {str(value).lower()}; for text, put it in quotes")
+        return value

@@ -15,6 +15,7 @@ import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from sidecar.document import check_texts
 from sidecar.identity import HOMOGENEOUS
 from streamer.errors import ConfigError, SinkError
 from streamer.trailer import replace_file
@@ -203,6 +204,7 @@ def platform_resource_config(layout: Layout) -> dict[str, Any] | None:
             return None
     try:
         document = json.loads(found)
+        check_texts(document)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not JSON ({error}); correct or remove it") from error
     if not isinstance(document, dict):

@@ -20,7 +20,7 @@ from pydantic import (
 from sidecar.model import Model
 from streamer.errors import ConfigError
 from streamer.secrets import remember
-from streamer.source.session import STALL_TIMEOUT, Endpoint, Reading
+from streamer.source.session import STALL_TIMEOUT, Endpoint, Reading, check_endpoint
 from streamer.units import KIB, MIB
 
 CUSTOMER_KEY_BYTES = 32
@@ -33,6 +33,10 @@ def _octal(value: object) -> object:
 
 
 BARE_URL = r"^https?://[^/\s@?#]+/?$"
+YEAR = 365 * 86400.0
+Seconds = Annotated[float, Field(le=YEAR, allow_inf_nan=False)]
+"""A time that is waited for; loops and sockets take no longer ones."""
+Text = Annotated[StrictStr, Field(min_length=1)]
 
 
 def _bare_url(value: str) -> str:
@@ -42,6 +46,7 @@ def _bare_url(value: str) -> str:
             "must be http:// or https:// and a host, without a path, a query or credentials in it; "
             "credentials come from the environment"
         )
+    check_endpoint(value)
     return value
 
 
@@ -54,17 +59,17 @@ class EndpointConfig(Model):
         ]
         | None
     ) = None
-    region: StrictStr | None = None
-    profile: StrictStr | None = None
+    region: Annotated[StrictStr, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9-]{0,62}$")] | None = None
+    profile: Text | None = None
     path_style: bool = False
     """Put the bucket into the path, not into the host name; most S3-compatible servers want it."""
     anonymous: bool = False
-    ca_bundle: StrictStr | None = None
+    ca_bundle: Text | None = None
     tls_processes: Annotated[int, Field(ge=0, le=64)] = 0
     """Processes that decrypt what comes over TLS, for more than one core gives; 0: this one does."""
     requester_pays: bool = False
     """Agree to pay for what is read from a Requester Pays bucket."""
-    sse_customer_key_file: StrictStr | None = None
+    sse_customer_key_file: Text | None = None
     """A file with the 32 bytes, raw or in base64, that all objects were encrypted with (SSE-C)."""
 
     @model_validator(mode="after")
@@ -103,13 +108,20 @@ def read_customer_key(path: str) -> bytes:
     raise ConfigError(f"{path} must hold an SSE-C key: {CUSTOMER_KEY_BYTES} bytes, raw or in base64")
 
 
+def _host(value: str) -> str:
+    """An empty one would be every address of the machine."""
+    if not re.fullmatch(r"[A-Za-z0-9._:%-]{1,253}", value) or ".." in value:
+        raise ValueError(f"{value!r} is no address or host name; write 127.0.0.1, or 0.0.0.0 for all")
+    return value
+
+
 class AdminConfig(Model):
     """The HTTP server for metrics, probes and status. Loopback only, unless told."""
 
-    host: StrictStr = "127.0.0.1"
+    host: Annotated[StrictStr, AfterValidator(_host)] = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] | None = None
     """Unset: 9781, or under `penstock exec` any free port. 0 takes any free one, which the log names."""
-    token_file: StrictStr | None = None
+    token_file: Text | None = None
     """A file with the token that `penstock set` must give. Unset: limits cannot be changed while it runs."""
     protect: Literal["limits", "all"] = "limits"
     """What needs the token: changing limits, or everything but `/livez` and `/readyz`."""
@@ -146,8 +158,8 @@ def read_token(path: str) -> str:
 class PricesConfig(Model):
     """Dollars for a thousand requests; S3 Standard's in us-east-1 unless set. For one metric alone."""
 
-    get: Annotated[float, Field(ge=0)] = 0.0004
-    list: Annotated[float, Field(ge=0)] = 0.005
+    get: Annotated[float, Field(ge=0, le=1e6)] = 0.0004
+    list: Annotated[float, Field(ge=0, le=1e6)] = 0.005
 
 
 class HostsConfig(Model):
@@ -171,13 +183,13 @@ class PenstockConfig(Model):
     """Bytes of one request. Unset: adapts between 1 and 16 MiB."""
     connections: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Requests in flight, over all channels. Unset: adapts, up to 256."""
-    give_up_after: Annotated[float, Field(gt=0)] = 300.0
+    give_up_after: Annotated[Seconds, Field(gt=0)] = 300.0
     """Seconds without a byte of progress before a channel fails."""
-    stall_timeout: Annotated[float, Field(ge=1)] = STALL_TIMEOUT
+    stall_timeout: Annotated[Seconds, Field(ge=1)] = STALL_TIMEOUT
     """Seconds without a byte before a request counts as stalled, and is sent again on another connection."""
     hedge_budget: Annotated[float, Field(ge=0, le=1)] = 0.05
     """Of all bytes, those that may be fetched twice where the reader waits for a slow connection; 0: none."""
-    drain_for: Annotated[float, Field(ge=0)] = 20.0
+    drain_for: Annotated[Seconds, Field(ge=0)] = 20.0
     """Seconds that SIGTERM lets running epochs finish; Kubernetes kills after 30 by default."""
     fifo_mode: Annotated[
         int, BeforeValidator(_octal), WithJsonSchema({"type": "string", "pattern": "^0?[0-7]{3}$"})

@@ -89,6 +89,12 @@ _FIX = {
 _REFUSED_SKEW = 900.0
 """Seconds that a signature may be off (RequestTimeTooSkewed); a refusal of HEAD does not say why."""
 _ABSENT = (boto.NoCredentialsError, boto.PartialCredentialsError, boto.CredentialRetrievalError)
+_MISCONFIGURED = (
+    boto.ProfileNotFound,
+    boto.NoRegionError,
+    boto.ConfigParseError,
+    boto.InvalidConfigError,
+)
 _BROKEN = (
     boto.HTTPClientError,
     boto.ConnectionError,
@@ -155,7 +161,7 @@ def mapped(error: BaseException, where: Where) -> PenstockError:
         return BadAnswer(f"the answer cannot be understood ({said})", where)
     if isinstance(error, boto.PaginationError):
         return BadAnswer(f"the listing does not advance ({said})", where)
-    if isinstance(error, (boto.ProfileNotFound, boto.NoRegionError, boto.ConfigParseError)):
+    if isinstance(error, _MISCONFIGURED):
         return ConfigError(f"{said}; see Penstock.Endpoint")
     return BadAnswer(f"{type(error).__name__}: {said}", where)
 

@@ -12,25 +12,28 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 from base64 import b64encode
 from collections import Counter
 from dataclasses import dataclass, field
 from datetime import datetime
 from hashlib import md5
+from ipaddress import IPv6Address
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from botocore.loaders import Loader, create_loader
 from botocore.utils import parse_timestamp
 
 from streamer import __version__
 from streamer.errors import ConfigError, Where
-from streamer.secrets import remember, remember_environment
+from streamer.secrets import quoted, remember, remember_environment
 from streamer.source.credentials import LastingCredentials, OfSession
 from streamer.source.faults import map_errors
 from streamer.source.redirects import PinnedSession
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
 
     from streamer.source.tls import Trust
 
@@ -179,7 +182,7 @@ async def open_clients(
         "verify": endpoint.ca_bundle,
     }
     async with contextlib.AsyncExitStack() as stack:
-        with map_errors(Where()):
+        with map_errors(Where()), _refusals_told():
             session = AioSession(profile=endpoint.profile)
             session.register_component("data_loader", _models(session.get_config_variable("data_path")))
             credentials = None if endpoint.anonymous else await _lasting(session, endpoint.profile)
@@ -195,6 +198,7 @@ async def open_clients(
                 stall_timeout=stall_timeout,
                 tls_processes=endpoint.tls_processes,
             )
+            check_endpoint(clients.data.meta.endpoint_url)
         endpoint.reading.teach(clients.control)
         endpoint.reading.teach(clients.data)
 
@@ -203,6 +207,32 @@ async def open_clients(
 
         clients.control.meta.events.register("before-send.s3", count)
         yield clients
+
+
+def check_endpoint(url: str) -> None:
+    """Refuse what is no address of a server. Raises ValueError, whose text does not show the URL."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    if ":" in host:
+        IPv6Address(host.partition("%")[0])
+    elif not re.fullmatch(r"(?=.{1,253}\.?$)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?", host):
+        raise ValueError(
+            "the host must be an IP address or a host name in ASCII letters, digits, '.' and '-'"
+        )
+    if not parts.netloc.isascii() or parts.port == 0 or parts.netloc.endswith(":"):
+        raise ValueError("the port must be a number from 1 to 65535")
+
+
+@contextlib.contextmanager
+def _refusals_told() -> Iterator[None]:
+    """Map the ValueError that botocore raises for an endpoint or a region. Raises ConfigError."""
+    try:
+        yield
+    except ValueError as error:
+        raise ConfigError(
+            f"the endpoint is refused ({quoted(str(error))}); correct Penstock.Endpoint.Url and Region, or "
+            "AWS_ENDPOINT_URL"
+        ) from error
 
 
 async def _lasting(session: Any, profile: str | None) -> LastingCredentials | None:
