@@ -182,6 +182,8 @@ async def serve_admin(supervisor: Supervisor, *, host: str, port: int) -> AsyncI
                 f"cannot listen on {host}:{port} ({getattr(error, 'strerror', None) or error}); "
                 "set Penstock.Admin.Port, 0 for any free one"
             ) from error
+        if not server.sockets:  # uvloop makes none where it has no descriptor, and says nothing
+            raise SinkError(f"cannot listen on {host}:{port}: no descriptor is left; raise `ulimit -n`")
         try:
             yield server.sockets[0].getsockname()[1]
         finally:

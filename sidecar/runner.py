@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +28,11 @@ MOST = 32
 """Threads of the executor at the most; else four more than processors, as Python's own default."""
 LIBUV = 4
 """libuv's threads at the most, its own default."""
+_WANTS = {
+    *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN),
+    *(errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EACCES, errno.EPERM, errno.EROFS),
+}
+"""Errors of system calls that say what this machine lacks or forbids."""
 _LIBUV_SIZE = "UV_THREADPOOL_SIZE"
 
 
@@ -44,7 +50,10 @@ class _Loop(uvloop.Loop):
 
 
 def run(work: Coroutine[Any, Any, Any]) -> Any:
-    """Run `work` to its end. Raises a bare PenstockError where task groups would wrap it, SinkError."""
+    """Run `work` to its end. Raises a bare PenstockError where task groups would wrap it.
+
+    What the operating system refuses for want of something, and nobody could wait for, is a SinkError.
+    """
     try:
         with asyncio.Runner(loop_factory=_Loop) as runner:
             try:
@@ -54,9 +63,28 @@ def run(work: Coroutine[Any, Any, Any]) -> Any:
                 raise
             return runner.run(work)
     except BaseExceptionGroup as group:
-        if ours := _first(group):
+        if ours := _first(group) or _refusal(group):
             raise ours from group
         raise
+    except (OSError, RuntimeError) as error:
+        if (ours := _refusal(error)) is not None:
+            raise ours from error
+        raise
+
+
+def _refusal(error: BaseException | None) -> SinkError | None:
+    """What a system call was refused for, if that is behind an error: an OSError in it or before it."""
+    if error is None:
+        return None
+    if isinstance(error, OSError) and error.errno in _WANTS:
+        return SinkError(
+            f"the operating system refused what the sidecar needs ({error.strerror}): see to the limits of "
+            "open files (ulimit -n), processes and memory, and to the disk, and start it again"
+        )
+    if isinstance(error, BaseExceptionGroup):
+        refusals = [_refusal(each) for each in error.exceptions]
+        return refusals[0] if all(refusals) else None
+    return _refusal(error.__cause__ or error.__context__)
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> PenstockError | None:
@@ -75,16 +103,20 @@ def _threads(runner: asyncio.Runner) -> ThreadPoolExecutor:
     wanted = min(MOST, (os.cpu_count() or 1) + 4)
     granted = grantable(wanted + LIBUV)
     if granted < 2:
-        raise SinkError(
-            f"this machine lets the process start {granted} more threads, and it needs 2 at least and one "
-            "for each channel: raise pids.max of the cgroup (a container's PID limit) or the limit of "
-            "processes (ulimit -u)"
-        )
+        raise _too_few(granted)
     resolving = min(LIBUV, granted // 2)
     _start_libuv(runner, resolving)
     executor = ThreadPoolExecutor(min(wanted, granted - resolving), thread_name_prefix="asyncio")
     start_all(executor, min(wanted, granted - resolving))
     return executor
+
+
+def _too_few(granted: int) -> SinkError:
+    return SinkError(
+        f"this machine lets the process start {granted} more threads, and it needs 2 at least and one "
+        "for each channel: raise pids.max of the cgroup (a container's PID limit) or the limit of "
+        "processes (ulimit -u)"
+    )
 
 
 def grantable(most: int) -> int:
@@ -106,10 +138,18 @@ def grantable(most: int) -> int:
 
 
 def start_all(executor: ThreadPoolExecutor, count: int) -> None:
-    """Have all threads of `executor` start now: it starts one for each piece of work while none is idle."""
+    """Have all threads of `executor` start now: it starts one for each piece of work while none is idle.
+
+    Raises SinkError if one is refused.
+    """
     together = threading.Barrier(count + 1)
-    for _ in range(count):
-        executor.submit(together.wait)
+    try:
+        for _ in range(count):
+            executor.submit(together.wait)
+    except RuntimeError as error:
+        together.abort()
+        executor.shutdown(wait=False, cancel_futures=True)
+        raise _too_few(threading.active_count()) from error
     together.wait()
 
 

@@ -84,13 +84,16 @@ class Layout:
             raise SinkError(f"{path} is not a lock of ours; remove it, and let nobody else write there")
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(fd, 0)
+            os.write(fd, b"%d\n" % os.getpid())
         except BlockingIOError:
             os.close(fd)
             raise SinkError(
                 f"another penstock serves {self.data}; stop it or set Penstock.BaseDirectory"
             ) from None
-        os.ftruncate(fd, 0)
-        os.write(fd, b"%d\n" % os.getpid())
+        except OSError as error:
+            os.close(fd)
+            raise SinkError(f"{path}: {error.strerror}") from error
         try:
             yield
         finally:

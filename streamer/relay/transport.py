@@ -231,7 +231,10 @@ def _files(channels: int) -> int:
     files, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files < ENOUGH_FILES:
         files = ENOUGH_FILES if hard == resource.RLIM_INFINITY else min(hard, ENOUGH_FILES)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
+        except (OSError, ValueError):  # forbidden, as a seccomp profile may: what there is must do
+            files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     left = files - OWN_FILES - channels * CHANNEL_FILES
     if left < 2 * channels:
         least = OWN_FILES + channels * (CHANNEL_FILES + 2)

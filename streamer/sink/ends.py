@@ -75,6 +75,8 @@ class OwnEnds:
         self._channel = channel
         self.heir: tuple[KeeperClient, str] | None = None
         """A keeper that gets what is open when this process leaves, and the plan's digest."""
+        self._fd = -1
+        """The write end of a FIFO whose reader has come, until there is an outlet for it."""
         self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"open {channel}")
         try:
             self._executor.submit(int)  # starts the thread, which may be refused later, when readers wait
@@ -90,11 +92,14 @@ class OwnEnds:
         # Made before a reader can come: without a descriptor for it the reader would see an end.
         epoll = select.epoll()
         try:
-            fd = await self._opened(os.dup(path_fd))  # the thread may outlive this channel by a moment
+            if self._fd < 0:
+                self._fd = await self._opened(os.dup(path_fd))  # the thread may outlive this by a moment
+            outlet = PipeOutlet(self._fd, on_gone=on_gone, epoll=epoll)
         except BaseException:
             epoll.close()
             raise
-        return PipeOutlet(fd, on_gone=on_gone, epoll=epoll)
+        self._fd = -1
+        return outlet
 
     async def _opened(self, path_fd: int) -> int:
         """The write end, once a reader has come; `path_fd` is closed."""
@@ -152,6 +157,9 @@ class OwnEnds:
     def close(self) -> None:
         """As `WriteEnds`."""
         self._executor.shutdown(wait=False, cancel_futures=True)
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
 
 class KeptEnds:
@@ -175,7 +183,12 @@ class KeptEnds:
         except BaseException:
             epoll.close()
             raise
-        return PipeOutlet(fd, on_gone=on_gone, epoll=epoll)
+        try:
+            return PipeOutlet(fd, on_gone=on_gone, epoll=epoll)
+        except BaseException:
+            epoll.close()
+            os.close(fd)  # the keeper has the FIFO, and gives another
+            raise
 
     async def settle(self) -> int | None:
         """As `WriteEnds`."""

@@ -11,6 +11,7 @@ differently). `push` never blocks; only `writable` waits.
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import select
 from typing import TYPE_CHECKING, Protocol
@@ -20,6 +21,10 @@ from streamer.keeper import enlarge, unread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+SHORT_OF_MEMORY = 0.05
+"""Seconds until a pipe is tried again that the kernel had no memory for."""
 
 
 class Drainable(Protocol):
@@ -58,6 +63,8 @@ class PipeOutlet:
         self._fd = fd
         self._on_gone = on_gone
         self._gone = False
+        self._short = False
+        """Whether the kernel had no memory for what was pushed last."""
         self._waiter: asyncio.Future[None] | None = None
         self.capacity = enlarge(fd)
         """Bytes that the pipe holds; what the kernel granted."""
@@ -84,10 +91,18 @@ class PipeOutlet:
             return source.drain_into(self._fd)
         except BrokenPipeError as error:
             raise ReaderGone("the reader closed the pipe") from error
+        except OSError as error:
+            if error.errno != errno.ENOMEM:
+                raise
+            self._short = True
+            raise BlockingIOError(errno.EAGAIN, "no memory for the pipe's pages") from error
 
     async def writable(self) -> None:
         if self._gone:
             raise ReaderGone("the reader closed the pipe")
+        if self._short:  # there is room, but no memory for it, and no event tells when there is
+            self._short = False
+            await asyncio.sleep(SHORT_OF_MEMORY)
         if self._waiter is not None:
             raise RuntimeError("two tasks wait for one pipe")
         self._waiter = self._loop.create_future()

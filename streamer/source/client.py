@@ -130,6 +130,9 @@ class HttpClient:
                 if reused and not exchange.heard:
                     continue  # it was closed as we took it; the request never reached anybody
                 raise
+            except OSError as error:  # this machine refuses to watch the socket
+                lane.close()
+                raise Transient(f"the connection broke ({error.strerror or error})", where) from error
             except BaseException:
                 lane.close()
                 raise

@@ -105,9 +105,9 @@ class Exchange(ABC, Generic[R]):
         Raises SourceError; Unusual. The lane no longer calls when it returns.
         """
         self._timer = self._loop.call_later(PATIENCE, self._check_progress, 0, 0.0)
-        self._lane.expect(1)
-        self._watch()
         try:
+            self._lane.expect(1)
+            self._watch()
             return await self._done
         finally:
             self._timer.cancel()
@@ -188,8 +188,11 @@ class Exchange(ABC, Generic[R]):
     def want(self) -> None:
         """As `streamer.source.ranges.Body`; also for a receiver that has room again."""
         self._held = False
-        self._expect_more()
-        self._watch()
+        try:
+            self._expect_more()
+            self._watch()
+        except OSError as error:  # no memory for the watch
+            self._fail(error)
 
     def _step(self) -> None:
         """Read what there is now. Raises BlockingIOError if it is nothing, NoRoom if it must wait."""

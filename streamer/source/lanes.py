@@ -67,14 +67,14 @@ class Lane:
         self._on_readable: Callable[[], None] | None = None
 
     def watch(self, on_readable: Callable[[], None]) -> None:
-        """Call this whenever there is something to read, until `pause` or `rest`."""
+        """Call this whenever there is something to read, until `pause` or `rest`. Raises OSError."""
         self._on_readable = on_readable
         self._observe()
 
     def _observe(self) -> None:
         if not self._watched:
-            self._watched = True
             self._watcher.add(self.fd, self._readable)
+            self._watched = True
 
     def pause(self) -> None:
         """Leave what comes in the socket."""
@@ -85,8 +85,11 @@ class Lane:
     def rest(self) -> None:
         """The answer is read, or given up: whatever comes now is unwanted."""
         self._on_readable = None
-        self._wake_at(1)
-        self._observe()
+        try:
+            self._wake_at(1)
+            self._observe()
+        except OSError:
+            self.close()  # unwatched, its end would not be noticed
 
     def _readable(self) -> None:
         if self._on_readable is not None:

@@ -40,7 +40,10 @@ class Watcher:
             self._loop.add_reader(self._epoll.fileno(), self._tell, self._epoll)
 
     def add(self, fd: int, on_readable: Callable[[], None]) -> None:
-        """Call this whenever there is something to read, until `remove`; nobody while we are not open."""
+        """Call this whenever there is something to read, until `remove`; nobody while we are not open.
+
+        Raises OSError where the kernel has no room for one more.
+        """
         if self._epoll is not None:
             self._epoll.register(fd, select.EPOLLIN)
             self._on_readable[fd] = on_readable

@@ -8,6 +8,7 @@ names the N-th CALL (from 1) that PROCESS makes in a run of SHAPE. FAULT is `kil
 The errors are those of the manual pages that Linux returns in a running system for such a descriptor: no
 EBADF, EFAULT or EINVAL, which only a bug earns, and none for close(2), which releases the descriptor
 whatever it returns. A write by which an event loop wakes itself (to an eventfd, a socket pair) finds room.
+EPIPE of a pipe says that its reader has gone, and is believed.
 Memory of the process itself does not run out: Linux overcommits, and kills (CPython 3.11 hangs where mmap(2)
 fails in a new thread).
 """
@@ -84,7 +85,7 @@ _ERRORS: dict[str, tuple[str, ...]] = {
     "read unix": ("EAGAIN", "EINTR"),
     "read other": ("EAGAIN", "EINTR"),
     "write socket": ("EPIPE", "ECONNRESET", "EAGAIN", "ENOBUFS"),
-    "write pipe": ("EAGAIN", "EPIPE", "EINTR", "ENOMEM"),
+    "write pipe": ("EAGAIN", "EINTR", "ENOMEM"),
     "write file": ("ENOSPC", "EIO", "EDQUOT", "EINTR"),
     "write unix": ("EINTR",),
     "write other": ("EINTR",),
@@ -93,9 +94,9 @@ _ERRORS: dict[str, tuple[str, ...]] = {
     "sendto": ("EPIPE", "ECONNRESET", "EAGAIN", "ENOBUFS", "ENOMEM"),
     "sendmsg": ("EPIPE", "ECONNRESET", "EAGAIN", "ENOBUFS", "ENOMEM", "ETOOMANYREFS"),
     "splice socket": ("ECONNRESET", "ETIMEDOUT", "EAGAIN", "EINTR", "ENOMEM"),
-    "splice pipe": ("EAGAIN", "EPIPE", "EINTR", "ENOMEM", "EIO"),
+    "splice pipe": ("EAGAIN", "EINTR", "ENOMEM", "EIO"),
     "tee": ("EAGAIN", "ENOMEM"),
-    "vmsplice": ("EAGAIN", "EPIPE", "ENOMEM"),
+    "vmsplice": ("EAGAIN", "ENOMEM"),
     "connect": ("ECONNREFUSED", "ETIMEDOUT", "ENETUNREACH", "EADDRNOTAVAIL", "EAGAIN", "EINTR"),
     "accept": (*_SHORT, "ECONNABORTED", "ENOBUFS", "EINTR"),
     "accept4": (*_SHORT, "ECONNABORTED", "ENOBUFS", "EINTR"),
@@ -116,8 +117,9 @@ _ERRORS: dict[str, tuple[str, ...]] = {
     "dup": ("EMFILE", "ENOMEM"),
     "dup2": ("EMFILE",),
     "dup3": ("EMFILE",),
-    "fcntl": ("EMFILE", "EPERM", "ENOMEM"),
-    "epoll_ctl": ("ENOMEM", "ENOSPC"),
+    "fcntl dup": ("EMFILE",),
+    "fcntl size of a pipe": ("EPERM", "ENOMEM", "EBUSY"),
+    "epoll_ctl add": ("ENOMEM", "ENOSPC"),
     "epoll_wait": ("EINTR",),
     "epoll_pwait": ("EINTR",),
     "poll": ("EINTR", "ENOMEM"),
@@ -148,11 +150,10 @@ _ERRORS: dict[str, tuple[str, ...]] = {
     "clone3": ("EAGAIN", "ENOMEM"),
     "vfork": ("EAGAIN", "ENOMEM"),
     "execve": ("EAGAIN", "ENOMEM", "EACCES"),
-    "setsockopt": ("ENOBUFS", "ENOMEM"),
     "bind": ("EADDRINUSE", "EACCES", "ENOMEM"),
     "listen": ("EADDRINUSE",),
     "getrandom": ("EINTR",),
-    "prlimit64": ("EPERM",),
+    "prlimit64 set": ("EPERM",),
 }
 _ALIASES = dict.fromkeys(("readv", "pread64", "preadv", "preadv2"), "read") | dict.fromkeys(
     ("writev", "pwrite64", "pwritev", "pwritev2"), "write"
@@ -163,7 +164,7 @@ BURST = 20
 
 
 def errors_of(call: str, kind: str) -> list[str]:
-    """Faults with an errno of a call whose first argument is a descriptor of that kind."""
+    """Faults with an errno, of a call of that kind (`notify.kind_of`)."""
     call = _ALIASES.get(call, call)
     once = _ERRORS.get(call) or _ERRORS.get(f"{call} {kind}", ())
     return [*once, *(f"{name}x{BURST}" for name in once if name in _PASSING)]

@@ -28,6 +28,10 @@ _SECCOMP, _SET_MODE_FILTER, _NEW_LISTENER, _WAIT_KILLABLE = 317, 1, 1 << 3, 1 <<
 _PR_SET_NO_NEW_PRIVS = 38
 _RECEIVE, _SEND = 0xC0502100, 0xC0182101
 _CONTINUE = 1
+_BY_OPERATION = {
+    NUMBERS["epoll_ctl"]: {1: "add"},
+    NUMBERS["fcntl"]: {0: "dup", 1030: "dup", 1031: "size of a pipe"},
+}
 _NOTIFICATION = struct.Struct("=QIIiIQ6Q")
 _RESPONSE = struct.Struct("=QqiI")
 
@@ -126,8 +130,19 @@ def group_of(thread: int) -> int:
         return 0
 
 
-def kind_of(thread: int, fd: int) -> str:
-    """What a descriptor of another process is: socket (of a network), unix, pipe, file or other."""
+def kind_of(stopped: Stopped) -> str:
+    """What decides how a call may fail: its operation, or what its first argument is a descriptor of.
+
+    That is a socket (of a network), unix (another socket), pipe, file or other.
+    """
+    if stopped.number == NUMBERS["prlimit64"]:
+        return "set" if stopped.arguments[2] else "get"
+    if stopped.number in _BY_OPERATION:
+        return _BY_OPERATION[stopped.number].get(stopped.arguments[1] & 0xFFFFFFFF, "other")
+    return _descriptor(stopped.thread, stopped.arguments[0] & 0xFFFFFFFF)
+
+
+def _descriptor(thread: int, fd: int) -> str:
     try:
         target = os.readlink(f"/proc/{thread}/fd/{fd}")
     except OSError:

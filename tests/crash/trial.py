@@ -44,6 +44,8 @@ _HELD_FOR = 1.5
 _MOST_SIDECARS = 4
 _OURS = (0, 2, 3, 4, 5, 6, 7, 8)
 """Exit codes that say what was wrong."""
+_ABORTS = ("epoll_ctl", "clone3")
+"""Where libuv aborts if it is refused a thread, or room in epoll; to readers that is a kill."""
 _UNEXPECTED = ("Traceback", "never retrieved", "Exception in callback", "Exception ignored", "report it")
 
 
@@ -282,7 +284,7 @@ class Run:
             group = self._threads[stopped.thread] = group_of(stopped.thread)
         if group == pid:
             if self._point is None:
-                kind = kind_of(stopped.thread, stopped.arguments[0])
+                kind = kind_of(stopped)
                 self._calls[name][NAMES.get(stopped.number, str(stopped.number))].append(kind)
             else:
                 self._seen += 1
@@ -304,7 +306,7 @@ class Run:
     def _plausible(self, stopped: Stopped) -> bool:
         """Whether the call can return this error; its descriptor may be of another kind than recorded."""
         assert self._point is not None
-        kind = kind_of(stopped.thread, stopped.arguments[0])
+        kind = kind_of(stopped)
         return self._point.fault in errors_of(self._point.call, kind)
 
     # Waiting
@@ -384,7 +386,9 @@ class Run:
         for code in self._codes:
             # SIGTERM kills a sidecar that is just ending by itself: it has put the default action back.
             killed = code == -signal.SIGKILL and self._killed_by_us
-            if code not in _OURS and not killed and not (code == -signal.SIGTERM and self._ending):
+            aborted = code == -signal.SIGABRT and self._point and self._point.call in _ABORTS
+            late = code == -signal.SIGTERM and self._ending
+            if code not in _OURS and not (killed or aborted or late):
                 why.append(f"a sidecar ended with {code}")
         if self._keeper_code not in (None, 0, -signal.SIGKILL, 7):
             why.append(f"the keeper ended with {self._keeper_code}")
