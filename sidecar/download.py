@@ -49,7 +49,10 @@ def relative_path(key: str, prefix: str) -> str:
     `s3://b/data/tr` names `data/train/x`, which becomes `train/x`. Raises ConfigError for a key that is
     no safe path: it would be outside of the directory, or has control characters or an endless name.
     """
-    path = key[prefix.rfind("/") + 1 :]
+    above = prefix[: prefix.rfind("/") + 1]
+    if not key.startswith(above):
+        raise ConfigError(f"{key!r} is not below {above!r}, so it cannot be a file of the channel")
+    path = key.removeprefix(above)
     for name in path.split("/"):
         if name in ("", ".", "..") or any(ord(char) < 0x20 or ord(char) == 0x7F for char in name):
             raise ConfigError(f"{key!r} cannot be a file below the channel's directory; use InputMode: Pipe")

@@ -107,6 +107,10 @@ class SourceChanged(SourceError):
     kind = "changed"
 
 
+class Deleted(SourceChanged):
+    """The object was deleted after it was listed."""
+
+
 class BadAnswer(SourceError):
     """The endpoint answered something that the S3 protocol does not allow here."""
 

@@ -65,7 +65,13 @@ class Entries:
             if isinstance(item, ObjectRef):
                 size = item.size
                 key, etag, version = item.key.encode(), item.etag.encode(), (item.version or "").encode()
-                blob += _HEAD.pack(self._number(item.bucket), len(key), len(etag), len(version), size)
+                try:
+                    blob += _HEAD.pack(self._number(item.bucket), len(key), len(etag), len(version), size)
+                except struct.error as error:
+                    raise ConfigError(
+                        f"s3://{item.bucket}/{item.key[:80]}… is refused: S3 has no object with such a key, "
+                        f"ETag, version id or size ({len(key)}, {len(etag)}, {len(version)}, {size} bytes)"
+                    ) from error
                 blob += key
                 blob += etag
                 blob += version

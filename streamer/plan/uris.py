@@ -19,6 +19,11 @@ class S3Uri(NamedTuple):
 
 
 _URI = re.compile(r"s3://([^/]+)/?(.*)", re.DOTALL)
+_BUCKET = re.compile(
+    r"[A-Za-z0-9._-]{1,255}"
+    r"|arn:aws[^:]*:s3(?:-object-lambda|-outposts)?:[a-z0-9-]*:[0-9]{12}:[A-Za-z0-9.:_-]{1,255}"
+)
+"""What AWS's clients take for a bucket: its name, or the ARN of an access point, written with colons."""
 _HALF = re.compile(r"[\ud800-\udfff]")
 _VERSION = re.compile(r"(.*)\?versionId=([^?&/]+)", re.DOTALL)
 
@@ -28,6 +33,10 @@ def parse_s3_uri(uri: str) -> S3Uri:
     match = _URI.fullmatch(uri)
     if match is None:
         raise ConfigError(f"{uri!r} is not an S3 URI: write s3://BUCKET/PREFIX")
+    if not _BUCKET.fullmatch(match[1]):
+        raise ConfigError(
+            f"{uri!r} does not name a bucket: a name has letters, digits, dots, hyphens and underscores alone"
+        )
     if _HALF.search(uri):
         raise ConfigError(f"{uri!r} holds half a surrogate pair, which no key can")
     return S3Uri(*match.groups())

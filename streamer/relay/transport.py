@@ -109,7 +109,8 @@ async def open_transport(
     )
     obstacle = {"kernel": no_splice, "copying": no_client}.get(wish)
     if obstacle:
-        raise ConfigError(f"the {wish} transport is asked for, but {obstacle}; use auto or portable")
+        others = "auto or portable" if no_client else "auto, copying or portable"
+        raise ConfigError(f"the {wish} transport is asked for, but {obstacle}; use {others}")
     if wish == "portable" or no_client:
         pace = lanes.pace(16, 8 * MIB)
         allotment = Allotment(budget, pace, members=channels, hedging=hedging)

@@ -18,11 +18,11 @@ from urllib.request import getproxies, proxy_bypass
 
 from botocore import UNSIGNED
 
-from streamer.errors import Skewed, SourceError, Transient, Where, WrongEndpoint
+from streamer.errors import Gone, Skewed, SourceError, Transient, Where, WrongEndpoint
 from streamer.source.answer import Head, Refusal, Unusual
 from streamer.source.credentials import renewing
 from streamer.source.exchange import CopyExchange, SpliceExchange
-from streamer.source.faults import from_answer
+from streamer.source.faults import deleted, from_answer
 from streamer.source.lanes import Lane
 from streamer.source.pool import LanePool
 from streamer.source.portable import PortableSource
@@ -219,6 +219,8 @@ class OwnSource:
                 if isinstance(error, WrongEndpoint):
                     await self._fallback.fetch(into, attempt=attempt)  # it has botocore resolve the region
                     return
+                if isinstance(error, Gone):
+                    error = deleted(error)
                 if isinstance(error, Skewed):
                     self._signer.ahead = error.ahead  # what is signed next is right, whatever the clock says
                 raise error

@@ -20,6 +20,7 @@ from botocore.parsers import ResponseParserError
 from streamer.errors import (
     BadAnswer,
     ConfigError,
+    Deleted,
     Denied,
     Expired,
     Gone,
@@ -70,9 +71,12 @@ ELSEWHERE = {
 """The bucket is in another region than the request was for."""
 _CHANGED = {"PreconditionFailed", "InvalidRange", "NoSuchVersion"}
 
+_NOT_OFFERED = (501, 505)
+"""Statuses of 500 and above that do not pass: not implemented, HTTP version not supported."""
+
 _FIX = {
     "NoSuchBucket": "no such bucket",
-    "NoSuchKey": "the object is gone",
+    "NoSuchKey": "no such object",
     "AccessDenied": "access denied; the credentials need s3:ListBucket on the bucket and s3:GetObject in it",
     # HEAD has no body, so its status stands for the code.
     "404": "no such object",
@@ -84,6 +88,7 @@ _FIX = {
     "InvalidToken": "the session token is refused; renew the credentials",
     "RequestTimeTooSkewed": "this machine's clock is off by too much; set the time",
     "PreconditionFailed": "the object was replaced after it was listed",
+    "NotImplemented": "the endpoint does not offer what this request needs",
     "InvalidRange": "the object is shorter than when it was listed",
 }
 _REFUSED_SKEW = 900.0
@@ -127,6 +132,20 @@ def map_errors(where: Where) -> Iterator[None]:
         raise mapped(error, where) from error
 
 
+@contextlib.contextmanager
+def of_listed() -> Iterator[None]:
+    """Around a request for an object that was listed: if it is not there, it was deleted since then."""
+    try:
+        yield
+    except Gone as error:
+        raise deleted(error) from error
+
+
+def deleted(error: Gone) -> Deleted:
+    """What it means that a listed object is not there."""
+    return Deleted(f"the object was deleted after it was listed: {error.message}", error.where)
+
+
 def first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:
     """The first of our errors in what a TaskGroup raised; the group itself if it is about something else."""
     for error in errors.exceptions:
@@ -148,8 +167,12 @@ def mapped(error: BaseException, where: Where) -> PenstockError:
             where,
         )
     if isinstance(error, boto.SSLError):
+        if "CERTIFICATE_VERIFY_FAILED" in said:
+            return BadAnswer(untrusted(said), where)
         return BadAnswer(
-            f"TLS failed ({said}); for a private authority set Penstock.Endpoint.CaBundle", where
+            f"TLS failed ({said}); does the server speak TLS at this port? If not, write http:// in "
+            "Penstock.Endpoint.Url",
+            where,
         )
     if isinstance(error, (aiohttp.ClientPayloadError, boto.IncompleteReadError)):
         return Truncated("the body broke off", where)
@@ -161,9 +184,19 @@ def mapped(error: BaseException, where: Where) -> PenstockError:
         return BadAnswer(f"the answer cannot be understood ({said})", where)
     if isinstance(error, boto.PaginationError):
         return BadAnswer(f"the listing does not advance ({said})", where)
+    if isinstance(error, boto.ParamValidationError):
+        return ConfigError(f"{said}; correct the S3 URI {where}")
     if isinstance(error, _MISCONFIGURED):
         return ConfigError(f"{said}; see Penstock.Endpoint")
     return BadAnswer(f"{type(error).__name__}: {said}", where)
+
+
+def untrusted(said: str) -> str:
+    """The error about a certificate that is not trusted."""
+    return (
+        f"TLS failed ({said}); Penstock.Endpoint.CaBundle must hold the certificate of the server's "
+        "authority if that is a private one, and Penstock.Endpoint.Url a name that the server's certificate has"
+    )
 
 
 def told(error: BaseException) -> str:
@@ -210,6 +243,8 @@ def from_answer(
     text = f"{_FIX.get(code) or quoted(message or code)} (S3 said {_status(status, code)})"
     if code in _THROTTLE or status in (429, 503):
         return Throttled(text, place, retry_after=_seconds(retry_after))
+    if code == "NotImplemented" or status in _NOT_OFFERED:
+        return BadAnswer(text, place)
     if code in _TRANSIENT or status >= 500:
         return Transient(text, place, retry_after=_seconds(retry_after))
     if code in ELSEWHERE or 300 <= status < 400:

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 from streamer.errors import BadAnswer, ConfigError, Denied, Expired, Mismatch, Skewed, SourceChanged, Where
 from streamer.plan.segments import bare_etag
 from streamer.source.credentials import LastingCredentials, renewing
-from streamer.source.faults import map_errors
+from streamer.source.faults import map_errors, of_listed
 from streamer.source.ranges import check_version
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class Sums:
     async def _ask(self, ref: ObjectRef, attempt: int) -> Stored | None:
         where = Where(ref.bucket, ref.key, attempt=attempt)
         version = {"VersionId": ref.version} if ref.version else {}
-        with renewing(self._credentials):
+        with renewing(self._credentials), of_listed():
             try:
                 with map_errors(where):
                     answer = await self._client.head_object(

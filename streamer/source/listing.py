@@ -72,6 +72,8 @@ class _Lister:
                     )
             except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
                 raise BadAnswer(f"the listing cannot be understood ({error!r})", where) from error
+        if "IsTruncated" not in page:
+            raise BadAnswer("the listing cannot be understood (it does not say whether it ends)", where)
         for name, wanted in _WANTED.items():
             for entry in page.get(name, ()):
                 if not wanted <= entry.keys() or entry.get("Size", 0) < 0:
@@ -80,23 +82,31 @@ class _Lister:
                     )
                 if "ETag" in wanted and not is_etag(bare_etag(entry["ETag"])):
                     raise BadAnswer(f"the listing has {entry['ETag']!r} for an ETag", where)
-        token = page.get("NextContinuationToken")
-        if page.get("IsTruncated") and token in (None, asked.get("ContinuationToken")):
+                for found in (entry.get("Key"), entry.get("Prefix")):
+                    if found is not None and not found.startswith(prefix):
+                        raise BadAnswer(
+                            f"the listing names {found!r}, which does not begin with the prefix", where
+                        )
+        if page["IsTruncated"] and not page.get("NextContinuationToken"):
             raise BadAnswer("the listing does not advance (truncated, without a further token)", where)
         return page
 
     def _advances(self, prefix: str, page: dict[str, Any], begun: set[str]) -> None:
-        """Raise BadAnswer for a page that begins as one before it did, of those that began `begun`.
+        """Raise BadAnswer for a page that begins as one before it did, or has the token of one.
 
-        A server, or a cache before it, that goes round in a circle would be listed for ever; one that sends
-        a page again would have its objects streamed twice.
+        `begun`: first names and tokens of the pages before. A server, or a cache before it, that goes round
+        in a circle would be listed for ever; one that sends a page again would have its objects streamed
+        twice.
         """
         first = [page[name][0][key] for name, key in _NAMED if page.get(name)]
-        if any(name in begun for name in first):
-            raise BadAnswer(
-                f"the listing does not advance (a page begins again with {first[0]!r})",
-                Where(self._bucket, prefix),
-            )
+        if page["IsTruncated"]:
+            first.append(f"token\0{page['NextContinuationToken']}")
+        for name in first:
+            if name in begun:
+                raise BadAnswer(
+                    f"the listing does not advance (a page begins again with {name!r})",
+                    Where(self._bucket, prefix),
+                )
         begun.update(first)
 
     def _refs(self, page: dict[str, Any]) -> Iterator[ObjectRef]:
@@ -122,7 +132,7 @@ class _Lister:
             self._known += len(page.get("Contents", ()))
             if self._progress is not None:
                 self._progress(self._known)
-            if not page.get("IsTruncated"):
+            if not page["IsTruncated"]:
                 return entries
             asked = {"ContinuationToken": page["NextContinuationToken"]}
             pages += 1
@@ -168,7 +178,7 @@ class _Lister:
             found.sort(key=itemgetter(0))
             for _, item in found:
                 yield item
-            if not page.get("IsTruncated"):
+            if not page["IsTruncated"]:
                 return
             asked = {"ContinuationToken": page["NextContinuationToken"]}
 

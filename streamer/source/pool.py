@@ -16,6 +16,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from streamer.errors import BadAnswer, Transient, Where
+from streamer.source.faults import untrusted
 from streamer.source.lanes import Lane, TerminatedLane, TlsLane
 
 if TYPE_CHECKING:
@@ -97,9 +98,7 @@ class LanePool:
                 f"no connection to {self._host}:{self._port} in {CONNECT_TIMEOUT:g} s", where
             ) from error
         except ssl.SSLCertVerificationError as error:
-            raise BadAnswer(
-                f"TLS failed ({error}); for a private authority set Penstock.Endpoint.CaBundle", where
-            ) from error
+            raise BadAnswer(untrusted(str(error)), where) from error
         except OSError as error:
             said = error.strerror or str(error)
             if error.errno in (errno.EMFILE, errno.ENFILE):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from streamer.errors import Truncated, Where
 from streamer.source.credentials import LastingCredentials, renewing
-from streamer.source.faults import map_errors
+from streamer.source.faults import map_errors, of_listed
 from streamer.source.ranges import check_head
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class PortableSource:
         self._credentials = credentials
 
     async def fetch(self, into: Receiver, *, attempt: int) -> None:
-        with renewing(self._credentials):
+        with renewing(self._credentials), of_listed():
             await self._fetch(into, attempt)
 
     async def _fetch(self, into: Receiver, attempt: int) -> None:

@@ -42,7 +42,7 @@ def run_own(server, way, tmp_path):
 
 ABOVE = {
     "test_arranged", "test_changes", "test_credentials", "test_failures", "test_inflated", "test_integrity",
-    "test_redirects", "test_versions",
+    "test_redirects", "test_versions", "test_hostile_listings",
 }  # fmt: skip
 """Modules whose subject lies above transports and loops."""
 

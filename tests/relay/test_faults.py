@@ -136,7 +136,8 @@ async def test_an_object_replaced_after_the_listing_fails_by_name(run, stub, tmp
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        (fails(404, "NoSuchKey"), "gone"),
+        (fails(404, "NoSuchKey"), "deleted after it was listed"),
+        (fails(501, "NotImplemented"), "does not offer"),
         (fails(403, "AccessDenied"), "access denied"),
         (heads(ETag='"other"'), "replaced"),
         (heads(Content_Range="bytes 0-9/10"), "has 10 bytes now"),
@@ -176,7 +177,7 @@ async def test_the_whole_object_for_a_range_of_it_is_refused(run, stub, tmp_path
 async def test_giving_up_tells_the_first_and_the_last_error(run, stub, tmp_path):
     fill(stub, [1000])
     stub.script(fails(500, "InternalError"), *[fails(503, "SlowDown")] * 10_000)
-    policy = RetryPolicy(give_up_after=0.2, first_wait=0.001, longest_wait=0.01)
+    policy = RetryPolicy(give_up_after=2, first_wait=0.001, longest_wait=0.01)
     async with run(stub, tmp_path, policy=policy, connections=1) as running:
         error = await failed_after(running, 0)
     assert "gave up" in error

@@ -1,0 +1,133 @@
+"""Listings that a right server never sends: none of them makes a plan, and none goes on for ever."""
+
+from __future__ import annotations
+
+import pytest
+
+from sidecar.download import relative_path
+from sidecar.exits import Exit, exit_code
+from streamer.errors import BadAnswer, ConfigError, Gone, Missing, PenstockError
+from streamer.plan import S3Uri, parse_s3_uri
+from streamer.source.heads import open_heads
+from streamer.source.listing import plan_prefix
+from streamer.source.manifests import plan_manifest
+from tests.kit.harness import clients_of
+from tests.kit.raw import Request, answer, listing, raw_server
+
+pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking", "credentials")
+
+PREFIX = "data/tr"
+FIRST = [(f"data/train/{i}", 1, "e") for i in range(3)]
+
+
+def folder(name: str) -> str:
+    return f"<CommonPrefixes><Prefix>{name}</Prefix></CommonPrefixes>"
+
+
+def paged(second: bytes):
+    """A right first page, then this for ever."""
+
+    def reply(request: Request) -> bytes:
+        return second if "continuation-token" in request.query else listing(*FIRST, more="t1")
+
+    return reply
+
+
+def circling(request: Request) -> bytes:
+    """Empty pages, and two tokens in turn."""
+    return listing(more="a" if request.query.get("continuation-token") == "b" else "b")
+
+
+def foldered(name: str):
+    """Many pages of keys, and this folder for whoever asks for folders."""
+
+    def reply(request: Request) -> bytes:
+        if "delimiter" in request.query:
+            return listing(inside=folder(name))
+        page = int(request.query.get("continuation-token", 0))
+        return listing((f"data/train/{page:05d}", 1, "e"), more=str(page + 1) if page < 40 else "")
+
+    return reply
+
+
+@pytest.mark.parametrize(
+    ("reply", "words"),
+    [
+        (lambda _: listing(*FIRST, ("other/b", 1, "e")), "does not begin with the prefix"),
+        (lambda _: listing(("../../etc/passwd", 1, "e")), "does not begin with the prefix"),
+        (lambda _: listing(("/data/train/0", 1, "e")), "does not begin with the prefix"),
+        (lambda _: listing(("", 1, "e")), "does not begin with the prefix"),
+        (foldered("other/"), "does not begin with the prefix"),
+        (circling, "does not advance"),
+        (paged(listing(more="t1")), "does not advance"),
+        (paged(listing(*FIRST)), "does not advance"),
+        (paged(listing(("data/train/9", 1, "e"), ("data/train/1", 1, "e"))), "names the object twice"),
+        (paged(answer(200)), "does not say whether it ends"),
+        (
+            paged(answer(200, b"<html><body>Welcome to the hotel</body></html>")),
+            "does not say whether it ends",
+        ),
+        (paged(answer(204)), "does not say whether it ends"),
+        (lambda _: listing(("data/train/0", 1 << 64, "e")), "such a key"),
+        (lambda _: listing(("data/train/" + "k" * 70_000, 1, "e")), "such a key"),
+        (lambda _: listing(("data/train/0", -1, "e")), "without its"),
+    ],
+)
+async def test_what_no_listing_can_say_makes_no_plan(reply, words):
+    with raw_server(reply) as server:
+        async with clients_of(server) as clients:
+            with pytest.raises(PenstockError, match=words):
+                await plan_prefix(clients.control, S3Uri("b", PREFIX))
+    assert len(server.seen) < 20
+
+
+def test_a_key_that_is_not_below_the_prefix_is_no_file():
+    """A second line of defence: it was written to the tail of its own name."""
+    assert relative_path("data/train/0", PREFIX) == "train/0"
+    for key in ("other/b", "data", "dat/../x", "/data/train"):
+        with pytest.raises(ConfigError, match="not below"):
+            relative_path(key, PREFIX)
+
+
+async def test_what_never_was_is_missing_and_not_gone():
+    with raw_server(lambda _: answer(404, b"<Error><Code>NoSuchKey</Code></Error>")) as server:
+        async with clients_of(server) as clients:
+            with pytest.raises(Missing, match="no such object .S3 said 404 NoSuchKey.") as caught:
+                await plan_manifest(clients.control, S3Uri("b", "manifest"))
+            assert exit_code(caught.value) is Exit.MISSING
+    with raw_server(lambda _: answer(404)) as server:
+        async with (
+            clients_of(server) as clients,
+            open_heads(clients, give_up_after=1, portable=False) as heads,
+        ):
+            with pytest.raises(Gone, match="no such object .S3 said 404.:") as caught:
+                await heads.find("b", "k")
+            assert exit_code(caught.value) is Exit.MISSING
+
+
+async def test_what_is_not_offered_is_not_asked_for_again_and_again():
+    with raw_server(lambda _: answer(501, b"<Error><Code>NotImplemented</Code></Error>")) as server:
+        async with clients_of(server) as clients:
+            with pytest.raises(BadAnswer, match="does not offer"):
+                await plan_prefix(clients.control, S3Uri("b", PREFIX))
+    assert len(server.seen) == 1
+
+
+async def test_tls_to_a_port_without_it(stub):
+    stub.url = stub.url.replace("http:", "https:")
+    async with clients_of(stub) as clients:
+        with pytest.raises(PenstockError, match="http://"):
+            await plan_prefix(clients.control, S3Uri("b", PREFIX))
+
+
+@pytest.mark.parametrize(
+    "uri", ["s3://tenant:bucket/x", "s3://a b/x", "s3://b\u00e9/x", "s3://@b/x", "s3://b?x/"]
+)
+def test_a_bucket_that_cannot_be_is_an_error_of_the_job(uri):
+    with pytest.raises(ConfigError, match="does not name a bucket"):
+        parse_s3_uri(uri)
+
+
+def test_the_arn_of_an_access_point_is_a_bucket():
+    arn = "arn:aws:s3:eu-west-1:123456789012:accesspoint:mine"
+    assert parse_s3_uri(f"s3://{arn}/x") == S3Uri(arn, "x")
