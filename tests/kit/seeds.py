@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -126,11 +127,12 @@ def _serve(pipe: Connection, run: Callable[[int], Any], prepare: Callable[[], No
 
 
 def _text(error: BaseException) -> str:
-    """The error with what it came from, in one line."""
+    """The error with what it came from and where, in one line."""
     texts = []
     at: BaseException | None = error
     while at is not None:
-        texts.append(repr(at))
+        frames = traceback.extract_tb(at.__traceback__)[-1:]
+        texts.append(repr(at) + "".join(f" in {each.filename}:{each.lineno}" for each in frames))
         inner = at.exceptions[0] if isinstance(at, BaseExceptionGroup) else None
         at = at.__cause__ or inner
     return ", from ".join(texts)

@@ -79,7 +79,7 @@ class Got:
     """What a reader got of one epoch."""
 
     epoch: int
-    data: bytearray = field(default_factory=bytearray)
+    data: bytearray = field(default_factory=bytearray, repr=False)
     end: str = "left"
     """How it ended: whole, left or error."""
     error: str = ""
@@ -101,6 +101,7 @@ class _Client:
         region_name="us-east-1",
         endpoint_url="http://s3.test:9000",
         config=SimpleNamespace(signature_version="s3v4"),
+        events=SimpleNamespace(register=lambda *_: None),
     )
 
     async def generate_presigned_url(self, _name: str, *, Params: dict[str, str], ExpiresIn: int) -> str:  # noqa: N803

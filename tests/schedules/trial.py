@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from streamer.formats import recordio
@@ -31,7 +31,7 @@ class ChannelTrial:
     """One channel."""
 
     name: str
-    objects: dict[str, bytes]
+    objects: dict[str, bytes] = field(repr=False)
     """By key, in plan order: what S3 stores when the job begins."""
     wrap: bool
     inflate: bool
@@ -61,7 +61,7 @@ class SeedTrial:
     faults: dict[str, float]
     lasting: dict[str, int]
     """By key, the status of every answer."""
-    changed: tuple[str, float, bytes | None] | None
+    changed: tuple[str, float, bytes | None] | None = field(repr=False)
     """A key, when it is replaced, and by what; None deletes it."""
     refused: float
     """Share of the connections that are refused, or never come."""
