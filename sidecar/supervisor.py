@@ -36,6 +36,7 @@ from sidecar.pulse import Pulse
 from sidecar.resume import BEGIN, Begin, Saved, begins
 from sidecar.runtime import Layout, keep_loaded, set_reader_state, write_config_files
 from sidecar.verdict import Moment, judge
+from streamer.errors import SinkError
 from streamer.relay.bandwidth import Bandwidth
 from streamer.relay.changes import Change, Changes
 from streamer.relay.channel import Channel
@@ -43,7 +44,7 @@ from streamer.relay.pace import MOST_LANES
 from streamer.relay.retry import RetryPolicy
 from streamer.relay.transport import Transport, open_transport
 from streamer.sink.ends import KeptEnds
-from streamer.sink.kept import KeeperClient, connected, started
+from streamer.sink.kept import FLUSH_WITHIN, KeeperClient, connected, started
 from streamer.source.heads import Heads, open_heads
 from streamer.source.integrity import Sums
 from streamer.source.portable import PortableSource
@@ -56,7 +57,7 @@ if TYPE_CHECKING:
     from sidecar.config import Job
     from sidecar.identity import Hosts
     from sidecar.request import ChannelConfig
-    from streamer.errors import SinkError, SourceError
+    from streamer.errors import SourceError
     from streamer.plan import Join, ObjectRef, Plan
     from streamer.relay.allotment import Allotment
     from streamer.relay.statistics import ChannelStatistics
@@ -144,6 +145,8 @@ class Supervisor:
         self._offered = False
         self._cut_off: list[str] = []
         """Channels whose reader had not read to the end when draining was over."""
+        self._leaving = False
+        """Whether another sidecar is to go on, so that the keeper must get everything."""
         self.started = False
         """Whether every FIFO has been offered; stays true to the end."""
 
@@ -192,7 +195,8 @@ class Supervisor:
             stack.enter_context(self.layout.locked())
             write_config_files(self.layout, self.job, self.hosts)
             write_environment_file(self.layout, self.job, self.hosts)
-            await self._reach_keeper(stack)
+            stack.push_async_callback(self._part_from_keeper)
+            await self._reach_keeper()
             piped = {
                 name: (channel, plan)
                 for channel in self.job.channels("Pipe")
@@ -235,7 +239,7 @@ class Supervisor:
         failed = ((name, channel.error) for name, channel in self.channels.items())
         return next(((name, error) for name, error in failed if error is not None), None)
 
-    async def _reach_keeper(self, stack: contextlib.AsyncExitStack) -> None:
+    async def _reach_keeper(self) -> None:
         """Connect to the keeper, if one is wanted. Raises SinkError."""
         if self._keeper_path is None:
             return
@@ -244,8 +248,21 @@ class Supervisor:
         else:
             client = await connected(self._keeper_path)
         self._keeper = client
-        stack.callback(client.close)
         log.info("keeper", pid=client.pid, holds=sorted(client.held))
+
+    async def _part_from_keeper(self) -> None:
+        """Close the connection once the keeper has what it must know, which a slow one may not have yet."""
+        if self._keeper is None:
+            return
+        try:
+            async with asyncio.timeout(None if self._leaving else FLUSH_WITHIN):
+                await self._keeper.flush()
+        except TimeoutError:
+            log.warning("the keeper does not answer, and may hold FIFOs that are over", pid=self._keeper.pid)
+        except SinkError as error:
+            log.error("the keeper is lost", error=str(error))
+        finally:
+            self._keeper.close()
 
     def _begins(self, plans: dict[str, Plan]) -> dict[str, Begin]:
         """Where every channel begins; takes a while for a large plan. Raises ConfigError."""
@@ -321,7 +338,15 @@ class Supervisor:
         Without a keeper one is started now, for them to leave their FIFOs to. Raises SinkError.
         """
         if self._keeper is None:
-            self._keeper = await started(self.layout.keeper)
+            keeper = await started(self.layout.keeper)
+            if taken := sorted(keeper.held.keys() & self.channels.keys()):
+                keeper.close()
+                raise SinkError(
+                    f"the keeper at {self.layout.keeper} (process {keeper.pid}) still holds a FIFO of "
+                    f"{taken[0]} from another run; end it when no trainer reads that"
+                )
+            self._keeper = keeper
+        self._leaving = True
         self._offered = False
         for channel in self.channels.values():
             channel.leave(self._keeper)

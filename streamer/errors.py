@@ -165,6 +165,10 @@ class SinkError(PenstockError):
     """The FIFO side failed: the directory, a FIFO or the process's limits."""
 
 
+class Shortage(SinkError):
+    """Space, descriptors, threads or memory are lacking, which may pass: it is waited for."""
+
+
 class ReaderGone(SinkError):
     """The reader closed its end before the epoch's last byte. Legal: it ends the epoch (contract §1.3)."""
 

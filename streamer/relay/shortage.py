@@ -10,8 +10,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, TypeVar
 
-from streamer.errors import SinkError
-from streamer.sink.fifo import is_shortage
+from streamer.errors import Shortage
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -22,7 +21,7 @@ T = TypeVar("T")
 
 
 async def patiently(
-    step: Callable[[], Awaitable[T]], policy: RetryPolicy, on_wait: Callable[[SinkError], None]
+    step: Callable[[], Awaitable[T]], policy: RetryPolicy, on_wait: Callable[[Shortage], None]
 ) -> T:
     """What `step` returns, repeated for as long as the policy allows while space or descriptors are short.
 
@@ -32,8 +31,8 @@ async def patiently(
     while True:
         try:
             return await step()
-        except SinkError as error:
-            if not is_shortage(error) or time.monotonic() - began >= policy.give_up_after:
+        except Shortage as error:
+            if time.monotonic() - began >= policy.give_up_after:
                 raise
             if not failures:
                 on_wait(error)

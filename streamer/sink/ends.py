@@ -148,11 +148,7 @@ class OwnEnds:
         if outlet is None:
             keeper.expect(self._channel, position, path_fd, digest=digest)
         else:
-            fd = outlet.detach()
-            try:
-                keeper.adopt(self._channel, position, fd, digest=digest)
-            finally:
-                os.close(fd)
+            keeper.adopt(self._channel, position, outlet.detach(), digest=digest)
 
     def close(self) -> None:
         """As `WriteEnds`."""

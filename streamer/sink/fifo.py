@@ -28,7 +28,7 @@ import stat
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from streamer.errors import SinkError
+from streamer.errors import Shortage, SinkError
 from streamer.keeper import by_descriptor
 from streamer.sink.ends import OwnEnds, WriteEnds
 from streamer.sink.outlet import PipeOutlet
@@ -230,14 +230,9 @@ def _mapped(path: str) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in _SHORTAGES:
-            raise SinkError(
+            raise Shortage(
                 f"{path}: {error.strerror}; free space on that file system, or raise `ulimit -n`"
             ) from error
         raise SinkError(
             f"{path}: {error.strerror or error}; check that the directory exists and is writable"
         ) from error
-
-
-def is_shortage(error: SinkError) -> bool:
-    """Whether this machine lacks space or descriptors, which may pass."""
-    return isinstance(error.__cause__, OSError) and error.__cause__.errno in _SHORTAGES

@@ -1,7 +1,8 @@
 """The sidecar's side of the keeper (`streamer.keeper`): a connection, and what the keeper holds.
 
-Requests go out at once; a packet this small fits the socket's buffer unless the keeper is stuck, and then
-the error says so. Two of them wait for an answer, `open` and `settle`, one of each for a channel. When the
+Requests go out in order, as the keeper has room for them: one that stands still for a while is waited for,
+and so are its answers. `open` and `settle` have one for a channel; `adopt` and `expect` are repeated until
+confirmed. What the keeper lacks now (descriptors, a thread) is a Shortage; whoever asked asks again. When the
 connection ends, the keeper has died and with it every FIFO's write end: all waits raise SinkError, for the
 readers have seen an end that no trailer proves, and nothing can mend that but a new start of both.
 """
@@ -10,26 +11,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import socket
 import subprocess
+import time
+from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from streamer import bare
 from streamer import keeper as keeper_module
-from streamer.errors import ReaderGone, SinkError
+from streamer.errors import ReaderGone, Shortage, SinkError
 from streamer.keeper import LONGEST_MESSAGE, VERSION
 from streamer.plan import Mark, Position
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-ANSWER_WITHIN = 10.0
+ANSWER_WITHIN = 60.0
 """Seconds for the keeper's first answer. It serves one sidecar, the next when the last is gone."""
-START_WITHIN = 10.0
-"""Seconds for a keeper of our own to listen."""
+FLUSH_WITHIN = 10.0
+"""Seconds for the keeper to take the last requests of a process that ends."""
+AT_ONCE = 64
+"""Answers taken in one turn of the loop, which takes long where channels are many."""
+AGAIN = 0.2
+"""Seconds until what the keeper or this process lacked is tried again."""
 IDLE_FOR = 600
 """Seconds that a keeper of our own waits for a sidecar while no reader is there either."""
 
@@ -73,7 +78,16 @@ class KeeperClient:
         self._path = path
         self._socket = sock
         self._waits: dict[tuple[str, str], asyncio.Future[_Answer]] = {}
-        self._hello: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._count = -1
+        """How many channels the keeper holds; -1 until it has said so."""
+        self._greeted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._unsent: deque[tuple[bytes, int]] = deque()
+        """Requests that the keeper has no room for yet, each with a descriptor of ours or -1."""
+        self._given: dict[str, tuple[dict[str, Any], int]] = {}
+        """What another sidecar is to find, by channel: asked, and not confirmed yet."""
+        self._idle = asyncio.Event()
+        """Set when everything has been sent and what was given is confirmed."""
+        self._idle.set()
         self._dead = False
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(sock.fileno(), self._receive)
@@ -91,18 +105,9 @@ class KeeperClient:
         self._send({"do": "hello"})
         try:
             async with asyncio.timeout(ANSWER_WITHIN):
-                found = await self._hello
+                await self._greeted
         except TimeoutError:
-            raise SinkError(
-                f"the keeper at {self._path} did not answer in {ANSWER_WITHIN:g} s; it serves one sidecar at "
-                "a time: is another one connected?"
-            ) from None
-        if found["version"] != VERSION:
-            raise SinkError(
-                f"the keeper at {self._path} is of another version of Penstock; end it when no trainer runs"
-            )
-        self.pid = int(found["pid"])
-        self.held = {name: Held(**account) for name, account in found["channels"].items()}
+            raise _unanswered(self._path) from None
 
     async def open(self, channel: str, position: Position, path_fd: int, *, digest: str) -> int:
         """Have the FIFO opened that `position` is in; the write end of its pipe, once a reader has come.
@@ -127,14 +132,32 @@ class KeeperClient:
         return (await self._ask("settled", {"do": "settle", "channel": channel}))[0]
 
     def adopt(self, channel: str, position: Position, fd: int, *, digest: str) -> None:
-        """Give a FIFO's write end away, which has accepted the bytes up to `position`. Raises SinkError."""
-        message = {"do": "adopt", "channel": channel, "epoch": position.epoch, "digest": digest}
+        """Give a FIFO's write end away, which has accepted the bytes up to `position`; see `flush`.
+
+        `fd` is this object's now, and open until the keeper has it. Raises SinkError.
+        """
         moved = position.offset - position.skipped
-        self._send(message | {"skipped": position.skipped, "moved": moved, "mark": position.mark}, fd)
+        message = self._opening(channel, position, digest) | {"moved": moved, "mark": position.mark}
+        self._give(message | {"do": "adopt"}, fd)
 
     def expect(self, channel: str, position: Position, path_fd: int, *, digest: str) -> None:
-        """Have a FIFO opened for the next sidecar, which gets the answer. Raises SinkError."""
-        self._send(self._opening(channel, position, digest), path_fd)
+        """Have a FIFO opened for the next sidecar; see `flush`. Raises SinkError."""
+        self._give(self._opening(channel, position, digest) | {"do": "expect"}, os.dup(path_fd))
+
+    def _give(self, message: dict[str, Any], fd: int) -> None:
+        """Ask until the keeper has it; `fd` is ours now."""
+        self._given[message["channel"]] = message, fd
+        self._idle.clear()
+        self._send(message, fd)
+
+    async def flush(self) -> None:
+        """Wait until the keeper has been told everything and has confirmed what it was given.
+
+        What it has not got ends with this process. Raises SinkError.
+        """
+        await self._idle.wait()
+        if self._dead:
+            raise self._death()
 
     def mark(self, channel: str, mark: Mark) -> None:
         """Keep a mark for the next sidecar. Raises SinkError."""
@@ -148,12 +171,12 @@ class KeeperClient:
         """The channel is over. Raises SinkError."""
         self._send({"do": "forget", "channel": channel})
 
-    async def _ask(self, answer: str, message: dict[str, Any], *fds: int) -> _Answer:
+    async def _ask(self, answer: str, message: dict[str, Any], fd: int = -1) -> _Answer:
         key = answer, str(message["channel"])
         future: asyncio.Future[_Answer] = self._loop.create_future()
         self._waits[key] = future
         try:
-            self._send(message, *fds)
+            self._send(message, fd)
             return await future
         except asyncio.CancelledError:
             if future.done() and not future.cancelled() and future.exception() is None:
@@ -162,13 +185,46 @@ class KeeperClient:
         finally:
             del self._waits[key]
 
-    def _send(self, message: dict[str, Any], *fds: int) -> None:
+    def _send(self, message: dict[str, Any], fd: int = -1) -> None:
+        """Send a request when there is room; `fd` stays the caller's. Raises SinkError, OSError."""
         if self._dead:
             raise self._death()
+        packet = json.dumps(message).encode()
+        if not self._unsent and self._sent(packet, fd):
+            return
+        self._unsent.append((packet, fd if fd < 0 else os.dup(fd)))
+        self._idle.clear()
+
+    def _sent(self, packet: bytes, fd: int) -> bool:
+        """Send a packet if there is room now; else have `_send_more` called when it is time."""
         try:
-            socket.send_fds(self._socket, [json.dumps(message).encode()], fds)
-        except OSError as error:
-            raise self._death() from error
+            socket.send_fds(self._socket, [packet], [] if fd < 0 else [fd])
+        except BlockingIOError:
+            self._loop.add_writer(self._socket.fileno(), self._send_more)
+            return False
+        except (BrokenPipeError, ConnectionResetError):
+            self._lost()
+            return False
+        except OSError:  # memory, or too many descriptors under way: it passes
+            self._loop.remove_writer(self._socket.fileno())
+            self._loop.call_later(AGAIN, self._send_more)
+            return False
+        return True
+
+    def _send_more(self) -> None:
+        while self._unsent and not self._dead:
+            packet, fd = self._unsent[0]
+            if not self._sent(packet, fd):
+                return
+            self._unsent.popleft()
+            _close(fd)
+        if not self._dead:
+            self._loop.remove_writer(self._socket.fileno())
+            self._note_idle()
+
+    def _note_idle(self) -> None:
+        if self._dead or not (self._unsent or self._given):
+            self._idle.set()
 
     def _death(self) -> SinkError:
         return SinkError(
@@ -177,54 +233,99 @@ class KeeperClient:
         )
 
     def _receive(self) -> None:
-        try:
-            data, fds, _, _ = socket.recv_fds(self._socket, LONGEST_MESSAGE, 4)
-        except BlockingIOError:
-            return
-        except OSError:
-            data, fds = b"", []
-        if not data:
-            self._lost()
-            return
-        message = json.loads(data)
-        if message["did"] == "hello":
-            self._hello.set_result(message)
-            return
-        for key, future in self._asked(message):
-            if message["did"] == "failed":
-                future.set_exception(
-                    SinkError(f"the keeper cannot open a FIFO of {key[1]}: {message['error']}")
-                )
-            else:
-                names = ("epoch", "state", "accepted", "digest", "skipped", "mark")
-                held = Held(**{name: message[name] for name in names})
-                future.set_result((held, fds.pop() if fds else -1))
-        for fd in fds:  # nobody waits for it any more
-            _close(fd)
+        for _ in range(AT_ONCE):
+            try:
+                data, fds, _, _ = socket.recv_fds(self._socket, LONGEST_MESSAGE, 4)
+            except OSError:
+                return  # none now; or a reset, after which comes what was said, and the end; or it passes
+            if not data:
+                self._lost()
+                return
+            try:
+                self._note(json.loads(data), fds)
+            finally:
+                for fd in fds:  # nobody waits for it any more
+                    _close(fd)
 
-    def _asked(self, message: dict[str, Any]) -> Iterator[tuple[tuple[str, str], asyncio.Future[Any]]]:
-        """The wait that a message ends, if there is one."""
-        did = "opened" if message["did"] == "failed" else message["did"]
-        key = did, message["channel"]
-        future = self._waits.get(key)
-        if future is not None and not future.done():
-            yield key, future
+    def _note(self, message: dict[str, Any], fds: list[int]) -> None:
+        did, channel = message["did"], message.get("channel", "")
+        if did == "hello":
+            self._greet(message)
+        elif did == "held":
+            self.held[channel] = _held(message)
+        elif did in ("adopted", "expected"):
+            _close(self._given.pop(channel)[1])
+            self._note_idle()
+        elif did == "failed" and message["do"] != "open":
+            self._loop.call_later(AGAIN, self._give_again, channel)
+        else:
+            key = "opened" if did == "failed" else did, channel
+            future = self._waits.get(key)
+            if future is not None and not future.done():
+                if did == "failed":
+                    future.set_exception(_refusal(channel, message["errno"]))
+                else:
+                    future.set_result((_held(message), fds.pop() if fds else -1))
+        if len(self.held) == self._count and not self._greeted.done():
+            self._greeted.set_result(None)
+
+    def _greet(self, message: dict[str, Any]) -> None:
+        if message["version"] == VERSION:
+            self.pid, self._count = int(message["pid"]), int(message["channels"])
+        elif not self._greeted.done():
+            self._greeted.set_exception(
+                SinkError(
+                    f"the keeper at {self._path} is of another version of Penstock; end it when no trainer "
+                    "runs"
+                )
+            )
+
+    def _give_again(self, channel: str) -> None:
+        with contextlib.suppress(SinkError):  # `flush` raises it
+            if channel in self._given:
+                self._send(*self._given[channel])
 
     def _lost(self) -> None:
-        self._dead = True
-        self._loop.remove_reader(self._socket.fileno())
-        waits: list[asyncio.Future[Any]] = [self._hello, *self._waits.values()]
-        for future in waits:
-            if not future.done():
-                future.set_exception(self._death())
+        if not self._dead:
+            self._dead = True
+            self._loop.remove_reader(self._socket.fileno())
+            self._loop.remove_writer(self._socket.fileno())
+            waits: list[asyncio.Future[Any]] = [self._greeted, *self._waits.values()]
+            for future in waits:
+                if not future.done():
+                    future.set_exception(self._death())
+            self._note_idle()
 
     def close(self) -> None:
         """End the connection; the keeper goes on."""
-        if not self._dead:
-            self._lost()
-        if not self._hello.cancelled() and self._hello.done():
-            self._hello.exception()  # nobody need be told
+        self._lost()
+        if not self._greeted.cancelled() and self._greeted.done():
+            self._greeted.exception()  # nobody need be told
+        for _, fd in [*self._unsent, *self._given.values()]:
+            _close(fd)
+        self._unsent.clear()
+        self._given.clear()
         self._socket.close()
+
+
+def _held(message: dict[str, Any]) -> Held:
+    names = ("epoch", "state", "accepted", "digest", "skipped", "mark")
+    return Held(**{name: message[name] for name in names})
+
+
+def _refusal(channel: str, number: int) -> SinkError:
+    """Why the keeper does not open a FIFO of `channel`."""
+    text = f"the keeper cannot open a FIFO of {channel}: {os.strerror(number)}"
+    if number in (errno.EACCES, errno.EPERM):
+        return SinkError(f"{text}; run keeper and sidecar as the same user")
+    return Shortage(f"{text}; it tries again, raise its `ulimit -n`, threads or memory")
+
+
+def _unanswered(path: str) -> SinkError:
+    return SinkError(
+        f"the keeper at {path} did not answer in {ANSWER_WITHIN:g} s; it serves one sidecar at a time: is "
+        "another one connected?"
+    )
 
 
 class _Absent(SinkError):
@@ -240,26 +341,43 @@ async def connected(path: str) -> KeeperClient:
     """A connection to the keeper that listens at `path`. Raises SinkError."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
     try:
-        with keeper_module.address(path) as reachable:
-            sock.connect(reachable)
+        await _connect(sock, path)
         uid = keeper_module.peer(sock)
-        client = KeeperClient(path, sock)
-    except OSError as error:
-        sock.close()
-        raise _Absent(
-            f"no keeper listens at {path}: {error.strerror or error}; start `penstock keeper {path}` first"
-        ) from error
-    try:
         if uid not in (0, os.geteuid()):
             raise SinkError(  # noqa: TRY301 - closed as after any other refusal
                 f"who listens at {path} is user {uid}, and no keeper of ours; remove the socket, and let "
                 "nobody else write that directory"
             )
+    except OSError as error:
+        sock.close()
+        raise _Absent(
+            f"no keeper listens at {path}: {error.strerror or error}; start `penstock keeper {path}` first"
+        ) from error
+    except BaseException:
+        sock.close()
+        raise
+    client = KeeperClient(path, sock)
+    try:
         await client.greet()
     except BaseException:
         client.close()
         raise
     return client
+
+
+async def _connect(sock: socket.socket, path: str) -> None:
+    """Connect, however many sidecars wait there. Raises OSError, SinkError."""
+    began = time.monotonic()
+    while True:
+        try:
+            with keeper_module.address(path) as reachable:
+                sock.connect(reachable)
+        except BlockingIOError:
+            if time.monotonic() - began > ANSWER_WITHIN:
+                raise _unanswered(path) from None
+            await asyncio.sleep(AGAIN)
+        else:
+            return
 
 
 async def started(path: str) -> KeeperClient:

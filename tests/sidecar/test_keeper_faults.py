@@ -1,0 +1,231 @@
+"""A keeper whose system calls fail, one that lacks descriptors or threads, and processes that stand still.
+
+None of that may end a FIFO: what its reader got by then would look like a whole epoch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import random
+import resource
+import signal
+import threading
+import time
+
+import pytest
+
+from streamer.plan import Position
+from streamer.sink.kept import connected
+from tests.kit.harness import fill
+from tests.kit.keeping import Talk, injected, keeper_process
+from tests.kit.processes import job, sidecar, write_job
+
+CHANNELS = 3
+SIZE = 3_000_000
+"""Of each: more than FIFO and pipe hold."""
+
+
+class Trainer:
+    """Reads FIFOs to their ends, each in a thread; `got` has what came so far, `ended` who saw an end."""
+
+    def __init__(self, directory, names):
+        self.got = {name: bytearray() for name in names}
+        self.ended: set[str] = set()
+        self._threads = [
+            threading.Thread(target=self._read, args=(directory, name), daemon=True) for name in names
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _read(self, directory, name):
+        with open(directory / f"{name}_0", "rb", buffering=0) as file:
+            while chunk := file.read(1 << 16):
+                self.got[name] += chunk
+        self.ended.add(name)
+
+    def join(self):
+        for thread in self._threads:
+            thread.join(30)
+            assert not thread.is_alive()
+
+
+def write(fd, data):
+    """All of `data`, as the pipe has room."""
+    os.set_blocking(fd, True)
+    left = memoryview(data)
+    while left:
+        left = left[os.write(fd, left) :]
+    os.close(fd)
+
+
+def stream(directory, talk, contents):
+    """One epoch of every channel by way of the keeper; fails if one ends before it is told to."""
+    for name in contents:
+        os.mkfifo(directory / f"{name}_0")
+        talk.open(name, directory / f"{name}_0")
+    trainer = Trainer(directory, contents)
+    writers = []
+    for name, data in contents.items():
+        _, fd = talk.hear("opened", name)
+        writers.append(threading.Thread(target=write, args=(fd, data), daemon=True))
+        writers[-1].start()
+    for writer in writers:
+        writer.join(30)
+    for name, data in contents.items():
+        talk.say("settle", name)
+        assert talk.hear("settled", name)[0]["accepted"] == len(data)
+    assert not trainer.ended
+    for name in contents:
+        talk.say("close", name)
+    trainer.join()
+    assert trainer.got == contents
+
+
+FAULTS = {
+    "accept4": ("EMFILE", "ENFILE", "ENOMEM", "ECONNABORTED"),
+    "recvmsg": ("ENOMEM", "ENOBUFS", "EIO"),
+    "sendmsg": ("ENOMEM", "ENOBUFS", "ETOOMANYREFS"),
+    "splice": ("ENOMEM", "EIO", "EINVAL"),
+    "epoll_ctl": ("ENOMEM", "ENOSPC"),
+    "epoll_wait": ("ENOMEM", "EINVAL"),
+    "pipe2": ("EMFILE", "ENFILE", "ENOMEM"),
+    "clone3": ("EAGAIN", "ENOMEM"),
+    "ioctl": ("EIO", "ENOMEM"),
+    "poll": ("ENOMEM",),
+    "getsockopt": ("ENOBUFS",),
+}
+"""Calls that the keeper makes for a channel, and how each can fail."""
+
+
+def drawn(seed, count):
+    """`strace` options for so many faults, each call at least once."""
+    dice = random.Random(seed)
+    for call, _ in zip(itertools.cycle(FAULTS), range(count), strict=False):
+        when = f"{dice.randint(1, 12)}+{dice.choice((97, 5, 9))}"
+        yield f"{call}:error={dice.choice(FAULTS[call])}:when={when}"
+
+
+@pytest.mark.timeout(180)
+def test_no_errno_ends_a_fifo(tmp_path):
+    """One call or every few fail from a place on; the calls are those of the whole process."""
+    contents = {f"c{number}": random.Random(number).randbytes(SIZE) for number in range(CHANNELS)}
+    for index, fault in enumerate(drawn(1, 2 * len(FAULTS))):
+        directory = tmp_path / str(index)
+        directory.mkdir()
+        try:
+            with (
+                keeper_process(directory / "keeper") as keeper,
+                injected(keeper, fault),
+                Talk(directory / "keeper") as talk,
+            ):
+                stream(directory, talk, contents)
+                assert keeper.alive
+        except BaseException:
+            print(fault)
+            raise
+
+
+@contextlib.contextmanager
+def descriptors(pid, count):
+    """A process that may open no more than so many until the end of the block."""
+    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (count, before[1]))
+    try:
+        yield
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+
+
+def test_a_lack_of_descriptors_is_told_and_waited_for(stub, tmp_path, monkeypatch):
+    """Eight channels under a keeper that has descriptors for four of them."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIATEST")
+    names = [f"c{number}" for number in range(8)]
+    contents = {name: fill(stub, [SIZE], prefix=f"b/{name}/", seed=i) for i, name in enumerate(names)}
+    document = job(stub.url, tmp_path / "ml", *(f"b/{name}/" for name in names))
+    data = tmp_path / "ml" / "input" / "data"
+    with (
+        keeper_process(tmp_path / "keeper") as keeper,
+        descriptors(keeper.pid, 24),
+        sidecar(write_job(tmp_path / "job.yaml", document), "--keeper", str(tmp_path / "keeper")) as running,
+    ):
+        running.wait_for("ready")
+        trainer = Trainer(data, names)
+        told = running.wait_for("waiting for space or open files")
+        assert "the keeper cannot open a FIFO of" in told["error"]
+        assert "ulimit -n" in told["error"]
+        with descriptors(keeper.pid, 1024):
+            trainer.join()
+        assert trainer.got == contents
+        assert running.end() == 0
+
+
+def stopped(keeper):
+    keeper.signal(signal.SIGSTOP)
+    deadline = time.monotonic() + 20
+    while not keeper.stopped:
+        assert time.monotonic() < deadline
+
+
+MANY = 1024
+
+
+@pytest.fixture
+def many_descriptors():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.timeout(120)
+async def test_a_thousand_fifos_outlive_a_restart_and_whoever_stands_still(tmp_path, many_descriptors):
+    """The keeper stands still while a sidecar asks; then the next sidecar, while the keeper answers."""
+    names = [f"channel-{number:04d}-{'x' * 64}" for number in range(MANY)]
+    path_fds, read_fds = [], []
+    with keeper_process(tmp_path / "keeper") as keeper:
+        client = await connected(str(tmp_path / "keeper"))
+        stopped(keeper)
+        async with asyncio.TaskGroup() as group:
+            opened = []
+            for name in names:
+                os.mkfifo(tmp_path / name)
+                path_fds.append(os.open(tmp_path / name, os.O_PATH))
+                opening = client.open(name, Position(), path_fds[-1], digest="d" * 64)
+                opened.append(group.create_task(opening))
+                read_fds.append(os.open(tmp_path / name, os.O_RDONLY | os.O_NONBLOCK))
+            await asyncio.sleep(0)  # the tasks run, and have asked
+            assert client._unsent
+            keeper.signal(signal.SIGCONT)
+        for number, each in enumerate(opened):
+            assert os.write(each.result(), b"%d" % number)
+            os.close(each.result())
+        client.close()
+
+        # The next one asks and does not listen: what it does not take must stop nothing.
+        with Talk(tmp_path / "keeper") as dull:
+            dull.say("hello")
+            for name in names:
+                dull.sock.settimeout(0.2)
+                with contextlib.suppress(TimeoutError):
+                    dull.say("settle", name)
+                    continue
+                break
+            for number, fd in enumerate(read_fds):
+                os.set_blocking(fd, True)
+                assert os.read(fd, 100) == b"%d" % number
+        again = await connected(str(tmp_path / "keeper"))
+        assert [again.held[name].accepted for name in names] == [len(b"%d" % n) for n in range(MANY)]
+        assert {held.state for held in again.held.values()} == {"open"}
+        stopped(keeper)
+        for name in names:
+            again.done(name)
+        assert again._unsent
+        keeper.signal(signal.SIGCONT)
+        await asyncio.wait_for(again.flush(), 30)
+        assert {os.read(fd, 100) for fd in read_fds} == {b""}
+        again.close()
+    for fd in path_fds + read_fds:
+        os.close(fd)
