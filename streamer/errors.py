@@ -181,6 +181,10 @@ class TruncatedStream(StreamError):
     """The stream ended before the epoch did; the text says how many bytes of how many arrived, and why."""
 
 
+class CutRecord(TruncatedStream):
+    """The stream ended inside a record, though all of it arrived: an object ends inside a record."""
+
+
 class CorruptRecord(StreamError):
     """The bytes are not a record of the declared format; the text gives the offset in the stream."""
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING
 
-from streamer.errors import TruncatedStream
+from streamer.errors import CutRecord
 from streamer.formats.window import BLOCK_BYTES, RecordReader
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class RecordIOReader(RecordReader):
 
     def _finish(self) -> list[bytes]:
         if self._parts and self._end == self._start:
-            raise TruncatedStream(
+            raise CutRecord(
                 f"the stream ends at offset {self.offset} between the parts of a {self.what}: "
                 f"{len(self._parts)} parts arrived, the last one did not"
             )

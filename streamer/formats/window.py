@@ -8,7 +8,7 @@ the head of a record that is still on its way, moves to the front; a record larg
 double, so memory follows the bytes that *arrived*, never a length that some header declares.
 
 Endings: the source returns 0 at the end of the stream and raises if that end is not the real one
-(`PipeStream` does). A record that the end cuts is `TruncatedStream`, never data. Records that stood whole
+(`PipeStream` does). A record that the end cuts is `CutRecord`, never data. Records that stood whole
 before a bad one are handed over before the error is raised.
 """
 
@@ -17,7 +17,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Protocol
 
-from streamer.errors import CorruptRecord, TruncatedStream
+from streamer.errors import CorruptRecord, CutRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,7 +37,7 @@ class RecordReader(ABC):
     """Cuts one stream into records. It is used up by one pass; it does not close its source.
 
     `block_bytes` is the least size of the buffer. Iterate over it for single records, or take
-    `batches()`. Both raise `CorruptRecord` and `TruncatedStream`, and what the source raises.
+    `batches()`. Both raise `CorruptRecord` and `CutRecord`, and what the source raises.
     """
 
     what = "record"
@@ -110,7 +110,7 @@ class RecordReader(ABC):
     def _finish(self) -> list[bytes]:
         """What the end of the stream makes of the bytes that are left."""
         if left := self._end - self._start:
-            raise TruncatedStream(
+            raise CutRecord(
                 f"the stream ends inside a {self.what} at offset {self.offset}: "
                 f"{self._wanted} bytes wanted, {left} arrived"
             )

@@ -18,9 +18,9 @@ n+1 iterators, consumes an epoch that nobody reads (contract §1.5). Here it is 
 when the first element is asked for.
 
 Errors are raised by an operation of the graph (`streamer.readers.verdicts`): `tf.errors.DataLossError` for a
-stream that broke or does not hold records, `tf.errors.NotFoundError` for a FIFO that did not appear or that
-nobody writes. Their text is ours, the class before it. Records that were whole before the fault come first.
-After an error the iterator is over.
+stream that broke, `tf.errors.InternalError` for bytes that are no record, as the incumbent has it (contract
+§6.3), `tf.errors.NotFoundError` for a FIFO that did not appear or that nobody writes. Their text is ours, the
+class before it. Records that were whole before the fault come first. After an error the iterator is over.
 
 An iterator's checkpoint does not hold the position in a FIFO; `streamer.readers.places` has what does. The
 graph of this dataset cannot be moved to another process (tf.data service), as with every dataset made of
@@ -95,8 +95,9 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
 
     Raises PipeModeDatasetException (a ChannelError) if the channel is unknown or is not a Pipe channel, or
     arguments have no meaning together; `tf.errors.InvalidArgumentError` for an unknown format; ChannelError
-    if the state directory cannot be made. Iterating raises `tf.errors.DataLossError` with the text of
-    TruncatedStream or CorruptRecord, `tf.errors.NotFoundError` with that of ChannelError.
+    if the state directory cannot be made. Iterating raises `tf.errors.InternalError` with the text of
+    CorruptRecord or CutRecord, `tf.errors.DataLossError` with that of any other StreamError,
+    `tf.errors.NotFoundError` with that of ChannelError.
 
     Every host reads a FIFO of its own, so tf.distribute must not divide it again: auto-sharding is off.
     """

@@ -33,7 +33,14 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from streamer.errors import ChannelError, CorruptRecord, PenstockError, StreamError, TruncatedStream
+from streamer.errors import (
+    ChannelError,
+    CorruptRecord,
+    CutRecord,
+    PenstockError,
+    StreamError,
+    TruncatedStream,
+)
 from streamer.readers.book import ENDED, FAILED, OPEN, READING, Book
 from streamer.readers.plain import next_stream
 from streamer.readers.progress import Block, Start, start_of
@@ -47,7 +54,9 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 1.0
 """Seconds after which a worker that waits for bytes sees whether its parent is still alive."""
-_ERRORS = {kind.__name__: kind for kind in (ChannelError, CorruptRecord, StreamError, TruncatedStream)}
+_ERRORS = {
+    kind.__name__: kind for kind in (ChannelError, CorruptRecord, CutRecord, StreamError, TruncatedStream)
+}
 
 
 @dataclass(frozen=True, slots=True)

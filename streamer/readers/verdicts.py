@@ -1,4 +1,5 @@
-"""An operation that fails with a status of our choice, so that a broken stream is a `DataLossError`.
+"""An operation that fails with a status of our choice: `DataLossError` for a broken stream, and
+`InternalError` for a bad record, which programs that were written for SageMaker's reader catch.
 
 TensorFlow makes `UnknownError` of nearly every exception that leaves a Python step. A kernel, though, may
 end with any status. This one is registered through TensorFlow's C API, which its Python package exports, by
@@ -21,7 +22,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import op_def_library, op_def_registry
 
-from streamer.errors import ChannelError, StreamError
+from streamer.errors import ChannelError, CorruptRecord, CutRecord, StreamError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,11 +44,13 @@ class Interrupted(Exception):
 
 
 CODES: tuple[tuple[type[Exception], int], ...] = (
+    (CorruptRecord, tf.errors.INTERNAL),
+    (CutRecord, tf.errors.INTERNAL),
     (StreamError, tf.errors.DATA_LOSS),
     (ChannelError, tf.errors.NOT_FOUND),
     (Interrupted, tf.errors.CANCELLED),
 )
-"""Our errors and the status that stands for each."""
+"""Our errors and the status that stands for each; the first that fits."""
 
 
 def verdict(error: Exception) -> Verdict:

@@ -2,8 +2,8 @@
 
 In the order of its files: test/unit/test_pipemode.py, test/functional/test_pipemode.py and the tests of its
 C++ readers. As there, FIFOs may be regular files, and one directory is for FIFOs, state and configuration.
-What differs: TensorFlow from 2.16 on has no Estimator, so Keras trains; invalid data is a DataLossError here,
-an InternalError there. Its test of a missing file, of 120 s, is test_tensorflow's `..._that_does_not_appear`.
+What differs: TensorFlow from 2.16 on has no Estimator, so Keras trains.
+Its test of a missing file, of 120 s, is test_tensorflow's `..._that_does_not_appear`.
 """
 
 from __future__ import annotations
@@ -93,10 +93,24 @@ def test_single_record_multiple_records_large_record(channels, records):
     assert [iterator.get_next().numpy() for _ in records] == records
 
 
-def test_invalid_data(channels):
-    channels.file("A_0", b"adfsafasfd")
-    with pytest.raises(tf.errors.DataLossError):
-        iter(channels.dataset("A")).get_next()
+BAD = {
+    "no RecordIO": ("RecordIO", b"adfsafasfd"),
+    "a cut RecordIO header": ("RecordIO", recordio.encode(b"bear") + b"\n#\xd7"),
+    "no TFRecord": ("TFRecord", b"adfsafasfdadfsafasfd"),
+    "a bad TFRecord": ("TFRecord", spoilt(b"bear")),
+    "a cut TFRecord": ("TFRecord", tfrecord.encode(b"bear")[:-6]),
+    "a cut TFRecord length": ("TFRecord", tfrecord.encode(b"bear")[:5]),
+}
+"""By what is wrong: the format, and bytes of which the incumbent raises an InternalError (contract 6.3)."""
+
+
+@pytest.mark.parametrize("batch_size", [None, 2])
+@pytest.mark.parametrize("bad", list(BAD))
+def test_invalid_data(channels, bad, batch_size):
+    record_format, data = BAD[bad]
+    channels.file("A_0", data)
+    with pytest.raises(tf.errors.InternalError):
+        list(channels.dataset("A", record_format=record_format, batch_size=batch_size))
 
 
 def test_out_of_range(channels):
