@@ -27,6 +27,7 @@ from streamer.source.lanes import Lane
 from streamer.source.pool import LanePool
 from streamer.source.portable import PortableSource
 from streamer.source.ranges import Receiver, check_head
+from streamer.source.redirects import visible_id
 from streamer.source.session import STALL_TIMEOUT
 from streamer.source.signing import Place, RangeSigner
 from streamer.source.watcher import Watcher
@@ -191,7 +192,7 @@ class OwnSource:
                     version=headers.get("x-amz-version-id"),
                 )
             except SourceError as error:
-                error.where = replace(where, request_id=headers.get("x-amz-request-id"))
+                error.where = replace(where, request_id=visible_id(headers.get("x-amz-request-id")))
                 raise
 
         async def request() -> bytes:

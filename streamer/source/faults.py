@@ -36,7 +36,7 @@ from streamer.errors import (
     WrongEndpoint,
 )
 from streamer.secrets import quoted
-from streamer.source.redirects import REGION
+from streamer.source.redirects import REGION, visible_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -195,7 +195,7 @@ def untrusted(said: str) -> str:
     """The error about a certificate that is not trusted."""
     return (
         f"TLS failed ({said}); Penstock.Endpoint.CaBundle must hold the certificate of the server's "
-        "authority if that is a private one, and Penstock.Endpoint.Url a name that the server's certificate has"
+        "authority if that is a private one, and Penstock.Endpoint.Url a name that the certificate has"
     )
 
 
@@ -239,7 +239,7 @@ def from_answer(
 
     `date`: its header of that name. `region`: that of the bucket, if the answer names it.
     """
-    place = Where(where.bucket, where.key, where.offset, where.attempt, request_id or None)
+    place = Where(where.bucket, where.key, where.offset, where.attempt, visible_id(request_id))
     text = f"{_FIX.get(code) or quoted(message or code)} (S3 said {_status(status, code)})"
     if code in _THROTTLE or status in (429, 503):
         return Throttled(text, place, retry_after=_seconds(retry_after))

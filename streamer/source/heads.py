@@ -31,6 +31,7 @@ from streamer.source.answer import HEAD_END, HEAD_READ, MAX_HEAD, AnswerParser, 
 from streamer.source.client import HttpClient, why_not
 from streamer.source.faults import from_answer, map_errors
 from streamer.source.ranges import check_version
+from streamer.source.redirects import visible_id
 from streamer.source.session import STALL_TIMEOUT, trust
 from streamer.source.signing import RangeSigner
 
@@ -137,7 +138,7 @@ class OwnHeads:
             lambda lane: HeadExchange(lane, where),
         )
         status, headers = head.status, head.headers
-        where = Where(bucket, key, request_id=headers.get("x-amz-request-id"))
+        where = Where(bucket, key, request_id=visible_id(headers.get("x-amz-request-id")))
         if status == http.HTTPStatus.OK:
             found = headers.get("x-amz-version-id")
             return _found(where, version, found, length=head.content_length, etag=headers.get("etag"))

@@ -87,6 +87,8 @@ class _Lister:
                         raise BadAnswer(
                             f"the listing names {found!r}, which does not begin with the prefix", where
                         )
+        if page.get("NextContinuationToken") and not page["IsTruncated"]:
+            raise BadAnswer("the listing cannot be understood (it ends, and names a further page)", where)
         if page["IsTruncated"] and not page.get("NextContinuationToken"):
             raise BadAnswer("the listing does not advance (truncated, without a further token)", where)
         return page

@@ -16,6 +16,7 @@ from streamer.errors import Truncated, Where
 from streamer.source.credentials import LastingCredentials, renewing
 from streamer.source.faults import map_errors, of_listed
 from streamer.source.ranges import check_head
+from streamer.source.redirects import visible_id
 
 if TYPE_CHECKING:
     from streamer.source.ranges import Receiver
@@ -48,7 +49,7 @@ class PortableSource:
                 **({"VersionId": ref.version} if ref.version else {}),
             )
             metadata = answer["ResponseMetadata"]
-            where = Where(ref.bucket, ref.key, first, attempt, metadata.get("RequestId"))
+            where = Where(ref.bucket, ref.key, first, attempt, visible_id(metadata.get("RequestId")))
             async with answer["Body"] as body:
                 check_head(
                     ref,

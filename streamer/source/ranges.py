@@ -197,7 +197,9 @@ def check_head(
     if match is None:
         whole = status == 200 and first == 0 and end == ref.size
         if not (whole and content_length == ref.size):
-            raise BadAnswer(f"answered {status} with Content-Range {content_range!r} to a ranged GET", where)
+            raise BadAnswer(
+                f"answered {status} with Content-Range {quoted(str(content_range))!r} to a ranged GET", where
+            )
         return
     begin, last, size = map(int, match.groups())
     if size != ref.size:

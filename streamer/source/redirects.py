@@ -43,19 +43,19 @@ class PinnedSession(AIOHTTPSession):  # type: ignore[misc]
 
 
 class _Unfollowing:
-    """aiohttp's session, as far as aiobotocore uses it."""
+    """aiohttp's session, as far as aiobotocore uses it, without redirects and cookies."""
 
     def __init__(self, session: Any) -> None:
         self._session = session
 
     async def request(self, method: str, **options: Any) -> Any:
+        self._session.cookie_jar.clear()  # S3 has none, so what a server sets is neither kept nor sent back
         return await self._session.request(method, **options, allow_redirects=False)
 
 
 def judge(url: str, status: int, headers: Any) -> None:
     """Return for a redirect that botocore's rules may follow. Raises WrongEndpoint, Transient."""
-    request_id = headers.get("x-amz-request-id")
-    where = Where(request_id=quoted(request_id) if request_id else None)
+    where = Where(request_id=visible_id(headers.get("x-amz-request-id")))
     if (region := headers.get("x-amz-bucket-region")) is not None:
         if not REGION.fullmatch(region):
             raise WrongEndpoint(f"S3 said {status} and named {quoted(region)!r}, which is no region", where)
@@ -80,6 +80,11 @@ def judge(url: str, status: int, headers: Any) -> None:
         "if the bucket is there, name it by Penstock.Endpoint.Url, or set Penstock.Endpoint.Region",
         where,
     )
+
+
+def visible_id(request_id: str | None) -> str | None:
+    """A request id as errors may name it: a server may repeat a secret of the request there."""
+    return quoted(request_id) if request_id else None
 
 
 def _origin(url: SplitResult) -> str:

@@ -144,7 +144,6 @@ async def open_clients(
     broken credentials files.
     """
     from aiobotocore.config import AioConfig
-    from aiobotocore.session import AioSession
     from botocore import UNSIGNED
 
     remember_environment()
@@ -183,7 +182,7 @@ async def open_clients(
     }
     async with contextlib.AsyncExitStack() as stack:
         with map_errors(Where()), _refusals_told():
-            session = AioSession(profile=endpoint.profile)
+            session = _session(endpoint.profile)
             session.register_component("data_loader", _models(session.get_config_variable("data_path")))
             credentials = None if endpoint.anonymous else await _lasting(session, endpoint.profile)
             parsers = session.get_component("response_parser_factory")
@@ -235,12 +234,21 @@ def _refusals_told() -> Iterator[None]:
         ) from error
 
 
-async def _lasting(session: Any, profile: str | None) -> LastingCredentials | None:
-    """The session's credentials, which it uses from now on for its clients too; None if it has none."""
+def _session(profile: str | None) -> Any:
+    """A session none of whose clients follows a redirect, those that ask STS for credentials included."""
+    from aiobotocore.config import AioConfig
     from aiobotocore.session import AioSession
 
+    session = AioSession(profile=profile)
+    session.set_default_client_config(AioConfig(http_session_cls=PinnedSession))
+    return session
+
+
+async def _lasting(session: Any, profile: str | None) -> LastingCredentials | None:
+    """The session's credentials, which it uses from now on for its clients too; None if it has none."""
+
     async def load() -> Any:
-        return await AioSession(profile=profile).get_credentials()
+        return await _session(profile).get_credentials()
 
     # Not by `get_credentials`, which would remember what it found and give that to the clients.
     found = await session.get_component("credential_provider").load_credentials()

@@ -67,6 +67,7 @@ def foldered(name: str):
             paged(answer(200, b"<html><body>Welcome to the hotel</body></html>")),
             "does not say whether it ends",
         ),
+        (lambda _: listing(*FIRST, more="t").replace(b">true<", b">True<"), "names a further page"),
         (paged(answer(204)), "does not say whether it ends"),
         (lambda _: listing(("data/train/0", 1 << 64, "e")), "such a key"),
         (lambda _: listing(("data/train/" + "k" * 70_000, 1, "e")), "such a key"),

@@ -10,7 +10,7 @@ import pytest
 from botocore.utils import S3RegionRedirectorv2
 
 from sidecar.exits import Exit, exit_code
-from streamer.errors import SourceError, Transient, WrongEndpoint
+from streamer.errors import PenstockError, SourceError, Transient, WrongEndpoint
 from streamer.plan import ObjectRef, Plan, S3Uri
 from streamer.relay.retry import RetryPolicy
 from streamer.source.heads import open_heads
@@ -211,3 +211,42 @@ async def test_on_aws_our_own_client_asks_the_endpoint_of_the_region():
                 "get_object", Params={"Bucket": "some-bucket", "Key": "k"}
             )
             assert (await signer.place("some-bucket")).host == host
+
+
+async def test_a_question_for_credentials_is_not_redirected_either(monkeypatch, tmp_path):
+    """A web identity's token goes to STS alone."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name)
+    (tmp_path / "token").write_text("a-web-identity")
+    monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(tmp_path / "token"))
+    monkeypatch.setenv("AWS_ROLE_ARN", "arn:aws:iam::123456789012:role/reader")
+    with redirecting() as (own, other):
+        monkeypatch.setenv("AWS_ENDPOINT_URL_STS", own.url)
+        async with clients_of(own) as clients:
+            with pytest.raises(PenstockError, match="is not the job's endpoint"):
+                await plan_prefix(clients.control, S3Uri("b", "data/"))
+    assert own.seen
+    assert not other.seen
+
+
+async def test_a_server_s_cookies_are_not_sent_back(stub):
+    with raw_server(
+        lambda _: answer(200, listing(("data/0000", 1, "e")).partition(b"\r\n\r\n")[2], Set_Cookie="a=b")
+    ) as server:
+        server.url = server.url.replace("127.0.0.1", "localhost")  # addresses have no cookies
+        async with clients_of(server) as clients:
+            for _ in range(2):
+                await plan_prefix(clients.control, S3Uri("b", "data/"))
+    assert [request.headers.get("cookie") for request in server.seen] == [None, None]
+
+
+async def test_a_request_id_shows_no_secret(run, tmp_path):
+    """The server repeats the session token there, as one that logs requests by their headers may."""
+
+    def reply(request: Request) -> bytes:
+        return answer(206, x_amz_request_id=request.headers["x-amz-security-token"], ETag='"another"')
+
+    with raw_server(reply) as server:
+        error = await failed(run, server, tmp_path)
+    assert "request id ***" in str(error)
+    assert "a-session-token" not in str(error)

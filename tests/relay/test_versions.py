@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from sidecar.exits import Exit, exit_code
 from streamer.errors import BadAnswer, SourceChanged, SourceError
 from streamer.plan import ObjectRef, Plan, S3Uri
 from streamer.relay.retry import RetryPolicy
@@ -81,6 +82,14 @@ async def test_any_proof_will_do(run, tmp_path, version, headers):
         got, error = await outcome(run, server, tmp_path, ObjectRef("b", "k", len(NEW), "e", version))
     assert error is None
     assert got == NEW
+
+
+async def test_what_was_listed_and_is_not_there_was_deleted(run, tmp_path):
+    with raw_server(lambda _: answer(404, b"<Error><Code>NoSuchKey</Code></Error>")) as server:
+        got, error = await outcome(run, server, tmp_path, ObjectRef("b", "k", len(NEW), "e"))
+    assert not got
+    assert "the object was deleted after it was listed" in str(error)
+    assert exit_code(error) is Exit.CHANGED
 
 
 @pytest.mark.parametrize("portable", [True, False], ids=["portable", "own"])
