@@ -7,10 +7,11 @@ import json
 from typing import TYPE_CHECKING, Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
-from urllib.request import Request, urlopen
+from urllib.request import Request
 
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
+from sidecar.probe import direct
 from streamer.errors import ConfigError, SinkError
 from streamer.secrets import visible
 
@@ -96,7 +97,7 @@ def _checked(url: str) -> str:
 @contextlib.contextmanager
 def _answered(url: str, request: Request) -> Iterator[Any]:
     try:
-        with urlopen(request, timeout=WITHIN) as answer:  # noqa: S310 - checked by the caller
+        with direct.open(request, timeout=WITHIN) as answer:
             yield answer
     except HTTPError as error:
         with error:
@@ -104,6 +105,6 @@ def _answered(url: str, request: Request) -> Iterator[Any]:
         with contextlib.suppress(ValueError, KeyError, TypeError):
             text = json.loads(text)["error"]
         raise ConfigError(f"{url} refuses: {text}") from error
-    except (URLError, OSError) as error:
+    except (URLError, OSError, ValueError) as error:
         said = error.reason if isinstance(error, URLError) else error
         raise SinkError(f"no sidecar answers at {url} ({said}); is it running, and --url right?") from error

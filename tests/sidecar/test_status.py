@@ -16,6 +16,7 @@ from streamer.units import MIB
 from tests.kit.harness import MORE_THAN_A_FIFO, fill
 from tests.kit.pipes import read_all
 from tests.kit.processes import job, penstock, sidecar, write_job
+from tests.kit.raw import answer, raw_server
 from tests.kit.stub import fails
 
 TOKEN = "0123456789abcdef"
@@ -173,3 +174,17 @@ def test_an_epoch_s_line_has_what_matters(stub, tmp_path):
         assert line["mb_per_second"] > 0
         assert line["waited_for_storage"] + line["waited_for_trainer"] <= line["seconds"] + 0.15
         assert "of the epoch" in line["summary"]
+
+
+def test_the_admin_token_goes_to_the_sidecar_alone(tmp_path, monkeypatch, token):
+    """Not to a proxy of the environment, nor where a redirect leads."""
+    with raw_server(lambda _: answer(200)) as other:
+        for proxy in ("http_proxy", "HTTP_PROXY"):
+            monkeypatch.setenv(proxy, other.url)
+        with raw_server(lambda request: answer(302, Location=other.url + request.target)) as own:
+            done = penstock("set", "--url", own.url, "--token-file", token, "connections=3")
+            assert done.returncode == 2
+            assert penstock("top", "--url", own.url, "--token-file", token).returncode == 2
+            assert penstock("probe", "--url", own.url).returncode == 1
+        assert len(own.seen) == 3
+        assert not other.seen
