@@ -103,6 +103,11 @@ class Epoll:
         del self._masks[fd]
         self._real.unregister(fd)
 
+    @property
+    def told(self) -> bool:
+        """Whether the kernel has told of something that the owner has not heard."""
+        return bool(self._told)
+
     def ready(self) -> list[tuple[int, int]]:
         """All that the kernel tells now."""
         found = dict(self._told)
@@ -185,6 +190,11 @@ class _Selector(selectors.EpollSelector):
             epoll = self.loop.epolls.get(key.fd)
             if epoll is None or epoll.ready():
                 found.append((key, mask))
+        listed = {key.fd for key, _ in found}
+        for fd, epoll in self.loop.epolls.items():
+            # The kernel has told us, and tells nobody again.
+            if epoll.told and fd not in listed and fd in self.get_map():
+                found.append((self.get_map()[fd], selectors.EVENT_READ))
         found.sort(key=lambda each: each[0].fd)
         now = {(key.fd, mask) for key, mask in found}
         for gone in [each for each in self._due if each not in now]:

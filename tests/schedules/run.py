@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import gc
 import gzip
 import os
@@ -31,12 +32,13 @@ from streamer.relay.pipes import PIPE_SIZE, PipePool, PipeStages
 from streamer.relay.retry import RetryPolicy
 from streamer.source.client import OwnSource
 from streamer.source.heads import OwnHeads
-from streamer.source.session import Clients, Reading
+from streamer.source.session import Clients, Reading, trust
 from streamer.source.signing import RangeSigner
 from streamer.trailer import Trailer
 from tests.kit.virtual import Hang, ScheduledLoop, virtual
 from tests.schedules.server import Server, etag
 from tests.schedules.trial import BUCKET, LASTING, ChannelTrial, SeedTrial
+from tests.schedules.wire import authority
 
 POLICY = RetryPolicy(give_up_after=300, first_wait=0.01, longest_wait=0.5, longest_retry_after=2)
 STALL_TIMEOUT = 2.0
@@ -97,16 +99,18 @@ class _Fallback:
 class _Client:
     """What the product asks of aiobotocore's client: where the endpoint is."""
 
-    meta = SimpleNamespace(
-        region_name="us-east-1",
-        endpoint_url="http://s3.test:9000",
-        config=SimpleNamespace(signature_version="s3v4"),
-        events=SimpleNamespace(register=lambda *_: None),
-    )
+    def __init__(self, *, tls: bool) -> None:
+        self._url = f"{'https' if tls else 'http'}://s3.test:9000"
+        self.meta = SimpleNamespace(
+            region_name="us-east-1",
+            endpoint_url=self._url,
+            config=SimpleNamespace(signature_version="s3v4"),
+            events=SimpleNamespace(register=lambda *_: None),
+        )
 
     async def generate_presigned_url(self, _name: str, *, Params: dict[str, str], ExpiresIn: int) -> str:  # noqa: N803
         del ExpiresIn
-        return f"http://s3.test:9000/{Params['Bucket']}/{Params['Key']}"
+        return f"{self._url}/{Params['Bucket']}/{Params['Key']}"
 
 
 class SeedRun:
@@ -128,14 +132,19 @@ class SeedRun:
 
     async def run(self) -> None:
         trial = self._trial
-        client = _Client()
+        client, bundle = _Client(tls=trial.tls), None
+        if trial.tls:
+            bundle = f"{self._directory}/.ca.pem"
+            with open(bundle, "wb") as file:
+                file.write(authority()[1])
         source = OwnSource(
             RangeSigner(client, None, anonymous=True, reading=Reading()),
             _Fallback(),  # type: ignore[arg-type]
             splice=trial.splice,
+            tls=trust(bundle) if trial.tls else None,
             stall_timeout=STALL_TIMEOUT,
         )
-        clients = Clients(client, client, None, True, Reading(), None, STALL_TIMEOUT)
+        clients = Clients(client, client, None, True, Reading(), bundle, STALL_TIMEOUT)
         heads = OwnHeads(clients, give_up_after=60)
         pace = Pace(
             trial.connections,
@@ -270,7 +279,7 @@ class SeedRun:
                     await asyncio.sleep(wait)
                     wait = min(1.0, 2 * wait)
                 self._loop.try_to_open()
-                wait = 0.001
+                wait, sized = 0.001, each.fifo is None
                 while most is None or len(got.data) < most:
                     data = stream.read(step)
                     if data is None:
@@ -282,6 +291,10 @@ class SeedRun:
                         return
                     wait = 0.001
                     got.data += data
+                    if not sized:
+                        with contextlib.suppress(OSError):  # more is in it now
+                            fcntl.fcntl(stream.fileno(), fcntl.F_SETPIPE_SZ, each.fifo)
+                            sized = True
                     if each.pause and dice.random() < 0.3:
                         await asyncio.sleep(dice.expovariate(1 / each.pause))
                     else:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 from tests.kit.virtual import ScheduledLoop
 from tests.schedules.trial import BUCKET, SeedTrial
+from tests.schedules.wire import Wire, wired
 
 TRAILING = b"HTTP/1.1 200 OK\r\n\r\nmore"
 MOST_FAULTS = 2
@@ -78,30 +79,13 @@ class Server:
 
     async def _serve(self, sock: socket.socket) -> None:
         with sock, contextlib.suppress(ConnectionError, TimeoutError):
-            while head := await self._request(sock):
-                if not await self._answer(sock, head):
+            wire = await wired(self._loop, sock, tls=self._trial.tls)
+            while True:
+                async with asyncio.timeout(self._idle):
+                    head = await wire.request()
+                if not head or not await self._answer(wire, head):
                     return
-                sock.recv(1)
-
-    async def _request(self, sock: socket.socket) -> str:
-        """The head of the next request; its last byte stays unread, so that closing the socket resets it."""
-        while True:
-            async with asyncio.timeout(self._idle):
-                await self._readable(sock)
-            data = sock.recv(1 << 16, socket.MSG_PEEK)
-            if not data:
-                return ""
-            if (end := data.find(b"\r\n\r\n")) >= 0:
-                sock.recv(end + 3)
-                return data[:end].decode()
-
-    async def _readable(self, sock: socket.socket) -> None:
-        ready = self._loop.create_future()
-        self._loop.add_reader(sock.fileno(), lambda: ready.done() or ready.set_result(None))
-        try:
-            await ready
-        finally:
-            self._loop.remove_reader(sock.fileno())
+                wire.finish()
 
     def _fault(self, key: str, first: int) -> str:
         """What happens to this answer, if anything."""
@@ -110,7 +94,7 @@ class Server:
             if (roll := roll - rate) < 0:
                 if self._in_a_row[at] >= MOST_FAULTS:
                     break
-                if kind == "range":
+                if kind in ("range", "trailing"):
                     # Of a hedge and of the request that it hedges, too.
                     self._wrong[at] += 1
                     if self._wrong[at] > MOST_FAULTS:
@@ -121,7 +105,7 @@ class Server:
         self._in_a_row[at] = 0
         return ""
 
-    async def _answer(self, sock: socket.socket, head: str) -> bool:
+    async def _answer(self, wire: Wire, head: str) -> bool:
         """Whether the connection may be used again."""
         method, target, _ = head.split("\r\n", maxsplit=1)[0].split(" ")
         key = target.removeprefix(f"/{BUCKET}/")
@@ -166,9 +150,9 @@ class Server:
             answer = b"HTTP/1.1 100 Continue\r\n\r\n" + answer
         if kind == "trailing":
             answer += TRAILING
-        return await self._send(sock, answer, kind)
+        return await self._send(wire, answer, kind)
 
-    async def _send(self, sock: socket.socket, answer: bytes, kind: str) -> bool:
+    async def _send(self, wire: Wire, answer: bytes, kind: str) -> bool:
         dice = self._dice
         if kind == "reset":
             return False
@@ -180,11 +164,11 @@ class Server:
         pieces = dice.randint(5, 15) if kind == "drip" else dice.choice([1, 1, 2, 4])
         cuts = sorted({0, most, *(dice.randrange(last) for _ in range(pieces - 1))})
         for begin, end in itertools.pairwise(cuts):
-            await self._loop.sock_sendall(sock, answer[begin:end])
+            await wire.send(answer[begin:end])
             if end < most:
                 await asyncio.sleep(dice.uniform(0.05, 0.4) if kind == "drip" else self._late())
         if kind == "stall":
             await asyncio.sleep(dice.choice([30.0, 1.0]))
         if kind in ("cut", "closes", "says close"):
-            sock.recv(1)  # nothing unread: an end, and no reset
+            wire.finish()  # an end, and no reset
         return not short and kind not in ("closes", "says close")

@@ -44,6 +44,8 @@ class ChannelTrial:
     """Share of the epochs whose reader leaves early."""
     pause: float
     """Seconds that the reader may take between two reads."""
+    fifo: int | None
+    """Bytes that the FIFO is made to hold, as a kernel may that grants no more."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,7 @@ class SeedTrial:
 
     seed: int
     splice: bool
+    tls: bool
     channels: tuple[ChannelTrial, ...]
     part_size: int
     budget: int
@@ -93,6 +96,7 @@ class SeedTrial:
         return cls(
             seed=seed,
             splice=splice,
+            tls=not splice and dice.random() < 0.4,
             channels=channels,
             part_size=part_size,
             budget=least * dice.choice([1, 1, 2, 4]),
@@ -133,4 +137,5 @@ def _channel(dice: random.Random, name: str, splice: bool) -> ChannelTrial:
         epochs=dice.randint(1, 3),
         leaves=dice.choice([0.0, 0.0, 0.5]),
         pause=dice.choice([0.0, 0.001, 0.05]),
+        fifo=dice.choice([None, 4096, 16384]),
     )
