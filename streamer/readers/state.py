@@ -19,6 +19,7 @@ import os
 from typing import TYPE_CHECKING
 
 from streamer.errors import ChannelError
+from streamer.readers.ranks import claim
 from streamer.trailer import replace_file
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ class EpochState:
     """The state file of one channel. Every method raises ChannelError if it cannot be used."""
 
     def __init__(self, state_dir: str, channel: str) -> None:
+        self._channel = channel
         self.path = os.path.join(state_dir, f".{channel}-pipe_mode-state")
         self._lock = os.path.join(state_dir, f".{channel}-pipe_mode-lock")
 
@@ -40,8 +42,12 @@ class EpochState:
             raise ChannelError(f"cannot make the state directory: {error}") from error
 
     def take(self) -> int:
-        """The next epoch, which is now the caller's: nobody else gets it."""
+        """The next epoch, which is now the caller's: nobody else gets it.
+
+        Raises ChannelError, too, if another rank of the job reads the channel (`streamer.readers.ranks`).
+        """
         with self._locked():
+            claim(self._lock, self._channel)
             epoch = self._read()
             self._write(epoch + 1)
         return epoch

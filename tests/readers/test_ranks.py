@@ -1,0 +1,101 @@
+"""Ranks of one job that read one channel, as processes of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+
+import pytest
+
+from streamer.formats import tfrecord
+from streamer.readers.ranks import VARIABLES
+
+READER = """
+import os, sys
+{imports}
+def read():
+    print(len(list({reader})), flush=True)
+read()
+for line in sys.stdin:
+    if line == "fork\\n" and (child := os.fork()):
+        os.waitpid(child, 0)
+        continue
+    read()
+    if line == "fork\\n":
+        os._exit(0)
+"""
+READERS = {
+    "PipeReader": READER.format(
+        imports="from streamer.readers import PipeReader", reader='PipeReader("train", "TFRecord")'
+    ),
+    "PipeModeDataset": READER.format(
+        imports="from streamer.readers.tensorflow import PipeModeDataset",
+        reader='PipeModeDataset("train", "TFRecord")',
+    ),
+    "open_channel": READER.format(
+        imports="from streamer.readers import open_channel", reader='[*open_channel("train").readall()[:5]]'
+    ),
+}
+DATA = b"".join(map(tfrecord.encode, [b"record"] * 5))
+
+
+@contextlib.contextmanager
+def reader(how="PipeReader", **environment):
+    """One that reads an epoch, and one more for each line that it is sent."""
+    clean = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-c", READERS[how]], env=clean | environment, text=True, **pipes
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("how", list(READERS))
+def test_a_second_rank_is_refused(feeder, how):
+    """While the first lives; and takes no epoch from it."""
+    for epoch in range(3):
+        feeder.feed(epoch, DATA)
+    with reader(how, LOCAL_RANK="0", LOCAL_WORLD_SIZE="2") as first:
+        assert first.stdout.readline() == "5\n"
+        with reader(how, LOCAL_RANK="1", LOCAL_WORLD_SIZE="2") as second:
+            _, errors = second.communicate(timeout=60)
+            assert "LOCAL_RANK 0 reads channel train, and LOCAL_RANK 1 asks for its next epoch" in errors
+        assert feeder.next_epoch() == 1
+    if how == "PipeReader":
+        with reader(how, LOCAL_RANK="1") as later:  # of another job: the first one is over
+            assert later.stdout.readline() == "5\n"
+
+
+@pytest.mark.parametrize("variable", [name for name in VARIABLES if name != "LOCAL_RANK"])
+def test_every_launcher_says_which_rank(feeder, variable):
+    for epoch in range(2):
+        feeder.feed(epoch, DATA)
+    with reader(**{variable: "0"}) as first:
+        assert first.stdout.readline() == "5\n"
+        with reader(**{variable: "1"}) as second:
+            assert f"{variable} 0 reads channel train" in second.communicate(timeout=60)[1]
+
+
+@pytest.mark.parametrize("rank", [{}, {"LOCAL_RANK": "3"}])
+def test_processes_of_one_rank_read_in_turn(feeder, rank):
+    """One after the other, a fork, and one that comes while the first waits; without a rank that is told."""
+    for epoch in range(4):
+        feeder.feed(epoch, DATA)
+    with reader(**rank) as first:
+        assert first.stdout.readline() == "5\n"
+        first.stdin.write("fork\nread\n")
+        first.stdin.flush()
+        assert [first.stdout.readline(), first.stdout.readline()] == ["5\n", "5\n"]
+        with reader(**rank) as second:
+            said, errors = second.communicate(timeout=60)
+        assert said == "5\n"
+        assert ("an epoch goes to one of the two only" in errors) == (not rank)
+        _, errors = first.communicate(timeout=60)
+        assert errors == ""
