@@ -19,8 +19,8 @@ from streamer.relay.allotment import Allotment
 from streamer.relay.channel import Channel
 from streamer.relay.memory import MemoryStages
 from streamer.relay.pace import Pace
-from streamer.relay.retry import RetryPolicy
 from streamer.source.ranges import RangeSource, Receiver
+from streamer.source.retry import RetryPolicy
 from streamer.units import MIB
 
 CHANNELS, ROUNDS = 20, 200

@@ -19,6 +19,8 @@ from sidecar.environment import trainer_environment
 from sidecar.exits import Exit, exit_code
 from sidecar.identity import identify, local_job
 from sidecar.logs import log
+from sidecar.memory import memory_limit
+from sidecar.planning import patiently
 from sidecar.resume import load_saved
 from sidecar.runtime import DEFAULT_BASE, Layout, keep_loaded, platform_resource_config
 from sidecar.signals import Shutdown, handled
@@ -28,12 +30,13 @@ from streamer.plan import Arrangement, cut
 from streamer.relay.cat import stream_once
 from streamer.relay.pace import MOST_LANES
 from streamer.relay.race import first_of
-from streamer.relay.retry import RetryPolicy
 from streamer.relay.statistics import Tally
 from streamer.relay.transport import Wish, open_transport
 from streamer.sink.outlet import FileOutlet, PipeOutlet
+from streamer.source.described import PlanMemory
 from streamer.source.listing import plan_uris
-from streamer.source.session import Endpoint, open_clients
+from streamer.source.retry import RetryPolicy
+from streamer.source.session import STALL_TIMEOUT, Endpoint, open_clients
 from streamer.trailer import mark_pipe
 from streamer.units import human_bytes
 
@@ -252,8 +255,19 @@ async def cat(
 
     `promised`: standard output is marked as a stream whose end will be marked, too (`streamer.trailer`).
     """
-    async with open_clients(endpoint, connections=options.connections or MOST_LANES) as clients:
-        plan = await plan_uris(clients.control, uris, Arrangement(join=options.join))
+    policy = RetryPolicy(give_up_after=options.give_up_after)
+    async with open_clients(
+        endpoint,
+        connections=options.connections or MOST_LANES,
+        stall_timeout=min(STALL_TIMEOUT, options.give_up_after),
+    ) as clients:
+        memory, arrangement = PlanMemory(memory_limit() // 2), Arrangement(join=options.join)
+        plan = await patiently(
+            lambda progressed: plan_uris(
+                clients.control, uris, arrangement, progress=lambda _: progressed(), memory=memory
+            ),
+            policy,
+        )
         tally, started, cpu = Tally(), time.monotonic(), time.process_time()
         try:
             async with open_transport(
@@ -272,7 +286,7 @@ async def cat(
                     plan,
                     transport.source,
                     transport.stages(),
-                    policy=RetryPolicy(give_up_after=options.give_up_after),
+                    policy=policy,
                     tally=tally,
                     open_outlet=_standard_output,
                 )

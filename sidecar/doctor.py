@@ -43,7 +43,7 @@ async def examine(job: Job, flags: Flags) -> AsyncIterator[Finding]:
     try:
         connections = penstock.connections or MOST_LANES
         async with open_clients(
-            penstock.endpoint.resolved(), connections=connections, stall_timeout=penstock.stall_timeout
+            penstock.endpoint.resolved(), connections=connections, stall_timeout=penstock.longest_silence
         ) as clients:
             async for finding in storage(job, clients):
                 yield finding

@@ -24,10 +24,11 @@ from streamer.plan import Part, Plan, cut
 from streamer.relay.allotment import Allotment
 from streamer.relay.memory import BufferPool, MemoryStage
 from streamer.relay.pace import Pace
-from streamer.relay.retry import RetryPolicy, fetch_part
+from streamer.relay.retry import fetch_part
 from streamer.relay.statistics import Tally
 from streamer.relay.threads import in_thread
 from streamer.source.ranges import RangeSource
+from streamer.source.retry import RetryPolicy
 from streamer.trailer import replace_file
 
 LONGEST_NAME = 255

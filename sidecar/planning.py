@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from streamer.errors import GaveUp, Skewed, SourceError, Transient
 from streamer.plan import Arrangement, Shard
 from streamer.source.listing import plan_prefix
 from streamer.source.manifests import plan_augmented, plan_manifest
+from streamer.source.retry import Attempts, retry_while_unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from sidecar.identity import Hosts
     from sidecar.request import ChannelConfig
+    from streamer.errors import SourceError
     from streamer.plan import Plan
-    from streamer.relay.retry import RetryPolicy
+    from streamer.source.described import PlanMemory
     from streamer.source.heads import Heads
+    from streamer.source.retry import RetryPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,30 +38,34 @@ class Planned:
 
 
 async def patiently(
-    plan: Callable[[], Awaitable[Plan]], policy: RetryPolicy, *, on_wait: Callable[[SourceError], None]
+    plan: Callable[[Callable[[], None]], Awaitable[Plan]],
+    policy: RetryPolicy,
+    *,
+    on_wait: Callable[[SourceError], None] | None = None,
 ) -> Plan:
     """What `plan` makes, asked again while storage is away or this machine's clock is wrong.
 
-    `on_wait` is told why, at every attempt. Raises SourceError: what came first if the policy allows no time.
+    `plan` is given what to call for each further page, row or piece of a manifest: `give_up_after` is the
+    time without any. `on_wait` is told why, at every attempt. Raises SourceError, the first one if the
+    policy allows no time.
     """
-    failures, since, first = 0, time.monotonic(), None
-    while True:
-        try:
-            return await plan()
-        except (Transient, Skewed) as error:
-            if policy.give_up_after <= 0:
-                raise
-            first = first or error
-            spent = time.monotonic() - since
-            if spent >= policy.give_up_after:
-                raise GaveUp(
-                    f"gave up after {spent:.0f} s without a listing; first error: {first.message}; "
-                    f"last error: {error.message}",
-                    error.where,
-                ) from error
-            on_wait(error)
-            await asyncio.sleep(policy.wait(failures, error.retry_after))
-            failures += 1
+    if policy.give_up_after <= 0:
+        return await plan(lambda: None)
+    attempts, furthest = Attempts(policy), 0
+
+    async def anew() -> Plan:
+        reached = 0
+
+        def progressed() -> None:
+            nonlocal reached, furthest
+            reached += 1
+            if reached > furthest:  # what an earlier attempt had too is no progress
+                furthest = reached
+                attempts.progressed()
+
+        return await plan(progressed)
+
+    return await retry_while_unavailable(anew, attempts, what="a listing", on_wait=on_wait)
 
 
 async def plan_channel(
@@ -72,10 +76,11 @@ async def plan_channel(
     shard_by: Literal["objects", "bytes"],
     heads: Heads,
     progress: Callable[[int], None],
+    memory: PlanMemory,
 ) -> Plan:
     """What the channel streams on this host, as S3 has it now. Raises SourceError, ConfigError.
 
-    `progress` is told how many entries are known so far, often.
+    `progress` is told how many entries are known so far, often. `memory`: what all plans may take.
     """
     source = channel.source
     arrangement = Arrangement(
@@ -87,10 +92,18 @@ async def plan_channel(
     )
     match source.s3_data_type:
         case "S3Prefix":
-            return await plan_prefix(client, source.uri, arrangement, progress=progress)
+            return await plan_prefix(client, source.uri, arrangement, progress=progress, memory=memory)
         case "ManifestFile":
-            return await plan_manifest(client, source.uri, arrangement, heads=heads, progress=progress)
+            return await plan_manifest(
+                client, source.uri, arrangement, heads=heads, progress=progress, memory=memory
+            )
         case "AugmentedManifestFile":
             return await plan_augmented(
-                client, source.uri, source.attribute_names, arrangement, heads=heads, progress=progress
+                client,
+                source.uri,
+                source.attribute_names,
+                arrangement,
+                heads=heads,
+                progress=progress,
+                memory=memory,
             )

@@ -204,6 +204,11 @@ class PenstockConfig(Model):
     endpoint: EndpointConfig = EndpointConfig()
     admin: AdminConfig = AdminConfig()
 
+    @property
+    def longest_silence(self) -> float:
+        """Seconds that one request may take without a byte: both limits hold."""
+        return min(self.stall_timeout, self.give_up_after)
+
     @model_validator(mode="after")
     def _sane_part(self) -> Self:
         if self.part_size is not None and not 64 * KIB <= self.part_size <= 512 * MIB:

@@ -13,7 +13,6 @@ import os
 import socket
 import threading
 import time
-from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -23,11 +22,11 @@ from sidecar.exits import Exit, exit_code
 from streamer.errors import Missing, PenstockError, SourceChanged, Where
 from streamer.plan import ObjectRef, Plan, bare_etag, is_folder_marker
 from streamer.relay.cat import stream_once
-from streamer.relay.retry import RetryPolicy
 from streamer.relay.statistics import Tally
 from streamer.relay.transport import open_transport
 from streamer.sink.outlet import PipeOutlet
-from streamer.source.faults import map_errors
+from streamer.source.faults import clock_ahead, map_errors
+from streamer.source.retry import RetryPolicy
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -174,9 +173,8 @@ async def _if_match(clients: Clients, name: str, asked: dict[str, Any], where: W
 
 
 def _clock(date: str | None) -> Finding:
-    try:
-        skew = time.time() - parsedate_to_datetime(date or "").timestamp()
-    except ValueError:
+    skew = clock_ahead(date)
+    if skew is None:
         return Finding("clock", "warning", "the endpoint tells no time", "Keep the clock right (NTP).")
     text = f"{abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} the endpoint's"
     fix = "Set the clock (NTP): S3 refuses signatures that are 15 minutes off."

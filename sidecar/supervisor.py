@@ -41,13 +41,14 @@ from streamer.relay.bandwidth import Bandwidth
 from streamer.relay.changes import Change, Changes
 from streamer.relay.channel import Channel
 from streamer.relay.pace import MOST_LANES
-from streamer.relay.retry import RetryPolicy
 from streamer.relay.transport import Transport, open_transport
 from streamer.sink.ends import KeptEnds
 from streamer.sink.kept import FLUSH_WITHIN, KeeperClient, connected, started
+from streamer.source.described import PlanMemory
 from streamer.source.heads import Heads, open_heads
 from streamer.source.integrity import Sums
 from streamer.source.portable import PortableSource
+from streamer.source.retry import RetryPolicy
 from streamer.source.session import open_clients
 from streamer.units import MIB, human_bytes
 
@@ -390,7 +391,7 @@ class Supervisor:
         async with open_clients(
             endpoint,
             connections=penstock.connections or MOST_LANES,
-            stall_timeout=penstock.stall_timeout,
+            stall_timeout=penstock.longest_silence,
         ) as clients:
             yield clients
 
@@ -400,18 +401,26 @@ class Supervisor:
         `give_up_after`: seconds to wait for storage that is away.
         """
         plans: dict[str, Planned] = {}
+        memory = PlanMemory(self.memory_limit // 2)
 
         async def make(channel: ChannelConfig) -> None:
             name = channel.channel_name
 
-            def plan() -> Awaitable[Plan]:
+            tell = _Progress(name)
+
+            def plan(progressed: Callable[[], None]) -> Awaitable[Plan]:
+                def progress(count: int) -> None:
+                    progressed()
+                    tell(count)
+
                 return plan_channel(
                     clients.control,
                     channel,
                     self.hosts,
                     shard_by=self.job.penstock.shard_by,
                     heads=heads,
-                    progress=_Progress(name),
+                    progress=progress,
+                    memory=memory,
                 )
 
             whole = await patiently(

@@ -127,6 +127,18 @@ class Transient(SourceError):
     retryable = True
     kind = "transient"
 
+    def __init__(
+        self,
+        message: str,
+        where: Where | None = None,
+        *,
+        retry_after: float | None = None,
+        silent: float = 0.0,
+    ) -> None:
+        super().__init__(message, where, retry_after=retry_after)
+        self.silent = silent
+        """Seconds without a byte of the body that went before the error."""
+
 
 class Throttled(Transient):
     """The endpoint asked for fewer requests (503 SlowDown and its kin)."""

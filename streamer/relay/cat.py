@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from streamer.plan import Plan
-    from streamer.relay.retry import RetryPolicy
     from streamer.relay.stages import Stages
     from streamer.relay.statistics import Tally
     from streamer.sink.outlet import Outlet
     from streamer.source.ranges import RangeSource
+    from streamer.source.retry import RetryPolicy
 
 
 async def stream_once(

@@ -48,12 +48,12 @@ if TYPE_CHECKING:
 
     from streamer.errors import SinkError
     from streamer.plan import ObjectRef, Plan
-    from streamer.relay.retry import RetryPolicy
     from streamer.sink.ends import WriteEnds
     from streamer.sink.kept import KeeperClient
     from streamer.sink.outlet import PipeOutlet
     from streamer.source.integrity import Outcome, Sums
     from streamer.source.ranges import RangeSource
+    from streamer.source.retry import RetryPolicy
     from streamer.trailer import Verdict
 
 Phase = Literal["waiting", "streaming", "failed", "stopped"]

@@ -27,11 +27,12 @@ from streamer.plan import NOWHERE, Mark, Part, Plan, Position, Segment, cut
 from streamer.relay.changes import MOST_TRIES, Change, Changes, is_change
 from streamer.relay.failures import Framing, Records
 from streamer.relay.memory import MemoryStage
-from streamer.relay.retry import RetryPolicy, fetch_part
+from streamer.relay.retry import fetch_part
 from streamer.relay.stages import Stage, Stages
 from streamer.relay.stragglers import Stragglers
 from streamer.relay.unpack import MOST_TAKEN, Unpacker, joiner_of
 from streamer.relay.window import Slot, Window
+from streamer.source.retry import RetryPolicy
 from streamer.units import KIB, MIB
 
 if TYPE_CHECKING:

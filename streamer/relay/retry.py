@@ -5,9 +5,9 @@ A training feed should wait for storage rather than fail fast, so a part is retr
 arrived stays, so an attempt asks only for the rest. Every part has that time to itself: there is no quota
 that parts share, so many that fail at once do not starve each other.
 
-Waits are exponential with full jitter (uniform between 0 and the step), which keeps many parts that failed
-together from returning together. A server's Retry-After is a lower bound, and the jitter on top of it is at
-least as long, since it was told to all of them at once.
+The last wait and the last request end when that time does: the transport bounds the first request by the
+stall timeout, which is not longer, and `_first_byte_within` bounds each later one until its first byte. How
+long a wait is: `RetryPolicy`.
 
     Transient, Throttled, Truncated, Expired,
     Skewed                                     may pass: waited out
@@ -17,42 +17,24 @@ least as long, since it was told to all of them at once.
 
 from __future__ import annotations
 
-import random
+import asyncio
+import contextlib
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import stamina
 
-from streamer.errors import BadAnswer, Expired, GaveUp, SourceError, Throttled
+from streamer.errors import BadAnswer, Expired, GaveUp, SourceError, Throttled, Transient, Where
+from streamer.source.retry import LAST_REQUEST
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from streamer.relay.allotment import Share
     from streamer.relay.stages import Stage
     from streamer.relay.statistics import Tally
     from streamer.source.ranges import Phase, RangeSource
-
-
-@dataclass(frozen=True, slots=True)
-class RetryPolicy:
-    """How long and how eagerly to retry; all in seconds."""
-
-    give_up_after: float = 300.0
-    first_wait: float = 0.1
-    """Upper end of the first wait; doubles with each further one."""
-    longest_wait: float = 4.0
-    """Upper end of every later one. After a storm the head of line may still wait for so long, and full speed
-    must be back within ten seconds; 64 parts that wait so long ask 32 times a second, which hurts nobody."""
-    longest_retry_after: float = 60.0
-    """What a server may ask us to wait; more counts as this."""
-    wrong_answers: int = 3
-    """So many wrong answers in a row are believed."""
-
-    def wait(self, failures: int, retry_after: float | None) -> float:
-        """Seconds before the next request, `failures` having gone before the one that failed."""
-        step = min(self.longest_wait, self.first_wait * 2 ** min(failures, 32))
-        asked = min(max(retry_after or 0.0, 0.0), self.longest_retry_after)
-        return asked + random.uniform(0, max(step, asked))  # noqa: S311 - jitter, not a secret
+    from streamer.source.retry import RetryPolicy
 
 
 class _Backoff:
@@ -75,7 +57,8 @@ class _Backoff:
         now = time.monotonic()
         if self._stage.received > self._received:
             self._received = self._stage.received
-            self._failures, self._wrong, self.since, self.first_error = 0, 0, now, None
+            silent = error.silent if isinstance(error, Transient) else 0.0
+            self._failures, self._wrong, self.since, self.first_error = 0, 0, now - silent, None
         if isinstance(error, BadAnswer):
             self._wrong += 1
             if self._wrong >= self._policy.wrong_answers:
@@ -88,7 +71,12 @@ class _Backoff:
         self._tally.retries[error.kind] += 1
         self._stage.doing(_waiting_for(error))
         self._failures += 1
-        return self._policy.wait(self._failures - 1, error.retry_after)
+        return self._policy.wait(self._failures - 1, error.retry_after, spent=now - self.since)
+
+    @property
+    def left(self) -> float:
+        """Seconds that the next request has until its first byte."""
+        return max(LAST_REQUEST, self._policy.give_up_after - (time.monotonic() - self.since))
 
 
 def _waiting_for(error: SourceError) -> Phase:
@@ -119,7 +107,8 @@ async def fetch_part(
             with turn:
                 if turn.num == 1:
                     raise failed
-                await _request(source, stage, tally, share, attempt=turn.num)
+                async with _first_byte_within(backoff.left, stage):
+                    await _request(source, stage, tally, share, attempt=turn.num)
     except SourceError as error:
         if not error.retryable:
             raise
@@ -129,6 +118,26 @@ async def fetch_part(
             f"last error: {error}",
             error.where,
         ) from error
+
+
+@contextlib.asynccontextmanager
+async def _first_byte_within(seconds: float, stage: Stage) -> AsyncIterator[None]:
+    """Cut a request off that has brought no byte by then, whatever it waits for. Raises Transient."""
+    loop, received = asyncio.get_running_loop(), stage.received
+
+    def look() -> None:
+        if stage.received == received:
+            limit.reschedule(loop.time())
+
+    timer = loop.call_later(seconds, look)
+    try:
+        async with asyncio.timeout(None) as limit:
+            yield
+    except TimeoutError as error:
+        where = Where(stage.part.object.bucket, stage.part.object.key, stage.part.start + received)
+        raise Transient(f"no byte for the last {seconds:.0f} s", where, silent=seconds) from error
+    finally:
+        timer.cancel()
 
 
 async def _request(source: RangeSource, stage: Stage, tally: Tally, share: Share, *, attempt: int) -> None:

@@ -15,7 +15,7 @@ from streamer.errors import Shortage
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from streamer.relay.retry import RetryPolicy
+    from streamer.source.retry import RetryPolicy
 
 T = TypeVar("T")
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 import httptools
 
+from streamer.errors import BadAnswer, Where
+
 HEAD_END = b"\r\n\r\n"
 HEAD_READ = 2 * 1024
 """Bytes to read for a head; what comes of the body with it is copied once more."""
@@ -25,6 +27,8 @@ HEEDED = {
 """Headers that anybody asks for, as they are parsed and as they are kept."""
 MAX_HEAD = 64 * 1024
 MAX_REFUSAL = 256 * 1024
+MOST_INTERIM = 32
+"""Interim (1xx) responses before one response; each more is a server that never comes to it."""
 LONGEST_NUMBER = 20
 """Digits of a length that no object has."""
 
@@ -53,6 +57,11 @@ class Refusal:
 
 class Unusual(Exception):
     """A redirect, or a successful answer whose body is chunked or of unknown length."""
+
+
+def too_many_interim(where: Where) -> BadAnswer:
+    """The error for a server that sends more than `MOST_INTERIM` of them."""
+    return BadAnswer(f"over {MOST_INTERIM} interim (1xx) responses came before the response", where)
 
 
 class AnswerParser:

@@ -10,6 +10,7 @@ so all answer for the same bytes by the same rules.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -22,7 +23,7 @@ from streamer.errors import Gone, Skewed, SourceError, Transient, Where, WrongEn
 from streamer.source.answer import Head, Refusal, Unusual
 from streamer.source.credentials import renewing
 from streamer.source.exchange import CopyExchange, SpliceExchange
-from streamer.source.faults import deleted, from_answer
+from streamer.source.faults import deleted, from_answer, not_understood
 from streamer.source.lanes import Lane
 from streamer.source.pool import LanePool
 from streamer.source.portable import PortableSource
@@ -77,15 +78,22 @@ class Answering(Protocol[T_co]):
     def keep_alive(self) -> bool:
         """Whether the lane may be used again, once `run` has returned."""
 
-    async def run(self) -> T_co:
-        """Read it all."""
+    async def run(self, waited: float) -> T_co:
+        """Read it all. `waited`: seconds of the stall timeout that connecting took."""
 
 
 class HttpClient:
     """Requests on lanes: one at a time on each, idle ones kept, by host."""
 
-    def __init__(self, tls: Trust | None, terminators: Terminators | None = None) -> None:
-        """`tls`: how to trust a TLS endpoint. `terminators`: who decrypts, if not this process."""
+    def __init__(
+        self, tls: Trust | None, terminators: Terminators | None = None, *, stall_timeout: float
+    ) -> None:
+        """`tls`: how to trust a TLS endpoint. `terminators`: who decrypts, if not this process.
+
+        `stall_timeout`: seconds for a connection and the response header together.
+        """
+        self._stall_timeout = stall_timeout
+        self._loop = asyncio.get_running_loop()
         self._tls = tls
         self._terminators = terminators
         self._watcher = Watcher()
@@ -120,20 +128,32 @@ class HttpClient:
             )
         while True:
             head = await request()
-            lane = await pool.take(where, avoid=avoid)
+            began = self._loop.time()
+            try:
+                lane = await pool.take(where, avoid=avoid, within=self._stall_timeout)
+            except SourceError:
+                raise
+            except Exception as error:
+                raise not_understood(error, where) from error
             exchange = answering(lane)
             reused, lane.requests = lane.requests > 0, lane.requests + 1
             try:
                 _send(lane, head, where)
-                answer = await exchange.run()
+                answer = await exchange.run(self._loop.time() - began)
             except Transient:
                 lane.close()
                 if reused and not exchange.heard:
                     continue  # it was closed as we took it; the request never reached anybody
                 raise
+            except (SourceError, Unusual):
+                lane.close()
+                raise
             except OSError as error:  # this machine refuses to watch the socket
                 lane.close()
                 raise Transient(f"the connection broke ({error.strerror or error})", where) from error
+            except Exception as error:
+                lane.close()
+                raise not_understood(error, where) from error
             except BaseException:
                 lane.close()
                 raise
@@ -166,7 +186,7 @@ class OwnSource:
         self._fallback = fallback
         self._exchange: Any = SpliceExchange if splice else CopyExchange
         self._stall_timeout = stall_timeout
-        self._client = HttpClient(tls, terminators)
+        self._client = HttpClient(tls, terminators, stall_timeout=stall_timeout)
 
     def close(self) -> None:
         """Close idle lanes; those in use close with the fetches that use them."""

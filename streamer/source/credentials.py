@@ -29,8 +29,9 @@ PAUSE = 1.0
 class LastingCredentials:
     """Stands for the session's credentials; gives all that it does not know itself from those."""
 
-    def __init__(self, found: Any, load: Callable[[], Awaitable[Any]]) -> None:
-        """`found`: aiobotocore's credentials. `load`: asks the chain anew."""
+    def __init__(self, found: Any, load: Callable[[], Awaitable[Any]], *, limit: float) -> None:
+        """`found`: aiobotocore's credentials. `load`: asks the chain anew. `limit`: seconds for either."""
+        self._limit = limit
         self._current = found
         self._load = load
         self._lock = asyncio.Lock()
@@ -61,16 +62,24 @@ class LastingCredentials:
         if time.monotonic() < self._failed_at + PAUSE:
             raise Expired(self._failure)
         try:
-            if self._stale:
-                await self._renew()
-            found = await self._current.get_frozen_credentials()
+            if self._stale or hasattr(self._current, "refresh_needed"):
+                async with asyncio.timeout(self._limit):
+                    if self._stale:
+                        await self._renew()
+                    found = await self._current.get_frozen_credentials()
+            else:
+                found = await self._current.get_frozen_credentials()
         except PenstockError:
             raise
         except Exception as error:
             # Processes, files, STS, metadata services: each fails with errors of its own.
             self._failed_at = time.monotonic()
+            late = f"their source did not answer in {self._limit:g} s"
+            said = (
+                late if isinstance(error, TimeoutError) else f"{type(error).__name__}: {quoted(told(error))}"
+            )
             self._failure = (
-                f"the credentials cannot be renewed ({type(error).__name__}: {quoted(told(error))}); "
+                f"the credentials cannot be renewed ({said}); "
                 f"see to their source, which is {self._current.method}"
             )
             raise Expired(self._failure) from error

@@ -5,6 +5,10 @@ A receiver without room stops the watching of the socket until it has some; noth
 TCP holds the server back. A receiver may also leave a body where it is (`_held`) and move it itself when its
 turn has come. We are woken meanwhile only if the socket can hold no more, or its end has come early.
 
+Only bytes of the wanted body are progress. A request without any for `stall_timeout` seconds ends, whatever
+else arrives: interim (1xx) responses, header lines, the body of an error. Each of these has a limit of its
+own, too.
+
 A right answer is 206 (or 200) with a Content-Length. Any other is read whole into memory, bounded, and
 returned as a `Refusal`; a redirect, or a 2xx whose body has no known length, raises `Unusual`.
 
@@ -29,10 +33,12 @@ from streamer.source.answer import (
     HEAD_READ,
     MAX_HEAD,
     MAX_REFUSAL,
+    MOST_INTERIM,
     AnswerParser,
     Head,
     Refusal,
     Unusual,
+    too_many_interim,
 )
 from streamer.source.lanes import Lane
 from streamer.source.ranges import CopyReceiver, NoRoom, SpliceReceiver, WaitingReceiver
@@ -75,14 +81,16 @@ class Exchange(ABC, Generic[R]):
         self._refused = False
         self._watching = False
         self._held = False
-        self._bytes_seen = 0
+        self._heard = False
+        self._interim = 0
+        """Interim (1xx) responses so far."""
         self.keep_alive = False
         """Whether the lane may be used again; meaningful once `run` has returned."""
 
     @property
     def heard(self) -> bool:
         """Whether any byte of an answer has come."""
-        return self._bytes_seen > 0
+        return self._heard
 
     @property
     def fd(self) -> int:
@@ -99,12 +107,13 @@ class Exchange(ABC, Generic[R]):
         """As `streamer.source.ranges.Body`."""
         return self._left
 
-    async def run(self) -> Refusal | None:
+    async def run(self, waited: float = 0.0) -> Refusal | None:
         """None once the body is with the receiver, or the refusal.
 
-        Raises SourceError; Unusual. The lane no longer calls when it returns.
+        `waited`: seconds of the stall timeout that connecting took. Raises SourceError; Unusual. The lane no
+        longer calls when it returns.
         """
-        self._timer = self._loop.call_later(PATIENCE, self._check_progress, 0, 0.0)
+        self._timer = self._loop.call_later(PATIENCE, self._check_progress, 0, waited)
         try:
             self._lane.expect(1)
             self._watch()
@@ -127,24 +136,34 @@ class Exchange(ABC, Generic[R]):
         self._watching = False
         self._lane.pause()
 
-    def _check_progress(self, seen: int, silent: float) -> None:
-        """`seen`: bytes that had come when `silent` seconds without one began."""
-        unread = self._lane.unread
-        come = self._bytes_seen + unread
-        if not self._watching or come != seen or (self._held and 0 < self._left <= unread):
+    @property
+    def _progress(self) -> int:
+        """Grows with every byte of the wanted body that has arrived, and with nothing else."""
+        if self._left <= 0:
+            return 0
+        return 1 + self._length - self._left + self._lane.unread // self._lane.grain
+
+    def _check_progress(self, progress: int, silent: float) -> None:
+        """`progress`: what it was when `silent` seconds without more began."""
+        reached = self._progress
+        whole = self._held and 0 < self._left <= self._lane.unread
+        if (self._left > 0 and not self._watching) or whole or reached > progress:
             silent = 0.0
         elif silent + PATIENCE >= self._stall_timeout:
-            self._finish(Transient(f"no byte for {self._stall_timeout:g} s", self._where))
+            if self._refused:
+                self._refuse(b"")  # its status says more than that its body does not end
+            else:
+                self._finish(Transient(f"no byte for {self._stall_timeout:g} s", self._where, silent=silent))
             return
         else:
             self._on_readable()  # what little has come shall not wait for more
             if self._done.done():
                 return
-            come = self._bytes_seen + self._lane.unread
-            silent = silent + PATIENCE if come == seen else 0.0
+            before, reached = reached, self._progress
+            silent = silent + PATIENCE if reached <= before else 0.0
             if not self._held:
                 self._lane.expect(1)
-        self._timer = self._loop.call_later(PATIENCE, self._check_progress, come, silent)
+        self._timer = self._loop.call_later(PATIENCE, self._check_progress, reached, silent)
 
     def _finish(self, outcome: BaseException | Refusal | None) -> None:
         self._watching = False
@@ -224,6 +243,9 @@ class Exchange(ABC, Generic[R]):
             raise BadAnswer("not an HTTP answer (no status line)", self._where)
         if not 100 <= self._parser.head.status < 200:
             return True
+        self._interim += 1
+        if self._interim > MOST_INTERIM:
+            raise too_many_interim(self._where)
         self._parser.release()
         self._parser, self._head = AnswerParser(), self._head[end:]
         return False
@@ -253,14 +275,12 @@ class Exchange(ABC, Generic[R]):
         """`count` more bytes of the body are with the receiver."""
         if count == 0:
             raise Truncated(f"the body ended {self._left} bytes early", self._where)
-        self._bytes_seen += count
         self._left -= count
         if self._left == 0:
             self._finish(None)
 
     def _refuse(self, data: bytes) -> None:
         """The next bytes of a refusal's body; none at the end of the connection."""
-        self._bytes_seen += len(data)
         if data:
             self._parser.feed(data)
         else:
@@ -298,7 +318,7 @@ class SpliceExchange(Exchange[SpliceReceiver]):
             peeked = sock.recv(HEAD_READ, socket.MSG_PEEK)
             if not peeked:
                 raise Transient("the connection was closed before an answer", self._where)
-            self._bytes_seen += 1
+            self._heard = True
             known = len(self._head)
             end = (self._head + peeked).find(HEAD_END, max(0, known - 3))
             take = len(peeked) if end < 0 else end + 4 - known
@@ -365,7 +385,7 @@ class CopyExchange(Exchange[CopyReceiver]):
         return len(data)
 
     def _add_to_head(self, data: bytes) -> None:
-        self._bytes_seen += len(data)
+        self._heard = True
         self._head += data
         self._bounded()
         while (end := self._head.find(HEAD_END)) >= 0:

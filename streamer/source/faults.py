@@ -1,7 +1,8 @@
 """The boundary with botocore and aiohttp: their errors become ours, with the place and the fix.
 
 `map_errors` wraps every foreign call. A code that botocore reports decides first, then the HTTP
-status, then the exception's type; what remains is a bug and passes through unmapped.
+status, then the exception's type. Any other exception means that a parser met a response for which it was not
+made: `not_understood`, with that exception as the cause.
 """
 
 from __future__ import annotations
@@ -93,6 +94,8 @@ _FIX = {
 }
 _REFUSED_SKEW = 900.0
 """Seconds that a signature may be off (RequestTimeTooSkewed); a refusal of HEAD does not say why."""
+_EARLIEST, _LATEST = 2020, 2200
+"""Years that an endpoint's clock may show; a Date outside them is none."""
 _ABSENT = (boto.NoCredentialsError, boto.PartialCredentialsError, boto.CredentialRetrievalError)
 _MISCONFIGURED = (
     boto.ProfileNotFound,
@@ -122,13 +125,7 @@ def map_errors(where: Where) -> Iterator[None]:
         raise
     except PenstockError:
         raise
-    except (
-        boto.BotoCoreError,
-        boto.ClientError,
-        boto.HTTPClientError,
-        ResponseParserError,
-        *_BROKEN,
-    ) as error:
+    except Exception as error:
         raise mapped(error, where) from error
 
 
@@ -188,7 +185,16 @@ def mapped(error: BaseException, where: Where) -> PenstockError:
         return ConfigError(f"{said}; correct the S3 URI {where}")
     if isinstance(error, _MISCONFIGURED):
         return ConfigError(f"{said}; see Penstock.Endpoint")
-    return BadAnswer(f"{type(error).__name__}: {said}", where)
+    if isinstance(error, boto.BotoCoreError):
+        return BadAnswer(f"{type(error).__name__}: {said}", where)
+    return not_understood(error, where)
+
+
+def not_understood(error: BaseException, where: Where) -> BadAnswer:
+    """Our error for an exception that a response caused and no code of ours or botocore's expects."""
+    return BadAnswer(
+        f"the response cannot be understood ({type(error).__name__}: {quoted(str(error))})", where
+    )
 
 
 def untrusted(said: str) -> str:
@@ -253,7 +259,7 @@ def from_answer(
         return SourceChanged(text, place)
     if code in _EXPIRED:
         return Expired(text, place)
-    ahead = _ahead(date)
+    ahead = clock_ahead(date) or 0.0
     if code == "RequestTimeTooSkewed" or (code == "403" and abs(ahead) > _REFUSED_SKEW):
         off = f"it is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the endpoint's"
         text = f"{_FIX['RequestTimeTooSkewed']}; {off} (S3 said {_status(status, code)})"
@@ -282,12 +288,13 @@ def _elsewhere(region: str | None) -> str:
     )
 
 
-def _ahead(date: str | None) -> float:
-    """Seconds by which our clock is ahead of an answer's Date; 0 if it has none."""
+def clock_ahead(date: str | None) -> float | None:
+    """Seconds by which our clock is ahead of a response's Date; None for no Date, or none that can be."""
     try:
-        return time.time() - parsedate_to_datetime(date or "").timestamp()
-    except ValueError:
-        return 0.0
+        found = parsedate_to_datetime(date or "")
+        return time.time() - found.timestamp() if _EARLIEST <= found.year < _LATEST else None
+    except (ValueError, OverflowError, TypeError):
+        return None
 
 
 def _seconds(header: str | None) -> float | None:

@@ -17,22 +17,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import http.client
-import random
-import time
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 import httptools
-import stamina
 
-from streamer.errors import BadAnswer, GaveUp, SourceError, Transient, Where
-from streamer.plan import ObjectRef, bare_etag, is_etag
-from streamer.source.answer import HEAD_END, HEAD_READ, MAX_HEAD, AnswerParser, Head
+from streamer.errors import BadAnswer, Transient, Where
+from streamer.plan import ObjectRef
+from streamer.source.answer import (
+    HEAD_END,
+    HEAD_READ,
+    MAX_HEAD,
+    MOST_INTERIM,
+    AnswerParser,
+    Head,
+    too_many_interim,
+)
 from streamer.source.client import HttpClient, why_not
+from streamer.source.described import described_object
 from streamer.source.faults import from_answer, map_errors
 from streamer.source.ranges import check_version
 from streamer.source.redirects import visible_id
-from streamer.source.session import STALL_TIMEOUT, trust
+from streamer.source.retry import Attempts, RetryPolicy, retry_while_unavailable
+from streamer.source.session import trust
 from streamer.source.signing import RangeSigner
 
 if TYPE_CHECKING:
@@ -45,9 +52,8 @@ HEADS = 128
 """HEADs in flight for the whole process, and so its connections for them."""
 PORTABLE_HEADS = 64
 """Of those by aiobotocore; its pool has so many connections."""
-FIRST_WAIT = 0.1
-"""Seconds at most before the first repetition; doubles with each further one."""
 LONGEST_WAIT = 20.0
+"""Seconds at most before a repetition, unless the server asks for more."""
 
 
 class Heads(Protocol):
@@ -81,7 +87,7 @@ class OwnHeads:
     def __init__(self, clients: Clients, *, give_up_after: float) -> None:
         """`give_up_after`: seconds that one HEAD may fail for, if repeating may help."""
         self._clients = clients
-        self._give_up_after = give_up_after
+        self._policy = RetryPolicy(give_up_after, longest_wait=LONGEST_WAIT)
         self._fallback = PortableHeads(clients.control)
         self._signer = RangeSigner(
             clients.control, clients.credentials, anonymous=clients.anonymous, reading=clients.reading
@@ -93,7 +99,9 @@ class OwnHeads:
     @cached_property
     def _http(self) -> HttpClient:
         secure = self._clients.control.meta.endpoint_url.startswith("https://")
-        return HttpClient(trust(self._clients.ca_bundle) if secure else None)
+        return HttpClient(
+            trust(self._clients.ca_bundle) if secure else None, stall_timeout=self._clients.stall_timeout
+        )
 
     def close(self) -> None:
         """Close the connections. No `find` may be under way."""
@@ -102,25 +110,15 @@ class OwnHeads:
     async def find(self, bucket: str, key: str, version: str | None = None) -> ObjectRef:
         """See `Heads`. Raises GaveUp for what went on failing."""
         async with self._turns:
+            attempts = Attempts(self._policy)
             try:
                 return await self._ask(bucket, key, version)
             except Transient as error:
-                failed = error
-            backoff = _Backoff(self._give_up_after)
-            try:
-                async for turn in stamina.retry_context(on=backoff, attempts=None, timeout=None):
-                    with turn:
-                        if turn.num == 1:
-                            raise failed
-                        return await self._ask(bucket, key, version)
-            except Transient as error:
-                spent = time.monotonic() - backoff.since
-                raise GaveUp(
-                    f"gave up after {spent:.0f} s without an answer; first error: {failed.message}; "
-                    f"last error: {error.message}",
-                    error.where,
-                ) from error
-        raise AssertionError("the retries ended without an outcome")
+                pause = attempts.wait_after(error, "an answer")
+            await asyncio.sleep(pause)
+            return await retry_while_unavailable(
+                lambda: self._ask(bucket, key, version), attempts, what="an answer"
+            )
 
     async def _ask(self, bucket: str, key: str, version: str | None) -> ObjectRef:
         portable = self._portable.get(bucket)
@@ -135,7 +133,7 @@ class OwnHeads:
             place,
             where,
             lambda: self._signer.inquiry(place, bucket, key, version=version),
-            lambda lane: HeadExchange(lane, where),
+            lambda lane: HeadExchange(lane, where, self._clients.stall_timeout),
         )
         status, headers = head.status, head.headers
         where = Where(bucket, key, request_id=visible_id(headers.get("x-amz-request-id")))
@@ -170,7 +168,9 @@ async def open_heads(clients: Clients, *, give_up_after: float, portable: bool) 
 class HeadExchange:
     """The answer to one HEAD on one lane."""
 
-    def __init__(self, lane: Lane, where: Where) -> None:
+    def __init__(self, lane: Lane, where: Where, stall_timeout: float) -> None:
+        self._stall_timeout = stall_timeout
+        self._interim = 0
         self._lane = lane
         self._where = where
         self._loop = asyncio.get_running_loop()
@@ -181,9 +181,12 @@ class HeadExchange:
         self.keep_alive = False
         """Whether the lane may be used again; meaningful once `run` has returned."""
 
-    async def run(self) -> Head:
-        """The head of the final answer. Raises SourceError. The lane no longer calls when it returns."""
-        timer = self._loop.call_later(STALL_TIMEOUT, self._time_out)
+    async def run(self, waited: float) -> Head:
+        """The head of the final answer. Raises SourceError. The lane no longer calls when it returns.
+
+        `waited`: seconds of the stall timeout that connecting took.
+        """
+        timer = self._loop.call_later(max(0.0, self._stall_timeout - waited), self._time_out)
         self._lane.watch(self._on_readable)
         try:
             return await self._done
@@ -192,7 +195,7 @@ class HeadExchange:
             self._lane.rest()
 
     def _time_out(self) -> None:
-        self._fail(Transient(f"no answer for {STALL_TIMEOUT:g} s", self._where))
+        self._fail(Transient(f"no answer for {self._stall_timeout:g} s", self._where))
 
     def _fail(self, error: BaseException) -> None:
         if not self._done.done():
@@ -209,7 +212,7 @@ class HeadExchange:
             self._fail(Transient(f"the connection broke ({error.strerror or error})", self._where))
         except httptools.HttpParserError as error:
             self._fail(BadAnswer(f"not an HTTP answer ({error})", self._where))
-        except SourceError as error:
+        except Exception as error:  # noqa: BLE001 - handed to whoever awaits `run`
             self._fail(error)
 
     def _take(self, data: bytes) -> None:
@@ -233,28 +236,15 @@ class HeadExchange:
                 self.keep_alive = head.keep_alive and not self._data
                 self._done.set_result(head)
                 return
-
-
-class _Backoff:
-    """stamina's hook: whether to repeat, and after how many seconds; exponential with full jitter."""
-
-    def __init__(self, give_up_after: float) -> None:
-        self._give_up_after = give_up_after
-        self._failures = 0
-        self.since = time.monotonic()
-
-    def __call__(self, error: Exception) -> bool | float:
-        if not isinstance(error, Transient) or time.monotonic() - self.since >= self._give_up_after:
-            return False
-        step = min(LONGEST_WAIT, FIRST_WAIT * 2**self._failures)
-        self._failures += 1
-        return (error.retry_after or 0.0) + random.uniform(0, step)  # noqa: S311 - jitter, not a secret
+            self._interim += 1
+            if self._interim > MOST_INTERIM:
+                raise too_many_interim(self._where)
 
 
 def _found(
     where: Where, version: str | None, found: str | None, *, length: int | None, etag: str | None
 ) -> ObjectRef:
-    if length is None or not etag or not is_etag(bare_etag(etag)):
+    if length is None or not etag:
         raise BadAnswer("answered HEAD without Content-Length or ETag", where)
     check_version(version, found, where)
-    return ObjectRef(where.bucket or "", where.key or "", length, bare_etag(etag), version)
+    return described_object(where, where.key or "", size=length, etag=etag, version=version)

@@ -48,6 +48,8 @@ class Lane:
 
     gulp = 1
     """Bytes that are read at once, if so many are there; one call of `recv_into` more or less."""
+    grain = 1
+    """Bytes of `unread` that stand for at least one of a body."""
     gathers = MOST_GATHERED
     """The most that `expect` lets it gather."""
 
@@ -178,6 +180,7 @@ class TlsLane(Lane):
     """
 
     gulp = GATHERED
+    grain = TLS_RECORD
     gathers = GATHERED
 
     def __init__(self, sock: socket.socket, watcher: Watcher, trust: Trust, host: str) -> None:

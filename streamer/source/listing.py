@@ -22,11 +22,14 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from streamer.errors import BadAnswer, Missing, Where
-from streamer.plan import Arrangement, Entries, ObjectRef, Plan, S3Uri, bare_etag, is_etag, is_folder_marker
+from streamer.plan import Arrangement, Entries, ObjectRef, Plan, S3Uri, is_folder_marker
+from streamer.source.described import described_object, short
 from streamer.source.faults import first_error, map_errors
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
+
+    from streamer.source.described import PlanMemory
 
 LISTS = 16
 """Listing requests in flight for one prefix."""
@@ -54,38 +57,35 @@ class _Lister:
         arrangement: Arrangement,
         *,
         progress: Callable[[int], None] | None,
+        memory: PlanMemory | None,
     ) -> None:
         self._client = client
         self._bucket = bucket
         self._arrangement = arrangement
         self._turns = asyncio.Semaphore(LISTS)
         self._progress = progress
+        self._memory = memory
         self._known = 0
 
     async def _page(self, prefix: str, **asked: str) -> dict[str, Any]:
         where = Where(self._bucket, prefix)
         async with self._turns:
-            try:
-                with map_errors(where):
-                    page: dict[str, Any] = await self._client.list_objects_v2(
-                        Bucket=self._bucket, Prefix=prefix, **asked
-                    )
-            except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-                raise BadAnswer(f"the listing cannot be understood ({error!r})", where) from error
+            with map_errors(where):
+                page: dict[str, Any] = await self._client.list_objects_v2(
+                    Bucket=self._bucket, Prefix=prefix, **asked
+                )
         if "IsTruncated" not in page:
             raise BadAnswer("the listing cannot be understood (it does not say whether it ends)", where)
         for name, wanted in _WANTED.items():
             for entry in page.get(name, ()):
-                if not wanted <= entry.keys() or entry.get("Size", 0) < 0:
+                if not wanted <= entry.keys():
                     raise BadAnswer(
                         f"the listing has an entry without its {', '.join(sorted(wanted))}", where
                     )
-                if "ETag" in wanted and not is_etag(bare_etag(entry["ETag"])):
-                    raise BadAnswer(f"the listing has {entry['ETag']!r} for an ETag", where)
                 for found in (entry.get("Key"), entry.get("Prefix")):
                     if found is not None and not found.startswith(prefix):
                         raise BadAnswer(
-                            f"the listing names {found!r}, which does not begin with the prefix", where
+                            f"the listing names {short(found)}, which does not begin with the prefix", where
                         )
         if page.get("NextContinuationToken") and not page["IsTruncated"]:
             raise BadAnswer("the listing cannot be understood (it ends, and names a further page)", where)
@@ -113,8 +113,11 @@ class _Lister:
 
     def _refs(self, page: dict[str, Any]) -> Iterator[ObjectRef]:
         for entry in page.get("Contents", ()):
-            ref = ObjectRef(self._bucket, entry["Key"], entry["Size"], bare_etag(entry["ETag"]))
+            where = Where(self._bucket, entry["Key"])
+            ref = described_object(where, entry["Key"], size=entry["Size"], etag=entry["ETag"])
             if not is_folder_marker(ref):
+                if self._memory is not None:
+                    self._memory.take(ref)
                 yield ref
 
     async def below(self, prefix: str) -> Entries:
@@ -178,6 +181,8 @@ class _Lister:
             found: list[tuple[bytes, ObjectRef | str]] = [(ref.key.encode(), ref) for ref in self._refs(page)]
             found += [(each["Prefix"].encode(), each["Prefix"]) for each in page.get("CommonPrefixes", ())]
             found.sort(key=itemgetter(0))
+            if self._progress is not None:
+                self._progress(self._known)
             for _, item in found:
                 yield item
             if not page["IsTruncated"]:
@@ -191,16 +196,20 @@ async def list_prefix(
     arrangement: Arrangement | None = None,
     *,
     progress: Callable[[int], None] | None = None,
+    memory: PlanMemory | None = None,
 ) -> Entries:
     """Every object whose key starts with `uri.key`, in the byte order of keys, without folder markers.
 
     Raises SourceError: Missing for an absent bucket, Denied, Transient once the client's own attempts
     are used up, BadAnswer for a listing that does not advance. ConfigError if an object cannot be wrapped.
-    `progress` is told about how many objects have been heard of, some of them twice.
+    `progress` is told about how many objects have been heard of, some of them twice. `memory`: what all plans
+    may take; ConfigError if they take more.
     """
     arrangement = arrangement or Arrangement()
     try:
-        found = await _Lister(client, uri.bucket, arrangement, progress=progress).below(uri.key)
+        found = await _Lister(client, uri.bucket, arrangement, progress=progress, memory=memory).below(
+            uri.key
+        )
     except BaseExceptionGroup as errors:
         raise first_error(errors) from errors
     ordered, twice = await asyncio.to_thread(_in_order, found)  # a second or two for a million
@@ -220,10 +229,11 @@ async def plan_prefix(
     arrangement: Arrangement | None = None,
     *,
     progress: Callable[[int], None] | None = None,
+    memory: PlanMemory | None = None,
 ) -> Plan:
     """The plan of an `S3Prefix` channel. Raises as `list_prefix` does, and Missing if no object matches."""
     arrangement = arrangement or Arrangement()
-    entries = await list_prefix(client, uri, arrangement, progress=progress)
+    entries = await list_prefix(client, uri, arrangement, progress=progress, memory=memory)
     if not len(entries):
         raise Missing("no object matches this prefix; check S3Uri (a prefix is case-sensitive)", Where(*uri))
     plan = Plan.arranged(entries, arrangement)
@@ -231,14 +241,21 @@ async def plan_prefix(
     return plan
 
 
-async def plan_uris(client: Any, uris: list[S3Uri], arrangement: Arrangement | None = None) -> Plan:
-    """The plan of `penstock cat`: the URIs in the order given.
+async def plan_uris(
+    client: Any,
+    uris: list[S3Uri],
+    arrangement: Arrangement | None = None,
+    *,
+    progress: Callable[[int], None] | None = None,
+    memory: PlanMemory | None = None,
+) -> Plan:
+    """The plan of `penstock cat`: the URIs in the order given. `progress`, `memory`: as of `list_prefix`.
 
     An exact key is that one object; anything else is a prefix. Raises as `plan_prefix` does.
     """
     objects: list[ObjectRef] = []
     for uri in uris:
-        found = [*(await plan_prefix(client, uri)).refs(0)]
+        found = [*(await plan_prefix(client, uri, progress=progress, memory=memory)).refs(0)]
         # An exact key sorts before every key that it is a prefix of.
         objects += found[:1] if found[0].key == uri.key else found
     return Plan.of(objects, arrangement)

@@ -31,6 +31,7 @@ from streamer.plan import (
     parse_object_uri,
     parse_s3_uri,
 )
+from streamer.source.bounded import within_stall
 from streamer.source.faults import first_error, map_errors
 from streamer.source.heads import PortableHeads
 from streamer.source.manifest_text import ArrayScanner, Gunzip, LineScanner
@@ -39,10 +40,11 @@ from streamer.source.ranges import check_head
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 
+    from streamer.source.described import PlanMemory
     from streamer.source.heads import Heads
 
     Progress = Callable[[int], None]
-    """Told how many entries there are so far, at each."""
+    """Told how many entries there are so far, at each and at each piece of the manifest."""
 
 ROWS = 2048
 """Rows, and objects in them, whose HEADs are awaited at one time."""
@@ -58,10 +60,12 @@ async def plan_manifest(
     *,
     heads: Heads | None = None,
     progress: Progress | None = None,
+    memory: PlanMemory | None = None,
 ) -> Plan:
     """The plan of a `ManifestFile` channel (contract §4.1): the objects in the manifest's order.
 
-    `client` reads the manifest and `heads` finds what it names; without `heads`, `client` does. Raises
+    `client` reads the manifest and `heads` finds what it names; without `heads`, `client` does.
+    `memory`: what all plans may take; ConfigError if they take more. Raises
     ConfigError naming the position for a manifest that breaks a rule, SourceError otherwise.
     """
     arrangement = arrangement or Arrangement()
@@ -72,7 +76,7 @@ async def plan_manifest(
         for place, name in scanner.feed(text, last=last):
             yield _Row(place, [name])
 
-    await _Filling(heads or PortableHeads(client), entries, progress).run(client, uri, rows)
+    await _Filling(heads or PortableHeads(client), entries, progress, memory).run(client, uri, rows)
     plan = Plan.arranged(entries, arrangement)
     plan.base = parse_s3_uri(scanner.prefix or "")
     return plan
@@ -86,6 +90,7 @@ async def plan_augmented(
     *,
     heads: Heads | None = None,
     progress: Progress | None = None,
+    memory: PlanMemory | None = None,
 ) -> Plan:
     """The plan of an `AugmentedManifestFile` channel (contract §4.2): one entry a line.
 
@@ -104,7 +109,7 @@ async def plan_augmented(
         for place, values in scanner.feed(text, last=last):
             yield _Row(place, values)
 
-    await _Filling(heads or PortableHeads(client), entries, progress).run(client, uri, rows)
+    await _Filling(heads or PortableHeads(client), entries, progress, memory).run(client, uri, rows)
     return Plan.arranged(entries, arrangement)
 
 
@@ -131,10 +136,13 @@ class _Rows(Protocol):
 class _Filling:
     """Adds an entry for every row of one manifest, with the HEADs of later rows under way meanwhile."""
 
-    def __init__(self, heads: Heads, entries: Entries, progress: Progress | None) -> None:
+    def __init__(
+        self, heads: Heads, entries: Entries, progress: Progress | None, memory: PlanMemory | None
+    ) -> None:
         self._heads = heads
         self._entries = entries
         self._progress = progress
+        self._memory = memory
         self._pending: deque[_Row] = deque()
         self._running = 0
 
@@ -144,6 +152,7 @@ class _Filling:
             async with asyncio.TaskGroup() as group, aclosing(_read(client, uri)) as body:
                 inflate = Gunzip(str(uri))
                 async for chunk in body:
+                    self._tell()
                     for text in inflate.feed(chunk):
                         for row in rows(text, last=False):
                             await self._take(row, group)
@@ -172,13 +181,18 @@ class _Filling:
         found: list[ObjectRef | bytes] = []
         for item in row.items:
             if isinstance(item, asyncio.Task):
-                found.append(await item)
+                found.append(ref := await item)
+                if self._memory is not None:
+                    self._memory.take(ref)
             elif isinstance(item, bytes):
                 found.append(item)
         try:
             self._entries.add(*found)
         except ConfigError as error:
             raise ConfigError(f"{row.place}: {error}") from error
+        self._tell()
+
+    def _tell(self) -> None:
         if self._progress is not None:
             self._progress(len(self._entries))
 
@@ -209,7 +223,11 @@ async def _read(client: Any, uri: S3Uri) -> AsyncGenerator[bytes, None]:
                     if size < 0:
                         if status != http.HTTPStatus.OK:
                             raise BadAnswer(f"answered {status} to a GET without a range", where)
-                        size, etag = answer["ContentLength"], answer.get("ETag", "")
+                        size, etag = answer.get("ContentLength", -1), answer.get("ETag", "")
+                        if size < 0:
+                            raise BadAnswer(
+                                "answered without Content-Length, so nothing proves the end", where
+                            )
                     else:
                         check_head(
                             ObjectRef(uri.bucket, uri.key, size, bare_etag(etag)),
@@ -223,9 +241,14 @@ async def _read(client: Any, uri: S3Uri) -> AsyncGenerator[bytes, None]:
                             version=None,
                         )
                     content = body.raw_stream.content
-                    while data := await content.read(_PLAIN_READ):
-                        received += len(data)
-                        yield data
+                    async with within_stall(client.meta.config.read_timeout, where) as stall:
+                        while data := await content.read(_PLAIN_READ):
+                            received += len(data)
+                            if received > size:
+                                raise BadAnswer(f"sent more than the {size} bytes that it promised", where)
+                            stall.pause()
+                            yield data
+                            stall.moved()
             if received != size:
                 raise Truncated(f"the body ended {size - received} bytes early", where)
         except Transient:

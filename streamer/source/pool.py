@@ -54,9 +54,10 @@ class LanePool:
         self._turn = itertools.count()
         self._asked_at = 0.0
 
-    async def take(self, where: Where, *, avoid: str | None = None) -> Lane:
+    async def take(self, where: Where, *, avoid: str | None = None, within: float = CONNECT_TIMEOUT) -> Lane:
         """An idle lane that is still good, or a new one; to another address than `avoid`, if there is one.
 
+        `within`: seconds that name, connection and TLS handshake may take, `CONNECT_TIMEOUT` at the most.
         Raises Transient if no connection can be had.
         """
         for index in range(len(self._idle) - 1, -1, -1):
@@ -67,7 +68,7 @@ class LanePool:
                 if not lane.spoilt:
                     return lane
                 lane.close()  # what has come behind an answer must not begin another
-        return await self._connect(where, avoid)
+        return await self._connect(where, avoid, min(within, CONNECT_TIMEOUT))
 
     def give(self, lane: Lane) -> None:
         """Return a lane whose last answer was read to its end."""
@@ -78,10 +79,10 @@ class LanePool:
         while self._idle:
             self._idle.pop().close()
 
-    async def _connect(self, where: Where, avoid: str | None) -> Lane:
+    async def _connect(self, where: Where, avoid: str | None, within: float) -> Lane:
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(CONNECT_TIMEOUT):
+            async with asyncio.timeout(within):
                 self._watcher.open()
                 family, kind, protocol, _, address = await self._next_address(loop, avoid)
                 sock = socket.socket(family, kind | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC, protocol)
@@ -95,7 +96,7 @@ class LanePool:
                 return lane
         except TimeoutError as error:
             raise Transient(
-                f"no connection to {self._host}:{self._port} in {CONNECT_TIMEOUT:g} s", where
+                f"no connection to {self._host}:{self._port} in {within:g} s", where, silent=within
             ) from error
         except ssl.SSLCertVerificationError as error:
             raise BadAnswer(untrusted(str(error)), where) from error

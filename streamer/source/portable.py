@@ -13,6 +13,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from streamer.errors import Truncated, Where
+from streamer.source.bounded import within_stall
 from streamer.source.credentials import LastingCredentials, renewing
 from streamer.source.faults import map_errors, of_listed
 from streamer.source.ranges import check_head
@@ -31,6 +32,7 @@ class PortableSource:
         """`credentials`: the client's, to be told if they are refused."""
         self._client = client
         self._credentials = credentials
+        self._stall_timeout: float = client.meta.config.read_timeout
 
     async def fetch(self, into: Receiver, *, attempt: int) -> None:
         with renewing(self._credentials), of_listed():
@@ -64,7 +66,7 @@ class PortableSource:
                 )
                 into.answered()
                 with map_errors(where):
-                    await _drain(body.raw_stream.content, into, where)
+                    await _drain(body.raw_stream.content, into, where, self._stall_timeout)
 
 
 async def _room(into: Receiver) -> None:
@@ -78,14 +80,18 @@ async def _room(into: Receiver) -> None:
             into.on_room = None
 
 
-async def _drain(content: Any, into: Receiver, where: Where) -> None:
-    """Feed the body until the part is whole. Raises Truncated if it ends before."""
+async def _drain(content: Any, into: Receiver, where: Where, stall_timeout: float) -> None:
+    """Feed the body until the part is whole. Raises Truncated if it ends before, Transient if it stalls."""
     wanted = into.part.body
-    while into.received < wanted:
-        if into.full:
-            await _room(into)
-        data, end_of_chunk = await content.readchunk()
-        if not data and not end_of_chunk:
-            raise Truncated(f"the body ended {wanted - into.received} bytes early", where)
-        if data:
-            into.feed(data)
+    async with within_stall(stall_timeout, where) as stall:
+        while into.received < wanted:
+            if into.full:
+                stall.pause()
+                await _room(into)
+                stall.moved()
+            data, end_of_chunk = await content.readchunk()
+            if not data and not end_of_chunk:
+                raise Truncated(f"the body ended {wanted - into.received} bytes early", where)
+            if data:
+                into.feed(data)
+                stall.moved()

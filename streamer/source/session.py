@@ -9,6 +9,7 @@ must resume inside a body, and botocore's shared retry quota would starve many r
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import os
@@ -26,11 +27,11 @@ from botocore.loaders import Loader, create_loader
 from botocore.utils import parse_timestamp
 
 from streamer import __version__
-from streamer.errors import ConfigError, Where
+from streamer.errors import ConfigError, Transient, Where
 from streamer.secrets import quoted, remember, remember_environment
+from streamer.source.bounded import BoundedSession
 from streamer.source.credentials import LastingCredentials, OfSession
 from streamer.source.faults import map_errors
-from streamer.source.redirects import PinnedSession
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -152,7 +153,7 @@ async def open_clients(
     if endpoint.ca_bundle and not os.access(endpoint.ca_bundle, os.R_OK):
         raise ConfigError(f"cannot read {endpoint.ca_bundle}; Endpoint.CaBundle must name a PEM file")
     common: dict[str, Any] = {
-        "connect_timeout": CONNECT_TIMEOUT,
+        "connect_timeout": min(CONNECT_TIMEOUT, stall_timeout),
         "read_timeout": stall_timeout,
         "user_agent_extra": f"penstock/{__version__}",
         "s3": {"addressing_style": "path" if endpoint.path_style else "auto"},
@@ -161,7 +162,7 @@ async def open_clients(
         "response_checksum_validation": "when_required",
         # S3 answers from many addresses; look them up again often and use them all.
         "connector_args": {"ttl_dns_cache": 10},
-        "http_session_cls": PinnedSession,
+        "http_session_cls": BoundedSession,
     }
     if endpoint.anonymous:
         common["signature_version"] = UNSIGNED
@@ -184,7 +185,9 @@ async def open_clients(
         with map_errors(Where()), _refusals_told():
             session = _session(endpoint.profile)
             session.register_component("data_loader", _models(session.get_config_variable("data_path")))
-            credentials = None if endpoint.anonymous else await _lasting(session, endpoint.profile)
+            credentials = (
+                None if endpoint.anonymous else await _lasting(session, endpoint.profile, stall_timeout)
+            )
             parsers = session.get_component("response_parser_factory")
             parsers.set_parser_defaults(timestamp_parser=_timestamp)
             clients = Clients(
@@ -235,26 +238,30 @@ def _refusals_told() -> Iterator[None]:
 
 
 def _session(profile: str | None) -> Any:
-    """A session none of whose clients follows a redirect, those that ask STS for credentials included."""
+    """A session whose clients follow no redirect and have limits, those that ask STS included."""
     from aiobotocore.config import AioConfig
     from aiobotocore.session import AioSession
 
     session = AioSession(profile=profile)
-    session.set_default_client_config(AioConfig(http_session_cls=PinnedSession))
+    session.set_default_client_config(AioConfig(http_session_cls=BoundedSession))
     return session
 
 
-async def _lasting(session: Any, profile: str | None) -> LastingCredentials | None:
+async def _lasting(session: Any, profile: str | None, limit: float) -> LastingCredentials | None:
     """The session's credentials, which it uses from now on for its clients too; None if it has none."""
 
     async def load() -> Any:
         return await _session(profile).get_credentials()
 
     # Not by `get_credentials`, which would remember what it found and give that to the clients.
-    found = await session.get_component("credential_provider").load_credentials()
+    try:
+        async with asyncio.timeout(limit):
+            found = await session.get_component("credential_provider").load_credentials()
+    except TimeoutError as error:
+        raise Transient(f"the credentials' source did not answer in {limit:g} s; see to it") from error
     if found is None:
         return None
-    lasting = LastingCredentials(found, load)
+    lasting = LastingCredentials(found, load, limit=limit)
     session.register_component("credential_provider", OfSession(lasting))
     return lasting
 

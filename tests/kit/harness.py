@@ -17,11 +17,11 @@ from streamer.relay.failures import Framing, WhenFailed
 from streamer.relay.memory import BUFFER_SIZE
 from streamer.relay.pipes import PIPE_SIZE
 from streamer.relay.prefetch import BEGIN
-from streamer.relay.retry import RetryPolicy
 from streamer.relay.transport import Wish, open_transport
 from streamer.source.heads import PortableHeads
 from streamer.source.integrity import Sums
 from streamer.source.listing import plan_prefix
+from streamer.source.retry import RetryPolicy
 from streamer.source.session import STALL_TIMEOUT, Clients, Endpoint, open_clients
 from streamer.trailer import Trailer
 from tests.kit.stub import S3Stub

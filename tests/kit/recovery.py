@@ -35,9 +35,9 @@ from streamer.errors import StreamError
 from streamer.plan import S3Uri
 from streamer.readers.stream import PipeStream
 from streamer.relay.channel import Channel
-from streamer.relay.retry import RetryPolicy
 from streamer.relay.transport import HEDGED, Wish, open_transport
 from streamer.source.listing import plan_prefix
+from streamer.source.retry import RetryPolicy
 from streamer.source.session import Endpoint, open_clients
 from streamer.units import KIB, MIB
 from tests.kit.faults import displaced, drips, newer, redirects, resets_after, silent_for

@@ -13,10 +13,10 @@ from streamer.errors import BadAnswer
 from streamer.plan import Plan
 from streamer.relay.changes import Changes
 from streamer.relay.channel import Channel
-from streamer.relay.retry import RetryPolicy
 from streamer.relay.transport import Transport, open_transport
 from streamer.source.heads import PortableHeads
 from streamer.source.integrity import Sums
+from streamer.source.retry import RetryPolicy
 from streamer.source.session import Clients, open_clients
 from tests.kit.truth import BUCKET
 from tests.kit.verdicts import Broken, Scene, moved, read_epoch

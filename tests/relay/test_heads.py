@@ -12,7 +12,6 @@ from aiohttp import web
 
 from streamer.errors import BadAnswer, Denied, GaveUp, Missing, PenstockError
 from streamer.plan import ObjectRef, S3Uri
-from streamer.source import heads as subject
 from streamer.source.heads import HEADS, PORTABLE_HEADS, open_heads
 from streamer.source.manifests import plan_augmented, plan_manifest
 from streamer.source.session import Endpoint, Reading, open_clients
@@ -26,9 +25,9 @@ BOTH = pytest.mark.parametrize("portable", [True, False], ids=["portable", "own"
 
 
 @contextlib.asynccontextmanager
-async def heads_of(stub, *, portable=False, give_up_after=30.0):
+async def heads_of(stub, *, portable=False, give_up_after=30.0, stall_timeout=30.0):
     async with (
-        clients_of(stub) as clients,
+        clients_of(stub, stall_timeout=stall_timeout) as clients,
         open_heads(clients, give_up_after=give_up_after, portable=portable) as heads,
     ):
         await clients.control.get_object(Bucket="b", Key="manifest")  # botocore reads its models
@@ -89,7 +88,7 @@ async def test_both_ways_make_the_same_plan(stub):
                 heads=heads,
                 progress=counts.append,
             )
-        assert counts == [*range(1, len(rows) + 1)]
+        assert [*dict.fromkeys(counts)] == [*range(len(rows) + 1)]
         plans.append(asked)
     assert plans[0].digest == plans[1].digest
     assert [*plans[1].refs(0)][-2].version == "v+1é"
@@ -223,16 +222,15 @@ async def test_an_answer_that_cannot_be_is_an_error(objects, said, words):
             await heads.find("b", "data/0000")
 
 
-async def test_silence_is_a_broken_connection(objects, monkeypatch):
-    """After some seconds without an answer the HEAD is asked again, elsewhere."""
-    monkeypatch.setattr(subject, "STALL_TIMEOUT", 0.05)
+async def test_silence_is_a_broken_connection(objects):
+    """After `StallTimeout` without an answer the HEAD is asked again, elsewhere."""
 
     async def never(_: Answer) -> web.StreamResponse:
         await objects.released.wait()
         return web.Response()
 
     objects.script_head(never, key="b/data/0000")
-    async with heads_of(objects) as heads:
+    async with heads_of(objects, stall_timeout=0.5) as heads:
         assert (await heads.find("b", "data/0000")).size == 10
     assert objects.head_connections == 2
 

@@ -12,10 +12,10 @@ from botocore.utils import S3RegionRedirectorv2
 from sidecar.exits import Exit, exit_code
 from streamer.errors import PenstockError, SourceError, Transient, WrongEndpoint
 from streamer.plan import ObjectRef, Plan, S3Uri
-from streamer.relay.retry import RetryPolicy
 from streamer.source.heads import open_heads
 from streamer.source.listing import plan_prefix
 from streamer.source.manifests import plan_manifest
+from streamer.source.retry import RetryPolicy
 from streamer.source.session import Endpoint, Reading, open_clients
 from streamer.source.signing import RangeSigner
 from tests.kit.harness import clients_of

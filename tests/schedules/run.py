@@ -29,9 +29,9 @@ from streamer.relay.hedge import Hedging
 from streamer.relay.memory import BUFFER_SIZE, BufferPool, MemoryStages
 from streamer.relay.pace import Pace
 from streamer.relay.pipes import PIPE_SIZE, PipePool, PipeStages
-from streamer.relay.retry import RetryPolicy
 from streamer.source.client import OwnSource
 from streamer.source.heads import OwnHeads
+from streamer.source.retry import RetryPolicy
 from streamer.source.session import Clients, Reading, trust
 from streamer.source.signing import RangeSigner
 from streamer.trailer import Trailer

@@ -1,0 +1,123 @@
+"""aiobotocore's HTTP session with limits of time and memory on every response.
+
+aiobotocore waits for a response without end as long as interim (1xx) responses arrive, and reads the body of
+an error and of a listing whole, whatever its length. This session ends each request after `read_timeout`
+seconds without a response header, reads at most `MAX_ERROR_BODY` bytes of an error and `MAX_DOCUMENT` bytes
+of a document, and reads either within the same time. The body of a GET stays with its reader, which has
+limits of its own (`within_stall`).
+
+S3 writes XML in UTF-8 and without a document type. An XML parser expands what a document type declares, and
+other encodings could hide one, so such a document never reaches the parser. Of an error response the status
+then decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+from botocore.exceptions import ConnectionClosedError, ReadTimeoutError
+
+from streamer.errors import BadAnswer, Transient, Where
+from streamer.source.redirects import PinnedSession
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+MAX_ERROR_BODY = 256 * 1024
+"""Bytes of an error response that are read; S3's own have less than 1 KiB."""
+MAX_DOCUMENT = 6 * 1024 * 1024
+"""Bytes of a listing. A thousand keys of 1,024 bytes, each written as `%XX`, are 4 MB."""
+FIRST_ERROR_STATUS = 300
+_ENCODING = re.compile(rb"""<\?xml[^>]{0,100}encoding\s{0,9}=\s{0,9}["']([^"']{1,40})""")
+
+
+class BoundedSession(PinnedSession):
+    """Sends requests for one client."""
+
+    async def send(self, request: Any) -> Any:
+        """The response; its body too, unless it is a stream. Raises botocore's errors, BadAnswer."""
+        streamed, request.stream_output = request.stream_output, True
+        response: Any = None
+        try:
+            async with asyncio.timeout(self._timeout.sock_read):
+                response = await super().send(request)
+                if response.status_code >= FIRST_ERROR_STATUS:
+                    response._content = b""  # noqa: SLF001
+                    response._content = _plain(await _read(response.raw, MAX_ERROR_BODY)) or b""  # noqa: SLF001
+                elif not streamed:
+                    response._content = await _document(response.raw)  # noqa: SLF001
+        except TimeoutError as error:
+            if response is None or response.status_code < FIRST_ERROR_STATUS:
+                raise ReadTimeoutError(endpoint_url=request.url, error=error) from error
+        except aiohttp.ClientError as error:
+            if response is None or response.status_code < FIRST_ERROR_STATUS:
+                raise ConnectionClosedError(error=error, request=request, endpoint_url=request.url) from error
+        finally:
+            request.stream_output = streamed
+        return response
+
+
+async def _read(raw: Any, limit: int) -> bytearray:
+    """The first bytes of the body, `limit` or a few more; the connection survives only a whole one."""
+    body = bytearray()
+    try:
+        while len(body) <= limit and (data := await raw.content.readany()):
+            body += data
+    finally:
+        if raw.content.at_eof():
+            raw.release()
+        else:
+            raw.close()
+    return body
+
+
+async def _document(raw: Any) -> bytes:
+    """The body of a listing. Raises BadAnswer."""
+    body = await _read(raw, MAX_DOCUMENT)
+    if len(body) > MAX_DOCUMENT:
+        raise BadAnswer(f"the response is longer than {MAX_DOCUMENT} bytes, which no page of a listing is")
+    if (plain := _plain(body)) is None:
+        raise BadAnswer("the response is XML with a document type or not in UTF-8, which S3 never sends")
+    return plain
+
+
+def _plain(body: bytearray) -> bytes | None:
+    """The body, or None for XML that a parser should not see."""
+    encoding = _ENCODING.search(body, 0, 256)
+    other = encoding is not None and encoding[1].lower() not in (b"utf-8", b"us-ascii")
+    if other or b"\0" in body[:256] or body.startswith((b"\xff\xfe", b"\xfe\xff")) or b"<!DOCTYPE" in body:
+        return None
+    return bytes(body)
+
+
+class Stall:
+    """The timer of one body: `moved` starts it anew, `pause` stops it until then."""
+
+    def __init__(self, seconds: float, limit: asyncio.Timeout) -> None:
+        self._seconds = seconds
+        self._limit = limit
+        self._loop = asyncio.get_running_loop()
+
+    def moved(self) -> None:
+        """A byte of the body has arrived, or the receiver has room again."""
+        self._limit.reschedule(self._loop.time() + self._seconds)
+
+    def pause(self) -> None:
+        """The receiver is full: the body waits for the receiver, not for S3."""
+        self._limit.reschedule(None)
+
+
+@contextlib.asynccontextmanager
+async def within_stall(seconds: float, where: Where) -> AsyncIterator[Stall]:
+    """Raise Transient when `seconds` pass without a byte of the body."""
+    try:
+        async with asyncio.timeout(seconds) as limit:
+            yield Stall(seconds, limit)
+    except TimeoutError as error:
+        if limit.expired():
+            raise Transient(f"no byte for {seconds:g} s", where, silent=seconds) from error
+        raise

@@ -1,0 +1,98 @@
+"""No wait is longer than the limits that a user states, whatever the server does meanwhile; as processes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from streamer.errors import Expired
+from streamer.source.credentials import LastingCredentials
+from tests.kit.harness import fill
+from tests.kit.processes import job, penstock, write_job
+from tests.kit.stub import stalls
+
+pytestmark = pytest.mark.usefixtures("credentials")
+GAVE_UP = re.compile(r"gave up after (\d+) s without")
+MOST = 12
+"""Seconds that `GiveUpAfter` of 2 may take on a machine at load; a stall timeout of its own takes 30."""
+
+
+@contextlib.contextmanager
+def silent_server() -> Iterator[str]:
+    """Accepts every connection and never answers."""
+    held: list[socket.socket] = []
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as listening:
+
+        def accept() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    held.append(listening.accept()[0])
+
+        thread = threading.Thread(target=accept, name="silent server")
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            listening.shutdown(socket.SHUT_RDWR)
+            thread.join()
+            for sock in held:
+                sock.close()
+
+
+def seconds_said(text: str) -> int:
+    found = GAVE_UP.search(text)
+    assert found, text
+    return int(found[1])
+
+
+def test_cat_gives_up_while_it_lists():
+    with silent_server() as url:
+        done = penstock("cat", "s3://b/data/", "--endpoint-url", url, "--path-style", "--give-up-after", "2")
+    assert done.returncode == 5
+    assert 2 <= seconds_said(done.stderr) <= MOST
+
+
+@pytest.mark.parametrize("transport", ["kernel", "copying", "portable"])
+def test_cat_gives_up_in_a_body(stub, transport):
+    """After 2 s, though a request alone may be silent for 30."""
+    fill(stub, [3_000_000], prefix="b/data/")
+    stub.script(*[stalls(stub)] * 200)
+    options = ("--endpoint-url", stub.url, "--path-style", "--transport", transport)
+    done = penstock("cat", "s3://b/data/", *options, "--give-up-after", "2", text=False)
+    stub.release()
+    assert done.returncode == 5
+    assert 2 <= seconds_said(done.stderr.decode()) <= MOST
+
+
+def test_a_job_gives_up_while_it_lists(tmp_path):
+    began = time.monotonic()
+    with silent_server() as url:
+        path = write_job(tmp_path / "job.yaml", job(url, tmp_path, "b/train/", GiveUpAfter=2))
+        done = penstock("run", "-c", path)
+    assert done.returncode == 5
+    assert time.monotonic() - began < 30
+    assert 2 <= seconds_said(done.stderr) <= MOST
+
+
+async def test_credentials_that_never_come_are_waited_for_as_long_as_a_request():
+    class Silent:
+        method = "custom-process"
+
+        def refresh_needed(self) -> bool:
+            return True
+
+        async def get_frozen_credentials(self) -> None:
+            await never.wait()
+
+    never = asyncio.Event()
+    lasting = LastingCredentials(Silent(), never.wait, limit=0.05)
+    with pytest.raises(Expired, match=r"did not answer in 0\.05 s"):
+        async with asyncio.timeout(20):
+            await lasting.get_frozen_credentials()
