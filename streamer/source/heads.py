@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import httptools
 
 from streamer.errors import BadAnswer, Transient, Where
-from streamer.plan import ObjectRef
+from streamer.plan import ObjectRef, bare_etag, is_etag
 from streamer.source.answer import (
     HEAD_END,
     HEAD_READ,
@@ -244,7 +244,7 @@ class HeadExchange:
 def _found(
     where: Where, version: str | None, found: str | None, *, length: int | None, etag: str | None
 ) -> ObjectRef:
-    if length is None or not etag:
+    if length is None or not etag or not is_etag(bare_etag(etag)):
         raise BadAnswer("answered HEAD without Content-Length or ETag", where)
     check_version(version, found, where)
     return described_object(where, where.key or "", size=length, etag=etag, version=version)

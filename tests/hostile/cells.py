@@ -1,0 +1,322 @@
+"""One cell: one fault, at one operation, over one transport; and its verdict.
+
+    evil     plan and stream a bucket with the fault
+    other    plan and stream a right bucket over the same clients and transport, beside it and after
+    watch    the loop's lag, as CPU time of this thread between two of its ticks, and the peak of memory
+
+The verdict is `equal`, or the name of an error of ours; anything else is a finding: other bytes, an exception
+that is not ours, an end that comes late, memory or lag over the limit, another channel that suffers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import threading
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+from sidecar.planning import patiently
+from streamer.errors import PenstockError
+from streamer.plan import Plan, S3Uri
+from streamer.relay.cat import stream_once
+from streamer.relay.statistics import Tally
+from streamer.relay.transport import Transport, open_transport
+from streamer.sink.outlet import PipeOutlet
+from streamer.source.described import PlanMemory
+from streamer.source.heads import open_heads
+from streamer.source.listing import plan_prefix
+from streamer.source.manifests import plan_manifest
+from streamer.source.retry import RetryPolicy
+from streamer.source.session import Clients, Endpoint, open_clients
+from streamer.units import MIB
+from tests.hostile.faults import BELOW, CRUMBS, FAULTS, ONLY, TLS_ONLY, UNSEEN
+from tests.hostile.wire import MANIFEST, TRUTH
+
+Operation = Literal["body", "HEAD", "listing", "manifest"]
+TransportName = Literal["kernel", "copying", "portable"]
+OPERATIONS: tuple[Operation, ...] = ("body", "HEAD", "listing", "manifest")
+TRANSPORTS: tuple[TransportName, ...] = ("kernel", "copying", "portable")
+STALL_TIMEOUT = 1.5
+GIVE_UP_AFTER = 2.0
+POLICY = RetryPolicy(GIVE_UP_AFTER, first_wait=0.05, longest_wait=0.2)
+LONGEST = 15.0
+"""Seconds of a cell. The limits above allow 4; the rest is for a machine at load."""
+MOST_MEMORY = 96 * MIB
+"""Bytes that the process may grow by. Buffers of a cell take some 20 MiB."""
+LONGEST_LAG = 1.5
+"""Seconds of CPU between two turns of the loop."""
+PLAN_MEMORY = MIB // 2
+
+
+@dataclass(frozen=True)
+class Cell:
+    fault: str
+    operation: Operation
+    transport: TransportName
+    tls: bool
+    once: bool = False
+    """Whether the fault strikes once; the stream must be right then, or its error certain."""
+
+    def __str__(self) -> str:
+        scheme = "TLS" if self.tls else "HTTP"
+        return (
+            f"{self.fault} | {self.operation} | {self.transport} | {scheme}{' | once' if self.once else ''}"
+        )
+
+
+@dataclass(frozen=True)
+class Verdict:
+    outcome: str
+    """`equal`, an error's name, or `crumbs` for a stream that was still going on."""
+    seconds: float
+    grown: int
+    """Bytes of resident memory at the peak beyond those at the begin."""
+    lag: float
+    finding: str = ""
+    """What is wrong; empty if nothing."""
+    text: str = ""
+    """Of the error."""
+
+
+def all_cells() -> list[Cell]:
+    """The matrix.
+
+    The body of an object has three transports, a HEAD two clients; listings and manifests are read by
+    aiobotocore whatever the transport. A fault of the handshake has no operation: it counts as a listing's.
+    """
+    transports: dict[Operation, tuple[TransportName, ...]] = {
+        "body": TRANSPORTS,
+        "HEAD": ("copying", "portable"),
+        "listing": ("portable",),
+        "manifest": ("portable",),
+    }
+    cells = []
+    known = [fault for fault in FAULTS if fault not in UNSEEN]
+    for fault, operation, tls in itertools.product(known, OPERATIONS, (False, True)):
+        if operation not in ONLY.get(fault, OPERATIONS) or (fault in TLS_ONLY and not tls):
+            continue
+        for transport in transports[operation]:
+            cells.append(Cell(fault, operation, transport, tls))
+            if operation == "body" and tls == (fault in TLS_ONLY):
+                cells.append(Cell(fault, operation, transport, tls, once=True))
+    cells += [Cell(fault, "listing", transport, True) for fault in BELOW for transport in TRANSPORTS]
+    return cells
+
+
+class _Watch:
+    """The loop's lag, and the process's memory."""
+
+    def __init__(self) -> None:
+        self.lag = 0.0
+        self._loop = asyncio.get_running_loop()
+        self._last = time.thread_time()
+        self._timer = self._loop.call_later(0.02, self._tick)
+        with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w") as file:
+            file.write("5")
+        self._resident = self._status("VmRSS")
+
+    @staticmethod
+    def _status(name: str) -> int:
+        with open("/proc/self/status") as file:
+            line = next(line for line in file if line.startswith(name))
+        return int(line.split()[1]) * 1024
+
+    def _tick(self) -> None:
+        now = time.thread_time()
+        self.lag = max(self.lag, now - self._last)
+        self._last = now
+        self._timer = self._loop.call_later(0.02, self._tick)
+
+    def close(self) -> int:
+        """Bytes of growth."""
+        self._timer.cancel()
+        return self._status("VmHWM") - self._resident
+
+
+class _Reader:
+    """Reads a pipe to its end, in a thread."""
+
+    def __init__(self) -> None:
+        self._read_end, self.write_end = os.pipe2(os.O_CLOEXEC)
+        self.data = bytearray()
+        self._thread = threading.Thread(target=self._read, name="reader")
+        self._thread.start()
+
+    def _read(self) -> None:
+        while data := os.read(self._read_end, 1 << 20):
+            self.data += data
+        os.close(self._read_end)
+
+    def join(self) -> bytes:
+        self._thread.join()
+        return bytes(self.data)
+
+
+async def _stream(plan: Plan, transport: Transport) -> bytes:
+    reader = _Reader()
+    try:
+        await stream_once(
+            plan,
+            transport.source,
+            transport.stages(),
+            policy=POLICY,
+            tally=Tally(),
+            open_outlet=lambda on_gone: PipeOutlet(os.dup(reader.write_end), on_gone=on_gone),
+        )
+    finally:
+        os.close(reader.write_end)
+        await asyncio.to_thread(reader.join)
+    return bytes(reader.data)
+
+
+@contextlib.asynccontextmanager
+async def _clients(url: str, cell: Cell, bundle: str) -> AsyncIterator[Clients]:
+    endpoint = Endpoint(
+        url=url,
+        region="us-east-1",
+        path_style=True,
+        ca_bundle=bundle if cell.tls else None,
+        tls_processes=1 if cell.tls and cell.transport == "kernel" else 0,
+    )
+    async with open_clients(endpoint, connections=8, stall_timeout=STALL_TIMEOUT) as clients:
+        yield clients
+
+
+@contextlib.asynccontextmanager
+async def _transport(clients: Clients, cell: Cell) -> AsyncIterator[Transport]:
+    async with open_transport(
+        clients,
+        wish=cell.transport,
+        buckets={"b"},
+        channels=4,
+        budget=32 * MIB,
+        connections=4,
+        part_size=256 * 1024,
+    ) as transport:
+        yield transport
+
+
+async def _evil(clients: Clients, transport: Transport, cell: Cell, bucket: str) -> bytes:
+    memory = PlanMemory(PLAN_MEMORY)
+    client = clients.control
+    if cell.operation in ("body", "listing"):
+        plan = await patiently(
+            lambda progressed: plan_prefix(
+                client, S3Uri(bucket, "data/"), progress=lambda _: progressed(), memory=memory
+            ),
+            POLICY,
+        )
+    else:
+        portable = cell.transport == "portable"
+        async with open_heads(clients, give_up_after=GIVE_UP_AFTER, portable=portable) as heads:
+            plan = await patiently(
+                lambda progressed: plan_manifest(
+                    client,
+                    S3Uri(bucket, MANIFEST),
+                    heads=heads,
+                    progress=lambda _: progressed(),
+                    memory=memory,
+                ),
+                POLICY,
+            )
+    return await _stream(plan, transport)
+
+
+async def _other(clients: Clients, transport: Transport, bucket: str) -> str:
+    """What is wrong with the other channel; empty if nothing."""
+    try:
+        plan = await plan_prefix(clients.control, S3Uri(bucket, "data/"))
+        return "" if await _stream(plan, transport) == TRUTH else "other channel: wrong bytes"
+    except Exception as error:  # noqa: BLE001 - whatever it is, the other channel has suffered
+        return f"other channel: {error!r}"
+
+
+class Bench:
+    """The clients of one process: one of each kind, which all of its cells share.
+
+    So a cell may also suffer from what an earlier one has left behind; that is a finding as well.
+    """
+
+    def __init__(self, ports: list[int], bundle: str) -> None:
+        self._ports = ports
+        self._bundle = bundle
+        self._stack = contextlib.AsyncExitStack()
+        self._open: dict[tuple[str, bool], Clients] = {}
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    async def _opened(self, port: int, cell: Cell) -> Clients:
+        url, terminated = f"{'https' if cell.tls else 'http'}://127.0.0.1:{port}", cell.transport == "kernel"
+        if (clients := self._open.get((url, terminated))) is None:
+            clients = await self._stack.enter_async_context(_clients(url, cell, self._bundle))
+            self._open[url, terminated] = clients
+        return clients
+
+    async def run(self, cell: Cell, number: int) -> Verdict:
+        """The cell's verdict. `number`: of this cell alone."""
+        good, bucket = f"good-{number}", f"good-{number}"
+        good_port = evil_port = self._ports[cell.tls]
+        if cell.fault in BELOW:
+            evil_port = self._ports[2 + list(BELOW).index(cell.fault)]
+        else:
+            kind = "once" if cell.once else "fault"
+            bucket = f"{kind}-{list(FAULTS).index(cell.fault)}-{cell.operation.lower()}-{number}"
+        clients, evil_clients = await self._opened(good_port, cell), await self._opened(evil_port, cell)
+        async with _transport(clients, cell) as transport:
+            if evil_port == good_port:
+                return await _judged(cell, (clients, transport), (clients, transport), good, bucket)
+            async with _transport(evil_clients, cell) as evil_transport:
+                return await _judged(cell, (clients, transport), (evil_clients, evil_transport), good, bucket)
+
+
+async def _judged(
+    cell: Cell, right: tuple[Clients, Transport], evil: tuple[Clients, Transport], good: str, bucket: str
+) -> Verdict:
+    found: list[str] = [await _other(*right, good)]  # what it allocates is no growth of the cell's
+    outcome, text = "", ""
+    watch, began = _Watch(), time.monotonic()
+    beside = asyncio.create_task(_other(*right, good))
+    try:
+        async with asyncio.timeout(LONGEST):
+            data = await _evil(*evil, cell, bucket)
+        outcome = "equal"
+        if data != TRUTH:
+            found.append(f"wrong bytes: {len(data)} of {len(TRUTH)}")
+    except PenstockError as error:
+        outcome, text = type(error).__name__, str(error)
+    except TimeoutError:
+        outcome = "crumbs" if cell.fault in CRUMBS else "late"
+        if outcome == "late":
+            found.append(f"no end in {LONGEST:g} s")
+    except Exception as error:  # noqa: BLE001 - that is the finding
+        outcome, text = "foreign", repr(error)
+        found.append(f"not an error of ours: {_leaves(error)}")
+    seconds = time.monotonic() - began
+    found.append(await beside)
+    grown = watch.close()
+    found.append(await _other(*right, good))
+    if watch.lag > LONGEST_LAG:
+        found.append(f"the loop lagged by {watch.lag:.1f} s of CPU")
+    if grown > MOST_MEMORY:
+        found.append(f"memory grew by {grown // MIB} MiB")
+    finding = "; ".join(filter(None, found))
+    return Verdict(outcome, round(seconds, 2), grown, round(watch.lag, 3), finding, text[:500])
+
+
+def _leaves(error: BaseException) -> str:
+    if isinstance(error, BaseExceptionGroup):
+        return ", ".join(_leaves(each) for each in error.exceptions)
+    return repr(error)
+
+
+def as_dict(cell: Cell) -> dict[str, Any]:
+    return {name: getattr(cell, name) for name in ("fault", "operation", "transport", "tls", "once")}
