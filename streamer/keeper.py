@@ -273,14 +273,15 @@ class Keeper:
                 self._again_at = time.monotonic() + RETRY
             self._again[act] = None
             with contextlib.suppress(Exception):
-                self._ignore(subject)
+                self._ignore(act)
 
-    def _ignore(self, subject: Channel | Opening | None) -> None:
-        """Let the descriptors of what has failed wake nobody until it is tried again."""
+    def _ignore(self, act: Act) -> None:
+        """Let the descriptors of what has failed wake nobody until it is tried again, which watches them."""
+        what, subject = act
         fds: tuple[int, ...] = ()
         if isinstance(subject, Channel):
             subject.full, fds = None, (subject.fifo, subject.read_fd)
-        elif subject is None and self._client is not None:
+        elif what in (self._accept, self._serve, self._flush) and self._client is not None:
             fds = (self._client.fileno(),)
         for fd in fds:
             if fd in self._watched:
@@ -305,7 +306,7 @@ class Keeper:
     def _accept(self, _: None = None) -> None:
         # The next sidecar waits in the backlog until this one is gone, and so are its writes.
         if self._client is None:
-            with contextlib.suppress(BlockingIOError, ConnectionAbortedError):
+            with contextlib.suppress(BlockingIOError):
                 self._client, _address = self._listener.accept()
                 self._refused = False
         self._serve()
@@ -386,7 +387,9 @@ class Keeper:
         if not self._refused:
             try:
                 self._do(json.loads(data), fds, cut=cut)
-            except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            except (OSError, MemoryError):
+                raise
+            except Exception:  # noqa: BLE001 - whatever else a message leads to, it must not be repeated
                 # No sidecar of ours says such things. It is told of an end, but may write until its own.
                 self._refused = True
                 self._due.clear()
@@ -416,14 +419,16 @@ class Keeper:
             self._channels[name].mark = mark
         elif what == "settle":
             self._channels[name].settling = True
-            self._settle(self._channels[name])
+            self.perform((self._move, self._channels[name]))  # not to be told twice, should it fail now
         elif what == "close":
             channel = self._channels[name]
             self._end(channel, "idle")
+            channel.settling = channel.wanted = False
             channel.epoch, channel.moved, channel.skipped, channel.mark = channel.epoch + 1, 0, 0, None
         elif what == "forget":
             if (gone := self._channels.pop(name, None)) is not None:
                 self._end(gone, "gone")
+                gone.settling = gone.wanted = False
         else:
             raise ValueError(what)
 
@@ -544,6 +549,7 @@ class Keeper:
     def _move(self, channel: Channel) -> None:
         """Move what the pipe has to the FIFO, as far as it has room."""
         if channel.fifo < 0:
+            self._settle(channel)
             return
         if channel.full is None:
             self._await(channel, full=False)

@@ -1,0 +1,43 @@
+"""The first seeds of the search for an order of events that the keeper does not stand.
+
+More of them: `python -m tests.keeper_model`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from streamer.keeper import Keeper
+from tests.keeper_model.world import ERRORS, Broken, run_seed
+from tests.kit.seeds import run_seeds
+
+SEEDS = range(60)
+
+
+@pytest.mark.timeout(180)
+def test_no_order_of_events_breaks_a_promise():
+    outcomes = list(run_seeds(run_seed, SEEDS, limit=60))
+    assert {each.seed: each.broken for each in outcomes if each.broken} == {}
+    found = sum((each.found for each in outcomes), Counter())
+    assert {f"{name} failed" for name in ERRORS} <= {*found}
+    assert min(found[name] for name in ("whole", "left", "released", "killed", "strangers", "doomed")) > 0
+
+
+def test_a_seed_is_a_run():
+    assert run_seed(7) == run_seed(7)
+
+
+def test_a_message_that_is_lost_is_a_finding(monkeypatch):
+    """The judge is judged: what holds breaks as soon as the product does."""
+    say = Keeper._say
+
+    def forgetful(keeper, did, about=None, **more):
+        if did != "settled":
+            say(keeper, did, about, **more)
+
+    run_seed(0)
+    monkeypatch.setattr(Keeper, "_say", forgetful)
+    with pytest.raises(Broken, match="hangs"):
+        run_seed(0)
