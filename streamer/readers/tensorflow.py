@@ -22,9 +22,9 @@ stream that broke, `tf.errors.InternalError` for bytes that are no record, as th
 §6.3), `tf.errors.NotFoundError` for a FIFO that did not appear or that nobody writes. Their text is ours, the
 class before it. Records that were whole before the fault come first. After an error the iterator is over.
 
-An iterator's checkpoint does not hold the position in a FIFO; `streamer.readers.places` has what does. The
-graph of this dataset cannot be moved to another process (tf.data service), as with every dataset made of
-Python.
+An iterator cannot be saved: TensorFlow refuses the stateful steps of this pipeline, which is better than a
+checkpoint without a position. `streamer.readers.places` has positions that can be. The graph of this dataset
+cannot be moved to another process (tf.data service), as with every dataset made of Python.
 """
 
 from __future__ import annotations

@@ -285,6 +285,18 @@ def test_a_program_ends_with_a_live_iterator(feeder, data):
     feed.release.set()
 
 
+@pytest.mark.parametrize("batched", [False, True])
+def test_an_iterator_cannot_be_saved(feeder, tmp_path, batched):
+    """A checkpoint without the position would lose data silently; with `places` it is an element."""
+    feeder.feed(0, encoded())
+    dataset = PipeModeDataset("train", "TFRecord")
+    iterator = iter(dataset.batch(2) if batched else dataset)
+    next(iterator)
+    with pytest.raises(tf.errors.FailedPreconditionError):
+        tf.train.Checkpoint(it=iterator).save(str(tmp_path / "checkpoint"))
+    assert os.listdir(tmp_path) == ["ml"]
+
+
 # Errors
 
 
