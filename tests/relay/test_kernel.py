@@ -20,7 +20,7 @@ from streamer.source.watcher import Watcher
 from tests.kit.faults import resets_after
 from tests.kit.harness import MORE_THAN_A_FIFO, fill, running_channel
 from tests.kit.pipes import eventually, off_loop, read_all
-from tests.kit.stub import Answer, cut_after, fails, turns
+from tests.kit.stub import Answer, cut_after, etag, fails, turns
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
 
@@ -49,7 +49,7 @@ def head(stub, *, status=b"206 Partial Content", extra=b"", length=None) -> byte
     length = len(data) if length is None else length
     return (
         b"HTTP/1.1 " + status + b"\r\nContent-Range: bytes 0-%d/%d\r\n" % (len(data) - 1, len(data))
-        + b"Content-Length: %d\r\n" % length + extra + b"\r\n"
+        + b"Content-Length: %d\r\n" % length + b'ETag: "%s"\r\n' % etag(data).encode() + extra + b"\r\n"
     )  # fmt: skip
 
 
