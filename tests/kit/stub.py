@@ -95,6 +95,8 @@ class S3Stub:
     """Listing requests that asked for folders."""
     page: int = 0
     """Names in a page of a listing; 0 for S3's own thousand."""
+    unsorted_pages: bool = False
+    """List the names of each page from the last to the first."""
     bare_listing_etags: bool = False
     released: asyncio.Event = field(default_factory=asyncio.Event)
     """Ends every `stall`."""
@@ -232,6 +234,9 @@ class S3Stub:
         await self._together(f"list {prefix}")
         most = self.page or PAGE
         page, more = names[:most], len(names) > most
+        last = page[-1:]
+        if self.unsorted_pages:
+            page = page[::-1]
         encoded = request.query.get("encoding-type") == "url"
         write = functools.partial(url_quote, safe="/") if encoded else escape
         folders = "".join(
@@ -246,7 +251,7 @@ class S3Stub:
             for key in page
             if f"{bucket}/{key}" in self.objects and not (delimiter and key.endswith(delimiter))
         )
-        token = f"<NextContinuationToken>{escape(page[-1])}</NextContinuationToken>" if more else ""
+        token = f"<NextContinuationToken>{escape(last[0])}</NextContinuationToken>" if more else ""
         encoding = "<EncodingType>url</EncodingType>" if encoded else ""
         return web.Response(
             content_type="application/xml",

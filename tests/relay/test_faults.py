@@ -142,6 +142,7 @@ async def test_an_object_replaced_after_the_listing_fails_by_name(run, stub, tmp
         (heads(ETag='"other"'), "replaced"),
         (heads(Content_Range="bytes 0-9/10"), "has 10 bytes now"),
         (heads(Content_Range="bytes 1-40000/40000"), "sent bytes 1-40000"),
+        (heads(Content_Range="bytes 0-39998/40000"), "sent bytes 0-39998"),
         (heads(Content_Range="nonsense"), "Content-Range"),
         (heads(200, Content_Range=""), None),
     ],
@@ -165,6 +166,16 @@ async def test_a_wrong_answer_that_does_not_come_again_is_mended(run, stub, tmp_
     async with run(stub, tmp_path, connections=1) as running:
         assert await off_loop(read_all, running.fifo(0)) == truth
         assert running.channel.statistics().retries == {"bad_answer": 2}
+
+
+async def test_progress_forgets_wrong_answers(run, stub, tmp_path):
+    """Two before the part's first byte and two after it are not three in a row."""
+    truth = fill(stub, [40_000])
+    wrong = [heads(Content_Range="nonsense")] * 2
+    stub.script(*wrong, cut_after(10_000), *wrong)
+    async with run(stub, tmp_path, connections=1) as running:
+        assert await off_loop(read_all, running.fifo(0)) == truth
+        assert running.channel.statistics().retries == {"bad_answer": 4, "truncated": 1}
 
 
 async def test_the_whole_object_for_a_range_of_it_is_refused(run, stub, tmp_path):

@@ -154,14 +154,17 @@ async def test_an_epoch_goes_on_at_the_exact_byte(run, stub, tmp_path, join, mon
             start = Position(0, offset, skipped=offset, mark=mark)
             async with run(stub, tmp_path, join, start=start) as running:
                 assert await off_loop(read_all, running.fifo(0)) == due[offset:]
+                trailer = read_trailer(str(tmp_path), "train", 0)
+            told = trailer.verdict, trailer.bytes_skipped, trailer.bytes_delivered, trailer.bytes_total
+            assert told == ("complete", offset, len(due) - offset, len(due))
 
 
 async def test_a_mark_waits_for_the_schema(run, stub, tmp_path, monkeypatch):
     """Of an object whose schema has not been compared no mark is told: a restart would take it for right."""
     monkeypatch.setattr(prefetch, "MARK_EVERY", 1)
-    objects = streams(stub, 2)
-    stub.objects["b/data/0001.arrows"] = arrow(pa.table({"number": [1]}))
-    async with run(stub, tmp_path, "arrow") as running:
+    objects = streams(stub, 2, rows=3)
+    stub.objects["b/data/0001.arrows"] = arrow(table(0, 3).drop(["price"]))
+    async with run(stub, tmp_path, "arrow", part_size=300) as running:  # some parts for each schema
         await failed_after(running, len(objects[0]) - 8)
         assert running.channel._mark == (0, Mark())
 

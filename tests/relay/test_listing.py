@@ -54,6 +54,19 @@ async def test_folder_by_folder_is_the_same_as_in_turn(stub, prefix):
 
 
 @pytest.mark.usefixtures("small_pages")
+async def test_a_server_s_own_order_is_not_the_plan_s(stub):
+    """Pages from the last name to the first, in turn and folder by folder."""
+    stub.unsorted_pages = True
+    for key in tree(2):
+        stub.objects[f"b/{key}"] = b"" if key.endswith("/") else key.encode()
+    due = sorted((key for key in tree(2) if not key.endswith("/")), key=str.encode)
+    async with clients_of(stub) as clients:
+        assert keys_in(await list_prefix(clients.control, S3Uri("b", "d"))) == due
+        few = [key for key in due if key.startswith("d/a/a")]
+        assert keys_in(await list_prefix(clients.control, S3Uri("b", "d/a/a"))) == few
+
+
+@pytest.mark.usefixtures("small_pages")
 async def test_folders_are_listed_side_by_side(stub):
     """Five answers that wait for one another."""
     stub.objects |= {f"b/d/{number % 5}/{number}": b"1" for number in range(200)}

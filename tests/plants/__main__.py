@@ -1,0 +1,148 @@
+"""Bugs that are planted on purpose, and who finds them.
+
+    python -m tests.plants [--only WORD] [--jobs 2] [--into CONTRIBUTING.md]
+
+Each plant goes into a copy of the tree by itself. The checkers look at it in order of cost, each for a
+limited time, until one complains; what complained must pass in a copy without the bug, or it does not
+count. Ends with 1 if more than `--missed` plants are found by nobody: then a checker must become stronger.
+"""
+
+from __future__ import annotations
+
+import argparse
+import queue
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.report import insert_into
+from tests.plants.catalogue import PLANTS, Plant
+from tests.plants.checkers import Checker, checkers
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What has become of one plant."""
+
+    plant: Plant
+    by: str
+    """The checker; empty if nobody."""
+    what: str
+    seconds: float
+    """Of all looks, up to the one that found it."""
+
+
+class Trees:
+    """Copies of the tree: some to plant in, and one that stays as it is."""
+
+    def __init__(self, directory: Path, count: int) -> None:
+        self._free: queue.SimpleQueue[Path] = queue.SimpleQueue()
+        self._clean_lock = threading.Lock()
+        files = subprocess.run(
+            ["/usr/bin/git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+            cwd=ROOT,
+            check=True,
+            capture_output=True,
+        ).stdout
+        names = [name.decode() for name in files.split(b"\0") if name]
+        self.clean = directory / "clean"
+        for tree in (self.clean, *(directory / f"planted-{number}" for number in range(count))):
+            for name in names:
+                if (ROOT / name).is_file():
+                    (tree / name).parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copy2(ROOT / name, tree / name)
+            if tree != self.clean:
+                self._free.put(tree)
+
+    def try_plant(self, plant: Plant, *, within: float, machines: bool) -> Found:
+        """Plant it, and have the checkers look, one after the other."""
+        tree = self._free.get()
+        path = tree / plant.path
+        whole = path.read_text()
+        try:
+            path.write_text(plant.planted(whole))
+            spent = 0.0
+            for checker in checkers(plant, machines=machines):
+                looks: Checker | None = checker
+                while looks is not None:
+                    outcome = looks.look(tree, within)
+                    spent += outcome.seconds
+                    if not outcome.complains:
+                        break
+                    with self._clean_lock:
+                        without = looks.again(outcome).look(self.clean, within)
+                    if not without.complains:
+                        return Found(plant, checker.name, outcome.what, spent)
+                    print(f"    {plant.name}: not counted, fails without it too: {outcome.what}", flush=True)
+                    looks = looks.but(outcome)
+            return Found(plant, "", "", spent)
+        finally:
+            path.write_text(whole)
+            self._free.put(tree)
+
+
+def table(found: list[Found]) -> str:
+    """The results in Markdown."""
+    count = sum(bool(each.by) for each in found)
+    lines = [
+        f"{count} of {len(found)} plants found, on {time.strftime('%Y-%m-%d')}.",
+        "",
+        "| Planted in | Bug | Found by | What said so | Seconds |",
+        "|---|---|---|---|---|",
+    ]
+    for each in found:
+        what = f"`{each.what}`" if each.by else ""
+        by = each.by or "**nobody**"
+        lines.append(f"| `{each.plant.path}` | {each.plant.name} | {by} | {what} | {each.seconds:.0f} |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.plants",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--only", action="append", help="plants whose name or path has this word")
+    parser.add_argument("--jobs", type=int, default=2, help="plants looked at side by side (2)")
+    parser.add_argument("--within", type=float, default=300, help="seconds for each look (300)")
+    parser.add_argument("--missed", type=int, default=2, help="plants that may be found by nobody (2)")
+    parser.add_argument("--near", action="store_true", help="only the tests that plants name, no machines")
+    parser.add_argument("--into", metavar="FILE", help="replace the table in this Markdown file")
+    options = parser.parse_args()
+    chosen = [
+        plant
+        for plant in PLANTS
+        if not options.only or any(word in f"{plant.name} {plant.path}" for word in options.only)
+    ]
+    with tempfile.TemporaryDirectory(prefix="penstock-plants-") as directory:
+        trees = Trees(Path(directory), options.jobs)
+
+        def one(plant: Plant) -> Found:
+            found = trees.try_plant(plant, within=options.within, machines=not options.near)
+            print(f"{found.by or 'NOBODY':16} {found.seconds:5.0f} s  {plant.name}  {found.what}", flush=True)
+            return found
+
+        with ThreadPoolExecutor(options.jobs) as pool:
+            results = list(pool.map(one, chosen))
+    print(table(results))
+    if options.into:
+        insert_into(
+            options.into,
+            table(results),
+            begin="<!-- plants: begin; written by python -m tests.plants -->",
+            end="<!-- plants: end -->",
+        )
+    return int(sum(not each.by for each in results) > options.missed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

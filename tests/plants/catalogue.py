@@ -1,0 +1,438 @@
+"""Bugs to plant: each one a small textual patch, and the tests that stand nearest to it.
+
+A patch replaces `old`, which the file holds once, by `new`. `tests` are in order of cost: those of the
+module, then those of what uses it. Beyond them every plant meets the machines of `tests.plants.checkers`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Plant:
+    """One bug."""
+
+    name: str
+    path: str
+    old: str
+    new: str
+    tests: tuple[str, ...] = ()
+
+    def planted(self, text: str) -> str:
+        """`text` with the bug. Raises ValueError unless it holds `old` once."""
+        if text.count(self.old) != 1:
+            raise ValueError(f"{self.name}: {self.path} holds {text.count(self.old)} times {self.old!r}")
+        return text.replace(self.old, self.new)
+
+
+FAULTS, EPOCHS = "tests/relay/test_faults.py", "tests/relay/test_epochs.py"
+WRONG = f"{FAULTS}::test_a_wrong_answer_is_an_error_or_right"
+VERSION = f"{FAULTS}::test_every_range_names_the_listed_version"
+IN_ORDER = f"{EPOCHS}::test_two_epochs_are_the_objects_in_order"
+PLAN, ARRANGED = "tests/unit/test_plan.py", "tests/unit/test_arrangement.py"
+
+PLANTS = (
+    # S3: which version, which bytes, who hears of it
+    Plant(
+        "If-Match dropped by our own client",
+        "streamer/source/signing.py",
+        """, "If-Match": f'"{ref.etag}"', **self._headers}""",
+        ", **self._headers}",
+        ("tests/unit/test_sigv4.py", VERSION),
+    ),
+    Plant(
+        "If-Match dropped by aiobotocore",
+        "streamer/source/portable.py",
+        """                IfMatch=f'"{ref.etag}"',\n""",
+        "",
+        (VERSION,),
+    ),
+    Plant(
+        "Range asks for one byte too few",
+        "streamer/source/signing.py",
+        'headers = {"Range": f"bytes={first}-{part.end - 1}"',
+        'headers = {"Range": f"bytes={first}-{part.end - 2}"',
+        ("tests/unit/test_sigv4.py", IN_ORDER),
+    ),
+    Plant(
+        "ETag of an answer not compared",
+        "streamer/source/ranges.py",
+        "bare_etag(etag) != ref.etag",
+        "bare_etag(etag) == ''",
+        (WRONG,),
+    ),
+    Plant(
+        "answer without an ETag accepted",
+        "streamer/source/ranges.py",
+        "if etag is None and (ref.version is None or version is None):",
+        "if etag is None and ref.version is not None and version is None:",
+        (WRONG, "tests/relay/test_versions.py"),
+    ),
+    Plant(
+        "end of Content-Range not compared",
+        "streamer/source/ranges.py",
+        "if (begin, last + 1) != (first, end):",
+        "if begin != first:",
+        (WRONG,),
+    ),
+    Plant(
+        "size in Content-Range not compared",
+        "streamer/source/ranges.py",
+        "if size != ref.size:",
+        "if size < 0:",
+        (WRONG,),
+    ),
+    Plant(
+        "redirect followed",
+        "streamer/source/redirects.py",
+        "allow_redirects=False",
+        "allow_redirects=True",
+        ("tests/relay/test_redirects.py",),
+    ),
+    Plant(
+        "secret not redacted in base64",
+        "streamer/secrets.py",
+        "base64.b64encode(raw).decode(), raw.hex()",
+        "raw.hex(),",
+        ("tests/unit/test_secrets.py", "tests/sidecar/test_security.py"),
+    ),
+    Plant(
+        "short body taken for whole",
+        "streamer/source/exchange.py",
+        'raise Truncated(f"the body ended {self._left} bytes early", self._where)',
+        "self._left = 0",
+        (f"{FAULTS}::test_a_broken_body_resumes_at_the_next_byte",),
+    ),
+    Plant(
+        "stall never noticed",
+        "streamer/source/exchange.py",
+        "elif silent + PATIENCE >= self._stall_timeout:",
+        "elif silent < 0:",
+        ("tests/relay/test_held.py", "tests/relay/test_waits.py"),
+    ),
+    Plant(
+        "listing in the server's order",
+        "streamer/source/listing.py",
+        "    ordered = found.in_key_order()",
+        "    ordered = found",
+        (PLAN, "tests/relay/test_listing.py"),
+    ),
+    Plant(
+        "listing that repeats a page accepted",
+        "streamer/source/listing.py",
+        "            if name in begun:\n",
+        "            if name in begun and not first:\n",
+        ("tests/relay/test_listing.py",),
+    ),
+    # The plan
+    Plant(
+        "resume off by one within a segment",
+        "streamer/plan/parts.py",
+        "yield Segment(segment.object, segment.start + behind, segment.end)",
+        "yield Segment(segment.object, min(segment.start + behind + 1, segment.end), segment.end)",
+        ("tests/unit/test_resume.py",),
+    ),
+    Plant(
+        "literals behind a body put before it",
+        "streamer/plan/parts.py",
+        "(tail if start < end else head).extend",
+        "head.extend",
+        (ARRANGED, PLAN),
+    ),
+    Plant(
+        "shards of ranks off by one",
+        "streamer/plan/shards.py",
+        "Shard(self.index + self.count * index, self.count * count, self.by)",
+        "Shard((self.index + self.count * index + 1) % (self.count * count), self.count * count, self.by)",
+        (ARRANGED, "tests/sidecar/test_lanes.py"),
+    ),
+    Plant(
+        "the same order in every epoch",
+        "streamer/plan/plan.py",
+        "Permutation(count, seed=self.seed, epoch=epoch)",
+        "Permutation(count, seed=self.seed, epoch=0)",
+        (ARRANGED,),
+    ),
+    Plant(
+        "digest without versions",
+        "streamer/plan/digest.py",
+        'version = f", {quoted(item.version)}" if item.version else ""',
+        'version = ""',
+        (PLAN, ARRANGED),
+    ),
+    Plant(
+        "padding of records wrong",
+        "streamer/formats/recordio.py",
+        'return b"\\0" * (-length % 4)',
+        'return b"\\0" * (4 - length % 4)',
+        ("tests/unit/test_formats.py",),
+    ),
+    # The relay
+    Plant(
+        "room of abandoned parts leaks",
+        "streamer/relay/window.py",
+        """            slot = self._slots.popleft()
+            self._gone(slot)
+            self.landed(slot)
+            dropped.append(slot)
+        while""",
+        """            slot = self._slots.popleft()
+            self.landed(slot)
+            dropped.append(slot)
+        while""",
+        ("tests/unit/test_window.py",),
+    ),
+    Plant(
+        "requests of abandoned parts leak",
+        "streamer/relay/window.py",
+        """            slot = self._slots.popleft()
+            self._gone(slot)
+            self.landed(slot)
+            dropped.append(slot)
+        while""",
+        """            slot = self._slots.popleft()
+            self._gone(slot)
+            dropped.append(slot)
+        while""",
+        ("tests/unit/test_window.py",),
+    ),
+    Plant(
+        "a later epoch takes all the room",
+        "streamer/relay/window.py",
+        "max(self.share.quota // 4, room)",
+        "max(self.share.quota, room)",
+        ("tests/unit/test_window.py",),
+    ),
+    Plant(
+        "freed room wakes nobody",
+        "streamer/relay/allotment.py",
+        """        self._hold(self.held - room)
+        self._whole.offer(self)""",
+        """        self._hold(self.held - room)""",
+        ("tests/unit/test_allotment.py", "tests/relay/test_sharing.py"),
+    ),
+    Plant(
+        "arriving bytes wake nobody",
+        "streamer/relay/stages.py",
+        """            self.awaited = False
+            self._on_change()""",
+        """            self.awaited = False
+            if self.error is not None:
+                self._on_change()""",
+        (IN_ORDER,),
+    ),
+    Plant(
+        "wrong answers counted over progress",
+        "streamer/relay/retry.py",
+        "self._failures, self._wrong, self.since, self.first_error = 0, 0, now - silent, None",
+        "self._failures, self.since, self.first_error = 0, now - silent, None",
+        ("tests/unit/test_retry.py", f"{FAULTS}::test_progress_forgets_wrong_answers"),
+    ),
+    Plant(
+        "progress does not restart GiveUpAfter",
+        "streamer/relay/retry.py",
+        "self._failures, self._wrong, self.since, self.first_error = 0, 0, now - silent, None",
+        "self._failures, self._wrong, self.first_error = 0, 0, None",
+        ("tests/unit/test_retry.py", f"{FAULTS}::test_progress_restarts_the_clock"),
+    ),
+    Plant(
+        "SlowDown not heeded",
+        "streamer/relay/pace.py",
+        "self.lanes = max(1, self.lanes // 2)",
+        "self.lanes = max(1, self.lanes)",
+        ("tests/unit/test_pace.py",),
+    ),
+    Plant(
+        "hedged bytes delivered twice",
+        "streamer/relay/stragglers.py",
+        "            data = data[surplus:]\n",
+        "",
+        ("tests/unit/test_hedge.py", "tests/relay/test_hedges.py"),
+    ),
+    Plant(
+        "thrown away bytes of hedges not counted",
+        "streamer/relay/stragglers.py",
+        "            tally.wasted_bytes += into.thrown_away\n",
+        "",
+        ("tests/relay/test_hedges.py",),
+    ),
+    Plant(
+        "border between gzip members lost",
+        "streamer/relay/inflate.py",
+        "            self._used -= len(member.unused_data)\n",
+        "",
+        ("tests/unit/test_inflate.py",),
+    ),
+    Plant(
+        "cut gzip taken for whole",
+        "streamer/relay/inflate.py",
+        "if self._member is not None or self._header:",
+        "if self._header:",
+        ("tests/unit/test_inflate.py",),
+    ),
+    Plant(
+        "mix of two versions of an object",
+        "streamer/relay/prefetch.py",
+        "head is None or head.part.start or head.delivered:",
+        "head is None:",
+        ("tests/relay/test_changes.py",),
+    ),
+    Plant(
+        "mark told before the schema is compared",
+        "streamer/relay/prefetch.py",
+        "if self._next_mark is not None and unpacker.anchored:",
+        "if self._next_mark is not None:",
+        ("tests/relay/test_joined.py",),
+    ),
+    Plant(
+        "bytes before a restart delivered again",
+        "streamer/relay/prefetch.py",
+        "again=self.delivered - first.mark.streamed if rewrites and first is self._first else 0",
+        "again=0",
+        ("tests/relay/test_joined.py", "tests/relay/test_inflated.py"),
+    ),
+    Plant(
+        "poison omitted",
+        "streamer/relay/channel.py",
+        'poison = self._poison if outlet is not None and prefetcher.at_border else b""',
+        'poison = b""',
+        ("tests/relay/test_failures.py",),
+    ),
+    Plant(
+        "poison in the middle of a record",
+        "streamer/relay/failures.py",
+        "return self._known and not self._passing",
+        "return self._known",
+        ("tests/unit/test_failures.py", "tests/relay/test_failures.py"),
+    ),
+    Plant(
+        "trailer written early",
+        "streamer/relay/channel.py",
+        "            await prefetcher.deliver(self._epoch, outlet)\n",
+        '            self._fifos.publish(self._trailer("complete"))\n'
+        "            await prefetcher.deliver(self._epoch, outlet)\n",
+        (f"{EPOCHS}::test_the_trailer_says_open_until_the_last_byte",),
+    ),
+    Plant(
+        "trailer counts bytes that the FIFO never had",
+        "streamer/relay/channel.py",
+        "bytes_delivered=max(0, delivered - self._skipped)",
+        "bytes_delivered=max(0, delivered)",
+        ("tests/relay/test_joined.py::test_an_epoch_goes_on_at_the_exact_byte",),
+    ),
+    Plant(
+        "held FIFO of a failed epoch reported as closed",
+        "streamer/relay/channel.py",
+        "        self.holds = outlet is None or not (poison",
+        "        self.holds = outlet is not None and not (poison",
+        ("tests/relay/test_failures.py", "tests/sidecar/test_failures.py"),
+    ),
+    # Checksums
+    Plant(
+        "checksums of parts not combined",
+        "streamer/source/integrity.py",
+        "self._value = found.kind.combine(self._value, found.value, part.body)",
+        "self._value = found.value",
+        ("tests/relay/test_integrity.py",),
+    ),
+    Plant(
+        "checksum compared and ignored",
+        "streamer/source/integrity.py",
+        "elif self._value == found.stored.value:",
+        "elif self._value == found.stored.value or ref.size:",
+        ("tests/relay/test_integrity.py",),
+    ),
+    # FIFOs and the keeper
+    Plant(
+        "FIFO closed before it is unlinked",
+        "streamer/sink/fifo.py",
+        "                self._remove(epoch)\n                if epoch >= KEPT_TRAILERS:",
+        "                if outlet is not None:\n                    outlet.close()\n"
+        "                self._remove(epoch)\n                if epoch >= KEPT_TRAILERS:",
+        (
+            "tests/unit/test_fifo_directory.py",
+            f"{EPOCHS}::test_next_fifo_is_there_and_this_one_gone_before_the_end_of_file",
+        ),
+    ),
+    Plant(
+        "write end closed twice",
+        "streamer/sink/outlet.py",
+        "            os.close(self.detach())",
+        "            fd = self.detach()\n            os.close(fd)\n"
+        "            self._loop.call_soon(os.close, fd)",
+        (IN_ORDER,),
+    ),
+    Plant(
+        "departure of a reader not noticed",
+        "streamer/sink/outlet.py",
+        "                self._on_gone()\n",
+        "",
+        (f"{EPOCHS}::test_early_close_is_noticed_while_storage_is_silent",),
+    ),
+    Plant(
+        "keeper forgets what is in its pipe",
+        "streamer/keeper.py",
+        "return self.moved + (unread(self.read_fd) if self.fifo >= 0 else 0)",
+        "return self.moved",
+        ("tests/sidecar/test_keeper.py",),
+    ),
+    Plant(
+        "resume under another plan",
+        "sidecar/resume.py",
+        "if held.digest != plan.digest and not anyway:",
+        "if not held.digest and not anyway:",
+        ("tests/unit/test_resume.py", "tests/sidecar/test_keeper.py"),
+    ),
+    # Readers
+    Plant(
+        "reader ignores the trailer's state",
+        "streamer/readers/proof.py",
+        'if trailer.verdict != "complete" or trailer.bytes_delivered != received:',
+        "if trailer.bytes_delivered != received:",
+        ("tests/readers/test_stream.py",),
+    ),
+    Plant(
+        "reader ignores the trailer's count",
+        "streamer/readers/proof.py",
+        'if trailer.verdict != "complete" or trailer.bytes_delivered != received:',
+        'if trailer.verdict != "complete":',
+        ("tests/readers/test_stream.py",),
+    ),
+    Plant(
+        "a record that the end cuts is left out",
+        "streamer/formats/window.py",
+        "        if left := self._end - self._start:\n            raise CutRecord(",
+        "        if (left := self._end - self._start) < 0:\n            raise CutRecord(",
+        ("tests/unit/test_formats.py",),
+    ),
+    Plant(
+        "checksum of TFRecord data not compared",
+        "streamer/formats/tfrecord.py",
+        "if tail(view, stop)[0] != ((found >> 15 | found << 17) + MASK_DELTA) & _WORD:",
+        "if tail(view, stop)[0] != ((found >> 15 | found << 17) + MASK_DELTA) & _WORD and not record:",
+        ("tests/unit/test_formats.py",),
+    ),
+    Plant(
+        "an archive without end mark joined",
+        "streamer/formats/tar_joiner.py",
+        "if not self._ended and self._offset:",
+        "if not self._ended and not self._offset and self._passing:",
+        ("tests/unit/test_joiners.py",),
+    ),
+    # The service
+    Plant(
+        "admin server answers to any name",
+        "sidecar/guard.py",
+        "if self._loopback and not _is_address(host):",
+        "if self._loopback and not host:",
+        ("tests/sidecar/test_admin.py", "tests/sidecar/test_security.py"),
+    ),
+    Plant(
+        "part of a file written at the wrong place",
+        "sidecar/download.py",
+        "os.lseek(fd, stage.part.start, os.SEEK_SET)",
+        "os.lseek(fd, max(0, stage.part.start - 1), os.SEEK_SET)",
+        ("tests/sidecar/test_download.py",),
+    ),
+)

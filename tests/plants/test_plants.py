@@ -1,0 +1,30 @@
+"""The patches of `tests.plants` still apply; a nightly `python -m tests.plants` says who finds the bugs."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.plants.catalogue import PLANTS
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.name)
+def test_every_patch_applies(plant):
+    """To what is there once, into another program; the tests that it names exist."""
+    text = (ROOT / plant.path).read_text()
+    planted = plant.planted(text)
+    assert ast.dump(ast.parse(planted)) != ast.dump(ast.parse(text))
+    assert plant.tests
+    for name in plant.tests:
+        path, _, function = name.partition("::")
+        assert f"def {function}" in (ROOT / path).read_text()
+
+
+def test_there_are_enough_of_them():
+    assert len(PLANTS) >= 40
+    assert max(Counter(plant.name for plant in PLANTS).values()) == 1
