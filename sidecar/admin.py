@@ -175,18 +175,25 @@ async def serve_admin(supervisor: Supervisor, *, host: str, port: int) -> AsyncI
     await runner.setup()
     assert runner.server is not None  # noqa: S101 - set up
     try:
-        try:
-            server = await asyncio.get_running_loop().create_server(door.before(runner.server), host, port)
-        except (OSError, ValueError) as error:  # ValueError: a name that cannot be looked up
-            raise SinkError(
-                f"cannot listen on {host}:{port} ({getattr(error, 'strerror', None) or error}); "
-                "set Penstock.Admin.Port, 0 for any free one"
-            ) from error
-        if not server.sockets:  # uvloop makes none where it has no descriptor, and says nothing
-            raise SinkError(f"cannot listen on {host}:{port}: no descriptor is left; raise `ulimit -n`")
-        try:
-            yield server.sockets[0].getsockname()[1]
-        finally:
-            server.close()
+        async with listening(door.before(runner.server), host, port) as found:
+            yield found
     finally:
         await runner.cleanup()
+
+
+@contextlib.asynccontextmanager
+async def listening(factory: Callable[[], asyncio.BaseProtocol], host: str, port: int) -> AsyncIterator[int]:
+    """Accept connections until the end of the block; yields the port. Raises SinkError if it is taken."""
+    try:
+        server = await asyncio.get_running_loop().create_server(factory, host, port)
+    except (OSError, ValueError) as error:  # ValueError: a name that cannot be looked up
+        raise SinkError(
+            f"cannot listen on {host}:{port} ({getattr(error, 'strerror', None) or error}); "
+            "set Penstock.Admin.Port, 0 for any free one"
+        ) from error
+    if not server.sockets:  # uvloop makes none where it has no descriptor, and says nothing
+        raise SinkError(f"cannot listen on {host}:{port}: no descriptor is left; raise `ulimit -n`")
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()

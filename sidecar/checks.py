@@ -1,24 +1,28 @@
-"""What `penstock doctor` looks at on this machine: memory, pipes, open files, the FIFO directory.
+"""What `penstock doctor` looks at on this machine: memory, pipes, open files, directory, port, disk.
 
 A check is a plain function that answers one `Finding`. None leaves anything behind.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import resource
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from sidecar.exits import Exit
+from sidecar import rehearsal
+from sidecar.exits import Exit, exit_code
 from sidecar.memory import memory_limit
+from streamer.errors import PenstockError, SinkError
 from streamer.relay.pipes import PIPE_SIZE, pipe_allowance
 from streamer.units import MIB, human_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from sidecar.config import Job
     from sidecar.runtime import Layout
+    from streamer.plan import Plan
 
 State = Literal["ok", "warning", "failure"]
 ENOUGH_FILES = 4096
@@ -73,8 +77,12 @@ def pipes(job: Job) -> Finding:
     return Finding("pipes", "ok", text)
 
 
-def open_files() -> Finding:
+def open_files(job: Job) -> Finding:
     """The hard limit; the sidecar raises the soft one by itself."""
+    try:
+        rehearsal.files(job)
+    except SinkError as error:
+        return refused("open files", error, "Raise the hard limit (ulimit -Hn), as the text says.")
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     text = "no limit" if hard == resource.RLIM_INFINITY else f"at most {hard}"
     if hard != resource.RLIM_INFINITY and hard < ENOUGH_FILES:
@@ -82,23 +90,39 @@ def open_files() -> Finding:
     return Finding("open files", "ok", text)
 
 
-def fifo_directory(layout: Layout) -> Finding:
-    """Whether a FIFO can be made where they will be, or in the nearest directory that is there."""
-    place = layout.data
-    while not os.path.lexists(place):
-        place = os.path.dirname(place)
-    path = os.path.join(place, f".penstock-doctor-{os.getpid()}")
-    fix = "Set Penstock.BaseDirectory to a directory that this user may write, on a local file system."
+def fifo_directory(job: Job, layout: Layout) -> Finding:
+    """Whether the tree can be made, locked and written, as `run` will."""
+    made = os.path.isdir(layout.data)
     try:
-        os.mkfifo(path, 0o600)
-    except OSError as error:
-        why = f"{place}: {error.strerror}"
-        return Finding("FIFO directory", "failure", why, fix, code=Exit.LOCAL)
-    finally:
-        with contextlib.suppress(OSError):
-            os.unlink(path)
-    text = layout.data if place == layout.data else f"{layout.data}, to be made in {place}"
+        rehearsal.directory(job, layout)
+    except SinkError as error:
+        fix = "Set Penstock.BaseDirectory to a directory that this user may write, on a local file system."
+        return refused("FIFO directory", error, fix)
     if exposed := layout.exposure():
         fix = "Own the directory and let nobody else write it, unless every user of this machine is trusted."
         return Finding("FIFO directory", "warning", "; ".join(exposed), fix)
-    return Finding("FIFO directory", "ok", text)
+    return Finding("FIFO directory", "ok", layout.data if made else f"{layout.data}, to be made")
+
+
+async def admin_port(job: Job) -> Finding:
+    """Whether the admin server could listen."""
+    try:
+        return Finding("admin port", "ok", await rehearsal.port(job))
+    except PenstockError as error:
+        fix = (
+            "Stop what listens there, or set Admin.Port; `penstock exec` takes any free port if it is unset."
+        )
+        return refused("admin port", error, fix if isinstance(error, SinkError) else "Do as the text says.")
+
+
+def disk(layout: Layout, plans: Mapping[str, Plan]) -> Finding:
+    """Whether the File channels of these plans fit."""
+    try:
+        return Finding("disk", "ok", rehearsal.disk(layout, plans))
+    except SinkError as error:
+        return refused("disk", error, "Free space there, or put Penstock.BaseDirectory on a larger disk.")
+
+
+def refused(check: str, error: PenstockError, fix: str) -> Finding:
+    """A failure that would end `run` with the same error."""
+    return Finding(check, "failure", str(error), fix, code=exit_code(error))

@@ -21,6 +21,7 @@ from sidecar.identity import identify, local_job
 from sidecar.logs import log
 from sidecar.memory import memory_limit
 from sidecar.planning import patiently
+from sidecar.rehearsal import ADMIN_PORT
 from sidecar.resume import load_saved
 from sidecar.runtime import DEFAULT_BASE, Layout, keep_loaded, platform_resource_config
 from sidecar.signals import Shutdown, handled
@@ -48,8 +49,6 @@ if TYPE_CHECKING:
     from streamer.plan import Join, Plan, S3Uri
     from streamer.sink.outlet import Outlet
 
-ADMIN_PORT = 9781
-"""Of `penstock run`, where probes and scrapers look for it; `exec` takes any free one."""
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 GRACE_AFTER_FAILURE = 10
 """Seconds that `exec` gives the trainer to notice a failed channel by itself, and then to obey SIGTERM."""

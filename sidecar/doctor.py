@@ -13,11 +13,15 @@ from typing import TYPE_CHECKING, Any
 from sidecar import checks
 from sidecar.exits import Exit, exit_code
 from sidecar.identity import identify, local_job
+from sidecar.memory import memory_limit
+from sidecar.planning import plan_channel
 from sidecar.runtime import DEFAULT_BASE, Layout, platform_resource_config
 from sidecar.storage import storage
 from streamer.errors import PenstockError
 from streamer.relay.pace import MOST_LANES
 from streamer.secrets import redact, visible
+from streamer.source.described import PlanMemory
+from streamer.source.heads import open_heads
 from streamer.source.session import open_clients
 
 if TYPE_CHECKING:
@@ -26,6 +30,10 @@ if TYPE_CHECKING:
     from sidecar.checks import Finding
     from sidecar.commands import Flags
     from sidecar.config import Job
+    from sidecar.identity import Hosts
+    from sidecar.request import ChannelConfig
+    from streamer.plan import Plan
+    from streamer.source.session import Clients
 
 MARKS = {"ok": "ok      ", "warning": "warning ", "failure": "FAILURE "}
 
@@ -34,21 +42,48 @@ async def examine(job: Job, flags: Flags) -> AsyncIterator[Finding]:
     """Every finding, as it is made."""
     layout = Layout(job.penstock.base_directory or DEFAULT_BASE)
     document = platform_resource_config(layout)
-    job = local_job(job, identify(job, flags=flags, environment=os.environ, document=document))
+    hosts = identify(job, flags=flags, environment=os.environ, document=document)
+    job = local_job(job, hosts)
     yield checks.memory(job)
     yield checks.pipes(job)
-    yield checks.open_files()
-    yield checks.fifo_directory(layout)
+    yield checks.open_files(job)
+    placed = checks.fifo_directory(job, layout)
+    yield placed
+    yield await checks.admin_port(job)
     penstock = job.penstock
     try:
         connections = penstock.connections or MOST_LANES
         async with open_clients(
             penstock.endpoint.resolved(), connections=connections, stall_timeout=penstock.longest_silence
         ) as clients:
+            listed = set()
             async for finding in storage(job, clients):
                 yield finding
+                listed |= {finding.check} if finding.state == "ok" else set()
+            files = [each for each in job.channels("File") if f"list {each.channel_name}" in listed]
+            if files and placed.state != "failure":
+                yield checks.disk(layout, await _plans(job, clients, hosts, files))
     except PenstockError as error:
         yield checks.Finding("endpoint", "failure", str(error), code=exit_code(error))
+
+
+async def _plans(job: Job, clients: Clients, hosts: Hosts, channels: list[ChannelConfig]) -> dict[str, Plan]:
+    """What these channels hold, listed to the end, as `run` lists them. Raises PenstockError."""
+    found = {}
+    penstock = job.penstock
+    portable, memory = penstock.transport == "portable", PlanMemory(memory_limit() // 2)
+    async with open_heads(clients, give_up_after=penstock.give_up_after, portable=portable) as heads:
+        for channel in channels:
+            found[channel.channel_name] = await plan_channel(
+                clients.control,
+                channel,
+                hosts,
+                shard_by=penstock.shard_by,
+                heads=heads,
+                progress=lambda _: None,
+                memory=memory,
+            )
+    return found
 
 
 def line(finding: Finding) -> str:

@@ -87,9 +87,9 @@ async def download(
     Raises SourceError, SinkError, ConfigError; the directory is then as it was before.
     """
     paths = file_paths(plan)
-    target, note = os.path.join(directory, channel), os.path.join(directory, f".{channel}.penstock.files")
-    digest = f"{plan.digest} {plan.base}\n".encode()
-    if await in_thread(_is_made, target, note, digest):
+    target, note = os.path.join(directory, channel), _note(directory, channel)
+    digest = digest_of(plan)
+    if await in_thread(is_made, directory, channel, digest):
         return False
     temporary = os.path.join(directory, f".{channel}.penstock.new")
     try:
@@ -155,8 +155,19 @@ def _remove(path: str) -> None:
     shutil.rmtree(path, ignore_errors=True)
 
 
-def _is_made(target: str, note: str, digest: bytes) -> bool:
-    """Whether `target` is the download of this digest. Raises SinkError if it is none of ours."""
+def digest_of(plan: Plan) -> bytes:
+    """What tells the downloads of two plans apart."""
+    return f"{plan.digest} {plan.base}\n".encode()
+
+
+def _note(directory: str, channel: str) -> str:
+    """The file that says what a channel's directory was made from."""
+    return os.path.join(directory, f".{channel}.penstock.files")
+
+
+def is_made(directory: str, channel: str, digest: bytes) -> bool:
+    """Whether the channel's directory is the download of this digest. Raises SinkError if it is not ours."""
+    target, note = os.path.join(directory, channel), _note(directory, channel)
     if not os.path.lexists(target):
         return False
     try:

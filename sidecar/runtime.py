@@ -56,14 +56,24 @@ class Layout:
     def output(self) -> str:
         return os.path.join(self.base, "output")
 
+    @property
+    def directories(self) -> tuple[str, ...]:
+        """Those that `create` makes."""
+        below = ("input/data", "input/config", "model", "output/data", "output/intermediate")
+        return tuple(os.path.join(self.base, name) for name in below)
+
+    def parents(self) -> list[str]:
+        """Every directory of the tree and above it, each after the one that it is in."""
+        found = set(self.directories)
+        for path in self.directories:
+            while path != (path := os.path.dirname(path)):
+                found.add(path)
+        return sorted(found, key=len)
+
     def create(self) -> None:
         """Make every directory. Raises SinkError."""
         try:
-            for path in (
-                self.data,
-                self.config,
-                *(os.path.join(self.base, name) for name in ("model", "output/data", "output/intermediate")),
-            ):
+            for path in self.directories:
                 os.makedirs(path, exist_ok=True)
         except OSError as error:
             raise SinkError(
@@ -98,6 +108,12 @@ class Layout:
             yield
         finally:
             os.close(fd)
+
+    def check_unlocked(self) -> None:
+        """Raises SinkError if another sidecar owns the tree, or the lock is none of ours."""
+        if os.path.lexists(os.path.join(self.data, LOCK)):
+            with self.locked():
+                pass
 
     def owner(self) -> int:
         """The process id of the sidecar that owns the tree. Raises SinkError if none does.

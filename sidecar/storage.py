@@ -25,7 +25,8 @@ from streamer.relay.cat import stream_once
 from streamer.relay.statistics import Tally
 from streamer.relay.transport import open_transport
 from streamer.sink.outlet import PipeOutlet
-from streamer.source.faults import clock_ahead, map_errors
+from streamer.source.faults import answered_code, clock_ahead, map_errors
+from streamer.source.ranges import check_head
 from streamer.source.retry import RetryPolicy
 
 if TYPE_CHECKING:
@@ -42,10 +43,23 @@ SKEW_WARNED, SKEW_REFUSED = 60.0, 900.0
 SLOW = 20e6
 """Bytes per second below which a trainer is seldom the slower side."""
 FIXES = {
-    Exit.DENIED: "Allow s3:ListBucket and s3:GetObject; check the keys, the region and the bucket's policy.",
+    Exit.DENIED: "Check the keys, the region and the bucket's policy.",
     Exit.MISSING: "Correct S3Uri; on an S3-compatible server try Endpoint.PathStyle: true.",
     Exit.UNREACHABLE: "Check Endpoint.Url, the network, and what stands in between.",
 }
+CAUSES = {
+    "AccessDenied": "Allow {action} in the policies of the credentials and of the bucket; for objects "
+    "encrypted with SSE-KMS, kms:Decrypt on their key too.",
+    "InvalidAccessKeyId": "Correct AWS_ACCESS_KEY_ID or the profile; temporary keys need AWS_SESSION_TOKEN.",
+    "SignatureDoesNotMatch": "Correct AWS_SECRET_ACCESS_KEY: it does not belong to the access key. If "
+    "it does, correct Endpoint.Region.",
+    "ExpiredToken": "Renew the credentials: the session token has expired.",
+    "InvalidToken": "Set AWS_SESSION_TOKEN to the token that came with the keys, or renew all three.",
+    "RequestTimeTooSkewed": "Set the clock of this machine (NTP).",
+    "NoSuchBucket": "Correct the bucket in S3Uri; on an S3-compatible server try Endpoint.PathStyle: true.",
+}
+"""What to do, by the code of S3's answer; by the exit code where that says nothing."""
+CAUSES |= {"403": CAUSES["AccessDenied"], "ExpiredTokenException": CAUSES["ExpiredToken"]}
 NO_SUCH_ETAG = '"00000000000000000000000000000000"'
 
 
@@ -61,7 +75,9 @@ async def storage(job: Job, clients: Clients) -> AsyncIterator[Finding]:
         try:
             refs, about = await _look(clients, channel)
         except PenstockError as error:
-            yield _failed(f"list {channel.channel_name}", error)
+            prefix = channel.source.s3_data_type == "S3Prefix"
+            action = "s3:ListBucket on the bucket" if prefix else "s3:GetObject on the manifest"
+            yield _failed(f"list {channel.channel_name}", error, action)
             continue
         yield Finding(f"list {channel.channel_name}", "ok", about)
         if refs:
@@ -138,16 +154,11 @@ async def _read(clients: Clients, name: str, ref: ObjectRef) -> AsyncIterator[Fi
             async with answer["Body"] as body:
                 data = await body.read() if answer.get("ContentLength") == 1 else b""
     except PenstockError as error:
-        yield _failed(f"get {name}", error)
+        yield _failed(f"get {name}", error, "s3:GetObject on the objects")
         return
     yield Finding(f"get {name}", "ok", f"s3://{ref.bucket}/{ref.key}")
     metadata = answer["ResponseMetadata"]
-    if metadata["HTTPStatusCode"] == 206 and len(data) == 1:
-        yield Finding(f"Range {name}", "ok", answer.get("ContentRange", "206"))
-    else:
-        fix = "The endpoint ignores Range, as a proxy may: take another one. Penstock cannot stream from it."
-        text = f"answered {metadata['HTTPStatusCode']} with {answer.get('ContentLength')} bytes for one"
-        yield Finding(f"Range {name}", "failure", text, fix, Exit.UNREACHABLE)
+    yield _range(name, ref, answer, data)
     if (told := answer.get("ETag")) is None or bare_etag(told) != ref.etag:
         fix = "The sidecar cannot tell versions of an object apart there: take another endpoint."
         text = f"listed as {ref.etag}, sent as {told or 'none'}"
@@ -156,6 +167,29 @@ async def _read(clients: Clients, name: str, ref: ObjectRef) -> AsyncIterator[Fi
     yield await _if_match(clients, name, asked, where)
     sums = sorted(key for key in answer if key.startswith("Checksum") and key != "ChecksumType")
     yield Finding(f"checksums {name}", "ok", ", ".join(sums) or "none are told")
+
+
+def _range(name: str, ref: ObjectRef, answer: Any, data: bytes) -> Finding:
+    """Whether a part would accept the answer, but for its ETag, which has a finding of its own."""
+    status, length = answer["ResponseMetadata"]["HTTPStatusCode"], answer.get("ContentLength")
+    text = f"answered {status} with {length} bytes for one"
+    with contextlib.suppress(PenstockError):
+        check_head(
+            ref,
+            0,
+            1,
+            Where(ref.bucket, ref.key),
+            status=status,
+            content_range=answer.get("ContentRange"),
+            content_length=length,
+            etag=ref.etag,
+            version=None,
+        )
+        if len(data) == 1:
+            return Finding(f"Range {name}", "ok", answer.get("ContentRange") or text)
+    fix = "The endpoint ignores Range, as a proxy may: take another one. Penstock cannot stream from it."
+    told = f"{text}, Content-Range {answer['ContentRange']}" if answer.get("ContentRange") else text
+    return Finding(f"Range {name}", "failure", told, fix, Exit.UNREACHABLE)
 
 
 async def _if_match(clients: Clients, name: str, asked: dict[str, Any], where: Where) -> Finding:
@@ -243,6 +277,8 @@ def _emptied() -> Iterator[int]:
         thread.join()
 
 
-def _failed(check: str, error: PenstockError) -> Finding:
+def _failed(check: str, error: PenstockError, action: str = "s3:ListBucket and s3:GetObject") -> Finding:
+    """A failure, with what mends its cause. `action`: what a policy must allow for the request."""
     code = exit_code(error)
-    return Finding(check, "failure", str(error), FIXES.get(code, "Do as the text says."), code)
+    fix = CAUSES.get(answered_code(error)) or FIXES.get(code) or "Do as the text says."
+    return Finding(check, "failure", str(error), fix.format(action=action), code)

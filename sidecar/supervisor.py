@@ -1,6 +1,6 @@
 """A job from its file to its end: list, offer, stream, stop.
 
-    start    open the admin port, not ready yet
+    start    try what this machine must allow (`sidecar.rehearsal`); open the admin port, not ready yet
              resolve credentials, list every channel (all at once)   any error here ends the process
              lock and lay out the directory, write config files,     before a FIFO is offered
              download every File channel, one after the other        (storage that is away is waited for)
@@ -33,6 +33,7 @@ from sidecar.logs import log
 from sidecar.memory import memory_limit
 from sidecar.planning import Planned, patiently, plan_channel
 from sidecar.pulse import Pulse
+from sidecar.rehearsal import disk, local
 from sidecar.resume import BEGIN, Begin, Saved, begins
 from sidecar.runtime import Layout, keep_loaded, set_reader_state, write_config_files
 from sidecar.verdict import Moment, judge
@@ -171,8 +172,7 @@ class Supervisor:
         """
         log.info("host", name=self.hosts.current, index=self.hosts.index, of=len(self.hosts.names))
         async with contextlib.AsyncExitStack() as stack:
-            clients = await stack.enter_async_context(self.clients())
-            self.asked = clients.asked
+            await local(self.job, self.layout, fresh=self._keeper_path is None and not self._saved)
             admin = self.job.penstock.admin
             admin_port = await stack.enter_async_context(
                 serve_admin(
@@ -183,8 +183,10 @@ class Supervisor:
             )
             admin_url = f"http://{admin.host}:{admin_port}/"
             log.info("starting", admin=admin_url)
+            clients = await stack.enter_async_context(self.clients())
+            self.asked = clients.asked
             began = time.monotonic()
-            plans = await self.plans(clients, give_up_after=self.job.penstock.give_up_after)
+            plans = await self.plans(clients, give_up_after=self.job.penstock.give_up_after, check_disk=True)
             self._waiting_for = ""
             self.planning_seconds = time.monotonic() - began
             transport = await stack.enter_async_context(self.open_transport(clients, plans))
@@ -395,13 +397,17 @@ class Supervisor:
         ) as clients:
             yield clients
 
-    async def plans(self, clients: Clients, *, give_up_after: float = 0) -> dict[str, Planned]:
+    async def plans(
+        self, clients: Clients, *, give_up_after: float = 0, check_disk: bool = False
+    ) -> dict[str, Planned]:
         """Every channel's plan, listed side by side. Raises SourceError, the first one met.
 
-        `give_up_after`: seconds to wait for storage that is away.
+        `give_up_after`: seconds to wait for storage that is away. `check_disk`: raise SinkError as soon as
+        the File channels are known to need more than there is.
         """
         plans: dict[str, Planned] = {}
         memory = PlanMemory(self.memory_limit // 2)
+        files = {channel.channel_name for channel in self.job.channels("File")}
 
         async def make(channel: ChannelConfig) -> None:
             name = channel.channel_name
@@ -429,6 +435,9 @@ class Supervisor:
             found = plans[name] = Planned.dealt(whole, self.job.fifos(channel))
             # Some seconds for a million entries.
             await asyncio.to_thread(_sum_up, found)
+            if check_disk and name in files:
+                known = {each: plans[each].whole for each in files & plans.keys()}
+                await asyncio.to_thread(disk, self.layout, known)
             log.info(
                 "planned",
                 channel=name,

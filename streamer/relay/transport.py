@@ -95,7 +95,7 @@ async def open_transport(
     """
     portable = PortableSource(clients.data, clients.credentials)
     hedging = Hedging(hedge)
-    files = _files(channels)
+    files = open_files(channels)
     lanes = _Lanes(connections, part_size, files // 2)
     pipe_budget, most_pipes = _pipe_limits(channels, files - lanes.most)
     no_client = why_not(clients.data, buckets)
@@ -227,7 +227,7 @@ class _Lanes:
         )
 
 
-def _files(channels: int) -> int:
+def open_files(channels: int) -> int:
     """Open files that lanes and pipes may have; the soft limit is raised. Raises SinkError for too few."""
     files, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files < ENOUGH_FILES:

@@ -44,6 +44,17 @@ KEPT_TRAILERS = 64
 """Trailers of the last epochs that stay readable; a reader looks at its own within an epoch."""
 
 
+def check_name(path: str) -> None:
+    """Refuse what has the name of a FIFO and is none of ours. Raises SinkError."""
+    with contextlib.suppress(FileNotFoundError):
+        _check(path, os.lstat(path))
+
+
+def _check(path: str, found: os.stat_result) -> None:
+    if not stat.S_ISFIFO(found.st_mode) or found.st_uid != os.geteuid():
+        raise SinkError(f"{path} exists and is not a FIFO of ours; remove it or rename the channel")
+
+
 class FifoDirectory:
     """The FIFOs of one channel in `directory`. Not safe for two processes: see `sidecar.runtime`."""
 
@@ -99,10 +110,11 @@ class FifoDirectory:
             with contextlib.suppress(FileExistsError):
                 os.mkfifo(path, self._mode)
             path_fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
-            found = os.fstat(path_fd)
-            if not stat.S_ISFIFO(found.st_mode) or found.st_uid != os.geteuid():
+            try:
+                _check(path, os.fstat(path_fd))
+            except SinkError:
                 os.close(path_fd)
-                raise SinkError(f"{path} exists and is not a FIFO of ours; remove it or rename the channel")
+                raise
             self._fifos[epoch] = path_fd
             # mkfifo(3) applies the umask; the mode is for the trainer's user or group.
             os.chmod(by_descriptor(path_fd), self._mode)

@@ -205,6 +205,12 @@ def untrusted(said: str) -> str:
     )
 
 
+def answered_code(error: PenstockError) -> str:
+    """The code of the S3 answer that the error was made from; empty if there was none."""
+    cause = error.__cause__
+    return str(cause.response.get("Error", {}).get("Code", "")) if isinstance(cause, boto.ClientError) else ""
+
+
 def told(error: BaseException) -> str:
     """The error's text, less what a credential_process wrote: nobody knows which word of that is secret."""
     if isinstance(error, boto.CredentialRetrievalError) and error.kwargs.get("provider") == "custom-process":

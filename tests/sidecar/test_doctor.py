@@ -5,14 +5,29 @@ from __future__ import annotations
 import json
 import os
 import resource
+import socket
+import subprocess
 import time
 from email.utils import formatdate
 
 import pytest
+from aiohttp import web
 
 from tests.kit.harness import fill
 from tests.kit.processes import job, penstock, write_job
 from tests.kit.stub import fails, heads, whole
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 4 MiB."""
+    place = tmp_path / "small"
+    place.mkdir()
+    mounting = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(place)]
+    if subprocess.run(mounting, capture_output=True, check=False).returncode:
+        pytest.skip("only root may mount a file system")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
 
 
 def examined(stub, tmp_path, *, fails_=(), base="ml", **section):
@@ -36,7 +51,8 @@ def test_a_good_set_up(stub, tmp_path):
     fill(stub, [3_000_000, 0], prefix="b/train/")
     found, _ = examined(stub, tmp_path)
     assert list(found) == [
-        "memory", "pipes", "open files", "FIFO directory", "DNS", "credentials", "list train", "get train",
+        "memory", "pipes", "open files", "FIFO directory", "admin port", "DNS", "credentials", "list train",
+        "get train",
         "Range train", "clock", "If-Match train", "checksums train", "speed",
     ]  # fmt: skip
     assert found["list train"]["text"] == "objects: 2"
@@ -130,3 +146,116 @@ def test_few_open_files(stub, tmp_path):
     assert done.returncode == 0, done.stderr
     found = {each["check"]: each for each in json.loads(done.stdout)["findings"]}
     assert (found["open files"]["state"], found["open files"]["text"]) == ("warning", "at most 512")
+
+
+def answers(status, **headers):
+    """The right byte, under another status or with other headers."""
+
+    async def answer(right):
+        return web.Response(status=status, body=right.body, headers=right.headers | headers)
+
+    return answer
+
+
+def test_a_server_that_says_200_with_the_right_range_streams(stub, tmp_path):
+    """As `rclone serve s3` and s3rver answer."""
+    fill(stub, [3000], prefix="b/train/")
+    stub.weather = lambda *_: answers(200)
+    found, _ = examined(stub, tmp_path)
+    assert found["Range train"]["text"] == "bytes 0-0/3000"
+    assert "0.0 MB in" in found["speed"]["text"]
+
+
+def test_a_wrong_range_is_refused_as_a_run_would(stub, tmp_path):
+    fill(stub, [3000], prefix="b/train/")
+    stub.script(answers(206, **{"Content-Range": "bytes 1-1/3000"}))
+    found, _ = examined(stub, tmp_path, fails_=["Range train"])
+    assert "Content-Range bytes 1-1/3000" in found["Range train"]["text"]
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("ExpiredToken", "Renew the credentials"),
+        ("SignatureDoesNotMatch", "AWS_SECRET_ACCESS_KEY"),
+        ("InvalidAccessKeyId", "AWS_ACCESS_KEY_ID"),
+        ("AccessDenied", "Allow s3:ListBucket on the bucket in"),
+    ],
+)
+def test_advice_is_by_the_cause(stub, tmp_path, code, words):
+    fill(stub, [10], prefix="b/train/")
+    stub.refused_keys["AKIDTEST"] = code
+    found, exits = examined(stub, tmp_path, fails_=["list train"])
+    assert exits == 3
+    assert words in found["list train"]["fix"]
+    assert code == "AccessDenied" or "s3:ListBucket" not in found["list train"]["fix"]
+
+
+def test_what_would_end_a_run_with_7_is_a_failure(stub, tmp_path):
+    """Each is made by the same function as in `run`, which fails before it asks storage for anything."""
+    fill(stub, [3000], prefix="b/train/")
+    fill(stub, [10**7], prefix="b/files/")
+    data = tmp_path / "ml/input/data"
+    data.mkdir(parents=True)
+    (data / "train_0").touch()
+    (data / "files").mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        document = job(
+            stub.url, tmp_path / "ml", "b/train/", "b/files/", Admin={"Port": taken.getsockname()[1]}
+        )
+        document["InputDataConfig"][1]["InputMode"] = "File"
+        path = write_job(tmp_path / "job.yaml", document)
+
+        def both():
+            stub.listings.clear()
+            run = penstock("run", "-c", path)
+            assert run.returncode == 7, run.stderr
+            assert not stub.listings
+            done = penstock("doctor", "--json", "-c", path)
+            assert done.returncode == 7, done.stderr
+            failed = [each for each in json.loads(done.stdout)["findings"] if each["state"] == "failure"]
+            assert failed[0]["text"] in run.stderr
+            return [each["check"] for each in failed]
+
+        assert both() == ["FIFO directory", "admin port"]
+        (data / "train_0").unlink()
+        assert both() == ["FIFO directory", "admin port"]
+        (data / "files").rmdir()
+        assert both() == ["admin port"]
+
+
+def test_too_few_open_files_for_the_job_are_a_failure(stub, tmp_path):
+    fill(stub, [10], prefix="b/train/")
+    path = write_job(tmp_path / "job.yaml", job(stub.url, tmp_path / "ml", "b/train/"))
+    limited = {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))}
+    run = penstock("run", "-c", path, **limited)
+    assert (run.returncode, stub.listings) == (7, [])
+    done = penstock("doctor", "--json", "-c", path, **limited)
+    assert done.returncode == 7
+    found = {each["check"]: each for each in json.loads(done.stdout)["findings"]}
+    assert found["open files"]["state"] == "failure"
+    assert found["open files"]["text"] in run.stderr
+
+
+def test_a_disk_that_is_too_small_is_found_before_it_is_filled(stub, tmp_path, small_disk):
+    """By the sum of all File channels, once they are listed and before the first byte is asked for."""
+    fill(stub, [3_000_000], prefix="b/one/")
+    fill(stub, [3_000_000], prefix="b/two/")
+    document = job(stub.url, small_disk, "b/one/", "b/two/")
+    for channel in document["InputDataConfig"]:
+        channel["InputMode"] = "File"
+    path = write_job(tmp_path / "job.yaml", document)
+    run = penstock("run", "-c", path)
+    assert run.returncode == 7
+    assert "File channels need 5.73 MiB and 2 files" in run.stderr
+    assert not stub.seen
+    done = penstock("doctor", "--json", "-c", path)
+    assert done.returncode == 7
+    found = {each["check"]: each for each in json.loads(done.stdout)["findings"]}
+    assert found["disk"]["text"] in run.stderr
+    document["InputDataConfig"].pop()
+    write_job(tmp_path / "job.yaml", document)
+    done = penstock("doctor", "--json", "-c", path)
+    assert done.returncode == 0, done.stdout
+    found = {each["check"]: each for each in json.loads(done.stdout)["findings"]}
+    assert found["disk"]["text"].startswith("File channels need 2.86 MiB and 1 files of 4 MiB in ")
