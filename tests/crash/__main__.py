@@ -19,7 +19,7 @@ import re
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 
@@ -30,6 +30,8 @@ from tests.crash.trial import Lab, Outcome, Run
 
 _AGAIN = 2
 """How often a broken point is run again, to tell what happens each time from what happens at times."""
+_WEIGHTS = {"kill": 3, "delay": 1, "error": 6}
+"""How often each sort of fault is drawn."""
 _MOST_AGAIN = 20
 """Points for which that is done."""
 VERDICTS = ("equal", "told", "exit", "broken", "not reached")
@@ -45,6 +47,7 @@ def main() -> int:
     parser.add_argument("--shape", action="append", choices=SHAPES, help="one of them; all, if not given")
     parser.add_argument("--process", action="append", help="sidecar, keeper, successor, handover; all")
     parser.add_argument("--call", action="append", help="points of these system calls alone")
+    parser.add_argument("--fault", action="append", choices=_WEIGHTS, help="points with these alone")
     parser.add_argument("--replay", metavar="ID", action="append", help="run a point and show its log")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no further point after these")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
@@ -66,7 +69,8 @@ def main() -> int:
                 if (not given.process or each.process in given.process)
                 and (not given.call or each.call in given.call)
             ]
-            points = every(known) if given.all else drawn(known, given.points, given.seed)
+            chosen = {sort: weight for sort, weight in _WEIGHTS.items() if sort in (given.fault or _WEIGHTS)}
+            points = every(known, chosen) if given.all else drawn(known, given.points, given.seed, chosen)
             counts = {True: sum(len(each.kinds) for each in known), False: len(points)}
             print(f"{counts[True]} system calls in {len(shapes)} shapes, {counts[False]} points", flush=True)
             report = Report(given.into)
@@ -132,17 +136,18 @@ def recorded(shapes: list[Shape], staff: Staff) -> list[Calls]:
     return sorted(found, key=lambda each: (each.shape, each.process, each.call))
 
 
-def every(known: list[Calls]) -> list[Point]:
+def every(known: list[Calls], chosen: Container[str]) -> list[Point]:
     return [
         point
         for each in known
         for n in range(1, len(each.kinds) + 1)
-        for points in each.points(n).values()
+        for sort, points in each.points(n).items()
         for point in points
+        if sort in chosen
     ]
 
 
-def drawn(known: list[Calls], count: int, seed: int) -> list[Point]:
+def drawn(known: list[Calls], count: int, seed: int, weights: dict[str, int]) -> list[Point]:
     """So many points: each shape and process alike, each call by the square root of its number."""
     dice = random.Random(seed)
     groups: dict[tuple[str, str], list[Calls]] = defaultdict(list)
@@ -150,17 +155,18 @@ def drawn(known: list[Calls], count: int, seed: int) -> list[Point]:
         groups[each.shape, each.process].append(each)
     points: dict[Point, None] = {}
     names = list(groups)
-    most = len(every(known)) if count > sum(len(each.kinds) for each in known) else count
-    while len(points) < min(count, most):
+    most = min(count, len(every(known, weights)) // 2)  # the last ones are drawn too slowly; see --all
+    while len(points) < most:
         dice.shuffle(names)
         for name in names:
             (calls,) = dice.choices(groups[name], [math.sqrt(len(each.kinds)) for each in groups[name]])
-            sorts = calls.points(dice.randint(1, len(calls.kinds)))
-            if not sorts["error"]:
-                del sorts["error"]
-            (sort,) = dice.choices(list(sorts), [{"kill": 3, "delay": 1, "error": 6}[each] for each in sorts])
-            points[dice.choice(sorts[sort])] = None
-            if len(points) == count:
+            found = calls.points(dice.randint(1, len(calls.kinds)))
+            sorts = [sort for sort in weights if found[sort]]
+            if not sorts:
+                continue
+            (sort,) = dice.choices(sorts, [weights[each] for each in sorts])
+            points[dice.choice(found[sort])] = None
+            if len(points) == most:
                 break
     return list(points)
 

@@ -33,3 +33,12 @@ def crash(*arguments):
 @pytest.mark.timeout(300)
 def test_points_that_were_broken():
     crash(*(f"--replay={point}" for point in ONCE_BROKEN))
+
+
+SHAPES = ["kept-kernel", "kept-tls", "kept-gzip-wrapped", "ranks", "kept-poison", "resumed"]
+"""Together they have every feature; the others are combinations, for the night."""
+
+
+@pytest.mark.timeout(300)
+def test_two_hundred_seeded_points():
+    crash("--points=200", "--seed=16", *(f"--shape={name}" for name in SHAPES))

@@ -46,6 +46,8 @@ _OURS = (0, 2, 3, 4, 5, 6, 7, 8)
 """Exit codes that say what was wrong."""
 _ABORTS = ("epoll_ctl", "clone3")
 """Where libuv aborts if it is refused a thread, or room in epoll; to readers that is a kill."""
+_OF_ONE = ("connect", "sendto", "recvfrom", "splice", "readv", "writev", "vmsplice", "tee")
+"""Calls whose error concerns one connection or one FIFO, and so one channel at the most."""
 _UNEXPECTED = ("Traceback", "never retrieved", "Exception in callback", "Exception ignored", "report it")
 
 
@@ -402,6 +404,11 @@ class Run:
         suffered = [name for name in outcome.suffered if name not in due]
         if suffered and (self._point is None or self._point.fault == "delay"):
             why.append(f"{suffered} suffered without a fault")
+        if self._point and self._point.errno and self._point.call in _OF_ONE:
+            if any(code not in (0, -signal.SIGKILL) for code in self._codes) and not self._failed:
+                why.append("the fault of one connection or FIFO ended the process")
+            if len({name[0] for name in outcome.suffered}) > 1:
+                why.append("the fault of one connection or FIFO made both channels suffer")
         if why:
             outcome.verdict = "broken"
         elif any(code not in (0, -signal.SIGKILL) for code in self._codes[:-1]) or (
