@@ -674,7 +674,7 @@ def main(arguments: list[str]) -> int:
     try:
         keeper.run()
     finally:
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):
             os.unlink(path)
     return 0
 

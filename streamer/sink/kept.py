@@ -236,8 +236,10 @@ class KeeperClient:
         for _ in range(AT_ONCE):
             try:
                 data, fds, _, _ = socket.recv_fds(self._socket, LONGEST_MESSAGE, 4)
+            except ConnectionResetError:
+                continue  # what was said comes next, and the end; libuv reports a socket in error once
             except OSError:
-                return  # none now; or a reset, after which comes what was said, and the end; or it passes
+                return  # none now, or it passes
             if not data:
                 self._lost()
                 return

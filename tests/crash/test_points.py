@@ -12,6 +12,9 @@ ONCE_BROKEN = [
     "kept-kernel:sidecar:rename:8:EIO",
     "kept-kernel:successor:chmod:2:EPERM",
     "kept-gzip:successor:mknodat:3:EACCES",
+    # On uvloop a keeper that died with a request unread was not missed. One ended with 1 at a failed unlink.
+    "kept-poison:keeper:mprotect:1:kill",
+    "kept-kernel:keeper:unlink:2:EIO",
     # No memory to watch a connection's socket, or for the pages of a FIFO, ended the process by a traceback.
     "copying:sidecar:epoll_ctl:60:ENOMEMx20",
     "kept-resumed:successor:writev:6:ENOMEMx20",

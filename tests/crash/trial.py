@@ -280,6 +280,8 @@ class Run:
             self._unwatch(listener.fd, close=False)
             return
         if stopped is None:
+            if name not in self._pids:
+                self._unwatch(listener.fd, close=False)
             return
         error = 0
         if (group := self._threads.get(stopped.thread)) is None:
@@ -402,9 +404,10 @@ class Run:
         why.extend(f"the log has {text!r}" for text in _UNEXPECTED if text in log)
         due = ["a"] if shape.failing else []
         suffered = [name for name in outcome.suffered if name not in due]
+        due_to_sidecar = self._point is not None and self._point.process in ("sidecar", "successor")
         if suffered and (self._point is None or self._point.fault == "delay"):
             why.append(f"{suffered} suffered without a fault")
-        if self._point and self._point.errno and self._point.call in _OF_ONE:
+        if self._point and self._point.errno and self._point.call in _OF_ONE and due_to_sidecar:
             if any(code not in (0, -signal.SIGKILL) for code in self._codes) and not self._failed:
                 why.append("the fault of one connection or FIFO ended the process")
             if len({name[0] for name in outcome.suffered}) > 1:
