@@ -258,6 +258,8 @@ class ScheduledLoop(asyncio.SelectorEventLoop):
         self.dice = random.Random(f"{seed} schedule")
         self.now = 1000.0
         self.steps = 0
+        self.paused = 0.0
+        """Seconds that the process was away, so far."""
         self.epolls: dict[int, Epoll] = {}
         self.opening: dict[Any, Any] = {}
         self.faults: list[str] = []
@@ -304,7 +306,9 @@ class ScheduledLoop(asyncio.SelectorEventLoop):
             raise Hang(f"still busy after {self.steps} turns, at {self.now:.3f} s")
         self.now += self.dice.expovariate(20_000)
         if self.dice.random() < self._away:
-            self.now += self.dice.expovariate(5)
+            pause = self.dice.expovariate(5)
+            self.now += pause
+            self.paused += pause
         if self.opening and self.steps % LOOKS == 0:
             self.try_to_open()
 

@@ -42,6 +42,8 @@ from tests.schedules.wire import authority
 
 POLICY = RetryPolicy(give_up_after=300, first_wait=0.01, longest_wait=0.5, longest_retry_after=2)
 STALL_TIMEOUT = 2.0
+PROMPT = 0.5
+"""Virtual seconds in which a channel notices that its reader has left; the loop's lateness is a tenth."""
 LONGEST = 2000.0
 """Virtual seconds after which a run counts as hung."""
 SHARED_MEMORY = "/dev/shm"
@@ -85,6 +87,8 @@ class Got:
     end: str = "left"
     """How it ended: whole, left or error."""
     error: str = ""
+    left_at: float = float("inf")
+    """When it closed early, pauses of the process not counted."""
 
 
 class _Fallback:
@@ -125,6 +129,8 @@ class SeedRun:
         self._server = Server(trial, loop)
         loop.connect = self._server.connect
         self._verdicts: dict[str, list[Trailer]] = {each.name: [] for each in trial.channels}
+        self._told_at: dict[tuple[str, int], float] = {}
+        """By channel and epoch, when its last trailer was told."""
         self._got: dict[str, list[Got]] = {each.name: [] for each in trial.channels}
         self._stopped: set[str] = set()
         """What an operator has done."""
@@ -208,11 +214,15 @@ class SeedRun:
             stages,
             directory=self._directory,
             policy=POLICY,
-            on_verdict=self._verdicts[each.name].append,
+            on_verdict=self._tell,
             changes=Changes(each.policy, heads.find),
             when_failed=each.when_failed,
             framing="RecordIO" if each.when_failed == "poison" else None,
         )
+
+    def _tell(self, trailer: Trailer) -> None:
+        self._verdicts[trailer.channel].append(trailer)
+        self._told_at[trailer.channel, trailer.epoch] = self._loop.now - self._loop.paused
 
     async def _change(self) -> None:
         if self._trial.changed is not None:
@@ -301,6 +311,7 @@ class SeedRun:
                         await asyncio.sleep(0)
                 if dice.random() < 0.5:
                     await asyncio.sleep(dice.expovariate(20))
+            got.left_at = self._loop.now - self._loop.paused
         except (StreamError, ChannelError) as error:
             got.end, got.error = "error", str(error)
 
@@ -335,6 +346,10 @@ class SeedRun:
             raise Broken(f"{name} is whole for its reader, and the channel says {trailer}")
         if whole and trailer and trailer.bytes_delivered != len(got.data):
             raise Broken(f"{name} has {len(got.data)} bytes for its reader, and the channel says {trailer}")
+        heard = self._told_at.get((each.name, got.epoch), 0.0) - got.left_at
+        # To refetch, an object's HEAD is waited for.
+        if heard > PROMPT and trailer and trailer.verdict == "abandoned" and each.policy != "refetch":
+            raise Broken(f"{name}: {heard:.3f} s until the channel noticed that its reader had left")
         if got.end == "error" and error is None and not self._stopped:
             raise Broken(f"{name} failed for its reader alone: {got.error}")
         if got.end == "error" and error is not None and "nobody opened" in got.error and not self._stopped:
