@@ -89,6 +89,7 @@ _FIX = {
     "InvalidToken": "the session token is refused; renew the credentials",
     "RequestTimeTooSkewed": "this machine's clock is off by too much; set the time",
     "PreconditionFailed": "the object was replaced after it was listed",
+    "412": "the object was replaced after it was listed",
     "NotImplemented": "the endpoint does not offer what this request needs",
     "InvalidRange": "the object is shorter than when it was listed",
 }

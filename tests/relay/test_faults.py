@@ -7,11 +7,12 @@ import os
 import random
 
 import pytest
+from aiohttp import web
 
 from streamer.source.retry import RetryPolicy
 from streamer.trailer import read_trailer
 from tests.kit.faults import WRONG, resets_after
-from tests.kit.harness import MORE_THAN_A_FIFO, fill
+from tests.kit.harness import MORE_THAN_A_FIFO, fill, running_channel
 from tests.kit.pipes import eventually, off_loop, read_all
 from tests.kit.stub import cut_after, fails, heads, stalls, whole
 
@@ -244,3 +245,23 @@ async def test_ending_a_channel_drops_its_connections(run, stub, tmp_path):
         running.task.cancel()
         await asyncio.wait({running.task})
         await eventually(lambda: running.channel.statistics().requests.get("cancelled") == 4)
+
+
+@pytest.mark.parametrize("status", [400, 403])
+@pytest.mark.parametrize("transport", ["kernel", "copying"])
+async def test_a_refusal_whose_reason_is_cut_off_is_asked_again(stub, tmp_path, transport, status):
+    """It may be that credentials have expired, or that the clock is wrong, both of which are mended."""
+
+    async def cut_off(answer):
+        response = web.StreamResponse(status=status)
+        response.content_length = 300
+        await response.prepare(answer.request)
+        await response.write(b"<Error><Co")
+        answer.request.transport.close()
+        return response
+
+    truth = fill(stub, [5000])
+    stub.script(cut_off)
+    async with running_channel(stub, tmp_path, transport=transport, connections=1) as running:
+        assert await off_loop(read_all, running.fifo(0)) == truth
+        assert running.channel.statistics().retries == {"bad_answer": 1}
