@@ -247,6 +247,20 @@ def test_what_is_no_trailer_proves_nothing(feeder, bad, when):
         stream.read(1)
 
 
+def test_a_foreign_fifo_whose_directory_is_gone_has_its_end(feeder, tmp_path):
+    """As an emulator does that removes everything behind its last byte."""
+    os.mkdir(tmp_path / "foreign")
+    name = tmp_path / "foreign" / "train_0"
+    os.mkfifo(name)
+    with PipeStream(name) as stream:
+        stream.open()
+        with open(name, "wb", buffering=0) as writer:
+            writer.write(DATA)
+            os.unlink(name)
+            os.rmdir(tmp_path / "foreign")
+        assert stream.readall() == DATA
+
+
 @pytest.mark.parametrize("source", ["a file", "a foreign FIFO", "a pipe"])
 def test_where_proof_is_asked_for_an_end_without_it_is_an_error(feeder, tmp_path, source):
     """And is none where nobody asks, for then nobody has promised one."""
