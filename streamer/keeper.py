@@ -190,6 +190,8 @@ class Keeper:
         self._client: socket.socket | None = None
         self._refused = False
         """Whether the client has said what no sidecar of ours says: only its end is waited for."""
+        self._broken = False
+        """Whether nothing can be sent to it any more; only its end says that it is gone."""
         self._heard: tuple[bytes, list[int], bool] | None = None
         """Its message that is being obeyed: bytes, descriptors, whether some of those were cut off."""
         self._due: deque[tuple[str, Channel | None, dict[str, object]]] = deque()
@@ -269,11 +271,14 @@ class Keeper:
         try:
             what(subject)
         except Exception:  # noqa: BLE001 - that of one FIFO must not end the others, whatever it is
-            if not self._again:
-                self._again_at = time.monotonic() + RETRY
-            self._again[act] = None
+            self._repeat(act)
             with contextlib.suppress(Exception):
                 self._ignore(act)
+
+    def _repeat(self, act: Act) -> None:
+        if not self._again:
+            self._again_at = time.monotonic() + RETRY
+        self._again[act] = None
 
     def _ignore(self, act: Act) -> None:
         """Let the descriptors of what has failed wake nobody until it is tried again, which watches them."""
@@ -321,7 +326,7 @@ class Keeper:
                 self._hang_up()
                 return
         self._flush()
-        if self._due or (self._heard is None and not self._receive()):
+        if (self._due and not self._broken) or (self._heard is None and not self._receive()):
             return
         if self._heard is not None:
             self._obey(*self._heard)
@@ -364,6 +369,7 @@ class Keeper:
         """Tell the client what is due, as far as it has room."""
         if self._client is None:
             return
+        self._broken = False
         while self._due:
             did, channel, more = self._due[0]
             message, fds = {"did": did} | more, []
@@ -376,10 +382,12 @@ class Keeper:
             except BlockingIOError:
                 break
             except (BrokenPipeError, ConnectionResetError):
-                self._due.clear()  # it is dying; its end of the connection will tell
+                self._broken = True  # it is dying; what it has said comes first, and then its end
+                self._repeat((self._serve, None))
                 break
             self._due.popleft()
-        self._watch(self._client.fileno(), select.EPOLLOUT if self._due else select.EPOLLIN)
+        wants_room = self._due and not self._broken
+        self._watch(self._client.fileno(), select.EPOLLOUT if wants_room else select.EPOLLIN)
 
     def _obey(self, data: bytes, fds: list[int], cut: bool) -> None:  # noqa: FBT001 - as recvmsg(2) has it
         """Do what a message says. If that raises, it is done again."""
@@ -441,6 +449,8 @@ class Keeper:
 
     def _open(self, name: str, message: dict[str, Any], fds: list[int]) -> None:
         epoch, digest, skipped = int(message["epoch"]), str(message["digest"]), int(message["skipped"])
+        if fds[0] >= 0 and not stat.S_ISFIFO(os.fstat(fds[0]).st_mode):
+            raise ValueError(name)
         channel = self._channels.get(name)
         if channel is None or (channel.state == "idle" and channel.epoch != epoch):
             if channel is not None:
@@ -462,8 +472,6 @@ class Keeper:
     def _await_reader(self, channel: Channel, fds: list[int]) -> None:
         """Get everything that the FIFO will need, and open it when its reader comes. Raises OSError."""
         found = os.fstat(_first(fds))
-        if not stat.S_ISFIFO(found.st_mode):
-            raise ValueError(channel.name)
         inode = found.st_dev, found.st_ino
         if channel.opening is not None and channel.opening.inode == inode:
             return

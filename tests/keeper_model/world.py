@@ -59,7 +59,7 @@ ERRORS = {
     "poll": (errno.ENOMEM, errno.EINTR),
     "accept": (errno.EMFILE, errno.ENOMEM, errno.ECONNABORTED),
     "recv_fds": (errno.ENOMEM, errno.ENOBUFS),
-    "send_fds": (errno.ENOMEM, errno.ETOOMANYREFS),
+    "send_fds": (errno.ENOMEM, errno.ETOOMANYREFS, errno.EPIPE),
     "start_new_thread": (errno.EAGAIN,),
     "open": (errno.EMFILE, errno.ENOMEM),
 }
@@ -414,6 +414,7 @@ class World:
             b'{"do": "adopt", "channel": "c0", "epoch": 0, "digest": "", "skipped": 0, "moved": 0, "mark": 0}'
         ]
         junk += [b'{"do": "mark", "channel": "c0", "mark": [1e400]}', b'{"do": "settle", "channel": "x"}']
+        junk += [b'{"do": "open", "channel": "x", "epoch": 0, "digest": "", "skipped": 0}']
         with contextlib.suppress(OSError):
             extra = [self._listener.fileno()] * self.dice.randrange(7)
             socket.send_fds(sidecar.sock, [self.dice.choice(junk)], extra)
