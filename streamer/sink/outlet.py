@@ -64,7 +64,7 @@ class PipeOutlet:
         self._on_gone = on_gone
         self._gone = False
         self._short = False
-        """Whether the kernel had no memory for what was pushed last."""
+        """Whether the kernel refused what was pushed last, though the pipe may have room."""
         self._waiter: asyncio.Future[None] | None = None
         self.capacity = enlarge(fd)
         """Bytes that the pipe holds; what the kernel granted."""
@@ -92,15 +92,15 @@ class PipeOutlet:
         except BrokenPipeError as error:
             raise ReaderGone("the reader closed the pipe") from error
         except OSError as error:
-            if error.errno != errno.ENOMEM:
+            if error.errno not in (errno.ENOMEM, errno.EIO):
                 raise
-            self._short = True
-            raise BlockingIOError(errno.EAGAIN, "no memory for the pipe's pages") from error
+            self._short = True  # nothing was moved, so it may be tried again
+            raise BlockingIOError(errno.EAGAIN, "the pipe takes nothing now") from error
 
     async def writable(self) -> None:
         if self._gone:
             raise ReaderGone("the reader closed the pipe")
-        if self._short:  # there is room, but no memory for it, and no event tells when there is
+        if self._short:  # no event tells when the kernel has memory again
             self._short = False
             await asyncio.sleep(SHORT_OF_MEMORY)
         if self._waiter is not None:

@@ -18,6 +18,7 @@ ONCE_BROKEN = [
     # No memory to watch a connection's socket, or for the pages of a FIFO, ended the process by a traceback.
     "copying:sidecar:epoll_ctl:60:ENOMEMx20",
     "kept-resumed:successor:writev:6:ENOMEMx20",
+    "kept-wrapped:successor:splice:14:EIO",
     # So did a lock that the file system refuses, a limit that may not be raised, no descriptor at the start.
     "kept-portable:sidecar:flock:1:ENOLCK",
     "kernel:sidecar:prlimit64:2:EPERM",
