@@ -129,8 +129,10 @@ def _descriptors() -> dict[str, str]:
 
 
 @pytest.fixture
-def no_leaks():
+def no_leaks(caplog):
     """The test ends with the descriptors and threads that it began with; those of its servers too.
+
+    No callback of an event loop has raised: a loop logs that, and goes on.
 
     A server hears in its own thread, some time later, that a client has closed: it must have stopped before
     anything is counted, so it must start after this. `usefixtures` sees to that.
@@ -152,6 +154,9 @@ def no_leaks():
         thread for thread in set(threading.enumerate()) - threads if not thread.name.startswith("asyncio_")
     }
     assert not left, f"leaked threads: {left}"
+    said = [each.getMessage() for each in caplog.get_records("call") if each.name == "asyncio"]
+    raised = [each for each in said if each.startswith("Exception in callback")]
+    assert not raised, raised
 
 
 @pytest.fixture
