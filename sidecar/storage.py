@@ -20,12 +20,14 @@ from sidecar.checks import Finding
 from sidecar.endmarks import JOIN_ADVICE, carried
 from sidecar.exits import Exit, exit_code
 from streamer.errors import Missing, PenstockError, SourceChanged, Where
-from streamer.plan import ObjectRef, Plan, bare_etag, is_folder_marker
+from streamer.plan import ObjectRef, Plan, bare_etag
 from streamer.relay.cat import stream_once
 from streamer.relay.statistics import Tally
 from streamer.relay.transport import open_transport
 from streamer.sink.outlet import PipeOutlet
 from streamer.source.faults import answered_code, clock_ahead, map_errors
+from streamer.source.heads import PortableHeads
+from streamer.source.listing import first_page
 from streamer.source.ranges import check_head
 from streamer.source.retry import RetryPolicy
 
@@ -128,19 +130,13 @@ async def credentials(clients: Clients) -> Finding:
 async def _look(clients: Clients, channel: ChannelConfig) -> tuple[list[ObjectRef], str]:
     """The first objects of a channel, and what there is, in words."""
     uri, kind = channel.source.uri, channel.source.s3_data_type
-    with map_errors(Where(uri.bucket, uri.key)):
-        if kind != "S3Prefix":
-            head = await clients.control.head_object(Bucket=uri.bucket, Key=uri.key)
-            return [], f"{kind} of {head['ContentLength']} bytes; its objects are not looked at"
-        page = await clients.control.list_objects_v2(Bucket=uri.bucket, Prefix=uri.key)
-    refs = [
-        ObjectRef(uri.bucket, each["Key"], each["Size"], bare_etag(each["ETag"]))
-        for each in page.get("Contents", ())
-    ]
-    refs = [ref for ref in refs if not is_folder_marker(ref)]
+    if kind != "S3Prefix":
+        manifest = await PortableHeads(clients.control).find(uri.bucket, uri.key)
+        return [], f"{kind} of {manifest.size} bytes; its objects are not looked at"
+    refs, truncated = await first_page(clients.control, uri)
     if not refs:
         raise Missing("no object matches this prefix; check S3Uri (a prefix is case-sensitive)", Where(*uri))
-    more = " or more" if page.get("IsTruncated") else ""
+    more = " or more" if truncated else ""
     return [ref for ref in refs if ref.size], f"objects: {len(refs)}{more}"
 
 

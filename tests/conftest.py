@@ -172,7 +172,7 @@ def no_blocking():
         # botocore reads its models and the user's profile for the first calls, before any byte moves.
         for function in watch.functions.values():
             function.can_block_in("streamer/source/session.py", {"open_clients"})
-            function.can_block_in("streamer/source/listing.py", {"_page"})
+            function.can_block_in("streamer/source/listing.py", {"page"})
             function.can_block_in("streamer/source/manifests.py", {"_read"})
             function.can_block_in("streamer/source/heads.py", {"find", "_http"})
             # /proc is no disk; and this socket is non-blocking, which os.read does not show.

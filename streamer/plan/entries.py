@@ -84,6 +84,8 @@ class Entries:
                     raise ConfigError(_too_long(item, size))
                 size = framed(size)
             total += size
+        if total >> 64:
+            raise ConfigError("an entry of over 2^64 bytes is refused: S3 has no object with such a size")
         self._offsets.append(len(blob))
         self.sizes.append(total)
         self.total += total

@@ -39,6 +39,9 @@ MOST_FOLDERS = 256
 """With more on one level a request for each would hardly be worth it."""
 
 
+MOST_EMPTY = 1000
+"""Pages in a row that may name nothing; S3 sends such pages where it passes over what was deleted."""
+
 _NAMED = (("Contents", "Key"), ("CommonPrefixes", "Prefix"))
 """What a page of a listing names, and how."""
 
@@ -66,8 +69,11 @@ class _Lister:
         self._progress = progress
         self._memory = memory
         self._known = 0
+        self._empty = 0
+        """Pages in a row that named nothing."""
 
-    async def _page(self, prefix: str, **asked: str) -> dict[str, Any]:
+    async def page(self, prefix: str, **asked: str) -> dict[str, Any]:
+        """One page, as far as it can be true. Raises SourceError."""
         where = Where(self._bucket, prefix)
         async with self._turns:
             with map_errors(where):
@@ -110,8 +116,15 @@ class _Lister:
                     Where(self._bucket, prefix),
                 )
         begun.update(first)
+        self._empty = 0 if any(page.get(name) for name, _ in _NAMED) else self._empty + 1
+        if self._empty > MOST_EMPTY:
+            raise BadAnswer(
+                f"the listing does not advance ({MOST_EMPTY} pages in a row name nothing)",
+                Where(self._bucket, prefix),
+            )
 
-    def _refs(self, page: dict[str, Any]) -> Iterator[ObjectRef]:
+    def refs(self, page: dict[str, Any]) -> Iterator[ObjectRef]:
+        """The objects of a page, without folder markers. Raises BadAnswer."""
         for entry in page.get("Contents", ()):
             where = Where(self._bucket, entry["Key"])
             ref = described_object(where, entry["Key"], size=entry["Size"], etag=entry["ETag"])
@@ -130,9 +143,9 @@ class _Lister:
         begun: set[str] = set()
         pages = 0
         while True:
-            page = await self._page(prefix, **asked)
+            page = await self.page(prefix, **asked)
             self._advances(prefix, page, begun)
-            for ref in self._refs(page):
+            for ref in self.refs(page):
                 entries.add(ref)
             self._known += len(page.get("Contents", ()))
             if self._progress is not None:
@@ -176,9 +189,9 @@ class _Lister:
         asked: dict[str, str] = {}
         begun: set[str] = set()
         while True:
-            page = await self._page(prefix, Delimiter="/", **asked)
+            page = await self.page(prefix, Delimiter="/", **asked)
             self._advances(prefix, page, begun)
-            found: list[tuple[bytes, ObjectRef | str]] = [(ref.key.encode(), ref) for ref in self._refs(page)]
+            found: list[tuple[bytes, ObjectRef | str]] = [(ref.key.encode(), ref) for ref in self.refs(page)]
             found += [(each["Prefix"].encode(), each["Prefix"]) for each in page.get("CommonPrefixes", ())]
             found.sort(key=itemgetter(0))
             if self._progress is not None:
@@ -188,6 +201,13 @@ class _Lister:
             if not page["IsTruncated"]:
                 return
             asked = {"ContinuationToken": page["NextContinuationToken"]}
+
+
+async def first_page(client: Any, uri: S3Uri) -> tuple[list[ObjectRef], bool]:
+    """The objects on the first page of a prefix, and whether further pages follow. Raises SourceError."""
+    lister = _Lister(client, uri.bucket, Arrangement(), progress=None, memory=None)
+    page = await lister.page(uri.key)
+    return list(lister.refs(page)), bool(page["IsTruncated"])
 
 
 async def list_prefix(

@@ -8,6 +8,7 @@ from sidecar.download import relative_path
 from sidecar.exits import Exit, exit_code
 from streamer.errors import BadAnswer, ConfigError, Gone, Missing, PenstockError
 from streamer.plan import S3Uri, parse_s3_uri
+from streamer.source import listing as subject
 from streamer.source.heads import open_heads
 from streamer.source.listing import plan_prefix
 from streamer.source.manifests import plan_manifest
@@ -38,6 +39,11 @@ def circling(request: Request) -> bytes:
     return listing(more="a" if request.query.get("continuation-token") == "b" else "b")
 
 
+def endless(request: Request) -> bytes:
+    """Empty pages, each with a token of its own."""
+    return listing(more=f"{request.query.get('continuation-token', '')}1")
+
+
 def foldered(name: str):
     """Many pages of keys, and this folder for whoever asks for folders."""
 
@@ -59,6 +65,7 @@ def foldered(name: str):
         (lambda _: listing(("", 1, "e")), "does not begin with the prefix"),
         (foldered("other/"), "does not begin with the prefix"),
         (circling, "does not advance"),
+        (endless, "3 pages in a row name nothing"),
         (paged(listing(more="t1")), "does not advance"),
         (paged(listing(*FIRST)), "does not advance"),
         (paged(listing(("data/train/9", 1, "e"), ("data/train/1", 1, "e"))), "names the object twice"),
@@ -69,12 +76,13 @@ def foldered(name: str):
         ),
         (lambda _: listing(*FIRST, more="t").replace(b">true<", b">True<"), "names a further page"),
         (paged(answer(204)), "does not say whether it ends"),
-        (lambda _: listing(("data/train/0", 1 << 64, "e")), "such a key"),
-        (lambda _: listing(("data/train/" + "k" * 70_000, 1, "e")), "such a key"),
-        (lambda _: listing(("data/train/0", -1, "e")), "without its"),
+        (lambda _: listing(("data/train/0", 1 << 64, "e")), "the size of over"),
+        (lambda _: listing(("data/train/" + "k" * 70_000, 1, "e")), "a key of over"),
+        (lambda _: listing(("data/train/0", -1, "e")), "the size -1"),
     ],
 )
-async def test_what_no_listing_can_say_makes_no_plan(reply, words):
+async def test_what_no_listing_can_say_makes_no_plan(reply, words, monkeypatch):
+    monkeypatch.setattr(subject, "MOST_EMPTY", 3)
     with raw_server(reply) as server:
         async with clients_of(server) as clients:
             with pytest.raises(PenstockError, match=words):

@@ -15,6 +15,7 @@ from aiohttp import web
 
 from tests.kit.harness import fill
 from tests.kit.processes import job, penstock, write_job
+from tests.kit.raw import answer, listing, raw_server
 from tests.kit.stub import fails, heads, whole
 
 
@@ -81,6 +82,23 @@ def test_an_endpoint_whose_etags_prove_nothing(stub, tmp_path, told):
     found, code = examined(stub, tmp_path, fails_=["ETag train"])
     assert code == 5
     assert "listed as" in found["ETag train"]["text"]
+
+
+@pytest.mark.parametrize(
+    ("page", "words"),
+    [
+        (listing(("train/a", 1, "e")).replace(b"ETag", b"eTag"), "without its ETag"),
+        (listing(("other/a", 1, "e")), "does not begin with the prefix"),
+        (answer(200, b"<html></html>"), "does not say whether it ends"),
+    ],
+    ids=["no ETag", "foreign", "HTML"],
+)
+def test_a_listing_that_the_run_refuses(credentials, tmp_path, page, words):
+    """Doctor reads it as the run does."""
+    with raw_server(lambda _: page) as server:
+        found, code = examined(server, tmp_path, fails_=["list train"])
+    assert code == 5
+    assert words in found["list train"]["text"]
 
 
 def test_the_endpoint_is_down(stub, tmp_path):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamer.errors import ConfigError
-from streamer.plan import ObjectRef, Plan, S3Uri, Segment, bare_etag, cut, listed, parse_s3_uri
+from streamer.plan import Entries, ObjectRef, Plan, S3Uri, Segment, bare_etag, cut, listed, parse_s3_uri
 
 objects = st.lists(
     st.builds(
@@ -110,3 +110,10 @@ def test_not_uris(text):
 @pytest.mark.parametrize("etag", ['"x-3"', "x-3", 'W/"x-3"'])
 def test_etags_compare_bare(etag):
     assert bare_etag(etag) == "x-3"
+
+
+def test_what_no_plan_can_hold_is_refused():
+    """Sizes that a server gives, version ids that a manifest gives: no struct.error, no OverflowError."""
+    for refs in ([ObjectRef("b", "k", 1 << 60, "e")] * 16, [ObjectRef("b", "k", 1, "e", "v" * 70_000)]):
+        with pytest.raises(ConfigError, match="S3 has no object with such"):
+            Entries(objects_each=len(refs)).add(*refs)
