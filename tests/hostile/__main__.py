@@ -27,7 +27,7 @@ from tests.hostile.faults import BELOW, FAULTS
 
 SAMPLE = 48
 WORKERS = 8
-HANGS = 45.0
+HANGS = 100.0
 """Seconds after which a worker that says nothing is taken for hung."""
 CREDENTIALS = {
     "AWS_ACCESS_KEY_ID": "AKIAHOSTILE",

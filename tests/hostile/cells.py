@@ -41,15 +41,17 @@ Operation = Literal["body", "HEAD", "listing", "manifest"]
 TransportName = Literal["kernel", "copying", "portable"]
 OPERATIONS: tuple[Operation, ...] = ("body", "HEAD", "listing", "manifest")
 TRANSPORTS: tuple[TransportName, ...] = ("kernel", "copying", "portable")
-STALL_TIMEOUT = 1.5
-GIVE_UP_AFTER = 2.0
+STALL_TIMEOUT = 2.0
+GIVE_UP_AFTER = 2.5
 POLICY = RetryPolicy(GIVE_UP_AFTER, first_wait=0.05, longest_wait=0.2)
-LONGEST = 15.0
-"""Seconds of a cell. The limits above allow 4; the rest is for a machine at load."""
+LONGEST = 25.0
+"""Seconds of a cell. The limits above allow 5; the rest is for a machine at load."""
 MOST_MEMORY = 96 * MIB
 """Bytes that the process may grow by. Buffers of a cell take some 20 MiB."""
 LONGEST_LAG = 1.5
 """Seconds of CPU between two turns of the loop."""
+WARM_UPS = 5
+"""Tries of the other channel before the fault, until one is right; the first one reads certificates."""
 PLAN_MEMORY = MIB // 2
 
 
@@ -193,7 +195,7 @@ async def _transport(clients: Clients, cell: Cell) -> AsyncIterator[Transport]:
         clients,
         wish=cell.transport,
         buckets={"b"},
-        channels=4,
+        channels=WARM_UPS + 3,
         budget=32 * MIB,
         connections=4,
         part_size=256 * 1024,
@@ -281,7 +283,10 @@ class Bench:
 async def _judged(
     cell: Cell, right: tuple[Clients, Transport], evil: tuple[Clients, Transport], good: str, bucket: str
 ) -> Verdict:
-    found: list[str] = [await _other(*right, good)]  # what it allocates is no growth of the cell's
+    found: list[str] = []
+    for _ in range(WARM_UPS):  # what it imports and allocates is neither delay nor growth of the cell's
+        if not await _other(*right, good):
+            break
     outcome, text = "", ""
     watch, began = _Watch(), time.monotonic()
     beside = asyncio.create_task(_other(*right, good))
