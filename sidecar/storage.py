@@ -25,6 +25,7 @@ from streamer.relay.cat import stream_once
 from streamer.relay.statistics import Tally
 from streamer.relay.transport import open_transport
 from streamer.sink.outlet import PipeOutlet
+from streamer.source.bounded import within_stall
 from streamer.source.faults import answered_code, clock_ahead, map_errors
 from streamer.source.heads import PortableHeads
 from streamer.source.listing import first_page
@@ -147,8 +148,9 @@ async def _read(clients: Clients, name: str, ref: ObjectRef) -> AsyncIterator[Fi
     try:
         with map_errors(where):
             answer = await clients.data.get_object(**asked, Range="bytes=0-0", ChecksumMode="ENABLED")
-            async with answer["Body"] as body:
-                data = await body.read() if answer.get("ContentLength") == 1 else b""
+            async with answer["Body"] as body, within_stall(clients.stall_timeout, where):
+                content = body.raw_stream.content
+                data = await content.read(2) if answer.get("ContentLength") == 1 else b""
     except PenstockError as error:
         yield _failed(f"get {name}", error, "s3:GetObject on the objects")
         return

@@ -16,6 +16,7 @@ from streamer.errors import Expired
 from streamer.source.credentials import LastingCredentials
 from tests.kit.harness import fill
 from tests.kit.processes import job, penstock, write_job
+from tests.kit.raw import Request, answer, listing, raw_server
 from tests.kit.stub import stalls
 
 pytestmark = pytest.mark.usefixtures("credentials")
@@ -79,6 +80,28 @@ def test_a_job_gives_up_while_it_lists(tmp_path):
     assert done.returncode == 5
     assert time.monotonic() - began < 30
     assert 2 <= seconds_said(done.stderr) <= MOST
+
+
+def test_doctor_names_a_listing_that_no_plan_can_have(tmp_path):
+    """An entry without ETag, and an object whose byte never comes."""
+    bare = "<Contents><Key>train/0</Key><Size>1</Size></Contents>"
+    with raw_server(lambda _: listing(inside=bare)) as bad:
+        path = write_job(tmp_path / "job.yaml", job(bad.url, tmp_path, "b/train/"))
+        done = penstock("doctor", "-c", path)
+    assert done.returncode == 5
+    assert "without its" in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
+
+    def reply(request: Request) -> bytes:
+        if not request.key:
+            return listing(("train/0", 10, "e"))
+        return answer(206, Content_Length="1", Content_Range="bytes 0-0/10", ETag='"e"')
+
+    with raw_server(reply) as silent:
+        document = job(silent.url, tmp_path, "b/train/", StallTimeout=1)
+        done = penstock("doctor", "-c", write_job(tmp_path / "job.yaml", document))
+    assert done.returncode == 5
+    assert "Traceback" not in done.stdout + done.stderr
 
 
 async def test_credentials_that_never_come_are_waited_for_as_long_as_a_request():
