@@ -23,6 +23,9 @@ from typing import Any
 ABORTED = 10.0
 """Seconds that a hung child has to write its stacks."""
 
+MOST_CAUSES = 8
+"""Causes that a finding names."""
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -128,9 +131,9 @@ def _serve(pipe: Connection, run: Callable[[int], Any], prepare: Callable[[], No
 
 def _text(error: BaseException) -> str:
     """The error with what it came from and where, in one line."""
-    texts = []
+    texts: list[str] = []
     at: BaseException | None = error
-    while at is not None:
+    while at is not None and len(texts) < MOST_CAUSES:  # causes may go round in a circle
         frames = traceback.extract_tb(at.__traceback__)[-1:]
         texts.append(repr(at) + "".join(f" in {each.filename}:{each.lineno}" for each in frames))
         inner = at.exceptions[0] if isinstance(at, BaseExceptionGroup) else None
