@@ -9,6 +9,7 @@ import subprocess
 import threading
 
 import pytest
+from aiohttp import web
 
 from benchmarks.process import cpu_seconds
 from streamer.trailer import read_trailer
@@ -95,9 +96,16 @@ def test_no_space_for_a_keepers_socket_is_said(small):
 
 @needs_root
 def test_no_space_for_a_download_leaves_nothing(stub, tmp_path, small):
-    fill(stub, [200_000] * 5, prefix="b/files/")
+    """The disk has room when the channel is listed; another program fills it during the download."""
+    fill(stub, [100_000] * 4, prefix="b/files/")
     document = job(stub.url, small / "ml", "b/files/")
     document["InputDataConfig"][0]["InputMode"] = "File"
+
+    async def taken(answer):
+        (small / "other").write_bytes(bytes(200_000))
+        return web.Response(status=206, body=answer.body, headers=answer.headers)
+
+    stub.script(taken)
     done = penstock("run", "-c", write_job(tmp_path / "job.yaml", document))
     assert done.returncode == 7
     assert "No space left on device" in done.stderr
