@@ -148,7 +148,7 @@ class _Lister:
             for ref in self.refs(page):
                 entries.add(ref)
             self._known += len(page.get("Contents", ()))
-            if self._progress is not None:
+            if self._progress is not None and page.get("Contents"):  # an empty page is no progress
                 self._progress(self._known)
             if not page["IsTruncated"]:
                 return entries
@@ -194,7 +194,7 @@ class _Lister:
             found: list[tuple[bytes, ObjectRef | str]] = [(ref.key.encode(), ref) for ref in self.refs(page)]
             found += [(each["Prefix"].encode(), each["Prefix"]) for each in page.get("CommonPrefixes", ())]
             found.sort(key=itemgetter(0))
-            if self._progress is not None:
+            if self._progress is not None and found:
                 self._progress(self._known)
             for _, item in found:
                 yield item
