@@ -1,4 +1,6 @@
-"""Where requests may go: to the endpoint that the job file names, or that AWS's endpoint rules yield.
+"""aiobotocore's HTTP session, which sends requests to no stranger and takes no response of another request.
+
+Requests go to the endpoint that the job file names, or that AWS's endpoint rules yield.
 
     3xx that names a region    botocore resolves the endpoint anew for that region, signs, and asks once more
     3xx to the very same URL   Transient: the server asks for the same request again
@@ -11,8 +13,11 @@ leaves every redirect to aiobotocore's, so these rules are the only ones.
 
 from __future__ import annotations
 
+import asyncio
 import re
-from typing import Any
+import select
+from functools import partial
+from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, parse_qsl, unquote, urljoin, urlsplit
 
 from aiobotocore.httpsession import AIOHTTPSession
@@ -20,13 +25,23 @@ from aiobotocore.httpsession import AIOHTTPSession
 from streamer.errors import Transient, Where, WrongEndpoint
 from streamer.secrets import quoted
 
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from aiohttp.connector import Connection
+
 REGION = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
 """A region's name is a label of a host's name; AWS's endpoint rules put it into one."""
 _USUAL = {"http": 80, "https": 443}
 
 
 class PinnedSession(AIOHTTPSession):  # type: ignore[misc]
-    """aiobotocore's HTTP session, which follows no redirect."""
+    """aiobotocore's HTTP session, which follows no redirect and takes no stale response."""
+
+    async def _create_connector(self, proxy_url: str | None) -> Any:
+        connector = await super()._create_connector(proxy_url)
+        connector.connect = partial(_unspoilt, connector.connect)
+        return connector
 
     async def _get_session(self, proxy_url: str | None) -> _Unfollowing:
         return _Unfollowing(await super()._get_session(proxy_url))
@@ -40,6 +55,31 @@ class PinnedSession(AIOHTTPSession):  # type: ignore[misc]
                 response.raw.close()
                 raise
         return response
+
+
+async def _unspoilt(
+    connect: Callable[..., Awaitable[Connection]], *request: Any, **options: Any
+) -> Connection:
+    """A connection on which nothing has come since its last response, from `connect` of the pool.
+
+    aiohttp keeps a connection whose server sent more than its response, and takes the surplus for the next
+    response: bytes of another object, or of another version.
+    """
+    while True:
+        connection = await connect(*request, **options)
+        protocol = connection.protocol
+        if protocol is None or not (protocol.should_close or _readable(protocol.transport)):
+            return connection
+        connection.close()
+
+
+def _readable(transport: asyncio.BaseTransport | None) -> bool:
+    """Whether bytes, or the end, wait in the socket and have not reached aiohttp."""
+    if transport is None or (sock := transport.get_extra_info("socket")) is None:
+        return False
+    poller = select.poll()
+    poller.register(sock.fileno(), select.POLLIN)
+    return bool(poller.poll(0))
 
 
 class _Unfollowing:
