@@ -226,11 +226,12 @@ class Supervisor:
             log.info("ready", directory=self.layout.data, admin=admin_url)
             keep_loaded()
             await self._run(until)
-        for name, channel in self.channels.items():
-            if channel.outlives and channel.error is not None:
+            left = [channel for channel in self.channels.values() if channel.outlives]  # the keeper is known
+        for channel in left:
+            if channel.error is not None:
                 log.warning(
                     "left to the keeper, which holds the FIFO until its reader leaves",
-                    channel=name,
+                    channel=channel.name,
                     do=advice(channel.error, mendable=channel.mendable),
                 )
         failure = self.failure

@@ -228,7 +228,7 @@ class Answers:
 def listing(data: bytes) -> None:
     async def read() -> None:
         try:
-            await _Lister(Answers(data), "b", Arrangement(), progress=None).below("")
+            await _Lister(Answers(data), "b", Arrangement(), progress=None, memory=None).below("")
         except BaseExceptionGroup as errors:
             raise first_error(errors) from errors
 

@@ -136,7 +136,11 @@ async def running_channel(
             framing=framing,
             start=start,
         )
-        channel.prepare()
+        try:
+            channel.prepare()
+        except BaseException:
+            channel.close()
+            raise
         task = asyncio.create_task(channel.run())
         try:
             yield Running(channel, plan, verdicts, directory, task)

@@ -91,7 +91,6 @@ def test_no_duration_is_taken_from_the_wall_clock():
                 found.add(str(path.relative_to(ROOT)))
     assert found == {
         "sidecar/status.py",
-        "sidecar/storage.py",
         "streamer/relay/statistics.py",
         "streamer/source/faults.py",
         "streamer/source/signing.py",

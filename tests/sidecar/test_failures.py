@@ -176,7 +176,7 @@ def test_a_restart_goes_on_with_the_epoch_after_one_that_was_ended(stub, tmp_pat
 
 CHILDREN = {
     "hold": ({}, "cat", fails(403, "AccessDenied"), 3),
-    "close": ({"WhenFailed": "close"}, "cat", fails(404, "NoSuchKey"), 4),
+    "close": ({"WhenFailed": "close"}, "cat", fails(404, "NoSuchKey"), 6),
     "poison": ({"WhenFailed": "poison", "Framing": "RecordIO"}, "sdk_recordio", fails(412, "Changed"), 6),
 }
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.checks import fifo_directory
+from sidecar.config import load_job
 from sidecar.runtime import LOCK, Layout
 from streamer.errors import SinkError
 from streamer.keeper import listen
@@ -241,7 +242,8 @@ def test_the_keeper_s_socket_is_the_user_s_alone(tmp_path):
 def test_an_exposed_directory_is_named(stub, place):
     layout = Layout(str(place / "ml"))
     layout.create()
-    assert (layout.exposure(), fifo_directory(layout).state) == ([], "ok")
+    path = write_job(place / "job.yaml", job(stub.url, place / "ml", "b/train/"))
+    assert (layout.exposure(), fifo_directory(load_job(path), layout).state) == ([], "ok")
     os.chmod(layout.data, 0o1777)
     assert layout.exposure() == []
     os.chmod(layout.data, 0o777)
@@ -249,10 +251,10 @@ def test_an_exposed_directory_is_named(stub, place):
     world, owner = layout.exposure()
     assert world == f"{layout.data} may be written by all, who may replace FIFOs; chmod o-w it"
     assert owner == f"{layout.base} belongs to user 65534, who may replace FIFOs; chown it"
-    found = fifo_directory(layout)
+    found = fifo_directory(load_job(path), layout)
     assert (found.state, found.text) == ("warning", f"{world}; {owner}")
     fill(stub, [10], prefix="b/train/")
-    with sidecar(write_job(place / "job.yaml", job(stub.url, place / "ml", "b/train/"))) as running:
+    with sidecar(path) as running:
         assert running.wait_for("directory exposed", why=world)["level"] == "warning"
         running.wait_for("directory exposed", why=owner)
         running.wait_for("ready")

@@ -180,15 +180,11 @@ def test_planted_secrets_are_nowhere(stub, planted):
 
 
 CRASH = """
-import sys, aiobotocore.session as session
-async def crash(self, *_, **__):
+import os, sys, click
+def crash(*_, **__):
     secret = "PLANTED-in-a-variable"
-    raise RuntimeError(f"no {(await self.get_credentials()).secret_key}")
-session.AioSession.create_client = lambda self, *a, **k: Crash(self)
-class Crash:
-    def __init__(self, session): self.session = session
-    async def __aenter__(self): await crash(self.session)
-    async def __aexit__(self, *_): pass
+    raise RuntimeError(f"no {os.environ['AWS_SECRET_ACCESS_KEY']}")
+click.echo = crash
 sys.argv = ["penstock", *sys.argv[1:]]
 from sidecar.__main__ import main
 main()
