@@ -123,10 +123,10 @@ class Stage(ABC):
                 return count
         try:
             return count + self._drain_rest(fd)
-        except BlockingIOError:
+        except OSError:
             if not count:
                 raise
-            return count
+            return count  # of what was moved the caller must know; what lasts of the error comes again
 
     @abstractmethod
     def _drain_rest(self, fd: int) -> int:

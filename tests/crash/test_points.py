@@ -19,6 +19,8 @@ ONCE_BROKEN = [
     "copying:sidecar:epoll_ctl:60:ENOMEMx20",
     "kept-resumed:successor:writev:6:ENOMEMx20",
     "kept-wrapped:successor:splice:14:EIO",
+    # Refused right behind a record's header, whose bytes then were not counted: the delivery waited for them.
+    "kept-wrapped:successor:splice:13:EIO",
     # So did a lock that the file system refuses, a limit that may not be raised, no descriptor at the start.
     "kept-portable:sidecar:flock:1:ENOLCK",
     "kernel:sidecar:prlimit64:2:EPERM",

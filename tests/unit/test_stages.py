@@ -1,0 +1,55 @@
+"""What a stage says of its bytes when the descriptor takes its literals and then refuses the rest."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from streamer.plan import ObjectRef, Part
+from streamer.relay.allotment import Allotment
+from streamer.relay.memory import BufferPool, MemoryStages
+from streamer.relay.pace import Pace
+from streamer.relay.pipes import PipePool, PipeStages
+from streamer.relay.stages import Stages
+from streamer.relay.statistics import Tally
+from streamer.units import MIB
+
+HEAD, BODY, TAIL = b"a header", b"a body of some bytes", b"pad"
+
+
+def supplies() -> list[Stages]:
+    shares = [Allotment(64 * MIB, Pace(4, 4 * MIB)).share() for _ in range(2)]
+    return [MemoryStages(shares[0], BufferPool()), PipeStages(shares[1], PipePool(64 * MIB, most=16))]
+
+
+@pytest.fixture
+def narrow() -> Iterator[int]:
+    """A file that takes the header, and then nothing but EPERM: it is sealed at that size."""
+    fd = os.memfd_create("narrow", os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, len(HEAD))
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW)
+    yield fd
+    os.close(fd)
+
+
+@pytest.mark.parametrize("supply", supplies(), ids=["memory", "pipes"])
+def test_what_was_taken_before_an_error_is_counted(supply, narrow):
+    """A delivery that did not know of the header waited for its eight bytes for ever."""
+    part = Part(0, ObjectRef("b", "k", len(BODY), "e"), 0, len(BODY), 0, HEAD, TAIL)
+    stage = supply.make(part, on_change=lambda: None, tally=Tally())
+    stage.feed(BODY)
+    counts = [stage.drain_into(narrow)]
+    with pytest.raises(PermissionError):
+        stage.drain_into(narrow)
+    wide = os.memfd_create("wide")
+    while stage.staged:
+        counts.append(stage.drain_into(wide))
+    rest = os.pread(wide, 1000, 0)
+    os.close(wide)
+    stage.discard()
+    assert os.pread(narrow, 1000, 0) + rest == HEAD + BODY + TAIL
+    assert counts[0] == len(HEAD)
+    assert sum(counts) == len(part)
