@@ -64,7 +64,7 @@ async def test_next_epoch_opens_while_the_reader_still_holds_the_last(run, stub,
 async def test_the_trailer_says_open_until_the_last_byte(run, stub, tmp_path):
     """Whatever of the epoch the reader has: a process that dies now must not leave a proof."""
     truth = fill(stub, [MORE_THAN_A_FIFO])
-    async with run(stub, tmp_path) as running:
+    async with run(stub, tmp_path, part_size=1_000_000) as running:
         with await off_loop(lambda: open(running.fifo(0), "rb", buffering=0)) as reader:
             count = len(await off_loop(reader.read, 100_000))
             trailer = read_trailer(str(tmp_path), "train", 0)
