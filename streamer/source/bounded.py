@@ -9,6 +9,9 @@ limits of its own (`within_stall`).
 S3 writes XML in UTF-8 and without a document type. An XML parser expands what a document type declares, and
 other encodings could hide one, so such a document never reaches the parser. Of an error response the status
 then decides.
+
+Of an error body that breaks off, only the code counts. A refusal that breaks off before its code raises
+BadAnswer.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ import aiohttp
 from botocore.exceptions import ConnectionClosedError, ReadTimeoutError
 
 from streamer.errors import BadAnswer, Transient, Where
+from streamer.source.faults import CODE, MANY_REASONS, cut_off
 from streamer.source.redirects import PinnedSession
 
 if TYPE_CHECKING:
@@ -42,28 +46,41 @@ class BoundedSession(PinnedSession):
         """The response; its body too, unless it is a stream. Raises botocore's errors, BadAnswer."""
         streamed, request.stream_output = request.stream_output, True
         response: Any = None
+        body, broken = bytearray(), False
         try:
             async with asyncio.timeout(self._timeout.sock_read):
                 response = await super().send(request)
                 if response.status_code >= FIRST_ERROR_STATUS:
-                    response._content = b""  # noqa: SLF001
-                    response._content = _plain(await _read(response.raw, MAX_ERROR_BODY)) or b""  # noqa: SLF001
+                    await _read(response.raw, MAX_ERROR_BODY, body)
                 elif not streamed:
                     response._content = await _document(response.raw)  # noqa: SLF001
         except TimeoutError as error:
             if response is None or response.status_code < FIRST_ERROR_STATUS:
                 raise ReadTimeoutError(endpoint_url=request.url, error=error) from error
+            broken = True
         except aiohttp.ClientError as error:
             if response is None or response.status_code < FIRST_ERROR_STATUS:
                 raise ConnectionClosedError(error=error, request=request, endpoint_url=request.url) from error
+            broken = True
         finally:
             request.stream_output = streamed
+        if response.status_code >= FIRST_ERROR_STATUS:
+            content = _begun(body, response.status_code) if broken else _plain(body)
+            response._content = content or b""  # noqa: SLF001
         return response
 
 
-async def _read(raw: Any, limit: int) -> bytearray:
-    """The first bytes of the body, `limit` or a few more; the connection survives only a whole one."""
-    body = bytearray()
+def _begun(body: bytearray, status: int) -> bytes:
+    """The code of an error whose body broke off, as a document; empty if the status suffices without it."""
+    if code := CODE.search(body):
+        return b"<Error>%s</Error>" % code[0]
+    if status in MANY_REASONS:
+        raise cut_off(status, Where())
+    return b""
+
+
+async def _read(raw: Any, limit: int, body: bytearray) -> None:
+    """Read the first bytes of the body, `limit` or a few more; the connection survives only a whole one."""
     try:
         while len(body) <= limit and (data := await raw.content.readany()):
             body += data
@@ -72,12 +89,12 @@ async def _read(raw: Any, limit: int) -> bytearray:
             raw.release()
         else:
             raw.close()
-    return body
 
 
 async def _document(raw: Any) -> bytes:
     """The body of a listing. Raises BadAnswer."""
-    body = await _read(raw, MAX_DOCUMENT)
+    body = bytearray()
+    await _read(raw, MAX_DOCUMENT, body)
     if len(body) > MAX_DOCUMENT:
         raise BadAnswer(f"the response is longer than {MAX_DOCUMENT} bytes, which no page of a listing is")
     if (plain := _plain(body)) is None:

@@ -19,11 +19,11 @@ from urllib.request import getproxies, proxy_bypass
 
 from botocore import UNSIGNED
 
-from streamer.errors import BadAnswer, Gone, Skewed, SourceError, Transient, Where, WrongEndpoint
+from streamer.errors import Gone, Skewed, SourceError, Transient, Where, WrongEndpoint
 from streamer.source.answer import MAX_REFUSAL, Head, Refusal, Unusual
 from streamer.source.credentials import renewing
 from streamer.source.exchange import CopyExchange, SpliceExchange
-from streamer.source.faults import deleted, from_answer, not_understood
+from streamer.source.faults import CODE, MANY_REASONS, cut_off, deleted, from_answer, not_understood
 from streamer.source.lanes import Lane
 from streamer.source.pool import LanePool
 from streamer.source.portable import PortableSource
@@ -37,9 +37,6 @@ if TYPE_CHECKING:
     from streamer.source.terminators import Terminators
     from streamer.source.tls import Trust
 
-_CODE = re.compile(rb"<Code>([^<]{1,200})</Code>")
-_MANY_REASONS = {400, 401, 403}
-"""Statuses of which only the code tells what may pass: credentials that have expired, a wrong clock."""
 _MESSAGE = re.compile(rb"<Message>([^<]{0,500})</Message>")
 
 
@@ -260,10 +257,10 @@ def _send(lane: Lane, request: bytes, where: Where) -> None:
 
 def _mapped(refusal: Refusal, where: Where) -> SourceError:
     headers: Any = refusal.head.headers
-    code, message = _CODE.search(refusal.body), _MESSAGE.search(refusal.body)
-    cut_off = len(refusal.body) < min(refusal.head.content_length or 0, MAX_REFUSAL)
-    if code is None and cut_off and refusal.head.status in _MANY_REASONS:
-        return BadAnswer(f"answered {refusal.head.status}, and the reason was cut off", where)
+    code, message = CODE.search(refusal.body), _MESSAGE.search(refusal.body)
+    broken = len(refusal.body) < min(refusal.head.content_length or 0, MAX_REFUSAL)
+    if code is None and broken and refusal.head.status in MANY_REASONS:
+        return cut_off(refusal.head.status, where)
     return from_answer(
         status=refusal.head.status,
         code=code[1].decode("utf-8", "replace") if code else str(refusal.head.status),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 import time
 from dataclasses import replace
 from email.utils import parsedate_to_datetime
@@ -72,6 +73,9 @@ ELSEWHERE = {
 """The bucket is in another region than the request was for."""
 _CHANGED = {"PreconditionFailed", "InvalidRange", "NoSuchVersion"}
 
+CODE = re.compile(rb"<Code>([^<]{1,200})</Code>")
+MANY_REASONS = {400, 401, 403}
+"""Statuses of which only the code tells what may pass: credentials that have expired, a wrong clock."""
 _NOT_OFFERED = (501, 505)
 """Statuses of 500 and above that do not pass: not implemented, HTTP version not supported."""
 
@@ -196,6 +200,11 @@ def not_understood(error: BaseException, where: Where) -> BadAnswer:
     return BadAnswer(
         f"the response cannot be understood ({type(error).__name__}: {quoted(str(error))})", where
     )
+
+
+def cut_off(status: int, where: Where) -> BadAnswer:
+    """The error for one of `MANY_REASONS` whose body broke off before its code."""
+    return BadAnswer(f"answered {status}, and the reason was cut off", where)
 
 
 def untrusted(said: str) -> str:

@@ -248,7 +248,7 @@ async def test_ending_a_channel_drops_its_connections(run, stub, tmp_path):
 
 
 @pytest.mark.parametrize("status", [400, 403])
-@pytest.mark.parametrize("transport", ["kernel", "copying"])
+@pytest.mark.parametrize("transport", ["kernel", "copying", "portable"])
 async def test_a_refusal_whose_reason_is_cut_off_is_asked_again(stub, tmp_path, transport, status):
     """It may be that credentials have expired, or that the clock is wrong, both of which are mended."""
 
