@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -52,6 +53,16 @@ class RetryPolicy:
         return max(0.0, min(wanted, self.give_up_after - spent))
 
 
+_around: ContextVar[Attempts | None] = ContextVar("attempts", default=None)
+"""The attempts that the running code is part of."""
+
+
+def note_failure(error: SourceError) -> None:
+    """Note a failure inside an attempt, even one repeated there; an attempt out of time raises the first."""
+    if (attempts := _around.get()) is not None and isinstance(error, (Transient, Skewed)):
+        attempts.note(error)
+
+
 class Attempts:
     """The attempts at one thing: how long they have gone on without progress, and the first error since."""
 
@@ -62,10 +73,16 @@ class Attempts:
         """When the last progress was."""
         self.first: SourceError | None = None
         self._limit: asyncio.Timeout | None = None
+        self._noted: SourceError | None = None
+        """The first failure inside the running attempt, since its last progress."""
+
+    def note(self, error: SourceError) -> None:
+        """Note the error of a request inside the running attempt."""
+        self._noted = self._noted or error
 
     def progressed(self) -> None:
         """Something of what is wanted has arrived: all time is there again."""
-        self.since, self.failures, self.first = time.monotonic(), 0, None
+        self.since, self.failures, self.first, self._noted = time.monotonic(), 0, None, None
         if self._limit is not None and not self._limit.expired():
             self._limit.reschedule(self._deadline())
 
@@ -75,19 +92,26 @@ class Attempts:
 
     async def one(self, ask: Callable[[], Awaitable[T]]) -> T:
         """One attempt, cut off where the time without progress ends. Raises Transient for that."""
+        self._noted = None
+        around = _around.set(self)
         try:
             async with asyncio.timeout_at(self._deadline()) as self._limit:
                 return await ask()
         except TimeoutError as error:
             spent = time.monotonic() - self.since
-            raise Transient(f"no answer came in the {spent:.0f} s that were left") from error
+            late = f"no answer came in the {spent:.0f} s that were left"
+            if (noted := self._noted) is not None:
+                raise Transient(f"{noted.message}; {late}", noted.where) from error
+            raise Transient(late) from error
         finally:
             self._limit = None
+            _around.reset(around)
 
     def wait_after(self, error: SourceError, what: str) -> float:
         """Seconds to wait before the next attempt. Raises GaveUp when the time is over."""
         spent = time.monotonic() - self.since
         self.first = self.first or error
+        note_failure(error)
         if spent >= self._policy.give_up_after:
             raise GaveUp(
                 f"gave up after {spent:.0f} s without {what}; first error: {self.first.message}; "

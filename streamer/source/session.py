@@ -23,15 +23,17 @@ from ipaddress import IPv6Address
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from botocore.exceptions import ClientError
 from botocore.loaders import Loader, create_loader
 from botocore.utils import parse_timestamp
 
 from streamer import __version__
-from streamer.errors import ConfigError, Transient, Where
+from streamer.errors import ConfigError, SourceError, Transient, Where
 from streamer.secrets import quoted, remember, remember_environment
 from streamer.source.bounded import BoundedSession
 from streamer.source.credentials import LastingCredentials, OfSession
-from streamer.source.faults import map_errors
+from streamer.source.faults import map_errors, mapped
+from streamer.source.retry import note_failure
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -208,7 +210,21 @@ async def open_clients(
             clients.asked[event_name.rpartition(".")[2]] += 1
 
         clients.control.meta.events.register("before-send.s3", count)
+        clients.control.meta.events.register("response-received.s3", _note_failure)
         yield clients
+
+
+def _note_failure(
+    exception: BaseException | None, parsed_response: Any, context: Any, event_name: str, **_: Any
+) -> None:
+    """Note why a request has failed: botocore repeats the request and raises only the last error."""
+    if exception is None and parsed_response and parsed_response.get("Error"):
+        exception = ClientError(parsed_response, event_name.rpartition(".")[2])
+    if exception is not None:
+        params = context.get("s3_redirect", {}).get("params", {})
+        error = mapped(exception, Where(params.get("Bucket"), params.get("Key")))
+        if isinstance(error, SourceError):
+            note_failure(error)
 
 
 def check_endpoint(url: str) -> None:

@@ -10,10 +10,12 @@ from dataclasses import replace
 import pytest
 from aiohttp import web
 
+from sidecar.planning import patiently
 from streamer.errors import BadAnswer, Denied, GaveUp, Missing, PenstockError
 from streamer.plan import ObjectRef, S3Uri
 from streamer.source.heads import HEADS, PORTABLE_HEADS, open_heads
 from streamer.source.manifests import plan_augmented, plan_manifest
+from streamer.source.retry import RetryPolicy
 from streamer.source.session import Endpoint, Reading, open_clients
 from tests.kit.harness import clients_of, fill
 from tests.kit.stub import Answer, etag, fails
@@ -301,3 +303,13 @@ async def test_over_tls(tls_stub, tmp_path):
     assert [ref.size for ref in plan.refs(0)] == [10] * 300
     assert all(seen["user-agent"].startswith("penstock/") for seen in tls_stub.head_requests)
     assert tls_stub.head_connections <= HEADS
+
+
+@BOTH
+async def test_a_plan_that_runs_out_of_time_names_the_first_failure(objects, portable):
+    """Not the lack of time alone: the HEAD is repeated for longer than the plan may take."""
+    async with heads_of(objects, portable=portable, give_up_after=300.0) as heads:
+        objects.script_head(*[fails(500, "InternalError")] * 200, key="b/data/0000")
+        with pytest.raises(GaveUp, match=r"first error: [^;]*S3 said 500") as caught:
+            await patiently(lambda _: heads.find("b", "data/0000"), RetryPolicy(give_up_after=1.5))
+        assert caught.value.where.bucket == "b"
