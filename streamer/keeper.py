@@ -656,6 +656,13 @@ def listen(path: str) -> socket.socket:
     return listener
 
 
+def _refuse(path: str, error: OSError) -> int:
+    """Say why nobody serves `path`, as far as there is somebody to hear; the exit code."""
+    with contextlib.suppress(OSError):
+        os.write(1, f"{path}: {error.strerror or error}\n".encode())
+    return 7
+
+
 def main(arguments: list[str]) -> int:
     """Serve the socket that the first argument names; the second is IDLE_SECONDS."""
     path = arguments[0]
@@ -663,8 +670,7 @@ def main(arguments: list[str]) -> int:
         listener = listen(path)
         keeper = Keeper(listener, idle_for=float(arguments[1]) if len(arguments) > 1 else None)
     except OSError as error:
-        sys.stdout.write(f"{path}: {error.strerror or error}\n")
-        return 7
+        return _refuse(path, error)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, keeper.stop)
     for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
@@ -673,8 +679,12 @@ def main(arguments: list[str]) -> int:
     _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
-    sys.stdout.write("ready\n")
-    sys.stdout.flush()
+    try:
+        os.write(1, b"ready\n")  # unbuffered: what fails must not be said later
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+        return _refuse(path, error)
     # What started it may wait for the end of its output, and must not wait for ours.
     nowhere = os.open(os.devnull, os.O_RDWR)
     for standard in (1, 2):
