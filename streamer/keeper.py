@@ -217,8 +217,7 @@ class Keeper:
     def stop(self, *_: object) -> None:
         """End `run`; a signal handler."""
         self._over = True
-        with contextlib.suppress(OSError):
-            os.eventfd_write(self._wake_fd, 1)
+        self._wake()
 
     def run(self) -> None:
         """Serve. When it returns every FIFO is closed."""
@@ -510,6 +509,10 @@ class Keeper:
     def _note(self, opening: Opening) -> None:
         """Have `_collect` take what an opening has brought; in its thread."""
         self._arrived.append(opening)
+        self._wake()
+
+    def _wake(self) -> None:
+        """Have `ready` return; without that a signal is not noticed either."""
         while True:
             try:
                 os.eventfd_write(self._wake_fd, 1)
@@ -680,13 +683,13 @@ def main(arguments: list[str]) -> int:
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
     try:
+        nowhere = os.open(os.devnull, os.O_RDWR)
         os.write(1, b"ready\n")  # unbuffered: what fails must not be said later
     except OSError as error:
         with contextlib.suppress(OSError):
             os.unlink(path)
         return _refuse(path, error)
     # What started it may wait for the end of its output, and must not wait for ours.
-    nowhere = os.open(os.devnull, os.O_RDWR)
     for standard in (1, 2):
         os.dup2(nowhere, standard)
     try:

@@ -17,6 +17,9 @@ ONCE_BROKEN = [
     "kept-kernel:keeper:unlink:2:EIO",
     # One that could not say that it is ready ended with a traceback.
     "kept-tls:keeper:write:1:ENOMEM",
+    "kept-poison:keeper:openat:2:ENFILE",
+    # The wake-up of a signal failed, and the signal went unnoticed.
+    "kept-poison:handover:write:7:EINTR",
     # No memory to watch a connection's socket, or for the pages of a FIFO, ended the process by a traceback.
     "copying:sidecar:epoll_ctl:60:ENOMEMx20",
     "kept-resumed:successor:writev:6:ENOMEMx20",
