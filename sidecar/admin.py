@@ -194,6 +194,12 @@ async def listening(factory: Callable[[], asyncio.BaseProtocol], host: str, port
     if not server.sockets:  # uvloop makes none where it has no descriptor, and says nothing
         raise SinkError(f"cannot listen on {host}:{port}: no descriptor is left; raise `ulimit -n`")
     try:
-        yield server.sockets[0].getsockname()[1]
+        try:
+            found = server.sockets[0].getsockname()[1]
+        except (AttributeError, OSError) as error:  # uvloop's socket is gone where listen(2) failed
+            raise SinkError(
+                f"cannot listen on {host}:{port}; set Penstock.Admin.Port, 0 for any free one"
+            ) from error
+        yield found
     finally:
         server.close()

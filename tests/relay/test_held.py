@@ -88,7 +88,7 @@ async def test_what_waits_for_a_sleeping_reader_is_no_stall(server, streaming, m
     monkeypatch.setattr(exchange, "PATIENCE", 0.01)
     truth = fill(server, [4 * SIZE])
     ticks = []
-    async with streaming(stall_timeout=0.1) as running:
+    async with streaming(stall_timeout=0.5) as running:
         await eventually(lambda: len(waiting(running)) == 4)
         own = exchange.Exchange._check_progress
 
@@ -97,7 +97,7 @@ async def test_what_waits_for_a_sleeping_reader_is_no_stall(server, streaming, m
             own(self, *seen)
 
         monkeypatch.setattr(exchange.Exchange, "_check_progress", counted)
-        await eventually(lambda: len(ticks) > 4 * 4 * 10)  # four times as long as a stall
+        await eventually(lambda: len(ticks) > 4 * 4 * 50)  # four times as long as a stall
         assert len(waiting(running)) == 4
         assert await off_loop(read_all, running.fifo(0)) == truth
         assert running.channel.statistics().retries == {}
@@ -109,7 +109,7 @@ async def test_a_stall_is_noticed_while_the_part_waits_its_turn(server, streamin
     monkeypatch.setattr(exchange, "PATIENCE", 0.01)
     truth = fill(server, [SIZE, SIZE, SIZE])
     server.script(stalls(server, after=after), key="b/data/0001")
-    async with streaming(stall_timeout=0.1) as running:
+    async with streaming(stall_timeout=0.5) as running:
         await eventually(lambda: sum(running.channel.statistics().retries.values()) == 1)
         assert running.channel._prefetcher.delivered == 0
         assert await off_loop(read_all, running.fifo(0)) == truth
@@ -121,7 +121,7 @@ async def test_what_comes_slowly_is_no_stall(server, streaming, monkeypatch):
     monkeypatch.setattr(exchange, "PATIENCE", 0.01)
     truth = fill(server, [SIZE, SIZE, SIZE])
     server.script(drips(1000, 0.03, most=1.0), key="b/data/0001")
-    async with streaming(stall_timeout=0.2) as running:
+    async with streaming(stall_timeout=0.5) as running:
         await eventually(lambda: len(waiting(running)) >= 3)
         assert await off_loop(read_all, running.fifo(0)) == truth
         assert running.channel.statistics().retries == {}
