@@ -52,6 +52,6 @@ SHAPES = ["kept-kernel", "kept-tls", "kept-gzip-wrapped", "ranks", "kept-poison"
 
 @pytest.mark.timeout(600)
 def test_two_hundred_seeded_points():
-    # Most of a run is waiting: six at a time keep two cores busy. Kills alone: how often a call is made varies
-    # from run to run, so a seed draws other points each time, and the night's run takes the other faults.
+    # Most of a run is waiting: six at a time keep two cores busy. Kills alone: how often a call is made
+    # varies, so a seed draws other points each time, and the night's run takes the other faults.
     crash("--points=200", "--seed=16", "--workers=6", "--fault=kill", *(f"--shape={name}" for name in SHAPES))
