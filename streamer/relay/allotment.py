@@ -9,6 +9,10 @@ its part as soon as the others have delivered.
 Lanes are shared in equal parts too, but need no floor: a lane that waits for a sleeping reader asks
 nothing of the server, so it does not count against those that are read.
 
+A channel that is refused is told when it may try again, and only then: when its own limit has grown, or when
+others have given back the room that it lacks. With a thousand channels, a look at each of them whenever a
+request ends cost more than the requests.
+
 Bandwidth is limited for each channel and for all together, where it is limited at all.
 
 Invariants (held by property tests): the sum of what is held never exceeds the budget; a channel below its
@@ -53,6 +57,14 @@ class Allotment:
         self.active = 0
         """Channels whose reader is there."""
         self._shares: list[Share] = []
+        self._without_lane: dict[Share, None] = {}
+        """Refused a request; first come, first served."""
+        self._without_quota: dict[Share, int] = {}
+        """Refused so much room by their own quota."""
+        self._without_room: dict[Share, int] = {}
+        """Refused so much room, because others hold it."""
+        self._least_lanes = (0, 0)
+        """Of `_lanes_each`, the least since they were last offered."""
         self._settle(budget)
 
     def __repr__(self) -> str:
@@ -84,20 +96,75 @@ class Allotment:
         if budget < self.least_budget:
             raise ValueError(f"the budget must be at least {self.least_budget} bytes")
         self._settle(budget)
-        self.offer(None)
+        self._offer_quotas(None)
 
     def change_lanes(self, lanes: int | None) -> None:
         """As many lanes as that from now on; None: as many as suit."""
         self.pace.fix_lanes(lanes)
-        self.offer(None)
+        self.offer_lanes(None)
 
-    def offer(self, giver: Share | None) -> None:
-        """Let those that were refused try again."""
-        for share in self._shares:
-            if share.refused and share is not giver:
-                share.refused = False
-                if share.on_room is not None:
-                    share.on_room()
+    def activated(self, giver: Share, *, active: bool) -> None:
+        """A channel's reader has come, or gone: the quotas and lanes of the others are smaller, or larger."""
+        self.active += 1 if active else -1
+        self.offer_lanes(giver)
+        self._offer_quotas(giver)
+
+    @property
+    def _lanes_each(self) -> tuple[int, int]:
+        """Lanes of a channel whose reader is there, and of one whose reader is not."""
+        lanes = self.pace.lanes
+        return max(1, lanes // max(1, self.active)), max(1, lanes // self.members)
+
+    def refuse(self, share: Share, room: int | None) -> None:
+        """Note what `share` is refused: so many bytes of room, or a request."""
+        if room is None:
+            self._without_lane[share] = None
+            read, unread = self._lanes_each
+            self._least_lanes = min(self._least_lanes[0], read), min(self._least_lanes[1], unread)
+        elif share.held + room > share.quota:
+            self._without_quota[share] = room
+        else:
+            self._without_room[share] = room
+
+    def _forget(self, share: Share) -> None:
+        self._without_lane.pop(share, None)
+        self._without_quota.pop(share, None)
+        self._without_room.pop(share, None)
+
+    def is_refused(self, share: Share) -> bool:
+        """Whether something was refused that the share is still to be told of."""
+        return share in self._without_lane or share in self._without_quota or share in self._without_room
+
+    def offer_lanes(self, giver: Share | None) -> None:
+        """Let those that were refused a request try again, if there are more for each now."""
+        least, self._least_lanes = self._least_lanes, self._lanes_each
+        if any(now > before for now, before in zip(self._least_lanes, least, strict=True)):
+            for share in [share for share in self._without_lane if share.in_flight < share.lanes]:
+                self._tell(share, giver)
+
+    def _offer_quotas(self, giver: Share | None) -> None:
+        """Let those that were refused room by their quota try again, if it is large enough now."""
+        for share in [
+            share for share, room in self._without_quota.items() if share.held + room <= share.quota
+        ]:
+            self._tell(share, giver)
+        self._offer_room(giver)
+
+    def returned(self, giver: Share) -> None:
+        """Others may have room that a share held beyond its floor."""
+        if self._without_room and self.committed < self.budget:
+            self._offer_room(giver)
+
+    def _offer_room(self, giver: Share | None) -> None:
+        for share, room in list(self._without_room.items()):
+            if share.allows(room):
+                self._tell(share, giver)
+
+    def _tell(self, share: Share, giver: Share | None) -> None:
+        if share is not giver and self.is_refused(share):
+            self._forget(share)
+            if share.on_room is not None:
+                share.on_room()
 
 
 class Share:
@@ -113,8 +180,6 @@ class Share:
         """Lanes in use."""
         self.active = False
         """Whether the channel's reader is there."""
-        self.refused = False
-        """Whether something was refused that others may free."""
         self.on_room: Callable[[], None] | None = None
         """Called when what was refused may be had."""
 
@@ -140,6 +205,11 @@ class Share:
         return self._whole.floor
 
     @property
+    def refused(self) -> bool:
+        """Whether something was refused that this channel is still to be told of."""
+        return self._whole.is_refused(self)
+
+    @property
     def quota(self) -> int:
         """Bytes that this channel may hold now."""
         whole = self._whole
@@ -158,8 +228,7 @@ class Share:
         """The channel's reader has come, or gone."""
         if active != self.active:
             self.active = active
-            self._whole.active += 1 if active else -1
-            self._whole.offer(self)
+            self._whole.activated(self, active=active)
 
     def landed(self, now: float, *, received: int, first_byte: float, seconds: float) -> None:
         """A request has ended well, as `Pace.landed` and `Hedging.landed` want to know."""
@@ -189,7 +258,7 @@ class Share:
         if self.in_flight < self.lanes:
             return True
         self.pace.full()
-        self.refused = True
+        self._whole.refuse(self, None)
         return False
 
     def begin(self) -> None:
@@ -199,17 +268,21 @@ class Share:
     def end(self) -> None:
         """A request has ended."""
         self.in_flight -= 1
-        self._whole.offer(self)
+        self._whole.offer_lanes(self)
 
     def fits(self, room: int) -> bool:
         """Whether `room` more bytes may be taken."""
+        if self.allows(room):
+            return True
+        self._whole.refuse(self, room)
+        return False
+
+    def allows(self, room: int) -> bool:
+        """As `fits`, for somebody who asks on behalf of this share."""
         whole, after = self._whole, self.held + room
         if after <= whole.floor:
             return True
-        if after <= self.quota and whole.committed + after - max(self.held, whole.floor) <= whole.budget:
-            return True
-        self.refused = True
-        return False
+        return after <= self.quota and whole.committed + after - max(self.held, whole.floor) <= whole.budget
 
     def take(self, room: int) -> None:
         """Take what fits."""
@@ -217,8 +290,10 @@ class Share:
 
     def give(self, room: int) -> None:
         """Give back."""
+        before = self._whole.committed
         self._hold(self.held - room)
-        self._whole.offer(self)
+        if self._whole.committed < before:
+            self._whole.returned(self)
 
     def _hold(self, after: int) -> None:
         floor = self._whole.floor

@@ -207,9 +207,8 @@ PLANTS = (
     Plant(
         "freed room wakes nobody",
         "streamer/relay/allotment.py",
-        """        self._hold(self.held - room)
-        self._whole.offer(self)""",
-        """        self._hold(self.held - room)""",
+        """            self._whole.returned(self)""",
+        """            pass""",
         ("tests/unit/test_allotment.py", "tests/relay/test_sharing.py"),
     ),
     Plant(
