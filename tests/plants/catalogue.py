@@ -325,7 +325,7 @@ PLANTS = (
         "streamer/relay/channel.py",
         "        self.holds = outlet is None or not (poison",
         "        self.holds = outlet is not None and not (poison",
-        ("tests/relay/test_failures.py", "tests/sidecar/test_failures.py"),
+        ("tests/sidecar/test_keeper.py::test_a_changed_plan_fails_by_name_and_the_fifo_stays_open",),
     ),
     # Checksums
     Plant(
@@ -374,7 +374,7 @@ PLANTS = (
         "streamer/keeper.py",
         "return self.moved + (unread(self.read_fd) if self.fifo >= 0 else 0)",
         "return self.moved",
-        ("tests/sidecar/test_keeper.py",),
+        ("tests/sidecar/test_keeper_faults.py::test_the_next_sidecar_is_told_of_bytes_in_the_pipe",),
     ),
     Plant(
         "resume under another plan",

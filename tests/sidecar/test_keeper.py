@@ -199,6 +199,8 @@ def test_a_changed_plan_fails_by_name_and_the_fifo_stays_open(stub, place):
         with running(path, "--keeper", "auto") as started:
             failed = started.wait_for("epoch failed", epoch=0)
             assert "the plan has changed" in failed["error"]
+            assert failed["fifo"] == "held open"
+            assert "`penstock restart` goes on at the exact byte" in failed["do"]
             assert started.get("/readyz")[0] == 503
             trailer = read_trailer(str(data), "train", 0)
             assert trailer.verdict == "failed"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import itertools
 import os
 import random
@@ -82,6 +83,23 @@ def stream(directory, talk, contents):
         talk.say("close", name)
     trainer.join()
     assert trainer.got == contents
+
+
+def test_the_next_sidecar_is_told_of_bytes_in_the_pipe(tmp_path):
+    """The first sidecar fills FIFO and pipe of a reader that does not read, and dies."""
+    fifo = tmp_path / "train_0"
+    os.mkfifo(fifo)
+    with (
+        keeper_process(tmp_path / "keeper"),
+        open(os.open(fifo, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as reader,
+    ):
+        with Talk(tmp_path / "keeper") as first:
+            first.open("train", fifo)
+            _, fd = first.hear("opened", "train")
+            room = fcntl.fcntl(reader, fcntl.F_GETPIPE_SZ) + fcntl.fcntl(fd, fcntl.F_GETPIPE_SZ)
+            write(fd, bytes(room))  # ends when the keeper has filled the FIFO
+        with Talk(tmp_path / "keeper") as second:
+            assert second.hello()["train"]["accepted"] == room
 
 
 FAULTS = {
