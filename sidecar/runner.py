@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import errno
 import os
+import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -103,7 +104,7 @@ def _threads(runner: asyncio.Runner) -> ThreadPoolExecutor:
     wanted = min(MOST, (os.cpu_count() or 1) + 4)
     granted = grantable(wanted + LIBUV)
     if granted < 2:
-        raise _too_few(granted)
+        raise _too_few(granted, "2 at least and one for each channel")
     resolving = min(LIBUV, granted // 2)
     _start_libuv(runner, resolving)
     executor = ThreadPoolExecutor(min(wanted, granted - resolving), thread_name_prefix="asyncio")
@@ -111,11 +112,10 @@ def _threads(runner: asyncio.Runner) -> ThreadPoolExecutor:
     return executor
 
 
-def _too_few(granted: int) -> SinkError:
+def _too_few(granted: int, wanted: str) -> SinkError:
     return SinkError(
-        f"this machine lets the process start {granted} more threads, and it needs 2 at least and one "
-        "for each channel: raise pids.max of the cgroup (a container's PID limit) or the limit of "
-        "processes (ulimit -u)"
+        f"this machine lets the process start {granted} more threads, and it needs {wanted}: raise pids.max "
+        "of the cgroup (a container's PID limit) or the limit of processes (ulimit -u)"
     )
 
 
@@ -143,13 +143,15 @@ def start_all(executor: ThreadPoolExecutor, count: int) -> None:
     Raises SinkError if one is refused.
     """
     together = threading.Barrier(count + 1)
+    started = 0
     try:
-        for _ in range(count):
+        while started < count:
             executor.submit(together.wait)
+            started += 1
     except RuntimeError as error:
         together.abort()
         executor.shutdown(wait=False, cancel_futures=True)
-        raise _too_few(threading.active_count()) from error
+        raise _too_few(started, f"{count} for its event loop") from error
     together.wait()
 
 
@@ -159,13 +161,14 @@ def _start_libuv(runner: asyncio.Runner, count: int) -> None:
     if own:
         os.putenv(_LIBUV_SIZE, str(count))  # not os.environ, which a trainer would inherit
     try:
-        runner.run(_resolve())
+        runner.run(_use_libuv())
     finally:
         if own:
             os.unsetenv(_LIBUV_SIZE)
 
 
-async def _resolve() -> None:
-    """Resolve a name that needs no network; libuv starts all its threads for the first one."""
-    with contextlib.suppress(OSError):  # a machine without that name: the threads have started all the same
-        await asyncio.get_running_loop().getaddrinfo("localhost", 0)
+async def _use_libuv() -> None:
+    """Give libuv's threads their first work, for which libuv starts all of them. Looks no name up."""
+    numeric = socket.NI_NUMERICHOST | socket.NI_NUMERICSERV
+    with contextlib.suppress(OSError):  # the threads have started all the same
+        await asyncio.get_running_loop().getnameinfo(("127.0.0.1", 1), numeric)

@@ -18,15 +18,17 @@ MIB = 1 << 20
 STACK = 1024 * MIB
 
 
-def with_threads(count: int, *command: str) -> subprocess.CompletedProcess[str]:
-    """Run `penstock` where some `count` threads can be started besides the first."""
+def with_threads(
+    count: int, *arguments: str, command: tuple[str, ...] = (sys.executable, "-m", "sidecar")
+) -> subprocess.CompletedProcess[str]:
+    """Run `penstock`, or another command, where some `count` threads can be started besides the first."""
 
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_STACK, (STACK, resource.RLIM_INFINITY))
         resource.setrlimit(resource.RLIMIT_AS, (count * STACK + STACK // 2, resource.RLIM_INFINITY))
 
     return subprocess.run(
-        [sys.executable, "-m", "sidecar", *command],
+        [*command, *arguments],
         preexec_fn=limit,
         capture_output=True,
         text=True,
@@ -53,3 +55,35 @@ def test_few_threads_are_enough(stub, tmp_path, count):
     done = with_threads(count, "plan", "-c", path)
     assert done.returncode == 0, done.stderr
     assert "objects  1" in done.stdout
+
+
+def test_a_command_begins_without_looking_a_name_up(tmp_path):
+    """A name server that does not answer would hold every command up; libuv's threads start all the same."""
+    program = (
+        "from pathlib import Path; from sidecar.runner import LIBUV, run\n"
+        "async def count(): return len(list(Path('/proc/self/task').iterdir()))\n"
+        "print(run(count()) > LIBUV)"
+    )
+    options = ["-f", "-qq", "-e", "trace=openat,connect", "-o", str(tmp_path / "calls")]
+    done = subprocess.run(
+        ["strace", *options, sys.executable, "-c", program],
+        capture_output=True, text=True, timeout=50, check=True,
+    )  # fmt: skip
+    assert done.stdout == "True\n"
+    calls = (tmp_path / "calls").read_text()
+    assert "openat" in calls
+    assert not any(name in calls for name in ("nsswitch.conf", "resolv.conf", "/etc/hosts", "connect("))
+
+
+def test_an_executor_that_lacks_threads_says_how_many_there_are():
+    """Not how many live: those of others, and those that have just been given up."""
+    program = (
+        "from concurrent.futures import ThreadPoolExecutor; from sidecar.runner import start_all\n"
+        "from streamer.errors import SinkError\n"
+        "try: start_all(ThreadPoolExecutor(9), 9)\n"
+        "except SinkError as error: print(error)"
+    )
+    done = with_threads(4, command=(sys.executable, "-c", program))
+    started = int(done.stdout.split("lets the process start ")[1].split()[0])
+    assert 1 <= started <= 4
+    assert "it needs 9 for its event loop" in done.stdout
