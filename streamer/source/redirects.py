@@ -35,7 +35,7 @@ REGION = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
 _USUAL = {"http": 80, "https": 443}
 
 
-class PinnedSession(AIOHTTPSession):  # type: ignore[misc]
+class UnfollowingSession(AIOHTTPSession):  # type: ignore[misc]
     """aiobotocore's HTTP session, which follows no redirect and takes no stale response."""
 
     async def _create_connector(self, proxy_url: str | None) -> Any:
@@ -45,6 +45,10 @@ class PinnedSession(AIOHTTPSession):  # type: ignore[misc]
 
     async def _get_session(self, proxy_url: str | None) -> _Unfollowing:
         return _Unfollowing(await super()._get_session(proxy_url))
+
+
+class PinnedSession(UnfollowingSession):
+    """The same for requests to S3: a redirect is an error that names its target, or names a region."""
 
     async def send(self, request: Any) -> Any:
         response = await super().send(request)

@@ -33,6 +33,7 @@ from streamer.secrets import quoted, remember, remember_environment
 from streamer.source.bounded import BoundedSession
 from streamer.source.credentials import LastingCredentials, OfSession
 from streamer.source.faults import map_errors, mapped
+from streamer.source.metadata import refuse_redirects
 from streamer.source.retry import note_failure
 
 if TYPE_CHECKING:
@@ -254,10 +255,14 @@ def _refusals_told() -> Iterator[None]:
 
 
 def _session(profile: str | None) -> Any:
-    """A session whose clients follow no redirect and have limits, those that ask STS included."""
+    """A session whose clients follow no redirect and have limits, those that ask STS included.
+
+    Its requests to metadata services follow none either.
+    """
     from aiobotocore.config import AioConfig
     from aiobotocore.session import AioSession
 
+    refuse_redirects()
     session = AioSession(profile=profile)
     session.set_default_client_config(AioConfig(http_session_cls=BoundedSession))
     return session

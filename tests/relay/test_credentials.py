@@ -25,7 +25,7 @@ from streamer.plan import S3Uri
 from streamer.source.credentials import LastingCredentials
 from streamer.source.listing import plan_prefix
 from streamer.source.retry import RetryPolicy
-from tests.kit.harness import fill, running_channel
+from tests.kit.harness import clients_of, fill, running_channel
 from tests.kit.pipes import eventually, off_loop, read_all
 from tests.kit.stub import stalls
 
@@ -218,6 +218,39 @@ async def test_what_the_clock_ends_is_renewed_before_the_next_request(run, bare,
             assert await off_loop(read_all, running.fifo(0)) == truth
             assert running.channel.statistics().retries == {}
         assert issuer.issued > 2
+
+
+@pytest.mark.parametrize("source", ["container", "instance", "role from container", "role from instance"])
+async def test_metadata_services_redirect_nobody(bare, tmp_path, monkeypatch, source):
+    """The redirect would send the service's token to another server, and take that server's credentials."""
+    bare.objects["b/data/0"] = b"x"
+    elsewhere = []
+
+    async def give(request: web.Request) -> web.Response:
+        elsewhere.append(request)
+        found = {"AccessKeyId": "AKID", "SecretAccessKey": "s", "Token": "T", "Expiration": _until(LATER)}
+        return web.json_response(found | {"Code": "Success"})
+
+    async with _serving(web.route("*", "/{any:.*}", give)) as other:
+
+        async def redirect(request: web.Request) -> web.Response:
+            return web.Response(status=307, headers={"Location": f"{other}{request.path}"})
+
+        async with _serving(web.route("*", "/{any:.*}", redirect)) as url:
+            monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "false")
+            monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", url)
+            if source.endswith("container"):
+                monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"{url}/creds")
+                monkeypatch.setenv("AWS_CONTAINER_AUTHORIZATION_TOKEN", "of-the-container")
+            if source.startswith("role"):
+                path = tmp_path / "config"
+                kind = "EcsContainer" if source.endswith("container") else "Ec2InstanceMetadata"
+                path.write_text(f"[default]\nrole_arn = arn:aws:iam::1:role/r\ncredential_source = {kind}\n")
+                monkeypatch.setenv("AWS_CONFIG_FILE", str(path))
+            with pytest.raises(Denied, match="no usable credentials"):
+                async with clients_of(bare) as clients:
+                    await plan_prefix(clients.control, S3Uri("b", "data/"))
+    assert not elsewhere
 
 
 async def test_a_source_that_fails_for_a_while_is_waited_for(bare, tmp_path, monkeypatch):
