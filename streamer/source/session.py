@@ -34,6 +34,7 @@ from streamer.source.bounded import BoundedSession
 from streamer.source.credentials import LastingCredentials, OfSession
 from streamer.source.faults import map_errors, mapped
 from streamer.source.metadata import refuse_redirects
+from streamer.source.parsing import StrictParserFactory
 from streamer.source.retry import note_failure
 
 if TYPE_CHECKING:
@@ -191,8 +192,9 @@ async def open_clients(
             credentials = (
                 None if endpoint.anonymous else await _lasting(session, endpoint.profile, stall_timeout)
             )
-            parsers = session.get_component("response_parser_factory")
+            parsers = StrictParserFactory()
             parsers.set_parser_defaults(timestamp_parser=_timestamp)
+            session.register_component("response_parser_factory", parsers)
             clients = Clients(
                 await stack.enter_async_context(session.create_client("s3", config=control, **options)),
                 await stack.enter_async_context(session.create_client("s3", config=data, **options)),

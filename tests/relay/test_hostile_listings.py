@@ -90,6 +90,30 @@ async def test_what_no_listing_can_say_makes_no_plan(reply, words, monkeypatch):
     assert len(server.seen) < 20
 
 
+ENTRY = "<Contents><Key>data/train/0</Key><Size>1</Size><ETag>&quot;e&quot;</ETag></Contents>"
+
+
+@pytest.mark.parametrize(
+    ("name", "inside"),
+    [
+        ("ETag", ENTRY.replace("</ETag>", "</ETag><ETag>&quot;f&quot;</ETag>")),
+        ("Size", ENTRY.replace("</Size>", "</Size><Size>2</Size>")),
+        ("Key", ENTRY.replace("</Key>", "</Key><Key>data/train/1</Key>")),
+        ("IsTruncated", f"<IsTruncated>true</IsTruncated>{ENTRY}"),
+        (
+            "Prefix",
+            f"{ENTRY}<CommonPrefixes><Prefix>data/tr</Prefix><Prefix>data/train/</Prefix></CommonPrefixes>",
+        ),
+    ],
+)
+async def test_what_comes_twice_where_it_comes_once_is_refused_by_name(name, inside):
+    """Of `IsTruncated` twice the rest of the listing would be lost without a word."""
+    with raw_server(lambda _: listing(inside=inside)) as server:
+        async with clients_of(server) as clients:
+            with pytest.raises(BadAnswer, match=f"<{name}> comes 2 times where S3 sends it once"):
+                await plan_prefix(clients.control, S3Uri("b", PREFIX))
+
+
 def test_a_key_that_is_not_below_the_prefix_is_no_file():
     """A second line of defence: it was written to the tail of its own name."""
     assert relative_path("data/train/0", PREFIX) == "train/0"
