@@ -11,7 +11,7 @@ other encodings could hide one, so such a document never reaches the parser. Of 
 then decides.
 
 Of an error body that breaks off, only the code counts. A refusal that breaks off before its code raises
-BadAnswer.
+RefusalCutOff, which botocore repeats as any broken connection.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import aiohttp
 from botocore.exceptions import ConnectionClosedError, ReadTimeoutError
 
 from streamer.errors import BadAnswer, Transient, Where
-from streamer.source.faults import CODE, MANY_REASONS, cut_off
+from streamer.source.faults import CODE, MANY_REASONS, RefusalCutOff
 from streamer.source.redirects import PinnedSession
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def _begun(body: bytearray, status: int) -> bytes:
     if code := CODE.search(body):
         return b"<Error>%s</Error>" % code[0]
     if status in MANY_REASONS:
-        raise cut_off(status, Where())
+        raise RefusalCutOff(status=status)
     return b""
 
 

@@ -176,6 +176,8 @@ def mapped(error: BaseException, where: Where) -> PenstockError:
             "Penstock.Endpoint.Url",
             where,
         )
+    if isinstance(error, RefusalCutOff):
+        return cut_off(error.kwargs["status"], where)
     if isinstance(error, (aiohttp.ClientPayloadError, boto.IncompleteReadError)):
         return Truncated("the body broke off", where)
     if isinstance(error, boto.EndpointConnectionError):
@@ -202,9 +204,15 @@ def not_understood(error: BaseException, where: Where) -> BadAnswer:
     )
 
 
-def cut_off(status: int, where: Where) -> BadAnswer:
+class RefusalCutOff(boto.HTTPClientError):  # type: ignore[misc]
+    """One of `MANY_REASONS` whose body broke off before its code, as botocore's own retries understand it."""
+
+    fmt = "answered {status}, and the reason was cut off"
+
+
+def cut_off(status: int, where: Where) -> Truncated:
     """The error for one of `MANY_REASONS` whose body broke off before its code."""
-    return BadAnswer(f"answered {status}, and the reason was cut off", where)
+    return Truncated(f"answered {status}, and the reason was cut off", where)
 
 
 def untrusted(said: str) -> str:

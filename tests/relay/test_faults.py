@@ -264,4 +264,4 @@ async def test_a_refusal_whose_reason_is_cut_off_is_asked_again(stub, tmp_path, 
     stub.script(cut_off)
     async with running_channel(stub, tmp_path, transport=transport, connections=1) as running:
         assert await off_loop(read_all, running.fifo(0)) == truth
-        assert running.channel.statistics().retries == {"bad_answer": 1}
+        assert running.channel.statistics().retries == {"truncated": 1}

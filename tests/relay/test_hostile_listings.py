@@ -6,7 +6,7 @@ import pytest
 
 from sidecar.download import relative_path
 from sidecar.exits import Exit, exit_code
-from streamer.errors import BadAnswer, ConfigError, Gone, Missing, PenstockError
+from streamer.errors import BadAnswer, ConfigError, Gone, Missing, PenstockError, Truncated
 from streamer.plan import S3Uri, parse_s3_uri
 from streamer.source import listing as subject
 from streamer.source.heads import open_heads
@@ -112,6 +112,23 @@ async def test_what_comes_twice_where_it_comes_once_is_refused_by_name(name, ins
         async with clients_of(server) as clients:
             with pytest.raises(BadAnswer, match=f"<{name}> comes 2 times where S3 sends it once"):
                 await plan_prefix(clients.control, S3Uri("b", PREFIX))
+
+
+@pytest.mark.parametrize("status", [400, 401, 403])
+async def test_a_refusal_whose_reason_is_cut_off_is_asked_again(status):
+    """As any response that breaks off: the reason may be credentials that have expired."""
+    refusal = answer(status, b"<Error><Co", Content_Length="300")
+    with raw_server(lambda _: listing(*FIRST) if len(server.seen) > 1 else refusal) as server:
+        async with clients_of(server) as clients:
+            assert (await plan_prefix(clients.control, S3Uri("b", PREFIX))).objects(0) == len(FIRST)
+
+
+async def test_a_refusal_that_is_always_cut_off_may_pass():
+    refusal = answer(403, b"<Error><Co", Content_Length="300")
+    with raw_server(lambda _: refusal) as server:
+        async with clients_of(server) as clients:
+            with pytest.raises(Truncated, match="answered 403, and the reason was cut off: s3://b/data"):
+                await plan_prefix(clients.data, S3Uri("b", PREFIX))
 
 
 def test_a_key_that_is_not_below_the_prefix_is_no_file():
