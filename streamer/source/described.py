@@ -2,14 +2,21 @@
 
 An ETag goes into the `If-Match` header of later requests, so only printable ASCII may be in it. Lengths are
 bounded: a plan keeps every key and ETag in memory, and `PlanMemory` bounds the sum of them for the whole
-process.
+process. What is listed again, or comes to nothing, is released.
 """
 
 from __future__ import annotations
 
+import sys
+from typing import TYPE_CHECKING
+
 from streamer.errors import BadAnswer, ConfigError, Where
 from streamer.plan import ObjectRef, bare_etag, is_etag
 from streamer.units import human_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Self
 
 LONGEST_KEY = 4096
 """Bytes in UTF-8. S3 allows 1,024."""
@@ -45,19 +52,66 @@ def short(value: object) -> str:
 class PlanMemory:
     """The memory that all plans of the process may take while they are made."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int = sys.maxsize) -> None:
         """`limit`: bytes."""
         self._limit = limit
         self._taken = 0
         self._objects = 0
 
-    def take(self, ref: ObjectRef) -> None:
-        """Count one more object. Raises ConfigError when the plans are too large."""
-        self._objects += 1
-        self._taken += PER_OBJECT + len(ref.key) + len(ref.etag)
-        if self._taken > self._limit:
+    @property
+    def objects(self) -> int:
+        """Objects that are counted now."""
+        return self._objects
+
+    def claim(self) -> PlanClaim:
+        """A part of this memory that can be released, for a listing or a manifest."""
+        return PlanClaim(self)
+
+    def count(self, objects: int, taken: int) -> None:
+        """Count more objects and bytes, or fewer. Raises ConfigError when the plans are too large."""
+        self._objects += objects
+        self._taken += taken
+        if taken > 0 and self._taken > self._limit:
             raise ConfigError(
                 f"the plan has {self._objects} objects so far, and their names fill "
                 f"{human_bytes(self._limit)}, half of the memory that this process may use; narrow S3Uri, or "
                 "raise the container's memory limit"
             )
+
+
+class PlanClaim:
+    """What one listing, a folder of it, or a manifest has taken of the memory for plans.
+
+    A context manager: releases everything if the block raises.
+    """
+
+    def __init__(self, outer: PlanMemory | PlanClaim) -> None:
+        self._outer = outer
+        self._taken = 0
+        self._objects = 0
+
+    def claim(self) -> PlanClaim:
+        """A part of this claim."""
+        return PlanClaim(self)
+
+    def take(self, refs: Iterable[ObjectRef]) -> None:
+        """Count more objects. Raises ConfigError when the plans are too large."""
+        sizes = [PER_OBJECT + len(ref.key) + len(ref.etag) for ref in refs]
+        self.count(len(sizes), sum(sizes))
+
+    def count(self, objects: int, taken: int) -> None:
+        """As of `PlanMemory`."""
+        self._objects += objects
+        self._taken += taken
+        self._outer.count(objects, taken)
+
+    def release(self) -> None:
+        """Give back everything: what was counted is not part of a plan."""
+        self.count(-self._objects, -self._taken)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self.release()

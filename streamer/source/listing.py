@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING, Any
 
 from streamer.errors import BadAnswer, Missing, Where
 from streamer.plan import Arrangement, Entries, ObjectRef, Plan, S3Uri, is_folder_marker
-from streamer.source.described import described_object, short
+from streamer.source.described import PlanMemory, described_object, short
 from streamer.source.faults import first_error, map_errors
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import AsyncIterator, Callable
 
-    from streamer.source.described import PlanMemory
+    from streamer.source.described import PlanClaim
 
 LISTS = 16
 """Listing requests in flight for one prefix."""
@@ -60,14 +60,12 @@ class _Lister:
         arrangement: Arrangement,
         *,
         progress: Callable[[int], None] | None,
-        memory: PlanMemory | None,
     ) -> None:
         self._client = client
         self._bucket = bucket
         self._arrangement = arrangement
         self._turns = asyncio.Semaphore(LISTS)
         self._progress = progress
-        self._memory = memory
         self._known = 0
         self._empty = 0
         """Pages in a row that named nothing."""
@@ -123,21 +121,25 @@ class _Lister:
                 Where(self._bucket, prefix),
             )
 
-    def refs(self, page: dict[str, Any]) -> Iterator[ObjectRef]:
-        """The objects of a page, without folder markers. Raises BadAnswer."""
-        for entry in page.get("Contents", ()):
-            where = Where(self._bucket, entry["Key"])
-            ref = described_object(where, entry["Key"], size=entry["Size"], etag=entry["ETag"])
-            if not is_folder_marker(ref):
-                if self._memory is not None:
-                    self._memory.take(ref)
-                yield ref
+    def refs(self, page: dict[str, Any], claim: PlanClaim) -> list[ObjectRef]:
+        """The objects of a page, without folder markers. Raises BadAnswer, ConfigError."""
+        described = [
+            described_object(
+                Where(self._bucket, entry["Key"]), entry["Key"], size=entry["Size"], etag=entry["ETag"]
+            )
+            for entry in page.get("Contents", ())
+        ]
+        found = [ref for ref in described if not is_folder_marker(ref)]
+        claim.take(found)
+        return found
 
-    async def below(self, prefix: str) -> Entries:
+    async def below(self, prefix: str, claim: PlanClaim) -> Entries:
         """Every object whose key starts with `prefix`, as far as the server keeps order in order.
 
-        Raises SourceError, or a group of such; ConfigError for an object that cannot be wrapped.
+        The objects are counted in `claim`. Raises SourceError, or a group of such; ConfigError for an object
+        that cannot be wrapped.
         """
+        in_turn = claim.claim()
         entries = self._arrangement.entries()
         asked: dict[str, str] = {}
         begun: set[str] = set()
@@ -145,7 +147,7 @@ class _Lister:
         while True:
             page = await self.page(prefix, **asked)
             self._advances(prefix, page, begun)
-            for ref in self.refs(page):
+            for ref in self.refs(page, in_turn):
                 entries.add(ref)
             self._known += len(page.get("Contents", ()))
             if self._progress is not None and page.get("Contents"):  # an empty page is no progress
@@ -155,17 +157,19 @@ class _Lister:
             asked = {"ContinuationToken": page["NextContinuationToken"]}
             pages += 1
             if pages == PATIENCE:
-                before = self._known
-                if (found := await self._by_folders(prefix)) is not None:
+                before, by_folders = self._known, claim.claim()
+                if (found := await self._by_folders(prefix, by_folders)) is not None:
+                    in_turn.release()
                     return found
+                by_folders.release()
                 self._known = before
 
-    async def _by_folders(self, prefix: str) -> Entries | None:
+    async def _by_folders(self, prefix: str, claim: PlanClaim) -> Entries | None:
         """The same, folder by folder; None if there are too many for that."""
         runs: list[Entries | asyncio.Task[Entries]] = [self._arrangement.entries()]
         async with asyncio.TaskGroup() as group:
             folders = 0
-            async for item in self._level(prefix):
+            async for item in self._level(prefix, claim):
                 loose = runs[-1]
                 if isinstance(item, ObjectRef):
                     if not isinstance(loose, Entries):
@@ -178,20 +182,22 @@ class _Lister:
                         if isinstance(run, asyncio.Task):
                             run.cancel()
                     return None
-                runs.append(group.create_task(self.below(item)))
+                runs.append(group.create_task(self.below(item, claim)))
         entries = self._arrangement.entries()
         for run in runs:
             entries.extend(run if isinstance(run, Entries) else run.result())
         return entries
 
-    async def _level(self, prefix: str) -> AsyncIterator[ObjectRef | str]:
+    async def _level(self, prefix: str, claim: PlanClaim) -> AsyncIterator[ObjectRef | str]:
         """What is directly below `prefix`: objects, and the names of folders at their place among them."""
         asked: dict[str, str] = {}
         begun: set[str] = set()
         while True:
             page = await self.page(prefix, Delimiter="/", **asked)
             self._advances(prefix, page, begun)
-            found: list[tuple[bytes, ObjectRef | str]] = [(ref.key.encode(), ref) for ref in self.refs(page)]
+            found: list[tuple[bytes, ObjectRef | str]] = [
+                (ref.key.encode(), ref) for ref in self.refs(page, claim)
+            ]
             found += [(each["Prefix"].encode(), each["Prefix"]) for each in page.get("CommonPrefixes", ())]
             found.sort(key=itemgetter(0))
             if self._progress is not None and found:
@@ -205,9 +211,9 @@ class _Lister:
 
 async def first_page(client: Any, uri: S3Uri) -> tuple[list[ObjectRef], bool]:
     """The objects on the first page of a prefix, and whether further pages follow. Raises SourceError."""
-    lister = _Lister(client, uri.bucket, Arrangement(), progress=None, memory=None)
+    lister = _Lister(client, uri.bucket, Arrangement(), progress=None)
     page = await lister.page(uri.key)
-    return list(lister.refs(page)), bool(page["IsTruncated"])
+    return lister.refs(page, PlanMemory().claim()), bool(page["IsTruncated"])
 
 
 async def list_prefix(
@@ -227,9 +233,8 @@ async def list_prefix(
     """
     arrangement = arrangement or Arrangement()
     try:
-        found = await _Lister(client, uri.bucket, arrangement, progress=progress, memory=memory).below(
-            uri.key
-        )
+        with (memory or PlanMemory()).claim() as claim:
+            found = await _Lister(client, uri.bucket, arrangement, progress=progress).below(uri.key, claim)
     except BaseExceptionGroup as errors:
         raise first_error(errors) from errors
     ordered, twice = await asyncio.to_thread(_in_order, found)  # a second or two for a million

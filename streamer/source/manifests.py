@@ -32,6 +32,7 @@ from streamer.plan import (
     parse_s3_uri,
 )
 from streamer.source.bounded import within_stall
+from streamer.source.described import PlanMemory
 from streamer.source.faults import first_error, map_errors
 from streamer.source.heads import PortableHeads
 from streamer.source.manifest_text import ArrayScanner, Gunzip, LineScanner
@@ -40,7 +41,6 @@ from streamer.source.ranges import check_head
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 
-    from streamer.source.described import PlanMemory
     from streamer.source.heads import Heads
 
     Progress = Callable[[int], None]
@@ -142,28 +142,32 @@ class _Filling:
         self._heads = heads
         self._entries = entries
         self._progress = progress
-        self._memory = memory
+        self._claim = (memory or PlanMemory()).claim()
         self._pending: deque[_Row] = deque()
         self._running = 0
 
     async def run(self, client: Any, uri: S3Uri, rows: _Rows) -> None:
         """Raises ConfigError, SourceError."""
         try:
-            async with asyncio.TaskGroup() as group, aclosing(_read(client, uri)) as body:
-                inflate = Gunzip(str(uri))
-                async for chunk in body:
-                    self._tell()
-                    for text in inflate.feed(chunk):
-                        for row in rows(text, last=False):
-                            await self._take(row, group)
-                for row in rows(inflate.finish(), last=True):
-                    await self._take(row, group)
-                while self._pending:
-                    await self._settle()
+            with self._claim:
+                await self._fill(client, uri, rows)
         except BaseExceptionGroup as errors:
             raise first_error(errors) from errors
         if not len(self._entries):
             raise ConfigError(f"{uri} names no object; a manifest needs at least one entry")
+
+    async def _fill(self, client: Any, uri: S3Uri, rows: _Rows) -> None:
+        async with asyncio.TaskGroup() as group, aclosing(_read(client, uri)) as body:
+            inflate = Gunzip(str(uri))
+            async for chunk in body:
+                self._tell()
+                for text in inflate.feed(chunk):
+                    for row in rows(text, last=False):
+                        await self._take(row, group)
+            for row in rows(inflate.finish(), last=True):
+                await self._take(row, group)
+            while self._pending:
+                await self._settle()
 
     async def _take(self, row: _Row, group: asyncio.TaskGroup) -> None:
         row.items = [
@@ -182,8 +186,7 @@ class _Filling:
         for item in row.items:
             if isinstance(item, asyncio.Task):
                 found.append(ref := await item)
-                if self._memory is not None:
-                    self._memory.take(ref)
+                self._claim.take([ref])
             elif isinstance(item, bytes):
                 found.append(item)
         try:

@@ -49,6 +49,7 @@ from streamer.relay.memory import BufferPool, MemoryStage
 from streamer.relay.statistics import Tally
 from streamer.source.answer import AnswerParser, Head, Refusal, Unusual
 from streamer.source.client import _mapped
+from streamer.source.described import PlanMemory
 from streamer.source.exchange import CopyExchange
 from streamer.source.faults import first_error
 from streamer.source.lanes import Lane
@@ -228,7 +229,7 @@ class Answers:
 def listing(data: bytes) -> None:
     async def read() -> None:
         try:
-            await _Lister(Answers(data), "b", Arrangement(), progress=None, memory=None).below("")
+            await _Lister(Answers(data), "b", Arrangement(), progress=None).below("", PlanMemory().claim())
         except BaseExceptionGroup as errors:
             raise first_error(errors) from errors
 

@@ -10,6 +10,7 @@ from botocore.utils import parse_timestamp
 from streamer.errors import BadAnswer, Denied
 from streamer.plan import S3Uri
 from streamer.source import listing
+from streamer.source.described import PlanMemory
 from streamer.source.listing import list_prefix, plan_prefix
 from streamer.source.session import _timestamp
 from tests.kit import stub as kit
@@ -102,6 +103,31 @@ async def test_very_many_folders_are_not_gone_into(stub, monkeypatch):
         assert len(await list_prefix(clients.control, S3Uri("b", "d/"))) == 120
     assert stub.delimited == 2
     assert 12 + 2 <= len(stub.listings) <= 12 + 2 + 15
+
+
+@pytest.mark.usefixtures("small_pages")
+@pytest.mark.parametrize("most_folders", [256, 15, 0])
+async def test_an_object_that_is_listed_twice_is_counted_once(stub, monkeypatch, most_folders):
+    """Pages in turn, then folders, and pages again where folders are too many."""
+    monkeypatch.setattr(listing, "MOST_FOLDERS", most_folders)
+    stub.objects |= {f"b/d/{number % 60:03}/{number}": b"1" for number in range(600)}
+    memory = PlanMemory()
+    async with clients_of(stub) as clients:
+        assert len(await list_prefix(clients.control, S3Uri("b", "d/"), memory=memory)) == 600
+    assert memory.objects == 600
+    assert stub.delimited
+
+
+@pytest.mark.usefixtures("small_pages")
+async def test_a_listing_that_fails_takes_no_memory(stub):
+    """It is made anew, as long as `GiveUpAfter` allows."""
+    stub.objects |= {f"b/d/{number:03}": b"1" for number in range(100)}
+    stub.tokens["d/019"] = "d/009"  # the listing goes round
+    memory = PlanMemory()
+    async with clients_of(stub) as clients:
+        with pytest.raises(BadAnswer):
+            await list_prefix(clients.control, S3Uri("b", "d/"), memory=memory)
+    assert memory.objects == 0
 
 
 @pytest.mark.usefixtures("small_pages")
