@@ -12,6 +12,7 @@ import threading
 
 import hypothesis
 import pytest
+import pytest_timeout
 import stamina.instrumentation
 import trustme
 import uvloop
@@ -19,6 +20,7 @@ from blockbuster import blockbuster_ctx
 
 from tests.kit import proxy as proxy_server
 from tests.kit import stub as stub_server
+from tests.kit.patience import Patience, patiently
 from tests.kit.proxy import standing_before
 from tests.kit.stub import StubThread
 from tests.kit.tls import serving
@@ -26,6 +28,29 @@ from tests.kit.tls import serving
 
 def pytest_asyncio_loop_factories(config, item):
     return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_timeout_set_timer(item, settings):
+    """Set a timer that ends the test when its processes have done nothing for `settings.timeout` seconds."""
+    if settings.method != "signal" or threading.current_thread() is not threading.main_thread():
+        return None  # pytest-timeout's own timer
+    patience = Patience(settings.timeout)
+
+    def strike(_number, _frame):
+        if patience.exhausted():
+            # Cleaning up may hang as well; reporting must not be interrupted.
+            signal.setitimer(signal.ITIMER_REAL, max(60, settings.timeout))
+            pytest_timeout.timeout_sigalrm(item, settings)
+
+    def cancel():
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+
+    item.cancel_timeout = cancel
+    signal.signal(signal.SIGALRM, strike)
+    signal.setitimer(signal.ITIMER_REAL, settings.timeout, settings.timeout)
+    return True
 
 
 def pytest_collection_modifyitems(config, items):
@@ -43,7 +68,7 @@ def pytest_collection_modifyitems(config, items):
 def _within(seconds, test):
     @functools.wraps(test)
     async def bounded(*args, **kwargs):
-        async with asyncio.timeout(0.9 * seconds):
+        async with patiently(0.9 * seconds):
             return await test(*args, **kwargs)
 
     return bounded
@@ -144,7 +169,7 @@ def no_leaks(caplog):
     yield
     for thread in set(threading.enumerate()) - threads:
         if thread.name.startswith(("open ", "off loop: ")):
-            thread.join(5)  # released, and on its way out
+            thread.join()  # released, and on its way out
     gc.collect()
     after = _descriptors()
     leaked = {fd: after[fd] for fd in after.keys() - before.keys()}

@@ -52,7 +52,7 @@ def test_every_marked_block_runs(page, stub, tmp_path, monkeypatch):
             continue
         ran = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", f'{body}\n[ -z "$(jobs -r)" ]'],
-            cwd=tmp_path, capture_output=True, text=True, check=False, timeout=50,
+            cwd=tmp_path, capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert ran.returncode == 0, f"{body}{ran.stdout}{ran.stderr}"
         assert ran.stdout

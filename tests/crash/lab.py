@@ -42,7 +42,7 @@ def serve() -> Iterator[Servers]:
         yield ours.recv()
     finally:
         ours.close()
-        process.join(20)
+        process.join()
         shutil.rmtree(directory, ignore_errors=True)
 
 

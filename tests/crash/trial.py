@@ -31,6 +31,7 @@ from tests.crash.notify import Listener, Stopped, group_of, kind_of
 from tests.crash.readers import Reader, trailer_state
 from tests.crash.shapes import EPOCHS, Servers, Shape
 from tests.crash.zygote import Zygote, scratch
+from tests.kit.patience import Patience
 from tests.kit.processes import write_job
 
 PROCESSES = ("sidecar", "keeper", "successor", "handover")
@@ -38,7 +39,7 @@ PROCESSES = ("sidecar", "keeper", "successor", "handover")
 DELAY = 0.3
 """Seconds that a delayed call takes longer."""
 LONGEST = 40.0
-"""Seconds after which a run counts as hung."""
+"""Seconds without progress after which a run counts as hung."""
 _HELD_FOR = 1.5
 """Seconds for which a reader of a failed channel must see nothing before its FIFO counts as held."""
 _MOST_SIDECARS = 4
@@ -120,7 +121,7 @@ class Run:
         self._why: list[str] = []
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._readers: list[Reader] = []
-        self._deadline = time.monotonic() + LONGEST
+        self._patience = Patience(LONGEST)
 
     def outcome(self) -> Outcome:
         """Run it, end everything, and judge."""
@@ -331,9 +332,9 @@ class Run:
     def _wait(self, condition: Callable[[], bool], what: str) -> None:
         while not condition():
             now = time.monotonic()
-            if now > self._deadline:
+            if self._patience.exhausted():
                 raise Hung(f"{what}; {self._readers}")
-            due = min([self._deadline, *(at for at, *_ in self._delayed), *(at for at, _ in self._timers)])
+            due = min([now + 1, *(at for at, *_ in self._delayed), *(at for at, _ in self._timers)])
             for fd, _ in self._poll.poll(max(0.0, due - now) * 1000 + 1):
                 if fd in self._on:
                     self._on[fd]()

@@ -185,7 +185,7 @@ def answer(data: bytes) -> None:
             if refusal is not None:
                 raise _mapped(refusal, WHERE)
 
-    loop().run_until_complete(asyncio.wait_for(read(), 5))
+    loop().run_until_complete(read())
 
 
 def right_range(head: Head) -> None:
@@ -233,7 +233,7 @@ def listing(data: bytes) -> None:
         except BaseExceptionGroup as errors:
             raise first_error(errors) from errors
 
-    loop().run_until_complete(asyncio.wait_for(read(), 5))
+    loop().run_until_complete(read())
 
 
 @functools.cache

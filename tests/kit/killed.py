@@ -23,12 +23,13 @@ from streamer.errors import BadAnswer
 from streamer.keeper import address
 from streamer.plan import Plan
 from streamer.source.session import open_clients
+from tests.kit.patience import Patience
 from tests.kit.processes import Sidecar, job, sidecar, write_job
 from tests.kit.truth import BUCKET, REF, TEXT
 from tests.kit.verdicts import Broken, Got, Scene, read_epoch
 
 LONGEST = 100.0
-"""Seconds after which readers count as hung."""
+"""Seconds without progress after which readers count as hung."""
 
 
 def end_keeper(data: Path) -> None:
@@ -117,10 +118,11 @@ class _Reader:
     def running(self) -> bool:
         return self._thread.is_alive()
 
-    def join(self, deadline: float) -> None:
-        self._thread.join(max(0.0, deadline - time.monotonic()))
-        if self._thread.is_alive():
-            raise Broken(f"{self._thread.name} hangs with {self.received} bytes")
+    def join(self, patience: Patience) -> None:
+        while self.running:
+            if patience.exhausted():
+                raise Broken(f"{self._thread.name} hangs with {self.received} bytes")
+            self._thread.join(1)
 
 
 async def run_killed(scene: Scene, directory: Path) -> None:
@@ -140,18 +142,18 @@ def _run(scene: Scene, plans: dict[str, Plan], directory: Path) -> None:
     data = base / "input" / "data"
     path = write_job(directory / "job.yaml", document(scene, base))
     total = sum(plan.total_bytes(epoch) for plan in plans.values() for epoch in range(scene.trial.epochs))
-    deadline = time.monotonic() + LONGEST
+    patience = Patience(LONGEST)
     readers: list[_Reader] = []
     try:
         for part in scene.trial.kills:
-            with _started(scene, path, readers, deadline) as running:
+            with _started(scene, path, readers, patience) as running:
                 readers = readers or [_Reader(scene, name, data) for name in plans]
-                _wait(readers, int(part * total), deadline)
+                _wait(readers, int(part * total), patience)
                 running.process.kill()
                 scene.account.faults["sidecar killed"] += 1
-        with _started(scene, path, readers, deadline) as running:
+        with _started(scene, path, readers, patience) as running:
             for reader in readers:
-                reader.join(deadline)
+                reader.join(patience)
             if (code := running.end()) != 0:
                 raise Broken(f"the sidecar ended with {code}")
     finally:
@@ -165,20 +167,20 @@ def _run(scene: Scene, plans: dict[str, Plan], directory: Path) -> None:
 
 
 @contextlib.contextmanager
-def _started(scene: Scene, path: str, readers: list[_Reader], deadline: float) -> Iterator[Sidecar]:
+def _started(scene: Scene, path: str, readers: list[_Reader], patience: Patience) -> Iterator[Sidecar]:
     """A sidecar; notes how long readers that it finds there wait for their next byte, if they want one."""
     began, before = time.monotonic(), sum(reader.received for reader in readers)
     with sidecar(path, "--keeper", "auto") as running:
         running.wait_for("ready")
         if any(reader.running for reader in readers):
-            _wait(readers, before + 1, deadline)
+            _wait(readers, before + 1, patience)
             scene.account.pauses.append(round(time.monotonic() - began, 3))
         yield running
 
 
-def _wait(readers: list[_Reader], count: int, deadline: float) -> None:
+def _wait(readers: list[_Reader], count: int, patience: Patience) -> None:
     """Until the readers have so many bytes together, or have ended."""
     while sum(reader.received for reader in readers) < count and any(reader.running for reader in readers):
-        if time.monotonic() > deadline:
+        if patience.exhausted():
             raise Broken(f"the readers hang with {[reader.received for reader in readers]} bytes")
         time.sleep(0.002)

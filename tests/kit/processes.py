@@ -16,6 +16,8 @@ from pathlib import Path
 
 import yaml
 
+from tests.kit.patience import Patience
+
 PENSTOCK = [sys.executable, "-m", "sidecar"]
 
 
@@ -48,7 +50,7 @@ def write_job(path: Path, document: dict) -> str:
 
 def penstock(*arguments: str, **options: object) -> subprocess.CompletedProcess:
     """Run to the end; text output."""
-    options = {"capture_output": True, "text": True, "timeout": 50} | options
+    options = {"capture_output": True, "text": True} | options
     return subprocess.run([*PENSTOCK, *arguments], check=False, **options)
 
 
@@ -79,7 +81,7 @@ class Sidecar:
             self._news.notify_all()
 
     def wait_for(self, event: str, *, times: int = 1, **fields: object) -> dict:
-        """The first log line of this event with these fields; fails if the log ends or 30 s pass.
+        """The first log line of this event with these fields; fails if the log ends before.
 
         With `times`, the line that makes so many.
         """
@@ -90,9 +92,11 @@ class Sidecar:
             found = (each for each in self.events if all(each.get(key) == value for key, value in wanted))
             return next(itertools.islice(found, times - 1, None), None)
 
+        patience = Patience(30)
         with self._news:
-            assert self._news.wait_for(lambda: find() or self.events[-1:] == [{"event": "log ended"}], 30)
-            found = find()
+            while not (found := find()) and self.events[-1:] != [{"event": "log ended"}]:
+                if not self._news.wait(1) and patience.exhausted():
+                    break
         assert found, f"{event} never came: {self.events}"
         return found
 
@@ -102,7 +106,7 @@ class Sidecar:
 
     def get(self, path: str) -> tuple[int, str]:
         try:
-            with urllib.request.urlopen(self.url + path, timeout=10) as answer:
+            with urllib.request.urlopen(self.url + path) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             with error:
@@ -117,8 +121,8 @@ class Sidecar:
         return self.wait()
 
     def wait(self) -> int:
-        code = self.process.wait(40)
-        self._reader.join(10)
+        code = self.process.wait()
+        self._reader.join()
         assert self.process.stderr is not None
         self.process.stderr.close()
         return code

@@ -84,12 +84,12 @@ class TcpProxy:
 
     def start(self) -> None:
         self._thread.start()
-        assert self._ready.wait(60)
+        assert self._ready.wait()
 
     def stop(self) -> None:
         assert self._stopping is not None
         self._loop.call_soon_threadsafe(self._stopping.set)
-        self._thread.join(60)
+        self._thread.join()
         assert not self._thread.is_alive()
 
     def refuse(self) -> None:

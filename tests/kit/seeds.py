@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
+from tests.kit.patience import Patience
+
 ABORTED = 10.0
 """Seconds that a hung child has to write its stacks."""
 
@@ -48,8 +50,9 @@ def run_seeds(
     limit: float,
     prepare: Callable[[], None] | None = None,
 ) -> Iterator[Outcome]:
-    """Run every seed; `limit`: seconds after which one counts as hung. `prepare` runs once in each child.
+    """Run every seed. `limit`: seconds without progress after which a seed counts as hung.
 
+    `prepare` runs once in each child.
     Both functions must be importable by name: children are spawned, not forked.
     """
     child = None
@@ -83,9 +86,11 @@ class _Child:
                 self._ready = self._pipe.recv()
                 started = time.monotonic()
             self._pipe.send(seed)
-            if not self._pipe.poll(limit):
-                self._stop()
-                return Outcome(seed, time.monotonic() - started, broken=f"hung for {limit:g} s")
+            patience = Patience(limit)
+            while not self._pipe.poll(min(limit, 1.0)):
+                if patience.exhausted():
+                    self._stop()
+                    return Outcome(seed, time.monotonic() - started, broken=f"hung for {limit:g} s")
             found, broken = self._pipe.recv()
         except (EOFError, ConnectionError):
             self._process.join()

@@ -371,14 +371,14 @@ class StubThread:
 
     def start(self) -> S3Stub:
         self._thread.start()
-        assert self._ready.wait(60)
+        assert self._ready.wait()
         return self.stub
 
     def stop(self) -> None:
         assert self.stub._loop is not None
         assert self._stop is not None
         self.stub._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(60)
+        self._thread.join()
         assert not self._thread.is_alive()
 
     async def _serve(self) -> None:

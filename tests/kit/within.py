@@ -18,11 +18,12 @@ from streamer.source.heads import PortableHeads
 from streamer.source.integrity import Sums
 from streamer.source.retry import RetryPolicy
 from streamer.source.session import Clients, open_clients
+from tests.kit.patience import patiently
 from tests.kit.truth import BUCKET
 from tests.kit.verdicts import Broken, Scene, moved, read_epoch
 
 LONGEST_RUN = 100.0
-"""Seconds after which a run counts as hung."""
+"""Seconds without progress after which a run counts as hung."""
 
 POLICY = RetryPolicy(give_up_after=30, first_wait=0.002, longest_wait=0.05)
 
@@ -94,7 +95,7 @@ class Run:
         threads = ThreadPoolExecutor(len(plans), thread_name_prefix="reader")
         whole = False
         try:
-            async with asyncio.timeout(LONGEST_RUN), asyncio.TaskGroup() as group:
+            async with patiently(LONGEST_RUN), asyncio.TaskGroup() as group:
                 watching = group.create_task(_none_ends(tasks))
                 async with asyncio.TaskGroup() as readers:
                     for name, plan in plans.items():

@@ -17,10 +17,9 @@ from urllib.request import urlopen
 import yaml
 
 from examples.demo.server import free_ports
+from tests.kit.patience import Patience
 from tests.operate.promql import ROOT
 
-WITHIN = 60
-"""Seconds for a condition to come true; it takes a few."""
 # Reads epochs for ever: at the end of one FIFO the next one is there (contract §1.5).
 READER = """
 import hashlib, itertools, sys
@@ -32,12 +31,12 @@ for epoch in itertools.count():
 """
 
 
-def eventually(condition, *, within=WITHIN, every=0.2):
+def eventually(condition):
     """The first true value of `condition()`; other programs' progress can only be asked for."""
-    deadline = time.monotonic() + within
+    patience = Patience(60)
     while not (value := condition()):
-        assert time.monotonic() < deadline, f"not within {within} s: {condition.__doc__ or condition}"
-        time.sleep(every)
+        assert not patience.exhausted(), f"never true: {condition.__doc__ or condition}"
+        time.sleep(0.2)
     return value
 
 

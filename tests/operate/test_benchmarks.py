@@ -451,7 +451,7 @@ def ask(url, method="GET", **headers):
     request = urllib.request.Request(url, method=method, headers=headers)
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(request, timeout=20) as answer:
+        with opener.open(request) as answer:
             return answer.status, answer.headers, answer.read()
     except urllib.error.HTTPError as error:
         with error:
@@ -510,7 +510,6 @@ def test_a_tiny_run_from_end_to_end(tmp_path):
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=50,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

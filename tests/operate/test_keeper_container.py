@@ -104,7 +104,7 @@ def test_a_sidecar_killed_for_memory_is_a_pause(stub, tmp_path, source):
         trailer = read_trailer(str(tmp_path / "ml/input/data"), "train", 0)
         assert (trailer.verdict, trailer.bytes_delivered) == ("complete", len(content))
         holding.terminate()  # as the kubelet does, after the sidecar
-        assert holding.wait(20) == 0
+        assert holding.wait() == 0
         assert os.listdir(tmp_path / "run") == []
     finally:
         if holding.poll() is None:

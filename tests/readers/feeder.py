@@ -26,7 +26,7 @@ class Feed:
     error: BaseException | None = None
 
     def join(self):
-        self.thread.join(30)
+        self.thread.join()
         assert not self.thread.is_alive(), "the writer is still at it"
 
 
@@ -135,7 +135,7 @@ class Feeder:
                     os.unlink(path)  # gone before the end of file can be seen (contract §1.4)
                     feed.written.set()
                     if hold:
-                        feed.release.wait(30)
+                        feed.release.wait()
                 except BrokenPipeError:
                     feed.reader_gone = True
                     os.unlink(path)

@@ -63,7 +63,7 @@ class Channels:
 
     def join(self):
         for thread in self._threads:
-            thread.join(20)
+            thread.join()
             assert not thread.is_alive()
 
 

@@ -62,9 +62,7 @@ def waiting(feeder, read):
     os.mkfifo(path(0))
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    deadline = time.monotonic() + 30
     while path(0) not in _open_files():
-        assert time.monotonic() < deadline, "the reader opens nothing"
         time.sleep(0.001)  # nothing tells when another thread has opened a file
     return thread, errors
 
@@ -80,7 +78,7 @@ def test_a_sidecar_that_came_after_the_reader_and_died(feeder, name):
     """There was no trailer when the FIFO was opened; there is one at its end, and it says `open`."""
     thread, errors = waiting(feeder, lambda: list(READERS[name]()))
     feeder.feed(0, DATA, total=2 * len(DATA), verdict="open")
-    thread.join(40)
+    thread.join()
     assert not thread.is_alive()
     told = f"received {len(DATA)} of {2 * len(DATA)} bytes of train_0: the sidecar died"
     assert [told in str(error) for error in errors] == [True]
@@ -90,7 +88,7 @@ def test_a_sidecar_that_came_after_the_reader_and_failed(feeder):
     """Its FIFO is held open, so nothing but the trailer says it."""
     thread, errors = waiting(feeder, lambda: list(plain()))
     feeder.feed(0, DATA, total=2 * len(DATA), verdict="failed", error="404", hold=True)
-    thread.join(40)
+    thread.join()
     assert ["the source failed: 404" in str(error) for error in errors] == [True]
 
 
@@ -104,7 +102,7 @@ def test_poison_of_a_sidecar_that_came_after_the_reader_is_not_given_out(feeder)
 
     thread, errors = waiting(feeder, read)
     feeder.feed(0, DATA, total=2 * len(DATA), verdict="failed", error="404", poison=b"poison")
-    thread.join(40)
+    thread.join()
     assert b"".join(got) == DATA
     assert ["the source failed: 404" in str(error) for error in errors] == [True]
 
@@ -133,7 +131,7 @@ def test_a_sidecar_that_came_after_a_reader_that_resumes(feeder, old):
 
     thread, errors = waiting(feeder, read)
     feeder.feed(0, DATA[at:], total=len(DATA), bytes_skipped=at, run="new")
-    thread.join(40)
+    thread.join()
     assert (errors, got) == ([], LINES[600:])
 
 
@@ -161,7 +159,7 @@ def test_a_fifo_that_promised_a_trailer_and_has_none(feeder, data):
     thread, errors = waiting(feeder, lambda: PipeStream(path(0)).readall())
     feeder.publish(5, "open")
     feeder.feed(0, data, proof=False)
-    thread.join(40)
+    thread.join()
     assert [str(error) for error in errors] == [
         f"train_0 ended after {len(data)} bytes and its trailer is gone: nothing proves that this is the end"
     ]
@@ -178,7 +176,7 @@ def test_another_name_of_the_fifo(feeder, tmp_path, how, verdict):
     ]
     with open(path(0) if how != "a link" else os.devnull, "rb") as source:
         run = [sys.executable, "-c", script, name]
-        done = subprocess.run(run, stdin=source, capture_output=True, check=False, timeout=40, text=True)
+        done = subprocess.run(run, stdin=source, capture_output=True, check=False, text=True)
     if verdict == "complete":
         assert done.stdout == f"{len(DATA)}\n", done.stderr
     else:

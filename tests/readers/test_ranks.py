@@ -65,7 +65,7 @@ def test_a_second_rank_is_refused(feeder, how):
     with reader(how, LOCAL_RANK="0", LOCAL_WORLD_SIZE="2") as first:
         assert first.stdout.readline() == "5\n"
         with reader(how, LOCAL_RANK="1", LOCAL_WORLD_SIZE="2") as second:
-            _, errors = second.communicate(timeout=60)
+            _, errors = second.communicate()
             assert "LOCAL_RANK 0 reads channel train, and LOCAL_RANK 1 asks for its next epoch" in errors
         assert feeder.next_epoch() == 1
     if how == "PipeReader":
@@ -80,7 +80,7 @@ def test_every_launcher_says_which_rank(feeder, variable):
     with reader(**{variable: "0"}) as first:
         assert first.stdout.readline() == "5\n"
         with reader(**{variable: "1"}) as second:
-            assert f"{variable} 0 reads channel train" in second.communicate(timeout=60)[1]
+            assert f"{variable} 0 reads channel train" in second.communicate()[1]
 
 
 @pytest.mark.parametrize("rank", [{}, {"LOCAL_RANK": "3"}])
@@ -94,8 +94,8 @@ def test_processes_of_one_rank_read_in_turn(feeder, rank):
         first.stdin.flush()
         assert [first.stdout.readline(), first.stdout.readline()] == ["5\n", "5\n"]
         with reader(**rank) as second:
-            said, errors = second.communicate(timeout=60)
+            said, errors = second.communicate()
         assert said == "5\n"
         assert ("an epoch goes to one of the two only" in errors) == (not rank)
-        _, errors = first.communicate(timeout=60)
+        _, errors = first.communicate()
         assert errors == ""

@@ -120,7 +120,7 @@ def test_a_trailer_that_vanished_proves_nothing(feeder):
     feed = feeder.feed(0, b"12345", hold=True)
     with PipeStream(feeder.path("train", 0)) as stream:
         assert stream.read(5) == b"12345"
-        assert feed.written.wait(10)
+        assert feed.written.wait()
         feeder.withdraw(0)
         feed.release.set()
         with pytest.raises(TruncatedStream, match="ended after 5 bytes and its trailer is gone"):
@@ -169,7 +169,7 @@ def test_waits_in_another_thread(feeder):
     thread.start()
     waiting.wait()
     feeder.feed(0, DATA)
-    thread.join(30)
+    thread.join()
     assert got == [DATA]
 
 
@@ -361,7 +361,7 @@ def test_reads_all_that_is_there_at_once(feeder):
     buffer = bytearray(1 << 20)
     with PipeStream(feeder.path("train", 0)) as stream:
         stream.open()
-        assert feed.written.wait(10)
+        assert feed.written.wait()
         assert stream.readinto(buffer) == 50_000
         assert stream.readinto(bytearray()) == 0
         feed.release.set()

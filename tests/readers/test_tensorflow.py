@@ -278,9 +278,7 @@ def test_a_program_ends_with_a_live_iterator(feeder, data):
         "iterator = iter(PipeModeDataset('train', 'TFRecord').batch(2).prefetch(2))\n"
         "print(next(iterator).shape)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=50
-    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "(2,)\n"
     feed.release.set()
 
@@ -515,9 +513,7 @@ def test_standard_input_once():
         "except tf.errors.NotFoundError as error:\n"
         "    print('can be read once' in str(error))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], input=encoded(), capture_output=True, check=False, timeout=50
-    )
+    done = subprocess.run([sys.executable, "-c", script], input=encoded(), capture_output=True, check=False)
     assert done.stdout == b"3000\nTrue\n", done.stderr
 
 
@@ -582,9 +578,7 @@ def test_replicas_of_a_strategy_share_a_channel(feeder):
         "        sizes.append([int(each) for each in strategy.experimental_local_results(size)])\n"
         "    print(sum(sums), set(map(tuple, sizes)))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=50
-    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.stdout == "4498500.0 {(50, 50)}\n" * 2, done.stderr
 
 
@@ -613,7 +607,7 @@ def test_ctrl_c_ends_a_blocked_read(feeder, ahead):
     )
     assert [program.stdout.readline() for _ in range(2)] == ["1\n", "2\n"]
     program.send_signal(signal.SIGINT)
-    out, errors = program.communicate(timeout=20)
+    out, errors = program.communicate()
     assert out == "interrupted\n", errors
     assert program.returncode == 0
     feed.release.set()
@@ -642,7 +636,7 @@ def test_ctrl_c_is_not_lost_where_tensorflow_calls_python(feeder, file, name):
     """Compiled code would take the KeyboardInterrupt for a shape without length; a `__del__` ignores it."""
     feed = feeder.feed(0, encoded(records=[b"1", b"2"]), hold=True)
     program = [sys.executable, "-c", STRIKE.format(file=file, name=name)]
-    done = subprocess.run(program, capture_output=True, text=True, check=False, timeout=50)
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
     assert done.stdout in ("1\ninterrupted\n", "1\n2\ninterrupted\n"), done.stderr
     assert "Exception ignored" not in done.stderr
     feed.release.set()

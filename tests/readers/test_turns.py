@@ -19,7 +19,7 @@ RECORDS = [b"record %d " % number * (number % 50) for number in range(16_000)]
 """Four megabytes, so several turns."""
 
 
-def member(feeder, index, *, name="seed-1", size=2, kind=TFRecordReader, unit=1, timeout=30):
+def member(feeder, index, *, name="seed-1", size=2, kind=TFRecordReader, unit=1, timeout=300):
     team = Team(name, index, size)
     reader = TeamReader(
         "train", directories(**feeder_directories(feeder)), team, kind, unit=unit, timeout=timeout
@@ -179,7 +179,7 @@ def test_who_comes_when_all_others_failed_and_are_gone_takes_no_epoch(feeder):
         "list(TeamReader('train', where, Team('seed-1', 0, 2), TFRecordReader, timeout=0.1))\n"
     )
     command = [sys.executable, "-c", script, feeder.pipe_dir, feeder.config_dir, feeder.state_dir]
-    failed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=50)
+    failed = subprocess.run(command, capture_output=True, text=True, check=False)
     assert "train_0 did not appear" in failed.stderr
     feeder.feed(0, b"".join(map(encode, RECORDS)))
     feeder.feed(1, b"".join(map(encode, RECORDS)))
@@ -211,13 +211,11 @@ if os.fork():
     os.read(made, 1)
     os._exit(0)
 where = directories(**{feeder_directories(feeder)!r})
-reader = TeamReader("train", where, Team("x", 0, 2), LineReader, timeout=50)
+reader = TeamReader("train", where, Team("x", 0, 2), LineReader, timeout=300)
 os.write(tell, b"x")
 print([block.records for _, blocks in reader for block in blocks])
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=40, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.stderr == ""
     assert done.stdout == ("[[b'first line']]\n" if met else "[]\n")
     feeder.feed(1 if met else 0, b"next\n")

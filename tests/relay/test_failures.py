@@ -284,7 +284,7 @@ async def test_who_leaves_a_failed_epoch_is_told_in_the_next(stub, tmp_path, tra
     async with running_channel(stub, tmp_path, transport=transport, part_size=PART) as running:
         with open(await off_loop(os.open, running.fifo(0), os.O_RDONLY), "rb", buffering=0) as reader:
             assert await off_loop(reader.read, 1000)
-            await eventually(lambda: read_trailer(str(tmp_path), "train", 0).verdict == "failed", within=30)
+            await eventually(lambda: read_trailer(str(tmp_path), "train", 0).verdict == "failed")
         with pytest.raises(
             TruncatedStream,
             match=r"received 0 of 90000 bytes of train_1: the source failed: .* s3://b/data/0001 ",

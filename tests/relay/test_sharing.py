@@ -165,7 +165,7 @@ async def test_tiny_objects_leave_others_their_turn(stub, tmp_path):
             loop.call_soon(turn)
 
     async with running_channel(stub, tmp_path, part_size=MIB, parts=64, transport="portable") as running:
-        await eventually(lambda: running.channel.statistics().received_bytes >= len(truth), within=40)
+        await eventually(lambda: running.channel.statistics().received_bytes >= len(truth))
         loop.call_soon(turn)
         assert await off_loop(read_all, running.fifo(0)) == truth
         reading = False

@@ -39,7 +39,7 @@ def serving(stub, tmp_path, **admin):
 def ask(running, path="/status", method="GET", body=None, **headers):
     """The status and headers of an answer; `headers` with `_` for `-`, over what a client would send."""
     address = running.url.removeprefix("http://")
-    connection = http.client.HTTPConnection(address, timeout=20)
+    connection = http.client.HTTPConnection(address)
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     try:
         connection.putrequest(method, path, skip_host="Host" in named)
@@ -166,7 +166,7 @@ def test_dawdlers_do_no_harm_to_streaming(stub, tmp_path):
         reader = threading.Thread(target=lambda: got.append(read_all(tmp_path / "ml/input/data/train_0")))
         reader.start()
         running.wait_for("epoch complete")
-        reader.join(20)
+        reader.join()
         assert got == [truth]
         assert len(os.listdir(f"/proc/{running.process.pid}/fd")) <= descriptors + MOST_CONNECTIONS + 64
         for each in many:

@@ -60,7 +60,7 @@ def test_two_hosts_stream_what_the_contract_says(stub, tmp_path, kind, uri, arra
     flags = ["--host-count", "2", "--host-index"]
     for host in range(2):
         command = [*PENSTOCK, "exec", "-c", path, *flags, str(host), "--", "sh", "-c", READ_TWO_EPOCHS]
-        done = subprocess.run(command, capture_output=True, check=False, timeout=50)
+        done = subprocess.run(command, capture_output=True, check=False)
         assert done.returncode == 0, done.stderr.decode()
         due = [
             reference.stream(
@@ -79,5 +79,5 @@ def test_a_manifest_can_be_a_directory_of_files(stub, tmp_path):
     ).encode()  # what is below the prefix's last folder becomes the path
     path = write_job(tmp_path / "job.yaml", document)
     command = [*PENSTOCK, "exec", "-c", path, "--", "sh", "-c", 'cd "$SM_CHANNEL_C" && find . -type f']
-    done = subprocess.run(command, capture_output=True, check=False, timeout=50, text=True)
+    done = subprocess.run(command, capture_output=True, check=False, text=True)
     assert (done.returncode, sorted(done.stdout.split())) == (0, ["./data/0", "./data/5"]), done.stderr

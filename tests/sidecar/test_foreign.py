@@ -35,7 +35,7 @@ def reads(tmp_path, reader, epochs, *channels):
     """What the reader's process says of each epoch."""
     data = tmp_path / "ml" / "input" / "data"
     command = [sys.executable, str(Path(foreign.__file__)), reader, str(data), str(epochs), *channels]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

@@ -110,7 +110,7 @@ def test_other_users_neither_read_nor_inject(stub, place):
         running.wait_for("ready")
         data = place / "ml/input/data"
         paths = [data / "train_0", data / LOCK, data / ".penstock.keeper"]
-        said, _ = as_nobody(attempt, *paths).communicate(timeout=20)
+        said, _ = as_nobody(attempt, *paths).communicate()
         assert said == "refused\n" * 6 * len(paths)
         assert stat.S_IMODE(os.stat(data / "train_0").st_mode) == 0o640
         assert not [event for event in running.events if event.get("event") == "directory exposed"]

@@ -49,7 +49,7 @@ class Trainer:
 
     def join(self):
         for thread in self._threads:
-            thread.join(30)
+            thread.join()
             assert not thread.is_alive()
 
 
@@ -74,7 +74,7 @@ def stream(directory, talk, contents):
         writers.append(threading.Thread(target=write, args=(fd, data), daemon=True))
         writers[-1].start()
     for writer in writers:
-        writer.join(30)
+        writer.join()
     for name, data in contents.items():
         talk.say("settle", name)
         assert talk.hear("settled", name)[0]["accepted"] == len(data)
@@ -182,9 +182,8 @@ def test_a_lack_of_descriptors_is_told_and_waited_for(stub, tmp_path, monkeypatc
 
 def stopped(keeper):
     keeper.signal(signal.SIGSTOP)
-    deadline = time.monotonic() + 20
     while not keeper.stopped:
-        assert time.monotonic() < deadline
+        time.sleep(0.001)  # nothing tells when a process has stopped that is not a child
 
 
 MANY = 1024
@@ -242,7 +241,7 @@ async def test_a_thousand_fifos_outlive_a_restart_and_whoever_stands_still(tmp_p
             again.done(name)
         assert again._unsent
         keeper.signal(signal.SIGCONT)
-        await asyncio.wait_for(again.flush(), 30)
+        await again.flush()
         assert {os.read(fd, 100) for fd in read_fds} == {b""}
         again.close()
     for fd in path_fds + read_fds:

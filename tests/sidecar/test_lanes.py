@@ -25,7 +25,7 @@ import hashlib, os, sys
 from streamer.readers import PipeReader, lanes_of
 
 lanes = lanes_of("train")
-reader = PipeReader(lanes[int(os.environ["LOCAL_RANK"])], timeout=30)
+reader = PipeReader(lanes[int(os.environ["LOCAL_RANK"])])
 for epoch in range(2):
     for record in reader:
         print(epoch, hashlib.sha256(record).hexdigest())
@@ -57,7 +57,7 @@ def test_two_trainers_read_their_lanes_at_once(stub, tmp_path):
             )
             for rank in range(2)
         ]  # fmt: skip
-        read = [trainer.communicate(timeout=40)[0].splitlines() for trainer in trainers]
+        read = [trainer.communicate()[0].splitlines() for trainer in trainers]
         assert [trainer.returncode for trainer in trainers] == [0, 0]
         for lane in ("train-0", "train-1"):
             running.wait_for("epoch complete", channel=lane, epoch=1)
@@ -96,7 +96,7 @@ def test_every_kind_of_channel_on_two_hosts(stub, tmp_path, kind, uri, arranged)
     for host in range(2):
         flags = ["--host-count", "2", "--host-index", str(host)]
         command = [*PENSTOCK, "exec", "-c", path, *flags, "--", "sh", "-c", script]
-        done = subprocess.run(command, capture_output=True, check=False, timeout=50)
+        done = subprocess.run(command, capture_output=True, check=False)
         assert done.returncode == 0, done.stderr.decode()
         assert done.stdout == b"".join(
             reference.stream(

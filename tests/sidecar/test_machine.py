@@ -72,7 +72,7 @@ def test_no_space_for_a_trailer_is_waited_for(stub, tmp_path, small):
         reading.start()
         running.wait_for("waiting for space or open files", times=2)
         filler.unlink()
-        reading.join(20)
+        reading.join()
         assert found == [truth]
         assert running.end() == 0
     assert leftovers(small / "ml") == [".train_0.penstock.json", ".train_1.penstock.json"]
@@ -138,7 +138,7 @@ def test_no_open_files_are_waited_for_without_spinning(stub, tmp_path):
         reading.join(1)
         assert cpu_seconds(running.process.pid) - spent < 0.5, "it spins"
         taken.close()
-        reading.join(30)
+        reading.join()
         assert found == [truth]
         assert running.end() == 0
 
@@ -166,7 +166,7 @@ def test_a_plan_says_how_many_connections_open_files_allow(stub, tmp_path, files
     fill(stub, [10], prefix="b/train/")
     path = write_job(tmp_path / "job.yaml", job(stub.url, tmp_path / "ml", "b/train/"))
     command = [*limited(files), *PENSTOCK, "plan", "-c", path]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert [line for line in shown.splitlines() if line.startswith("open files")] == ([said] if said else [])
 
 
@@ -178,7 +178,6 @@ def test_too_few_open_files_end_the_start(stub, tmp_path):
         capture_output=True,
         text=True,
         check=False,
-        timeout=30,
     )
     assert command.returncode == 7
     assert "56 open files are too few for 1 FIFOs; raise `ulimit -n` to 58" in command.stderr

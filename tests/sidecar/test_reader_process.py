@@ -60,7 +60,7 @@ def test_a_reader_that_is_stopped_while_every_connection_is_cut(stub, proxy, tmp
             pass  # each look is a request to the sidecar; the test's own time limit ends it
         proxy.cut_all()
         process.send_signal(signal.SIGCONT)
-        said, errors = process.communicate(timeout=40)
+        said, errors = process.communicate()
         assert said.split() == [str(len(truth)), sha256(truth)], errors
         assert running.end() == 0
 
@@ -78,7 +78,7 @@ def test_a_reader_that_is_killed_and_the_next(stub, tmp_path):
         running.wait_for("epoch abandoned", epoch=0)
         assert not (data / "train_0").exists()
         with reader(data / "train_1", "goes on") as process:
-            said, errors = process.communicate(timeout=40)
+            said, errors = process.communicate()
         assert said.split() == [str(len(truth)), sha256(truth)], errors
         assert running.end() == 0
     assert read_trailer(str(data), "train", 0).verdict == "abandoned"
@@ -132,7 +132,7 @@ def test_a_reader_that_came_first_is_told_that_the_sidecar_died(stub, tmp_path, 
         running.process.kill()
         running.wait()
         process.send_signal(signal.SIGCONT)
-        said, errors = process.communicate(timeout=40)
+        said, errors = process.communicate()
     assert len(said.split()) == 1
     assert process.returncode
     assert "bytes of train_0: the sidecar died" in errors
@@ -156,7 +156,7 @@ def test_a_reader_is_told_though_another_sidecar_has_come_already(stub, tmp_path
     with sidecar(path, *later) as running:
         running.wait_for("ready")
         process.send_signal(signal.SIGCONT)
-        said, errors = process.communicate(timeout=40)
+        said, errors = process.communicate()
     assert said == "100000\n"
     told = "is written by another sidecar than it was begun by" if epoch == 0 else "its trailer is gone"
     assert told in errors
@@ -213,8 +213,8 @@ def test_a_pipe_from_cat_ends_where_the_objects_end(stub):
     lines = b"".join(b"line %d\n" % number for number in range(30_000))
     stub.objects["b/lines"] = lines
     with piped(stub, "stream", "s3://b/lines") as (cats, reads):
-        said, errors = reads.communicate(timeout=90)
-        assert (cats.wait(20), said) == (0, f"{len(lines)}\n"), errors
+        said, errors = reads.communicate()
+        assert (cats.wait(), said) == (0, f"{len(lines)}\n"), errors
 
 
 @pytest.mark.timeout(120)
@@ -227,15 +227,15 @@ def test_a_pipe_from_a_cat_that_is_killed_has_no_end(stub, how):
         cats.kill()
         cats.wait()
         reads.send_signal(signal.SIGCONT)
-        said, errors = reads.communicate(timeout=90)
+        said, errors = reads.communicate()
         assert said == ""
         assert "and its writer promised more" in errors
 
 
 def test_a_pipe_from_a_cat_that_finds_nothing_has_no_end(stub):
     with piped(stub, "stream", "s3://b/nothing") as (cats, reads):
-        said, errors = reads.communicate(timeout=90)
-        assert (cats.wait(20) != 0, said) == (True, "")
+        said, errors = reads.communicate()
+        assert (cats.wait() != 0, said) == (True, "")
         assert "stdin ended after 0 bytes, and its writer promised more" in errors
 
 
@@ -249,9 +249,9 @@ def test_two_readers_of_one_fifo_are_both_told(stub, tmp_path):
         with reader(data / "train_0", "stops") as first:
             stopped(first)
             with reader(data / "train_0", "goes on") as second:
-                said, errors = second.communicate(timeout=40)
+                said, errors = second.communicate()
             first.send_signal(signal.SIGCONT)
-            said_first, errors_first = first.communicate(timeout=40)
+            said_first, errors_first = first.communicate()
         assert said + said_first == ""
         for each in (errors, errors_first):
             assert "another process reads this FIFO too" in each

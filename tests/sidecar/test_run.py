@@ -286,7 +286,7 @@ def test_a_restarted_sidecar_serves_a_reader_that_waits(stub, tmp_path):
     waiting.start()
     with sidecar(path) as running:
         running.wait_for("epoch complete")
-        waiting.join(20)
+        waiting.join()
         assert running.end() == 0
     assert got == [truth]
 

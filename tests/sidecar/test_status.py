@@ -34,7 +34,7 @@ def serving(stub, tmp_path, *prefixes, **penstock):
 
 
 def first_event(running):
-    with urllib.request.urlopen(running.url + "/events", timeout=10) as answer:
+    with urllib.request.urlopen(running.url + "/events") as answer:
         assert answer.headers["Content-Type"] == "text/event-stream"
         return json.loads(answer.readline().removeprefix(b"data: "))
 
@@ -67,7 +67,7 @@ def test_a_page_that_stays_open_does_not_hold_the_end_up(stub, tmp_path):
     fill(stub, [10], prefix="b/train/")
     with serving(stub, tmp_path, "b/train/") as running:
         running.wait_for("ready")
-        with urllib.request.urlopen(running.url + "/events", timeout=10) as page:
+        with urllib.request.urlopen(running.url + "/events") as page:
             assert page.readline()
             assert running.end() == 0
             assert page.read() is not None
@@ -103,7 +103,7 @@ def test_limits_change_while_it_runs(stub, tmp_path, token):
         lifted = json.loads(set_("train.bandwidth=none", "bandwidth=none", "connections=auto").stdout)
         assert (lifted["bandwidth"], lifted["connections_adapt"]) == (None, True)
         assert lifted["channel_bandwidth"] == {"train": None}
-        reader.join(30)
+        reader.join()
         assert got == [truth]
         assert running.end() == 0
 

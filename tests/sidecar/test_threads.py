@@ -32,7 +32,6 @@ def with_threads(
         preexec_fn=limit,
         capture_output=True,
         text=True,
-        timeout=50,
         check=False,
     )
 
