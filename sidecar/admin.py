@@ -19,7 +19,7 @@ import contextlib
 import hashlib
 import json
 import re
-from importlib import resources
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
+PAGE = Path(__file__).with_name("page.html")
 MOST_FOLLOWERS = 16
 MOST_BODY = 16 * 1024
 """Bytes of a request."""
@@ -66,7 +67,7 @@ class Admin:
         self._supervisor = supervisor
         admin = supervisor.job.penstock.admin
         self._guard = Guard(admin.host, token=admin.token(), protect_all=admin.protect == "all")
-        self._page = resources.files("sidecar").joinpath("page.html").read_text(encoding="utf-8")
+        self._page = PAGE.read_text(encoding="utf-8")
         self._policy = POLICY.format(script=_digest(self._page))
         self._followers = 0
         self._registry = CollectorRegistry()

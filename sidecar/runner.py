@@ -53,7 +53,8 @@ class _Loop(uvloop.Loop):
 def run(work: Coroutine[Any, Any, Any]) -> Any:
     """Run `work` to its end. Raises a bare PenstockError where task groups would wrap it.
 
-    What the operating system refuses for want of something, and nobody could wait for, is a SinkError.
+    What the operating system refuses for want of something, and nobody could wait for, is a SinkError; so is
+    a module that cannot be loaded, because Python hides the failed system call behind an ImportError.
     """
     try:
         with asyncio.Runner(loop_factory=_Loop) as runner:
@@ -67,7 +68,7 @@ def run(work: Coroutine[Any, Any, Any]) -> Any:
         if ours := _first(group) or _refusal(group):
             raise ours from group
         raise
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, ImportError) as error:
         if (ours := _refusal(error)) is not None:
             raise ours from error
         raise
@@ -81,6 +82,11 @@ def _refusal(error: BaseException | None) -> SinkError | None:
         return SinkError(
             f"the operating system refused what the sidecar needs ({error.strerror}): see to the limits of "
             "open files (ulimit -n), processes and memory, and to the disk, and start it again"
+        )
+    if isinstance(error, ImportError):
+        return SinkError(
+            f"cannot load a module ({error}): see to the limits of open files (ulimit -n) and memory, and to "
+            "the disk, and start the sidecar again; if that does not help, install penstock-sidecar again"
         )
     if isinstance(error, BaseExceptionGroup):
         refusals = [_refusal(each) for each in error.exceptions]
