@@ -36,6 +36,8 @@ MAX_ERROR_BODY = 256 * 1024
 MAX_DOCUMENT = 6 * 1024 * 1024
 """Bytes of a listing. A thousand keys of 1,024 bytes, each written as `%XX`, are 4 MB."""
 FIRST_ERROR_STATUS = 300
+GRAIN = 1 / 64
+"""Part of a stall timeout within which the timer of a body is moved once."""
 _ENCODING = re.compile(rb"""<\?xml[^>]{0,100}encoding\s{0,9}=\s{0,9}["']([^"']{1,40})""")
 
 
@@ -112,19 +114,29 @@ def _plain(body: bytearray) -> bytes | None:
 
 
 class Stall:
-    """The timer of one body: `moved` starts it anew, `pause` stops it until then."""
+    """The timer of one body: `moved` restarts the timer, `pause` stops it until the next `moved`.
+
+    A body can arrive in a hundred thousand pieces, so not each of them moves the timer. The timer ends
+    between `seconds` and `(1 + GRAIN) * seconds` after the last byte.
+    """
 
     def __init__(self, seconds: float, limit: asyncio.Timeout) -> None:
         self._seconds = seconds
         self._limit = limit
         self._loop = asyncio.get_running_loop()
+        self._due = 0.0
+        """Until this moment of the loop's clock the timer need not be moved."""
 
     def moved(self) -> None:
         """A byte of the body has arrived, or the receiver has room again."""
-        self._limit.reschedule(self._loop.time() + self._seconds)
+        now = self._loop.time()
+        if now >= self._due:
+            self._due = now + GRAIN * self._seconds
+            self._limit.reschedule(self._due + self._seconds)
 
     def pause(self) -> None:
         """The receiver is full: the body waits for the receiver, not for S3."""
+        self._due = 0.0
         self._limit.reschedule(None)
 
 

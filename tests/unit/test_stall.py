@@ -1,0 +1,48 @@
+"""The timer of a body: it ends after silence, and does not cost a timer for each piece."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from streamer.errors import Transient, Where
+from streamer.source.bounded import within_stall
+
+PIECES = 10_000
+WHERE = Where("b", "k", 0, 1)
+
+
+class Counting(asyncio.SelectorEventLoop):
+    """An event loop that counts its timers."""
+
+    timers = 0
+
+    def call_at(self, *arguments, **options):
+        self.timers += 1
+        return super().call_at(*arguments, **options)
+
+
+async def receive(pieces):
+    async with within_stall(600, WHERE) as stall:
+        for _ in range(pieces):
+            stall.moved()
+
+
+async def fall_silent():
+    async with within_stall(0.05, WHERE) as stall:
+        stall.moved()
+        stall.pause()
+        stall.moved()
+        await asyncio.get_running_loop().create_future()
+
+
+def test_a_piece_costs_no_timer():
+    with asyncio.Runner(loop_factory=Counting) as runner:
+        runner.run(receive(PIECES))
+        assert runner.get_loop().timers < PIECES / 100
+
+
+def test_silence_after_a_pause_ends():
+    with pytest.raises(Transient, match=r"no byte for 0\.05 s"):
+        asyncio.run(fall_silent())
