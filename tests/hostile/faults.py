@@ -31,6 +31,15 @@ CRUMBS = {
     "silence at 50% of the body",
     "silence at 99% of the body",
     "body dripped, then whole",
+    "TLS after the body: plain text",
+    "TLS after the body: a fatal alert",
+    "TLS after the body: a close alert in the clear",
+    "TLS after the body: a record of wrong bytes",
+    "TLS after the body: a truncated record",
+    "TLS after the body: a record over 16 KB",
+    "TLS after the body: an empty record",
+    "TLS after the body: no close_notify",
+    "TLS: cut in the body",
 }
 """Faults after which each request brings a few right bytes: a stream that goes on, if only slowly."""
 BELOW: dict[str, Callable[[socket.socket], None]] = {}
