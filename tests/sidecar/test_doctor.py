@@ -58,7 +58,7 @@ def test_a_good_set_up(stub, tmp_path):
     ]  # fmt: skip
     assert found["list train"]["text"] == "objects: 2"
     assert "3.0 MB in" in found["speed"]["text"]
-    assert found["Range train"]["text"] == "bytes 0-0/3000000"
+    assert found["Range train"]["text"] == "bytes 1-1/3000000"
     told = penstock("doctor", "-c", str(tmp_path / "job.yaml"))
     assert told.returncode == 0
     for name in found:
@@ -180,15 +180,30 @@ def test_a_server_that_says_200_with_the_right_range_streams(stub, tmp_path):
     fill(stub, [3000], prefix="b/train/")
     stub.weather = lambda *_: answers(200)
     found, _ = examined(stub, tmp_path)
-    assert found["Range train"]["text"] == "bytes 0-0/3000"
+    assert found["Range train"]["text"] == "bytes 1-1/3000"
     assert "0.0 MB in" in found["speed"]["text"]
 
 
 def test_a_wrong_range_is_refused_as_a_run_would(stub, tmp_path):
     fill(stub, [3000], prefix="b/train/")
-    stub.script(answers(206, **{"Content-Range": "bytes 1-1/3000"}))
+    stub.script(answers(206, **{"Content-Range": "bytes 2-2/3000"}))
     found, _ = examined(stub, tmp_path, fails_=["Range train"])
-    assert "Content-Range bytes 1-1/3000" in found["Range train"]["text"]
+    assert "Content-Range bytes 2-2/3000" in found["Range train"]["text"]
+
+
+def test_a_server_that_takes_the_range_0_0_for_the_whole_object_streams(stub, tmp_path):
+    """As s3rver does; no run asks for that range of an object of more than a byte."""
+    fill(stub, [3000], prefix="b/train/")
+    right = whole(stub)
+    stub.weather = lambda _, first, wanted: right if (first, wanted) == (0, 1) else None
+    found, _ = examined(stub, tmp_path)
+    assert found["Range train"]["text"] == "bytes 1-1/3000"
+
+
+def test_an_object_of_one_byte(stub, tmp_path):
+    fill(stub, [1], prefix="b/train/")
+    found, _ = examined(stub, tmp_path)
+    assert found["Range train"]["text"] == "bytes 0-0/1"
 
 
 @pytest.mark.parametrize(
