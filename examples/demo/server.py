@@ -27,7 +27,7 @@ from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
 _LOWEST_PORT = 10_000
 _CLIENT_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
@@ -66,8 +66,11 @@ def find_weed() -> str:
 
 
 @contextlib.contextmanager
-def running_s3(bucket: str = "") -> Iterator[S3Server]:
-    """Run a server with `bucket` made (if named) until the end of the block, then remove its data."""
+def running_s3(bucket: str = "", *, options: Sequence[str] = ()) -> Iterator[S3Server]:
+    """Run a server with `bucket` made (if named) until the end of the block, then remove its data.
+
+    `options`: more of `weed mini`.
+    """
     access, secret = f"AK{secrets.token_hex(9).upper()}", secrets.token_hex(20)
     with tempfile.TemporaryDirectory(prefix="penstock-s3-") as directory:
         ports = dict(zip(_PORT_FLAGS, free_ports(len(_PORT_FLAGS)), strict=True))
@@ -76,6 +79,7 @@ def running_s3(bucket: str = "") -> Iterator[S3Server]:
             find_weed(), "mini", f"-dir={directory}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1",
             "-webdav=false", "-admin.ui=false", "-master.volumeSizeLimitMB=1024",
             *(f"-{flag}={port}" for flag, port in ports.items()),
+            *options,
         ]  # fmt: skip
         if bucket:
             command.append(f"-bucket={bucket}")

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from typing import Any
 
 from streamer.errors import PenstockError
 from streamer.readers import PipeStream
-from tests.kit.processes import Sidecar, job, sidecar, write_job
+from tests.kit.processes import PENSTOCK, Sidecar, job, sidecar, write_job
 from tests.servers.servers import Server
 
 ODD_NAMES = ("a b", "a+b", "a&b<>\"'", "é✓", "a.b", "a0", "%41", "x=1?y#z", "~-_.!*()", "back\\slash")
@@ -28,7 +29,7 @@ class Broken(AssertionError):
     """Wrong bytes, a silent end, or an error that does not say what is wrong."""
 
 
-class Told(Exception):
+class Refused(Exception):
     """Penstock refused by name: legal where the server lacks what the check tries."""
 
 
@@ -56,7 +57,7 @@ class Site:
         return b"".join(contents[key] for key in sorted(contents, key=str.encode))
 
     def cat(self, prefix: str) -> bytes:
-        """The output of `penstock cat`; Told if it ends with an error."""
+        """The output of `penstock cat`; Refused if it ends with an error."""
         options = [
             "--endpoint-url",
             self.server.url,
@@ -71,13 +72,24 @@ class Site:
         command = [sys.executable, "-m", "sidecar", "cat", f"s3://{self.bucket}/{prefix}", *options]
         done = subprocess.run(command, capture_output=True, timeout=300, check=False)
         if done.returncode:
-            raise _told(done.returncode, done.stderr.decode())
+            raise _error(done.returncode, done.stderr.decode())
         return done.stdout
 
-    def job(self, prefix: str, **source: object) -> str:
-        document = job(self.server.url, self.directory / "ml", f"{self.bucket}/{prefix}")
-        document["Penstock"] |= {"Transport": self.transport, "GiveUpAfter": 20}
-        if self.server.ca_bundle:
+    def job(
+        self,
+        prefix: str,
+        *,
+        url: str | None = None,
+        bucket: str | None = None,
+        trusting: bool = True,
+        give_up_after: float = 20,
+        **source: object,
+    ) -> str:
+        """The path of a job file. `trusting`: whether it names the authority of the server's certificate."""
+        url = url or self.server.url
+        document = job(url, self.directory / "ml", f"{bucket or self.bucket}/{prefix}")
+        document["Penstock"] |= {"Transport": self.transport, "GiveUpAfter": give_up_after}
+        if self.server.ca_bundle and trusting and url.startswith("https"):
             document["Penstock"]["Endpoint"]["CaBundle"] = self.server.ca_bundle
         [channel] = document["InputDataConfig"]
         channel["ChannelName"] = "train"
@@ -94,11 +106,13 @@ class Site:
         return PipeStream(self.directory / "ml/input/data" / f"train_{epoch}", timeout=60)
 
 
-def _told(code: int, text: str) -> Exception:
+def _error(code: int, text: str) -> Exception:
     """An error of ours, by its exit code; a crash is Broken."""
     line = text.strip().splitlines()[-1] if text.strip() else "nothing on standard error"
     return (
-        Broken(f"exit {code}: {text[-800:]}") if code == 1 or "Traceback" in text else Told(f"{code}: {line}")
+        Broken(f"exit {code}: {text[-800:]}")
+        if code == 1 or "Traceback" in text
+        else Refused(f"{code}: {line}")
     )
 
 
@@ -154,8 +168,8 @@ def versions(site: Site) -> None:
 
 
 def many(site: Site) -> None:
-    """20,000 objects: twenty pages of a listing."""
-    truth = site.put({f"train/{i:05d}": b"%d\n" % i for i in range(20_000)})
+    """6,000 objects: more pages of a listing than Penstock takes in turn before it looks for folders."""
+    truth = site.put({f"train/{i:05d}": b"%d\n" % i for i in range(6_000)})
     _equal(site.cat("train/"), truth)
 
 
@@ -211,29 +225,87 @@ def _changed(site: Site, change: Callable[[str], object]) -> None:
 
 
 def doctor(site: Site) -> None:
-    """It says that all is well, where the stream is."""
-    site.put({"train/x": os.urandom(3 * MB)})
-    command = [sys.executable, "-m", "sidecar", "doctor", "-c", site.job("train/")]
+    """Its findings are what `penstock run` meets: it names no failure, and the stream is whole."""
+    truth = site.put({"train/x": os.urandom(3 * MB)})
+    _agree(site, site.job("train/"), truth, expected=True)
+
+
+def refusals(site: Site) -> None:
+    """Wrong keys, bucket, prefix, scheme, authority: `penstock run` ends with the code that doctor names."""
+    truth = site.put({"train/x": os.urandom(100_000)})
+    quick = {"give_up_after": 2}
+    _agree(site, site.job("train/", **quick), truth, AWS_SECRET_ACCESS_KEY="WRONG" * 8)
+    _agree(site, site.job("train/", **quick), truth, AWS_ACCESS_KEY_ID="WRONG" * 4)
+    _agree(site, site.job("train/", bucket=f"{site.bucket}-missing", **quick), truth, expected=False)
+    _agree(site, site.job("missing/", **quick), truth, expected=False)
+    scheme, _, rest = site.server.url.partition("://")
+    other = f"{'http' if scheme == 'https' else 'https'}://{rest}"
+    if site.transport != "kernel":
+        _agree(site, site.job("train/", url=other, **quick), truth, expected=False)
+    if site.server.ca_bundle:
+        _agree(site, site.job("train/", trusting=False, **quick), truth, expected=False)
+
+
+def _agree(site: Site, path: str, truth: bytes, *, expected: bool | None = None, **environment: str) -> None:
+    """Compare `penstock doctor` with `penstock run`. `expected`: whether the job can run, if known."""
+    prefix = ["env", *(f"{name}={value}" for name, value in environment.items())]
+    case = ", ".join(environment) or " ".join(Path(path).read_text().split())
+    command = [*prefix, *PENSTOCK, "doctor", "--json", "-c", path]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    if done.returncode:
-        raise Broken(f"exit {done.returncode}: {done.stdout[-1500:]}{done.stderr[-500:]}")
+    findings = json.loads(done.stdout)["findings"]
+    failures = [finding for finding in findings if finding["state"] == "failure"]
+    if expected is not None and expected == bool(failures):
+        raise Broken(f"{case}: doctor found {failures or 'no failure'}")
+    with sidecar(path, prefix=prefix) as running:
+        if not failures:
+            _equal(_read(site, running), truth)
+            return
+        try:
+            code = running.wait()
+        except subprocess.TimeoutExpired:
+            raise Broken(f"{case}: run goes on; doctor found {failures}") from None
+        error = str(running.events[-2]["event"])
+    if code != done.returncode:
+        raise Broken(f"{case}: run ended with {code}, {error}; doctor with {done.returncode}, {failures}")
+    # A server that waits for the rest of a request line may outlast GiveUpAfter.
+    if "no answer came" not in error and _cause(failures[0]["text"]) not in error:
+        raise Broken(f"{case}: run said {error}; doctor {failures[0]['text']}")
+
+
+def _cause(text: str) -> str:
+    """What an error says before the response of the server, which differs from request to request."""
+    return re.split(r" \(|: s3://", text)[0]
 
 
 def _read(site: Site, running: Sidecar, epoch: int = 0) -> bytes:
     try:
         running.wait_for("ready")
     except AssertionError:  # it has ended before
-        raise _told(running.wait(), str(running.events[-2])) from None
+        raise _error(running.wait(), str(running.events[-2])) from None
     try:
         with site.fifo(epoch) as stream:
             return stream.read()
     except PenstockError as error:
-        raise Told(str(error)) from error
+        raise Refused(str(error)) from error
 
 
 READ_ONLY = {"bodies", "many"}
 """Checks that upload much and change nothing: their bucket serves all transports."""
+OVER_TLS = ("bodies", "epochs", "files", "replaced", "doctor", "refusals")
+"""Checks that a server that serves HTTPS is tried with; the others differ in the requests alone."""
 CHECKS: dict[str, Callable[[Site], None]] = {
     check.__name__: check
-    for check in (bodies, odd_keys, multipart, versions, epochs, files, replaced, deleted, doctor, many)
+    for check in (
+        bodies,
+        odd_keys,
+        multipart,
+        versions,
+        epochs,
+        files,
+        replaced,
+        deleted,
+        doctor,
+        refusals,
+        many,
+    )
 }

