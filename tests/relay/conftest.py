@@ -1,7 +1,7 @@
 """Every relay test runs over all transports: they must be equal, byte for byte and error for error.
 
-Over both event loops each, where a test is about transports, epochs and what goes wrong on the way. What
-lies above them runs over the service's own loop, and over the portable transport on the other one.
+The modules of `BOTH_LOOPS` run over both event loops: the life of an epoch, faults, and spliced sockets. The
+others run over the service's own loop, and over the portable transport on the other one.
 """
 
 from __future__ import annotations
@@ -40,11 +40,8 @@ def run_own(server, way, tmp_path):
     return functools.partial(running_channel, server, tmp_path, transport=transport, ca_bundle=bundle)
 
 
-ABOVE = {
-    "test_arranged", "test_changes", "test_credentials", "test_failures", "test_inflated", "test_integrity",
-    "test_redirects", "test_versions", "test_hostile_listings",
-}  # fmt: skip
-"""Modules whose subject lies above transports and loops."""
+BOTH_LOOPS = {"test_epochs", "test_faults", "test_kernel"}
+"""Modules whose subject a loop can change: who is woken by which event of a socket or a FIFO."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -55,7 +52,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _redundant(item: pytest.Item) -> bool:
-    name = item.name
-    if "[uvloop-portable" in name:
-        return True
-    return Path(item.path).stem in ABOVE and ("[asyncio-copying" in name or "[asyncio-kernel" in name)
+    portable = "portable" in item.name
+    if "[uvloop" in item.name:
+        return portable
+    return "[asyncio" in item.name and not portable and Path(item.path).stem not in BOTH_LOOPS
