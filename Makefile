@@ -34,7 +34,8 @@ demo: .venv/.stamp-demo
 	@.venv/bin/python -m examples.demo $(DEMO)
 
 test: system-tools lint
-	.venv/bin/python -m pytest --durations=10 --numprocesses=$(WORKERS) --dist=loadfile tests --ignore=tests/e2e
+	.venv/bin/python -m pytest --durations=10 --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder \
+		tests --ignore=tests/e2e
 	.venv/bin/python -m pytest --durations=10 --numprocesses=2 --dist=loadfile tests/e2e
 
 night: system-tools .venv/.stamp-dev

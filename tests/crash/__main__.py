@@ -58,9 +58,9 @@ def main() -> int:
     began = time.monotonic()
     with serve() as servers:
         warm(servers)
-        if given.replay:
-            return replay([Point.of(each) for each in given.replay], servers)
         with workers(given.workers, servers) as staff:
+            if given.replay:
+                return replay([Point.of(each) for each in given.replay], staff)
             shapes = [SHAPES[name] for name in given.shape or SHAPES]
             found = recorded(shapes, staff)
             known = [
@@ -86,15 +86,13 @@ def main() -> int:
     return 1 if report.broken else 0
 
 
-def replay(points: list[Point], servers: Servers) -> int:
+def replay(points: list[Point], staff: Staff) -> int:
     """Run the points and show their logs; whether one is broken."""
     broken = False
-    with laboratory(servers) as lab:
-        for point in points:
-            outcome = Run(lab, SHAPES[point.shape], point).outcome()
-            print(outcome.log, end="")
-            print(told(point, outcome), "" if outcome.reached else "(not reached)")
-            broken |= outcome.verdict == "broken"
+    for task, outcome in staff.run([Replay(point) for point in points]):
+        print(outcome.log, end="")
+        print(told(task.point, outcome), "" if outcome.reached else "(not reached)")
+        broken |= outcome.verdict == "broken"
     return int(broken)
 
 
@@ -182,6 +180,13 @@ class Recording:
     processes: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """A task: a run of the point, whose log is kept."""
+
+    point: Point
+
+
 class Staff:
     """Processes that run tasks, one at a time each."""
 
@@ -231,11 +236,12 @@ def _work(tasks: Connection, servers: Servers, others: list[Connection]) -> None
             tasks.send(_outcome(lab, tasks.recv()))
 
 
-def _outcome(lab: Lab, task: Point | Recording) -> Outcome:
-    shape = SHAPES[task.shape]
+def _outcome(lab: Lab, task: Point | Recording | Replay) -> Outcome:
     if isinstance(task, Recording):
-        return Run(lab, shape, record=task.processes).outcome()
-    outcome = Run(lab, shape, task).outcome()
+        return Run(lab, SHAPES[task.shape], record=task.processes).outcome()
+    if isinstance(task, Replay):
+        return Run(lab, SHAPES[task.point.shape], task.point).outcome()
+    outcome = Run(lab, SHAPES[task.shape], task).outcome()
     if outcome.verdict != "broken":
         outcome.log = ""
     return outcome
