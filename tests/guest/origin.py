@@ -2,13 +2,12 @@
 
     python -m tests.guest.origin ADDRESS DIRECTORY http|https CHANNELS OBJECTS BYTES
 
-It serves channels `c0`, `c1` ... of bucket `b`, writes its address into DIRECTORY/url, and over TLS its
-authority's certificate into DIRECTORY/ca.pem, and ends when its standard input does.
+It serves channels `c0`, `c1` ... of bucket `b`, writes over TLS its authority's certificate into
+DIRECTORY/ca.pem, prints its URL, and ends when its standard input does.
 """
 
 from __future__ import annotations
 
-import os
 import random
 import ssl
 import sys
@@ -38,9 +37,7 @@ def main(address: str, place: str, scheme: str, *counts: str) -> None:
         for channel in range(channels)
         for number in range(objects)
     }
-    stub = thread.start()
-    (directory / "url.new").write_text(stub.url)
-    os.rename(directory / "url.new", directory / "url")
+    print(thread.start().url, flush=True)
     sys.stdin.read()
     thread.stop()
 

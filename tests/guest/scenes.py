@@ -30,42 +30,51 @@ from streamer.readers import PipeStream
 from tests.guest import network
 from tests.guest.limits import Limited
 from tests.guest.origin import content
+from tests.kit.patience import Patience
 from tests.kit.processes import Sidecar, job, sidecar, write_job
 
 MIB = 1 << 20
 LONGEST = 240.0
-"""Seconds after which a reader counts as hung: far beyond GiveUpAfter and the longest trouble."""
+"""Seconds without progress after which a reader counts as hung; far longer than GiveUpAfter."""
 TRANSPORTS = (("kernel", "http"), ("copying", "https"), ("portable", "https"))
 
 
 class Reader:
-    """Reads one epoch of a channel in a thread, and says at the end what came of it."""
+    """Reads one epoch of a channel in a thread; `verdict` is what came of it.
 
-    def __init__(self, data: Path, channel: int, expected: str) -> None:
+    `news` is notified of every piece and of the end.
+    """
+
+    def __init__(self, data: Path, channel: int, expected: str, news: threading.Condition) -> None:
         self.received = 0
+        self.ended = False
         self.verdict = "BROKEN: waits for ever"
+        self._news = news
         self._path, self._expected = data / f"c{channel}_0", expected
-        self._thread = threading.Thread(target=self._read, name=f"reader {channel}", daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._run, name=f"reader {channel}", daemon=True).start()
 
-    def _read(self) -> None:
+    def _run(self) -> None:
+        verdict = self._read()
+        with self._news:
+            self.verdict, self.ended = verdict, True
+            self._news.notify_all()
+
+    def _read(self) -> str:
         digest = hashlib.sha256()
         try:
             with PipeStream(self._path, timeout=LONGEST) as stream:
                 while data := stream.read(1 << 18):
                     digest.update(data)
-                    self.received += len(data)
+                    with self._news:
+                        self.received += len(data)
+                        self._news.notify_all()
         except PenstockError as error:
-            self.verdict = f"told: {error}"
+            return f"told: {error}"
         except Exception as error:  # noqa: BLE001 - a verdict like any other
-            self.verdict = f"BROKEN: {error!r}"
-        else:
-            right = digest.hexdigest() == self._expected
-            self.verdict = "equal" if right else f"BROKEN: ended with other bytes, {self.received} of them"
-
-    def join(self, deadline: float) -> str:
-        self._thread.join(max(0.0, deadline - time.monotonic()))
-        return self.verdict
+            return f"BROKEN: {error!r}"
+        if digest.hexdigest() != self._expected:
+            return f"BROKEN: ended with other bytes, {self.received} of them"
+        return "equal"
 
 
 @dataclass
@@ -79,6 +88,8 @@ class Stage:
     size: int = 2 * MIB
     section: dict[str, Any] = field(default_factory=dict)
     readers: list[Reader] = field(default_factory=list)
+    news: threading.Condition = field(default_factory=threading.Condition)
+    """Notified when a reader has more bytes or has ended, and when a watched sidecar has ended."""
 
     @contextlib.contextmanager
     def running(self, *options: str, prefix: tuple[str, ...] | list[str] = ()) -> Iterator[Sidecar]:
@@ -91,19 +102,22 @@ class Stage:
         arguments = [network.STORAGE, str(self.place), self.scheme, self.channels, self.objects, self.size]
         command = [sys.executable, "-m", "tests.guest.origin", *map(str, arguments)]
         process = subprocess.Popen(
-            ["ip", "netns", "exec", network.NAMESPACE, *command], stdin=subprocess.PIPE
+            ["ip", "netns", "exec", network.NAMESPACE, *command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
+        assert process.stdin is not None
+        assert process.stdout is not None
         try:
-            while not (self.place / "url").exists():
-                if process.poll() is not None:
-                    raise RuntimeError("storage did not start")
-                time.sleep(0.05)
-            yield (self.place / "url").read_text()
+            if not (url := process.stdout.readline().strip()):
+                raise RuntimeError("storage did not start")
+            yield url
         finally:
             network.spoil()
-            assert process.stdin is not None
             process.stdin.close()
-            process.wait(30)
+            process.wait()
+            process.stdout.close()
 
     def write(self, url: str) -> str:
         section = {
@@ -127,18 +141,40 @@ class Stage:
             digest = hashlib.sha256()
             for number in range(self.objects):
                 digest.update(content(channel, number, self.size))
-            self.readers.append(Reader(self.place / "ml/input/data", channel, digest.hexdigest()))
+            expected = digest.hexdigest()
+            self.readers.append(Reader(self.place / "ml/input/data", channel, expected, self.news))
+
+    def wait(self, condition: Callable[[], bool]) -> None:
+        """Until `condition` holds, which `news` announces, or nothing progresses for `LONGEST`."""
+        patience = Patience(LONGEST)
+        with self.news:
+            while not condition() and not patience.exhausted():
+                self.news.wait(1)
+
+    def have_ended(self) -> bool:
+        """Whether all readers have ended."""
+        return all(reader.ended for reader in self.readers)
 
     def wait_for_bytes(self, count: int) -> None:
         """Until all readers together have so many, or all have ended."""
-        while sum(reader.received for reader in self.readers) < count and any(
-            reader.verdict.endswith("waits for ever") for reader in self.readers
-        ):
-            time.sleep(0.02)
+        self.wait(lambda: self.have_ended() or sum(reader.received for reader in self.readers) >= count)
+
+    def ends_before_its_readers(self, running: Sidecar) -> bool:
+        """Wait for the end of the sidecar or of all readers; whether it was the sidecar's."""
+
+        def announce() -> None:
+            running.process.wait()
+            with self.news:
+                self.news.notify_all()
+
+        threading.Thread(target=announce, name="end of the sidecar", daemon=True).start()
+        self.wait(lambda: running.process.poll() is not None or self.have_ended())
+        return running.process.poll() is not None
 
     def verdicts(self) -> list[str]:
-        deadline = time.monotonic() + LONGEST
-        return [reader.join(deadline) for reader in self.readers]
+        """Of every reader, at its end."""
+        self.wait(self.have_ended)
+        return [reader.verdict for reader in self.readers]
 
     @property
     def total(self) -> int:
@@ -176,7 +212,7 @@ def cut_off(*, silently: bool, seconds: float = 20.0) -> Callable[[str, str], Ve
             stage.read()
             stage.wait_for_bytes(stage.total // 4)
             network.spoil("loss", "100%") if silently else network.set_link(up=False)
-            time.sleep(seconds)  # the trouble itself
+            time.sleep(seconds)  # the fault itself
             network.spoil() if silently else network.set_link(up=True)
             verdicts = stage.verdicts()
             return verdicts, {"code": running.end()}
@@ -193,7 +229,7 @@ def short_of_memory(most: int) -> Callable[[str, str], Verdicts]:
         with stage.running("--keeper", "auto", prefix=limited.prefix) as first:
             stage.place.joinpath("ml/input/data").mkdir(parents=True, exist_ok=True)
             stage.read()
-            killed = _ends_before_its_readers(stage, first)
+            killed = stage.ends_before_its_readers(first)
             if not killed:
                 return stage.verdicts(), {"code": first.end(), "killed": 0}
             limited.set("memory.max", "max")
@@ -202,17 +238,6 @@ def short_of_memory(most: int) -> Callable[[str, str], Verdicts]:
                 return verdicts, {"code": second.end(), "killed": limited.events("memory")["oom_kill"]}
 
     return scene
-
-
-def _ends_before_its_readers(stage: Stage, running: Sidecar) -> bool:
-    deadline = time.monotonic() + LONGEST
-    while time.monotonic() < deadline:
-        if running.process.poll() is not None:
-            return True
-        if all(not reader.verdict.endswith("waits for ever") for reader in stage.readers):
-            return False
-        time.sleep(0.05)
-    return False
 
 
 def short_of_processes(most: int) -> Callable[[str, str], Verdicts]:
@@ -224,7 +249,7 @@ def short_of_processes(most: int) -> Callable[[str, str], Verdicts]:
         with stage.running("--keeper", "auto", prefix=limited.prefix) as running:
             stage.place.joinpath("ml/input/data").mkdir(parents=True, exist_ok=True)
             stage.read()
-            ended = _ends_before_its_readers(stage, running)
+            ended = stage.ends_before_its_readers(running)
             if ended and not stage.place.joinpath("ml/input/data/c0_0").exists():
                 code, last = running.wait(), running.events[-2:-1]
                 right = code == Exit.LOCAL
