@@ -8,7 +8,8 @@ names the N-th CALL (from 1) that PROCESS makes in a run of SHAPE. FAULT is `kil
 The errors are those of the manual pages that Linux returns in a running system for such a descriptor: no
 EBADF, EFAULT or EINVAL, which only a bug earns, and none for close(2), which releases the descriptor
 whatever it returns. A write by which an event loop wakes itself (to an eventfd, a socket pair) finds room.
-EPIPE of a pipe says that its reader has gone, and is believed.
+EPIPE of a pipe says that its reader has gone, and is believed. So is EPIPE or ECONNRESET of a
+Unix socket, which the kernel returns only if the other process has closed it.
 Memory of the process itself does not run out: Linux overcommits, and kills (CPython 3.11 hangs where mmap(2)
 fails in a new thread).
 """
@@ -93,7 +94,8 @@ _ERRORS: dict[str, tuple[str, ...]] = {
     "recvfrom socket": ("ECONNRESET", "ETIMEDOUT", "EAGAIN", "EINTR", "ENOMEM"),
     "recvmsg": ("ECONNRESET", "EAGAIN", "EINTR", "ENOMEM"),
     "sendto": ("EPIPE", "ECONNRESET", "EAGAIN", "ENOBUFS", "ENOMEM"),
-    "sendmsg": ("EPIPE", "ECONNRESET", "EAGAIN", "ENOBUFS", "ENOMEM", "ETOOMANYREFS"),
+    "sendmsg socket": ("EPIPE", "ECONNRESET", "EAGAIN", "ENOBUFS", "ENOMEM"),
+    "sendmsg unix": ("EAGAIN", "ENOBUFS", "ENOMEM", "ETOOMANYREFS"),
     "splice socket": ("ECONNRESET", "ETIMEDOUT", "EAGAIN", "EINTR", "ENOMEM"),
     "splice pipe": ("EAGAIN", "EINTR", "ENOMEM", "EIO"),
     "tee": ("EAGAIN", "ENOMEM"),
