@@ -6,6 +6,8 @@ seconds without a response header, reads at most `MAX_ERROR_BODY` bytes of an er
 of a document, and reads either within the same time. The body of a GET stays with its reader, which has
 limits of its own (`within_stall`).
 
+A document also has at most `MAX_TAGS` tags: a million of them kept the event loop busy for 2 s.
+
 S3 writes XML in UTF-8 and without a document type. An XML parser expands what a document type declares, and
 other encodings could hide one, so such a document never reaches the parser. Of an error response the status
 then decides.
@@ -35,6 +37,8 @@ MAX_ERROR_BODY = 256 * 1024
 """Bytes of an error response that are read; S3's own have less than 1 KiB."""
 MAX_DOCUMENT = 6 * 1024 * 1024
 """Bytes of a listing. A thousand keys of 1,024 bytes, each written as `%XX`, are 4 MB."""
+MAX_TAGS = 200_000
+"""Tags of a listing, which is parsed in one turn of the event loop. A thousand keys have some 30,000."""
 FIRST_ERROR_STATUS = 300
 GRAIN = 1 / 64
 """Part of a stall timeout within which the timer of a body is moved once."""
@@ -99,6 +103,8 @@ async def _document(raw: Any) -> bytes:
     await _read(raw, MAX_DOCUMENT, body)
     if len(body) > MAX_DOCUMENT:
         raise BadAnswer(f"the response is longer than {MAX_DOCUMENT} bytes, which no page of a listing is")
+    if body.count(b"<") > MAX_TAGS:
+        raise BadAnswer(f"the response has more than {MAX_TAGS} tags, which no page of a listing has")
     if (plain := _plain(body)) is None:
         raise BadAnswer("the response is XML with a document type or not in UTF-8, which S3 never sends")
     return plain

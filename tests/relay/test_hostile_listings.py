@@ -79,6 +79,7 @@ def foldered(name: str):
         (lambda _: listing(("data/train/0", 1 << 64, "e")), "the size of over"),
         (lambda _: listing(("data/train/" + "k" * 70_000, 1, "e")), "a key of over"),
         (lambda _: listing(("data/train/0", -1, "e")), "the size -1"),
+        (lambda _: listing(*FIRST, inside="<a/>" * 200_000), "more than 200000 tags"),
     ],
 )
 async def test_what_no_listing_can_say_makes_no_plan(reply, words, monkeypatch):
