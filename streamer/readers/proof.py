@@ -6,7 +6,9 @@
 A reader may open a FIFO before there is a sidecar. Then no trailer lies beside it, or one of an earlier run.
 A sidecar publishes its own trailer before it opens the FIFO for writing, so the trailer that lies there when
 the first bytes have come, or the end has, is the writer's own. `begin` takes that one; what it says of the
-stream's begin holds from then on, and not before.
+stream's begin holds from then on, and not before. If the trailer of epoch 0 lay there when the reader opened
+the FIFO and says that the epoch failed, it is an earlier run's as long as nobody has the FIFO open for
+writing. (A sidecar that fails publishes such a trailer for the next epoch too, which has no writer.)
 
 A FIFO promises a proof if this reader has ever seen a trailer beside it, or if there are trailers of other
 epochs of its channel. The trailer is looked at after every read, once a second while no bytes come, and at
@@ -17,6 +19,7 @@ writes the epoch anew into the FIFO that is still open.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import os
 import re
@@ -29,6 +32,8 @@ logger = logging.getLogger("penstock")
 
 _NAME = re.compile(r"(?P<channel>.+)_(?P<epoch>0|[1-9][0-9]*)")
 _DELETED = " (deleted)"
+_NONBLOCK = 2
+"""SPLICE_F_NONBLOCK, of splice(2)."""
 
 
 class Proof:
@@ -44,6 +49,8 @@ class Proof:
         self._fifo = False
         self._stamp: tuple[int, int] | None = None
         """Of the trailer that was read last: its inode, and when that changed."""
+        self._found: tuple[int, int] | None = None
+        """The stamp of the trailer that lay there when the stream was opened."""
         self._run: str | None = None
         """The run of the trailer under which the stream began; None before it began."""
         self.directory, self.base, self._identity = _located(name)
@@ -74,6 +81,7 @@ class Proof:
                 if place[2] is not None:
                     self.directory, self.base, self._identity = place
         self.look()
+        self._found = self._stamp
 
     @property
     def _promised(self) -> bool:
@@ -137,8 +145,17 @@ class Proof:
 
     def check_source(self, received: int) -> None:
         """While no bytes come: raise TruncatedStream if none will."""
-        if self.look() and self.trailer and self.trailer.verdict in ("failed", "stopped"):
+        if not self._says_failed():
+            return
+        early = self._run is None and self.epoch == 0 and self._stamp == self._found
+        if early and not (has_writer(self._fd) and self._says_failed()):  # a writer has published its own
+            return
+        if self.trailer is not None:
             raise TruncatedStream(self._broken(self.trailer, received))
+
+    def _says_failed(self) -> bool:
+        """Whether the trailer, as it is now, says that no more bytes will come."""
+        return self.look() and self.trailer is not None and self.trailer.verdict in ("failed", "stopped")
 
     def check_end(self, received: int) -> None:
         """Raise TruncatedStream unless the end of file, after `received` bytes, is that of the epoch."""
@@ -176,6 +193,20 @@ class Proof:
         said = f": {trailer.error}" if trailer.error else ""
         due = "" if total is None else f" of {total}"
         return f"received {received}{due} bytes of {self.base}: {why}{said}"
+
+
+def has_writer(fd: int) -> bool:
+    """Whether anybody has the FIFO open for writing; takes no byte.
+
+    tee(2) of a FIFO returns 0 if nobody has, and else what is there, or EAGAIN.
+    """
+    read_end, write_end = os.pipe()
+    try:
+        count: int = ctypes.CDLL(None, use_errno=True).tee(fd, write_end, ctypes.c_size_t(1), _NONBLOCK)
+        return count != 0
+    finally:
+        os.close(read_end)
+        os.close(write_end)
 
 
 def _located(path: str) -> tuple[str, str, re.Match[str] | None]:

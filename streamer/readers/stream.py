@@ -311,9 +311,14 @@ class PipeStream(io.RawIOBase):
         self._look_at_source(now)
         if self._fifo and not self._writer_seen and now >= self._deadline:
             self._settle(unused=True)
+            trailer = self.trailer
+            said = f"; its trailer says '{trailer.verdict}'" if trailer else ""
+            if trailer and trailer.error:
+                said += f": {trailer.error}"
             raise self._fail(
                 ChannelError(
                     f"nobody opened {self.name} for writing in {self._timeout:g} s: is the sidecar alive?"
+                    f"{said}"
                 )
             )
 

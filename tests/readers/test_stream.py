@@ -14,6 +14,7 @@ import pytest
 
 from streamer.errors import ChannelError, StreamError, TruncatedStream
 from streamer.readers import PipeStream
+from streamer.readers import stream as readers_stream
 from streamer.trailer import trailer_path
 
 DATA = bytes(range(256)) * 4000  # about 1 MB: many times what a pipe holds
@@ -144,6 +145,55 @@ def test_a_foreign_fifo_is_read_without_proof(feeder, caplog):
     assert [line for line in caplog.messages if "no trailer" in line] == [
         f"{feeder.path('train', 0)} has no trailer: its end of file cannot be proven"
     ]
+
+
+@pytest.mark.parametrize("verdict", ["failed", "stopped"])
+@pytest.mark.parametrize("begins", [True, False])
+def test_the_failure_of_an_earlier_run_is_not_that_of_the_next(feeder, monkeypatch, verdict, begins):
+    """The FIFO was made beforehand, and a trailer of the last run lies beside it."""
+    monkeypatch.setattr(readers_stream, "_LOOK", 0.01)
+    feeder.publish(0, verdict, error="the old one", total=9)
+    os.mkfifo(feeder.path("train", 0))
+    with PipeStream(feeder.path("train", 0), patience=0.1) as stream:
+        if begins:
+            assert not stream.begin(wait=0.1)
+        assert stream.read(10) is None
+        feeder.feed(0, DATA)
+        got = b""
+        while (chunk := stream.read(len(DATA))) != b"":
+            got += chunk or b""
+        assert got == DATA
+        assert stream.trailer.verdict == "complete"
+
+
+def test_the_failure_of_an_earlier_run_is_told_if_no_other_comes(feeder):
+    feeder.publish(0, "failed", error="the old one", total=9)
+    os.mkfifo(feeder.path("train", 0))
+    with (
+        PipeStream(feeder.path("train", 0), timeout=0.1) as stream,
+        pytest.raises(ChannelError, match="is the sidecar alive.; its trailer says 'failed': the old one"),
+    ):
+        stream.read(1)
+
+
+def test_a_failure_before_the_first_byte_is_told(feeder, monkeypatch):
+    """The sidecar of this run holds the FIFO open; or it failed in the epoch before, and nobody does."""
+    monkeypatch.setattr(readers_stream, "_LOOK", 0.01)
+    feeder.publish(0, "failed", error="a new one", total=9)
+    feeder.publish(1, "failed", error="the one before", total=9)
+    for epoch in (0, 1):
+        os.mkfifo(feeder.path("train", epoch))
+    with PipeStream(feeder.path("train", 0)) as stream:
+        stream.open()
+        writer = os.open(feeder.path("train", 0), os.O_WRONLY)
+        with pytest.raises(TruncatedStream, match="the source failed: a new one"):
+            stream.read(1)
+        os.close(writer)
+    with (
+        PipeStream(feeder.path("train", 1)) as stream,
+        pytest.raises(TruncatedStream, match="the source failed: the one before"),
+    ):
+        stream.read(1)
 
 
 # Waiting for the FIFO and for its writer
