@@ -287,7 +287,7 @@ async def cat(
                     transport.stages(),
                     policy=policy,
                     tally=tally,
-                    open_outlet=_standard_output,
+                    open_outlet=partial(_standard_output, give_up_after=options.give_up_after),
                 )
         except ReaderGone:
             return Exit.READER_GONE
@@ -304,8 +304,8 @@ async def cat(
     return Exit.OK
 
 
-def _standard_output(on_gone: Callable[[], None]) -> Outlet:
-    """Standard output as an outlet.
+def _standard_output(on_gone: Callable[[], None], *, give_up_after: float) -> Outlet:
+    """Standard output as an outlet, whose kernel may refuse to write for so many seconds.
 
     A pipe is reopened through /proc, so that making it non-blocking does not change the open file that
     the shell and others may share.
@@ -318,7 +318,9 @@ def _standard_output(on_gone: Callable[[], None]) -> Outlet:
         fd = os.dup(1)
     except OSError as error:  # ENXIO: nobody has the read end any more
         raise ReaderGone("nobody reads standard output") from error
-    return PipeOutlet(fd, on_gone=on_gone)
+    outlet = PipeOutlet(fd, on_gone=on_gone)
+    outlet.give_up_after = give_up_after
+    return outlet
 
 
 async def plan(job: Job, flags: Flags) -> dict[str, Any]:

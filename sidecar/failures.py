@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from sidecar.exits import Exit, exit_code
 from sidecar.logs import log
+from streamer.errors import SinkError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,17 +30,20 @@ REMEDIES = {
     Exit.MISSING: "put the object back as it was",
     Exit.CHANGED: "put the listed version back",
     Exit.UNREACHABLE: "see to the endpoint and the way to it",
+    Exit.LOCAL: "see to the directory of the FIFOs and its file system",
     Exit.CORRUPT: "replace the damaged object, and restart sidecar and trainer",
 }
 """By what the exit code will be."""
 
 
-def place(error: SourceError) -> dict[str, Any]:
+def place(error: SourceError | SinkError) -> dict[str, Any]:
     """Where in S3 an error occurred, as far as it knows: bucket, key, offset, attempt, request_id."""
+    if isinstance(error, SinkError):
+        return {}
     return {name: value for name, value in asdict(error.where).items() if value is not None}
 
 
-def advice(error: SourceError, *, mendable: bool) -> str:
+def advice(error: SourceError | SinkError, *, mendable: bool) -> str:
     """What to do about it. `mendable`: whether a restart may go on with the epoch."""
     code = exit_code(error)
     remedy = REMEDIES[code]

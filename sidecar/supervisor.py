@@ -238,7 +238,7 @@ class Supervisor:
         return Exit.OK if failure is None else exit_code(failure[1])
 
     @property
-    def failure(self) -> tuple[str, SourceError] | None:
+    def failure(self) -> tuple[str, SourceError | SinkError] | None:
         """The first channel of the job that has failed, and why."""
         failed = ((name, channel.error) for name, channel in self.channels.items())
         return next(((name, error) for name, error in failed if error is not None), None)
@@ -506,7 +506,7 @@ class Supervisor:
             )
 
         def note_shortage(error: SinkError) -> None:
-            log.warning("waiting for space or open files", channel=name, error=str(error))
+            log.warning("waiting for this machine", channel=name, error=str(error))
 
         def note_end_believed(epoch: int, offset: int) -> None:
             log.warning(

@@ -176,9 +176,19 @@ class GaveUp(SourceError):
 class SinkError(PenstockError):
     """The FIFO side failed: the directory, a FIFO or the process's limits."""
 
+    kind = "local"
+    """Bounded label for metrics."""
+
 
 class Shortage(SinkError):
-    """Space, descriptors, threads or memory are lacking, which may pass: it is waited for."""
+    """A refusal by this machine that concerns one channel and may pass: it is waited for.
+
+    Space, descriptors, threads or memory are lacking, a directory cannot be written, a disk fails.
+    """
+
+
+class KeeperLost(SinkError):
+    """The keeper has died, and with it every FIFO that it held: nothing is left to go on with."""
 
 
 class ReaderGone(SinkError):

@@ -6,6 +6,10 @@ The first parts of an epoch are requested before its reader comes, and the next 
 epoch is being delivered, so a reader that turns the epoch finds bytes waiting. Three things end an
 epoch: its last byte (complete), its reader (abandoned; legal, contract §1.3), its source (failed).
 
+What this machine refuses of a channel (a trailer that cannot be written, a FIFO that cannot be made, opened
+or removed) is told, and waited for as storage is: `GiveUpAfter` seconds. Then the epoch has failed, and its
+FIFO is held open whatever the policy. Only a keeper that has died ends the process.
+
 A failed epoch is told first by its trailer, `failed`, and then to readers that know no trailers as the
 channel's `WhenFailed` has it (`streamer.relay.failures`): by default the FIFO stays open, and never looks
 like an end. The channel stays in state `failed` until the process stops, and a keeper holds the FIFO beyond
@@ -23,12 +27,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
-from streamer.errors import ReaderGone, SourceError
+from streamer.errors import KeeperLost, ReaderGone, Shortage, SinkError, SourceError
 from streamer.plan import NOWHERE, Mark, Position
 from streamer.relay.changes import Changes, is_change
 from streamer.relay.failures import POISON, Framing, WhenFailed
@@ -46,7 +51,6 @@ from streamer.trailer import Trailer
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from streamer.errors import SinkError
     from streamer.plan import ObjectRef, Plan
     from streamer.sink.ends import WriteEnds
     from streamer.sink.kept import KeeperClient
@@ -90,7 +94,7 @@ class Channel:
         `changes`: what to do about objects that are not as listed; by default the epoch fails.
         `sums`: compare every whole object with the checksum that S3 keeps of it; the transport must bring
         bytes into memory. `on_unverifiable` is told the first object that cannot be compared.
-        `on_shortage` is told when the channel begins to wait for space or descriptors of this machine.
+        `on_shortage` is told when the channel begins to wait for what this machine refuses.
         `on_end_believed` is told epoch and offset where a reader left at the end of an object that was not
         the last, as those do that stop at an end mark.
 
@@ -105,7 +109,7 @@ class Channel:
         if (when_failed == "poison") != (framing is not None):
             raise ValueError("poison needs a framing, and nothing else does")
         self.name = name
-        self.error: SourceError | None = None
+        self.error: SourceError | SinkError | None = None
         """Why the channel failed, once it has."""
         self.holds = False
         """Whether the FIFO of the failed epoch is to stay open, so that a restart may go on with it."""
@@ -258,31 +262,38 @@ class Channel:
             await asyncio.to_thread(self._plan.total_bytes, self._epoch + 1)
         verdict: Verdict = "abandoned"
         try:
-            outlet = await self._open(prefetcher)
-            if outlet is None:
-                return False
-            self._capacity, self._phase = outlet.capacity, "streaming"
-            verdict = await self._deliver(prefetcher, outlet)
-        except ReaderGone:
-            outlet = None  # it left while no sidecar was there
-            prefetcher.allow(self._epoch + 1)
-        except SourceError as error:
+            try:
+                outlet = await self._open(prefetcher)
+                if outlet is None:
+                    return False
+                self._capacity, self._phase = outlet.capacity, "streaming"
+                verdict = await self._deliver(prefetcher, outlet)
+            except ReaderGone:
+                outlet = None  # it left while no sidecar was there
+                prefetcher.allow(self._epoch + 1)
+            return await self._conclude(prefetcher, outlet, verdict)
+        except KeeperLost:
+            raise
+        except (SourceError, SinkError) as error:
             await self._fail(prefetcher, error)
             return False
+
+    async def _conclude(self, prefetcher: Prefetcher, outlet: PipeOutlet | None, verdict: Verdict) -> bool:
+        """End the epoch; whether another may follow. Raises SinkError; the reader has seen no end then."""
         self._tally.watch.enter("idle")
         prefetcher.activate(active=False)
         prefetcher.abandon(self._epoch)
         trailer = self._trailer(verdict)
-        if verdict == "complete" and (records := self._plan.records(self._epoch)):
-            self._tally.records += records
         successor = not self._draining.is_set()
 
         async def conclude() -> None:
-            self._fifos.conclude(self._epoch, trailer, successor=successor)
+            self._fifos.conclude(trailer, successor=successor)
 
         await patiently(conclude, self._policy, self._note_shortage)
+        if verdict == "complete" and (records := self._plan.records(self._epoch)):
+            self._tally.records += records
         self._outlet = None
-        self._fifos.retire(self._epoch, outlet, None, successor=successor)
+        self._fifos.retire(self._epoch, outlet)
         self._count(trailer)
         return successor
 
@@ -293,12 +304,11 @@ class Channel:
 
     async def _deliver(self, prefetcher: Prefetcher, outlet: PipeOutlet) -> Verdict:
         """Deliver the epoch to the reader who has come, until it has all of it or leaves."""
-
-        async def prepare() -> None:
-            self._fifos.prepare(self._epoch + 1)
-
         prefetcher.activate(active=True)
-        await patiently(prepare, self._policy, self._note_shortage)
+        try:
+            self._fifos.prepare(self._epoch + 1)
+        except Shortage as error:
+            self._note_shortage(error)  # this epoch need not wait: its end makes the next one's FIFO
         prefetcher.allow(self._epoch + 1)
         try:
             await prefetcher.deliver(self._epoch, outlet)
@@ -333,25 +343,28 @@ class Channel:
     async def _open(self, prefetcher: Prefetcher) -> PipeOutlet | None:
         """The epoch's write end once a reader has come, or None if drained before.
 
-        Raises ReaderGone if the reader came and left while no sidecar was there.
+        Raises ReaderGone if the reader came and left while no sidecar was there, and SinkError.
         """
-        gone: ReaderGone | None = None
+        failure: SinkError | None = None
 
         async def opened() -> None:
-            nonlocal gone
+            nonlocal failure
             try:
                 await open_kept()
             except ReaderGone as error:
                 self._tally.readers_come += 1
                 self._tally.readers_gone += 1
-                gone = error
+                failure = error
+            except SinkError as error:
+                failure = error
 
         def open_now() -> Awaitable[PipeOutlet]:
             return self._fifos.open(self._position(), on_gone=left)
 
         async def open_kept() -> None:
             # Kept at once, so that it has an owner even if this channel is cancelled now.
-            self._outlet = await patiently(open_now, self._policy, self._note_shortage)
+            outlet = self._outlet = await patiently(open_now, self._policy, self._note_shortage)
+            outlet.give_up_after, outlet.on_short = self._policy.give_up_after, self._note_shortage
             self._tally.readers_come += 1
 
         def left() -> None:
@@ -359,27 +372,31 @@ class Channel:
             prefetcher.wake()
 
         await first_of(opened(), self._draining.wait())
-        if gone is not None:
-            raise gone
+        if failure is not None:
+            raise failure
         return self._outlet
 
-    async def _fail(self, prefetcher: Prefetcher, error: SourceError) -> None:
-        """Tell of the failed epoch by its trailer, do with its FIFO what the policy says, and wait."""
+    async def _fail(self, prefetcher: Prefetcher, error: SourceError | SinkError) -> None:
+        """Tell of the failed epoch by its trailer, do with its FIFO what the policy says, and wait.
+
+        After a failure of this machine the FIFO is held, for its policy might need what has failed.
+        """
         self.error = error
         self.failed_at = time.monotonic()
         self._tally.note(error.kind, error)
-        if is_change(error):
+        if isinstance(error, SourceError) and is_change(error):
             self._changes.totals["failed"] += 1
         self._phase = "failed"
         self._tally.watch.enter("idle")
         outlet = self._outlet
-        poison = self._poison if outlet is not None and prefetcher.at_border else b""
+        local = isinstance(error, SinkError)
+        poison = self._poison if outlet is not None and not local and prefetcher.at_border else b""
         # Without an outlet it is an epoch that another sidecar began, which the right plan would go on with.
-        self.holds = outlet is None or not (poison or self._when_failed == "close")
+        self.holds = outlet is None or local or not (poison or self._when_failed == "close")
         self.poisoned = bool(poison)
         trailer = replace(self._trailer("failed"), poison=len(poison))
 
-        async def publish() -> None:
+        def publish() -> None:
             self._fifos.publish(trailer)
             if outlet is not None:
                 # The next epoch's FIFO is there, and nobody will write into it: a reader that has left this
@@ -387,14 +404,30 @@ class Channel:
                 after = self._opening(self._epoch + 1)
                 self._fifos.publish(replace(after, verdict="failed", error=trailer.error, poison=0))
 
-        await patiently(publish, self._policy, self._note_shortage)
-        self._count(trailer)
+        published = False
+
+        async def publish_later() -> None:
+            nonlocal published
+            publish()
+            published = True
+
+        endless = replace(self._policy, give_up_after=math.inf)
+        try:
+            publish()
+            published = True
+        except Shortage as shortage:
+            self._note_shortage(shortage)
+        self._count(trailer)  # whoever reads the log need not wait for the trailer
         prefetcher.close()
-        if outlet is not None and not self.holds:
-            await self._end_failed(outlet, trailer, poison)
+        if not published:
+            await first_of(patiently(publish_later, endless, lambda _: None), self._draining.wait())
+        if published and outlet is not None and not self.holds:
+            await self._end_failed(outlet, trailer, poison, endless)
         await self._draining.wait()
 
-    async def _end_failed(self, outlet: PipeOutlet, trailer: Trailer, poison: bytes) -> None:
+    async def _end_failed(
+        self, outlet: PipeOutlet, trailer: Trailer, poison: bytes, policy: RetryPolicy
+    ) -> None:
         """Write `poison`, and close the FIFO, once its reader has taken what comes before."""
         left = Pieces([poison])
         with contextlib.suppress(ReaderGone):
@@ -404,9 +437,14 @@ class Channel:
                 except BlockingIOError:
                     await outlet.writable()
             await self._fifos.settle()
+
+        async def conclude() -> None:
+            self._fifos.conclude(trailer)
+
+        await patiently(conclude, policy, self._note_shortage)
         self._outlet = None
         self._closed = True
-        self._fifos.retire(self._epoch, outlet, trailer)
+        self._fifos.retire(self._epoch, outlet)
 
     def _stop_outlet(self) -> None:
         """Close what is still open when the channel ends in mid-epoch."""
@@ -417,7 +455,11 @@ class Channel:
             outlet.close()
             return
         trailer = self._trailer("stopped")
-        self._fifos.retire(self._epoch, outlet, trailer, successor=False)
+        try:
+            self._fifos.conclude(trailer, successor=False)
+        except Shortage as error:  # the trailer says `open` then, which is no proof of an end either
+            self._note_shortage(error)
+        self._fifos.retire(self._epoch, outlet)
         self._count(trailer)
 
     @property

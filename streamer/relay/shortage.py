@@ -1,7 +1,7 @@
-"""Waiting for what this machine lacks now: space for a trailer, a descriptor for a FIFO.
+"""Waiting for what this machine refuses now: space for a trailer, a descriptor for a FIFO, a file system.
 
-Such a lack passes: somebody removes files, connections close. Until then a FIFO stays as it is, since to
-close it would look like an end to its reader.
+Such a refusal passes: somebody removes files, connections close, a permission is given back. Until then a
+FIFO stays as it is, since to close it would look like an end to its reader.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ T = TypeVar("T")
 async def patiently(
     step: Callable[[], Awaitable[T]], policy: RetryPolicy, on_wait: Callable[[Shortage], None]
 ) -> T:
-    """What `step` returns, repeated for as long as the policy allows while space or descriptors are short.
+    """What `step` returns, repeated for as long as the policy allows while this machine refuses something.
 
     `on_wait` is told of the first such failure. Raises SinkError.
     """

@@ -2,18 +2,21 @@
 
     prepare(n)   mkfifo n and its `open` trailer                   before n is offered, or n-1 ends
     open(n)      wait until a reader has opened it                 `streamer.sink.ends` says how
-    retire(n)    prepare(n+1); trailer of n; unlink n; close n     so that at the reader's EOF of n
-                                                                   n is gone and n+1 is there
+    conclude(n)  prepare(n+1); trailer of n; unlink n              so that at the reader's EOF of n
+    retire(n)    close n                                           n is gone and n+1 is there
 
-The order of `retire` is contract §1.5: a reader may open n+1 before it closes n, another lists the
-directory for the lowest number, a third gives n+1 two seconds to appear. The next `open` must follow
-at once, without waiting for the reader to close n.
+This order is contract §1.5: a reader may open n+1 before it closes n, another lists the directory for the
+lowest number, a third gives n+1 two seconds to appear. The next `open` must follow at once, without waiting
+for the reader to close n.
+
+What this machine refuses (no space, no permission, a disk that fails) is Shortage. Until `conclude` has
+returned the write end stays open, since closing it would look like an end to the reader.
 
 Opening goes through an O_PATH descriptor taken at creation, so the FIFO that was made is the one that is
 opened, whatever happens to its name meanwhile.
 
 A FIFO is never used twice: bytes left in it would reach the next reader (contract §1.7-4). With a FIFO whose
-write end outlived its sidecar `resume` goes on. That sidecar may have died between any two steps of `retire`;
+write end outlived its sidecar `resume` goes on. That sidecar may have died between any two steps of its end;
 the trailer, replaced before the rest, then says that what is left of it is due.
 """
 
@@ -39,20 +42,21 @@ if TYPE_CHECKING:
 
     from streamer.plan import Position
 
-_SHORTAGES = {errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+_LACKS = {errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+"""Errors that mean a lack of space, descriptors or memory."""
 KEPT_TRAILERS = 64
 """Trailers of the last epochs that stay readable; a reader looks at its own within an epoch."""
 
 
 def check_name(path: str) -> None:
-    """Refuse what has the name of a FIFO and is none of ours. Raises SinkError."""
+    """Refuse what has the name of a FIFO and is none of ours. Raises Shortage."""
     with contextlib.suppress(FileNotFoundError):
         _check(path, os.lstat(path))
 
 
 def _check(path: str, found: os.stat_result) -> None:
     if not stat.S_ISFIFO(found.st_mode) or found.st_uid != os.geteuid():
-        raise SinkError(f"{path} exists and is not a FIFO of ours; remove it or rename the channel")
+        raise Shortage(f"{path} exists and is not a FIFO of ours; remove it or rename the channel")
 
 
 class FifoDirectory:
@@ -112,12 +116,12 @@ class FifoDirectory:
             path_fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
                 _check(path, os.fstat(path_fd))
-            except SinkError:
+                # mkfifo(3) applies the umask; the mode is for the trainer's user or group.
+                os.chmod(by_descriptor(path_fd), self._mode)
+            except (OSError, Shortage):
                 os.close(path_fd)
                 raise
             self._fifos[epoch] = path_fd
-            # mkfifo(3) applies the umask; the mode is for the trainer's user or group.
-            os.chmod(by_descriptor(path_fd), self._mode)
 
     def resume(self, epoch: int, *, accepted: int) -> int:
         """Take over from a sidecar that died in `epoch`, or before its reader came; return the epoch due.
@@ -160,31 +164,30 @@ class FifoDirectory:
         with _mapped(fifo_path(self._directory, self._channel, epoch)):
             return await self._ends.open(position, self._fifos[epoch], on_gone=on_gone)
 
-    def retire(
-        self, epoch: int, outlet: PipeOutlet | None, trailer: Trailer | None, *, successor: bool = True
-    ) -> None:
-        """End the epoch with `trailer`: the next FIFO appears, this one goes, its write end closes.
+    def conclude(self, trailer: Trailer, *, successor: bool = True) -> None:
+        """The part of the epoch's end that this machine may refuse: the next FIFO appears, this one goes.
 
-        Without a trailer, `conclude` has come before. Without `successor` the channel ends here. Raises
-        SinkError, with the write end closed all the same.
+        Without `successor` the channel ends here. Raises Shortage; it may be repeated then, and the reader
+        has seen nothing of an end.
         """
-        try:
-            with _mapped(fifo_path(self._directory, self._channel, epoch)):
-                if trailer is not None:
-                    self.conclude(epoch, trailer, successor=successor)
-                self._remove(epoch)
-                if epoch >= KEPT_TRAILERS:
-                    self._unlink(trailer_path(self._directory, self._channel, epoch - KEPT_TRAILERS))
-        finally:
-            if outlet is not None:
-                outlet.close()
-            self._ends.done()
-
-    def conclude(self, epoch: int, trailer: Trailer, *, successor: bool) -> None:
-        """The part of `retire` that takes space and descriptors; it may be repeated. Raises SinkError."""
+        epoch = trailer.epoch
         if successor:
             self.prepare(epoch + 1)
         self.publish(trailer)
+        path = fifo_path(self._directory, self._channel, epoch)
+        with _mapped(path):
+            self._unlink(path)
+
+    def retire(self, epoch: int, outlet: PipeOutlet | None) -> None:
+        """The rest of the epoch's end, after `conclude`: the write end closes."""
+        if (path_fd := self._fifos.pop(epoch, None)) is not None:
+            os.close(path_fd)
+        if epoch >= KEPT_TRAILERS:
+            with contextlib.suppress(OSError):  # one that is left harms nobody
+                self._unlink(trailer_path(self._directory, self._channel, epoch - KEPT_TRAILERS))
+        if outlet is not None:
+            outlet.close()
+        self._ends.done()
 
     def publish(self, trailer: Trailer) -> None:
         """Replace the epoch's trailer. Raises SinkError."""
@@ -200,7 +203,8 @@ class FifoDirectory:
 
         As `WriteEnds.leave`; raises SinkError.
         """
-        self._ends.leave(position, self._fifos.get(position.epoch, -1), outlet)
+        with _mapped(fifo_path(self._directory, self._channel, position.epoch)):
+            self._ends.leave(position, self._fifos.get(position.epoch, -1), outlet)
         self.let_go()
 
     def let_go(self) -> None:
@@ -237,14 +241,13 @@ class FifoDirectory:
 
 @contextlib.contextmanager
 def _mapped(path: str) -> Iterator[None]:
-    """OSError becomes SinkError naming the path."""
+    """OSError becomes Shortage naming the path."""
     try:
         yield
     except OSError as error:
-        if error.errno in _SHORTAGES:
-            raise Shortage(
-                f"{path}: {error.strerror}; free space on that file system, or raise `ulimit -n`"
-            ) from error
-        raise SinkError(
-            f"{path}: {error.strerror or error}; check that the directory exists and is writable"
-        ) from error
+        remedy = (
+            "free space on that file system, or raise `ulimit -n`"
+            if error.errno in _LACKS
+            else "check that the directory exists and is writable"
+        )
+        raise Shortage(f"{path}: {error.strerror or error}; {remedy}") from error

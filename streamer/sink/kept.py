@@ -23,7 +23,7 @@ from typing import Any
 
 from streamer import bare
 from streamer import keeper as keeper_module
-from streamer.errors import ReaderGone, Shortage, SinkError
+from streamer.errors import KeeperLost, ReaderGone, Shortage, SinkError
 from streamer.keeper import LONGEST_MESSAGE, VERSION
 from streamer.plan import Mark, Position
 
@@ -226,8 +226,8 @@ class KeeperClient:
         if self._dead or not (self._unsent or self._given):
             self._idle.set()
 
-    def _death(self) -> SinkError:
-        return SinkError(
+    def _death(self) -> KeeperLost:
+        return KeeperLost(
             f"the keeper at {self._path} has died, and every FIFO that it held has ended without proof; "
             "start sidecar and trainer again"
         )

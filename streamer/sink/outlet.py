@@ -6,17 +6,23 @@ that is itself watched by the event loop: poll(2) reports a closed reader as POL
 is asked for, so a reader's exit is seen at once and not only at the next write, and a nested epoll
 gives asyncio and uvloop the same behaviour (uvloop's own writer callback reports such an error
 differently). `push` never blocks; only `writable` waits.
+
+A kernel that refuses to write (no memory, an I/O error) is asked again every SHORT_OF_MEMORY seconds, for
+`give_up_after` seconds at the most, and `on_short` is told.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
+import math
 import os
 import select
+import time
 from typing import TYPE_CHECKING, Protocol
 
-from streamer.errors import ReaderGone, SinkError
+from streamer.errors import ReaderGone, Shortage, SinkError
 from streamer.keeper import enlarge, unread
 
 if TYPE_CHECKING:
@@ -24,7 +30,7 @@ if TYPE_CHECKING:
 
 
 SHORT_OF_MEMORY = 0.05
-"""Seconds until a pipe is tried again that the kernel had no memory for."""
+"""Seconds until a pipe is tried again that the kernel refused to write."""
 
 
 class Drainable(Protocol):
@@ -63,8 +69,14 @@ class PipeOutlet:
         self._fd = fd
         self._on_gone = on_gone
         self._gone = False
+        self._short_since: float | None = None
+        """When the kernel began to refuse what is pushed, though the pipe may have room."""
         self._short = False
-        """Whether the kernel refused what was pushed last, though the pipe may have room."""
+        """Whether it refused what was pushed last."""
+        self.give_up_after = math.inf
+        """Seconds for which the kernel may refuse."""
+        self.on_short: Callable[[Shortage], None] | None = None
+        """Told when the kernel begins to refuse."""
         self._waiter: asyncio.Future[None] | None = None
         self.capacity = enlarge(fd)
         """Bytes that the pipe holds; what the kernel granted."""
@@ -88,14 +100,32 @@ class PipeOutlet:
 
     def push(self, source: Drainable) -> int:
         try:
-            return source.drain_into(self._fd)
+            count = source.drain_into(self._fd)
+        except BlockingIOError:
+            self._short_since = None  # the pipe is full, and the kernel well
+            raise
         except BrokenPipeError as error:
             raise ReaderGone("the reader closed the pipe") from error
         except OSError as error:
-            if error.errno not in (errno.ENOMEM, errno.EIO):
-                raise
-            self._short = True  # nothing was moved, so it may be tried again
+            self._refused(error)
             raise BlockingIOError(errno.EAGAIN, "the pipe takes nothing now") from error
+        self._short_since = None
+        return count
+
+    def _refused(self, error: OSError) -> None:
+        """Note that the kernel refused and moved nothing. Raises Shortage after `give_up_after` seconds."""
+        shortage = Shortage(
+            f"the kernel refuses to write a FIFO: {error.strerror}; see to the machine's memory"
+        )
+        shortage.__cause__ = error
+        now = time.monotonic()
+        self._short = True
+        if self._short_since is None:
+            self._short_since = now
+            if self.on_short is not None:
+                self.on_short(shortage)
+        elif now - self._short_since >= self.give_up_after:
+            raise shortage
 
     async def writable(self) -> None:
         if self._gone:
@@ -106,9 +136,11 @@ class PipeOutlet:
         if self._waiter is not None:
             raise RuntimeError("two tasks wait for one pipe")
         self._waiter = self._loop.create_future()
-        self._epoll.modify(self._fd, select.EPOLLOUT | select.EPOLLONESHOT)
         try:
+            self._epoll.modify(self._fd, select.EPOLLOUT | select.EPOLLONESHOT)
             await self._waiter
+        except OSError as error:
+            self._refused(error)  # the caller pushes again, and waits again
         finally:
             self._waiter = None
 
@@ -122,7 +154,8 @@ class PipeOutlet:
                 self._on_gone()
                 return
             # One-shot disabled the whole registration, errors included; watch for those again.
-            self._epoll.modify(self._fd, 0)
+            with contextlib.suppress(OSError):  # the next push notices that the reader has gone
+                self._epoll.modify(self._fd, 0)
             self._wake(None)
 
     def _wake(self, error: ReaderGone | None) -> None:

@@ -294,7 +294,7 @@ PLANTS = (
     Plant(
         "poison omitted",
         "streamer/relay/channel.py",
-        'poison = self._poison if outlet is not None and prefetcher.at_border else b""',
+        'poison = self._poison if outlet is not None and not local and prefetcher.at_border else b""',
         'poison = b""',
         ("tests/relay/test_failures.py",),
     ),
@@ -323,8 +323,8 @@ PLANTS = (
     Plant(
         "held FIFO of a failed epoch reported as closed",
         "streamer/relay/channel.py",
-        "        self.holds = outlet is None or not (poison",
-        "        self.holds = outlet is not None and not (poison",
+        "        self.holds = outlet is None or local or not (poison",
+        "        self.holds = local or outlet is not None and not (poison",
         ("tests/sidecar/test_keeper.py::test_a_changed_plan_fails_by_name_and_the_fifo_stays_open",),
     ),
     # Checksums
@@ -345,10 +345,10 @@ PLANTS = (
     # FIFOs and the keeper
     Plant(
         "FIFO closed before it is unlinked",
-        "streamer/sink/fifo.py",
-        "                self._remove(epoch)\n                if epoch >= KEPT_TRAILERS:",
-        "                if outlet is not None:\n                    outlet.close()\n"
-        "                self._remove(epoch)\n                if epoch >= KEPT_TRAILERS:",
+        "streamer/relay/channel.py",
+        "            self._fifos.conclude(trailer, successor=successor)\n",
+        "            if outlet is not None:\n                outlet.close()\n"
+        "            self._fifos.conclude(trailer, successor=successor)\n",
         (
             "tests/unit/test_fifo_directory.py",
             f"{EPOCHS}::test_next_fifo_is_there_and_this_one_gone_before_the_end_of_file",

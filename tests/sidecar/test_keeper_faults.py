@@ -171,7 +171,7 @@ def test_a_lack_of_descriptors_is_told_and_waited_for(stub, tmp_path, monkeypatc
     ):
         running.wait_for("ready")
         trainer = Trainer(data, names)
-        told = running.wait_for("waiting for space or open files")
+        told = running.wait_for("waiting for this machine")
         assert "the keeper cannot open a FIFO of" in told["error"]
         assert "ulimit -n" in told["error"]
         with descriptors(keeper.pid, 1024):

@@ -55,7 +55,7 @@ def test_no_space_for_a_trailer_is_waited_for(stub, tmp_path, small):
             filler = use_up(small)
             while len(got) < len(truth):
                 got += reader.read(1 << 20)
-            said = running.wait_for("waiting for space or open files", channel="train")
+            said = running.wait_for("waiting for this machine", channel="train")
             assert "No space left on device; free space" in said["error"]
             os.set_blocking(reader.fileno(), False)
             assert reader.read(1) is None
@@ -70,7 +70,7 @@ def test_no_space_for_a_trailer_is_waited_for(stub, tmp_path, small):
         found: list[bytes] = []
         reading = threading.Thread(target=lambda: found.append(read_all(data / "train_1")))
         reading.start()
-        running.wait_for("waiting for space or open files", times=2)
+        running.wait_for("waiting for this machine", times=2)
         filler.unlink()
         reading.join()
         assert found == [truth]
@@ -132,7 +132,7 @@ def test_no_open_files_are_waited_for_without_spinning(stub, tmp_path):
         fifo = tmp_path / "ml" / "input" / "data" / "train_0"
         reading = threading.Thread(target=lambda: found.append(read_all(fifo)))
         reading.start()
-        said = running.wait_for("waiting for space or open files", channel="train")
+        said = running.wait_for("waiting for this machine", channel="train")
         assert "Too many open files" in said["error"]
         spent = cpu_seconds(running.process.pid)
         reading.join(1)

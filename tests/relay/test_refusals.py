@@ -1,0 +1,129 @@
+"""A machine that refuses what a channel needs: told, waited for, and no end that a reader could believe."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+
+import pytest
+
+from streamer.errors import Shortage
+from streamer.sink.outlet import PipeOutlet
+from streamer.source.retry import RetryPolicy
+from streamer.trailer import read_trailer
+from tests.kit.harness import EAGER, fill, running_channel
+from tests.kit.pipes import eventually, off_loop, read_all
+
+pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
+
+SOON = RetryPolicy(give_up_after=0.3, first_wait=0.001, longest_wait=0.01)
+
+
+def has_no_end(reader):
+    """Whether the reader waits for more."""
+    os.set_blocking(reader, False)
+    try:
+        return os.read(reader, 1) != b""
+    except BlockingIOError:
+        return True
+
+
+async def read_until_the_end_is_due(running, truth):
+    """A reader that has every byte, and a directory that is not there when the epoch ends."""
+    reader = await off_loop(os.open, running.fifo(0), os.O_RDONLY)
+    got = await off_loop(os.read, reader, 1000)
+    running.directory.rename(running.directory.with_name("away"))
+    while len(got) < len(truth):
+        got += await off_loop(os.read, reader, 1 << 20)
+    assert got == truth
+    return reader
+
+
+async def test_a_directory_that_is_away_for_a_while_is_waited_for(stub, tmp_path):
+    truth = fill(stub, [300_000])
+    (tmp_path / "data").mkdir()
+    async with running_channel(stub, tmp_path / "data", policy=EAGER) as running:
+        reader = await read_until_the_end_is_due(running, truth)
+        await eventually(lambda: running.channel.statistics().errors)
+        note = running.channel.statistics().errors[-1]
+        assert note.kind == "local"
+        assert "check that the directory exists and is writable" in note.text
+        assert has_no_end(reader)
+        (tmp_path / "away").rename(tmp_path / "data")
+        os.set_blocking(reader, True)
+        assert await off_loop(os.read, reader, 1) == b""
+        os.close(reader)
+        assert read_trailer(str(tmp_path / "data"), "train", 0).verdict == "complete"
+        assert await off_loop(read_all, running.fifo(1)) == truth
+
+
+@pytest.mark.parametrize("when_failed", ["hold", "close"])
+async def test_a_directory_that_stays_away_fails_the_channel_and_ends_no_fifo(stub, tmp_path, when_failed):
+    """The trailer says so as soon as it can be written."""
+    truth = fill(stub, [300_000])
+    (tmp_path / "data").mkdir()
+    async with running_channel(stub, tmp_path / "data", policy=SOON, when_failed=when_failed) as running:
+        reader = await read_until_the_end_is_due(running, truth)
+        await eventually(lambda: running.verdicts)
+        assert running.verdicts[-1].verdict == "failed"
+        assert isinstance(running.channel.error, Shortage)
+        assert running.channel.holds
+        assert running.channel.statistics().error_kind == "local"
+        assert has_no_end(reader)
+        assert not running.task.done()
+        (tmp_path / "away").rename(tmp_path / "data")
+        await eventually(lambda: read_trailer(str(tmp_path / "data"), "train", 0).verdict == "failed")
+        assert has_no_end(reader)
+        assert len(running.verdicts) == 1
+        os.close(reader)
+
+
+async def test_a_foreign_file_in_the_place_of_the_next_fifo_is_waited_for(stub, tmp_path):
+    truth = fill(stub, [300_000])
+    async with running_channel(stub, tmp_path, policy=EAGER) as running:
+        running.fifo(1).write_bytes(b"mine")
+        reading = asyncio.create_task(off_loop(read_all, running.fifo(0)))
+        await eventually(lambda: len(running.channel.statistics().errors) == 2)
+        assert "is not a FIFO of ours" in running.channel.statistics().errors[-1].text
+        assert not reading.done()
+        running.fifo(1).unlink()
+        assert await reading == truth
+        assert await off_loop(read_all, running.fifo(1)) == truth
+
+
+class Refused:
+    """Bytes that the kernel refuses to write."""
+
+    def drain_into(self, fd: int) -> int:
+        del fd
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+class Taken:
+    """One byte."""
+
+    def drain_into(self, fd: int) -> int:
+        return os.write(fd, b"x")
+
+
+async def test_a_kernel_that_refuses_to_write_is_told_and_not_asked_for_ever():
+    read_fd, write_fd = os.pipe()
+    outlet = PipeOutlet(write_fd, on_gone=lambda: None)
+    told = []
+    outlet.on_short, outlet.give_up_after = told.append, 0.2
+    try:
+        with pytest.raises(BlockingIOError):
+            outlet.push(Refused())
+        await outlet.writable()
+        assert outlet.push(Taken()) == 1
+        with pytest.raises(Shortage, match="the kernel refuses to write a FIFO: Input/output error"):
+            while True:
+                try:
+                    outlet.push(Refused())
+                except BlockingIOError:
+                    await outlet.writable()
+        assert len(told) == 2
+    finally:
+        outlet.close()
+        os.close(read_fd)
