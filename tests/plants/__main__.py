@@ -1,6 +1,7 @@
 """Bugs that are planted on purpose, and who finds them.
 
     python -m tests.plants [--only WORD] [--jobs 2] [--into CONTRIBUTING.md]
+    python -m tests.plants --searchers [--within 120]   # which machines find each plant without its tests
 
 Each plant goes into a copy of the tree by itself. The checkers look at it in order of cost, each for a
 limited time, until one complains; what complained must pass in a copy without the bug, or it does not
@@ -23,7 +24,7 @@ from pathlib import Path
 
 from benchmarks.report import insert_into
 from tests.plants.catalogue import PLANTS, Plant
-from tests.plants.checkers import Checker, checkers
+from tests.plants.checkers import Checker, checkers, searchers
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -38,6 +39,8 @@ class Found:
     what: str
     seconds: float
     """Of all looks, up to the one that found it."""
+    searchers: tuple[str, ...] = ()
+    """The machines that found it, if all were asked."""
 
 
 class Trees:
@@ -46,6 +49,8 @@ class Trees:
     def __init__(self, directory: Path, count: int) -> None:
         self._free: queue.SimpleQueue[Path] = queue.SimpleQueue()
         self._clean_lock = threading.Lock()
+        self._sound: dict[str, bool] = {}
+        """By machine: whether it passes on the clean tree."""
         files = subprocess.run(
             ["/usr/bin/git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
             cwd=ROOT,
@@ -88,6 +93,33 @@ class Trees:
             path.write_text(whole)
             self._free.put(tree)
 
+    def search(self, plant: Plant, *, within: float) -> Found:
+        """Plant it, and have every machine search for it."""
+        tree = self._free.get()
+        path = tree / plant.path
+        whole = path.read_text()
+        try:
+            path.write_text(plant.planted(whole))
+            spent, names, what = 0.0, [], ""
+            for searcher in searchers():
+                outcome = searcher.look(tree, within)
+                spent += outcome.seconds
+                # One that is busy to the end of its time has found nothing.
+                if outcome.complains and not outcome.hung and self._is_sound(searcher, within):
+                    names.append(searcher.name)
+                    what = what or outcome.what
+            return Found(plant, names[0] if names else "", what, spent, tuple(names))
+        finally:
+            path.write_text(whole)
+            self._free.put(tree)
+
+    def _is_sound(self, searcher: Checker, within: float) -> bool:
+        with self._clean_lock:
+            if searcher.name not in self._sound:
+                outcome = searcher.look(self.clean, within)
+                self._sound[searcher.name] = not outcome.complains or outcome.hung
+            return self._sound[searcher.name]
+
 
 def table(found: list[Found]) -> str:
     """The results in Markdown."""
@@ -105,6 +137,22 @@ def table(found: list[Found]) -> str:
     return "\n".join(lines)
 
 
+def search_table(found: list[Found]) -> str:
+    """Which machines found which plants, in Markdown."""
+    names = [each.name for each in searchers()]
+    lines = [
+        f"{sum(bool(each.by) for each in found)} of {len(found)} plants found by machines, which know none, "
+        f"on {time.strftime('%Y-%m-%d')}.",
+        "",
+        f"| Planted in | Bug | {' | '.join(names)} |",
+        "|---|---|" + "---|" * len(names),
+    ]
+    for each in found:
+        cells = ("found" if name in each.searchers else "" for name in names)
+        lines.append(f"| `{each.plant.path}` | {each.plant.name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tests.plants",
@@ -116,6 +164,9 @@ def main() -> int:
     parser.add_argument("--within", type=float, default=300, help="seconds for each look (300)")
     parser.add_argument("--missed", type=int, default=2, help="plants that may be found by nobody (2)")
     parser.add_argument("--near", action="store_true", help="only the tests that plants name, no machines")
+    parser.add_argument(
+        "--searchers", action="store_true", help="only the machines, each of them: prints which find what"
+    )
     parser.add_argument("--into", metavar="FILE", help="replace the table in this Markdown file")
     options = parser.parse_args()
     chosen = [
@@ -127,12 +178,22 @@ def main() -> int:
         trees = Trees(Path(directory), options.jobs)
 
         def one(plant: Plant) -> Found:
+            if options.searchers:
+                found = trees.search(plant, within=options.within)
+                print(
+                    f"{', '.join(found.searchers) or 'NOBODY':16} {found.seconds:5.0f} s  {plant.name}",
+                    flush=True,
+                )
+                return found
             found = trees.try_plant(plant, within=options.within, machines=not options.near)
             print(f"{found.by or 'NOBODY':16} {found.seconds:5.0f} s  {plant.name}  {found.what}", flush=True)
             return found
 
         with ThreadPoolExecutor(options.jobs) as pool:
             results = list(pool.map(one, chosen))
+    if options.searchers:
+        print(search_table(results))
+        return 0
     print(table(results))
     if options.into:
         insert_into(

@@ -118,3 +118,8 @@ def checkers(plant: Plant, *, machines: bool) -> Iterator[Checker]:
             module = arguments[0].replace(".", "/")
             if arguments[0] == "pytest" or Path(module).is_dir() or Path(f"{module}.py").exists():
                 yield Checker(name, arguments)
+
+
+def searchers() -> list[Checker]:
+    """The machines that are no tests: they know nothing of any plant."""
+    return [Checker(name, arguments) for name, arguments in MACHINES.items() if arguments[0] != "pytest"]
