@@ -9,11 +9,10 @@ again; so are, with `--keep N`, up to N small inputs of each target that reach n
 from __future__ import annotations
 
 import argparse
-import hashlib
+import ast
 import random
 import re
 import resource
-import shutil
 import signal
 import subprocess
 import sys
@@ -61,11 +60,25 @@ def main() -> int:
     return 1 if failed else 0
 
 
+def kept(name: str) -> list[bytes]:
+    """The inputs of a target that are kept, each a line of its file: a literal of Python."""
+    path = CORPUS / f"{name}.txt"
+    lines = path.read_text(encoding="ascii").splitlines() if path.exists() else []
+    return [ast.literal_eval(line) for line in lines]
+
+
+def add(name: str, data: bytes) -> None:
+    """Keep an input, once."""
+    if data not in kept(name):
+        with open(CORPUS / f"{name}.txt", "a", encoding="ascii") as file:
+            file.write(f"{data!r}\n")
+
+
 def one(name: str, seconds: int, scratch: Path) -> tuple[int, str]:
     """Executions, and what was found; the input that did it goes to the corpus."""
     (scratch / "work").mkdir()
-    for path in (CORPUS / name).glob("*"):
-        shutil.copy(path, scratch / "work")
+    for number, data in enumerate(kept(name)):
+        (scratch / "work" / f"kept{number}").write_bytes(data)
     command = [sys.executable, "-m", "tests.fuzz", "--target", name, "--one", f"{seconds}:{scratch}"]
     try:
         done = subprocess.run(
@@ -76,9 +89,7 @@ def one(name: str, seconds: int, scratch: Path) -> tuple[int, str]:
         said, code = str(error.stderr), 1
     counts = [int(each) for each in re.findall(r"(?:^#|Done |executions )(\d+)", said, re.MULTILINE)]
     for crash in (scratch / "crash").glob("*"):
-        where = CORPUS / name
-        where.mkdir(parents=True, exist_ok=True)
-        shutil.copy(crash, where / f"found-{hashlib.sha256(crash.read_bytes()).hexdigest()[:12]}")
+        add(name, crash.read_bytes())
     if code == 0:
         return max(counts, default=0), ""
     lines = [
@@ -91,16 +102,14 @@ def one(name: str, seconds: int, scratch: Path) -> tuple[int, str]:
 
 def keep(name: str, scratch: Path, most: int) -> None:
     """The smallest new inputs."""
-    known = {path.read_bytes() for path in (CORPUS / name).glob("*")}
+    known = kept(name)
     new = sorted(
         (path.read_bytes() for path in (scratch / "work").glob("*")), key=lambda data: (len(data), data)
     )
     for data in [data for data in new if data not in known and 0 < len(data) <= SMALL][
         :: max(1, len(new) // max(most, 1))
     ][:most]:
-        where = CORPUS / name
-        where.mkdir(parents=True, exist_ok=True)
-        (where / hashlib.sha256(data).hexdigest()[:12]).write_bytes(data)
+        add(name, data)
 
 
 def fuzz(name: str, seconds: int, scratch: Path) -> int:

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from tests.fuzz.__main__ import CORPUS, INTERESTING
+from tests.fuzz import __main__ as search
+from tests.fuzz.__main__ import CORPUS, INTERESTING, add, kept
 from tests.fuzz.targets import TARGETS
 
 
@@ -17,13 +18,23 @@ from tests.fuzz.targets import TARGETS
 def test_every_kept_input_ends_as_it_must(name):
     for seed in TARGETS[name].seeds:
         TARGETS[name].run(seed)
-    for path in sorted((CORPUS / name).glob("*")):
-        TARGETS[name].run(path.read_bytes())
+    for data in kept(name):
+        TARGETS[name].run(data)
 
 
 def test_the_corpus_is_of_targets_that_are_there():
-    assert {path.name for path in CORPUS.iterdir()} <= set(TARGETS)
-    assert sum(path.stat().st_size for path in CORPUS.rglob("*") if path.is_file()) < 512 * 1024
+    files = list(CORPUS.iterdir())
+    assert {path.name for path in files} <= {f"{name}.txt" for name in TARGETS}
+    assert sum(path.stat().st_size for path in files) < 512 * 1024
+
+
+def test_what_is_kept_is_read_again_and_kept_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(search, "CORPUS", tmp_path)
+    inputs = [bytes(range(256)), b"", b"\r\n# no comment\n", b"'\"\\"]
+    for data in [*inputs, *inputs]:
+        add("uri", data)
+    assert kept("uri") == inputs
+    assert kept("tar") == []
 
 
 def spliced(seeds):
