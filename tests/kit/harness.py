@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from streamer.plan import Plan, Position, S3Uri
+from streamer.relay.allotment import Share
 from streamer.relay.changes import Changes, WhenChanged
 from streamer.relay.channel import Channel
 from streamer.relay.failures import Framing, WhenFailed
@@ -67,6 +68,8 @@ class Running:
     verdicts: list[Trailer]
     directory: Path
     task: asyncio.Task[None]
+    share: Share
+    """The channel's part of the memory, the connections and the bandwidth."""
 
     def fifo(self, epoch: int) -> Path:
         return self.directory / f"train_{epoch}"
@@ -92,6 +95,7 @@ async def running_channel(
     when_failed: WhenFailed = "hold",
     framing: Framing | None = None,
     start: Position = BEGIN,
+    on_end_believed: Callable[[int, int], None] | None = None,
     **endpoint: Any,
 ) -> AsyncIterator[Running]:
     """List the prefix, prepare and run a channel `train`; cancel it at the end.
@@ -122,11 +126,12 @@ async def running_channel(
             make_plan(clients.control) if make_plan else plan_prefix(clients.control, S3Uri(bucket, key))
         )
         verdicts: list[Trailer] = []
+        stages = chosen.stages()
         channel = Channel(
             "train",
             plan,
             chosen.source,
-            chosen.stages(),
+            stages,
             directory=str(directory),
             policy=policy,
             on_verdict=verdicts.append,
@@ -135,6 +140,7 @@ async def running_channel(
             when_failed=when_failed,
             framing=framing,
             start=start,
+            on_end_believed=on_end_believed,
         )
         try:
             channel.prepare()
@@ -143,7 +149,7 @@ async def running_channel(
             raise
         task = asyncio.create_task(channel.run())
         try:
-            yield Running(channel, plan, verdicts, directory, task)
+            yield Running(channel, plan, verdicts, directory, task, stages.share)
         finally:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):

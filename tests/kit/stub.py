@@ -100,15 +100,17 @@ class S3Stub:
     bare_listing_etags: bool = False
     released: asyncio.Event = field(default_factory=asyncio.Event)
     """Ends every `stall`."""
-    _loop: asyncio.AbstractEventLoop | None = None
+    loop: asyncio.AbstractEventLoop | None = None
+    """The loop of the server's thread."""
     in_flight: int = 0
     most_in_flight: int = 0
-    _transports: set[asyncio.Transport] = field(default_factory=set)
+    transports: set[asyncio.Transport] = field(default_factory=set)
+    """Connections that have carried a GET of an object."""
 
     @property
     def connections(self) -> int:
         """Connections that have carried a GET of an object."""
-        return len(self._transports)
+        return len(self.transports)
 
     @property
     def head_connections(self) -> int:
@@ -126,10 +128,10 @@ class S3Stub:
         self.faults[key if first is None else f"{key}@{first}"].extend(faults)
 
     def release(self) -> None:
-        assert self._loop is not None
-        self._loop.call_soon_threadsafe(self.released.set)
+        assert self.loop is not None
+        self.loop.call_soon_threadsafe(self.released.set)
 
-    async def _get(self, request: web.Request) -> web.StreamResponse:
+    async def get(self, request: web.Request) -> web.StreamResponse:
         if code := self.refused_keys.get(access_key(request)):
             return error(403, code)
         bucket, key = request.match_info["bucket"], request.match_info["key"]
@@ -137,7 +139,7 @@ class S3Stub:
         if bucket not in buckets:
             return error(404, "NoSuchBucket")
         if not key:
-            return await self._list(request, bucket)
+            return await self.answer_listing(request, bucket)
         if request.method == "HEAD":
             return await self._head(request, f"{bucket}/{key}")
         wanted, if_match = request.headers.get("Range", ""), request.headers.get("If-Match")
@@ -168,7 +170,7 @@ class S3Stub:
             answer.headers["x-amz-version-id"] = version
         if request.transport is None:
             return web.Response(status=400)  # the client has left already
-        self._transports.add(request.transport)
+        self.transports.add(request.transport)
         self.in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
         try:
@@ -220,7 +222,7 @@ class S3Stub:
         queue = self.faults.get(name)
         return await queue.popleft()(answer) if queue else web.Response(body=data, headers=answer.headers)
 
-    async def _list(self, request: web.Request, bucket: str) -> web.Response:
+    async def answer_listing(self, request: web.Request, bucket: str) -> web.Response:
         prefix, after = request.query.get("prefix", ""), request.query.get("continuation-token", "")
         after = self.tokens.get(after, after)
         names = sorted(name.split("/", 1)[1] for name in self.objects if name.split("/", 1)[0] == bucket)
@@ -375,19 +377,17 @@ class StubThread:
         return self.stub
 
     def stop(self) -> None:
-        assert self.stub._loop is not None
+        assert self.stub.loop is not None
         assert self._stop is not None
-        self.stub._loop.call_soon_threadsafe(self._stop.set)
+        self.stub.loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
         assert not self._thread.is_alive()
 
     async def _serve(self) -> None:
         self._stop = asyncio.Event()
-        self.stub._loop = asyncio.get_running_loop()
+        self.stub.loop = asyncio.get_running_loop()
         app = web.Application()
-        app.add_routes(
-            [web.get("/{bucket}", self._bare), web.get(r"/{bucket}/{key:[\s\S]*}", self.stub._get)]
-        )
+        app.add_routes([web.get("/{bucket}", self._bare), web.get(r"/{bucket}/{key:[\s\S]*}", self.stub.get)])
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await runner.setup()
         listening = socket.create_server((self._host, 0))
@@ -399,11 +399,11 @@ class StubThread:
         self.stub.released.set()
         await accept_no_more([listening])
         await runner.cleanup()
-        for transport in self.stub._transports:
+        for transport in self.stub.transports:
             if getattr(transport, "_loop", None) is not None:  # one that has closed has none
                 transport.abort()  # it may still wait to send what nobody reads
         await turns()
 
     async def _bare(self, request: web.Request) -> Any:
         request.match_info["key"] = ""
-        return await self.stub._get(request)
+        return await self.stub.get(request)

@@ -180,10 +180,11 @@ async def test_an_idle_lane_that_the_server_has_closed(request, authority, tmp_p
     async with streaming(stub, tmp_path, connections=2, parts=4) as running:
         assert await off_loop(read_all, running.fifo(0)) == truth
         before = stub.connections
-        share = running.channel._prefetcher._share
-        await eventually(lambda: not share.in_flight)  # the next epoch's first parts are here, and wait
-        for transport in list(stub._transports):
-            stub._loop.call_soon_threadsafe(transport.close)
+        await eventually(
+            lambda: not running.channel.statistics().inflight
+        )  # the next epoch's first parts are here, and wait
+        for transport in list(stub.transports):
+            stub.loop.call_soon_threadsafe(transport.close)
         assert await off_loop(read_all, running.fifo(1)) == truth
         assert running.channel.statistics().retries == {}
         assert stub.connections > before

@@ -176,9 +176,8 @@ async def test_a_reader_that_believes_an_end_mark_is_noticed(stub, tmp_path):
         told = []
         directory = tmp_path / transport
         directory.mkdir()
-        running_plain = running_channel(stub, directory, transport=transport, part_size=1 << 20)
-        async with running_plain as running:
-            running.channel._on_end_believed = lambda *place: told.append(place)  # noqa: B023 - used within
+        options = {"part_size": 1 << 20, "on_end_believed": lambda *place: told.append(place)}  # noqa: B023 - used within
+        async with running_channel(stub, directory, transport=transport, **options) as running:
             for epoch, count in enumerate([len(archives[0]) + len(archives[1]), 5_000_000]):
                 await off_loop(read_some, running.fifo(epoch), count)
                 await eventually(lambda epoch=epoch: len(running.verdicts) > epoch)

@@ -134,14 +134,14 @@ async def test_a_listing_that_fails_takes_no_memory(stub):
 async def test_an_error_in_one_folder_is_the_error(stub, monkeypatch):
     """One of ours, not a group; what the other folders were doing ends with it."""
     stub.objects |= {f"b/d/{number % 5}/{number}": b"1" for number in range(200)}
-    listed = kit.S3Stub._list
+    listed = kit.S3Stub.answer_listing
 
     async def refusing(self, request, bucket):
         if request.query.get("prefix") == "d/3/":
             return error(403, "AccessDenied")
         return await listed(self, request, bucket)
 
-    monkeypatch.setattr(kit.S3Stub, "_list", refusing)
+    monkeypatch.setattr(kit.S3Stub, "answer_listing", refusing)
     async with clients_of(stub) as clients:
         with pytest.raises(Denied, match="s3://b/d/3/"):
             await plan_prefix(clients.control, S3Uri("b", "d/"))
@@ -150,14 +150,14 @@ async def test_an_error_in_one_folder_is_the_error(stub, monkeypatch):
 async def test_a_listing_that_does_not_advance_is_an_error(stub, monkeypatch):
     """Truncated without a token would else look like a shorter listing."""
     stub.objects["b/d/x"] = b"1"
-    listed = kit.S3Stub._list
+    listed = kit.S3Stub.answer_listing
 
     async def stuck(self, request, bucket):
         answer = await listed(self, request, bucket)
         answer.text = answer.text.replace("false", "true")
         return answer
 
-    monkeypatch.setattr(kit.S3Stub, "_list", stuck)
+    monkeypatch.setattr(kit.S3Stub, "answer_listing", stuck)
     async with clients_of(stub) as clients:
         with pytest.raises(BadAnswer, match="does not advance"):
             await list_prefix(clients.control, S3Uri("b", "d/"))

@@ -206,7 +206,7 @@ async def test_on_aws_our_own_client_asks_the_endpoint_of_the_region():
             ("evil.com/#", "some-bucket.s3.eu-west-1.amazonaws.com"),
         ):
             for redirector in redirectors:
-                redirector._cache["some-bucket"] = named
+                redirector._cache["some-bucket"] = named  # noqa: SLF001 - botocore's
             await clients.data.generate_presigned_url(
                 "get_object", Params={"Bucket": "some-bucket", "Key": "k"}
             )

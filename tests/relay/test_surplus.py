@@ -34,8 +34,8 @@ async def test_a_response_on_an_idle_connection_is_not_that_of_the_next_request(
 
     async with clients_of(stub, **bundle) as clients:
         assert await get(clients.data) == truth
-        [transport] = stub._transports
-        arrived = asyncio.run_coroutine_threadsafe(written(transport, stale), stub._loop)
+        [transport] = stub.transports
+        arrived = asyncio.run_coroutine_threadsafe(written(transport, stale), stub.loop)
         await off_loop(arrived.result)
         if seen:
             await asyncio.sleep(0)

@@ -113,7 +113,7 @@ async def test_a_limit_of_bandwidth_holds_and_is_lifted(stub, tmp_path, transpor
     """Set in mid-stream, also where bytes go straight from the socket."""
     truth = fill(stub, [MORE_THAN_A_FIFO])
     async with running_channel(stub, tmp_path, part_size=1_000_000, parts=8, transport=transport) as running:
-        limit = running.channel._share.bandwidth
+        limit = running.share.bandwidth
         limit.change(1, 0.0)
         reading = asyncio.create_task(off_loop(read_all, running.fifo(0)))
         await eventually(lambda: running.channel.statistics().seconds["limited"] > 0.05)
