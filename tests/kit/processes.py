@@ -12,11 +12,13 @@ import sys
 import threading
 import urllib.request
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import yaml
 
 from tests.kit.patience import Patience
+from tests.kit.warm import Started, warm
 
 PENSTOCK = [sys.executable, "-m", "sidecar"]
 
@@ -49,30 +51,59 @@ def write_job(path: Path, document: dict) -> str:
 
 
 def penstock(*arguments: str, **options: object) -> subprocess.CompletedProcess:
-    """Run to the end; text output."""
+    """Run to the end; text output. A warm start, unless other options of `subprocess.run` are given."""
+    if options.keys() <= {"text", "env"}:
+        return _warm_penstock(*arguments, **options)
     options = {"capture_output": True, "text": True} | options
     return subprocess.run([*PENSTOCK, *arguments], check=False, **options)
+
+
+def _warm_penstock(
+    *arguments: str, text: bool = True, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess:
+    (out, out_end), (err, err_end) = os.pipe(), os.pipe()
+    with open(os.devnull, "rb") as nothing, open(out, "rb") as output, open(err, "rb") as errors:
+        running = warm().start(*arguments, stdin=nothing.fileno(), stdout=out_end, stderr=err_end, env=env)
+        try:
+            os.close(out_end)
+            os.close(err_end)
+            with ThreadPoolExecutor(1) as other:
+                late = other.submit(errors.read)
+                said = output.read(), late.result()
+        except BaseException:
+            running.kill()
+            raise
+        code = running.wait()
+    shown = [each.decode() for each in said] if text else said
+    return subprocess.CompletedProcess([*PENSTOCK, *arguments], code, *shown)
 
 
 class Sidecar:
     """A running `penstock run`; its log is read continuously and kept."""
 
-    def __init__(self, path: str, *options: str, prefix: Sequence[str] = ()) -> None:
-        """`prefix`: put before the command; it must become the command by exec."""
-        self.process = subprocess.Popen(
-            [*prefix, *PENSTOCK, "run", "-c", path, *options],
-            stderr=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            text=True,
-        )
+    def __init__(self, path: str, *options: str, prefix: Sequence[str] = (), cold: bool = False) -> None:
+        """`prefix`: put before the command; it must become the command by exec. `cold`: no warm start."""
+        read_end, write_end = os.pipe()
+        self._log = open(read_end, encoding="utf-8")  # noqa: SIM115 - closed by wait()
+        arguments = "run", "-c", path, *options
+        try:
+            with open(os.devnull, "r+b") as nothing:
+                null = nothing.fileno()
+                self.process: subprocess.Popen[bytes] | Started
+                if prefix or cold:
+                    command = [*prefix, *PENSTOCK, *arguments]
+                    self.process = subprocess.Popen(command, stderr=write_end, stdout=null)
+                else:
+                    self.process = warm().start(*arguments, stdin=0, stdout=null, stderr=write_end)
+        finally:
+            os.close(write_end)
         self.events: list[dict] = []
         self._news = threading.Condition()
         self._reader = threading.Thread(target=self._read, name="sidecar log")
         self._reader.start()
 
     def _read(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
+        for line in self._log:
             with self._news:
                 self.events.append(json.loads(line) if line.startswith("{") else {"event": line.strip()})
                 self._news.notify_all()
@@ -123,15 +154,14 @@ class Sidecar:
     def wait(self) -> int:
         code = self.process.wait()
         self._reader.join()
-        assert self.process.stderr is not None
-        self.process.stderr.close()
+        self._log.close()
         return code
 
 
 @contextlib.contextmanager
-def sidecar(path: str, *options: str, prefix: Sequence[str] = ()) -> Iterator[Sidecar]:
-    """A sidecar until the end of the block; killed if it is still there. `prefix`: as of `Sidecar`."""
-    running = Sidecar(path, *options, prefix=prefix)
+def sidecar(path: str, *options: str, prefix: Sequence[str] = (), cold: bool = False) -> Iterator[Sidecar]:
+    """A sidecar until the end of the block; killed if it is still there. Parameters as of `Sidecar`."""
+    running = Sidecar(path, *options, prefix=prefix, cold=cold)
     try:
         yield running
     finally:

@@ -152,7 +152,7 @@ def test_planted_secrets_are_nowhere(stub, planted):
     fill(stub, [100], prefix="b/train/")
     stub.script(right, *[echo] * 40)  # epoch 0 is one request
     path = write_job(planted / "job.yaml", document(stub, planted))
-    with sidecar(path, "--log-level", "debug", "--keeper", "auto") as running:
+    with sidecar(path, "--log-level", "debug", "--keeper", "auto", cold=True) as running:
         running.wait_for("ready")
         assert read_all(planted / "ml/input/data/train_0")
         running.wait_for("epoch complete")
