@@ -9,12 +9,14 @@ new child. A child that hangs writes the stacks of its threads to standard error
 from __future__ import annotations
 
 import faulthandler
+import math
 import multiprocessing
 import os
 import signal
 import sys
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -67,6 +69,60 @@ def run_seeds(
     finally:
         if child is not None:
             child.end()
+
+
+@dataclass(frozen=True)
+class Search:
+    """What a search has come to."""
+
+    found: Any
+    """The sum of what the unbroken seeds found."""
+    broken: dict[int, str]
+    """By seed, why."""
+    died: Counter[str]
+    """Children that a signal ended, by its name."""
+
+
+def search(
+    outcomes: Iterable[Outcome],
+    found: Any,
+    *,
+    again: str,
+    minutes: float = math.inf,
+    stop: bool = False,
+    drawn: Callable[[int], object] | None = None,
+    show: Callable[[Any], str] = str,
+) -> Search:
+    """Add up outcomes, print findings as they come and the state each 20 s, and end with a summary.
+
+    `found`: a sum of nothing. `again`: the arguments that run a seed again, with `{}` for it. `stop`: end
+    with the first finding. `drawn`: what a seed stands for, shown with a finding. `show`: the sum as text.
+    """
+    began = told = time.monotonic()
+    broken: dict[int, str] = {}
+    died: Counter[str] = Counter()
+    first = last = None
+    for outcome in outcomes:
+        last = outcome.seed
+        first = last if first is None else first
+        if outcome.broken is None:
+            found += outcome.found
+        elif last not in broken:
+            broken[last] = outcome.broken
+            died.update([outcome.died] if outcome.died else [])
+            what = f"seed {last}: {drawn(last)!s:.2000}\n" if drawn else ""
+            print(f"{what}seed {last}: {outcome.broken:.2000}", file=sys.stderr, flush=True)
+        now = time.monotonic()
+        if now - told > 20:
+            told = now
+            print(f"{now - began:.0f} s: to seed {last}, {show(found)}, {len(broken)} broken", flush=True)
+        if now - began > 60 * minutes or (broken and stop):
+            break
+    print(f"seeds {first} to {last} in {time.monotonic() - began:.0f} s: {show(found)}")
+    print(f"broken: {len(broken)}")
+    for seed, why in broken.items():
+        print(f"  {again.format(seed)}: {why:.300}")
+    return Search(found, broken, died)
 
 
 class _Child:

@@ -32,9 +32,7 @@ import ssl
 import sys
 import tempfile
 import threading
-import time
-from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 import stamina.instrumentation
@@ -43,7 +41,7 @@ import uvloop
 
 from tests.kit.killed import run_killed
 from tests.kit.proxy import TcpProxy, random_lines
-from tests.kit.seeds import run_seeds
+from tests.kit.seeds import Outcome, run_seeds, search
 from tests.kit.stub import S3Stub, StubThread
 from tests.kit.trials import Trial
 from tests.kit.verdicts import Account, Broken, Scene
@@ -150,38 +148,30 @@ def main() -> int:
     )
     parser.add_argument("--stop", action="store_true", help="end with the first broken promise")
     options = parser.parse_args()
-    account, started, told = Account(), time.monotonic(), time.monotonic()
-    broken: dict[int, str] = {}
-    deaths: Counter[str] = Counter()
-    seed = options.seed
-    seeds = chosen(seed, options.runs or sys.maxsize, options.only)
-    for outcome in run_seeds(run_seed, seeds, limit=LONGEST_SEED, prepare=prepare):
-        seed = outcome.seed
-        if outcome.broken is None:
-            account += outcome.found
-        else:
-            print(
-                f"seed {seed}: {Trial.draw(seed)}\nseed {seed}: {outcome.broken}", file=sys.stderr, flush=True
-            )
-            broken[seed] = outcome.broken
-            deaths.update([outcome.died] if outcome.died else [])
-        if options.log:
-            line = {"seed": seed, "outcome": outcome.broken or "kept", "seconds": round(outcome.seconds, 2)}
-            line |= {"features": Trial.draw(seed).features}
-            with open(options.log, "a", encoding="utf-8") as file:
-                file.write(json.dumps(line | vars(outcome.found or Account())) + "\n")
-        if time.monotonic() - told > 20:
-            told = time.monotonic()
-            print(f"{told - started:.0f} s: {account}, {len(broken)} broken", flush=True)
-        if time.monotonic() - started > 60 * options.minutes or (broken and options.stop):
-            break
+    seeds = chosen(options.seed, options.runs or sys.maxsize, options.only)
+    outcomes = run_seeds(run_seed, seeds, limit=LONGEST_SEED, prepare=prepare)
+    searched = search(
+        logged(outcomes, options.log) if options.log else outcomes,
+        Account(),
+        again="--seed {} --runs 1",
+        minutes=options.minutes,
+        stop=options.stop,
+        drawn=Trial.draw,
+    )
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024
-    print(f"seeds {options.seed} to {seed}: {account}; peak memory {peak} MiB, test server included")
-    print(f"exits by signal: {sum(deaths.values())} {dict(deaths)}")
-    print(f"broken: {len(broken)}")
-    for seed, why in broken.items():
-        print(f"  --seed {seed} --runs 1: {why}")
-    return 1 if broken else 0
+    print(f"peak memory {peak} MiB, test server included")
+    print(f"exits by signal: {searched.died.total()} {dict(searched.died)}")
+    return 1 if searched.broken else 0
+
+
+def logged(outcomes: Iterable[Outcome], path: str) -> Iterator[Outcome]:
+    """The same, each a line of JSON in the file."""
+    for outcome in outcomes:
+        line = {"seed": outcome.seed, "outcome": outcome.broken or "kept"}
+        line |= {"seconds": round(outcome.seconds, 2), "features": Trial.draw(outcome.seed).features}
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(line | vars(outcome.found or Account())) + "\n")
+        yield outcome
 
 
 if __name__ == "__main__":

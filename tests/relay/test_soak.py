@@ -13,7 +13,7 @@ import threading
 import pytest
 
 from tests.kit.faults import PASSING, SPOILT, WRONG
-from tests.kit.seeds import run_seeds
+from tests.kit.seeds import run_seeds, search
 from tests.kit.soak import run_trial
 from tests.kit.trials import REDIRECTS, Trial
 from tests.kit.verdicts import Broken
@@ -78,3 +78,8 @@ def test_a_search_goes_on_past_what_it_finds(capfd):
     assert (outcomes[3].died, outcomes[3].broken) == ("SIGSEGV", "the process died by SIGSEGV")
     assert outcomes[5].broken == "hung for 5 s"
     assert "in broken_in_its_way" in capfd.readouterr().err  # where it hung
+    searched = search(outcomes.values(), 0, again="--seed {} --runs 1", drawn=lambda seed: f"trial {seed}")
+    assert (searched.found, {*searched.broken}, searched.died) == (1 + 4 + 6, {2, 3, 5}, {"SIGSEGV": 1})
+    told = capfd.readouterr()
+    assert "  --seed 3 --runs 1: the process died by SIGSEGV\n" in told.out
+    assert "seed 5: trial 5\nseed 5: hung for 5 s\n" in told.err

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
-from tests.kit.seeds import run_seeds
+from tests.kit.seeds import Outcome, run_seeds, search
 from tests.schedules.run import Found, prepare, run_seed
 from tests.schedules.trial import SeedTrial
 
@@ -37,37 +38,28 @@ def main() -> int:
     options = parser.parse_args()
     if options.trace is not None:
         return _trace(options.trace)
-    found, broken, started = Found(), dict[int, str](), time.monotonic()
-    told, seed, first = started, options.seed, ""
     seeds = range(options.seed, options.seed + options.seeds)
-    again = 2 if options.twice else 1
-    repeated = (each for each in seeds for _ in range(again))
-    for number, outcome in enumerate(run_seeds(run_seed, repeated, limit=LIMIT, prepare=prepare)):
-        seed = outcome.seed
-        why = outcome.broken
-        if why is None:
-            found += outcome.found
-            if number % again == 0:
-                first = outcome.found.trace
-            elif first != outcome.found.trace:
-                why = "the second run had other events"
-        if why is not None and seed not in broken:
-            print(
-                f"seed {seed}: {SeedTrial.draw(seed)!r:.2000}\nseed {seed}: {why}",
-                file=sys.stderr,
-                flush=True,
-            )
-            broken[seed] = why
-        if time.monotonic() - told > 20:
-            told = time.monotonic()
-            print(f"{told - started:.0f} s: {found}, {len(broken)} broken", flush=True)
-        if time.monotonic() - started > 60 * options.minutes or (broken and options.stop):
-            break
-    print(f"seeds {options.seed} to {seed} in {time.monotonic() - started:.0f} s: {found}")
-    print(f"broken: {len(broken)}")
-    for seed, why in broken.items():
-        print(f"  --seeds 1 --seed {seed}: {why:.300}")
-    return 1 if broken else 0
+    repeated = (each for each in seeds for _ in range(1 + options.twice))
+    outcomes = run_seeds(run_seed, repeated, limit=LIMIT, prepare=prepare)
+    searched = search(
+        _compared(outcomes) if options.twice else outcomes,
+        Found(),
+        again="--seeds 1 --seed {}",
+        minutes=options.minutes,
+        stop=options.stop,
+        drawn=SeedTrial.draw,
+    )
+    return 1 if searched.broken else 0
+
+
+def _compared(outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
+    """One outcome for both runs of each seed; broken if their events differ."""
+    pairs = iter(outcomes)
+    for first, second in zip(pairs, pairs, strict=True):
+        if first.broken is None and second.broken is None and first.found.trace != second.found.trace:
+            yield replace(first, broken="the second run had other events")
+        else:
+            yield first if first.broken is not None else second
 
 
 def _trace(seed: int) -> int:
