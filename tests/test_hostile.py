@@ -7,7 +7,8 @@ import pytest
 from tests.hostile.__main__ import judge_all, sample
 from tests.hostile.cells import Cell, all_cells
 from tests.hostile.faults import BELOW, FAULTS
-from tests.hostile.wire import Request, right
+from tests.hostile.wire import right
+from tests.kit.raw import parse
 
 SEED, DRAWN = 7, 10
 ONCE_BROKEN = {
@@ -45,7 +46,7 @@ def test_every_end_is_right_or_told():
 
 def test_the_faults_are_of_every_field():
     assert len(FAULTS) + len(BELOW) >= 100
-    sent = right(Request("GET", "b", "data/0", {}, {"range": "bytes=0-9"}))
+    sent = right(parse(b"GET /b/data/0 HTTP/1.1\r\nRange: bytes=0-9"))
     fields = {name.decode() for name, _ in sent.headers} | {"Transfer-Encoding", "Retry-After", "Location"}
     assert all(f"{field}: missing" in FAULTS for field in fields)
     assert {cell.operation for cell in all_cells()} == {"body", "HEAD", "listing", "manifest"}

@@ -24,9 +24,9 @@ from collections.abc import Callable
 import trustme
 
 from tests.hostile.faults import BELOW, FAULTS
-from tests.hostile.wire import Wire, parse, right
+from tests.hostile.wire import Wire, operation_of, right
+from tests.kit.raw import HEAD_END, parse
 
-HEAD_END = b"\r\n\r\n"
 _struck: Counter[str] = Counter()
 _lock = threading.Lock()
 NAMES = list(FAULTS)
@@ -59,7 +59,7 @@ def serve(sock: socket.socket) -> None:
         first, _, head = head.partition(HEAD_END)
         request = parse(first)
         response = right(request)
-        name = _struck_by(request.bucket, request.operation)
+        name = _struck_by(request.bucket, operation_of(request))
         if name is None:
             wire.send(response.header() + response.sent_body())
             continue

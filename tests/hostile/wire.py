@@ -7,14 +7,14 @@ S3 client: nothing in this package but `cells` knows Penstock.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import random
 import socket
 import ssl
 import time
 from dataclasses import dataclass, field
-from urllib.parse import parse_qs, unquote, urlsplit
+
+from tests.kit.raw import Request, etag
 
 SIZES = {"data/0": 700_000, "data/1": 1, "data/2": 90_000}
 """Bytes of each object of every bucket."""
@@ -30,27 +30,13 @@ CONTENTS = {key: content(key) for key in SIZES}
 TRUTH = b"".join(CONTENTS[key] for key in sorted(CONTENTS))
 
 
-def etag(data: bytes) -> str:
-    return hashlib.md5(data).hexdigest()
-
-
-@dataclass(frozen=True)
-class Request:
-    method: str
-    bucket: str
-    key: str
-    query: dict[str, str]
-    headers: dict[str, str]
-    """Names in lower case."""
-
-    @property
-    def operation(self) -> str:
-        """Which of the four kinds of request this is."""
-        if not self.key:
-            return "listing"
-        if self.key == MANIFEST:
-            return "manifest"
-        return "HEAD" if self.method == "HEAD" else "body"
+def operation_of(request: Request) -> str:
+    """Which of the four kinds of request this is."""
+    if not request.key:
+        return "listing"
+    if request.key == MANIFEST:
+        return "manifest"
+    return "HEAD" if request.method == "HEAD" else "body"
 
 
 @dataclass
@@ -143,19 +129,9 @@ class Wire:
         self.sock.shutdown(socket.SHUT_RDWR)
 
 
-def parse(head: bytes) -> Request:
-    first, *lines = head.decode("latin-1").split("\r\n")
-    method, target, _ = first.split(" ")
-    parts = urlsplit(target)
-    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-    bucket, _, key = unquote(parts.path).lstrip("/").partition("/")
-    query = {name: values[0] for name, values in parse_qs(parts.query, keep_blank_values=True).items()}
-    return Request(method, bucket, key, query, headers)
-
-
 def right(request: Request) -> Response:
     """The right response."""
-    operation = request.operation
+    operation = operation_of(request)
     common = [
         (b"x-amz-request-id", b"HOSTILE1"),
         (b"Date", time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime()).encode()),
@@ -173,11 +149,9 @@ def right(request: Request) -> Response:
         return missing
     tag = b'"%s"' % etag(data).encode()
     headers = [*common, (b"ETag", tag)]
-    wanted = request.headers.get("range", "")
     line = b"HTTP/1.1 200 OK"
-    if wanted and operation != "HEAD":
-        first, _, last = wanted.removeprefix("bytes=").partition("-")
-        start, end = int(first), min(int(last) + 1, len(data))
+    if request.span and operation != "HEAD":
+        start, end = request.span[0], min(request.span[1], len(data))
         headers.append((b"Content-Range", b"bytes %d-%d/%d" % (start, end - 1, len(data))))
         line, data = b"HTTP/1.1 206 Partial Content", data[start:end]
     headers.append((b"Content-Length", b"%d" % len(data)))

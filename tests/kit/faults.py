@@ -19,7 +19,8 @@ from collections.abc import Callable, Mapping
 
 from aiohttp import web
 
-from tests.kit.stub import Answer, Fault, cut_after, error, etag, fails, heads
+from tests.kit.raw import etag
+from tests.kit.stub import Answer, Fault, cut_after, error, fails, heads
 
 _RESET = struct.pack("ii", 1, 0)
 """SO_LINGER with no time: close(2) sends RST instead of FIN."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import hashlib
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -27,6 +29,10 @@ class Request:
     headers: dict[str, str]
 
     @property
+    def bucket(self) -> str:
+        return self.path[1:].partition("/")[0]
+
+    @property
     def key(self) -> str:
         """The key below `/bucket/`; empty for a request about the bucket."""
         return self.path[1:].partition("/")[2]
@@ -36,6 +42,22 @@ class Request:
         """The range that is asked for: first byte and end."""
         first, dash, last = self.headers.get("range", "").removeprefix("bytes=").partition("-")
         return (int(first), int(last) + 1) if dash else None
+
+
+def parse(head: bytes) -> Request:
+    """A request from its head, up to the empty line."""
+    first, *lines = head.decode("latin-1").split("\r\n")
+    method, target, _ = first.split(" ")
+    parts = urlsplit(target)
+    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    query = {name: values[0] for name, values in parse_qs(parts.query, keep_blank_values=True).items()}
+    return Request(method, target, unquote(parts.path), query, headers)
+
+
+@functools.lru_cache(maxsize=4096)
+def etag(data: bytes) -> str:
+    """S3's ETag of an object that was put in one part."""
+    return hashlib.md5(data).hexdigest()
 
 
 @dataclass
@@ -83,16 +105,7 @@ def raw_server(reply: Callable[[Request], bytes]) -> Iterator[RawServer]:
                 if not (data := sock.recv(65536)):
                     return
                 head += data
-            first, *lines = head.partition(HEAD_END)[0].decode("latin-1").split("\r\n")
-            method, target, _ = first.split(" ")
-            parts = urlsplit(target)
-            headers = {
-                name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)
-            }
-            query = {
-                name: values[0] for name, values in parse_qs(parts.query, keep_blank_values=True).items()
-            }
-            request = Request(method, target, unquote(parts.path), query, headers)
+            request = parse(head.partition(HEAD_END)[0])
             server.seen.append(request)
             sock.sendall(reply(request))
             sock.shutdown(socket.SHUT_WR)

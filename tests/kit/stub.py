@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import hashlib
 import socket
 import ssl
 import threading
@@ -23,6 +22,8 @@ from urllib.parse import quote as url_quote
 from xml.sax.saxutils import escape
 
 from aiohttp import web
+
+from tests.kit.raw import etag
 
 PAGE = 1000
 ANY = ""
@@ -259,11 +260,6 @@ class S3Stub:
             content_type="application/xml",
             text=f"<ListBucketResult>{encoding}<IsTruncated>{str(more).lower()}</IsTruncated>{token}{entries}{folders}</ListBucketResult>",
         )
-
-
-@functools.lru_cache(maxsize=4096)
-def etag(data: bytes) -> str:
-    return hashlib.md5(data).hexdigest()
 
 
 def access_key(request: web.Request) -> str:

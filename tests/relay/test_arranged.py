@@ -16,7 +16,8 @@ from streamer.source.manifests import plan_augmented, plan_manifest
 from streamer.trailer import read_trailer
 from tests.kit.harness import MORE_THAN_A_FIFO, clients_of, fill
 from tests.kit.pipes import eventually, off_loop, read_all
-from tests.kit.stub import cut_after, etag, fails, stalls
+from tests.kit.raw import etag
+from tests.kit.stub import cut_after, fails, stalls
 from tests.unit import reference
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")

@@ -65,7 +65,7 @@ async def test_every_range_names_the_listed_version(run, stub, tmp_path):
     truth = fill(stub, [120_000])
     async with run(stub, tmp_path) as running:
         await off_loop(read_all, running.fifo(0))
-    from tests.kit.stub import etag
+    from tests.kit.raw import etag
 
     assert {seen.if_match for seen in stub.seen} == {f'"{etag(truth)}"'}
 

@@ -18,7 +18,8 @@ from streamer.source.manifests import plan_augmented, plan_manifest
 from streamer.source.retry import RetryPolicy
 from streamer.source.session import Endpoint, Reading, open_clients
 from tests.kit.harness import clients_of, fill
-from tests.kit.stub import Answer, etag, fails
+from tests.kit.raw import etag
+from tests.kit.stub import Answer, fails
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
 

@@ -20,7 +20,8 @@ from streamer.source.watcher import Watcher
 from tests.kit.faults import resets_after
 from tests.kit.harness import MORE_THAN_A_FIFO, fill, running_channel
 from tests.kit.pipes import eventually, off_loop, read_all
-from tests.kit.stub import Answer, cut_after, etag, fails, turns
+from tests.kit.raw import etag
+from tests.kit.stub import Answer, cut_after, fails, turns
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
 

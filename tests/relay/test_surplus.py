@@ -8,7 +8,7 @@ import pytest
 
 from tests.kit.harness import clients_of, fill
 from tests.kit.pipes import eventually, off_loop
-from tests.kit.stub import etag
+from tests.kit.raw import etag
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
 

@@ -35,8 +35,9 @@ from streamer.source.retry import RetryPolicy
 from streamer.source.session import Clients, Reading, trust
 from streamer.source.signing import RangeSigner
 from streamer.trailer import Trailer
+from tests.kit.raw import etag
 from tests.kit.virtual import Hang, ScheduledLoop, virtual
-from tests.schedules.server import Server, etag
+from tests.schedules.server import Server
 from tests.schedules.trial import BUCKET, LASTING, ChannelTrial, SeedTrial
 from tests.schedules.wire import authority
 

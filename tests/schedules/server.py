@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import functools
-import hashlib
 import itertools
 import random
 import re
@@ -14,6 +12,7 @@ import socket
 from collections import Counter
 from collections.abc import Callable
 
+from tests.kit.raw import etag
 from tests.kit.virtual import ScheduledLoop
 from tests.schedules.trial import BUCKET, SeedTrial
 from tests.schedules.wire import Wire, wired
@@ -29,12 +28,6 @@ CODES = {
     500: "InternalError",
     503: "SlowDown",
 }
-
-
-@functools.cache
-def etag(data: bytes) -> str:
-    """Of these bytes."""
-    return hashlib.md5(data, usedforsecurity=False).hexdigest()
 
 
 class Server:
