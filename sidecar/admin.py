@@ -173,7 +173,10 @@ async def serve_admin(supervisor: Supervisor, *, host: str, port: int) -> AsyncI
     """
     door = Door()
     runner = web.AppRunner(Admin(supervisor).app(door.heard), access_log=None, shutdown_timeout=1)
-    await runner.setup()
+    try:
+        await runner.setup()
+    except OSError as error:
+        raise SinkError(f"cannot listen on {host}:{port}: {error.strerror}; raise `ulimit -n`") from error
     assert runner.server is not None  # noqa: S101 - set up
     try:
         async with listening(door.before(runner.server), host, port) as found:

@@ -89,10 +89,10 @@ class Layout:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
         except OSError as error:
             raise SinkError(f"{path}: {error.strerror}") from error
-        if not _is_ours(os.fstat(fd)):
-            os.close(fd)
-            raise SinkError(f"{path} is not a lock of ours; remove it, and let nobody else write there")
         try:
+            if not _is_ours(os.fstat(fd)):
+                os.close(fd)
+                raise SinkError(f"{path} is not a lock of ours; remove it, and let nobody else write there")
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(fd, 0)
             os.write(fd, b"%d\n" % os.getpid())

@@ -363,7 +363,7 @@ class Supervisor:
             for channel in self.job.channels("Pipe")
             for plan in plans[channel.channel_name].fifos.values()
         ]
-        async with open_transport(
+        entering = open_transport(
             clients,
             wish=self.job.penstock.transport,
             buckets=set().union(*(plan.buckets() for plan in piped)),
@@ -376,7 +376,15 @@ class Supervisor:
             join=any(plan.join for plan in piped),
             check=self.job.checks,
             frame=self.job.frames,
-        ) as transport:
+        )
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                transport = await stack.enter_async_context(entering)
+            except OSError as error:
+                raise SinkError(
+                    f"cannot set up the transport: {error.strerror or error}; raise `ulimit -n`, or the "
+                    "limit of memory"
+                ) from error
             self.transport, self.reason = transport.name, transport.reason
             self.allotment = transport.allotment
             limit = self.job.penstock.bandwidth

@@ -39,6 +39,8 @@ IDLE_FOR = 600
 """Seconds that a keeper of our own waits for a sidecar while no reader is there either."""
 
 
+_LIMITS = "raise `ulimit -n`, or the limit of memory"
+
 _Answer = tuple["Held", int]
 """What the keeper says of a channel, and a descriptor or -1."""
 
@@ -341,7 +343,10 @@ def _close(fd: int) -> None:
 
 async def connected(path: str) -> KeeperClient:
     """A connection to the keeper that listens at `path`. Raises SinkError."""
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+    try:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+    except OSError as error:
+        raise SinkError(f"cannot connect to the keeper at {path}: {error.strerror}; {_LIMITS}") from error
     try:
         await _connect(sock, path)
         uid = keeper_module.peer(sock)
@@ -358,7 +363,11 @@ async def connected(path: str) -> KeeperClient:
     except BaseException:
         sock.close()
         raise
-    client = KeeperClient(path, sock)
+    try:
+        client = KeeperClient(path, sock)
+    except OSError as error:  # the loop cannot watch the socket
+        sock.close()
+        raise SinkError(f"cannot connect to the keeper at {path}: {error.strerror}; {_LIMITS}") from error
     try:
         await client.greet()
     except BaseException:
