@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 
 import pytest
 
-from tests.kit.processes import PENSTOCK, job, write_job
+from tests.kit.processes import job, penstock, write_job
 from tests.unit import reference
 
 READ_TWO_EPOCHS = 'cat "$SM_CHANNEL_C"_0 "$SM_CHANNEL_C"_1'
@@ -59,8 +58,8 @@ def test_two_hosts_stream_what_the_contract_says(stub, tmp_path, kind, uri, arra
     rows = reference.rows(kind, store, uri, ["image-ref", "label", "note"])
     flags = ["--host-count", "2", "--host-index"]
     for host in range(2):
-        command = [*PENSTOCK, "exec", "-c", path, *flags, str(host), "--", "sh", "-c", READ_TWO_EPOCHS]
-        done = subprocess.run(command, capture_output=True, check=False)
+        command = [*flags, str(host), "--", "sh", "-c", READ_TWO_EPOCHS]
+        done = penstock("exec", "-c", path, *command, text=False)
         assert done.returncode == 0, done.stderr.decode()
         due = [
             reference.stream(
@@ -78,6 +77,5 @@ def test_a_manifest_can_be_a_directory_of_files(stub, tmp_path):
         [{"prefix": "s3://b/da"}, "ta/5", "ta/0"]
     ).encode()  # what is below the prefix's last folder becomes the path
     path = write_job(tmp_path / "job.yaml", document)
-    command = [*PENSTOCK, "exec", "-c", path, "--", "sh", "-c", 'cd "$SM_CHANNEL_C" && find . -type f']
-    done = subprocess.run(command, capture_output=True, check=False, text=True)
+    done = penstock("exec", "-c", path, "--", "sh", "-c", 'cd "$SM_CHANNEL_C" && find . -type f')
     assert (done.returncode, sorted(done.stdout.split())) == (0, ["./data/0", "./data/5"]), done.stderr

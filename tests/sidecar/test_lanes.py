@@ -16,7 +16,7 @@ import pytest
 from streamer.trailer import read_trailer
 from tests.kit.harness import MORE_THAN_A_FIFO, fill
 from tests.kit.pipes import read_all
-from tests.kit.processes import PENSTOCK, job, leftovers, penstock, sidecar, write_job
+from tests.kit.processes import job, leftovers, penstock, sidecar, write_job
 from tests.sidecar.test_channels import EVERY_KIND, job_of, store_of
 from tests.unit import reference
 
@@ -95,8 +95,7 @@ def test_every_kind_of_channel_on_two_hosts(stub, tmp_path, kind, uri, arranged)
     script = 'for lane in 0 1 2; do cat "${SM_CHANNEL_C}-${lane}_0" "${SM_CHANNEL_C}-${lane}_1"; done'
     for host in range(2):
         flags = ["--host-count", "2", "--host-index", str(host)]
-        command = [*PENSTOCK, "exec", "-c", path, *flags, "--", "sh", "-c", script]
-        done = subprocess.run(command, capture_output=True, check=False)
+        done = penstock("exec", "-c", path, *flags, "--", "sh", "-c", script, text=False)
         assert done.returncode == 0, done.stderr.decode()
         assert done.stdout == b"".join(
             reference.stream(

@@ -239,6 +239,8 @@ def test_no_command_shows_a_secret_whatever_fails(stub, planted, monkeypatch):
 
 
 def run(command):
+    if command[: len(PENSTOCK)] == PENSTOCK:
+        return penstock(*command[len(PENSTOCK) :])
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
