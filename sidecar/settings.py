@@ -65,8 +65,6 @@ class EndpointConfig(Model):
     """Put the bucket into the path, not into the host name; most S3-compatible servers want it."""
     anonymous: bool = False
     ca_bundle: Text | None = None
-    tls_processes: Annotated[int, Field(ge=0, le=64)] = 0
-    """Processes that decrypt what comes over TLS, for more than one core gives; 0: this one does."""
     requester_pays: bool = False
     """Agree to pay for what is read from a Requester Pays bucket."""
     sse_customer_key_file: Text | None = None
@@ -78,8 +76,6 @@ class EndpointConfig(Model):
             raise ValueError("Anonymous and Profile contradict each other; remove one")
         if self.ca_bundle and self.url and self.url.startswith("http://"):
             raise ValueError("CaBundle has no meaning for an http:// Url; remove it or use https://")
-        if self.tls_processes and self.url and self.url.startswith("http://"):
-            raise ValueError("TlsProcesses has no meaning for an http:// Url; remove it or use https://")
         if self.anonymous and self.requester_pays:
             raise ValueError("Anonymous and RequesterPays contradict each other; remove one")
         return self

@@ -24,9 +24,8 @@ from streamer.source.client import OwnSource, why_not, why_not_splice
 from streamer.source.lanes import largest_window
 from streamer.source.portable import PortableSource
 from streamer.source.ranges import RangeSource
-from streamer.source.session import Clients, trust, trusted
+from streamer.source.session import Clients, trust
 from streamer.source.signing import RangeSigner
-from streamer.source.terminators import Terminators
 from streamer.units import MIB
 
 OWN_FILES, CHANNEL_FILES = 48, 8
@@ -121,11 +120,12 @@ async def open_transport(
     async with _own_source(clients, portable, splice=splice) as source:
         if splice:
             pipes = PipePool(pipe_budget, most=most_pipes)
-            part, largest = (4 * MIB, 8 * MIB) if clients.tls_processes else (absorbed, absorbed)
-            pace = lanes.pace(max(64, 4 * channels), part, largest_part=largest)
+            pace = lanes.pace(max(64, 4 * channels), absorbed, largest_part=absorbed)
             try:
                 allotment = Allotment(budget, pace, members=channels, hedging=hedging)
-                yield Transport(source, _why_splice(clients), allotment, pipes=pipes, few_files=lanes.bounded)
+                yield Transport(
+                    source, "plain HTTP to pipes", allotment, pipes=pipes, few_files=lanes.bounded
+                )
             finally:
                 pipes.close()
         else:
@@ -145,28 +145,14 @@ async def open_transport(
 async def _own_source(
     clients: Clients, portable: PortableSource, *, splice: bool
 ) -> AsyncIterator[OwnSource]:
-    tls, terminators = None, None
-    async with contextlib.AsyncExitStack() as stack:
-        if clients.tls_processes and not _over_tls(clients):
-            url = clients.data.meta.endpoint_url
-            raise ConfigError(f"Endpoint.TlsProcesses has no meaning for {url}; remove it")
-        if _over_tls(clients):
-            tls = trust(clients.ca_bundle)
-            if clients.tls_processes:
-                terminators = await stack.enter_async_context(
-                    Terminators(trusted(clients.ca_bundle), clients.tls_processes)
-                )
-        source = OwnSource(
-            RangeSigner(
-                clients.data, clients.credentials, anonymous=clients.anonymous, reading=clients.reading
-            ),
-            portable,
-            splice=splice,
-            tls=tls,
-            terminators=terminators,
-            stall_timeout=clients.stall_timeout,
-        )
-        stack.callback(source.close)
+    source = OwnSource(
+        RangeSigner(clients.data, clients.credentials, anonymous=clients.anonymous, reading=clients.reading),
+        portable,
+        splice=splice,
+        tls=trust(clients.ca_bundle) if _over_tls(clients) else None,
+        stall_timeout=clients.stall_timeout,
+    )
+    with contextlib.closing(source):
         yield source
 
 
@@ -183,12 +169,6 @@ def _absorbed(*, tls: bool) -> int:
 def _over_tls(clients: Clients) -> bool:
     url: str = clients.data.meta.endpoint_url
     return url.startswith("https://")
-
-
-def _why_splice(clients: Clients) -> str:
-    if _over_tls(clients):
-        return f"TLS by {clients.tls_processes} processes, to pipes"
-    return "plain HTTP to pipes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +237,7 @@ def _pipe_limits(channels: int, files: int) -> tuple[int, int]:
 def _no_splice(clients: Clients, room: int, channels: int, *, to_pipes: bool) -> str | None:
     if not to_pipes:
         return "the output is not a pipe"
-    if obstacle := why_not_splice(clients.data.meta.endpoint_url, tls_processes=clients.tls_processes):
+    if obstacle := why_not_splice(clients.data.meta.endpoint_url):
         return obstacle
     if room < 2 * PIPE_SIZE * channels:
         return (

@@ -1,6 +1,6 @@
 """Ranged GETs by a client of our own, and what HEADs (`heads`) share with them.
 
-    kernel splice   plain HTTP, or TLS that other processes decrypt, into pipes: bodies never enter this one
+    kernel splice   plain HTTP into pipes: bodies never enter this process
     copying         TLS, or bytes that must be seen: read into the receiver's memory, once
 
 `HttpClient` sends a signed request on a lane; the body is moved by one of `exchange`'s two ways. Whatever
@@ -34,7 +34,6 @@ from streamer.source.signing import Place, RangeSigner
 from streamer.source.watcher import Watcher
 
 if TYPE_CHECKING:
-    from streamer.source.terminators import Terminators
     from streamer.source.tls import Trust
 
 _MESSAGE = re.compile(rb"<Message>([^<]{0,500})</Message>")
@@ -56,9 +55,9 @@ def why_not(client: Any, buckets: set[str]) -> str | None:
     return None
 
 
-def why_not_splice(endpoint_url: str, *, tls_processes: int = 0) -> str | None:
+def why_not_splice(endpoint_url: str) -> str | None:
     """Why bodies cannot stay out of this process; None if they can."""
-    if not endpoint_url.startswith("http://") and not tls_processes:
+    if not endpoint_url.startswith("http://"):
         return "the endpoint is TLS, so bodies must be decrypted in user space"
     return None
 
@@ -84,17 +83,14 @@ class Answering(Protocol[T_co]):
 class HttpClient:
     """Requests on lanes: one at a time on each, idle ones kept, by host."""
 
-    def __init__(
-        self, tls: Trust | None, terminators: Terminators | None = None, *, stall_timeout: float
-    ) -> None:
-        """`tls`: how to trust a TLS endpoint. `terminators`: who decrypts, if not this process.
+    def __init__(self, tls: Trust | None, *, stall_timeout: float) -> None:
+        """`tls`: how to trust a TLS endpoint.
 
         `stall_timeout`: seconds for a connection and the response header together.
         """
         self._stall_timeout = stall_timeout
         self._loop = asyncio.get_running_loop()
         self._tls = tls
-        self._terminators = terminators
         self._watcher = Watcher()
         self._pools: dict[tuple[str, int], LanePool] = {}
 
@@ -123,7 +119,7 @@ class HttpClient:
         if pool is None:
             tls = self._tls if place.tls else None
             pool = self._pools[place.host, place.port] = LanePool(
-                place.host, place.port, self._watcher, tls=tls, terminators=self._terminators
+                place.host, place.port, self._watcher, tls=tls
             )
         while True:
             head = await request()
@@ -173,19 +169,15 @@ class OwnSource:
         *,
         splice: bool,
         tls: Trust | None = None,
-        terminators: Terminators | None = None,
         stall_timeout: float = STALL_TIMEOUT,
     ) -> None:
-        """`tls`, `terminators`: as of HttpClient. `stall_timeout`: seconds without a byte that end a request.
-
-        What splices over TLS needs terminators.
-        """
+        """`tls`: as of HttpClient. `stall_timeout`: seconds without a byte that end a request."""
         self.name = "kernel splice" if splice else "copying"
         self._signer = signer
         self._fallback = fallback
         self._exchange: Any = SpliceExchange if splice else CopyExchange
         self._stall_timeout = stall_timeout
-        self._client = HttpClient(tls, terminators, stall_timeout=stall_timeout)
+        self._client = HttpClient(tls, stall_timeout=stall_timeout)
 
     def close(self) -> None:
         """Close idle lanes; those in use close with the fetches that use them."""

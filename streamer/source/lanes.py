@@ -234,10 +234,3 @@ class TlsLane(Lane):
         count = self._tls.recv_into(room)
         self._dry = count < len(room)
         return count
-
-
-class TerminatedLane(Lane):
-    """A lane over TLS whose socket here is a plain one, of a pair; see `terminator`."""
-
-    def _wake_at(self, low: int) -> None:
-        """Nothing: SO_RCVLOWAT does not keep a socket of a pair from being readable."""

@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from streamer.errors import BadAnswer, Transient, Where
 from streamer.source.faults import untrusted
-from streamer.source.lanes import Lane, TerminatedLane, TlsLane
+from streamer.source.lanes import Lane, TlsLane
 
 if TYPE_CHECKING:
-    from streamer.source.terminators import Terminators
     from streamer.source.tls import Trust
     from streamer.source.watcher import Watcher
 
@@ -39,15 +38,11 @@ class LanePool:
         watcher: Watcher,
         *,
         tls: Trust | None = None,
-        terminators: Terminators | None = None,
     ) -> None:
-        """`watcher`: of the lanes. `tls`: for a TLS host, whom to trust. `terminators`: who decrypts then, if
-        not this process.
-        """
+        """`watcher`: of the lanes. `tls`: for a TLS host, whom to trust."""
         self._host = host
         self._port = port
         self._tls = tls
-        self._terminators = terminators
         self._watcher = watcher
         self._idle: list[Lane] = []
         self._addresses: list[tuple[Any, ...]] = []
@@ -118,8 +113,6 @@ class LanePool:
             lane = Lane(sock, self._watcher)
             lane.widen()
             return lane
-        if self._terminators is not None:
-            return TerminatedLane(await self._terminators.join(self._host, sock), self._watcher)
         lane = TlsLane(sock, self._watcher, self._tls, self._host)
         lane.widen()
         await lane.begin()

@@ -91,8 +91,6 @@ class Endpoint:
     path_style: bool = False
     anonymous: bool = False
     ca_bundle: str | None = None
-    tls_processes: int = 0
-    """Processes that decrypt what comes over TLS; none: this one does."""
     reading: Reading = field(default_factory=Reading)
 
 
@@ -110,8 +108,6 @@ class Clients:
     """Certificates to trust, by configuration or environment; None for botocore's own."""
     stall_timeout: float
     """Seconds without a byte before a connection counts as dead."""
-    tls_processes: int = 0
-    """As of `Endpoint`."""
     asked: Counter[str] = field(default_factory=Counter)
     """Requests beside those for parts, repeated ones included, by S3's name of the operation."""
 
@@ -203,7 +199,6 @@ async def open_clients(
                 reading=endpoint.reading,
                 ca_bundle=endpoint.ca_bundle or session.get_config_variable("ca_bundle"),
                 stall_timeout=stall_timeout,
-                tls_processes=endpoint.tls_processes,
             )
             check_endpoint(clients.data.meta.endpoint_url)
         endpoint.reading.teach(clients.control)
@@ -289,19 +284,13 @@ async def _lasting(session: Any, profile: str | None, limit: float) -> LastingCr
     return lasting
 
 
-def trusted(ca_bundle: str | None) -> str:
-    """The file with the certificates to believe: the bundle given, or else botocore's."""
-    from botocore.httpsession import get_cert_path
-
-    path: str = ca_bundle or get_cert_path(verify=True)
-    return path
-
-
 def trust(ca_bundle: str | None) -> Trust:
     """Trust in the bundle given, or else in what botocore trusts. Raises ConfigError."""
+    from botocore.httpsession import get_cert_path
+
     from streamer.source.tls import Trust  # some 30 ms
 
-    path = trusted(ca_bundle)
+    path: str = ca_bundle or get_cert_path(verify=True)
     try:
         return Trust(path)
     except OSError as error:

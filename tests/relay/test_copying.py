@@ -27,15 +27,14 @@ from tests.kit.tls import serving
 pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
 
 
-@pytest.fixture(params=[0, 2], ids=["decrypted-here", "by-processes"])
-def streaming(request):
-    """`running_channel` where this process decrypts, and where others do and bodies are spliced."""
+@pytest.fixture
+def streaming():
+    """`running_channel` by the copying transport."""
 
     def start(stub, directory, **options):
         if stub.url.startswith("https:"):
-            options |= {"ca_bundle": str(directory / "ca.pem"), "tls_processes": request.param}
-        transport = "kernel" if request.param else "copying"
-        return running_channel(stub, directory, transport=transport, **options)
+            options |= {"ca_bundle": str(directory / "ca.pem")}
+        return running_channel(stub, directory, transport="copying", **options)
 
     return start
 

@@ -129,7 +129,6 @@ def test_what_sagemaker_prints_for_unset_fields_is_accepted(tmp_path):
         ("Penstock__Endpoint__Url", "127.0.0.1:9000", "Penstock.Endpoint.Url"),
         ("Penstock__Endpoint", {"Anonymous": True, "Profile": "me"}, "contradict each other"),
         ("Penstock__Endpoint", {"Url": "http://h", "CaBundle": "/x"}, "use https://"),
-        ("Penstock__Endpoint", {"Url": "http://h", "TlsProcesses": 2}, "use https://"),
         ("Penstock__Admin__Port", 70000, "65535"),
         ("Penstok", {}, "did you mean Penstock?"),
         ("HyperParameters", {"lr": 0.1}, "HyperParameters.lr: must be text; put it in quotes"),
