@@ -32,7 +32,7 @@ from streamer.relay.cat import stream_once
 from streamer.relay.pace import MOST_LANES
 from streamer.relay.race import first_of
 from streamer.relay.statistics import Tally
-from streamer.relay.transport import Wish, open_transport
+from streamer.relay.transport import Wish, open_transport, why_read
 from streamer.sink.outlet import FileOutlet, PipeOutlet
 from streamer.source.described import PlanMemory
 from streamer.source.listing import plan_uris
@@ -273,18 +273,17 @@ async def cat(
                 clients,
                 wish=options.transport,
                 buckets={uri.bucket for uri in uris},
-                channels=1,
+                channels=[why_read(plan)],
                 budget=options.budget,
                 connections=options.connections,
                 part_size=options.part_size,
-                join=options.join is not None,
                 to_pipes=stat.S_ISFIFO(os.fstat(1).st_mode),
             ) as transport:
                 keep_loaded()
                 await stream_once(
                     plan,
                     transport.source,
-                    transport.stages(),
+                    transport.stages(why_read(plan)),
                     policy=policy,
                     tally=tally,
                     open_outlet=partial(_standard_output, give_up_after=options.give_up_after),

@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from streamer.errors import BadAnswer, ConfigError, SinkError, Where
 from streamer.plan import Part, Plan, cut
 from streamer.relay.allotment import Allotment
+from streamer.relay.fetch import PartFetch
 from streamer.relay.memory import BufferPool, MemoryStage
 from streamer.relay.pace import Pace
-from streamer.relay.retry import fetch_part
 from streamer.relay.statistics import Tally
 from streamer.relay.threads import in_thread
 from streamer.source.ranges import RangeSource
@@ -113,7 +113,7 @@ async def _fetch(plan: Plan, files: list[str], source: RangeSource, limits: Down
     async def work() -> None:
         for part in parts:  # shared: each worker takes the next
             stage = MemoryStage(part, pool, on_change=_nothing, tally=tally, eager=True)
-            await fetch_part(source, stage, limits.policy, tally, share)
+            await PartFetch(stage, source, policy=limits.policy, tally=tally, share=share).run()
             with _local_errors():
                 await in_thread(_write, places[part.object.bucket, part.object.key], stage)
 

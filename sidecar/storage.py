@@ -23,13 +23,13 @@ from streamer.errors import Missing, PenstockError, SourceChanged, Where
 from streamer.plan import ObjectRef, Plan, bare_etag
 from streamer.relay.cat import stream_once
 from streamer.relay.statistics import Tally
-from streamer.relay.transport import open_transport
+from streamer.relay.transport import open_transport, why_read
 from streamer.sink.outlet import PipeOutlet
 from streamer.source.bounded import within_stall
 from streamer.source.faults import answered_code, clock_ahead, map_errors
 from streamer.source.heads import PortableHeads
 from streamer.source.listing import first_page
-from streamer.source.ranges import check_head
+from streamer.source.ranges import check_header
 from streamer.source.retry import RetryPolicy
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ def _range(name: str, ref: ObjectRef, answer: Any, data: bytes, *, offset: int) 
     status, length = answer["ResponseMetadata"]["HTTPStatusCode"], answer.get("ContentLength")
     text = f"answered {status} with {length} bytes for one"
     with contextlib.suppress(PenstockError):
-        check_head(
+        check_header(
             ref,
             offset,
             offset + 1,
@@ -220,18 +220,17 @@ def _clock(date: str | None) -> Finding:
 async def speed(job: Job, clients: Clients, samples: list[ObjectRef]) -> Finding:
     """Bytes per second of the first objects, over the job's own transport, into a pipe that is emptied."""
     penstock, tally, plan = job.penstock, Tally(), Plan.of(samples)
+    why = why_read(plan, check=job.checks, frame=job.frames)
     try:
         async with open_transport(
             clients,
             wish=penstock.transport,
             buckets=plan.buckets(),
-            channels=1,
+            channels=[why],
             budget=job.budget,
             connections=penstock.connections,
             part_size=penstock.part_size,
             hedge=penstock.hedge_budget,
-            check=job.checks,
-            frame=job.frames,
         ) as transport:
             name, started = transport.name, time.monotonic()
             with _emptied() as write_end, contextlib.suppress(TimeoutError):
@@ -239,7 +238,7 @@ async def speed(job: Job, clients: Clients, samples: list[ObjectRef]) -> Finding
                     await stream_once(
                         plan,
                         transport.source,
-                        transport.stages(),
+                        transport.stages(why),
                         policy=RetryPolicy(give_up_after=PROBE),
                         tally=tally,
                         open_outlet=lambda on_gone: PipeOutlet(os.dup(write_end), on_gone=on_gone),

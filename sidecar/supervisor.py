@@ -42,13 +42,13 @@ from streamer.relay.bandwidth import Bandwidth
 from streamer.relay.changes import Change, Changes
 from streamer.relay.channel import Channel
 from streamer.relay.pace import MOST_LANES
-from streamer.relay.transport import Transport, open_transport
+from streamer.relay.transport import Transport, open_transport, why_read
 from streamer.sink.ends import KeptEnds
 from streamer.sink.kept import FLUSH_WITHIN, KeeperClient, connected, started
+from streamer.source.aiobotocore_source import AiobotocoreSource
 from streamer.source.described import PlanMemory
 from streamer.source.heads import Heads, open_heads
 from streamer.source.integrity import Sums
-from streamer.source.portable import PortableSource
 from streamer.source.retry import RetryPolicy
 from streamer.source.session import open_clients
 from streamer.units import MIB, human_bytes
@@ -292,7 +292,7 @@ class Supervisor:
             log.info("downloading", channel=name, **size)
             fetched = await download(
                 plan,
-                PortableSource(clients.data, clients.credentials),
+                AiobotocoreSource(clients.data, clients.credentials),
                 directory=self.layout.data,
                 channel=name,
                 limits=limits,
@@ -359,23 +359,19 @@ class Supervisor:
     async def open_transport(self, clients: Clients, plans: dict[str, Planned]) -> AsyncIterator[Transport]:
         """The transport of all channels. Raises ConfigError if the one asked for cannot be."""
         piped = [
-            plan
+            (channel, plan)
             for channel in self.job.channels("Pipe")
             for plan in plans[channel.channel_name].fifos.values()
         ]
         entering = open_transport(
             clients,
             wish=self.job.penstock.transport,
-            buckets=set().union(*(plan.buckets() for plan in piped)),
-            channels=max(len(piped), 1),
+            buckets=set().union(*(plan.buckets() for _, plan in piped)),
+            channels=[_why_read(plan, channel) for channel, plan in piped] or [None],
             budget=self.job.budget,
             connections=self.job.penstock.connections,
             part_size=self.job.penstock.part_size,
             hedge=self.job.penstock.hedge_budget,
-            inflate=any(plan.inflate for plan in piped),
-            join=any(plan.join for plan in piped),
-            check=self.job.checks,
-            frame=self.job.frames,
         )
         async with contextlib.AsyncExitStack() as stack:
             try:
@@ -390,6 +386,8 @@ class Supervisor:
             limit = self.job.penstock.bandwidth
             transport.allotment.bandwidth.change(limit, time.monotonic())
             log.info("transport", transport=transport.name, reason=transport.reason)
+            if transport.pipes is not None and (read := _read_channels(piped)):
+                log.info("bytes are read, not spliced", channels=read)
             if transport.few_files:
                 log.warning("few open files", limits=transport.few_files)
             yield transport
@@ -499,7 +497,7 @@ class Supervisor:
     ) -> Channel:
         """The channel `name`: `config`'s own, or one of its lanes."""
         penstock = self.job.penstock
-        stages = transport.stages()
+        stages = transport.stages(_why_read(plan, config))
         stages.share.bandwidth = self.bandwidth[config.channel_name]
 
         def note_change(change: Change) -> None:
@@ -612,3 +610,15 @@ def _sum_up(planned: Planned) -> None:
     for plan in (planned.whole, *planned.fifos.values()):
         plan.total_bytes(0)
         _ = plan.digest
+
+
+def _why_read(plan: Plan, channel: ChannelConfig) -> str | None:
+    """As `why_read`, for a FIFO of the channel."""
+    keys = channel.penstock
+    return why_read(plan, check=keys.integrity == "checksum", frame=keys.when_failed == "poison")
+
+
+def _read_channels(piped: list[tuple[ChannelConfig, Plan]]) -> dict[str, str]:
+    """The channels whose bytes must be read, and why."""
+    whys = {channel.channel_name: _why_read(plan, channel) for channel, plan in piped}
+    return {name: why for name, why in whys.items() if why}

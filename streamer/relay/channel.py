@@ -45,7 +45,7 @@ from streamer.relay.statistics import ChannelStatistics, Tally
 from streamer.relay.unpack import Pieces
 from streamer.sink.ends import OwnEnds
 from streamer.sink.fifo import FifoDirectory
-from streamer.source.integrity import CheckedSource, Proof
+from streamer.source.integrity import ChecksummedSource, ChecksumVerifier
 from streamer.trailer import Trailer
 
 if TYPE_CHECKING:
@@ -121,8 +121,9 @@ class Channel:
         self._framing = framing
         self._poison = POISON[framing] if framing else b""
         self._plan = plan
-        self._source = source if sums is None else CheckedSource(source, sums)
-        self._checked: Counter[str] | None = None if sums is None else Counter()
+        self._source = source if sums is None else ChecksummedSource(source, sums)
+        self._sums = sums
+        self._checked: Counter[str] = Counter()
         self._on_unverifiable = on_unverifiable
         self._on_shortage = on_shortage
         self._on_end_believed = on_end_believed
@@ -223,7 +224,7 @@ class Channel:
                     requests=requests,
                     policy=self._policy,
                     changes=self._changes,
-                    proof=None if self._checked is None else Proof(self._note_checked),
+                    proof=self._verifier(),
                     start=self._start,
                     on_mark=self._note_mark,
                     framing=self._framing,
@@ -515,9 +516,10 @@ class Channel:
         self._ended[trailer.verdict] += 1
         self._on_verdict(trailer)
 
+    def _verifier(self) -> ChecksumVerifier | None:
+        return None if self._sums is None else ChecksumVerifier(self._sums.known, self._note_checked)
+
     def _note_checked(self, ref: ObjectRef, outcome: Outcome) -> None:
-        if self._checked is None:
-            return
         self._checked[outcome] += 1
         first = outcome == "unverifiable" and self._checked[outcome] == 1
         if first and self._on_unverifiable is not None:
@@ -562,7 +564,7 @@ class Channel:
             head_wait=tally.head_wait.snapshot(),
             errors=tuple(tally.notes),
             changed=dict(self._changes.totals),
-            checked=dict(self._checked or {}),
+            checked=dict(self._checked),
             error=None if self.error is None else str(self.error),
             error_kind=None if self.error is None else self.error.kind,
         )

@@ -1,4 +1,4 @@
-"""Stages in user memory: of bodies that are copied or decrypted, or come in memory of the transport's own.
+"""Stages in user memory: of bodies that are read, decrypted if need be.
 
     socket ─read─→ buffers ─writev─→ FIFO       a part of more than 1 MiB, once its turn has come
     socket ─read─→ buffers ... ─writev─→ FIFO   a small one, or what a socket cannot hold, as it comes
@@ -12,15 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from streamer.errors import SourceError
 from streamer.plan import Part
 from streamer.relay.allotment import Share
 from streamer.relay.stages import Chunk, Stage, lane_room
 from streamer.relay.statistics import Tally
-from streamer.source.integrity import PartSum
-from streamer.source.ranges import CopiedBody
+from streamer.source.ranges import Body
 from streamer.units import KIB
 
 BUFFER_SIZE = 128 * KIB
+READ_AT_ONCE = 256 * KIB
+"""Bytes read for one event or one delivery: they are still in the processor's cache when they are written."""
 
 
 class BufferPool:
@@ -39,9 +41,7 @@ class BufferPool:
 
 
 class MemoryStage(Stage):
-    """All bytes in user memory: in buffers that `room` hands out, or as a transport fed them."""
-
-    _body: CopiedBody | None
+    """All bytes in user memory, in buffers of a pool."""
 
     def __init__(
         self,
@@ -52,58 +52,60 @@ class MemoryStage(Stage):
         tally: Tally,
         eager: bool = False,
     ) -> None:
-        """`eager`: read it all as it comes, whether or not it is delivered meanwhile."""
+        """`eager`: read all bytes as they come, whether or not any is delivered meanwhile."""
         super().__init__(part, on_change=on_change, tally=tally)
-        self._waits = self._waits and not eager
+        self._parks = self._parks and not eager
         self._pool = pool
-        self.part_sum: PartSum | None = None
-        """As `streamer.source.integrity.Summing`."""
+        self.on_leave: Callable[[memoryview], None] | None = None
+        """Called with the bytes of the object as they are delivered, in order."""
 
     @property
     def staged(self) -> int:
-        return len(self._head) + self._in_memory
+        return len(self._before) + self._in_memory
 
-    def feed(self, data: bytes) -> None:
-        super().feed(data)
-        if self.part_sum is not None:
-            self.part_sum.update(data)
+    def _fill(self, body: Body) -> None:
+        # At most READ_AT_ONCE, so that other connections get their turn.
+        taken = 0
+        try:
+            while body.left and taken < READ_AT_ONCE:
+                memory = self._unfilled()[: body.left]
+                count = body.read_into(memory)
+                taken += count
+                self._chunks[-1].filled += count
+                self._in_memory += count
+                self._arrived(count)
+                if count < len(memory):
+                    break
+        except BlockingIOError:
+            if not taken:
+                raise
+        finally:
+            if taken:
+                self._changed()
 
-    def room(self, limit: int) -> memoryview:
-        """As `streamer.source.ranges.CopyReceiver`; there always is some, since it was reserved."""
+    def _unfilled(self) -> memoryview:
+        """Memory for the next bytes; there always is some, since it was reserved."""
         last = self._chunks[-1] if self._chunks else None
         if last is None or isinstance(last.memory, bytes) or last.filled == len(last.memory):
             last = Chunk(self._pool.take(), 0)
             self._chunks.append(last)
-        return memoryview(last.memory)[last.filled : last.filled + limit]
-
-    def filled(self, count: int) -> None:
-        last = self._chunks[-1]
-        last.filled += count
-        self._in_memory += count
-        if count:
-            if self.part_sum is not None:
-                self.part_sum.update(memoryview(last.memory)[last.filled - count : last.filled])
-            self._arrived(count)
-            self._changed()
+        return memoryview(last.memory)[last.filled :]
 
     def take(self, most: int) -> bytes:
-        """A copy of the next bytes, at most `most`: some literals, or some of the body, never both.
+        """Deliver a copy of the next bytes, at most `most`: some literals or some of the body, never both.
 
-        The part is delivered up to behind them. Empty if the socket has nothing now.
+        Empty if the socket has nothing now.
         """
-        if self._head:
-            data = bytes(self._head[:most])
-            self._head = self._head[len(data) :]
+        if self._before:
+            data = bytes(self._before[:most])
+            self._before = self._before[len(data) :]
             return data
         self._pull()
         if not self._in_memory:
             return b""
         chunk = self._chunks[0]
         data = bytes(chunk.unsent[:most])
-        chunk.sent += len(data)
-        self._in_memory -= len(data)
-        if chunk.sent == chunk.filled:
-            self._sent(self._chunks.popleft())
+        self._leave(chunk, len(data))
         return data
 
     def _drain_rest(self, fd: int) -> int:
@@ -111,16 +113,26 @@ class MemoryStage(Stage):
         return self._write_memory(fd) if self._in_memory else 0
 
     def _pull(self) -> None:
-        """If nothing is in memory, have some of what is in the socket."""
-        if not self._in_memory and self._body is not None:
-            body = self._body
-            count = body.pull()
-            self._there = count > 0 and self.received < self.part.body
-            if not count:
-                body.want()
+        """If nothing is in memory, take some of what is in the socket."""
+        body = self._body
+        if self._in_memory or body is None or not body.left:
+            return
+        try:
+            self._fill(body)
+        except BlockingIOError:
+            self._dry = True
+        except SourceError:
+            self._dry = True
+            return  # raised by `Body.taken`, too
+        if body.left and (self._dry or not self._parks):
+            body.notify(self._on_bytes)  # the rest of a small part waits here, and not on a connection
 
-    def _sent(self, chunk: Chunk) -> None:
-        self._pool.give(chunk)
+    def _leave(self, chunk: Chunk, count: int) -> None:
+        if self.on_leave is not None and not chunk.literal:
+            self.on_leave(memoryview(chunk.memory)[chunk.sent : chunk.sent + count])
+        super()._leave(chunk, count)
+        if chunk.sent == chunk.filled:
+            self._pool.give(chunk)
 
     def discard(self) -> None:
         for chunk in self._chunks:
@@ -131,19 +143,17 @@ class MemoryStage(Stage):
 class MemoryStages:
     """Stages in user memory: a part takes its length, in whole buffers if it is read into those."""
 
-    def __init__(self, share: Share, pool: BufferPool | None) -> None:
-        """`pool`: None for a transport that brings memory of its own."""
+    def __init__(self, share: Share, pool: BufferPool) -> None:
         self.share = share
-        self._pool = pool or BufferPool()
-        self._unit = BUFFER_SIZE if pool else 1
+        self._pool = pool
 
     def part_size(self) -> int:
         share = self.share
         return share.pace.part_size(min(share.floor, lane_room(share)))
 
     def room(self, part: Part) -> int:
-        """What its body takes; literals (64 KiB at most) do not count beside it."""
-        return -(-(part.body or len(part)) // self._unit) * self._unit
+        """What its body takes, in whole buffers; literals (64 KiB at most) do not count beside it."""
+        return -(-(part.body or len(part)) // BUFFER_SIZE) * BUFFER_SIZE
 
     def make(self, part: Part, *, on_change: Callable[[], None], tally: Tally) -> Stage:
         return MemoryStage(part, self._pool, on_change=on_change, tally=tally)

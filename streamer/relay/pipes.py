@@ -3,11 +3,11 @@
     socket ────────splice───────→ FIFO          a part larger than a pipe, once its turn has come
     socket ─splice→ pipe ─splice→ FIFO          a small part, and what a socket cannot hold of a large one
 
-A large part stays in its socket, which has been given the room for it (`Lane.widen`): one splice a byte,
-and nobody is woken before its turn. It keeps its lane meanwhile. A small part would keep a lane for
-nothing, so it waits in a small pipe. A socket that is full before the part is all there is emptied into a
-pipe of 1 MiB, then into further ones, up to a quarter of the channel's share; TCP then holds the server
-back. Delivery takes what is in pipes, then pulls from the socket; it alone writes into the FIFO.
+A large part stays in its socket, which has been given the room for it (`Connection.widen`): one splice a
+byte, and nobody is woken before its turn. It keeps its connection meanwhile. A small part would keep a
+connection for little, so it waits in a small pipe. A socket that is full before the part is all there is
+emptied into a pipe of 1 MiB, then into further ones, up to a quarter of the channel's share; TCP then holds
+the server back. Delivery takes what is in pipes, then pulls from the socket; it alone writes into the FIFO.
 
 A pipe has one slot per network fragment (pipe(7)), whatever the fragment's size, so small fragments fill
 it early. Large ones (32 KiB on loopback) would let it hold more than its size, which the stage prevents
@@ -30,11 +30,12 @@ import select
 from collections import deque
 from collections.abc import Callable
 
+from streamer.errors import SourceError
 from streamer.plan import Part
 from streamer.relay.allotment import Share
-from streamer.relay.stages import Stage, lane_room
+from streamer.relay.stages import NoRoom, Stage, lane_room
 from streamer.relay.statistics import Tally
-from streamer.source.ranges import NoRoom, SplicedBody
+from streamer.source.ranges import Body
 from streamer.units import KIB, MIB
 
 PIPE_SIZE = 1 * MIB
@@ -201,9 +202,7 @@ class PipeStages:
 
 
 class PipeStage(Stage):
-    """A part's bytes in pipes; in user memory only where a transport feeds them or no pipe is granted."""
-
-    _body: SplicedBody | None
+    """A part's bytes in pipes; in memory only if the body must be read, or the kernel grants no pipe."""
 
     def __init__(
         self, part: Part, stages: PipeStages, *, on_change: Callable[[], None], tally: Tally
@@ -216,36 +215,37 @@ class PipeStage(Stage):
 
     @property
     def staged(self) -> int:
-        return len(self._head) + self._piped + self._in_memory
+        return len(self._before) + self._piped + self._in_memory
 
-    @property
-    def full(self) -> bool:
-        return self.staged >= self._room
+    def _fill(self, body: Body) -> None:
+        pipe = None if self._in_memory or not body.spliceable else self._pipe_with_room()
+        if pipe is None:
+            self._read(body)
+        else:
+            self._splice(body, pipe)
+        self._changed()
 
-    def take_from(self, body: SplicedBody) -> int:
-        """As `streamer.source.ranges.SpliceReceiver`."""
-        if self._in_memory:
-            return self._read_into_memory(body)
-        while True:
-            pipe = self._pipe_with_room()
-            if pipe is None:
-                return self._read_into_memory(body)
-            try:
-                room = pipe.full_at - pipe.count
-                count = os.splice(body.fd, pipe.write_fd, min(body.left, room), flags=_FLAGS)
-            except BlockingIOError:
-                if not pipe.count or not readable(body.fd):
-                    raise
-                pipe.full_at = pipe.count
-                continue
-            pipe.count += count
-            self._piped += count
-            self._arrived(count)
-            self._changed()
-            return count
+    def _splice(self, body: Body, pipe: Pipe) -> None:
+        try:
+            count = body.splice_into(pipe.write_fd, pipe.full_at - pipe.count)
+        except BlockingIOError:
+            if not pipe.count:
+                raise
+            body.probe()  # raises if it is the socket that has nothing
+            pipe.full_at = pipe.count
+            self._fill(body)
+            return
+        pipe.count += count
+        self._piped += count
+        self._arrived(count)
 
-    def moved(self, count: int) -> None:
-        """As `streamer.source.ranges.SpliceReceiver`."""
+    def _read(self, body: Body) -> None:
+        if self._in_memory >= self._room:
+            raise NoRoom
+        memory = bytearray(min(body.left, READ_SIZE))
+        count = body.read_into(memoryview(memory))
+        del memory[count:]
+        self._hold(memory)
         self._arrived(count)
 
     def _pipe_with_room(self) -> Pipe | None:
@@ -264,14 +264,6 @@ class PipeStage(Stage):
         self._pipes.append(further)
         return further
 
-    def _read_into_memory(self, body: SplicedBody) -> int:
-        if self._in_memory >= self._room:
-            raise NoRoom
-        data = os.read(body.fd, min(body.left, READ_SIZE))
-        if data:
-            self.feed(data)
-        return len(data)
-
     def _drain_rest(self, fd: int) -> int:
         if self._piped:
             pipe = self._pipes[0]
@@ -282,28 +274,34 @@ class PipeStage(Stage):
                 pipe.full_at = pipe.size
                 if len(self._pipes) > 1:
                     self._stages.give(self._pipes.popleft())
-        elif self._in_memory or self._body is None:
+        elif self._in_memory:
             count = self._write_memory(fd)
+        elif self._body is not None and self._body.left:
+            return self._move_on(fd, self._body)
         else:
-            count = self._move_on(fd, self._body)
-        if self.on_room is not None:
-            resume, self.on_room = self.on_room, None
-            resume()
+            return 0
+        self._made_room()
         return count
 
-    def _move_on(self, fd: int, body: SplicedBody) -> int:
-        """From the socket, with nothing of the part between it and `fd`."""
+    def _move_on(self, fd: int, body: Body) -> int:
+        """Move bytes from the socket, with nothing of the part between it and `fd`."""
         try:
-            count = body.move_into(fd)
+            if not body.spliceable:
+                self._read(body)
+                return self._write_memory(fd)
+            count = body.splice_into(fd, body.left)
         except BlockingIOError:
             if writable(fd):
-                self._there = False
-                body.want()
+                self._dry = True
+                body.notify(self._on_bytes)
                 return 0
-            if not self._waits:
-                body.want()  # to wait here, and not on a lane
+            if not self._parks:
+                body.notify(self._on_bytes)  # to wait here, and not on a connection
             raise
-        self._there = count > 0 and self.received < self.part.body
+        except SourceError:
+            self._dry = True
+            return 0  # raised by `Body.taken`, too
+        self._arrived(count)
         return count
 
     def discard(self) -> None:
@@ -313,17 +311,8 @@ class PipeStage(Stage):
         self._piped = 0
 
 
-def readable(fd: int) -> bool:
-    """Whether the socket has something to read, be it its end."""
-    return _polled(fd, select.POLLIN)
-
-
 def writable(fd: int) -> bool:
     """Whether the pipe has room, or nobody reads it."""
-    return _polled(fd, select.POLLOUT)
-
-
-def _polled(fd: int, event: int) -> bool:
     poller = select.poll()
-    poller.register(fd, event)
+    poller.register(fd, select.POLLOUT)
     return bool(poller.poll(0))

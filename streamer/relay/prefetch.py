@@ -4,7 +4,7 @@ A request is a task in the caller's TaskGroup, one per part in flight. Delivery 
 all decisions are made between its awaits: after anything that may have freed room (bytes delivered, a
 request ended, an epoch dropped) `_start` admits what fits now. There is no scheduler task and no queue.
 
-A part that fails for good does not stop the parts before it: its stage keeps the error, and delivery
+A part that fails for good does not stop the parts before it: its fetch keeps the error, and delivery
 raises it on reaching the first byte that is missing. So an epoch fails at the exact byte, and a later
 epoch's failure is its own.
 
@@ -20,16 +20,17 @@ import contextlib
 import time
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from streamer.errors import GaveUp, ReaderGone, SourceError
 from streamer.plan import NOWHERE, Mark, Part, Plan, Position, Segment, cut
 from streamer.relay.changes import MOST_TRIES, Change, Changes, is_change
 from streamer.relay.failures import Framing, Records
+from streamer.relay.fetch import PartFetch
+from streamer.relay.hedger import Hedger
 from streamer.relay.memory import MemoryStage
-from streamer.relay.retry import fetch_part
 from streamer.relay.stages import Stage, Stages
-from streamer.relay.stragglers import Stragglers
 from streamer.relay.unpack import MOST_TAKEN, Unpacker, joiner_of
 from streamer.relay.window import Slot, Window
 from streamer.source.retry import RetryPolicy
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from streamer.plan import ObjectRef
     from streamer.relay.statistics import Tally
     from streamer.sink.outlet import Outlet
-    from streamer.source.integrity import Proof
+    from streamer.source.integrity import ChecksumVerifier
     from streamer.source.ranges import RangeSource
 
 LONGEST_PAUSE = 0.5
@@ -95,7 +96,7 @@ class Prefetcher:
         requests: asyncio.TaskGroup,
         policy: RetryPolicy,
         changes: Changes | None = None,
-        proof: Proof | None = None,
+        proof: ChecksumVerifier | None = None,
         start: Position = BEGIN,
         on_mark: Callable[[Mark], None] | None = None,
         framing: Framing | None = None,
@@ -121,7 +122,7 @@ class Prefetcher:
         self._tally = tally
         self._requests = requests
         self._policy = policy
-        self._stragglers = Stragglers(self, source, share=stages.share, tally=tally, requests=requests)
+        self._hedger = Hedger(self, source, share=stages.share, tally=tally, requests=requests)
         self._first = start
         self._on_mark = on_mark
         self._marked = (start.epoch, start.offset)
@@ -131,8 +132,7 @@ class Prefetcher:
         self._ends: deque[tuple[int, int]] = deque(maxlen=LAST_ENDS)
         """Of the last objects delivered, the offset in the stream after them, and their sizes."""
         self._supply = stages
-        self._stages: dict[Slot, Stage] = {}
-        self._tasks: dict[Slot, asyncio.Task[None]] = {}
+        self._fetches: dict[Slot, PartFetch] = {}
         self._changed = asyncio.Event()
         self.delivered = 0
         """Bytes of the epoch's stream that lie behind: its outlet has accepted them, or had never to."""
@@ -208,20 +208,20 @@ class Prefetcher:
             if left <= 0:
                 left = TURN
                 await asyncio.sleep(0)
-            stage = self._head_stage(epoch)
+            fetch = self._head_fetch(epoch)
             if outlet.reader_gone:
                 raise ReaderGone("the reader closed the pipe")
             if (error := self._torn()) is not None:
                 await self._amend(error)
                 continue
-            if stage is None or not stage.ready:
-                if stage is not None and stage.error is not None:
-                    self._second_chance(stage)
-                watch.starve("queued" if stage is None else stage.phase)
-                if stage is not None and self._window.head is not None:
-                    self._stragglers.starving(self._window.head, stage)
+            if fetch is None or not fetch.stage.ready:
+                if fetch is not None and fetch.error is not None:
+                    self._second_chance(fetch)
+                watch.starve("queued" if fetch is None else fetch.phase)
+                if fetch is not None and self._window.head is not None:
+                    self._hedger.starving(self._window.head, fetch)
                 since = time.monotonic()
-                await self._news(stage)
+                await self._news(fetch)
                 waited = time.monotonic() - since
                 self._tally.head_wait.add(waited)
                 self._share.starved(waited)
@@ -231,6 +231,7 @@ class Prefetcher:
                 await self._pause(seconds)
                 continue
             watch.enter("moving")
+            stage = fetch.stage
             if unpacker is not None:
                 left -= max(LEAST, await self._unpack(stage, unpacker))
                 continue
@@ -249,7 +250,7 @@ class Prefetcher:
         head = self._window.head
         if self._changes.policy == "fail" or head is None or head.part.start or head.delivered:
             return None
-        errors = (self._stages[slot].error for slot in self._window.object_at_head())
+        errors = (self._fetches[slot].error for slot in self._window.object_at_head())
         return next((error for error in errors if is_change(error)), None)
 
     async def _amend(self, error: SourceError) -> None:
@@ -317,17 +318,17 @@ class Prefetcher:
         if self._on_mark is not None:
             self._on_mark(mark)
 
-    def _second_chance(self, stage: Stage) -> None:
+    def _second_chance(self, fetch: PartFetch) -> None:
         """Ask again for a part that was given up while nobody waited for it; raise any other failure.
 
         An outage in the night must not fail the epoch that a reader opens in the morning.
         """
         slot = self._window.head
-        if slot is None or stage.final or not isinstance(stage.error, GaveUp):
-            raise stage.error or RuntimeError("no failure to judge")
-        stage.final, stage.error = True, None
+        if slot is None or fetch.last_chance or not isinstance(fetch.error, GaveUp):
+            raise fetch.error or RuntimeError("no failure to judge")
+        fetch.last_chance, fetch.error = True, None
         self._window.relaunch(slot)
-        self._launch(slot, stage)
+        self._launch(slot, fetch)
 
     async def _pause(self, seconds: float) -> None:
         """Wait as a limit of bandwidth asks, but not beyond the next change of it or of the reader."""
@@ -336,23 +337,23 @@ class Prefetcher:
             async with asyncio.timeout(min(seconds, LONGEST_PAUSE)):
                 await self._changed.wait()
 
-    async def _news(self, stage: Stage | None) -> None:
+    async def _news(self, fetch: PartFetch | None) -> None:
         """Wait until the head of line has bytes or an error, is another, or the reader has gone."""
         self._changed.clear()
-        if stage is not None:
-            stage.awaited = True
-            stage.on_phase = self._tally.watch.because
+        if fetch is not None:
+            fetch.stage.awaited = True
+            fetch.on_phase = self._tally.watch.because
         await self._changed.wait()
 
-    def _head_stage(self, epoch: int) -> Stage | None:
-        """The stage whose bytes come next, proven to be at this place of the stream."""
+    def _head_fetch(self, epoch: int) -> PartFetch | None:
+        """The fetch of the part whose bytes come next, proven to be at this place of the stream."""
         slot = self._window.head
         if slot is None:
             return None
         due = self.consumed if self._detour is None else self._detour.delivered
         if (slot.part.epoch, slot.part.offset + slot.delivered) != (epoch, due):
             raise RuntimeError(f"head of line is {slot}, but byte {due} of epoch {epoch} is due")
-        return self._stages[slot]
+        return self._fetches[slot]
 
     def _account(self, count: int) -> None:
         self._written(count)
@@ -376,15 +377,14 @@ class Prefetcher:
                 self._detour = None
         done = self._window.deliver(count)
         if done is not None:
-            stage = self._stages.pop(done)
-            stage.discard()
+            self._fetches.pop(done).stage.discard()
             if done.part.ends_object:
                 self._tally.objects_completed += 1
                 self._ends.append((self.delivered, done.part.object.size))
             self._changed.set()
             self._start()
             if self._proof is not None and done.part.body:
-                self._proof.add(done.part, stage.part_sum if isinstance(stage, MemoryStage) else None)
+                self._proof.delivered(done.part)
 
     def abandon(self, epoch: int) -> None:
         """Drop what is left of `epoch`: its bytes, its requests, its parts to come."""
@@ -396,21 +396,21 @@ class Prefetcher:
         """Drop everything; nothing is requested any more."""
         self._share.on_room = None
         self._share.activate(active=False)
-        self._stragglers.close()
+        self._hedger.close()
         self._drop(self._window.close())
 
     def _drop(self, slots: list[Slot]) -> None:
         for slot in slots:
-            stage = self._stages.pop(slot)
-            self._tally.wasted_bytes += stage.staged
-            stage.discard()
-            self._stragglers.forget(slot)
-            if task := self._tasks.pop(slot, None):
-                task.cancel()
+            fetch = self._fetches.pop(slot)
+            self._tally.wasted_bytes += fetch.stage.staged
+            fetch.stage.discard()
+            self._hedger.forget(slot)
+            if fetch.task is not None:
+                fetch.task.cancel()
 
     def _start(self) -> None:
         head = self._window.head
-        if head is not None and not head.in_flight and head not in self._stages:
+        if head is not None and not head.in_flight and head not in self._fetches:
             self._window.relaunch(head)  # the next part of a replacement
             self._stage(head)
         while admitted := self._window.admit():
@@ -420,42 +420,52 @@ class Prefetcher:
     def _stage(self, slot: Slot) -> None:
         """A stage for an admitted part, and its request."""
         stage = self._supply.make(slot.part, on_change=self._changed.set, tally=self._tally)
-        self._stages[slot] = stage
+        if self._proof is not None and isinstance(stage, MemoryStage):
+            stage.on_leave = partial(self._proof.update, slot.part)
+        fetch = self._fetches[slot] = PartFetch(
+            stage, self._source, policy=self._policy, tally=self._tally, share=self._share
+        )
         if slot is self._window.head:
             self._changed.set()  # a delivery may be waiting for want of any part at all
         if slot.part.body:
-            self._launch(slot, stage)
+            self._launch(slot, fetch)
         else:
             self._window.landed(slot)  # literals alone: nothing to request, so no lane
 
-    def _launch(self, slot: Slot, stage: Stage) -> None:
+    def _launch(self, slot: Slot, fetch: PartFetch) -> None:
         name = f"GET {slot.part.object.key} {slot.part.start}-{slot.part.end}"
-        self._tasks[slot] = self._requests.create_task(self.fetch(slot, stage), name=name)
+        fetch.task = self._requests.create_task(self.bring(slot, fetch), name=name)
 
-    async def fetch(self, slot: Slot, stage: Stage) -> None:
-        """Bring what is missing of the part, or have its stage say why it cannot be had."""
+    async def bring(self, slot: Slot, fetch: PartFetch, failed: SourceError | None = None) -> None:
+        """As of `hedger.Owner`: bring what is missing of the part, or note why it cannot be had."""
         try:
-            await fetch_part(self._source, stage, self._policy, self._tally, self._share)
+            await fetch.run(failed)
         except SourceError as error:
-            stage.fail(error)
+            fetch.error, stage = error, fetch.stage
+            if stage.awaited:
+                fetch.last_chance, stage.awaited = True, False
+                self._changed.set()
         self.landed(slot)
 
     def is_head(self, slot: Slot) -> bool:
-        """As of `stragglers.Owner`."""
+        """As of `hedger.Owner`."""
         return slot is self._window.head
 
     def replace(self, slot: Slot, task: asyncio.Task[None]) -> None:
-        """As of `stragglers.Owner`."""
-        self._tasks[slot].cancel()
-        self._tasks[slot] = task
+        """As of `hedger.Owner`."""
+        fetch = self._fetches[slot]
+        if fetch.task is not None:
+            fetch.task.cancel()
+        fetch.task = task
 
     def lane_freed(self) -> None:
-        """As of `stragglers.Owner`."""
+        """As of `hedger.Owner`."""
         self._start()
 
     def landed(self, slot: Slot) -> None:
         """The part's request has ended: well, or for good."""
-        self._stragglers.forget(slot)
-        self._tasks.pop(slot, None)
+        self._hedger.forget(slot)
+        if (fetch := self._fetches.get(slot)) is not None:
+            fetch.task = None
         self._window.landed(slot)
         self._start()

@@ -1,43 +1,54 @@
-"""Where a part's bytes wait between arrival and delivery: the receiver of a transport, the source of an
-outlet. This is what all stages have in common; `pipes` has the one in the kernel, `memory` the other.
+"""Where the bytes of a part wait between arrival and delivery, and what all stages have in common.
 
-A part of more than `SMALL_PART` may be left in its socket until delivery comes to it. A stage's room is
-reserved in the window before the stage exists. A delivery that waits for the stage sets `awaited`; the stage
-then calls `on_change` when bytes arrive or when it fails for good.
+`pipes` has the stage that keeps bytes in the kernel, `memory` the one that reads them. A fetch attaches the
+body of each of its requests; from then on the stage decides where the body's bytes wait:
+
+    no body      a request has still to be sent, or has ended; the rest of the part is missing
+    parked       a part of more than `SMALL_PART`: its bytes stay in the socket until delivery comes to it, or
+                 the socket is full
+    filling      a small part, or a full socket: its bytes are moved into the stage as they arrive
+    full         the stage has no room; the bytes stay in the socket until delivery has taken some
+    direct       delivery waits for this stage, and moves the bytes from the socket itself
+
+The room of a stage is reserved before it exists. Delivery sets `awaited` when it waits for the stage; the
+stage then calls `on_change` once bytes have arrived.
 """
 
 from __future__ import annotations
 
 import os
-import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from streamer.errors import BadAnswer, SourceError, Where
+from streamer.errors import SourceError
 from streamer.plan import Part
 from streamer.relay.allotment import Share
 from streamer.relay.statistics import Tally
-from streamer.source.ranges import Body, NoRoom, Phase
+from streamer.source.ranges import Body
 from streamer.units import MIB
 
 MOST_WRITTEN = 1 * MIB
-"""Bytes given to one writev(2), or one chunk more: what a pipe takes at the most. To name all that wait,
-however many, cost more than to move those that fit."""
+"""Bytes given to one writev(2), or one chunk more: what a pipe takes at the most. Naming all that wait,
+however many, costs more than moving those that fit."""
 _MAX_VECTORS = 64
 """Chunks given to one writev(2), however small; the kernel allows 1,024."""
 
 SMALL_PART = 1 * MIB
-"""Bytes of a part that is taken as it comes: to wait in its socket, it would keep a lane for little."""
+"""Bytes of a part that is taken as it comes: parked in its socket, it would keep a connection for little."""
 _LEAST_SHARE = 2 * MIB
-"""Bytes of a part that are not given up for more lanes: requests cost too."""
+"""Bytes of a part that are not given up for more connections: requests cost too."""
 
 
 def lane_room(share: Share) -> int:
-    """Bytes of room for the part of one lane: as many parts as lanes, or more lanes would be of no use."""
+    """Bytes of room for the part of one connection, so that there are as many parts as connections."""
     return max(_LEAST_SHARE, share.quota // share.lanes)
+
+
+class NoRoom(Exception):
+    """The stage is full: the rest stays in the socket, where TCP holds the sender back."""
 
 
 @dataclass(slots=True)
@@ -47,6 +58,8 @@ class Chunk:
     memory: bytes | bytearray
     filled: int
     sent: int = 0
+    literal: bool = False
+    """Whether they come from the plan and not from the object."""
 
     @property
     def unsent(self) -> memoryview:
@@ -59,40 +72,22 @@ class Stage(ABC):
     def __init__(self, part: Part, *, on_change: Callable[[], None], tally: Tally) -> None:
         self.part = part
         self.received = 0
-        """Bytes of the part's body that have arrived, delivered or not."""
-        self.error: SourceError | None = None
-        """Why no further byte will come; set once, when retrying is over."""
+        """Bytes of the part's body that have been taken from a request, delivered or not."""
         self.awaited = False
         """Whether a delivery waits for this stage."""
-        self.final = False
-        """Whether a part given up is lost: delivery was waiting for it, or has asked for it again."""
-        self.on_room: Callable[[], None] | None = None
-        self.phase: Phase = "first_byte"
-        """What the request is at."""
-        self.on_phase: Callable[[Phase], None] | None = None
-        """Told what it is at from now on; set where delivery waits for this stage."""
         self._on_change = on_change
         self._tally = tally
-        self.asking = False
-        """Whether a request for what is missing is under way, not waiting for its turn after a failure."""
-        self.peer: str | None = None
-        """The address that the last request went to, if the transport tells."""
-        self.avoid: str | None = None
-        """As of a receiver; the only request of a part may go anywhere."""
-        self._asked_at = time.monotonic()
-        self.first_byte_after = 0.0
-        """Seconds from the last request to its answer."""
         self._chunks: deque[Chunk] = deque()
         self._in_memory = 0
-        self._waits = part.body > SMALL_PART
-        """Whether it waits in its socket, on its lane."""
+        self._parks = part.body > SMALL_PART
         self._body: Body | None = None
-        """The rest of the part, while a request for it is under way."""
-        self._there = False
-        """Whether its socket may have some of it."""
+        self._dry = True
+        """Whether the body had no byte when it was asked last."""
+        self._full = False
+        """Whether the body waits for room in the stage."""
         self._discarded = False
-        self._head = memoryview(part.head)
-        """What is left of the literals before the body; they go first, wherever the body lies."""
+        self._before = memoryview(part.head)
+        """The rest of the literals before the body; they go first, wherever the body lies."""
         self._arrived(0)
 
     def __repr__(self) -> str:
@@ -106,101 +101,116 @@ class Stage(ABC):
     @property
     def ready(self) -> bool:
         """Whether there may be something to drain."""
-        return self._there or self.staged > 0
+        return self.staged > 0 or not self._dry
 
-    @property
-    def full(self) -> bool:
-        """As `streamer.source.ranges.Receiver`; never, where room for the whole part is reserved."""
-        return False
+    def attach(self, body: Body) -> None:
+        """Take the rest of the part from this body, instead of an earlier one."""
+        if self._body is not None:
+            self._body.hush()
+        self._body, self._full = body, False
+        self._on_bytes()
+
+    def detach(self, body: Body) -> None:
+        """The body is about to be closed."""
+        body.hush()
+        if self._body is body:
+            self._body, self._dry, self._full = None, True, False
+
+    def _on_bytes(self) -> None:
+        """The body may have some bytes."""
+        self._dry = False
+        if self._discarded or self._body is None:
+            return
+        if self.awaited:
+            self._changed()
+        elif self._parks:
+            self._body.park(self._on_full)
+        else:
+            self._take_some(self._body)
+
+    def _on_full(self) -> None:
+        """The body's socket can hold no more."""
+        if self.awaited or self._discarded or self._body is None:
+            self._on_bytes()
+        else:
+            self._take_some(self._body)
+
+    def _take_some(self, body: Body) -> None:
+        """Move bytes of the body into the stage, and wait for more."""
+        try:
+            self._fill(body)
+        except BlockingIOError:
+            self._dry = True
+        except NoRoom:
+            self._full = True
+            return
+        except SourceError:
+            self._dry = True
+            return  # raised by `Body.taken`, too
+        if body.left:
+            self._wait(body)
+        else:
+            self._dry = True
+
+    def _wait(self, body: Body) -> None:
+        if self._parks and not self.awaited:
+            body.park(self._on_full)
+        else:
+            body.notify(self._on_bytes)
+
+    @abstractmethod
+    def _fill(self, body: Body) -> None:
+        """Move some bytes of the body into the stage, and tell a waiting delivery.
+
+        Raises BlockingIOError if none has arrived, NoRoom, and SourceError if none will come.
+        """
 
     def drain_into(self, fd: int) -> int:
         """As `streamer.sink.outlet.Drainable`."""
         count = 0
-        if self._head:
-            count = os.write(fd, self._head)
-            self._head = self._head[count:]
-            if self._head or not self.staged:
+        if self._before:
+            count = os.write(fd, self._before)
+            self._before = self._before[count:]
+            if self._before or not self.staged:
                 return count
         try:
             return count + self._drain_rest(fd)
         except OSError:
             if not count:
                 raise
-            return count  # of what was moved the caller must know; what lasts of the error comes again
+            return count  # the caller must learn of the bytes that moved; a lasting error comes again
 
     @abstractmethod
     def _drain_rest(self, fd: int) -> int:
-        """The same for what comes behind `_head`, which has been moved."""
+        """Move what follows the literals before the body, which have been moved."""
 
-    def leaves(self, body: Body, *, full: bool) -> bool:
-        """As `streamer.source.ranges.WaitingReceiver`."""
-        if self._discarded:
-            raise NoRoom
-        self._body, self._there = body, True
-        if self.awaited:
-            self._changed()
-            return True
-        return self._waits and not full
-
-    def forget(self, body: Body) -> None:
-        """As `streamer.source.ranges.WaitingReceiver`."""
-        if self._body is body:
-            self._body, self._there = None, False
+    def _made_room(self) -> None:
+        """Some bytes have left the stage."""
+        if self._full and self._body is not None:
+            self._full = False
+            self._body.notify(self._on_bytes)
 
     def discard(self) -> None:
         """Give back what the stage holds; nothing may arrive any more."""
         self._discarded = True
-        self._body, self._there = None, False
-        self._head = memoryview(b"")
+        if self._body is not None:
+            self.detach(self._body)
+        self._before = memoryview(b"")
         self._chunks.clear()
         self._in_memory = 0
 
-    def asked(self, at: float | None = None) -> None:
-        """A request for what is missing is about to be sent, or was at a moment of time.monotonic()."""
-        self._asked_at = time.monotonic() if at is None else at
-        self.doing("first_byte")
-
-    def doing(self, phase: Phase) -> None:
-        """As `streamer.source.ranges.Receiver`."""
-        self.phase = phase
-        if self.on_phase is not None:
-            self.on_phase(phase)
-
-    def seconds_since_asked(self) -> float:
-        return time.monotonic() - self._asked_at
-
-    def answered(self) -> None:
-        self.first_byte_after = self.seconds_since_asked()
-        self._tally.first_byte.add(self.first_byte_after)
-        self.doing("body")
-
-    def feed(self, data: bytes) -> None:
-        if self.received + len(data) > self.part.body:
-            ref = self.part.object
-            raise BadAnswer(
-                "the body is longer than its head promised",
-                Where(ref.bucket, ref.key, self.part.start + self.received),
-            )
-        self._hold(data)
-        self._arrived(len(data))
-        self._changed()
-
-    def _hold(self, data: bytes) -> None:
-        self._chunks.append(Chunk(data, len(data)))
+    def _hold(self, data: bytes | bytearray, *, literal: bool = False) -> None:
+        self._chunks.append(Chunk(data, len(data), literal=literal))
         self._in_memory += len(data)
 
     def _arrived(self, count: int) -> None:
-        """`count` more bytes of the body are here; behind its last one come the literals after it."""
+        """`count` more bytes of the body are here; the literals after it follow the last one."""
         self.received += count
         self._tally.received_bytes += count
-        if self.received == self.part.body and self.part.tail:
-            self._hold(self.part.tail)
-
-    def fail(self, error: SourceError) -> None:
-        """No further byte will come; what is staged stays deliverable."""
-        self.error = error
-        self.final = self.final or self.awaited
-        self._changed()
+        if self.received == self.part.body:
+            self._dry = True
+            if self.part.tail:
+                self._hold(self.part.tail, literal=True)
 
     def _changed(self) -> None:
         if self.awaited:
@@ -214,20 +224,20 @@ class Stage(ABC):
             size += chunk.filled - chunk.sent
             if size >= MOST_WRITTEN or len(vectors) == _MAX_VECTORS:
                 break
-        count = os.writev(fd, vectors)
-        self._in_memory -= count
-        left = count
+        count = left = os.writev(fd, vectors)
         while left:
             chunk = chunks[0]
             step = min(left, chunk.filled - chunk.sent)
-            chunk.sent += step
+            self._leave(chunk, step)
             left -= step
-            if chunk.sent == chunk.filled:
-                self._sent(chunks.popleft())
         return count
 
-    def _sent(self, chunk: Chunk) -> None:  # noqa: B027 - most memory is simply let go
-        """All of the chunk is delivered."""
+    def _leave(self, chunk: Chunk, count: int) -> None:
+        """The next `count` bytes of the first chunk are delivered."""
+        chunk.sent += count
+        self._in_memory -= count
+        if chunk.sent == chunk.filled:
+            self._chunks.popleft()
 
 
 class Stages(Protocol):

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import resource
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from streamer.errors import ConfigError, SinkError
+from streamer.plan import Plan
 from streamer.relay.allotment import Allotment
 from streamer.relay.hedge import Hedging
 from streamer.relay.memory import BUFFER_SIZE, BufferPool, MemoryStages
@@ -20,9 +21,9 @@ from streamer.relay.pace import LARGEST_PART, MOST_LANES, WORTH, Pace
 from streamer.relay.pipes import PIPE_SIZE, PipePool, PipeStages, pipe_allowance
 from streamer.relay.stages import Stages
 from streamer.relay.threads import thread_worked
-from streamer.source.client import OwnSource, why_not, why_not_splice
-from streamer.source.lanes import largest_window
-from streamer.source.portable import PortableSource
+from streamer.source.aiobotocore_source import AiobotocoreSource
+from streamer.source.connection import largest_window
+from streamer.source.http_source import HttpSource, why_not, why_not_splice
 from streamer.source.ranges import RangeSource
 from streamer.source.session import Clients, trust
 from streamer.source.signing import RangeSigner
@@ -45,25 +46,37 @@ class Transport:
     """A way to fetch, and what all channels together may use of it."""
 
     source: RangeSource
+    name: str
+    """How the bodies of channels travel, those excepted whose bytes must be read."""
     reason: str
     allotment: Allotment
-    pipes: PipePool | None = None
-    """Where bodies stay in the kernel."""
-    buffers: BufferPool | None = None
-    """Where they are read into buffers of ours."""
+    pipes: PipePool | None
+    """Where bodies wait that are spliced; None: all are read."""
+    buffers: BufferPool
+    """Where bodies are read into."""
     few_files: str = ""
-    """How the limit of open files bounds lanes, if it does, and what to do."""
+    """How the limit of open files bounds connections, if it does, and what to do."""
 
-    @property
-    def name(self) -> str:
-        return self.source.name
-
-    def stages(self) -> Stages:
-        """Stages for one more channel."""
+    def stages(self, why_read: str | None = None) -> Stages:
+        """Stages for one more channel. `why_read`: why its bytes must be read, if they must."""
         share = self.allotment.share()
-        if self.pipes is not None:
-            return PipeStages(share, self.pipes)
-        return MemoryStages(share, self.buffers)
+        if self.pipes is None or why_read:
+            return MemoryStages(share, self.buffers)
+        return PipeStages(share, self.pipes)
+
+
+def why_read(plan: Plan, *, check: bool = False, frame: bool = False) -> str | None:
+    """Why the bytes of a channel must be read, or None where they may be spliced.
+
+    `check`: they are compared with checksums. `frame`: `WhenFailed: poison` needs the borders of records.
+    """
+    if plan.inflate:
+        return "compressed objects are inflated in memory"
+    if plan.join:
+        return "archives are joined in memory"
+    if check:
+        return "checksums are computed in memory"
+    return "records are told apart in memory, for WhenFailed: poison" if frame else None
 
 
 @contextlib.asynccontextmanager
@@ -72,88 +85,73 @@ async def open_transport(
     *,
     wish: Wish,
     buckets: set[str],
-    channels: int,
+    channels: Sequence[str | None],
     budget: int,
     connections: int | None = None,
     part_size: int | None = None,
     to_pipes: bool = True,
-    inflate: bool = False,
-    join: bool = False,
-    check: bool = False,
-    frame: bool = False,
     hedge: float = HEDGED,
 ) -> AsyncIterator[Transport]:
     """The transport for these buckets, until the end of the block.
 
-    `budget` and `connections` are for all channels together. Where `connections` or `part_size` is not
-    given, it adapts. `to_pipes`: whether all sinks are pipes. `inflate`: whether any channel's objects are
-    inflated, which takes their bytes through memory; `join`: whether any channel's are joined, `check`:
-    whether any channel's are compared with their checksums, and `frame`: whether any channel's records must
-    be told apart, which all do so too. `hedge`: of all bytes, those that second requests for late parts may
-    fetch once more. Raises ConfigError if what is wished cannot be, SinkError if open files are too few.
+    `channels`: for each channel, why its bytes must be read, or None where they may be spliced. `budget` and
+    `connections` are for all channels together. Where `connections` or `part_size` is not given, it adapts.
+    `to_pipes`: whether all sinks are pipes. `hedge`: of all bytes, the part that second requests for late
+    parts may fetch once more. Raises ConfigError if what is wished cannot be, SinkError if open files are too
+    few.
     """
-    portable = PortableSource(clients.data, clients.credentials)
+    fallback = AiobotocoreSource(clients.data, clients.credentials)
     hedging = Hedging(hedge)
-    files = open_files(channels)
+    count, spliced = len(channels), sum(why is None for why in channels)
+    files = open_files(count)
     lanes = _Lanes(connections, part_size, files // 2)
-    pipe_budget, most_pipes = _pipe_limits(channels, files - lanes.most)
+    pipe_budget, most_pipes = _pipe_limits(count, files - lanes.most)
     no_client = why_not(clients.data, buckets)
+    why_read = next((why for why in channels if why is not None), None)
     no_splice = (
         no_client
-        or ("compressed objects are inflated in memory" if inflate else None)
-        or ("archives are joined in memory" if join else None)
-        or ("checksums are computed in memory" if check else None)
-        or ("records are told apart in memory, for WhenFailed: poison" if frame else None)
-        or _no_splice(clients, min(budget, pipe_budget), channels, to_pipes=to_pipes)
+        or (why_read if not spliced or wish == "kernel" else None)
+        or _no_splice(clients, min(budget, pipe_budget), spliced, to_pipes=to_pipes)
     )
     obstacle = {"kernel": no_splice, "copying": no_client}.get(wish)
     if obstacle:
         others = "auto or portable" if no_client else "auto, copying or portable"
         raise ConfigError(f"the {wish} transport is asked for, but {obstacle}; use {others}")
-    if wish == "portable" or no_client:
-        pace = lanes.pace(16, 8 * MIB)
-        allotment = Allotment(budget, pace, members=channels, hedging=hedging)
-        yield Transport(portable, no_client or "asked for", allotment, few_files=lanes.bounded)
-        return
-    splice = wish != "copying" and no_splice is None
-    absorbed = _absorbed(tls=_over_tls(clients))
-    async with _own_source(clients, portable, splice=splice) as source:
+    splice = wish not in ("copying", "portable") and no_splice is None
+    pace = _pace(clients, lanes, count, http=wish != "portable" and not no_client, splice=splice)
+    allotment = Allotment(budget, pace, members=count, hedging=hedging, unit=1 if splice else BUFFER_SIZE)
+    with contextlib.ExitStack() as stack:
+        pipes = None
         if splice:
             pipes = PipePool(pipe_budget, most=most_pipes)
-            pace = lanes.pace(max(64, 4 * channels), absorbed, largest_part=absorbed)
-            try:
-                allotment = Allotment(budget, pace, members=channels, hedging=hedging)
-                yield Transport(
-                    source, "plain HTTP to pipes", allotment, pipes=pipes, few_files=lanes.bounded
-                )
-            finally:
-                pipes.close()
+            stack.callback(pipes.close)
+        if wish == "portable" or no_client:
+            source: RangeSource = fallback
+            name, reason = fallback.name, no_client or "asked for"
         else:
-            # One thread reads all: begin with few, let need decide, and do not take a chance gain for need.
-            pace = lanes.pace(max(8, channels), absorbed, largest_part=absorbed, worth=0.4)
-            allotment = Allotment(budget, pace, members=channels, hedging=hedging, unit=BUFFER_SIZE)
-            yield Transport(
-                source,
-                no_splice or "asked for",
-                allotment,
-                buffers=BufferPool(),
-                few_files=lanes.bounded,
-            )
+            source = stack.enter_context(contextlib.closing(_http_source(clients, fallback)))
+            name = "kernel splice" if splice else "copying"
+            reason = "plain HTTP to pipes" if splice else no_splice or "asked for"
+        yield Transport(source, name, reason, allotment, pipes, BufferPool(), lanes.bounded)
 
 
-@contextlib.asynccontextmanager
-async def _own_source(
-    clients: Clients, portable: PortableSource, *, splice: bool
-) -> AsyncIterator[OwnSource]:
-    source = OwnSource(
+def _pace(clients: Clients, lanes: _Lanes, channels: int, *, http: bool, splice: bool) -> Pace:
+    if not http:
+        return lanes.pace(16, 8 * MIB)
+    absorbed = _absorbed(tls=_over_tls(clients))
+    if splice:
+        return lanes.pace(max(64, 4 * channels), absorbed, largest_part=absorbed)
+    # One thread reads all: begin with few, let need decide, and do not take a chance gain for need.
+    return lanes.pace(max(8, channels), absorbed, largest_part=absorbed, worth=0.4)
+
+
+def _http_source(clients: Clients, fallback: AiobotocoreSource) -> HttpSource:
+    return HttpSource(
         RangeSigner(clients.data, clients.credentials, anonymous=clients.anonymous, reading=clients.reading),
-        portable,
-        splice=splice,
+        fallback,
         tls=trust(clients.ca_bundle) if _over_tls(clients) else None,
         stall_timeout=clients.stall_timeout,
     )
-    with contextlib.closing(source):
-        yield source
 
 
 def _absorbed(*, tls: bool) -> int:

@@ -1,6 +1,6 @@
 """Size and ETag of objects that are named one by one: HEADs, many at once.
 
-    find() ─ a turn of 128 ─┬─ our own HTTP client: sign, send on a lane, parse a head    nearly always
+    find() ─ a turn of 128 ─┬─ our own HTTP client: sign, send, parse a response header    nearly always
                             └─ aiobotocore's head_object, 64 at once                      the rest
 
 The rest is what our own client does not stand in for (`why_not`), and each answer that it was not made for:
@@ -20,22 +20,12 @@ import http.client
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
-import httptools
-
 from streamer.errors import BadAnswer, Transient, Where
 from streamer.plan import ObjectRef, bare_etag, is_etag
-from streamer.source.answer import (
-    HEAD_END,
-    HEAD_READ,
-    MAX_HEAD,
-    MOST_INTERIM,
-    AnswerParser,
-    Head,
-    too_many_interim,
-)
-from streamer.source.client import HttpClient, why_not
 from streamer.source.described import described_object
 from streamer.source.faults import from_answer, map_errors
+from streamer.source.http_client import HttpClient
+from streamer.source.http_source import why_not
 from streamer.source.ranges import check_version
 from streamer.source.redirects import visible_id
 from streamer.source.retry import Attempts, RetryPolicy, retry_while_unavailable
@@ -45,7 +35,6 @@ from streamer.source.signing import RangeSigner
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from streamer.source.lanes import Lane
     from streamer.source.session import Clients
 
 HEADS = 128
@@ -129,17 +118,17 @@ class OwnHeads:
         where = Where(bucket, key)
         place = await self._signer.place(bucket)
         self._clients.asked["HeadObject"] += 1
-        head = await self._http.ask(
-            place,
-            where,
-            lambda: self._signer.inquiry(place, bucket, key, version=version),
-            lambda lane: HeadExchange(lane, where, self._clients.stall_timeout),
+        response = await self._http.send(
+            place, where, lambda: self._signer.inquiry(place, bucket, key, version=version)
         )
-        status, headers = head.status, head.headers
+        response.end(reuse=True)
+        status, headers = response.header.status, response.header.fields
         where = Where(bucket, key, request_id=visible_id(headers.get("x-amz-request-id")))
         if status == http.HTTPStatus.OK:
             found = headers.get("x-amz-version-id")
-            return _found(where, version, found, length=head.content_length, etag=headers.get("etag"))
+            return _found(
+                where, version, found, length=response.header.content_length, etag=headers.get("etag")
+            )
         if 300 <= status < 400 or status == http.HTTPStatus.BAD_REQUEST:
             # A redirected bucket will redirect the others too, and botocore remembers where to.
             self._portable[bucket] = status != http.HTTPStatus.BAD_REQUEST
@@ -163,82 +152,6 @@ async def open_heads(clients: Clients, *, give_up_after: float, portable: bool) 
         return
     with contextlib.closing(OwnHeads(clients, give_up_after=give_up_after)) as heads:
         yield heads
-
-
-class HeadExchange:
-    """The answer to one HEAD on one lane."""
-
-    def __init__(self, lane: Lane, where: Where, stall_timeout: float) -> None:
-        self._stall_timeout = stall_timeout
-        self._interim = 0
-        self._lane = lane
-        self._where = where
-        self._loop = asyncio.get_running_loop()
-        self._done: asyncio.Future[Head] = self._loop.create_future()
-        self._data = b""
-        self.heard = False
-        """Whether any byte of an answer has come."""
-        self.keep_alive = False
-        """Whether the lane may be used again; meaningful once `run` has returned."""
-
-    async def run(self, waited: float) -> Head:
-        """The head of the final answer. Raises SourceError. The lane no longer calls when it returns.
-
-        `waited`: seconds of the stall timeout that connecting took.
-        """
-        timer = self._loop.call_later(max(0.0, self._stall_timeout - waited), self._time_out)
-        self._lane.watch(self._on_readable)
-        try:
-            return await self._done
-        finally:
-            timer.cancel()
-            self._lane.rest()
-
-    def _time_out(self) -> None:
-        self._fail(Transient(f"no answer for {self._stall_timeout:g} s", self._where))
-
-    def _fail(self, error: BaseException) -> None:
-        if not self._done.done():
-            self._done.set_exception(error)
-
-    def _on_readable(self) -> None:
-        room = memoryview(bytearray(HEAD_READ))
-        try:
-            while not self._done.done():
-                self._take(bytes(room[: self._lane.recv_into(room)]))
-        except BlockingIOError:
-            return  # the rest is still to come
-        except OSError as error:
-            self._fail(Transient(f"the connection broke ({error.strerror or error})", self._where))
-        except httptools.HttpParserError as error:
-            self._fail(BadAnswer(f"not an HTTP answer ({error})", self._where))
-        except Exception as error:  # noqa: BLE001 - handed to whoever awaits `run`
-            self._fail(error)
-
-    def _take(self, data: bytes) -> None:
-        if not data:
-            raise Transient("the connection was closed before an answer", self._where)
-        self.heard = True
-        self._data += data
-        if len(self._data) > MAX_HEAD:
-            raise BadAnswer(f"the head of the answer is longer than {MAX_HEAD} bytes", self._where)
-        while (end := self._data.find(HEAD_END)) >= 0:
-            end += len(HEAD_END)
-            parser = AnswerParser()
-            parser.feed(self._data[:end])
-            self._data = self._data[end:]
-            parser.release()
-            head = parser.head
-            if not head.status:
-                raise BadAnswer("not an HTTP answer (no status line)", self._where)
-            if not 100 <= head.status < 200:
-                # A body all the same would be taken for the next answer.
-                self.keep_alive = head.keep_alive and not self._data
-                self._done.set_result(head)
-                return
-            self._interim += 1
-            if self._interim > MOST_INTERIM:
-                raise too_many_interim(self._where)
 
 
 def _found(

@@ -1,12 +1,11 @@
 """Whole objects against the checksums that S3 keeps of them.
 
-    fetch of a part ─ HEAD of its object, once ─▶ which CRC is stored, and its value
-    bytes arrive ─ PartSum, while the processor's cache has them
-    delivery ─ Proof: the parts' sums combined, in stream order; compared behind the object's last byte
+    request for a part ─ HEAD of its object before, once ─▶ which CRC is stored, and its value
+    delivery ─ ChecksumVerifier: the sum of the bytes as they leave, compared after the object's last byte
 
 S3 keeps a CRC of the whole object (type FULL_OBJECT) of everything that was uploaded since the end of 2024,
-unless the uploader wanted another kind: sums of a multipart upload's parts (COMPOSITE) say nothing that can
-be compared without them, and SHAs cannot be combined. Such objects count as unverifiable.
+unless the uploader wanted another kind: a sum of a multipart upload's parts (COMPOSITE) cannot be compared
+without them, and SHAs are slow. Such objects count as unverifiable.
 
 Why HEAD and not the answers to the GETs: of a range, S3 may send the sum of a part of the upload, and
 compatible servers that of the whole object; HEAD is unmistakable, and what it says is remembered.
@@ -22,7 +21,7 @@ import binascii
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 from streamer.errors import BadAnswer, ConfigError, Denied, Expired, Mismatch, Skewed, SourceChanged, Where
 from streamer.plan.segments import bare_etag
@@ -32,7 +31,7 @@ from streamer.source.ranges import check_version
 
 if TYPE_CHECKING:
     from streamer.plan import ObjectRef, Part
-    from streamer.source.ranges import RangeSource, Receiver
+    from streamer.source.ranges import Body, RangeRequest, RangeSource
 
 Algorithm = Literal["CRC64NVME", "CRC32C", "CRC32"]
 Outcome = Literal["verified", "unverifiable", "mismatch"]
@@ -42,28 +41,25 @@ REMEMBERED = 65_536
 """Objects whose stored sums are kept, of all channels, so that later epochs need not ask again."""
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """How one CRC is computed: of more bytes, and of two pieces whose own sums are known."""
-
-    update: Callable[[Any, int], int]
-    combine: Callable[[int, int, int], int]
+Update = Callable[[memoryview, int], int]
+"""The CRC of bytes and of those before them, whose CRC is given."""
 
 
-def kinds() -> Mapping[Algorithm, Kind]:
+def kinds() -> Mapping[Algorithm, Update]:
     """Every CRC that S3 stores. Raises ConfigError if awscrt, which computes them, is not there."""
     try:
         from awscrt import checksums as crt
 
-        return {
-            "CRC64NVME": Kind(crt.crc64nvme, crt.combine_crc64nvme),
-            "CRC32C": Kind(crt.crc32c, crt.combine_crc32c),
-            "CRC32": Kind(crt.crc32, crt.combine_crc32),
+        found: dict[Algorithm, Update] = {
+            "CRC64NVME": crt.crc64nvme,
+            "CRC32C": crt.crc32c,
+            "CRC32": crt.crc32,
         }
     except (ImportError, AttributeError) as error:
         raise ConfigError(
             "Integrity: checksum needs awscrt 0.38 or newer: pip install 'awscrt>=0.38', or remove the key"
         ) from error
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,25 +68,6 @@ class Stored:
 
     algorithm: Algorithm
     value: int
-
-
-class PartSum:
-    """The running sum of one part's body."""
-
-    def __init__(self, stored: Stored, kind: Kind) -> None:
-        self.stored = stored
-        self.kind = kind
-        self.value = 0
-
-    def update(self, data: bytes | bytearray | memoryview) -> None:
-        """`data` are the next bytes."""
-        self.value = self.kind.update(data, self.value)
-
-
-class Summing(Protocol):
-    """A receiver that keeps a sum of what it receives."""
-
-    part_sum: PartSum | None
 
 
 def stored_sum(answer: Mapping[str, Any]) -> Stored | None:
@@ -113,12 +90,8 @@ class Sums:
     """What S3 has stored, asked for once an object."""
 
     def __init__(self, client: Any, credentials: LastingCredentials | None) -> None:
-        """`client`: aiobotocore's for control calls, not owned; `credentials`: its own.
-
-        Raises ConfigError without awscrt.
-        """
+        """`client`: aiobotocore's for control calls, not owned; `credentials`: its own."""
         self._credentials = credentials
-        self.kinds = kinds()
         self._client = client
         self._known: OrderedDict[ObjectRef, Stored | None] = OrderedDict()
         self._asking: dict[ObjectRef, asyncio.Lock] = {}
@@ -135,6 +108,10 @@ class Sums:
                     self._known.popitem(last=False)
         self._asking.pop(ref, None)
         return self._known[ref]
+
+    def known(self, ref: ObjectRef) -> Stored | None:
+        """The sum that `of` has found, if there is one."""
+        return self._known.get(ref)
 
     async def _ask(self, ref: ObjectRef, attempt: int) -> Stored | None:
         where = Where(ref.bucket, ref.key, attempt=attempt)
@@ -160,8 +137,8 @@ class Sums:
         return stored_sum(answer)
 
 
-class CheckedSource:
-    """A `RangeSource` that lets its receivers, which must be `Summing`, sum what another one fetches."""
+class ChecksummedSource:
+    """A `RangeSource` that knows the stored sum of an object before it opens a body of it."""
 
     def __init__(self, source: RangeSource, sums: Sums) -> None:
         self._source = source
@@ -171,50 +148,58 @@ class CheckedSource:
     def name(self) -> str:
         return self._source.name
 
-    async def fetch(self, into: Receiver, *, attempt: int) -> None:
-        receiver = cast("Summing", into)
-        if receiver.part_sum is None:
-            stored = await self._sums.of(into.part.object, attempt=attempt)
-            if stored is not None and receiver.part_sum is None:  # a second request may have been quicker
-                receiver.part_sum = PartSum(stored, self._sums.kinds[stored.algorithm])
-        await self._source.fetch(into, attempt=attempt)
+    async def open(self, request: RangeRequest) -> Body:
+        """As `RangeSource.open`."""
+        await self._sums.of(request.part.object, attempt=request.attempt)
+        return await self._source.open(request)
 
 
-class Proof:
+class ChecksumVerifier:
     """The sum of the object that is being delivered, one channel's.
 
     An object whose first bytes an earlier sidecar delivered cannot be compared.
     """
 
-    def __init__(self, note: Callable[[ObjectRef, Outcome], None]) -> None:
-        """`note` is told how every object has ended."""
+    def __init__(
+        self, stored: Callable[[ObjectRef], Stored | None], note: Callable[[ObjectRef, Outcome], None]
+    ) -> None:
+        """`stored`: the sum that S3 keeps of an object. `note` gets the outcome of every object."""
+        self._stored = stored
+        self._kinds = kinds()
         self._note = note
+        self._object: ObjectRef | None = None
+        self._part: Part | None = None
+        self._summed = 0
+        """Bytes of the object, from its first on, that the value is of."""
         self._value = 0
-        self._summed: tuple[ObjectRef, int] | None = None
-        """An object and the bytes of it, from its first on, that the value is of."""
 
-    def add(self, part: Part, found: PartSum | None) -> None:
-        """The next part of the stream is delivered. Raises Mismatch behind an object's last."""
-        ref = part.object
-        if found is not None and part.start == 0:
-            self._value = found.value
-            self._summed = ref, part.body
-        elif found is not None and self._summed == (ref, part.start):
-            self._value = found.kind.combine(self._value, found.value, part.body)
-            self._summed = ref, part.start + part.body
-        else:
-            self._summed = None  # S3 keeps none, or the stream was continued within this object
+    def update(self, part: Part, data: memoryview) -> None:
+        """The next bytes of the part are delivered."""
+        if part is not self._part:
+            self._part = part
+            if part.start == 0:
+                self._object, self._value, self._summed = part.object, 0, 0
+            elif self._object != part.object or self._summed != part.start:
+                self._object = None  # the stream was continued within this object
+        stored = self._stored(part.object)
+        if self._object is not None and stored is not None:
+            self._value = self._kinds[stored.algorithm](data, self._value)
+            self._summed += len(data)
+
+    def delivered(self, part: Part) -> None:
+        """All of the part is delivered. Raises Mismatch after an object's last part."""
         if not part.ends_object:
             return
-        if found is None or self._summed is None:
+        ref, stored = part.object, self._stored(part.object)
+        if stored is None or self._object != ref or self._summed != ref.size:
             self._note(ref, "unverifiable")
-        elif self._value == found.stored.value:
+        elif self._value == stored.value:
             self._note(ref, "verified")
         else:
             self._note(ref, "mismatch")
-            algorithm, digits = found.stored.algorithm, 16 if found.stored.algorithm == "CRC64NVME" else 8
+            algorithm, digits = stored.algorithm, 16 if stored.algorithm == "CRC64NVME" else 8
             raise Mismatch(
                 f"the object's bytes are not those that were stored: their {algorithm} is "
-                f"{self._value:0{digits}x}, and S3 keeps {found.stored.value:0{digits}x}",
+                f"{self._value:0{digits}x}, and S3 keeps {stored.value:0{digits}x}",
                 Where(ref.bucket, ref.key),
             )

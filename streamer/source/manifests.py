@@ -36,7 +36,7 @@ from streamer.source.described import PlanMemory
 from streamer.source.faults import first_error, map_errors
 from streamer.source.heads import PortableHeads
 from streamer.source.manifest_text import ArrayScanner, Gunzip, LineScanner
-from streamer.source.ranges import check_head
+from streamer.source.ranges import check_header
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
@@ -232,7 +232,7 @@ async def _read(client: Any, uri: S3Uri) -> AsyncGenerator[bytes, None]:
                                 "answered without Content-Length, so nothing proves the end", where
                             )
                     else:
-                        check_head(
+                        check_header(
                             ObjectRef(uri.bucket, uri.key, size, bare_etag(etag)),
                             received,
                             size,

@@ -1,7 +1,7 @@
-"""Lanes to one host: the making of new ones, and those that are idle.
+"""Connections to one host: the making of new ones, and those that are idle.
 
 Addresses are looked up again every few seconds and used in turn, since S3 answers from many front ends
-and one of them is a bottleneck. How many lanes there are is decided above, by how many requests run at once.
+and one of them is a bottleneck. How many connections there are is decided above, by the requests in flight.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from streamer.errors import BadAnswer, Transient, Where
+from streamer.source.connection import Connection, TlsConnection
 from streamer.source.faults import untrusted
-from streamer.source.lanes import Lane, TlsLane
 
 if TYPE_CHECKING:
-    from streamer.source.tls import Trust
+    from streamer.source.tls import TlsContext
     from streamer.source.watcher import Watcher
 
 CONNECT_TIMEOUT = 10.0
 ADDRESSES_FOR = 10.0
-"""Seconds that a DNS answer is used; S3's own time to live is shorter than that."""
+"""Seconds that a DNS response is used; S3's own time to live is shorter than that."""
 
 
-class LanePool:
-    """Idle lanes to one host, and the making of new ones."""
+class ConnectionPool:
+    """Idle connections to one host, and the making of new ones."""
 
     def __init__(
         self,
@@ -37,44 +37,46 @@ class LanePool:
         port: int,
         watcher: Watcher,
         *,
-        tls: Trust | None = None,
+        tls: TlsContext | None = None,
     ) -> None:
-        """`watcher`: of the lanes. `tls`: for a TLS host, whom to trust."""
+        """`watcher`: of the connections. `tls`: for a TLS host, whom to trust."""
         self._host = host
         self._port = port
         self._tls = tls
         self._watcher = watcher
-        self._idle: list[Lane] = []
+        self._idle: list[Connection] = []
         self._addresses: list[tuple[Any, ...]] = []
         self._turn = itertools.count()
         self._asked_at = 0.0
 
-    async def take(self, where: Where, *, avoid: str | None = None, within: float = CONNECT_TIMEOUT) -> Lane:
-        """An idle lane that is still good, or a new one; to another address than `avoid`, if there is one.
+    async def take(
+        self, where: Where, *, avoid: str | None = None, within: float = CONNECT_TIMEOUT
+    ) -> Connection:
+        """An idle connection that is still good, or a new one; to an address other than `avoid` if possible.
 
         `within`: seconds that name, connection and TLS handshake may take, `CONNECT_TIMEOUT` at the most.
         Raises Transient if no connection can be had.
         """
         for index in range(len(self._idle) - 1, -1, -1):
             if avoid is None or self._idle[index].peer != avoid:
-                lane = self._idle.pop(index)
-                if lane.closed:
+                connection = self._idle.pop(index)
+                if connection.closed:
                     continue
-                if not lane.spoilt:
-                    return lane
-                lane.close()  # what has come behind an answer must not begin another
+                if not connection.spoilt:
+                    return connection
+                connection.close()  # surplus bytes of one response must not begin the next
         return await self._connect(where, avoid, min(within, CONNECT_TIMEOUT))
 
-    def give(self, lane: Lane) -> None:
-        """Return a lane whose last answer was read to its end."""
-        self._idle.append(lane)
+    def give(self, connection: Connection) -> None:
+        """Return a connection whose last response was read to its end."""
+        self._idle.append(connection)
 
     def close(self) -> None:
-        """Close the idle lanes; those in use are their users' to close."""
+        """Close the idle connections; those in use are their users' to close."""
         while self._idle:
             self._idle.pop().close()
 
-    async def _connect(self, where: Where, avoid: str | None, within: float) -> Lane:
+    async def _connect(self, where: Where, avoid: str | None, within: float) -> Connection:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(within):
@@ -85,10 +87,10 @@ class LanePool:
                     undo.callback(sock.close)
                     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                     await loop.sock_connect(sock, address)
-                    lane = await self._lane(sock)
+                    connection = await self._connection(sock)
                     undo.pop_all()
-                lane.peer = str(address[0])
-                return lane
+                connection.peer = str(address[0])
+                return connection
         except TimeoutError as error:
             raise Transient(
                 f"no connection to {self._host}:{self._port} in {within:g} s", where, silent=within
@@ -108,15 +110,15 @@ class LanePool:
                 where,
             ) from error
 
-    async def _lane(self, sock: socket.socket) -> Lane:
+    async def _connection(self, sock: socket.socket) -> Connection:
         if self._tls is None:
-            lane = Lane(sock, self._watcher)
-            lane.widen()
-            return lane
-        lane = TlsLane(sock, self._watcher, self._tls, self._host)
-        lane.widen()
-        await lane.begin()
-        return lane
+            connection = Connection(sock, self._watcher)
+            connection.widen()
+            return connection
+        connection = TlsConnection(sock, self._watcher, self._tls, self._host)
+        connection.widen()
+        await connection.begin()
+        return connection
 
     async def _next_address(self, loop: asyncio.AbstractEventLoop, avoid: str | None) -> tuple[Any, ...]:
         now = time.monotonic()

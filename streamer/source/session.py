@@ -40,7 +40,7 @@ from streamer.source.retry import note_failure
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from streamer.source.tls import Trust
+    from streamer.source.tls import TlsContext
 
 CONTROL_ATTEMPTS = 5
 CONNECT_TIMEOUT = 10
@@ -284,14 +284,14 @@ async def _lasting(session: Any, profile: str | None, limit: float) -> LastingCr
     return lasting
 
 
-def trust(ca_bundle: str | None) -> Trust:
-    """Trust in the bundle given, or else in what botocore trusts. Raises ConfigError."""
+def trust(ca_bundle: str | None) -> TlsContext:
+    """The certificates of the bundle given, or else those that botocore trusts. Raises ConfigError."""
     from botocore.httpsession import get_cert_path
 
-    from streamer.source.tls import Trust  # some 30 ms
+    from streamer.source.tls import TlsContext  # some 30 ms
 
     path: str = ca_bundle or get_cert_path(verify=True)
     try:
-        return Trust(path)
+        return TlsContext(path)
     except OSError as error:
         raise ConfigError(f"cannot read certificates from {path} ({error}); see Endpoint.CaBundle") from error

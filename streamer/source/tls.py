@@ -35,7 +35,7 @@ _NO_PARTIAL_WILDCARDS = 0x4
 """X509_CHECK_FLAG_NO_PARTIAL_WILDCARDS, X509_check_host(3)."""
 
 
-class Trust:
+class TlsContext:
     """The certificates to believe, those of a PEM file."""
 
     def __init__(self, path: str) -> None:
@@ -55,7 +55,7 @@ class Trust:
         except SSL.Error as error:
             raise _said(error) from error
 
-    def connection(self, sock: socket.socket, host: str) -> TlsConnection:
+    def session(self, sock: socket.socket, host: str) -> TlsSession:
         """TLS on a connected, non-blocking socket to `host`, a name or an address; hands are to be shaken."""
         if not host or host.startswith("."):
             raise ssl.SSLError(1, f"{host!r} is no name to verify")  # it would stand for all, or for many
@@ -73,16 +73,15 @@ class Trust:
         if set_to != 1:
             raise ssl.SSLError(1, f"cannot verify the name {host!r}")
         connection.set_connect_state()
-        return TlsConnection(connection)
+        return TlsSession(connection)
 
 
-class TlsConnection:
+class TlsSession:
     """Its socket is the caller's to close, and no call may follow."""
 
     def __init__(self, connection: SSL.Connection) -> None:
         self._connection = connection
         self._ssl = connection._ssl  # noqa: SLF001
-        self._read = _lib.SSL_read
         self._over = False
         """Whether no further byte will come: OpenSSL says so once."""
         self._error: OSError | None = None
@@ -119,13 +118,22 @@ class TlsConnection:
 
     def recv_into(self, room: memoryview) -> int:
         """As many bytes as there are and fit, 0 at the end. Raises BlockingIOError for none now, OSError."""
-        size, count, read, state = len(room), 0, self._read, self._ssl
+        return self._take(_lib.SSL_read, room, more=True)
+
+    def peek(self, room: memoryview) -> int:
+        """As `recv_into`, for some of the next bytes; they stay."""
+        return self._take(_lib.SSL_peek, room, more=False)
+
+    def _take(self, read: Any, room: memoryview, *, more: bool) -> int:
+        size, count, state = len(room), 0, self._ssl
         memory = _ffi.from_buffer(room, require_writable=True)
         try:
             while count < size and not self._over:
                 got = read(state, memory + count, size - count)  # a record each
                 if got > 0:
                     count += got
+                    if not more:
+                        break
                 elif not self._ended(got):
                     if not count:
                         raise BlockingIOError

@@ -47,15 +47,15 @@ from streamer.readers.state import EpochState
 from streamer.relay.inflate import Inflater
 from streamer.relay.memory import BufferPool, MemoryStage
 from streamer.relay.statistics import Tally
-from streamer.source.answer import AnswerParser, Head, Refusal, Unusual
-from streamer.source.client import _mapped
+from streamer.source.body import HttpBody
+from streamer.source.connection import Connection
 from streamer.source.described import PlanMemory
-from streamer.source.exchange import CopyExchange
 from streamer.source.faults import first_error
-from streamer.source.lanes import Lane
+from streamer.source.http_source import error_of
 from streamer.source.listing import _Lister
 from streamer.source.manifest_text import ArrayScanner, Gunzip, LineScanner
-from streamer.source.ranges import check_head
+from streamer.source.ranges import check_header
+from streamer.source.response import ResponseHeader, ResponseReader
 from streamer.source.watcher import Watcher
 from streamer.trailer import Trailer, parse_trailer
 from tests.kit.pieces import Pieces
@@ -160,7 +160,7 @@ def loop() -> asyncio.AbstractEventLoop:
 
 
 def answer(data: bytes) -> None:
-    """An answer as a connection brings it, judged and, if it is right, its body taken."""
+    """A response as a connection brings it, judged and, if it is right, its body taken."""
 
     async def read() -> None:
         ours, theirs = socket.socketpair()
@@ -174,39 +174,47 @@ def answer(data: bytes) -> None:
             )  # fmt: skip
             watcher = Watcher()
             watcher.open()
-            lane = Lane(ours, watcher)
+            connection = Connection(ours, watcher)
+            reader = ResponseReader(connection, WHERE, within=4, stall_timeout=4)
             try:
-                refusal = await CopyExchange(lane, stage, WHERE, check=right_range).run()
-            except Unusual:
-                return
+                header = await reader.header()
+                if header.status in (200, 206) and header.content_length is not None:
+                    right_range(header)
+                    body = HttpBody(
+                        connection, header.content_length, WHERE, stall_timeout=4, give_back=None
+                    )  # fmt: skip
+                    stage.attach(body)
+                    try:
+                        await body.taken()
+                    finally:
+                        stage.detach(body)
+                        body.close()
+                elif header.status >= 400:
+                    raise error_of(header, await reader.error_body(), WHERE)
             finally:
-                lane.close()
+                reader.release()
+                connection.close()
                 watcher.close()
-            if refusal is not None:
-                raise _mapped(refusal, WHERE)
 
     loop().run_until_complete(read())
 
 
-def right_range(head: Head) -> None:
-    check_head(
-        REF, 0, 100, WHERE, status=head.status, etag=head.headers.get("etag"), version=None,
-        content_range=head.headers.get("content-range"), content_length=head.content_length,
+def right_range(header: ResponseHeader) -> None:
+    check_header(
+        REF, 0, 100, WHERE, status=header.status, etag=header.fields.get("etag"), version=None,
+        content_range=header.fields.get("content-range"), content_length=header.content_length,
     )  # fmt: skip
 
 
 def content_range(data: bytes) -> None:
-    parser = AnswerParser()
-    parser.head = Head(
-        206, {"content-range": data.decode("latin-1"), "content-length": data.decode("latin-1")}
-    )
-    right_range(parser.head)
+    text = data.decode("latin-1")
+    right_range(ResponseHeader(206, {"content-range": text, "content-length": text}))
 
 
 def refusal(data: bytes) -> None:
     status, _, body = data.partition(b"\n")
     code = int(status) if status.isdigit() and len(status) < 4 else 400
-    raise _mapped(Refusal(Head(code, {"retry-after": status.decode("latin-1")}), body), WHERE)
+    raise error_of(ResponseHeader(code, {"retry-after": status.decode("latin-1")}), body, WHERE)
 
 
 @functools.cache

@@ -197,7 +197,7 @@ async def _transport(clients: Clients, cell: Cell) -> AsyncIterator[Transport]:
         clients,
         wish=cell.transport,
         buckets={"b"},
-        channels=WARM_UPS + 3,
+        channels=[None] * (WARM_UPS + 3),
         budget=32 * MIB,
         connections=4,
         part_size=256 * 1024,

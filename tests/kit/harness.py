@@ -55,8 +55,7 @@ def _budget(parts: int, part_size: int, transport: Wish) -> int:
     """Bytes for so many parts."""
     if transport == "kernel":
         return max(parts * part_size, 2 * PIPE_SIZE)
-    unit = BUFFER_SIZE if transport == "copying" else 1
-    return parts * -(-part_size // unit) * unit
+    return parts * -(-part_size // BUFFER_SIZE) * BUFFER_SIZE
 
 
 @dataclass
@@ -104,21 +103,19 @@ async def running_channel(
     `inflate`, `join`: whether that plan does. `hedge`: as of `open_transport`; none, as faults are scripted.
     `endpoint`: as of `clients_of`.
     """
+    looked_at = inflate or join or framing is not None
+    why = "checksums are computed in memory" if check else "a test looks at bytes" if looked_at else None
     async with (
         clients_of(stub, **endpoint) as clients,
         open_transport(
             clients,
             wish=transport,
             buckets={"b"},
-            channels=1,
+            channels=[why],
             budget=_budget(parts, part_size, transport),
             connections=connections,
             part_size=part_size,
-            inflate=inflate,
-            join=join,
             hedge=hedge,
-            check=check,
-            frame=framing is not None,
         ) as chosen,
     ):
         bucket, _, key = prefix.partition("/")
@@ -126,7 +123,7 @@ async def running_channel(
             make_plan(clients.control) if make_plan else plan_prefix(clients.control, S3Uri(bucket, key))
         )
         verdicts: list[Trailer] = []
-        stages = chosen.stages()
+        stages = chosen.stages(why)
         channel = Channel(
             "train",
             plan,

@@ -157,7 +157,7 @@ async def channel_of(
                 clients,
                 wish=transport,
                 buckets={"b"},
-                channels=1,
+                channels=[None],
                 budget=64 * MIB,
                 part_size=part_size,
                 hedge=hedge,

@@ -13,7 +13,7 @@ from streamer.errors import BadAnswer
 from streamer.plan import Plan
 from streamer.relay.changes import Changes
 from streamer.relay.channel import Channel
-from streamer.relay.transport import Transport, open_transport
+from streamer.relay.transport import Transport, open_transport, why_read
 from streamer.source.heads import PortableHeads
 from streamer.source.integrity import Sums
 from streamer.source.retry import RetryPolicy
@@ -52,12 +52,10 @@ class Run:
                     clients,
                     wish=trial.transport,
                     buckets={BUCKET},
-                    channels=len(plans),
+                    channels=[why_read(plan, check=trial.check) for plan in plans.values()],
                     budget=trial.budget,
                     connections=trial.connections,
                     part_size=trial.part_size,
-                    inflate=trial.inflate,
-                    check=trial.check,
                     hedge=trial.hedge,
                 )
             )
@@ -81,7 +79,7 @@ class Run:
             name,
             plan,
             transport.source,
-            transport.stages(),
+            transport.stages(why_read(plan, check=self._trial.check)),
             directory=str(directory),
             policy=POLICY,
             on_verdict=lambda trailer: self._scene.account.epochs.update([trailer.verdict]),

@@ -16,7 +16,7 @@ import pytest
 from aiohttp import web
 
 from streamer.errors import BadAnswer, Where
-from streamer.source.pool import LanePool
+from streamer.source.pool import ConnectionPool
 from streamer.source.session import Reading, trust
 from streamer.source.watcher import Watcher
 from tests.kit.harness import fill, running_channel
@@ -69,7 +69,7 @@ async def test_many_small_objects_on_few_connections(tls_stub, tmp_path, streami
 async def test_an_unknown_authority_is_refused_with_the_fix(tls_stub):
     url = urlsplit(tls_stub.url)
     with contextlib.closing(Watcher()) as watcher:
-        pool = LanePool(url.hostname, url.port, watcher, tls=trust(None))
+        pool = ConnectionPool(url.hostname, url.port, watcher, tls=trust(None))
         with pytest.raises(BadAnswer, match="TLS failed.*CaBundle"):
             await pool.take(Where("b"))
 
@@ -78,7 +78,7 @@ async def test_a_certificate_for_another_host_is_refused(credentials, authority,
     with serving(authority, name="other.test") as stub:
         url = urlsplit(stub.url)
         with contextlib.closing(Watcher()) as watcher:
-            pool = LanePool(url.hostname, url.port, watcher, tls=trust(str(tmp_path / "ca.pem")))
+            pool = ConnectionPool(url.hostname, url.port, watcher, tls=trust(str(tmp_path / "ca.pem")))
             with pytest.raises(BadAnswer, match="TLS failed"):
                 await pool.take(Where("b"))
 

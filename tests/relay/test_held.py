@@ -8,7 +8,7 @@ import socket
 
 import pytest
 
-from streamer.source import exchange, lanes
+from streamer.source import body, connection
 from streamer.units import KIB, MIB
 from tests.kit.faults import drips, resets_after
 from tests.kit.harness import MORE_THAN_A_FIFO, fill
@@ -19,8 +19,6 @@ pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
 
 SIZE = 2_000_000
 """Bytes of a part: more than a pipe's, less than a socket is let hold."""
-WITH_THE_HEAD = 32 * KIB
-"""Bytes of a body that may come with its head, and are read with it."""
 
 
 @pytest.fixture
@@ -29,14 +27,16 @@ def streaming(run_own):
     return functools.partial(run_own, parts=4, connections=4, part_size=SIZE)
 
 
+def stages(running):
+    """The stages of the parts that are admitted."""
+    prefetcher = running.channel._prefetcher
+    return [fetch.stage for fetch in prefetcher._fetches.values()] if prefetcher else []
+
+
 def waiting(running):
     """The stages of parts that are all there, or what is left of them is, in their sockets."""
-    prefetcher = running.channel._prefetcher
-    return [
-        stage
-        for stage in (prefetcher._stages.values() if prefetcher else ())
-        if stage._body is not None and stage._body._lane.unread >= stage._body.left
-    ]
+    bodies = [(stage, stage._body) for stage in stages(running)]
+    return [stage for stage, body in bodies if body is not None and body._connection.unread >= body.left]
 
 
 async def test_parts_wait_in_their_sockets_and_take_nothing_else(server, streaming):
@@ -45,9 +45,9 @@ async def test_parts_wait_in_their_sockets_and_take_nothing_else(server, streami
         with open(await off_loop(os.open, running.fifo(0), os.O_RDONLY), "rb", buffering=0) as reader:
             got = await off_loop(reader.read, 10)
             await eventually(lambda: len(waiting(running)) == 4)
-            stages = list(running.channel._prefetcher._stages.values())
-            assert sum(stage.staged for stage in stages[1:]) <= 3 * WITH_THE_HEAD
-            assert not any(getattr(stage, "_pipes", None) for stage in stages)
+            found = stages(running)
+            assert sum(stage.staged for stage in found[1:]) == 0
+            assert not any(getattr(stage, "_pipes", None) for stage in found)
             got += await off_loop(reader.readall)
         assert got == truth
 
@@ -59,7 +59,7 @@ async def test_small_parts_do_not_keep_a_lane(server, streaming):
         with open(await off_loop(os.open, running.fifo(0), os.O_RDONLY), "rb", buffering=0) as reader:
             got = await off_loop(reader.read, 10)
             await eventually(lambda: running.channel._share.in_flight == 0)
-            assert sum(stage.staged for stage in running.channel._prefetcher._stages.values()) > 8 * MIB
+            assert sum(stage.staged for stage in stages(running)) > 8 * MIB
             got += await off_loop(reader.readall)
         assert got == truth
 
@@ -68,35 +68,34 @@ async def test_small_parts_do_not_keep_a_lane(server, streaming):
 async def test_what_a_socket_cannot_hold_goes_elsewhere(server, streaming, monkeypatch, window):
     """As where the system lets sockets hold little (net.ipv4.tcp_rmem)."""
 
-    def narrow(lane):
-        lane.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, window or 256 * KIB)
-        lane.window = window
+    def narrow(made):
+        made.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, window or 256 * KIB)
+        made.window = window
 
-    monkeypatch.setattr(lanes.Lane, "widen", narrow)
+    monkeypatch.setattr(connection.Connection, "widen", narrow)
     truth = fill(server, [MORE_THAN_A_FIFO])
     async with streaming() as running:
         with open(await off_loop(os.open, running.fifo(0), os.O_RDONLY), "rb", buffering=0) as reader:
             got = await off_loop(reader.read, 10)
-            stages = running.channel._prefetcher._stages
             # The rest of the head of line may be little enough for its socket.
-            await eventually(lambda: sum(stage.staged > 0 for stage in stages.values()) >= 3)
+            await eventually(lambda: sum(stage.staged > 0 for stage in stages(running)) >= 3)
             got += await off_loop(reader.readall)
         assert got == truth
 
 
 async def test_what_waits_for_a_sleeping_reader_is_no_stall(server, streaming, monkeypatch):
-    monkeypatch.setattr(exchange, "PATIENCE", 0.01)
+    monkeypatch.setattr(body, "PATIENCE", 0.01)
     truth = fill(server, [4 * SIZE])
     ticks = []
     async with streaming(stall_timeout=0.5) as running:
         await eventually(lambda: len(waiting(running)) == 4)
-        own = exchange.Exchange._check_progress
+        own = body.HttpBody._tick
 
         def counted(self, *seen):
             ticks.append(self)
             own(self, *seen)
 
-        monkeypatch.setattr(exchange.Exchange, "_check_progress", counted)
+        monkeypatch.setattr(body.HttpBody, "_tick", counted)
         await eventually(lambda: len(ticks) > 4 * 4 * 50)  # four times as long as a stall
         assert len(waiting(running)) == 4
         assert await off_loop(read_all, running.fifo(0)) == truth
@@ -106,7 +105,7 @@ async def test_what_waits_for_a_sleeping_reader_is_no_stall(server, streaming, m
 @pytest.mark.parametrize("after", [100_000, 1_500_000])
 async def test_a_stall_is_noticed_while_the_part_waits_its_turn(server, streaming, monkeypatch, after):
     """Or the delivery that comes to it would have to sit it out."""
-    monkeypatch.setattr(exchange, "PATIENCE", 0.01)
+    monkeypatch.setattr(body, "PATIENCE", 0.01)
     truth = fill(server, [SIZE, SIZE, SIZE])
     server.script(stalls(server, after=after), key="b/data/0001")
     async with streaming(stall_timeout=0.5) as running:
@@ -118,7 +117,7 @@ async def test_a_stall_is_noticed_while_the_part_waits_its_turn(server, streamin
 
 
 async def test_what_comes_slowly_is_no_stall(server, streaming, monkeypatch):
-    monkeypatch.setattr(exchange, "PATIENCE", 0.01)
+    monkeypatch.setattr(body, "PATIENCE", 0.01)
     truth = fill(server, [SIZE, SIZE, SIZE])
     server.script(drips(1000, 0.03, most=1.0), key="b/data/0001")
     async with streaming(stall_timeout=0.5) as running:

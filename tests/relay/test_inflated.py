@@ -14,9 +14,9 @@ import pytest
 from backports import zstd
 
 from streamer.errors import ConfigError
-from streamer.plan import Arrangement, S3Uri, Shard
+from streamer.plan import Arrangement, Plan, S3Uri, Shard
 from streamer.relay import unpack
-from streamer.relay.transport import open_transport
+from streamer.relay.transport import open_transport, why_read
 from streamer.source.listing import plan_prefix
 from streamer.source.manifests import plan_augmented
 from streamer.trailer import read_trailer
@@ -226,13 +226,13 @@ async def test_a_bomb_takes_no_memory_and_no_time_of_others(run, stub, tmp_path)
 
 
 async def test_the_kernel_transport_is_not_for_them(stub, tmp_path):
+    why = why_read(Plan.of([], Arrangement(inflate=True)))
+    assert why == "compressed objects are inflated in memory"
     async with clients_of(stub) as clients:
-        open_it = functools.partial(
-            open_transport, clients, buckets={"b"}, channels=1, budget=64 << 20, inflate=True
-        )
+        open_it = functools.partial(open_transport, clients, buckets={"b"}, channels=[why], budget=64 << 20)
         async with open_it(wish="auto") as transport:
             assert transport.pipes is None
-            assert transport.reason == "compressed objects are inflated in memory"
+            assert transport.reason == why
         with pytest.raises(ConfigError, match="but compressed objects are inflated in memory"):
             async with open_it(wish="kernel"):
                 pass

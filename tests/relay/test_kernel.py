@@ -12,9 +12,9 @@ from aiohttp import web
 
 from streamer.errors import Transient, Where
 from streamer.relay import pipes
-from streamer.source import exchange
-from streamer.source.client import why_not, why_not_splice
-from streamer.source.pool import LanePool
+from streamer.source import body
+from streamer.source.http_source import why_not, why_not_splice
+from streamer.source.pool import ConnectionPool
 from streamer.source.session import Endpoint, open_clients
 from streamer.source.watcher import Watcher
 from tests.kit.faults import resets_after
@@ -93,7 +93,7 @@ async def test_an_idle_lane_closes_when_the_server_says_anything(said):
     server = await asyncio.start_server(lambda _, writer: arrived.put(writer), "127.0.0.1")
     host, port = server.sockets[0].getsockname()
     watcher = Watcher()
-    pool = LanePool(host, port, watcher)
+    pool = ConnectionPool(host, port, watcher)
     lane, peer = await pool.take(Where()), await arrived.get()
     lane.watch(lambda: None)
     lane.rest()
@@ -117,7 +117,7 @@ async def test_where_no_descriptor_is_left_the_first_connection_may_be_tried_aga
     server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.closing(Watcher()) as watcher:
-        pool = LanePool(*server.sockets[0].getsockname(), watcher)
+        pool = ConnectionPool(*server.sockets[0].getsockname(), watcher)
         os.close(free := os.dup(0))
         resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
         try:
@@ -162,9 +162,9 @@ async def test_what_is_handed_over_stays_within_its_room(stub, tmp_path):
     async with kernel(stub, tmp_path, part_size=4_000_000, parts=3) as running:
         with open(await off_loop(os.open, running.fifo(0), os.O_RDONLY), "rb", buffering=0) as reader:
             got = await off_loop(reader.read, 10)
-            stages = running.channel._prefetcher._stages
-            await eventually(lambda: all(stage.received == stage.part.body for stage in stages.values()))
-            assert len(stages) == 3
+            fetches = running.channel._prefetcher._fetches
+            await eventually(lambda: sum(f.stage.staged == f.stage.part.body for f in fetches.values()) == 2)
+            assert len(fetches) == 3
             got += await off_loop(reader.readall)
         assert got == truth
 
@@ -183,10 +183,10 @@ async def test_a_redirect_to_the_same_place_is_asked_again(stub, tmp_path):
 @pytest.mark.parametrize(
     ("garbage", "words"),
     [
-        (b"HELLO\r\n\r\n", "not an HTTP answer"),
-        (b"HTTP/1.1 abc\r\n\r\n", "not an HTTP answer"),
-        (b"\r\n\r\n\r\n\r\n", "not an HTTP answer"),
-        (b"HTTP/1.1 206 OK\r\n" + b"X-Fill: y\r\n" * 9000, "head of the answer is longer"),
+        (b"HELLO\r\n\r\n", "not an HTTP response"),
+        (b"HTTP/1.1 abc\r\n\r\n", "not an HTTP response"),
+        (b"\r\n\r\n\r\n\r\n", "not an HTTP response"),
+        (b"HTTP/1.1 206 OK\r\n" + b"X-Fill: y\r\n" * 9000, "response header is longer"),
     ],
     ids=["no status line", "no number", "empty", "endless"],
 )
@@ -215,7 +215,7 @@ async def test_a_slow_reader_holds_no_more_than_the_pipes(stub, tmp_path):
         with open(await off_loop(os.open, running.fifo(0), os.O_RDONLY), "rb", buffering=0) as reader:
             got = await off_loop(reader.read, 10)
             further = running.channel._share.quota // 4
-            for stage in running.channel._prefetcher._stages.values():
+            for stage in [fetch.stage for fetch in running.channel._prefetcher._fetches.values()]:
                 assert stage.staged <= pipes.PIPE_SIZE + further
             got += await off_loop(reader.readall)
         assert got == truth
@@ -268,7 +268,7 @@ def test_connections_spread_over_all_addresses():
 
         loop.getaddrinfo = resolve  # type: ignore[method-assign]
         with contextlib.closing(Watcher()) as watcher:
-            pool = LanePool("many.test", port, watcher)
+            pool = ConnectionPool("many.test", port, watcher)
             for _ in range(6):
                 lane = await pool.take(Where())
                 seen.append(lane.sock.getpeername()[0])
@@ -312,7 +312,7 @@ async def test_a_reset_behind_a_full_pipe_is_noticed_when_there_is_room(stub, tm
 
     A reset that comes before the pipe is full is noticed after `PATIENCE`, which is long here.
     """
-    monkeypatch.setattr(exchange, "PATIENCE", 5.0)
+    monkeypatch.setattr(body, "PATIENCE", 5.0)
     size, over = 4_000_000, asyncio.Event()
     loop = asyncio.get_running_loop()
     truth = fill(stub, [MORE_THAN_A_FIFO])

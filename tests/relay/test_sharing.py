@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import itertools
 import os
+import random
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from streamer.plan import S3Uri
+from streamer.plan import Arrangement, S3Uri
 from streamer.relay.allotment import Share
 from streamer.relay.channel import Channel
+from streamer.relay.memory import MemoryStages
+from streamer.relay.pipes import PipeStages
 from streamer.relay.prefetch import LEAST, TURN
-from streamer.relay.transport import Transport, Wish, open_transport
+from streamer.relay.transport import Transport, Wish, open_transport, why_read
 from streamer.source.listing import plan_prefix
 from streamer.units import MIB
 from tests.kit.harness import EAGER, MORE_THAN_A_FIFO, clients_of, fill, running_channel
@@ -47,7 +51,7 @@ async def sharing(
         clients = await stack.enter_async_context(clients_of(stub))
         chosen = await stack.enter_async_context(
             open_transport(
-                clients, wish=transport, buckets={"b"}, channels=len(prefixes), budget=budget,
+                clients, wish=transport, buckets={"b"}, channels=[None] * len(prefixes), budget=budget,
                 connections=connections, part_size=MIB,
             )
         )  # fmt: skip
@@ -100,6 +104,42 @@ async def test_a_reader_that_sleeps_stops_nobody(stub, tmp_path, transport):
             assert got + await off_loop(sleeper.readall) == truths[0]
 
 
+async def test_a_channel_that_is_read_costs_no_other_its_splice(stub, tmp_path):
+    """Compressed objects beside plain ones: each channel's bytes go their own way."""
+    content = random.Random(1).randbytes(3_000_000)
+    plain = fill(stub, [MORE_THAN_A_FIFO], prefix="b/plain/", seed=1)
+    stub.objects["b/packed/0"] = gzip.compress(content)
+    async with contextlib.AsyncExitStack() as stack:
+        clients = await stack.enter_async_context(clients_of(stub))
+        plans = [
+            await plan_prefix(clients.control, S3Uri("b", "plain/")),
+            await plan_prefix(clients.control, S3Uri("b", "packed/"), Arrangement(inflate=True)),
+        ]
+        whys = [why_read(plan) for plan in plans]
+        chosen = await stack.enter_async_context(
+            open_transport(clients, wish="auto", buckets={"b"}, channels=whys, budget=64 * MIB)
+        )
+        channels = []
+        for name, plan, why in zip(("plain", "packed"), plans, whys, strict=True):
+            stages = chosen.stages(why)
+            assert isinstance(stages, MemoryStages if name == "packed" else PipeStages)
+            channel = Channel(
+                name, plan, chosen.source, stages,
+                directory=str(tmp_path), policy=EAGER, on_verdict=lambda _: None,
+            )  # fmt: skip
+            channel.prepare()
+            stack.callback(channel.close)
+            channels.append(channel)
+        tasks = [asyncio.create_task(channel.run()) for channel in channels]
+        got = await asyncio.gather(
+            off_loop(read_all, tmp_path / "plain_0"), off_loop(read_all, tmp_path / "packed_0")
+        )
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert got == [plain, content]
+
+
 async def test_a_channel_that_is_read_alone_has_most_of_the_room(stub, tmp_path, transport):
     truths = [
         fill(stub, [MORE_THAN_A_FIFO], prefix="b/one/", seed=1),
@@ -147,10 +187,10 @@ async def test_small_objects_take_their_own_length(stub, tmp_path):
     truth = fill(stub, [10_000] * 100)
     async with running_channel(stub, tmp_path, transport="kernel", parts=2) as running:
         await eventually(lambda: running.channel._prefetcher)
-        stages, share = running.channel._prefetcher._stages, running.channel._prefetcher._share
-        await eventually(lambda: len(stages) == 100 and not share.in_flight)
+        fetches, share = running.channel._prefetcher._fetches, running.channel._prefetcher._share
+        await eventually(lambda: len(fetches) == 100 and not share.in_flight)
         assert share.held == 100 * 10_000
-        assert all(stage.staged == 10_000 for stage in stages.values())
+        assert all(fetch.stage.staged == 10_000 for fetch in fetches.values())
         assert await off_loop(read_all, running.fifo(0)) == truth
 
 

@@ -29,8 +29,9 @@ from streamer.relay.hedge import Hedging
 from streamer.relay.memory import BUFFER_SIZE, BufferPool, MemoryStages
 from streamer.relay.pace import Pace
 from streamer.relay.pipes import PIPE_SIZE, PipePool, PipeStages
-from streamer.source.client import OwnSource
 from streamer.source.heads import OwnHeads
+from streamer.source.http_source import HttpSource
+from streamer.source.ranges import RangeRequest
 from streamer.source.retry import RetryPolicy
 from streamer.source.session import Clients, Reading, trust
 from streamer.source.signing import RangeSigner
@@ -97,8 +98,8 @@ class _Fallback:
 
     name = "none"
 
-    async def fetch(self, into: Any, *, attempt: int) -> None:
-        raise Broken(f"{into.part} was handed to another transport, attempt {attempt}")
+    async def open(self, request: RangeRequest) -> Any:
+        raise Broken(f"{request} was handed to another transport")
 
 
 class _Client:
@@ -144,10 +145,9 @@ class SeedRun:
             bundle = f"{self._directory}/.ca.pem"
             with open(bundle, "wb") as file:
                 file.write(authority()[1])
-        source = OwnSource(
+        source = HttpSource(
             RangeSigner(client, None, anonymous=True, reading=Reading()),
             _Fallback(),  # type: ignore[arg-type]
-            splice=trial.splice,
             tls=trust(bundle) if trial.tls else None,
             stall_timeout=STALL_TIMEOUT,
         )

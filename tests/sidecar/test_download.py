@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from sidecar.download import DownloadLimits, download, file_paths, relative_path
 from streamer.errors import ConfigError, Missing, SinkError, SourceChanged
 from streamer.plan import ObjectRef, Plan, S3Uri
+from streamer.source.aiobotocore_source import AiobotocoreSource
 from streamer.source.listing import plan_prefix
-from streamer.source.portable import PortableSource
 from tests.kit.harness import EAGER, clients_of, fill
 from tests.kit.pipes import read_all
 from tests.kit.processes import job, leftovers, penstock, sidecar, write_job
@@ -27,7 +27,7 @@ async def fetch(stub, directory, prefix="data/", before=None):
         plan = await plan_prefix(clients.control, uri)
         if before:
             before()
-        source = PortableSource(clients.data)
+        source = AiobotocoreSource(clients.data)
         return await download(plan, source, directory=str(directory), channel="c", limits=LIMITS)
 
 

@@ -8,10 +8,11 @@ import pytest
 
 from streamer.plan import ObjectRef, Part
 from streamer.relay.hedge import CREDIT, LEAST_PATIENCE, MOST_PATIENCE, Hedging, Look
+from streamer.relay.hedger import Race
 from streamer.relay.memory import BufferPool, MemoryStage
 from streamer.relay.statistics import Tally
-from streamer.relay.stragglers import Takeover
 from streamer.units import MIB
+from tests.kit.bodies import Arriving
 
 PART = 4 * MIB
 
@@ -87,19 +88,23 @@ def test_a_long_good_time_does_not_save_up_for_a_bad_one():
     assert hedged <= 2 * CREDIT
 
 
+DATA = b"0123456789"
+
+
 @pytest.mark.parametrize("pieces", [(3, 4, 3), (10,), (1,) * 10, (6, 4)])
 def test_what_both_requests_bring_comes_once(pieces):
     """The first has brought six bytes since the second was sent: those of the second are thrown away."""
-    data, won = b"0123456789", []
-    tally = Tally()
+    won, tally = [], Tally()
     part = Part(0, ObjectRef("b", "k", 10, "e"), 0, 10, 0)
     stage = MemoryStage(part, BufferPool(), on_change=lambda: None, tally=tally)
-    second = Takeover(stage, lambda: won.append(stage.received))
-    stage.feed(data[:6])
-    at = 0
+    first, second = Arriving(DATA), Arriving(DATA)
+    stage.attach(first)
+    first.arrive(6)
+    race = Race(second, stage, 0, lambda: won.append(stage.received))
+    race.advance()
     for size in pieces:
-        second.feed(data[at : at + size])
-        at += size
-    assert b"".join(iter(lambda: stage.take(100), b"")) == data
-    assert (second.received, second.thrown_away, won) == (10, 6, [6])
+        second.arrive(size)
+    first.arrive(4)
+    assert b"".join(iter(lambda: stage.take(100), b"")) == DATA
+    assert (second.left, race.thrown_away, won) == (0, 6, [6])
     assert tally.received_bytes == 10

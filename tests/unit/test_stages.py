@@ -16,6 +16,7 @@ from streamer.relay.pipes import PipePool, PipeStages
 from streamer.relay.stages import Stages
 from streamer.relay.statistics import Tally
 from streamer.units import MIB
+from tests.kit.bodies import Arrived
 
 HEAD, BODY, TAIL = b"a header", b"a body of some bytes", b"pad"
 
@@ -40,7 +41,7 @@ def test_what_was_taken_before_an_error_is_counted(supply, narrow):
     """A delivery that did not know of the header waited for its eight bytes for ever."""
     part = Part(0, ObjectRef("b", "k", len(BODY), "e"), 0, len(BODY), 0, HEAD, TAIL)
     stage = supply.make(part, on_change=lambda: None, tally=Tally())
-    stage.feed(BODY)
+    stage.attach(Arrived(BODY))
     counts = [stage.drain_into(narrow)]
     with pytest.raises(PermissionError):
         stage.drain_into(narrow)

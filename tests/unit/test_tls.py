@@ -14,7 +14,7 @@ import trustme
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from streamer.source.tls import Trust
+from streamer.source.tls import TlsContext
 
 TURNS = 20
 """Times that each side goes on with a handshake, which takes a few."""
@@ -29,7 +29,7 @@ def authority():
 def trust(authority, tmp_path_factory):
     path = str(tmp_path_factory.mktemp("trust") / "ca.pem")
     authority.cert_pem.write_to_path(path)
-    return Trust(path)
+    return TlsContext(path)
 
 
 @contextlib.contextmanager
@@ -44,7 +44,7 @@ def both(authority, trust, *, name="localhost", host="localhost", version=None, 
         ours.setblocking(False)
         theirs.setblocking(False)
         with context.wrap_socket(theirs, server_side=True, do_handshake_on_connect=False) as server:
-            connection = trust.connection(ours, host)
+            connection = trust.session(ours, host)
             for _ in range(TURNS):
                 with contextlib.suppress(BlockingIOError):
                     connection.shake_hands()
@@ -117,7 +117,7 @@ def test_an_authority_that_nobody_named_is_refused(trust):
 def test_an_intermediate_authority_may_be_all_that_is_believed(authority, tmp_path):
     child = authority.create_child_ca()
     child.cert_pem.write_to_path(tmp_path / "child.pem")
-    with both(child, Trust(str(tmp_path / "child.pem"))) as (connection, _, server):
+    with both(child, TlsContext(str(tmp_path / "child.pem"))) as (connection, _, server):
         server.send(b"hello")
         assert everything(connection, bytearray(100)) == (b"hello", False)
 
@@ -137,9 +137,9 @@ def test_a_request_of_many_records_goes_out_whole(authority, trust):
 def test_a_file_without_certificates_is_refused(tmp_path):
     (tmp_path / "empty.pem").write_text("none here")
     with pytest.raises(ssl.SSLError):
-        Trust(str(tmp_path / "empty.pem"))
+        TlsContext(str(tmp_path / "empty.pem"))
     with pytest.raises(FileNotFoundError):
-        Trust(str(tmp_path / "missing.pem"))
+        TlsContext(str(tmp_path / "missing.pem"))
 
 
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -230,7 +230,7 @@ def collect_errors():
     """What the next test runs: every way in which a read raises, and the garbage collector after it."""
     authority = trustme.CA()
     with authority.cert_pem.tempfile() as path:
-        trust = Trust(path)
+        trust = TlsContext(path)
     gc.disable()
     with both(authority, trust) as (connection, _, _server):
         everything(connection, bytearray(100))  # session tickets

@@ -1,10 +1,9 @@
-"""Lanes: persistent connections, one request at a time on each. `pool` makes them, and keeps the idle ones.
+"""Persistent connections, one request at a time on each. `pool` makes them, and keeps the idle ones.
 
-A lane's socket is watched from its first request until it is closed, and forgotten only while a receiver has
-no room, or a body that is all there waits for its turn: to register a socket anew for every request is a
-tenth of what a small object costs. What comes while a lane carries no request tells that the
-server has closed it, or is about to, so it closes at once. A request that was sent before we heard of that
-fails without a byte, and is sent again.
+A connection's socket is watched from its first request until it is closed, except while nobody waits for its
+bytes: registering a socket anew for every request is a tenth of the cost of a small object. Bytes that come
+while a connection carries no request mean that the server has closed it, or is about to, so it is closed at
+once. A request that was sent before that was noticed fails without a byte, and is sent again.
 """
 
 from __future__ import annotations
@@ -18,22 +17,22 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from streamer.source.tls import Trust
+    from streamer.source.tls import TlsContext
     from streamer.source.watcher import Watcher
 
 GATHERED = 256 * 1024
-"""Bytes that a socket gathers before it wakes us, if so many are to come: larger splices, and fewer; a
-quarter less CPU per byte, measured."""
+"""Receive low-water mark (SO_RCVLOWAT) in bytes. Waking less often means fewer, larger splices: 25 % less CPU
+per byte, measured."""
 MOST_GATHERED = 1024 * 1024
-"""The same where bytes come so fast that it does not take long; a tenth less again. A pipe holds no more."""
+"""The same for fast connections: another tenth less. A pipe holds no more."""
 LARGEST_WINDOW = 16 * 1024 * 1024
-"""The most that a socket is asked to hold: no part is larger, unless somebody says so."""
+"""The most that a socket is asked to hold, in bytes; no part is larger by default."""
 TLS_RECORD = 17 * 1024
 """A record and what surrounds it, rounded up."""
 
 
 def largest_window() -> int:
-    """Bytes that a TCP socket here can be made to hold while nobody reads it; see `Lane.widen`."""
+    """Bytes that a TCP socket here can be made to hold while nobody reads it; see `Connection.widen`."""
     with socket.socket() as probe:
         return _widened(probe)
 
@@ -43,11 +42,11 @@ def _widened(sock: socket.socket) -> int:
     return sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT)
 
 
-class Lane:
-    """One connection: a non-blocking socket, closed once."""
+class Connection:
+    """A non-blocking socket, closed once."""
 
-    gulp = 1
-    """Bytes that are read at once, if so many are there; one call of `recv_into` more or less."""
+    spliceable = True
+    """Whether the bytes of a body can be spliced from the socket."""
     grain = 1
     """Bytes of `unread` that stand for at least one of a body."""
     gathers = MOST_GATHERED
@@ -85,7 +84,7 @@ class Lane:
             self._watcher.remove(self.fd)
 
     def rest(self) -> None:
-        """The answer is read, or given up: whatever comes now is unwanted."""
+        """The response is read or given up: whatever comes now is unwanted."""
         self._on_readable = None
         try:
             self._wake_at(1)
@@ -100,26 +99,26 @@ class Lane:
             self.close()
 
     def usable(self) -> bool:
-        """Whether an idle lane may carry another request: nothing has arrived, not even an end."""
+        """Whether an idle connection may carry another request: nothing has arrived, not even an end."""
         try:
-            self._probe()
+            self.peek(memoryview(bytearray(1)))
         except BlockingIOError:
             return True
         except OSError:
             return False
         return False
 
-    def _probe(self) -> None:
-        """Read what should not be there. Raises BlockingIOError if it is not, OSError."""
-        self.sock.recv(1, socket.MSG_PEEK)
+    def peek(self, memory: memoryview) -> int:
+        """Copy the next bytes and leave them there; 0 at their end. Raises BlockingIOError, OSError."""
+        return self.sock.recv_into(memory, 0, socket.MSG_PEEK)
 
     @property
     def spoilt(self) -> bool:
-        """Whether more has come than the answers that were read."""
+        """Whether more has come than the responses that were read."""
         return self._in_socket() > 0
 
     def send(self, request: bytes) -> bool:
-        """Whether the whole request was taken; a head of a kilobyte fits the empty send buffer of a lane."""
+        """Whether the whole request was taken: a kilobyte fits the empty send buffer."""
         return self.sock.send(request) == len(request)
 
     def expect(self, count: int, worth: int = GATHERED) -> None:
@@ -161,9 +160,9 @@ class Lane:
         """Bytes that wait between the socket and the reader, unseen by whoever watches the socket."""
         return 0
 
-    def recv_into(self, room: memoryview) -> int:
-        """Bytes of the answer, 0 at its end; BlockingIOError if there are none now."""
-        return self.sock.recv_into(room)
+    def recv_into(self, memory: memoryview) -> int:
+        """Bytes of the response, 0 at its end; BlockingIOError if there are none now."""
+        return self.sock.recv_into(memory)
 
     def close(self) -> None:
         self.pause()
@@ -172,20 +171,20 @@ class Lane:
         self.sock.close()
 
 
-class TlsLane(Lane):
-    """A lane over TLS, decrypted here.
+class TlsConnection(Connection):
+    """A connection over TLS, decrypted in this process.
 
-    Ciphertext stays in the socket until it is read, a record at a time; a second read for its head costs no
-    more than to read large pieces, which must be copied twice.
+    Ciphertext stays in the socket until it is read, a record at a time; a second read for a record's header
+    costs no more than reading large pieces, which must be copied twice.
     """
 
-    gulp = GATHERED
+    spliceable = False
     grain = TLS_RECORD
     gathers = GATHERED
 
-    def __init__(self, sock: socket.socket, watcher: Watcher, trust: Trust, host: str) -> None:
+    def __init__(self, sock: socket.socket, watcher: Watcher, context: TlsContext, host: str) -> None:
         super().__init__(sock, watcher)
-        self._tls = trust.connection(sock, host)
+        self._tls = context.session(sock, host)
         self._dry = False
         """Whether the last reading found no whole record, so that part of one may have left the socket."""
 
@@ -205,9 +204,11 @@ class TlsLane(Lane):
         finally:
             self.pause()
 
-    def _probe(self) -> None:
-        # Session tickets and the like may have come, but no byte of an answer.
-        self._tls.recv_into(memoryview(bytearray(1)))
+    def peek(self, memory: memoryview) -> int:
+        self._dry = True
+        count = self._tls.peek(memory)
+        self._dry = False
+        return count
 
     @property
     def spoilt(self) -> bool:
@@ -229,8 +230,8 @@ class TlsLane(Lane):
         # Up to one record is in OpenSSL's hands.
         super().expect(count - TLS_RECORD, worth)
 
-    def recv_into(self, room: memoryview) -> int:
+    def recv_into(self, memory: memoryview) -> int:
         self._dry = True
-        count = self._tls.recv_into(room)
-        self._dry = count < len(room)
+        count = self._tls.recv_into(memory)
+        self._dry = count < len(memory)
         return count
