@@ -11,7 +11,6 @@ import signal
 import struct
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -764,10 +763,8 @@ def test_a_start_far_into_a_slow_fifo_does_not_hold_the_program(feeder):
     state = Place("train", 0, offset=8 << 20).state()
     iterator = iter(PipeModeDataset("train", "TFRecord", start=state).prefetch(1))
     feed.written.wait(2)  # a megabyte is in the FIFO then; the rest does not fit
-    begun = time.monotonic()
     del iterator
-    gc.collect()
-    assert time.monotonic() - begun < 5
+    gc.collect()  # waits for ever, unless a step ends before the place is reached
     feed.release.set()
 
 

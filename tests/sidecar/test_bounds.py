@@ -7,7 +7,6 @@ import contextlib
 import re
 import socket
 import threading
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -73,12 +72,10 @@ def test_cat_gives_up_in_a_body(stub, transport):
 
 
 def test_a_job_gives_up_while_it_lists(tmp_path):
-    began = time.monotonic()
     with silent_server() as url:
         path = write_job(tmp_path / "job.yaml", job(url, tmp_path, "b/train/", GiveUpAfter=2))
         done = penstock("run", "-c", path)
     assert done.returncode == 5
-    assert time.monotonic() - began < 30
     assert 2 <= seconds_said(done.stderr) <= MOST
 
 
