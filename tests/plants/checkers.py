@@ -105,7 +105,7 @@ class Outcome:
         if failed := _FAILED.findall(self.said):
             return str(failed[0]).rsplit("/", 1)[-1]
         lines = self.said.strip().splitlines()
-        return "hung" if self.hung else lines[-1][:100] if lines else f"exit code {self.code}"
+        return "hung" if self.hung else lines[-1].strip()[:100] if lines else f"exit code {self.code}"
 
 
 def checkers(plant: Plant, *, machines: bool) -> Iterator[Checker]:
