@@ -21,6 +21,8 @@ from streamer.source.ranges import Body
 from streamer.units import KIB
 
 BUFFER_SIZE = 128 * KIB
+OWN_BUFFER = 64 * KIB
+"""Bytes of a part that is read into a buffer of just its size, so that small objects take little room."""
 READ_AT_ONCE = 256 * KIB
 """Bytes read for one event or one delivery: they are still in the processor's cache when they are written."""
 
@@ -35,8 +37,8 @@ class BufferPool:
         return self._free.pop() if self._free else bytearray(BUFFER_SIZE)
 
     def give(self, chunk: Chunk) -> None:
-        """Take a chunk's memory back, if it is a buffer."""
-        if isinstance(chunk.memory, bytearray):
+        """Take a chunk's memory back, if it is a buffer of the pool's size."""
+        if isinstance(chunk.memory, bytearray) and len(chunk.memory) == BUFFER_SIZE:
             self._free.append(chunk.memory)
 
 
@@ -87,7 +89,8 @@ class MemoryStage(Stage):
         """Memory for the next bytes; there always is some, since it was reserved."""
         last = self._chunks[-1] if self._chunks else None
         if last is None or isinstance(last.memory, bytes) or last.filled == len(last.memory):
-            last = Chunk(self._pool.take(), 0)
+            size = self.part.body - self.received
+            last = Chunk(bytearray(size) if self.part.body <= OWN_BUFFER else self._pool.take(), 0)
             self._chunks.append(last)
         return memoryview(last.memory)[last.filled :]
 
@@ -152,8 +155,9 @@ class MemoryStages:
         return share.pace.part_size(min(share.floor, lane_room(share)))
 
     def room(self, part: Part) -> int:
-        """What its body takes, in whole buffers; literals (64 KiB at most) do not count beside it."""
-        return -(-(part.body or len(part)) // BUFFER_SIZE) * BUFFER_SIZE
+        """What its body takes, a large one in whole buffers; literals (64 KiB at most) do not count."""
+        size = part.body or len(part)
+        return size if size <= OWN_BUFFER else -(-size // BUFFER_SIZE) * BUFFER_SIZE
 
     def make(self, part: Part, *, on_change: Callable[[], None], tally: Tally) -> Stage:
         return MemoryStage(part, self._pool, on_change=on_change, tally=tally)

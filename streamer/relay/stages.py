@@ -154,6 +154,7 @@ class Stage(ABC):
 
     def _wait(self, body: Body) -> None:
         if self._parks and not self.awaited:
+            self._dry = False  # a parked body calls nobody for a few bytes: delivery must look
             body.park(self._on_full)
         else:
             body.notify(self._on_bytes)

@@ -194,7 +194,7 @@ class HttpBody:
             return
         else:
             silent += PATIENCE
-            if not self._parked:
+            if not self._parked or self._connection.grain > 1:  # encrypted bytes are counted when read
                 self._hand_over()
         if self._is_open():
             self._timer = self._loop.call_later(PATIENCE, self._tick, now, silent)

@@ -15,10 +15,16 @@ class Arriving:
         self.arrived = 0
         self._data = data
         self._call: Callable[[], None] | None = None
+        self._parked = False
 
     def arrive(self, count: int) -> None:
-        """So many more bytes are here."""
+        """So many more bytes are here, and the socket is not full."""
         self.arrived += count
+        if not self._parked:
+            self.fill()
+
+    def fill(self) -> None:
+        """The socket can hold no more."""
         if self._call is not None:
             call, self._call = self._call, None
             call()
@@ -39,9 +45,10 @@ class Arriving:
         raise NotImplementedError
 
     def notify(self, call: Callable[[], None]) -> None:
-        self._call = call
+        self._call, self._parked = call, False
 
-    park = notify
+    def park(self, call: Callable[[], None]) -> None:
+        self._call, self._parked = call, True
 
     def hush(self) -> None:
         self._call = None

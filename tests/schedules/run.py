@@ -15,6 +15,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import stamina.instrumentation
 
@@ -22,6 +23,7 @@ from streamer.errors import ChannelError, StreamError
 from streamer.formats import recordio
 from streamer.plan import Arrangement, ObjectRef, Plan
 from streamer.readers.stream import PipeStream
+from streamer.relay import stages
 from streamer.relay.allotment import Allotment
 from streamer.relay.changes import Changes
 from streamer.relay.channel import Channel
@@ -171,8 +173,8 @@ class SeedRun:
         channels: list[Channel] = []
         for each in trial.channels:
             share = allotment.share()
-            stages = PipeStages(share, pipes) if trial.splice else MemoryStages(share, buffers)
-            channels.append(self._channel(each, source, stages, heads))
+            supply = PipeStages(share, pipes) if trial.splice else MemoryStages(share, buffers)
+            channels.append(self._channel(each, source, supply, heads))
         tasks: list[asyncio.Task[None]] = []
         try:
             async with asyncio.timeout(LONGEST):
@@ -204,7 +206,7 @@ class SeedRun:
         await asyncio.sleep(100)  # threads of a loop return, and sockets that are closed are told
         self.found.faults += self._server.struck
 
-    def _channel(self, each: ChannelTrial, source: Any, stages: Any, heads: OwnHeads) -> Channel:
+    def _channel(self, each: ChannelTrial, source: Any, supply: Any, heads: OwnHeads) -> Channel:
         refs = [ObjectRef(BUCKET, key, len(data), etag(data)) for key, data in each.objects.items()]
         plan = Plan.of(refs, Arrangement(wrap=each.wrap, seed=each.shuffle, inflate=each.inflate))
         self._plans[each.name] = plan
@@ -212,7 +214,7 @@ class SeedRun:
             each.name,
             plan,
             source,
-            stages,
+            supply,
             directory=self._directory,
             policy=POLICY,
             on_verdict=self._tell,
@@ -405,6 +407,7 @@ def run_seed(seed: int, *, lines: list[str] | None = None) -> Found:
         with (
             tempfile.TemporaryDirectory(dir=SHARED_MEMORY, prefix="schedules-") as directory,
             warnings.catch_warnings(),
+            patch.object(stages, "SMALL_PART", trial.small_part),
             virtual(seed) as loop,
         ):
             warnings.simplefilter("error")

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 from streamer.formats import recordio
 from streamer.relay.changes import WhenChanged
 from streamer.relay.failures import WhenFailed
-from streamer.units import KIB
+from streamer.units import KIB, MIB
 
 BUCKET = "b"
 
@@ -70,6 +70,8 @@ class SeedTrial:
     """Share of the connections that are refused, or never come."""
     actions: tuple[tuple[float, Action], ...]
     """What an operator does, and when."""
+    small_part: int
+    """Bytes of a part that is not parked in its socket."""
 
     @classmethod
     def draw(cls, seed: int) -> SeedTrial:
@@ -108,6 +110,7 @@ class SeedTrial:
             changed=changed,
             refused=dice.choice([0.0, 0.0, 0.1]),
             actions=tuple(sorted(actions)),
+            small_part=dice.choice([0, 0, MIB]),
         )
 
 

@@ -16,7 +16,7 @@ from streamer.relay.pipes import PipePool, PipeStages
 from streamer.relay.stages import Stages
 from streamer.relay.statistics import Tally
 from streamer.units import MIB
-from tests.kit.bodies import Arrived
+from tests.kit.bodies import Arrived, Arriving
 
 HEAD, BODY, TAIL = b"a header", b"a body of some bytes", b"pad"
 
@@ -54,3 +54,29 @@ def test_what_was_taken_before_an_error_is_counted(supply, narrow):
     assert os.pread(narrow, 1000, 0) + rest == HEAD + BODY + TAIL
     assert counts[0] == len(HEAD)
     assert sum(counts) == len(part)
+
+
+def test_delivery_looks_for_what_came_after_a_full_socket_was_emptied():
+    """The body is parked again then, and calls nobody for the few bytes that are still to come."""
+    data, changes = bytes(3 * MIB), []
+    part = Part(0, ObjectRef("b", "k", len(data), "e"), 0, len(data), 0)
+    stage = supplies()[0].make(part, on_change=lambda: changes.append("changed"), tally=Tally())
+    body, out = Arriving(data), os.memfd_create("out")
+    stage.attach(body)
+    body.arrive(MIB)
+    assert stage.staged == 0
+    body.fill()
+    while stage.staged < MIB:
+        body.fill()
+    body.fill()  # nothing more has come
+    body.arrive(2 * MIB)
+    count = 0
+    while count < len(data):
+        if stage.ready:
+            count += stage.drain_into(out)
+        else:
+            stage.awaited = True
+            body.arrive(0)
+            assert changes, "delivery waits, and nobody wakes it"
+    os.close(out)
+    stage.discard()
