@@ -5,7 +5,7 @@
 Where delivery `rewrites` what segments hold, by inflating or joining, only the delivered stream has a length.
 
 Keys, sizes and ETags are frozen once per job, so every epoch streams the same bytes or fails by name
-(contract §9-2). The shuffle is of whole entries over all hosts, and the shard is taken of its result
+(contract §8-2). The shuffle is of whole entries over all hosts, and the shard is taken of its result
 (contract §3.2). Everything is computed as it is asked for: an epoch's order is never held in memory.
 
 The digest covers what decides the streams: two plans of one digest stream the same bytes in every epoch.
