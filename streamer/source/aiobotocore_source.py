@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 QUEUED = 256 * KIB
 """Bytes read ahead of the stage, or one chunk more."""
+LITTLE = 4 * KIB
+"""A smaller chunk is joined with what else has arrived."""
 
 
 class AiobotocoreSource:
@@ -179,6 +181,8 @@ class AiobotocoreBody:
                 if not data and not end_of_chunk:
                     raise Truncated(f"the body ended {self._to_read} bytes early", self._where)
                 if data:
+                    if len(data) < LITTLE:  # chunks of a byte would hold the loop: it has no turn in between
+                        data += content.read_nowait()
                     self._add(data[: self._to_read])
                     stall.moved()
 
