@@ -123,7 +123,9 @@ def stream(transport: str, loop: str, url: str, bucket: str) -> None:
     with asyncio.Runner(loop_factory=factory) as runner:
         endpoint = Endpoint(url=url, path_style=True)
         code = runner.run(
-            commands.cat([S3Uri(bucket, "")], endpoint=endpoint, options=options, report=_report)
+            commands.cat(
+                [S3Uri(bucket, "")], endpoint=endpoint, options=options, report=_report, promised=False
+            )
         )
     raise SystemExit(code)
 
