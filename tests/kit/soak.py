@@ -45,6 +45,7 @@ from tests.kit.seeds import Outcome, run_seeds, search
 from tests.kit.stub import S3Stub, StubThread
 from tests.kit.trials import Trial
 from tests.kit.verdicts import Account, Broken, Scene
+from tests.kit.warm import warm
 from tests.kit.within import Run
 
 LONGEST_SEED = 200.0
@@ -124,6 +125,7 @@ def prepare() -> None:
     stamina.instrumentation.set_on_retry_hooks([])
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as first:
         first.run(asyncio.sleep(0))  # libuv makes one pipe for signals per process, at its first loop
+    warm()  # its socket stays open, and is no leak of a trial's
 
 
 def run_seed(seed: int) -> Account:
