@@ -12,7 +12,7 @@ from streamer.errors import Shortage
 from streamer.sink.outlet import PipeOutlet
 from streamer.source.retry import RetryPolicy
 from streamer.trailer import read_trailer
-from tests.kit.harness import EAGER, fill, running_channel
+from tests.kit.harness import EAGER, MORE_THAN_A_FIFO, fill, running_channel
 from tests.kit.pipes import eventually, off_loop, read_all
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
@@ -41,7 +41,7 @@ async def read_until_the_end_is_due(running, truth):
 
 
 async def test_a_directory_that_is_away_for_a_while_is_waited_for(stub, tmp_path):
-    truth = fill(stub, [300_000])
+    truth = fill(stub, [MORE_THAN_A_FIFO])
     (tmp_path / "data").mkdir()
     async with running_channel(stub, tmp_path / "data", policy=EAGER) as running:
         reader = await read_until_the_end_is_due(running, truth)
@@ -61,7 +61,7 @@ async def test_a_directory_that_is_away_for_a_while_is_waited_for(stub, tmp_path
 @pytest.mark.parametrize("when_failed", ["hold", "close"])
 async def test_a_directory_that_stays_away_fails_the_channel_and_ends_no_fifo(stub, tmp_path, when_failed):
     """The trailer says so as soon as it can be written."""
-    truth = fill(stub, [300_000])
+    truth = fill(stub, [MORE_THAN_A_FIFO])
     (tmp_path / "data").mkdir()
     async with running_channel(stub, tmp_path / "data", policy=SOON, when_failed=when_failed) as running:
         reader = await read_until_the_end_is_due(running, truth)
