@@ -267,13 +267,14 @@ async def cat(
             ),
             policy,
         )
+        why = why_read(plan)
         tally, started, cpu = Tally(), time.monotonic(), time.process_time()
         try:
             async with open_transport(
                 clients,
                 wish=options.transport,
                 buckets={uri.bucket for uri in uris},
-                channels=[why_read(plan)],
+                channels=[why],
                 budget=options.budget,
                 connections=options.connections,
                 part_size=options.part_size,
@@ -283,7 +284,7 @@ async def cat(
                 await stream_once(
                     plan,
                     transport.source,
-                    transport.stages(why_read(plan)),
+                    transport.stages(why),
                     policy=policy,
                     tally=tally,
                     open_outlet=partial(_standard_output, give_up_after=options.give_up_after),

@@ -614,8 +614,7 @@ def _sum_up(planned: Planned) -> None:
 
 def _why_read(plan: Plan, channel: ChannelConfig) -> str | None:
     """As `why_read`, for a FIFO of the channel."""
-    keys = channel.penstock
-    return why_read(plan, check=keys.integrity == "checksum", frame=keys.when_failed == "poison")
+    return why_read(plan, check=channel.penstock.integrity == "checksum", frame=channel.poison is not None)
 
 
 def _read_channels(piped: list[tuple[ChannelConfig, Plan]]) -> dict[str, str]:

@@ -107,10 +107,10 @@ async def open_transport(
     lanes = _Lanes(connections, part_size, files // 2)
     pipe_budget, most_pipes = _pipe_limits(count, files - lanes.most)
     no_client = why_not(clients.data, buckets)
-    why_read = next((why for why in channels if why is not None), None)
+    first_why = next((why for why in channels if why is not None), None)
     no_splice = (
         no_client
-        or (why_read if not spliced or wish == "kernel" else None)
+        or (first_why if not spliced or wish == "kernel" else None)
         or _no_splice(clients, min(budget, pipe_budget), spliced, to_pipes=to_pipes)
     )
     obstacle = {"kernel": no_splice, "copying": no_client}.get(wish)

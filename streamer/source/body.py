@@ -19,6 +19,7 @@ from collections.abc import Callable
 
 from streamer.errors import SourceError, Transient, Truncated, Where
 from streamer.source.connection import Connection
+from streamer.source.faults import broken
 
 PATIENCE = 0.25
 """Seconds that few bytes may wait in a socket for more of them."""
@@ -70,7 +71,7 @@ class HttpBody:
         except (BlockingIOError, BrokenPipeError):
             raise
         except OSError as error:
-            raise self._fail(_broken(error, self._where)) from error
+            raise self._fail(broken(error, self._where)) from error
         return self._moved(count)
 
     def read_into(self, memory: memoryview) -> int:
@@ -82,7 +83,7 @@ class HttpBody:
         except BlockingIOError:
             raise
         except OSError as error:
-            raise self._fail(_broken(error, self._where)) from error
+            raise self._fail(broken(error, self._where)) from error
         return self._moved(count)
 
     def probe(self) -> None:
@@ -94,7 +95,7 @@ class HttpBody:
         except BlockingIOError:
             raise
         except OSError as error:
-            raise self._fail(_broken(error, self._where)) from error
+            raise self._fail(broken(error, self._where)) from error
         if not count:
             self._moved(0)
 
@@ -143,7 +144,7 @@ class HttpBody:
                 self._gather()
             connection.watch(self._on_readable)
         except OSError as error:  # the kernel has no memory for the watch
-            self._fail(_broken(error, self._where))
+            self._fail(broken(error, self._where))
             self._loop.call_soon(call)
             return
         if connection.pending and not parked:
@@ -179,7 +180,7 @@ class HttpBody:
             try:
                 self._connection.hold(self.left)
             except OSError as error:
-                self._fail(_broken(error, self._where))
+                self._fail(broken(error, self._where))
 
     def _tick(self, arrived: int, silent: float) -> None:
         """Look at the body. `arrived`: its bytes, taken or not, when `silent` seconds without more began."""
@@ -204,7 +205,7 @@ class HttpBody:
         try:
             self._connection.expect(1)
         except OSError as error:
-            self._fail(_broken(error, self._where))
+            self._fail(broken(error, self._where))
         if self._connection.unread or self._failure is not None:
             self._on_readable()
 
@@ -222,9 +223,4 @@ class HttpBody:
         if self.left or self._give_back is None:
             self._connection.close()
         else:
-            self._connection.rest()
             self._give_back(self._connection)
-
-
-def _broken(error: OSError, where: Where) -> Transient:
-    return Transient(f"the connection broke ({error.strerror or error})", where)

@@ -210,6 +210,11 @@ class RefusalCutOff(boto.HTTPClientError):  # type: ignore[misc]
     fmt = "answered {status}, and the reason was cut off"
 
 
+def broken(error: OSError, where: Where) -> Transient:
+    """The error for a connection that the kernel or OpenSSL says has broken."""
+    return Transient(f"the connection broke ({error.strerror or error})", where)
+
+
 def cut_off(status: int, where: Where) -> Truncated:
     """The error for one of `MANY_REASONS` whose body broke off before its code."""
     return Truncated(f"answered {status}, and the reason was cut off", where)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from streamer.errors import SourceError, Transient, Where
 from streamer.source.body import HttpBody
-from streamer.source.faults import not_understood
+from streamer.source.faults import broken, not_understood
 from streamer.source.pool import ConnectionPool
 from streamer.source.response import ResponseHeader, ResponseReader
 from streamer.source.watcher import Watcher
@@ -66,7 +66,6 @@ class Response:
         """End the use of the connection. `reuse`: no byte of the response is left."""
         self._reader.release()
         if reuse and self.header.keep_alive:
-            self._connection.rest()
             self._pool.give(self._connection)
         else:
             self._connection.close()
@@ -139,8 +138,7 @@ class HttpClient:
                 if isinstance(error, Transient) and reused and not reader.begun:
                     continue  # it was closed as we took it; the request never reached anybody
                 if isinstance(error, OSError):  # the kernel refuses to watch the socket
-                    broken = f"the connection broke ({error.strerror or error})"
-                    raise Transient(broken, where) from error
+                    raise broken(error, where) from error
                 if isinstance(error, Exception) and not isinstance(error, SourceError):
                     raise not_understood(error, where) from error
                 raise
@@ -151,6 +149,6 @@ def _write(connection: Connection, request: bytes, where: Where) -> None:
     try:
         sent = connection.send(request)
     except OSError as error:
-        raise Transient(f"the connection broke ({error.strerror or error})", where) from error
+        raise broken(error, where) from error
     if not sent:
         raise Transient("the request did not fit the socket", where)

@@ -69,6 +69,7 @@ class ConnectionPool:
 
     def give(self, connection: Connection) -> None:
         """Return a connection whose last response was read to its end."""
+        connection.rest()
         self._idle.append(connection)
 
     def close(self) -> None:

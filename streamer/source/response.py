@@ -18,6 +18,7 @@ import httptools
 
 from streamer.errors import BadAnswer, Transient, Where
 from streamer.source.connection import Connection
+from streamer.source.faults import broken
 
 HEADER_END = b"\r\n\r\n"
 HEADER_READ = 2 * 1024
@@ -196,8 +197,7 @@ class ResponseReader:
         except BlockingIOError:
             return
         except OSError as error:
-            text = f"the connection broke ({error.strerror or error})"
-            self._done.set_exception(Transient(text, self._where))
+            self._done.set_exception(broken(error, self._where))
         except Exception as error:  # noqa: BLE001 - raised by the task that waits
             self._done.set_exception(error)
 

@@ -96,7 +96,6 @@ async def test_an_idle_lane_closes_when_the_server_says_anything(said):
     pool = ConnectionPool(host, port, watcher)
     lane, peer = await pool.take(Where()), await arrived.get()
     lane.watch(lambda: None)
-    lane.rest()
     pool.give(lane)
     assert await pool.take(Where()) is lane
     pool.give(lane)
