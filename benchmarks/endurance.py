@@ -38,7 +38,7 @@ from benchmarks.ours import Penstock
 from benchmarks.process import Child, ProcessFailed, memory
 from benchmarks.report import insert_into
 from benchmarks.task import Stream, Task
-from streamer.readers.stream import PipeStream
+from streamer.readers.core.stream import PipeStream
 
 BEGIN = "<!-- endurance: begin; written by python -m benchmarks.endurance -->"
 END = "<!-- endurance: end -->"

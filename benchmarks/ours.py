@@ -50,7 +50,7 @@ class Penstock(Client):
     """Part of every setting, such as a transport."""
 
     def unavailable(self) -> str | None:
-        from sidecar.config import Job
+        from sidecar.config.job import Job
 
         task = Task(url="http://127.0.0.1", ca_bundle=None, streams=[], setting=self.always)
         stream = Stream(bucket="any", keys=[], size=0, fifo="/any/input/data/channel-00_0")

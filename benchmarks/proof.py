@@ -104,11 +104,11 @@ def use_up_pipes() -> list[int]:
 
 def stream(transport: str, loop: str, url: str, bucket: str) -> None:
     """In a process of its own: everything of the bucket to standard output."""
-    from sidecar import commands
+    from sidecar.commands import cat as command
     from streamer.plan import S3Uri
-    from streamer.source.session import Endpoint
+    from streamer.s3.client.session import Endpoint
 
-    options = commands.CatOptions(
+    options = command.CatOptions(
         budget=256 * MIB,
         part_size=None,
         connections=None,
@@ -123,7 +123,7 @@ def stream(transport: str, loop: str, url: str, bucket: str) -> None:
     with asyncio.Runner(loop_factory=factory) as runner:
         endpoint = Endpoint(url=url, path_style=True)
         code = runner.run(
-            commands.cat(
+            command.cat(
                 [S3Uri(bucket, "")], endpoint=endpoint, options=options, report=_report, promised=False
             )
         )

@@ -9,18 +9,17 @@ import asyncio
 import statistics
 import time
 
-from sidecar.collector import exposition
-from sidecar.config import Job
-from sidecar.identity import Hosts
-from sidecar.runtime import Layout
-from sidecar.supervisor import Supervisor
+from sidecar.config.hosts import Hosts
+from sidecar.config.job import Job
+from sidecar.observe.collector import exposition
+from sidecar.observe.state import JobState
 from streamer.plan import ObjectRef, Plan
-from streamer.relay.allotment import Allotment
 from streamer.relay.channel import Channel
-from streamer.relay.memory import MemoryStages
-from streamer.relay.pace import Pace
-from streamer.source.ranges import RangeSource, Receiver
-from streamer.source.retry import RetryPolicy
+from streamer.relay.staging.buffers import MemoryStages
+from streamer.retry import RetryPolicy
+from streamer.s3.ranges import RangeSource, Receiver
+from streamer.schedule.budget import Allotment
+from streamer.schedule.concurrency import Pace
 from streamer.units import MIB
 
 CHANNELS, ROUNDS = 20, 200
@@ -45,8 +44,8 @@ async def main() -> None:
         ]
     }
     job = Job.model_validate(document)
-    supervisor = Supervisor(job, Layout("/nowhere"), Hosts(0, ("algo-1",)), default_admin_port=0)
-    supervisor.allotment = allotment = Allotment(512 * MIB, Pace(64, MIB), members=CHANNELS)
+    state = JobState(job, Hosts(0, ("algo-1",)))
+    state.allotment = allotment = Allotment(512 * MIB, Pace(64, MIB), members=CHANNELS)
     plan = Plan.of([ObjectRef("b", f"key-{number}", 1000, "etag") for number in range(1000)])
     for name in names:
         stages = MemoryStages(allotment.share(), None)
@@ -59,12 +58,12 @@ async def main() -> None:
             policy=RetryPolicy(),
             on_verdict=lambda _: None,
         )
-        supervisor.channels[name] = channel
-    supervisor.pulse.take()
+        state.channels[name] = channel
+    state.pulse.take()
     times, text = [], ""
     for _ in range(ROUNDS):
         began = time.perf_counter()
-        text = exposition(supervisor)
+        text = exposition(state)
         times.append(time.perf_counter() - began)
     print(
         f"{CHANNELS} channels, {text.count(chr(10))} lines, {len(text) // 1000} kB: median "

@@ -1,7 +1,7 @@
 """Writes docs/reference from the program itself: `python -m scripts.reference`; tests compare.
 
     sidecar.cli.cli       -> command-line.md    every command and option, as `--help` has them
-    sidecar.config.Job    -> job-file.md        every key with type, limits and default
+    sidecar.config.job.Job    -> job-file.md        every key with type, limits and default
                           -> job.schema.json    the same for editors and pipelines (JSON Schema)
 
 What a key means is prose, and is in docs/configuration.md.
@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 from sidecar.cli import cli
-from sidecar.config import Job
+from sidecar.config.job import Job
 from streamer.units import MIB
 
 TARGET = Path(__file__).parent.parent / "docs/reference"

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sidecar.dumps import forbid_dumps
-from sidecar.exits import Exit, exit_code
-from sidecar.streams import guard
+from sidecar.process.dumps import forbid_dumps
+from sidecar.process.exits import Exit, exit_code
+from sidecar.process.streams import guard
 from streamer import __version__
 from streamer.errors import ConfigError, PenstockError, ReaderGone
 from streamer.secrets import redact, remember_environment, visible
@@ -82,15 +82,15 @@ def run(
     log_level: str,
 ) -> None:
     """Serve the job's channels until SIGTERM."""
-    from sidecar import commands
-    from sidecar.config import load_job
-    from sidecar.logs import configure
-    from sidecar.runner import run as run_loop
+    from sidecar.commands import run as command
+    from sidecar.config.job import load_job
+    from sidecar.process.logs import configure
+    from sidecar.process.runner import run as run_loop
 
     configure(level=log_level)
-    continuation = commands.Continuation(keeper=keeper, resume=resume, resume_anyway=resume_anyway)
-    code = run_loop(commands.run(load_job(path), (host_index, host_count), continuation))
-    if code == commands.RESTART:
+    continuation = command.Continuation(keeper=keeper, resume=resume, resume_anyway=resume_anyway)
+    code = run_loop(command.run(load_job(path), (host_index, host_count), continuation))
+    if code == command.RESTART:
         # Until the new image handles it, another one would be the end of the process.
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
         again = [*sys.orig_argv, *(["--keeper", "auto"] if keeper is None else [])]
@@ -104,7 +104,7 @@ def run(
 )
 def restart(base_directory: str) -> None:
     """Have the sidecar that serves a base directory start itself anew, under its trainer."""
-    from sidecar.runtime import Layout
+    from sidecar.job.layout import Layout
 
     os.kill(Layout(base_directory).owner(), signal.SIGUSR2)
 
@@ -113,8 +113,8 @@ def restart(base_directory: str) -> None:
 @click.argument("path", metavar="SOCKET")
 def keeper(path: str) -> None:
     """Hold the FIFOs of the sidecars that connect to SOCKET, until SIGTERM."""
-    from streamer.bare import environment
-    from streamer.sink.kept import command
+    from streamer.helpers.keeper_client import command
+    from streamer.helpers.spawn import environment
 
     arguments = command(os.path.abspath(path))
     os.execve(arguments[0], arguments, environment())  # noqa: S606 - without what is loaded here
@@ -130,12 +130,12 @@ def execute(
     path: str, host_index: int | None, host_count: int | None, log_level: str, command: tuple[str, ...]
 ) -> None:
     """Run COMMAND as the trainer beside the channels; exit with its code."""
-    from sidecar import commands
-    from sidecar.config import load_job
-    from sidecar.logs import configure
+    from sidecar.commands import execute as command_module
+    from sidecar.config.job import load_job
+    from sidecar.process.logs import configure
 
     configure(level=log_level)
-    _finish(commands.execute(load_job(path), (host_index, host_count), command))
+    _finish(command_module.execute(load_job(path), (host_index, host_count), command))
 
 
 @cli.command()
@@ -192,13 +192,13 @@ def cat(
 
     from pydantic import ValidationError
 
-    from sidecar import commands
-    from sidecar.config import explain
-    from sidecar.logs import configure
-    from sidecar.memory import default_budget, memory_limit
-    from sidecar.settings import EndpointConfig
+    from sidecar.commands import cat as command
+    from sidecar.config.job import explain
+    from sidecar.config.settings import EndpointConfig
+    from sidecar.process.logs import configure
+    from sidecar.process.memory import default_budget, memory_limit
     from streamer.plan import parse_s3_uri
-    from streamer.relay.pace import SMALLEST_PART
+    from streamer.schedule.concurrency import SMALLEST_PART
 
     configure(level="warning")
     endpoint["url"] = endpoint.pop("endpoint_url")
@@ -213,7 +213,7 @@ def cat(
             f"--budget {human_bytes(budget)} must hold two parts of --part-size {human_bytes(part)}, "
             f"and a part at least 64 KiB"
         )
-    options = commands.CatOptions(
+    options = command.CatOptions(
         budget=budget,
         part_size=part_size,
         connections=connections,
@@ -222,7 +222,7 @@ def cat(
         join=join,
     )
     _finish(
-        commands.cat(
+        command.cat(
             [parse_s3_uri(uri) for uri in uris],
             endpoint=checked.resolved(),
             options=options,
@@ -239,13 +239,13 @@ def cat(
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable, with every key.")
 def plan(path: str, host_index: int | None, host_count: int | None, *, as_json: bool) -> None:
     """Show what each channel would stream: objects, bytes, parts, digest of the order."""
-    from sidecar import commands
-    from sidecar.config import load_job
-    from sidecar.logs import configure
-    from sidecar.runner import run as run_loop
+    from sidecar.commands import plan as command
+    from sidecar.config.job import load_job
+    from sidecar.process.logs import configure
+    from sidecar.process.runner import run as run_loop
 
     configure(level="warning")
-    found = run_loop(commands.plan(load_job(path), (host_index, host_count)))
+    found = run_loop(command.plan(load_job(path), (host_index, host_count)))
     if as_json:
         _document(found)
         return
@@ -273,25 +273,25 @@ def plan(path: str, host_index: int | None, host_count: int | None, *, as_json: 
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable, all at the end.")
 def doctor(path: str, host_index: int | None, host_count: int | None, *, as_json: bool) -> None:
     """Try what the job needs: credentials, permissions, endpoint, limits of this machine, speed."""
-    from sidecar import doctor as practice
-    from sidecar.config import load_job
-    from sidecar.logs import configure
-    from sidecar.runner import run as run_loop
+    from sidecar.config.job import load_job
+    from sidecar.doctor import examination
+    from sidecar.process.logs import configure
+    from sidecar.process.runner import run as run_loop
 
     configure(level="warning")
     job = load_job(path)
     findings = []
 
     async def examine() -> None:
-        async for finding in practice.examine(job, (host_index, host_count)):
+        async for finding in examination.examine(job, (host_index, host_count)):
             findings.append(finding)
             if not as_json:
-                click.echo(practice.line(finding))
+                click.echo(examination.line(finding))
 
     run_loop(examine())
     if as_json:
-        _document(practice.document(findings))
-    sys.exit(practice.code(findings))
+        _document(examination.document(findings))
+    sys.exit(examination.code(findings))
 
 
 _url = click.option(
@@ -305,9 +305,9 @@ _url = click.option(
 @click.option("--token-file", metavar="FILE", help="The token, if Admin.Protect is all.")
 def top(url: str, *, once: bool, token_file: str | None) -> None:
     """Watch a running sidecar: who waits for whom, how fast it is, what is left."""
-    from sidecar.remote import events
-    from sidecar.settings import read_token
-    from sidecar.top import watch
+    from sidecar.admin.remote import events
+    from sidecar.admin.top import watch
+    from sidecar.config.settings import read_token
 
     with contextlib.suppress(KeyboardInterrupt):
         watch(events(url, None if token_file is None else read_token(token_file)), once=once)
@@ -323,8 +323,8 @@ def _document(found: object) -> None:
 @click.argument("limits", nargs=-1, required=True, metavar="LIMIT=VALUE...")
 def change(url: str, token_file: str, limits: tuple[str, ...]) -> None:
     """Change limits of a running sidecar: bandwidth, CHANNEL.bandwidth, connections, memory_budget."""
-    from sidecar import remote
-    from sidecar.settings import read_token
+    from sidecar.admin import remote
+    from sidecar.config.settings import read_token
 
     found = remote.change(url, remote.parse_limits(limits), read_token(token_file))
     click.echo(json.dumps(found))
@@ -334,7 +334,7 @@ def change(url: str, token_file: str, limits: tuple[str, ...]) -> None:
 @_url
 def probe(url: str) -> None:
     """Exit 0 if a sidecar is ready, 1 if not."""
-    from sidecar.probe import ready
+    from sidecar.admin.probe import ready
 
     sys.exit(0 if ready(url) else 1)
 
@@ -344,7 +344,7 @@ def _pascal(name: str) -> str:
 
 
 def _finish(work: Coroutine[Any, Any, int]) -> None:
-    from sidecar.runner import run as run_loop
+    from sidecar.process.runner import run as run_loop
 
     sys.exit(int(run_loop(work)))
 
@@ -372,7 +372,7 @@ def main() -> None:
         click.echo("penstock: " + "\n".join(visible(redact(line)) for line in lines), err=True)
         sys.exit(int(code))
     except Exception:  # noqa: BLE001 - the last resort: a bug gets a traceback in the log and a code
-        from sidecar.logs import log
+        from sidecar.process.logs import log
 
         log.exception("unexpected error; please report it")
         sys.exit(int(Exit.BUG))

@@ -2,7 +2,7 @@
 
 No secret is passed to a log call or an error on purpose. But an S3-compatible server may repeat a request's
 headers in its answer, a proxy's address may hold its password, and a library puts either into an error. So
-what is foreign is looked through where it becomes an error of ours (`streamer.source.faults`, whose texts
+what is foreign is looked through where it becomes an error of ours (`streamer.s3.client.faults`, whose texts
 then reach trailer, `/status` and log), and every line of log and standard error once more.
 
 Two nets: the values that this process has used (`remember`), in every form that a request gives them, and

@@ -196,12 +196,12 @@ def no_blocking():
             )
         # botocore reads its models and the user's profile for the first calls, before any byte moves.
         for function in watch.functions.values():
-            function.can_block_in("streamer/source/session.py", {"open_clients"})
-            function.can_block_in("streamer/source/listing.py", {"page"})
-            function.can_block_in("streamer/source/manifests.py", {"_read"})
-            function.can_block_in("streamer/source/heads.py", {"find", "_http"})
+            function.can_block_in("streamer/s3/client/session.py", {"open_clients"})
+            function.can_block_in("streamer/s3/catalog/listing.py", {"page"})
+            function.can_block_in("streamer/s3/catalog/manifests.py", {"_read"})
+            function.can_block_in("streamer/s3/catalog/object_info.py", {"find", "_http"})
             # /proc is no disk; and this socket is non-blocking, which os.read does not show.
-            function.can_block_in("streamer/relay/pipes.py", {"pipe_allowance", "_read_into_memory"})
+            function.can_block_in("streamer/relay/staging/pipes.py", {"pipe_allowance", "_read_into_memory"})
             # A trailer is one small file, written and read (here, by tests) whole.
             function.can_block_in("streamer/trailer.py", {"write_trailer", "read_trailer"})
         yield

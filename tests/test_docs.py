@@ -23,17 +23,17 @@ from pydantic import BaseModel, ByteSize
 from pydantic_core import PydanticUndefined
 
 from sidecar.cli import cli
-from sidecar.config import Job, load_job
-from sidecar.environment import trainer_environment
-from sidecar.exits import Exit
-from sidecar.identity import Hosts
-from sidecar.metrics import ERRORS, HEDGES, METRICS, OPERATIONS, OUTCOMES, RETRIED, VERDICTS
-from sidecar.runtime import Layout
+from sidecar.config.hosts import Hosts
+from sidecar.config.job import Job, load_job
+from sidecar.job.environment import trainer_environment
+from sidecar.job.layout import Layout
+from sidecar.observe.metrics import ERRORS, HEDGES, METRICS, OPERATIONS, OUTCOMES, RETRIED, VERDICTS
+from sidecar.process.exits import Exit
 from streamer import errors
 from streamer.readers import InterleavedReader, PipeReader, PipeStream, lanes_of, open_channel
-from streamer.relay.changes import DONE
+from streamer.relay.deliver.object_changes import DONE
 from streamer.relay.statistics import CAUSES, RESUMED, STATES, ChannelStatistics
-from streamer.source.integrity import OUTCOMES as CHECKED
+from streamer.s3.checksums import OUTCOMES as CHECKED
 from streamer.units import GIB, KIB, MIB
 from tests.test_arrows import BASE, MAY_IMPORT
 
@@ -93,7 +93,7 @@ def names(cell: str) -> tuple[str, ...]:
 
 
 def test_exit_codes():
-    """Code, name and, but for OK, the very words of sidecar/exits.py."""
+    """Code, name and, but for OK, the very words of sidecar/process/exits.py."""
     source = next(
         node for node in ast.parse(inspect.getsource(Exit)).body if isinstance(node, ast.ClassDef)
     ).body

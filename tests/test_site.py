@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from scripts import docs_site, reference
-from sidecar.config import Job
+from sidecar.config.job import Job
 from streamer.errors import ConfigError
 from tests.kit.browser import browser
 from tests.test_docs import DOCS, PAGES, ROOT, blocks

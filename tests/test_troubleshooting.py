@@ -8,9 +8,9 @@ import re
 
 import pytest
 
-from sidecar.request import NO_FASTFILE
+from sidecar.config.request import NO_FASTFILE
 from streamer import errors
-from streamer.source import faults
+from streamer.s3.client import faults
 from tests.test_docs import DOCS, ROOT, bare, table
 
 RAISED = {

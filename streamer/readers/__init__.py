@@ -31,10 +31,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from streamer.readers.config import PipeModeDatasetException
-    from streamer.readers.interleave import InterleavedReader, lane_of, lanes_of
-    from streamer.readers.plain import PipeReader, open_channel
-    from streamer.readers.stream import PipeStream
+    from streamer.readers.core.config import PipeModeDatasetException
+    from streamer.readers.core.interleave import InterleavedReader, lane_of, lanes_of
+    from streamer.readers.core.plain import PipeReader, open_channel
+    from streamer.readers.core.stream import PipeStream
 
 __all__ = [
     "InterleavedReader",
@@ -47,13 +47,13 @@ __all__ = [
 ]
 
 _HOMES = {
-    "InterleavedReader": "streamer.readers.interleave",
-    "PipeModeDatasetException": "streamer.readers.config",
-    "PipeReader": "streamer.readers.plain",
-    "PipeStream": "streamer.readers.stream",
-    "lane_of": "streamer.readers.interleave",
-    "lanes_of": "streamer.readers.interleave",
-    "open_channel": "streamer.readers.plain",
+    "InterleavedReader": "streamer.readers.core.interleave",
+    "PipeModeDatasetException": "streamer.readers.core.config",
+    "PipeReader": "streamer.readers.core.plain",
+    "PipeStream": "streamer.readers.core.stream",
+    "lane_of": "streamer.readers.core.interleave",
+    "lanes_of": "streamer.readers.core.interleave",
+    "open_channel": "streamer.readers.core.plain",
 }
 
 

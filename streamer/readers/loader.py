@@ -3,9 +3,9 @@
     worker     (element, mark) -> collate -> queue ─┐
     worker     (element, mark) -> collate -> queue ─┴─> note the marks, return the element -> trainer
 
-Workers fetch ahead, so what they have read says nothing; what counts is what has come out of this loader.
-The marks of that (`streamer.readers.progress`) are its state, of all workers together, so any other number of
-them may go on with it. If `decode` or `collate_fn` remember anything, that is not part of it.
+Workers fetch ahead, so what they have read says nothing; what counts is what has come out of this loader. The
+marks of that (`streamer.readers.torch.progress`) are its state, of all workers together, so any other number
+of them may go on with it. If `decode` or `collate_fn` remember anything, that is not part of it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate, defau
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from streamer.readers.progress import Mark, Progress
     from streamer.readers.torch import PipeIterableDataset
+    from streamer.readers.torch.progress import Mark, Progress
 
 __all__ = ["ResumableLoader"]
 

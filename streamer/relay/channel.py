@@ -11,16 +11,16 @@ or removed) is told, and waited for as storage is: `GiveUpAfter` seconds. Then t
 FIFO is held open whatever the policy. Only a keeper that has died ends the process.
 
 A failed epoch is told first by its trailer, `failed`, and then to readers that know no trailers as the
-channel's `WhenFailed` has it (`streamer.relay.failures`): by default the FIFO stays open, and never looks
-like an end. The channel stays in state `failed` until the process stops, and a keeper holds the FIFO beyond
-that. Other channels go on.
+channel's `WhenFailed` has it (`streamer.relay.deliver.frame_aligner`): by default the FIFO stays open, and
+never looks like an end. The channel stays in state `failed` until the process stops, and a keeper holds the
+FIFO beyond that. Other channels go on.
 
 `drain` ends the channel at the next epoch border; cancelling `run` ends it now, with a `stopped`
 trailer if a reader is in mid-epoch. Either way every descriptor and FIFO is gone when `run` returns.
 
-With a keeper (`streamer.keeper`) a channel can begin where an earlier sidecar's ended: `start`. And it can
-`leave`: then everything that a reader sees stays as it is, for the next sidecar to go on with. A channel that
-ends without having been told to (its sidecar fails at something local) leaves too.
+With a keeper (`streamer.helpers.keeper`) a channel can begin where an earlier sidecar's ended: `start`. And
+it can `leave`: then everything that a reader sees stays as it is, for the next sidecar to go on with. A
+channel that ends without having been told to (its sidecar fails at something local) leaves too.
 """
 
 from __future__ import annotations
@@ -33,31 +33,31 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
+from streamer.aio import first_of
 from streamer.errors import KeeperLost, ReaderGone, Shortage, SinkError, SourceError
 from streamer.plan import NOWHERE, Mark, Position
-from streamer.relay.changes import Changes, is_change
-from streamer.relay.failures import POISON, Framing, WhenFailed
-from streamer.relay.prefetch import BEGIN, Prefetcher
-from streamer.relay.race import first_of
-from streamer.relay.shortage import patiently
-from streamer.relay.stages import Stages
+from streamer.relay.deliver.delivery import BEGIN, Prefetcher
+from streamer.relay.deliver.frame_aligner import POISON, Framing, WhenFailed
+from streamer.relay.deliver.object_changes import Changes, is_change
+from streamer.relay.deliver.transform import Pieces
+from streamer.relay.local_retry import patiently
+from streamer.relay.staging.stage import Stages
 from streamer.relay.statistics import ChannelStatistics, Tally
-from streamer.relay.unpack import Pieces
-from streamer.sink.ends import OwnEnds
+from streamer.s3.checksums import ChecksummedSource, ChecksumVerifier
 from streamer.sink.fifo import FifoDirectory
-from streamer.source.integrity import ChecksummedSource, ChecksumVerifier
+from streamer.sink.write_ends import OwnEnds
 from streamer.trailer import Trailer
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from streamer.helpers.keeper_client import KeeperClient
     from streamer.plan import ObjectRef, Plan
-    from streamer.sink.ends import WriteEnds
-    from streamer.sink.kept import KeeperClient
+    from streamer.retry import RetryPolicy
+    from streamer.s3.checksums import Outcome, Sums
+    from streamer.s3.ranges import RangeSource
     from streamer.sink.outlet import PipeOutlet
-    from streamer.source.integrity import Outcome, Sums
-    from streamer.source.ranges import RangeSource
-    from streamer.source.retry import RetryPolicy
+    from streamer.sink.write_ends import WriteEnds
     from streamer.trailer import Verdict
 
 Phase = Literal["waiting", "streaming", "failed", "stopped"]

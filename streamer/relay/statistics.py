@@ -12,7 +12,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Literal
 
-from streamer.source.ranges import PHASES, Phase
+from streamer.s3.ranges import PHASES, Phase
 
 State = Literal["idle", "blocked", "starved", "limited", "moving"]
 STATES: tuple[State, ...] = ("idle", "blocked", "starved", "limited", "moving")

@@ -12,21 +12,21 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from streamer.aio import thread_worked
 from streamer.errors import ConfigError, SinkError
 from streamer.plan import Plan
-from streamer.relay.allotment import Allotment
-from streamer.relay.hedge import Hedging
-from streamer.relay.memory import BUFFER_SIZE, BufferPool, MemoryStages
-from streamer.relay.pace import LARGEST_PART, MOST_LANES, WORTH, Pace
-from streamer.relay.pipes import PIPE_SIZE, PipePool, PipeStages, pipe_allowance
-from streamer.relay.stages import Stages
-from streamer.relay.threads import thread_worked
-from streamer.source.aiobotocore_source import AiobotocoreSource
-from streamer.source.connection import largest_window
-from streamer.source.http_source import HttpSource, why_not, why_not_splice
-from streamer.source.ranges import RangeSource
-from streamer.source.session import Clients, trust
-from streamer.source.signing import RangeSigner
+from streamer.relay.staging.buffers import BUFFER_SIZE, BufferPool, MemoryStages
+from streamer.relay.staging.pipes import PIPE_SIZE, PipePool, PipeStages, pipe_allowance
+from streamer.relay.staging.stage import Stages
+from streamer.s3.aiobotocore_source import AiobotocoreSource
+from streamer.s3.client.session import Clients
+from streamer.s3.http.connection import largest_window
+from streamer.s3.http_source import HttpSource, tls_context, why_not, why_not_splice
+from streamer.s3.ranges import RangeSource
+from streamer.s3.signing.requests import RangeSigner
+from streamer.schedule.budget import Allotment
+from streamer.schedule.concurrency import LARGEST_PART, MOST_LANES, WORTH, Pace
+from streamer.schedule.hedging import Hedging
 from streamer.units import MIB
 
 OWN_FILES, CHANNEL_FILES = 48, 8
@@ -149,7 +149,7 @@ def _http_source(clients: Clients, fallback: AiobotocoreSource) -> HttpSource:
     return HttpSource(
         RangeSigner(clients.data, clients.credentials, anonymous=clients.anonymous, reading=clients.reading),
         fallback,
-        tls=trust(clients.ca_bundle) if _over_tls(clients) else None,
+        tls=tls_context(clients.ca_bundle) if _over_tls(clients) else None,
         stall_timeout=clients.stall_timeout,
     )
 

@@ -1,7 +1,7 @@
 """The FIFOs of one channel, one per epoch, in the order that every known reader needs.
 
     prepare(n)   mkfifo n and its `open` trailer                   before n is offered, or n-1 ends
-    open(n)      wait until a reader has opened it                 `streamer.sink.ends` says how
+    open(n)      wait until a reader has opened it                 `streamer.sink.write_ends` says how
     conclude(n)  prepare(n+1); trailer of n; unlink n              so that at the reader's EOF of n
     retire(n)    close n                                           n is gone and n+1 is there
 
@@ -32,9 +32,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from streamer.errors import Shortage, SinkError
-from streamer.keeper import by_descriptor
-from streamer.sink.ends import OwnEnds, WriteEnds
+from streamer.helpers.keeper import by_descriptor
 from streamer.sink.outlet import PipeOutlet
+from streamer.sink.write_ends import OwnEnds, WriteEnds
 from streamer.trailer import Trailer, fifo_path, read_trailer, trailer_path, write_trailer
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def _check(path: str, found: os.stat_result) -> None:
 
 
 class FifoDirectory:
-    """The FIFOs of one channel in `directory`. Not safe for two processes: see `sidecar.runtime`."""
+    """The FIFOs of one channel in `directory`. Not safe for two processes: see `sidecar.job.layout`."""
 
     def __init__(
         self,

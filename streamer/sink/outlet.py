@@ -23,7 +23,7 @@ import time
 from typing import TYPE_CHECKING, Protocol
 
 from streamer.errors import ReaderGone, Shortage, SinkError
-from streamer.keeper import enlarge, unread
+from streamer.helpers.keeper import enlarge, unread
 
 if TYPE_CHECKING:
     from collections.abc import Callable

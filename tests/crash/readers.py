@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from streamer.errors import PenstockError
-from streamer.readers.arrival import Arrival
-from streamer.readers.stream import PipeStream
+from streamer.readers.core.arrival import Arrival
+from streamer.readers.core.stream import PipeStream
 from tests.crash.shapes import EPOCHS
 
 _STEP = 1 << 17

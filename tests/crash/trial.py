@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from streamer.relay.failures import POISON
+from streamer.relay.deliver.frame_aligner import POISON
 from tests.crash.calls import NAMES, Point, errors_of
 from tests.crash.notify import Listener, Stopped, group_of, kind_of
 from tests.crash.readers import Reader, trailer_state

@@ -84,8 +84,9 @@ def _serve(requests: socket.socket) -> NoReturn:
 
 def warm_up(environment: dict[str, str], commands: list[list[str]]) -> None:
     """Take over the environment, with nothing else of AWS, import all, and run commands of `penstock`."""
-    from sidecar import cli, supervisor
-    from streamer import keeper
+    from sidecar import cli
+    from sidecar.job import supervisor
+    from streamer.helpers import keeper
 
     assert supervisor
     assert keeper
@@ -148,7 +149,7 @@ def _run_sidecar() -> Any:
 
 
 def _run_keeper(arguments: list[str]) -> int:
-    from streamer import keeper
+    from streamer.helpers import keeper
 
     return keeper.main(arguments)
 

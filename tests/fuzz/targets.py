@@ -24,12 +24,12 @@ from botocore.loaders import create_loader
 from botocore.model import ServiceModel
 from botocore.parsers import create_parser
 
-from sidecar.config import load_job
-from sidecar.identity import identify
-from sidecar.request import parse_source
-from sidecar.resume import parse_saved
-from sidecar.runtime import Layout, platform_resource_config, resource_config
-from sidecar.settings import read_token
+from sidecar.config.hosts import identify
+from sidecar.config.job import load_job
+from sidecar.config.request import parse_source
+from sidecar.config.settings import read_token
+from sidecar.job.layout import Layout, platform_resource_config, resource_config
+from sidecar.job.resume import parse_saved
 from streamer.errors import PenstockError, Where
 from streamer.formats import recordio, tfrecord
 from streamer.formats.arrow_joiner import ArrowJoiner
@@ -41,22 +41,22 @@ from streamer.formats.tar_joiner import TarJoiner
 from streamer.formats.tfrecord import TFRecordReader
 from streamer.plan import Arrangement, ObjectRef, Part, parse_object_uri
 from streamer.readers import protobuf
-from streamer.readers.config import channels_in, check_channel
-from streamer.readers.place import Place
-from streamer.readers.state import EpochState
-from streamer.relay.inflate import Inflater
-from streamer.relay.memory import BufferPool, MemoryStage
+from streamer.readers.core.config import channels_in, check_channel
+from streamer.readers.core.position import Place
+from streamer.readers.core.state import EpochState
+from streamer.relay.deliver.inflate import Inflater
+from streamer.relay.staging.buffers import BufferPool, MemoryStage
 from streamer.relay.statistics import Tally
-from streamer.source.body import HttpBody
-from streamer.source.connection import Connection
-from streamer.source.described import PlanMemory
-from streamer.source.faults import first_error
-from streamer.source.http_source import error_of
-from streamer.source.listing import _Lister
-from streamer.source.manifest_text import ArrayScanner, Gunzip, LineScanner
-from streamer.source.ranges import check_header
-from streamer.source.response import ResponseHeader, ResponseReader
-from streamer.source.watcher import Watcher
+from streamer.s3.catalog.listing import _Lister
+from streamer.s3.catalog.manifest_text import ArrayScanner, Gunzip, LineScanner
+from streamer.s3.catalog.validation import PlanMemory
+from streamer.s3.client.faults import first_error
+from streamer.s3.http.body import HttpBody
+from streamer.s3.http.connection import Connection
+from streamer.s3.http.poller import Watcher
+from streamer.s3.http.response import ResponseHeader, ResponseReader
+from streamer.s3.http_source import error_of
+from streamer.s3.ranges import check_header
 from streamer.trailer import Trailer, parse_trailer
 from tests.kit.pieces import Pieces
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sidecar.exits import Exit
+from sidecar.process.exits import Exit
 from streamer.errors import PenstockError
 from streamer.readers import PipeStream
 from tests.guest import network

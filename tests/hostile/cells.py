@@ -20,19 +20,19 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
-from sidecar.planning import patiently
+from sidecar.job.planning import patiently
 from streamer.errors import PenstockError
 from streamer.plan import Plan, S3Uri
-from streamer.relay.cat import stream_once
+from streamer.relay.once import stream_once
 from streamer.relay.statistics import Tally
 from streamer.relay.transport import Transport, open_transport
+from streamer.retry import RetryPolicy
+from streamer.s3.catalog.listing import plan_prefix
+from streamer.s3.catalog.manifests import plan_manifest
+from streamer.s3.catalog.object_info import open_heads
+from streamer.s3.catalog.validation import PlanMemory
+from streamer.s3.client.session import Clients, Endpoint, open_clients
 from streamer.sink.outlet import PipeOutlet
-from streamer.source.described import PlanMemory
-from streamer.source.heads import open_heads
-from streamer.source.listing import plan_prefix
-from streamer.source.manifests import plan_manifest
-from streamer.source.retry import RetryPolicy
-from streamer.source.session import Clients, Endpoint, open_clients
 from streamer.units import MIB
 from tests.hostile.faults import BELOW, CRUMBS, FAULTS, ONLY, TLS_ONLY, UNSEEN
 from tests.hostile.wire import MANIFEST, TRUTH

@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 
-from streamer.keeper import Keeper
+from streamer.helpers.keeper import Keeper
 from tests.keeper_model.world import ERRORS, Broken, run_seed
 from tests.kit.seeds import run_seeds
 

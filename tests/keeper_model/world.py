@@ -36,8 +36,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from streamer import keeper as keeper_module
-from streamer.keeper import LONGEST_MESSAGE, Act, Keeper
+from streamer.helpers import keeper as keeper_module
+from streamer.helpers.keeper import LONGEST_MESSAGE, Act, Keeper
 
 STEPS = 400
 """Drawn steps of a seed, before everything is let end."""

@@ -11,19 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from streamer.plan import Plan, Position, S3Uri
-from streamer.relay.allotment import Share
-from streamer.relay.changes import Changes, WhenChanged
 from streamer.relay.channel import Channel
-from streamer.relay.failures import Framing, WhenFailed
-from streamer.relay.memory import BUFFER_SIZE
-from streamer.relay.pipes import PIPE_SIZE
-from streamer.relay.prefetch import BEGIN
+from streamer.relay.deliver.delivery import BEGIN
+from streamer.relay.deliver.frame_aligner import Framing, WhenFailed
+from streamer.relay.deliver.object_changes import Changes, WhenChanged
+from streamer.relay.staging.buffers import BUFFER_SIZE
+from streamer.relay.staging.pipes import PIPE_SIZE
 from streamer.relay.transport import Wish, open_transport
-from streamer.source.heads import PortableHeads
-from streamer.source.integrity import Sums
-from streamer.source.listing import plan_prefix
-from streamer.source.retry import RetryPolicy
-from streamer.source.session import STALL_TIMEOUT, Clients, Endpoint, open_clients
+from streamer.retry import RetryPolicy
+from streamer.s3.catalog.listing import plan_prefix
+from streamer.s3.catalog.object_info import PortableHeads
+from streamer.s3.checksums import Sums
+from streamer.s3.client.session import STALL_TIMEOUT, Clients, Endpoint, open_clients
+from streamer.schedule.budget import Share
 from streamer.trailer import Trailer
 from tests.kit.stub import S3Stub
 

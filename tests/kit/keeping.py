@@ -1,7 +1,7 @@
 """A keeper as a process, and a sidecar's side of its protocol by hand: one packet after the other.
 
-`KeeperProcess` runs `streamer/keeper.py` as users run it. `Talk` is a connection to it that asks and waits;
-what it does not wait for it keeps.
+`KeeperProcess` runs `streamer/helpers/keeper.py` as users run it. `Talk` is a connection to it that asks and
+waits; what it does not wait for it keeps.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
-from streamer.keeper import LONGEST_MESSAGE
-from streamer.sink.kept import command
+from streamer.helpers.keeper import LONGEST_MESSAGE
+from streamer.helpers.keeper_client import command
 
 PATIENCE = 30.0
 """Seconds for any one answer."""

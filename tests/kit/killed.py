@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from streamer.errors import BadAnswer
-from streamer.keeper import address
+from streamer.helpers.keeper import address
 from streamer.plan import Plan
-from streamer.source.session import open_clients
+from streamer.s3.client.session import open_clients
 from tests.kit.patience import Patience
 from tests.kit.processes import Sidecar, job, sidecar, write_job
 from tests.kit.truth import BUCKET, REF, TEXT

@@ -33,12 +33,12 @@ from aiohttp import web
 from benchmarks.report import insert_into
 from streamer.errors import StreamError
 from streamer.plan import S3Uri
-from streamer.readers.stream import PipeStream
+from streamer.readers.core.stream import PipeStream
 from streamer.relay.channel import Channel
 from streamer.relay.transport import HEDGED, Wish, open_transport
-from streamer.source.listing import plan_prefix
-from streamer.source.retry import RetryPolicy
-from streamer.source.session import Endpoint, open_clients
+from streamer.retry import RetryPolicy
+from streamer.s3.catalog.listing import plan_prefix
+from streamer.s3.client.session import Endpoint, open_clients
 from streamer.units import KIB, MIB
 from tests.kit.faults import displaced, drips, newer, redirects, resets_after, silent_for
 from tests.kit.harness import fill

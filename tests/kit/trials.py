@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from streamer.plan import Balance, Shard
-from streamer.relay.changes import WhenChanged
+from streamer.relay.deliver.object_changes import WhenChanged
 from streamer.relay.transport import Wish
 from streamer.units import KIB, MIB
 from tests.kit.faults import PASSING, SPOILT, WRONG

@@ -19,10 +19,10 @@ from awscrt import checksums
 
 from streamer.errors import BadAnswer, StreamError
 from streamer.plan import Arrangement, Plan, S3Uri
-from streamer.readers.stream import PipeStream
-from streamer.source.listing import plan_prefix
-from streamer.source.manifests import plan_augmented, plan_manifest
-from streamer.source.session import Endpoint
+from streamer.readers.core.stream import PipeStream
+from streamer.s3.catalog.listing import plan_prefix
+from streamer.s3.catalog.manifests import plan_augmented, plan_manifest
+from streamer.s3.client.session import Endpoint
 from tests.kit.faults import PASSING, SPOILT, WRONG, Weather, redirects
 from tests.kit.stub import Fault, S3Stub, cut_after, fails
 from tests.kit.trials import REDIRECTS, Trial

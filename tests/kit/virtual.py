@@ -34,7 +34,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from streamer.sink import ends
+from streamer.sink import write_ends as ends
 
 _REAL_EPOLL = select.epoll
 _WAKES = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR

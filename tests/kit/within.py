@@ -11,13 +11,13 @@ from pathlib import Path
 
 from streamer.errors import BadAnswer
 from streamer.plan import Plan
-from streamer.relay.changes import Changes
 from streamer.relay.channel import Channel
+from streamer.relay.deliver.object_changes import Changes
 from streamer.relay.transport import Transport, open_transport, why_read
-from streamer.source.heads import PortableHeads
-from streamer.source.integrity import Sums
-from streamer.source.retry import RetryPolicy
-from streamer.source.session import Clients, open_clients
+from streamer.retry import RetryPolicy
+from streamer.s3.catalog.object_info import PortableHeads
+from streamer.s3.checksums import Sums
+from streamer.s3.client.session import Clients, open_clients
 from tests.kit.patience import patiently
 from tests.kit.truth import BUCKET
 from tests.kit.verdicts import Broken, Scene, moved, read_epoch

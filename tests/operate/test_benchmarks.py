@@ -244,7 +244,7 @@ def test_every_scenario_has_settings_for_every_client():
 @pytest.mark.parametrize("name", ["penstock", "penstock-portable"])
 @pytest.mark.parametrize("streams", [1, 20])
 def test_every_setting_of_ours_is_a_valid_job(name, streams):
-    from sidecar.config import Job
+    from sidecar.config.job import Job
 
     client = lineup.CLIENTS[name]
     if reason := client.unavailable():

@@ -14,7 +14,7 @@ import yaml
 from packaging.utils import canonicalize_name
 
 from examples.demo.dataset import channels
-from sidecar.config import load_job
+from sidecar.config.job import load_job
 from tests.operate.containers import COMPOSE, OURS, SCRIPTS, SERVICES, STAGES, closure, installed, mounts, run
 from tests.operate.promql import DASHBOARDS, ROOT
 

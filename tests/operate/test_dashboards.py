@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from dashboards.overview import NOT_GRAPHED
-from sidecar.metrics import METRICS
+from sidecar.observe.metrics import METRICS
 from tests.operate.promql import (
     DASHBOARDS,
     ROOT,

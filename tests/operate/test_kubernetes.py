@@ -15,8 +15,8 @@ import yaml
 
 from examples.demo.server import free_ports
 from sidecar.cli import cli
-from sidecar.config import load_job
-from sidecar.identity import identify
+from sidecar.config.hosts import identify
+from sidecar.config.job import load_job
 from streamer.units import MIB
 from tests.kit.harness import fill
 from tests.kit.pipes import read_all

@@ -11,7 +11,7 @@ import yaml
 from dashboards.alerts import ALERTS
 from dashboards.build import files
 from dashboards.rules import RECORDED
-from sidecar.metrics import METRICS
+from sidecar.observe.metrics import METRICS
 from tests.operate import alarms
 from tests.operate.alarms import CASES
 from tests.operate.promql import DASHBOARDS, ROOT, panels

@@ -36,56 +36,56 @@ PLANTS = (
     # S3: which version, which bytes, who hears of it
     Plant(
         "If-Match dropped by our own client",
-        "streamer/source/signing.py",
+        "streamer/s3/signing/requests.py",
         """, "If-Match": f'"{ref.etag}"', **self._headers}""",
         ", **self._headers}",
         ("tests/unit/test_sigv4.py", VERSION),
     ),
     Plant(
         "If-Match dropped by aiobotocore",
-        "streamer/source/aiobotocore_source.py",
+        "streamer/s3/aiobotocore_source.py",
         """                IfMatch=f'"{ref.etag}"',\n""",
         "",
         (VERSION,),
     ),
     Plant(
         "Range asks for one byte too few",
-        "streamer/source/signing.py",
+        "streamer/s3/signing/requests.py",
         'headers = {"Range": f"bytes={first}-{part.end - 1}"',
         'headers = {"Range": f"bytes={first}-{part.end - 2}"',
         ("tests/unit/test_sigv4.py", IN_ORDER),
     ),
     Plant(
         "ETag of an answer not compared",
-        "streamer/source/ranges.py",
+        "streamer/s3/ranges.py",
         "bare_etag(etag) != ref.etag",
         "bare_etag(etag) == ''",
         (WRONG,),
     ),
     Plant(
         "answer without an ETag accepted",
-        "streamer/source/ranges.py",
+        "streamer/s3/ranges.py",
         "if etag is None and (ref.version is None or version is None):",
         "if etag is None and ref.version is not None and version is None:",
         (WRONG, "tests/relay/test_versions.py"),
     ),
     Plant(
         "end of Content-Range not compared",
-        "streamer/source/ranges.py",
+        "streamer/s3/ranges.py",
         "if (begin, last + 1) != (first, end):",
         "if begin != first:",
         (WRONG,),
     ),
     Plant(
         "size in Content-Range not compared",
-        "streamer/source/ranges.py",
+        "streamer/s3/ranges.py",
         "if size != ref.size:",
         "if size < 0:",
         (WRONG,),
     ),
     Plant(
         "redirect followed",
-        "streamer/source/redirects.py",
+        "streamer/s3/client/redirects.py",
         "allow_redirects=False",
         "allow_redirects=True",
         ("tests/relay/test_redirects.py",),
@@ -99,28 +99,28 @@ PLANTS = (
     ),
     Plant(
         "short body taken for whole",
-        "streamer/source/body.py",
+        "streamer/s3/http/body.py",
         'raise self._fail(Truncated(f"the body ended {self.left} bytes early", self._where))',
         "count = self.left",
         (f"{FAULTS}::test_a_broken_body_resumes_at_the_next_byte",),
     ),
     Plant(
         "stall never noticed",
-        "streamer/source/body.py",
+        "streamer/s3/http/body.py",
         "elif silent + PATIENCE >= self._stall_timeout:",
         "elif silent < 0:",
         ("tests/relay/test_held.py", "tests/relay/test_waits.py"),
     ),
     Plant(
         "listing in the server's order",
-        "streamer/source/listing.py",
+        "streamer/s3/catalog/listing.py",
         "    ordered = found.in_key_order()",
         "    ordered = found",
         (PLAN, "tests/relay/test_listing.py"),
     ),
     Plant(
         "listing that repeats a page accepted",
-        "streamer/source/listing.py",
+        "streamer/s3/catalog/listing.py",
         "            if name in begun:\n",
         "            if name in begun and not first:\n",
         ("tests/relay/test_listing.py",),
@@ -171,7 +171,7 @@ PLANTS = (
     # The relay
     Plant(
         "room of abandoned parts leaks",
-        "streamer/relay/window.py",
+        "streamer/schedule/window.py",
         """            slot = self._slots.popleft()
             self._gone(slot)
             self.landed(slot)
@@ -185,7 +185,7 @@ PLANTS = (
     ),
     Plant(
         "requests of abandoned parts leak",
-        "streamer/relay/window.py",
+        "streamer/schedule/window.py",
         """            slot = self._slots.popleft()
             self._gone(slot)
             self.landed(slot)
@@ -199,21 +199,21 @@ PLANTS = (
     ),
     Plant(
         "a later epoch takes all the room",
-        "streamer/relay/window.py",
+        "streamer/schedule/window.py",
         "max(self.share.quota // 4, room)",
         "max(self.share.quota, room)",
         ("tests/unit/test_window.py",),
     ),
     Plant(
         "freed room wakes nobody",
-        "streamer/relay/allotment.py",
+        "streamer/schedule/budget.py",
         """            self._whole.returned(self)""",
         """            pass""",
         ("tests/unit/test_allotment.py", "tests/relay/test_sharing.py"),
     ),
     Plant(
         "arriving bytes wake nobody",
-        "streamer/relay/stages.py",
+        "streamer/relay/staging/stage.py",
         """            self.awaited = False
             self._on_change()""",
         """            self.awaited = False
@@ -223,70 +223,70 @@ PLANTS = (
     ),
     Plant(
         "wrong answers counted over progress",
-        "streamer/relay/fetch.py",
+        "streamer/relay/fetch/part_fetch.py",
         "self._failures, self._wrong, self.since, self.first_error = 0, 0, now - silent, None",
         "self._failures, self.since, self.first_error = 0, now - silent, None",
         ("tests/unit/test_retry.py", f"{FAULTS}::test_progress_forgets_wrong_answers"),
     ),
     Plant(
         "progress does not restart GiveUpAfter",
-        "streamer/relay/fetch.py",
+        "streamer/relay/fetch/part_fetch.py",
         "self._failures, self._wrong, self.since, self.first_error = 0, 0, now - silent, None",
         "self._failures, self._wrong, self.first_error = 0, 0, None",
         ("tests/unit/test_retry.py", f"{FAULTS}::test_progress_restarts_the_clock"),
     ),
     Plant(
         "SlowDown not heeded",
-        "streamer/relay/pace.py",
+        "streamer/schedule/concurrency.py",
         "self.lanes = max(1, self.lanes // 2)",
         "self.lanes = max(1, self.lanes)",
         ("tests/unit/test_pace.py",),
     ),
     Plant(
         "hedged bytes delivered twice",
-        "streamer/relay/hedger.py",
+        "streamer/relay/fetch/hedger.py",
         "while surplus := stage.received - self._at:",
         "while surplus := 0:",
         ("tests/unit/test_hedge.py", "tests/relay/test_hedges.py"),
     ),
     Plant(
         "thrown away bytes of hedges not counted",
-        "streamer/relay/hedger.py",
+        "streamer/relay/fetch/hedger.py",
         "tally.wasted_bytes += race.thrown_away",
         "tally.wasted_bytes += 0",
         ("tests/relay/test_hedges.py",),
     ),
     Plant(
         "border between gzip members lost",
-        "streamer/relay/inflate.py",
+        "streamer/relay/deliver/inflate.py",
         "            self._used -= len(member.unused_data)\n",
         "",
         ("tests/unit/test_inflate.py",),
     ),
     Plant(
         "cut gzip taken for whole",
-        "streamer/relay/inflate.py",
+        "streamer/relay/deliver/inflate.py",
         "if self._member is not None or self._header:",
         "if self._header:",
         ("tests/unit/test_inflate.py",),
     ),
     Plant(
         "mix of two versions of an object",
-        "streamer/relay/prefetch.py",
+        "streamer/relay/deliver/delivery.py",
         "head is None or head.part.start or head.delivered:",
         "head is None:",
         ("tests/relay/test_changes.py",),
     ),
     Plant(
         "mark told before the schema is compared",
-        "streamer/relay/prefetch.py",
+        "streamer/relay/deliver/delivery.py",
         "if self._next_mark is not None and unpacker.anchored:",
         "if self._next_mark is not None:",
         ("tests/relay/test_joined.py",),
     ),
     Plant(
         "bytes before a restart delivered again",
-        "streamer/relay/prefetch.py",
+        "streamer/relay/deliver/delivery.py",
         "again=self.delivered - first.mark.streamed if rewrites and first is self._first else 0",
         "again=0",
         ("tests/relay/test_joined.py", "tests/relay/test_inflated.py"),
@@ -300,7 +300,7 @@ PLANTS = (
     ),
     Plant(
         "poison in the middle of a record",
-        "streamer/relay/failures.py",
+        "streamer/relay/deliver/frame_aligner.py",
         "return self._known and not self._passing",
         "return self._known",
         ("tests/unit/test_failures.py", "tests/relay/test_failures.py"),
@@ -330,14 +330,14 @@ PLANTS = (
     # Checksums
     Plant(
         "checksum begun anew at each part",
-        "streamer/source/integrity.py",
+        "streamer/s3/checksums.py",
         "if part.start == 0:",
         "if part.start >= 0:",
         ("tests/relay/test_integrity.py",),
     ),
     Plant(
         "checksum compared and ignored",
-        "streamer/source/integrity.py",
+        "streamer/s3/checksums.py",
         "elif self._value == stored.value:",
         "elif self._value == stored.value or ref.size:",
         ("tests/relay/test_integrity.py",),
@@ -371,14 +371,14 @@ PLANTS = (
     ),
     Plant(
         "keeper forgets what is in its pipe",
-        "streamer/keeper.py",
+        "streamer/helpers/keeper.py",
         "return self.moved + (unread(self.read_fd) if self.fifo >= 0 else 0)",
         "return self.moved",
         ("tests/sidecar/test_keeper_faults.py::test_the_next_sidecar_is_told_of_bytes_in_the_pipe",),
     ),
     Plant(
         "resume under another plan",
-        "sidecar/resume.py",
+        "sidecar/job/resume.py",
         "if held.digest != plan.digest and not anyway:",
         "if not held.digest and not anyway:",
         ("tests/unit/test_resume.py", "tests/sidecar/test_keeper.py"),
@@ -386,14 +386,14 @@ PLANTS = (
     # Readers
     Plant(
         "reader ignores the trailer's state",
-        "streamer/readers/proof.py",
+        "streamer/readers/core/proof.py",
         'if trailer.verdict != "complete" or trailer.bytes_delivered != received:',
         "if trailer.bytes_delivered != received:",
         ("tests/readers/test_stream.py",),
     ),
     Plant(
         "reader ignores the trailer's count",
-        "streamer/readers/proof.py",
+        "streamer/readers/core/proof.py",
         'if trailer.verdict != "complete" or trailer.bytes_delivered != received:',
         'if trailer.verdict != "complete":',
         ("tests/readers/test_stream.py",),
@@ -422,14 +422,14 @@ PLANTS = (
     # The service
     Plant(
         "admin server answers to any name",
-        "sidecar/guard.py",
+        "sidecar/admin/access.py",
         "if self._loopback and not _is_address(host):",
         "if self._loopback and not host:",
         ("tests/sidecar/test_admin.py", "tests/sidecar/test_security.py"),
     ),
     Plant(
         "part of a file written at the wrong place",
-        "sidecar/download.py",
+        "sidecar/job/download.py",
         "os.lseek(fd, stage.part.start, os.SEEK_SET)",
         "os.lseek(fd, max(0, stage.part.start - 1), os.SEEK_SET)",
         ("tests/sidecar/test_download.py",),

@@ -20,7 +20,7 @@ from streamer.formats import recordio, tfrecord
 from streamer.formats.lines import LineReader
 from streamer.formats.recordio import RecordIOReader
 from streamer.formats.tfrecord import TFRecordReader
-from streamer.readers.state import EpochState
+from streamer.readers.core.state import EpochState
 from tests.kit.frames import spoilt
 from tests.kit.pieces import Pieces
 

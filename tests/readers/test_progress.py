@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamer.readers.place import Place
-from streamer.readers.progress import Mark, Progress, Start, Units, starts_of
+from streamer.readers.core.position import Place
+from streamer.readers.torch.progress import Mark, Progress, Start, Units, starts_of
 
 
 def passed(start, batches, unit):

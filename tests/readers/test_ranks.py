@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from streamer.formats import tfrecord
-from streamer.readers.ranks import VARIABLES
+from streamer.readers.core.rank_claim import VARIABLES
 
 READER = """
 import os, sys

@@ -14,7 +14,7 @@ import pytest
 
 from streamer.errors import ChannelError, StreamError, TruncatedStream
 from streamer.readers import PipeStream
-from streamer.readers import stream as readers_stream
+from streamer.readers.core import stream as readers_stream
 from streamer.trailer import trailer_path
 
 DATA = bytes(range(256)) * 4000  # about 1 MB: many times what a pipe holds

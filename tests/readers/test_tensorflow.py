@@ -16,14 +16,14 @@ import pytest
 
 from streamer.errors import ChannelError
 from streamer.formats import recordio, tfrecord
-from streamer.relay.failures import POISON
+from streamer.relay.deliver.frame_aligner import POISON
 from tests.kit.frames import spoilt
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 tf = pytest.importorskip("tensorflow")
 
 from streamer.readers import verdicts  # noqa: E402
-from streamer.readers.place import Place  # noqa: E402
+from streamer.readers.core.position import Place  # noqa: E402
 from streamer.readers.tensorflow import PipeModeDataset, PipeModeDatasetException  # noqa: E402
 
 RECORDS = [b"%d" % number for number in range(3000)]

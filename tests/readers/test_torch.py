@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from streamer.errors import ChannelError, CorruptRecord, TruncatedStream
 from streamer.formats import recordio, tfrecord
 from streamer.readers.torch import PipeIterableDataset, PipeModeDatasetException
-from streamer.relay.failures import POISON
+from streamer.relay.deliver.frame_aligner import POISON
 from tests.readers import decoders
 from tests.unit.test_tar import archive
 

@@ -12,8 +12,8 @@ import pytest
 from streamer.errors import ChannelError, CorruptRecord, TruncatedStream
 from streamer.formats.lines import LineReader
 from streamer.formats.tfrecord import TFRecordReader, encode
-from streamer.readers.config import directories
-from streamer.readers.turns import Team, TeamReader
+from streamer.readers.core.config import directories
+from streamer.readers.torch.workers import Team, TeamReader
 
 RECORDS = [b"record %d " % number * (number % 50) for number in range(16_000)]
 """Four megabytes, so several turns."""
@@ -172,8 +172,8 @@ def test_who_comes_when_all_others_failed_and_are_gone_takes_no_epoch(feeder):
     script = (
         "import sys\n"
         "from streamer.formats.tfrecord import TFRecordReader\n"
-        "from streamer.readers.config import directories\n"
-        "from streamer.readers.turns import Team, TeamReader\n"
+        "from streamer.readers.core.config import directories\n"
+        "from streamer.readers.torch.workers import Team, TeamReader\n"
         "pipe, config, state = sys.argv[1:]\n"
         "where = directories(pipe=pipe, config=config, state=state)\n"
         "list(TeamReader('train', where, Team('seed-1', 0, 2), TFRecordReader, timeout=0.1))\n"
@@ -204,8 +204,8 @@ def test_a_worker_whose_parent_died_stops(feeder, met):
     program = f"""
 import os
 from streamer.formats.lines import LineReader
-from streamer.readers.config import directories
-from streamer.readers.turns import Team, TeamReader
+from streamer.readers.core.config import directories
+from streamer.readers.torch.workers import Team, TeamReader
 made, tell = os.pipe()
 if os.fork():
     os.read(made, 1)

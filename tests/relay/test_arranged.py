@@ -10,9 +10,9 @@ import pytest
 
 from streamer.errors import ConfigError, Denied, Missing
 from streamer.plan import Arrangement, S3Uri, Shard
-from streamer.source.heads import HEADS
-from streamer.source.listing import plan_prefix
-from streamer.source.manifests import plan_augmented, plan_manifest
+from streamer.s3.catalog.listing import plan_prefix
+from streamer.s3.catalog.manifests import plan_augmented, plan_manifest
+from streamer.s3.catalog.object_info import HEADS
 from streamer.trailer import read_trailer
 from tests.kit.harness import MORE_THAN_A_FIFO, clients_of, fill
 from tests.kit.pipes import eventually, off_loop, read_all

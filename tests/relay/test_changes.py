@@ -9,8 +9,8 @@ import random
 import pytest
 
 from streamer.plan import S3Uri
-from streamer.relay.changes import MOST_TRIES
-from streamer.source.listing import plan_prefix
+from streamer.relay.deliver.object_changes import MOST_TRIES
+from streamer.s3.catalog.listing import plan_prefix
 from streamer.trailer import read_trailer
 from tests.kit.harness import fill
 from tests.kit.pipes import eventually, off_loop, read_all

@@ -16,9 +16,10 @@ import pytest
 from aiohttp import web
 
 from streamer.errors import BadAnswer, Where
-from streamer.source.pool import ConnectionPool
-from streamer.source.session import Reading, trust
-from streamer.source.watcher import Watcher
+from streamer.s3.client.session import Reading
+from streamer.s3.http.poller import Watcher
+from streamer.s3.http.pool import ConnectionPool
+from streamer.s3.http_source import tls_context
 from tests.kit.harness import fill, running_channel
 from tests.kit.pipes import eventually, off_loop, read_all
 from tests.kit.stub import Answer, S3Stub, cut_after, fails, stalls
@@ -69,7 +70,7 @@ async def test_many_small_objects_on_few_connections(tls_stub, tmp_path, streami
 async def test_an_unknown_authority_is_refused_with_the_fix(tls_stub):
     url = urlsplit(tls_stub.url)
     with contextlib.closing(Watcher()) as watcher:
-        pool = ConnectionPool(url.hostname, url.port, watcher, tls=trust(None))
+        pool = ConnectionPool(url.hostname, url.port, watcher, tls=tls_context(None))
         with pytest.raises(BadAnswer, match="TLS failed.*CaBundle"):
             await pool.take(Where("b"))
 
@@ -78,7 +79,7 @@ async def test_a_certificate_for_another_host_is_refused(credentials, authority,
     with serving(authority, name="other.test") as stub:
         url = urlsplit(stub.url)
         with contextlib.closing(Watcher()) as watcher:
-            pool = ConnectionPool(url.hostname, url.port, watcher, tls=trust(str(tmp_path / "ca.pem")))
+            pool = ConnectionPool(url.hostname, url.port, watcher, tls=tls_context(str(tmp_path / "ca.pem")))
             with pytest.raises(BadAnswer, match="TLS failed"):
                 await pool.take(Where("b"))
 

@@ -19,12 +19,12 @@ import pytest
 from aiohttp import web
 from botocore.credentials import ReadOnlyCredentials
 
-from sidecar.exits import Exit, exit_code
+from sidecar.process.exits import Exit, exit_code
 from streamer.errors import Denied, Expired, GaveUp, SourceError
 from streamer.plan import S3Uri
-from streamer.source.credentials import LastingCredentials
-from streamer.source.listing import plan_prefix
-from streamer.source.retry import RetryPolicy
+from streamer.retry import RetryPolicy
+from streamer.s3.catalog.listing import plan_prefix
+from streamer.s3.client.credentials import LastingCredentials
 from tests.kit.harness import clients_of, fill, running_channel
 from tests.kit.pipes import eventually, off_loop, read_all
 from tests.kit.stub import stalls

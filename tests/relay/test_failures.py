@@ -15,9 +15,9 @@ from streamer.errors import CorruptRecord, TruncatedStream
 from streamer.formats import recordio, tfrecord
 from streamer.plan import Arrangement, Position, S3Uri
 from streamer.readers import PipeStream
-from streamer.readers.plain import record_reader
-from streamer.relay.failures import POISON
-from streamer.source.listing import plan_prefix
+from streamer.readers.core.plain import record_reader
+from streamer.relay.deliver.frame_aligner import POISON
+from streamer.s3.catalog.listing import plan_prefix
 from streamer.trailer import read_trailer
 from tests.kit.harness import fill, running_channel
 from tests.kit.pipes import eventually, off_loop, read_all
@@ -197,7 +197,7 @@ async def test_a_damaged_object_poisons_behind_its_last_whole_record(run, stub, 
 
 async def test_inside_a_record_that_cannot_be_kept_back_the_fifo_is_held(run, stub, tmp_path, monkeypatch):
     """No bytes there are refused by all, and a cut record is none that all refuse either."""
-    monkeypatch.setattr("streamer.relay.failures.MOST_HELD", 10_000)
+    monkeypatch.setattr("streamer.relay.deliver.frame_aligner.MOST_HELD", 10_000)
     stub.objects["b/data/0"] = tfrecord.encode(b"short") + tfrecord.encode(bytes(2 * PART))
     fail_at(stub, "b/data/0", PART, FAULTS["denied"])
     async with run(stub, tmp_path, when_failed="poison", framing="TFRecord") as running:

@@ -9,7 +9,7 @@ import random
 import pytest
 from aiohttp import web
 
-from streamer.source.retry import RetryPolicy
+from streamer.retry import RetryPolicy
 from streamer.trailer import read_trailer
 from tests.kit.faults import WRONG, resets_after
 from tests.kit.harness import MORE_THAN_A_FIFO, fill, running_channel

@@ -10,13 +10,13 @@ from dataclasses import replace
 import pytest
 from aiohttp import web
 
-from sidecar.planning import patiently
+from sidecar.job.planning import patiently
 from streamer.errors import BadAnswer, Denied, GaveUp, Missing, PenstockError
 from streamer.plan import ObjectRef, S3Uri
-from streamer.source.heads import HEADS, PORTABLE_HEADS, open_heads
-from streamer.source.manifests import plan_augmented, plan_manifest
-from streamer.source.retry import RetryPolicy
-from streamer.source.session import Endpoint, Reading, open_clients
+from streamer.retry import RetryPolicy
+from streamer.s3.catalog.manifests import plan_augmented, plan_manifest
+from streamer.s3.catalog.object_info import HEADS, PORTABLE_HEADS, open_heads
+from streamer.s3.client.session import Endpoint, Reading, open_clients
 from tests.kit.harness import clients_of, fill
 from tests.kit.raw import etag
 from tests.kit.stub import Answer, fails

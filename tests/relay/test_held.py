@@ -8,7 +8,7 @@ import socket
 
 import pytest
 
-from streamer.source import body, connection
+from streamer.s3.http import body, connection
 from streamer.units import KIB, MIB
 from tests.kit.faults import drips, resets_after
 from tests.kit.harness import MORE_THAN_A_FIFO, fill

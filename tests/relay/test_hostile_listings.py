@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from sidecar.download import relative_path
-from sidecar.exits import Exit, exit_code
+from sidecar.job.download import relative_path
+from sidecar.process.exits import Exit, exit_code
 from streamer.errors import BadAnswer, ConfigError, Gone, Missing, PenstockError, Truncated
 from streamer.plan import S3Uri, parse_s3_uri
-from streamer.source import listing as subject
-from streamer.source.heads import open_heads
-from streamer.source.listing import plan_prefix
-from streamer.source.manifests import plan_manifest
+from streamer.s3.catalog import listing as subject
+from streamer.s3.catalog.listing import plan_prefix
+from streamer.s3.catalog.manifests import plan_manifest
+from streamer.s3.catalog.object_info import open_heads
 from tests.kit.harness import clients_of
 from tests.kit.raw import Request, answer, listing, raw_server
 

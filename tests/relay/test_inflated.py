@@ -15,10 +15,10 @@ from backports import zstd
 
 from streamer.errors import ConfigError
 from streamer.plan import Arrangement, Plan, S3Uri, Shard
-from streamer.relay import unpack
+from streamer.relay.deliver import transform as unpack
 from streamer.relay.transport import open_transport, why_read
-from streamer.source.listing import plan_prefix
-from streamer.source.manifests import plan_augmented
+from streamer.s3.catalog.listing import plan_prefix
+from streamer.s3.catalog.manifests import plan_augmented
 from streamer.trailer import read_trailer
 from tests.kit.harness import MORE_THAN_A_FIFO, clients_of, running_channel
 from tests.kit.pipes import eventually, off_loop, read_all, read_some

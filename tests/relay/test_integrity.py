@@ -13,8 +13,8 @@ from awscrt import checksums
 
 from streamer.errors import ConfigError
 from streamer.plan import Arrangement, ObjectRef, Part, S3Uri
-from streamer.source.integrity import ChecksumVerifier, Stored, stored_sum
-from streamer.source.listing import plan_prefix
+from streamer.s3.catalog.listing import plan_prefix
+from streamer.s3.checksums import ChecksumVerifier, Stored, stored_sum
 from tests.kit.faults import flips
 from tests.kit.harness import fill, running_channel
 from tests.kit.pipes import eventually, off_loop, read_all

@@ -11,8 +11,8 @@ from backports import zstd
 
 from streamer.formats.arrow_joiner import ArrowJoiner
 from streamer.plan import Arrangement, Mark, Position, S3Uri, Shard
-from streamer.relay import prefetch
-from streamer.source.listing import plan_prefix
+from streamer.relay.deliver import delivery as prefetch
+from streamer.s3.catalog.listing import plan_prefix
 from streamer.trailer import read_trailer
 from tests.kit.harness import clients_of, fill, running_channel
 from tests.kit.pipes import eventually, off_loop, read_all, read_some

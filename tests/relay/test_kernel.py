@@ -11,12 +11,12 @@ import pytest
 from aiohttp import web
 
 from streamer.errors import Transient, Where
-from streamer.relay import pipes
-from streamer.source import body
-from streamer.source.http_source import why_not, why_not_splice
-from streamer.source.pool import ConnectionPool
-from streamer.source.session import Endpoint, open_clients
-from streamer.source.watcher import Watcher
+from streamer.relay.staging import pipes
+from streamer.s3.client.session import Endpoint, open_clients
+from streamer.s3.http import body
+from streamer.s3.http.poller import Watcher
+from streamer.s3.http.pool import ConnectionPool
+from streamer.s3.http_source import why_not, why_not_splice
 from tests.kit.faults import resets_after
 from tests.kit.harness import MORE_THAN_A_FIFO, fill, running_channel
 from tests.kit.pipes import eventually, off_loop, read_all

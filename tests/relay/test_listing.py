@@ -9,10 +9,10 @@ from botocore.utils import parse_timestamp
 
 from streamer.errors import BadAnswer, Denied
 from streamer.plan import S3Uri
-from streamer.source import listing
-from streamer.source.described import PlanMemory
-from streamer.source.listing import list_prefix, plan_prefix
-from streamer.source.session import _timestamp
+from streamer.s3.catalog import listing
+from streamer.s3.catalog.listing import list_prefix, plan_prefix
+from streamer.s3.catalog.validation import PlanMemory
+from streamer.s3.client.session import _timestamp
 from tests.kit import stub as kit
 from tests.kit.harness import clients_of
 from tests.kit.stub import error

@@ -9,15 +9,15 @@ import os
 import pytest
 from botocore.utils import S3RegionRedirectorv2
 
-from sidecar.exits import Exit, exit_code
+from sidecar.process.exits import Exit, exit_code
 from streamer.errors import PenstockError, SourceError, Transient, WrongEndpoint
 from streamer.plan import ObjectRef, Plan, S3Uri
-from streamer.source.heads import open_heads
-from streamer.source.listing import plan_prefix
-from streamer.source.manifests import plan_manifest
-from streamer.source.retry import RetryPolicy
-from streamer.source.session import Endpoint, Reading, open_clients
-from streamer.source.signing import RangeSigner
+from streamer.retry import RetryPolicy
+from streamer.s3.catalog.listing import plan_prefix
+from streamer.s3.catalog.manifests import plan_manifest
+from streamer.s3.catalog.object_info import open_heads
+from streamer.s3.client.session import Endpoint, Reading, open_clients
+from streamer.s3.signing.requests import RangeSigner
 from tests.kit.harness import clients_of
 from tests.kit.pipes import eventually, off_loop
 from tests.kit.raw import Request, answer, listing, raw_server

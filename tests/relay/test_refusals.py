@@ -9,8 +9,8 @@ import os
 import pytest
 
 from streamer.errors import Shortage
+from streamer.retry import RetryPolicy
 from streamer.sink.outlet import PipeOutlet
-from streamer.source.retry import RetryPolicy
 from streamer.trailer import read_trailer
 from tests.kit.harness import EAGER, MORE_THAN_A_FIFO, fill, running_channel
 from tests.kit.pipes import eventually, off_loop, read_all

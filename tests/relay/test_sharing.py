@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 
 from streamer.plan import Arrangement, S3Uri
-from streamer.relay.allotment import Share
 from streamer.relay.channel import Channel
-from streamer.relay.memory import MemoryStages
-from streamer.relay.pipes import PipeStages
-from streamer.relay.prefetch import LEAST, TURN
+from streamer.relay.deliver.delivery import LEAST, TURN
+from streamer.relay.staging.buffers import MemoryStages
+from streamer.relay.staging.pipes import PipeStages
 from streamer.relay.transport import Transport, Wish, open_transport, why_read
-from streamer.source.listing import plan_prefix
+from streamer.s3.catalog.listing import plan_prefix
+from streamer.schedule.budget import Share
 from streamer.units import MIB
 from tests.kit.harness import EAGER, MORE_THAN_A_FIFO, clients_of, fill, running_channel
 from tests.kit.pipes import eventually, off_loop, read_all

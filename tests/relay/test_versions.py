@@ -6,14 +6,14 @@ import asyncio
 
 import pytest
 
-from sidecar.exits import Exit, exit_code
+from sidecar.process.exits import Exit, exit_code
 from streamer.errors import BadAnswer, SourceChanged, SourceError
 from streamer.plan import ObjectRef, Plan, S3Uri
-from streamer.source.heads import open_heads
-from streamer.source.integrity import Sums
-from streamer.source.listing import plan_prefix
-from streamer.source.manifests import plan_augmented
-from streamer.source.retry import RetryPolicy
+from streamer.retry import RetryPolicy
+from streamer.s3.catalog.listing import plan_prefix
+from streamer.s3.catalog.manifests import plan_augmented
+from streamer.s3.catalog.object_info import open_heads
+from streamer.s3.checksums import Sums
 from tests.kit.harness import clients_of
 from tests.kit.pipes import eventually, off_loop, read_all
 from tests.kit.raw import Request, answer, listing, raw_server

@@ -22,21 +22,21 @@ import stamina.instrumentation
 from streamer.errors import ChannelError, StreamError
 from streamer.formats import recordio
 from streamer.plan import Arrangement, ObjectRef, Plan
-from streamer.readers.stream import PipeStream
-from streamer.relay import stages
-from streamer.relay.allotment import Allotment
-from streamer.relay.changes import Changes
+from streamer.readers.core.stream import PipeStream
 from streamer.relay.channel import Channel
-from streamer.relay.hedge import Hedging
-from streamer.relay.memory import BUFFER_SIZE, BufferPool, MemoryStages
-from streamer.relay.pace import Pace
-from streamer.relay.pipes import PIPE_SIZE, PipePool, PipeStages
-from streamer.source.heads import OwnHeads
-from streamer.source.http_source import HttpSource
-from streamer.source.ranges import RangeRequest
-from streamer.source.retry import RetryPolicy
-from streamer.source.session import Clients, Reading, trust
-from streamer.source.signing import RangeSigner
+from streamer.relay.deliver.object_changes import Changes
+from streamer.relay.staging import stage as stages
+from streamer.relay.staging.buffers import BUFFER_SIZE, BufferPool, MemoryStages
+from streamer.relay.staging.pipes import PIPE_SIZE, PipePool, PipeStages
+from streamer.retry import RetryPolicy
+from streamer.s3.catalog.object_info import OwnHeads
+from streamer.s3.client.session import Clients, Reading
+from streamer.s3.http_source import HttpSource, tls_context
+from streamer.s3.ranges import RangeRequest
+from streamer.s3.signing.requests import RangeSigner
+from streamer.schedule.budget import Allotment
+from streamer.schedule.concurrency import Pace
+from streamer.schedule.hedging import Hedging
 from streamer.trailer import Trailer
 from tests.kit.raw import etag
 from tests.kit.virtual import Hang, ScheduledLoop, virtual
@@ -150,7 +150,7 @@ class SeedRun:
         source = HttpSource(
             RangeSigner(client, None, anonymous=True, reading=Reading()),
             _Fallback(),  # type: ignore[arg-type]
-            tls=trust(bundle) if trial.tls else None,
+            tls=tls_context(bundle) if trial.tls else None,
             stall_timeout=STALL_TIMEOUT,
         )
         clients = Clients(client, client, None, True, Reading(), bundle, STALL_TIMEOUT)

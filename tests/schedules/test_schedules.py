@@ -13,7 +13,7 @@ from typing import get_args
 
 import pytest
 
-from streamer.relay.allotment import Share
+from streamer.schedule.budget import Share
 from tests.kit.seeds import run_seeds
 from tests.kit.virtual import Hang, virtual
 from tests.schedules.run import Broken, Found, prepare, run_seed

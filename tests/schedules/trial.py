@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from streamer.formats import recordio
-from streamer.relay.changes import WhenChanged
-from streamer.relay.failures import WhenFailed
+from streamer.relay.deliver.frame_aligner import WhenFailed
+from streamer.relay.deliver.object_changes import WhenChanged
 from streamer.units import KIB, MIB
 
 BUCKET = "b"

@@ -12,7 +12,7 @@ import threading
 
 import pytest
 
-from sidecar.guard import MOST_CONNECTIONS, Guard
+from sidecar.admin.access import MOST_CONNECTIONS, Guard
 from tests.kit.browser import browser
 from tests.kit.harness import MORE_THAN_A_FIFO, fill
 from tests.kit.pipes import read_all

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from streamer.errors import Expired
-from streamer.source.credentials import LastingCredentials
+from streamer.s3.client.credentials import LastingCredentials
 from tests.kit.harness import fill
 from tests.kit.processes import job, penstock, write_job
 from tests.kit.raw import Request, answer, listing, raw_server

@@ -94,7 +94,7 @@ def test_exec_ends_a_trainer_whose_channel_failed(stub, tmp_path, monkeypatch):
     stub.script(fails(403, "AccessDenied"), key="b/train/0002")
     path = write_job(tmp_path / "j.yaml", job(stub.url, None, "b/train/"))
     code = (
-        "from sidecar import commands; commands.GRACE_AFTER_FAILURE = 0.2;"
+        "from sidecar.commands import execute; execute.GRACE_AFTER_FAILURE = 0.2;"
         "from sidecar.cli import main; main()"
     )
     done = subprocess.run(
@@ -121,7 +121,7 @@ def test_exec_leaves_no_grandchild_that_takes_our_end_for_the_data_s(stub, tmp_p
     stub.script(fails(403, "AccessDenied"), key="b/train/0002")
     path = write_job(tmp_path / "j.yaml", job(stub.url, None, "b/train/"))
     code = (
-        "from sidecar import commands; commands.GRACE_AFTER_FAILURE = 0.2;"
+        "from sidecar.commands import execute; execute.GRACE_AFTER_FAILURE = 0.2;"
         "from sidecar.cli import main; main()"
     )
     script = f"cat ${{SM_CHANNEL_TRAIN}}_0 | wc -c > {tmp_path}/count; true"

@@ -7,7 +7,7 @@ import json
 import pytest
 import yaml
 
-from sidecar.config import Job, load_job, warnings
+from sidecar.config.job import Job, load_job, warnings
 from streamer.errors import ConfigError
 
 S3 = "InputDataConfig__0__DataSource__S3DataSource"

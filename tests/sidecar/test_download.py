@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.download import DownloadLimits, download, file_paths, relative_path
+from sidecar.job.download import DownloadLimits, download, file_paths, relative_path
 from streamer.errors import ConfigError, Missing, SinkError, SourceChanged
 from streamer.plan import ObjectRef, Plan, S3Uri
-from streamer.source.aiobotocore_source import AiobotocoreSource
-from streamer.source.listing import plan_prefix
+from streamer.s3.aiobotocore_source import AiobotocoreSource
+from streamer.s3.catalog.listing import plan_prefix
 from tests.kit.harness import EAGER, clients_of, fill
 from tests.kit.pipes import read_all
 from tests.kit.processes import job, leftovers, penstock, sidecar, write_job

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from streamer.formats import recordio, tfrecord
-from streamer.relay.failures import POISON
+from streamer.relay.deliver.frame_aligner import POISON
 from streamer.trailer import read_trailer
 from tests.kit.harness import fill
 from tests.kit.pipes import read_all
@@ -192,7 +192,8 @@ def test_exec_ends_its_child_with_a_message_and_the_failure_s_code(stub, tmp_pat
     document["InputDataConfig"][0]["Penstock"] = extras
     grace = 0.8 if policy == "hold" else 40  # the others end by themselves, however slowly
     patched = (
-        f"from sidecar import commands, failures; commands.GRACE_AFTER_FAILURE = {grace};"
+        "from sidecar.commands import execute; from sidecar.job import failures;"
+        f"execute.GRACE_AFTER_FAILURE = {grace};"
         "failures.REMIND_EVERY = 0.2; from sidecar.cli import main; main()"
     )
     data = str(tmp_path / "ml" / "input" / "data")

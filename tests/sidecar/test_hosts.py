@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.config import Job
-from sidecar.identity import Hosts, Shard, identify, local_job
+from sidecar.config.hosts import Hosts, Shard, identify, local_job
+from sidecar.config.job import Job
 from streamer.errors import ConfigError
 from tests.kit.harness import fill
 from tests.kit.processes import job as process_job

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.checks import fifo_directory
-from sidecar.config import load_job
-from sidecar.runtime import LOCK, Layout
+from sidecar.config.job import load_job
+from sidecar.doctor.machine import fifo_directory
+from sidecar.job.layout import LOCK, Layout
 from streamer.errors import SinkError
-from streamer.keeper import listen
+from streamer.helpers.keeper import listen
+from streamer.helpers.keeper_client import command, connected
 from streamer.sink.fifo import FifoDirectory
-from streamer.sink.kept import command, connected
 from streamer.trailer import Trailer, read_trailer, replace_file, trailer_path, write_trailer
 from tests.kit.harness import fill
 from tests.kit.processes import job, penstock, sidecar, write_job

@@ -16,9 +16,9 @@ import threading
 import pytest
 
 from streamer.formats.recordio import encode
-from streamer.keeper import address
+from streamer.helpers.keeper import address
 from streamer.readers import PipeReader
-from streamer.readers.place import Place
+from streamer.readers.core.position import Place
 from streamer.trailer import read_trailer
 from tests.kit.harness import MORE_THAN_A_FIFO, fill
 from tests.kit.processes import Sidecar, job, leftovers, penstock, write_job

@@ -18,8 +18,8 @@ import time
 
 import pytest
 
+from streamer.helpers.keeper_client import connected
 from streamer.plan import Position
-from streamer.sink.kept import connected
 from tests.kit.harness import fill
 from tests.kit.keeping import Talk, injected, keeper_process
 from tests.kit.processes import job, sidecar, write_job

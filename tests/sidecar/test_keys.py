@@ -7,7 +7,7 @@ import unicodedata
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from sidecar.download import relative_path
+from sidecar.job.download import relative_path
 from streamer.errors import ConfigError
 from streamer.trailer import read_trailer
 from tests.kit.pipes import read_all

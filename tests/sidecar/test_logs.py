@@ -10,7 +10,7 @@ import pytest
 
 PROGRAM = """
 import asyncio, logging, sys, warnings
-from sidecar.logs import configure, log
+from sidecar.process.logs import configure, log
 
 configure(level=sys.argv[1], json_lines=True)
 import aiobotocore, aiohttp, botocore, stamina  # noqa: what brings loggers of its own

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sidecar.memory import LEAST, MOST, default_budget, memory_limit
+from sidecar.process.memory import LEAST, MOST, default_budget, memory_limit
 from streamer.units import MIB
 
 GIB = 1024 * MIB

@@ -18,12 +18,12 @@ import yaml
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from sidecar.config import Job, load_job
-from sidecar.environment import trainer_environment
-from sidecar.identity import identify, local_job
-from sidecar.runtime import Layout, input_data_config, platform_resource_config, resource_config
+from sidecar.config.hosts import identify, local_job
+from sidecar.config.job import Job, load_job
+from sidecar.job.environment import trainer_environment
+from sidecar.job.layout import Layout, input_data_config, platform_resource_config, resource_config
 from streamer.errors import ConfigError
-from streamer.source.session import open_clients
+from streamer.s3.client.session import open_clients
 
 WHOLE = {
     "TrainingJobName": "job",

@@ -6,7 +6,7 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from sidecar import supervisor
+from sidecar.job import planning
 
 
 @pytest.mark.parametrize(
@@ -14,10 +14,10 @@ from sidecar import supervisor
     [(0.0, [{"event": "planning", "log_level": "info", "channel": "train", "entries": 7}]), (3600.0, [])],
 )
 def test_a_plan_that_takes_long_says_how_far_it_is(monkeypatch, every, due):
-    monkeypatch.setattr(supervisor, "PROGRESS_EVERY", every)
+    monkeypatch.setattr(planning, "PROGRESS_EVERY", every)
     # A logger that was used before keeps the processors of then, for ever.
-    monkeypatch.setattr(supervisor, "log", structlog.get_logger())
-    progress = supervisor._Progress("train")
+    monkeypatch.setattr(planning, "log", structlog.get_logger())
+    progress = planning._Progress("train")
     with capture_logs() as logs:
         progress(7)
     assert logs == due

@@ -19,7 +19,7 @@ from tests.kit.processes import PENSTOCK, job, sidecar, write_job
 
 READER = """
 import hashlib, os, signal, sys
-from streamer.readers.stream import PipeStream
+from streamer.readers.core.stream import PipeStream
 with PipeStream(sys.argv[1]) as stream:
     digest = hashlib.sha256(stream.read(100_000))
     if sys.argv[2] == "stops":

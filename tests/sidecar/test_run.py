@@ -13,7 +13,7 @@ import threading
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from sidecar.metrics import METRICS
+from sidecar.observe.metrics import METRICS
 from streamer.trailer import read_trailer
 from tests.kit.harness import MORE_THAN_A_FIFO, fill
 from tests.kit.pipes import read_all, read_some

@@ -6,7 +6,7 @@ import errno
 
 import pytest
 
-from sidecar.runner import run
+from sidecar.process.runner import run
 from streamer.errors import SinkError
 
 

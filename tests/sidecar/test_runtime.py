@@ -8,10 +8,10 @@ import subprocess
 
 import pytest
 
-from sidecar.config import Job
-from sidecar.environment import trainer_environment, write_environment_file
-from sidecar.identity import Hosts, identify
-from sidecar.runtime import (
+from sidecar.config.hosts import Hosts, identify
+from sidecar.config.job import Job
+from sidecar.job.environment import trainer_environment, write_environment_file
+from sidecar.job.layout import (
     Layout,
     platform_resource_config,
     resource_config,

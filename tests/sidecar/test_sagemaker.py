@@ -9,8 +9,8 @@ import botocore.session
 import pytest
 import yaml
 
-from sidecar.config import Job, load_job
-from sidecar.request import (
+from sidecar.config.job import Job, load_job
+from sidecar.config.request import (
     AlgorithmSpecification,
     ChannelConfig,
     DataSource,

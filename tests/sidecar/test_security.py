@@ -26,9 +26,9 @@ import structlog
 from aiohttp import web
 from pydantic import ValidationError
 
-from sidecar.config import explain
-from sidecar.logs import configure, log
-from sidecar.settings import EndpointConfig
+from sidecar.config.job import explain
+from sidecar.config.settings import EndpointConfig
+from sidecar.process.logs import configure, log
 from streamer.secrets import redact, remember
 from tests.kit.harness import fill
 from tests.kit.pipes import read_all

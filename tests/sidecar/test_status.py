@@ -9,8 +9,8 @@ import urllib.request
 
 import pytest
 
-from sidecar.remote import change, parse_limits
-from sidecar.settings import read_token
+from sidecar.admin.remote import change, parse_limits
+from sidecar.config.settings import read_token
 from streamer.errors import ConfigError
 from streamer.units import MIB
 from tests.kit.harness import MORE_THAN_A_FIFO, fill

@@ -59,7 +59,7 @@ def test_few_threads_are_enough(stub, tmp_path, count):
 def test_a_command_begins_without_looking_a_name_up(tmp_path):
     """A name server that does not answer would hold every command up; libuv's threads start all the same."""
     program = (
-        "from pathlib import Path; from sidecar.runner import LIBUV, run\n"
+        "from pathlib import Path; from sidecar.process.runner import LIBUV, run\n"
         "async def count(): return len(list(Path('/proc/self/task').iterdir()))\n"
         "print(run(count()) > LIBUV)"
     )
@@ -77,7 +77,7 @@ def test_a_command_begins_without_looking_a_name_up(tmp_path):
 def test_an_executor_that_lacks_threads_says_how_many_there_are():
     """Not how many live: those of others, and those that have just been given up."""
     program = (
-        "from concurrent.futures import ThreadPoolExecutor; from sidecar.runner import start_all\n"
+        "from concurrent.futures import ThreadPoolExecutor; from sidecar.process.runner import start_all\n"
         "from streamer.errors import SinkError\n"
         "try: start_all(ThreadPoolExecutor(9), 9)\n"
         "except SinkError as error: print(error)"

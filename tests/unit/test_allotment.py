@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from streamer.plan import ObjectRef, Part
-from streamer.relay.allotment import Allotment
-from streamer.relay.memory import BUFFER_SIZE, BufferPool, MemoryStages
-from streamer.relay.pace import Pace
+from streamer.relay.staging.buffers import BUFFER_SIZE, BufferPool, MemoryStages
+from streamer.schedule.budget import Allotment
+from streamer.schedule.concurrency import Pace
 from streamer.units import KIB, MIB
 
 BUDGET, LANES = 100, 8

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamer.relay.allotment import Allotment
-from streamer.relay.bandwidth import BURST, Bandwidth
-from streamer.relay.pace import Pace
+from streamer.schedule.bandwidth import BURST, Bandwidth
+from streamer.schedule.budget import Allotment
+from streamer.schedule.concurrency import Pace
 
 
 @given(st.integers(1, 10**9), st.lists(st.tuples(st.integers(1, 10**7), st.floats(0, 2)), max_size=50))

@@ -19,8 +19,8 @@ from tests.kit.pieces import Pieces
 
 np = pytest.importorskip("numpy")
 
-from streamer.readers.bulk import TOGETHER, BulkTFRecordReader  # noqa: E402 - they import numpy
-from streamer.readers.checksums import frames_crc  # noqa: E402
+from streamer.readers.tensorflow.bulk import TOGETHER, BulkTFRecordReader  # noqa: E402 - they import numpy
+from streamer.readers.tensorflow.checksums import frames_crc  # noqa: E402
 
 
 def read_in_bulk(data, *, pieces=(), **options):
@@ -119,7 +119,7 @@ def test_the_allocator_keeps_memory_unless_told_otherwise(environment, kept):
     """400 blocks of 1 MiB, made and dropped: faulted in anew each time, or reused."""
     script = (
         "import resource\n"
-        "from streamer.readers.memory import keep_memory\n"
+        "from streamer.readers.tensorflow.memory import keep_memory\n"
         "print(keep_memory())\n"
         "faults = resource.getrusage(0).ru_minflt\n"
         "for _ in range(100):\n"

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.failures import advice
+from sidecar.job.failures import advice
 from streamer import errors
 from streamer.errors import CorruptRecord
 from streamer.formats import recordio, tfrecord
 from streamer.formats.crc import masked_crc32c
 from streamer.formats.recordio import RecordIOReader
 from streamer.formats.tfrecord import TFRecordReader
-from streamer.relay import failures
-from streamer.relay.failures import MOST_HELD, POISON, Records
+from streamer.relay.deliver import frame_aligner as failures
+from streamer.relay.deliver.frame_aligner import MOST_HELD, POISON, Records
 from tests.sidecar import foreign
 
 ENCODE = {"RecordIO": recordio.encode, "TFRecord": tfrecord.encode}

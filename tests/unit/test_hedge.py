@@ -7,10 +7,10 @@ import random
 import pytest
 
 from streamer.plan import ObjectRef, Part
-from streamer.relay.hedge import CREDIT, LEAST_PATIENCE, MOST_PATIENCE, Hedging, Look
-from streamer.relay.hedger import Race
-from streamer.relay.memory import BufferPool, MemoryStage
+from streamer.relay.fetch.hedger import Race
+from streamer.relay.staging.buffers import BufferPool, MemoryStage
 from streamer.relay.statistics import Tally
+from streamer.schedule.hedging import CREDIT, LEAST_PATIENCE, MOST_PATIENCE, Hedging, Look
 from streamer.units import MIB
 from tests.kit.bodies import Arriving
 

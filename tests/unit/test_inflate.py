@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from streamer.errors import CorruptObject
 from streamer.plan import ObjectRef
-from streamer.relay.inflate import LONGEST_HEADER, Inflater
+from streamer.relay.deliver.inflate import LONGEST_HEADER, Inflater
 
 REF = ObjectRef("b", "data/part.gz", 1, "e")
 CONTENT = random.Random(3).randbytes(50) + b"abc" * 1000

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamer.errors import ConfigError
-from streamer.source.manifest_text import MAX_LINE, MAX_PIECE, ArrayScanner, Gunzip, LineScanner
+from streamer.s3.catalog.manifest_text import MAX_LINE, MAX_PIECE, ArrayScanner, Gunzip, LineScanner
 
 
 def lines(text: bytes, *attributes: str, piece: int = 1 << 20):

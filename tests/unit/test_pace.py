@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from streamer.relay.pace import (
+from streamer.schedule.concurrency import (
     BUSY,
     FIRST_HOLD,
     INFLATED,

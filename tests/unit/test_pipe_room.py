@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from streamer.plan import ObjectRef, Part
-from streamer.relay.allotment import Allotment
-from streamer.relay.pace import Pace
-from streamer.relay.pipes import PIPE_SIZE, SMALLEST_PIPE, PipePool, PipeStages
+from streamer.relay.staging.pipes import PIPE_SIZE, SMALLEST_PIPE, PipePool, PipeStages
+from streamer.schedule.budget import Allotment
+from streamer.schedule.concurrency import Pace
 from streamer.units import MIB
 
 

@@ -9,11 +9,11 @@ import sys
 import pytest
 
 from streamer.errors import ChannelError
-from streamer.readers.state import EpochState
+from streamer.readers.core.state import EpochState
 
 TAKE_MANY = """
 import sys
-from streamer.readers.state import EpochState
+from streamer.readers.core.state import EpochState
 state = EpochState(sys.argv[1], "train")
 print("ready", flush=True)
 sys.stdin.readline()

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.resume import Begin, begins, load_saved, parse_saved
+from sidecar.job.resume import Begin, begins, load_saved, parse_saved
 from streamer.errors import ConfigError, SourceChanged
+from streamer.helpers.keeper_client import Held
 from streamer.plan import NOWHERE, Literal, Mark, ObjectRef, Plan, Position, Segment, cut
 from streamer.plan.parts import rest
-from streamer.readers.place import Place
-from streamer.readers.progress import Progress, Start
-from streamer.sink.kept import Held
+from streamer.readers.core.position import Place
+from streamer.readers.torch.progress import Progress, Start
 
 CONTENTS = {"": b"", "a": bytes(range(200)), "b": b"", "c": b"xyz" * 40, "d": b"q"}
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamer.source.retry import RetryPolicy
+from streamer.retry import RetryPolicy
 
 PARTS = 64
 

@@ -13,8 +13,8 @@ from botocore.credentials import ReadOnlyCredentials
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamer.source.session import Reading
-from streamer.source.sigv4 import GetSigner
+from streamer.s3.client.session import Reading
+from streamer.s3.signing.sigv4 import GetSigner
 
 AKID, SECRET = "AKIDEXAMPLE", "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"
 REGIONS = ("us-east-1", "eu-central-1", "cn-north-1", "auto")

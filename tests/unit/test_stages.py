@@ -9,12 +9,12 @@ from collections.abc import Iterator
 import pytest
 
 from streamer.plan import ObjectRef, Part
-from streamer.relay.allotment import Allotment
-from streamer.relay.memory import BufferPool, MemoryStages
-from streamer.relay.pace import Pace
-from streamer.relay.pipes import PipePool, PipeStages
-from streamer.relay.stages import Stages
+from streamer.relay.staging.buffers import BufferPool, MemoryStages
+from streamer.relay.staging.pipes import PipePool, PipeStages
+from streamer.relay.staging.stage import Stages
 from streamer.relay.statistics import Tally
+from streamer.schedule.budget import Allotment
+from streamer.schedule.concurrency import Pace
 from streamer.units import MIB
 from tests.kit.bodies import Arrived, Arriving
 

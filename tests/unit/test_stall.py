@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from streamer.errors import Transient, Where
-from streamer.source.bounded import within_stall
+from streamer.s3.client.bounded import within_stall
 
 PIECES = 10_000
 WHERE = Where("b", "k", 0, 1)

@@ -14,7 +14,7 @@ import trustme
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from streamer.source.tls import TlsContext
+from streamer.s3.http.tls import TlsContext
 
 TURNS = 20
 """Times that each side goes on with a handshake, which takes a few."""

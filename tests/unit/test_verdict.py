@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from sidecar.verdict import REMEDIES, WAITED_FOR, Moment, eta, judge, rate
+from sidecar.observe.bottleneck import REMEDIES, WAITED_FOR, Moment, eta, judge, rate
 from streamer.relay.statistics import CAUSES, STATES
 
 START = Moment(

@@ -10,7 +10,7 @@ import struct
 
 import pytest
 
-from streamer.source.watcher import AT_ONCE, Watcher
+from streamer.s3.http.poller import AT_ONCE, Watcher
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
 

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from streamer.plan import ObjectRef, Plan, Segment, cut
-from streamer.relay.allotment import Allotment
-from streamer.relay.pace import Pace
-from streamer.relay.prefetch import all_epochs
-from streamer.relay.window import Window
+from streamer.relay.deliver.delivery import all_epochs
+from streamer.schedule.budget import Allotment
+from streamer.schedule.concurrency import Pace
+from streamer.schedule.window import Window
 
 SIZES = (5, 0, 12, 1, 7)
 PLAN = Plan.of(tuple(ObjectRef("b", str(i), size, "e") for i, size in enumerate(SIZES)))

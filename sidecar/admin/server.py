@@ -1,0 +1,209 @@
+"""The admin HTTP server: metrics, probes, status. Holds no secret but its own token.
+
+/          the status page        /metrics   Prometheus text
+/events    its data, live         /livez     200 while the loop turns
+/status    JSON, for scripts      /readyz    200 while every FIFO is offered and no channel failed
+/limits    what may be changed while the job runs; changing it needs the token
+
+Who may ask what is `sidecar.admin.access`'s.
+
+The page is one file without any reference to another host. Those who follow `/events` are sent a document a
+second; more than `MOST_FOLLOWERS` are turned away, and one that does not read is cut off by its own socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+from prometheus_client import (
+    CollectorRegistry,
+    GCCollector,
+    PlatformCollector,
+    ProcessCollector,
+    generate_latest,
+)
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+
+from sidecar.admin import limits
+from sidecar.admin.access import Door, Guard, harden, refusal
+from sidecar.admin.status import status, view
+from sidecar.observe.collector import exposition
+from streamer.aio import first_of
+from streamer.errors import ConfigError, SinkError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from sidecar.observe.state import JobState
+
+    Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+PAGE = Path(__file__).with_name("page.html")
+MOST_FOLLOWERS = 16
+MOST_BODY = 16 * 1024
+"""Bytes of a request."""
+BODY_WITHIN = 5.0
+"""Seconds for a request's body to arrive."""
+POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{script}'; connect-src 'self'; "
+    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+"""Of the page: no script but its own, and nothing from anywhere else."""
+
+
+class Admin:
+    """The handlers of one state."""
+
+    def __init__(self, state: JobState) -> None:
+        """Raises ConfigError if the file of the token does not hold one."""
+        self._state = state
+        admin = state.job.penstock.admin
+        self._guard = Guard(admin.host, token=admin.token(), protect_all=admin.protect == "all")
+        self._page = PAGE.read_text(encoding="utf-8")
+        self._policy = POLICY.format(script=_digest(self._page))
+        self._followers = 0
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        PlatformCollector(registry=self._registry)
+        GCCollector(registry=self._registry)
+        self._closing = asyncio.Event()
+
+    def app(self, heard: Callable[[asyncio.BaseTransport | None], None]) -> web.Application:
+        """All routes; `heard` is told the connection of every request."""
+
+        @web.middleware
+        async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+            heard(request.transport)
+            headers = {name.lower(): value for name, value in request.headers.items()}
+            objection = self._guard.objection(method=request.method, path=request.path, headers=headers)
+            return objection or await handler(request)
+
+        app = web.Application(client_max_size=MOST_BODY, middlewares=[check])
+        app.on_response_prepare.append(harden)
+        app.add_routes(
+            [
+                web.get("/", self._index),
+                web.get("/metrics", self._metrics),
+                web.get("/livez", self._livez),
+                web.get("/readyz", self._readyz),
+                web.get("/status", self._status),
+                web.get("/events", self._events),
+                web.get("/limits", self._limits),
+                web.patch("/limits", self._change),
+            ]
+        )
+        app.on_shutdown.append(self._dismiss)
+        return app
+
+    async def _index(self, _: web.Request) -> web.Response:
+        headers = {"Content-Security-Policy": self._policy, "Cache-Control": "no-cache"}
+        return web.Response(text=self._page, content_type="text/html", headers=headers)
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        body = exposition(self._state).encode() + generate_latest(self._registry)
+        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
+
+    async def _livez(self, _: web.Request) -> web.Response:
+        return web.Response(text="alive\n")
+
+    async def _readyz(self, _: web.Request) -> web.Response:
+        if self._state.ready:
+            return web.Response(text="ready\n")
+        return web.Response(status=503, text=self._state.why_not_ready() + "\n")
+
+    async def _status(self, _: web.Request) -> web.Response:
+        return web.json_response(status(self._state))
+
+    async def _limits(self, _: web.Request) -> web.Response:
+        return web.json_response(limits.shown(self._state))
+
+    async def _change(self, request: web.Request) -> web.Response:
+        try:
+            async with asyncio.timeout(BODY_WITHIN):
+                asked = await request.json()
+            found = limits.change(self._state, asked)
+        except TimeoutError:
+            return refusal(408, f"the body did not come in {BODY_WITHIN:g} s")
+        except (ConfigError, ValueError, RecursionError) as error:
+            return refusal(400, str(error))
+        return web.json_response(found)
+
+    async def _events(self, request: web.Request) -> web.StreamResponse:
+        """Server-sent events (HTML Standard, section 9.2)."""
+        if self._followers >= MOST_FOLLOWERS:
+            return refusal(503, f"{MOST_FOLLOWERS} follow already; close a page, or read /status")
+        response = web.StreamResponse(
+            headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"}
+        )
+        await response.prepare(request)
+        self._followers += 1
+        try:
+            with contextlib.suppress(ConnectionResetError):
+                while not self._closing.is_set():
+                    document = json.dumps(view(self._state), separators=(",", ":"))
+                    await response.write(f"data: {document}\n\n".encode())
+                    await first_of(self._state.pulse.following(), self._closing.wait())
+        finally:
+            self._followers -= 1
+        return response
+
+    async def _dismiss(self, _: web.Application) -> None:
+        self._closing.set()
+
+
+def _digest(page: str) -> str:
+    """Of the page's one script, as a Content-Security-Policy names it."""
+    script = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)[0]
+    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+
+
+@contextlib.asynccontextmanager
+async def serve_admin(state: JobState, *, host: str, port: int) -> AsyncIterator[int]:
+    """Serve until the end of the block; yields the port.
+
+    Raises SinkError if the port cannot be had, ConfigError for a token file that holds no token.
+    """
+    door = Door()
+    runner = web.AppRunner(Admin(state).app(door.heard), access_log=None, shutdown_timeout=1)
+    try:
+        await runner.setup()
+    except OSError as error:
+        raise SinkError(f"cannot listen on {host}:{port}: {error.strerror}; raise `ulimit -n`") from error
+    assert runner.server is not None  # noqa: S101 - set up
+    try:
+        async with listening(door.before(runner.server), host, port) as found:
+            yield found
+    finally:
+        await runner.cleanup()
+
+
+@contextlib.asynccontextmanager
+async def listening(factory: Callable[[], asyncio.BaseProtocol], host: str, port: int) -> AsyncIterator[int]:
+    """Accept connections until the end of the block; yields the port. Raises SinkError if it is taken."""
+    try:
+        server = await asyncio.get_running_loop().create_server(factory, host, port)
+    except (OSError, ValueError) as error:  # ValueError: a name that cannot be looked up
+        raise SinkError(
+            f"cannot listen on {host}:{port} ({getattr(error, 'strerror', None) or error}); "
+            "set Penstock.Admin.Port, 0 for any free one"
+        ) from error
+    if not server.sockets:  # uvloop makes none where it has no descriptor, and says nothing
+        raise SinkError(f"cannot listen on {host}:{port}: no descriptor is left; raise `ulimit -n`")
+    try:
+        try:
+            found = server.sockets[0].getsockname()[1]
+        except (AttributeError, OSError) as error:  # uvloop's socket is gone where listen(2) failed
+            raise SinkError(
+                f"cannot listen on {host}:{port}; set Penstock.Admin.Port, 0 for any free one"
+            ) from error
+        yield found
+    finally:
+        server.close()

@@ -1,0 +1,1 @@
+"""What each command does, as a coroutine that returns an exit code."""

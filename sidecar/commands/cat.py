@@ -1,0 +1,125 @@
+"""`penstock cat`: objects to standard output."""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from sidecar.job.planning import patiently
+from sidecar.process.exits import Exit
+from sidecar.process.memory import keep_loaded, memory_limit
+from streamer.errors import ReaderGone
+from streamer.plan import Arrangement
+from streamer.relay.once import stream_once
+from streamer.relay.statistics import Tally
+from streamer.relay.transport import Wish, open_transport, why_read
+from streamer.retry import RetryPolicy
+from streamer.s3.catalog.listing import plan_uris
+from streamer.s3.catalog.validation import PlanMemory
+from streamer.s3.client.session import STALL_TIMEOUT, Endpoint, open_clients
+from streamer.schedule.concurrency import MOST_LANES
+from streamer.sink.outlet import FileOutlet, PipeOutlet
+from streamer.trailer import mark_pipe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from streamer.plan import Join, S3Uri
+    from streamer.sink.outlet import Outlet
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatOptions:
+    """What `penstock cat` may use; None leaves a number to the transport."""
+
+    budget: int
+    part_size: int | None
+    connections: int | None
+    transport: Wish
+    give_up_after: float
+    join: Join | None = None
+
+
+async def cat(
+    uris: list[S3Uri],
+    *,
+    endpoint: Endpoint,
+    options: CatOptions,
+    promised: bool,
+    report: Callable[[str], None],
+) -> int:
+    """Stream the URIs to standard output; `report` gets one closing line.
+
+    `promised`: standard output is marked as a stream whose end will be marked, too (`streamer.trailer`).
+    """
+    policy = RetryPolicy(give_up_after=options.give_up_after)
+    async with open_clients(
+        endpoint,
+        connections=options.connections or MOST_LANES,
+        stall_timeout=min(STALL_TIMEOUT, options.give_up_after),
+    ) as clients:
+        memory, arrangement = PlanMemory(memory_limit() // 2), Arrangement(join=options.join)
+        plan = await patiently(
+            lambda progressed: plan_uris(
+                clients.control, uris, arrangement, progress=lambda _: progressed(), memory=memory
+            ),
+            policy,
+        )
+        why = why_read(plan)
+        tally, started, cpu = Tally(), time.monotonic(), time.process_time()
+        try:
+            async with open_transport(
+                clients,
+                wish=options.transport,
+                buckets={uri.bucket for uri in uris},
+                channels=[why],
+                budget=options.budget,
+                connections=options.connections,
+                part_size=options.part_size,
+                to_pipes=stat.S_ISFIFO(os.fstat(1).st_mode),
+            ) as transport:
+                keep_loaded()
+                await stream_once(
+                    plan,
+                    transport.source,
+                    transport.stages(why),
+                    policy=policy,
+                    tally=tally,
+                    open_outlet=partial(_standard_output, give_up_after=options.give_up_after),
+                )
+        except ReaderGone:
+            return Exit.READER_GONE
+    if promised:
+        mark_pipe(1, "complete")
+    seconds = time.monotonic() - started
+    total = plan.total_bytes(0)
+    cpu_per_gb = (time.process_time() - cpu) / max(total, 1) * 1e9
+    report(
+        f"{plan.objects(0)} objects, {total} bytes in {seconds:.2f} s by {transport.name}: "
+        f"{total / max(seconds, 1e-9) / 1e6:.0f} MB/s, {cpu_per_gb:.2f} CPU-s/GB, "
+        f"{transport.allotment.pace.lanes} lanes"
+    )
+    return Exit.OK
+
+
+def _standard_output(on_gone: Callable[[], None], *, give_up_after: float) -> Outlet:
+    """Standard output as an outlet, whose kernel may refuse to write for so many seconds.
+
+    A pipe is reopened through /proc, so that making it non-blocking does not change the open file that
+    the shell and others may share.
+    """
+    if not stat.S_ISFIFO(os.fstat(1).st_mode):
+        return FileOutlet(1)
+    try:
+        fd = os.open("/proc/self/fd/1", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except PermissionError:  # a pipe that another user made, as under sudo
+        fd = os.dup(1)
+    except OSError as error:  # ENXIO: nobody has the read end any more
+        raise ReaderGone("nobody reads standard output") from error
+    outlet = PipeOutlet(fd, on_gone=on_gone)
+    outlet.give_up_after = give_up_after
+    return outlet

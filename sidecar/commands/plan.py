@@ -1,0 +1,60 @@
+"""`penstock plan`: what every channel would stream."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sidecar.job.channels import fifos, job_clients, job_transport
+from sidecar.job.layout import DEFAULT_BASE, Flags, Layout, settle
+from sidecar.job.planning import plan_job
+from sidecar.observe.state import JobState
+from streamer.plan import cut
+from streamer.units import human_bytes
+
+if TYPE_CHECKING:
+    from sidecar.config.job import Job
+    from streamer.plan import Plan
+
+
+async def plan(job: Job, flags: Flags) -> dict[str, Any]:
+    """What `penstock plan` shows: every channel's objects, bytes, parts and digest."""
+    layout = Layout(job.penstock.base_directory or DEFAULT_BASE)
+    job, hosts = settle(job, layout, flags)
+    state = JobState(job, hosts)
+    modes = {channel.channel_name: job.mode(channel) for channel in job.input_data_config}
+    async with job_clients(job) as clients:
+        plans = await plan_job(state, clients)
+        async with job_transport(state, clients, fifos(job, plans)) as transport:
+            part_size = transport.stages().part_size()
+            return {
+                "transport": transport.name,
+                "reason": transport.reason,
+                "host": {"index": hosts.index, "hosts": list(hosts.names)},
+                "connections": transport.allotment.pace.lanes,
+                "open_files": transport.few_files,
+                "budget": transport.allotment.budget,
+                "channels": {
+                    name: {"mode": modes[name]}
+                    | _summary(found.whole, part_size)
+                    | {"keys": [[ref.bucket, ref.key, ref.size, ref.etag] for ref in found.whole.refs(0)]}
+                    | (
+                        {"lanes": {lane: _summary(plan, part_size) for lane, plan in found.fifos.items()}}
+                        if name in job.lanes
+                        else {}
+                    )
+                    for name, found in plans.items()
+                },
+            }
+
+
+def _summary(plan: Plan, part_size: int) -> dict[str, Any]:
+    """What is known before anything is streamed; a part size that adapts is the one it begins with."""
+    parts = sum(1 for _ in cut(plan.segments(0), part_size=lambda: part_size, epoch=0))
+    return {
+        "objects": plan.objects(0),
+        "bytes": plan.total_bytes(0),
+        "size": human_bytes(plan.total_bytes(0)),
+        "parts": parts,
+        "part_size": part_size,
+        "digest": plan.digest,
+    }

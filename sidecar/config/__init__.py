@@ -1,0 +1,1 @@
+"""Job files: documents, validation, the frozen `Job`."""

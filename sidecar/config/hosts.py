@@ -1,0 +1,277 @@
+"""Which host of how many this is: a pure function of flags, environment, files and the job.
+
+Every source makes a claim (an index, a count, or both) and all claims must agree: two hosts that read
+the same shard, or a shard that nobody reads, would show as nothing but a worse model. So
+
+    both known and agreed      the answer
+    nothing claimed at all     one host
+    a contradiction            an error that names both values and their sources
+    an index without a count,  an error that says what to set
+    or several hosts without an index
+
+The job's own ResourceConfig says how many hosts SageMaker would start; explicit flags or
+`Penstock.Hosts` override it (and nothing else), so that a request for eight hosts can run on one.
+
+Hosts are counted, not GPU processes: under torchrun RANK and WORLD_SIZE are divided by LOCAL_WORLD_SIZE.
+The host of index i is the i-th of the lexicographically sorted names (contract §2.2), so that a trainer
+that takes `hosts.index(current_host)` for its rank gets the same i.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from streamer.errors import ConfigError
+from streamer.plan import Shard
+
+if TYPE_CHECKING:
+    from sidecar.config.job import Job
+    from sidecar.config.request import S3DataSource
+
+HOMOGENEOUS = "homogeneousCluster"
+"""SageMaker's name for the only group of a job without instance groups."""
+MOST_HOSTS = 100_000
+"""A number beyond it is a mistake, and their names would fill memory."""
+_FIX = "set --host-index and --host-count, or Penstock.Hosts"
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What one source says; None for what it does not say."""
+
+    source: str
+    index: int | None = None
+    count: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """An instance group and its hosts."""
+
+    name: str
+    instance_type: str
+    hosts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """The cluster as this host sees it."""
+
+    index: int
+    names: tuple[str, ...]
+    """Sorted lexicographically; `index` points into it."""
+    groups: tuple[Group, ...] = ()
+    instance_type: str | None = None
+    document: Mapping[str, Any] | None = None
+    """The platform's own resourceconfig.json, if there was one: it is left as it is."""
+
+    @property
+    def current(self) -> str:
+        return self.names[self.index]
+
+    @property
+    def group(self) -> Group | None:
+        """The instance group that this host is in."""
+        return next((group for group in self.groups if self.current in group.hosts), None)
+
+    def shard(self, source: S3DataSource) -> Shard | None:
+        """The part of a channel for this host; None if its instance groups leave this host out.
+
+        Raises ConfigError for a group that the cluster does not have.
+        """
+        chosen: tuple[str, ...] = self.names
+        if wanted := source.instance_group_names:
+            known = {group.name: group.hosts for group in self.groups}
+            if unknown := [name for name in wanted if name not in known]:
+                raise ConfigError(
+                    f"InstanceGroupNames: no instance group is called {unknown[0]!r}; "
+                    f"this cluster has {', '.join(map(repr, known)) or 'none'}: "
+                    "add it to ResourceConfig.InstanceGroups or remove InstanceGroupNames"
+                )
+            members = {host for name in wanted for host in known[name]}
+            chosen = tuple(host for host in self.names if host in members)
+        if self.current not in chosen:
+            return None
+        return Shard(chosen.index(self.current), len(chosen)) if source.sharded else Shard(0, 1)
+
+
+def identify(
+    job: Job,
+    *,
+    flags: tuple[int | None, int | None] = (None, None),
+    environment: Mapping[str, str],
+    document: Mapping[str, Any] | None = None,
+) -> Hosts:
+    """Decide. `flags`: `--host-index`, `--host-count`; `document`: the platform's resourceconfig.json.
+
+    Raises ConfigError.
+    """
+    given = job.penstock.hosts
+    explicit = [
+        Claim("--host-index/--host-count", *flags),
+        Claim("Penstock.Hosts", given.index, given.count),
+    ]
+    is_explicit = any(claim.count is not None for claim in explicit)
+    claims = [*explicit, *_from_environment(environment)]
+    if document is not None:
+        claims.append(_from_document(document))
+    resources = job.resource_config
+    asked = resources.instance_count or sum(group.instance_count for group in resources.instance_groups)
+    if asked and not is_explicit:
+        claims.append(Claim("ResourceConfig of the job", None, asked))
+    index = _agreed("host index", [(claim.source, claim.index) for claim in claims])
+    count = _agreed("number of hosts", [(claim.source, claim.count) for claim in claims])
+    if count is None and index is not None:
+        raise ConfigError(f"this is host {index}, but nothing says of how many; {_FIX}")
+    count = 1 if count is None else count
+    if index is None and count > 1:
+        raise ConfigError(
+            f"the job has {count} hosts, but nothing says which of them this is; {_FIX} "
+            "(--host-count 1 runs it on one host)"
+        )
+    if count > MOST_HOSTS:
+        raise ConfigError(f"{count} hosts are more than {MOST_HOSTS}; correct the number, or {_FIX}")
+    index = index or 0
+    if index >= count:
+        raise ConfigError(f"host index {index} is not below the number of hosts, {count}; {_FIX}")
+    if document is not None:
+        return _documented(index, document)
+    names = tuple(sorted(f"algo-{number + 1}" for number in range(count)))
+    return Hosts(index, names, _groups(job, names), resources.instance_type)
+
+
+def local_job(job: Job, hosts: Hosts) -> Job:
+    """The job as this host carries it out: without the channels whose instance groups leave it out.
+
+    Raises ConfigError as `Hosts.shard` does.
+    """
+    mine = tuple(one for one in job.input_data_config if hosts.shard(one.source) is not None)
+    return job.model_copy(update={"input_data_config": mine})
+
+
+def _agreed(what: str, claims: list[tuple[str, int | None]]) -> int | None:
+    told = [(source, value) for source, value in claims if value is not None]
+    for source, value in told[1:]:
+        if value != told[0][1]:
+            raise ConfigError(
+                f"{told[0][0]} gives {what} {told[0][1]}, but {source} gives {value}; make them agree"
+            )
+    return told[0][1] if told else None
+
+
+def _from_environment(environment: Mapping[str, str]) -> Iterator[Claim]:
+    """The claims of launchers, each under the names of its variables."""
+    number = _Numbers(environment)
+    rank, world = number("RANK"), number("WORLD_SIZE", least=1)
+    local = number("LOCAL_WORLD_SIZE", least=1) or 1
+    if world is not None and world % local:
+        raise ConfigError(
+            f"WORLD_SIZE {world} is not a multiple of LOCAL_WORLD_SIZE {local}: hosts cannot "
+            f"be counted; {_FIX}"
+        )
+    yield Claim(
+        "RANK/WORLD_SIZE" + (f" over LOCAL_WORLD_SIZE {local}" if local > 1 else ""),
+        None if rank is None else rank // local,
+        None if world is None else world // local,
+    )
+    yield Claim("GROUP_RANK/GROUP_WORLD_SIZE", number("GROUP_RANK"), number("GROUP_WORLD_SIZE", least=1))
+    yield Claim("NODE_RANK/NNODES", number("NODE_RANK"), number("NNODES", least=1))
+    yield Claim("JOB_COMPLETION_INDEX", number("JOB_COMPLETION_INDEX"))
+    if text := environment.get("TF_CONFIG"):
+        yield _from_tf_config(text)
+
+
+class _Numbers:
+    """Reads numbers from an environment. Raises ConfigError for what is none."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._environment = environment
+
+    def __call__(self, name: str, *, least: int = 0) -> int | None:
+        text = self._environment.get(name)
+        if not text:
+            return None
+        if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) < least:
+            raise ConfigError(f"{name}={text!r} is not a number of {least} or more; correct or unset it")
+        return int(text)
+
+
+def _from_tf_config(text: str) -> Claim:
+    """TensorFlow's cluster: the chief, then the workers; other tasks read no data."""
+    try:
+        document = json.loads(text)
+        cluster, task = document.get("cluster", {}), document.get("task", {})
+        chiefs = [(kind, n) for kind in ("chief", "master") for n in range(len(cluster.get(kind, ())))]
+        readers = [*chiefs, *(("worker", n) for n in range(len(cluster.get("worker", ()))))]
+        if not readers:
+            return Claim("TF_CONFIG")  # a job of one process has an empty cluster
+        me = (str(task["type"]), int(task["index"]))
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise ConfigError(f"TF_CONFIG cannot be understood ({error!r}); correct or unset it") from error
+    if me not in readers:
+        raise ConfigError(
+            f"TF_CONFIG says that this is {me[0]} {me[1]}, which is none of the {len(readers)} tasks that "
+            f"read data (chief and workers); unset it here, and {_FIX}"
+        )
+    return Claim("TF_CONFIG", readers.index(me), len(readers))
+
+
+def _from_document(document: Mapping[str, Any]) -> Claim:
+    hosts, current = document.get("hosts"), document.get("current_host")
+    if (
+        not isinstance(hosts, list)
+        or current not in hosts
+        or not all(isinstance(host, str) for host in hosts)
+    ):
+        raise ConfigError(
+            f"resourceconfig.json: current_host {current!r} is not in hosts {hosts!r}; correct or remove it"
+        )
+    return Claim("resourceconfig.json", sorted(hosts).index(current), len(hosts))
+
+
+def _documented(index: int, document: Mapping[str, Any]) -> Hosts:
+    try:
+        groups = tuple(
+            Group(
+                _text(group["instance_group_name"]),
+                _text(group.get("instance_type", "")),
+                tuple(map(_text, group["hosts"])),
+            )
+            for group in document.get("instance_groups", ())
+        )
+        _text(document.get("current_group_name", ""))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"resourceconfig.json: instance_groups cannot be understood ({error!r}); correct or remove it"
+        ) from error
+    return Hosts(
+        index,
+        tuple(sorted(document["hosts"])),
+        groups,
+        document.get("current_instance_type"),
+        document,
+    )
+
+
+def _text(value: Any) -> str:
+    """The value, which must be text. Raises TypeError."""
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value
+
+
+def _groups(job: Job, names: tuple[str, ...]) -> tuple[Group, ...]:
+    """The job's instance groups over these hosts, in order; none if they are not that many."""
+    groups = job.resource_config.instance_groups
+    if sum(group.instance_count for group in groups) != len(names):
+        return ()  # only where explicit flags override ResourceConfig
+    found, first = [], 0
+    for group in groups:
+        last = first + group.instance_count
+        found.append(Group(group.instance_group_name, group.instance_type, names[first:last]))
+        first = last
+    return tuple(found)

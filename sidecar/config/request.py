@@ -1,0 +1,310 @@
+"""The parts of a CreateTrainingJob request that concern data, with the API's own limits (contract §3).
+
+A value that the API allows and that cannot be carried out is an error that says what to write
+instead. Rules that concern one channel are here; those between channels are in `sidecar.config.job`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, ClassVar, Literal, Self
+from urllib.parse import unquote, urlsplit
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ByteSize,
+    Field,
+    StrictInt,
+    StrictStr,
+    model_validator,
+)
+
+from sidecar.config.model import Model
+from streamer.errors import ConfigError
+from streamer.plan import Join, S3Uri, parse_s3_uri
+from streamer.relay.deliver.frame_aligner import Framing, WhenFailed
+from streamer.relay.deliver.object_changes import WhenChanged
+
+InputMode = Literal["Pipe", "File"]
+
+LONGEST_NAME = 64
+"""Characters of a ChannelName."""
+NO_FASTFILE = (
+    "'FastFile' is refused: it mounts the bucket as a file system, and Penstock mounts nothing; "
+    "use 'Pipe' to stream the objects or 'File' to download them first"
+)
+_AWS_HOST = re.compile(r"(?:(?P<bucket>.+)\.)?s3(?:[.-][a-z0-9.-]+)?\.amazonaws\.com(?:\.cn)?")
+
+
+def _no_fastfile(value: object) -> object:
+    if value == "FastFile":
+        raise ValueError(NO_FASTFILE)
+    return value
+
+
+def _no_converse(value: object) -> object:
+    if value == "Converse":
+        raise ValueError(
+            "'Converse' is refused: it is chat data for SageMaker's own models, not a byte stream; "
+            "use 'S3Prefix' to stream the objects as they are"
+        )
+    return value
+
+
+def _refused(what: str) -> Any:
+    """A field for data from elsewhere than S3: only its empty value is accepted."""
+
+    def check(value: object) -> object:
+        if value in (None, [], {}):
+            return None
+        raise ValueError(f"{what} is refused: Penstock reads S3 only; use S3DataSource")
+
+    return BeforeValidator(check)
+
+
+def parse_source(uri: str) -> S3Uri:
+    """Bucket and prefix of `s3://…` or of an `https://` address of Amazon S3. Raises ConfigError."""
+    if not uri.startswith("https://"):
+        return parse_s3_uri(uri)
+    try:
+        parts = urlsplit(uri)
+    except ValueError as error:
+        raise ConfigError(f"{uri!r} is not a URL ({error}): write s3://BUCKET/PREFIX") from error
+    host = _AWS_HOST.fullmatch(parts.netloc)
+    bucket, key = (host["bucket"] if host else None), parts.path.removeprefix("/")
+    if host and not bucket:
+        bucket, _, key = key.partition("/")
+    if not bucket or parts.query or parts.fragment:
+        raise ConfigError(f"{uri!r} is not an address of an object in Amazon S3: write s3://BUCKET/PREFIX")
+    return S3Uri(unquote(bucket), unquote(key))
+
+
+def _s3_uri(value: str) -> str:
+    try:
+        parse_source(value)
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
+    return value
+
+
+class S3DataSource(Model):
+    ignored: ClassVar[frozenset[str]] = frozenset({"ModelAccessConfig", "HubAccessConfig"})
+
+    s3_data_type: Annotated[
+        Literal["S3Prefix", "ManifestFile", "AugmentedManifestFile"], BeforeValidator(_no_converse)
+    ] = Field(alias="S3DataType")
+    s3_uri: Annotated[StrictStr, Field(max_length=1024), AfterValidator(_s3_uri)] = Field(alias="S3Uri")
+    s3_data_distribution_type: Literal["FullyReplicated", "ShardedByS3Key"] = Field(
+        "FullyReplicated", alias="S3DataDistributionType"
+    )
+    attribute_names: Annotated[
+        tuple[Annotated[StrictStr, Field(min_length=1, max_length=256, pattern=r"^.+$")], ...],
+        Field(max_length=16),
+    ] = ()
+    instance_group_names: Annotated[
+        tuple[Annotated[StrictStr, Field(min_length=1, max_length=64)], ...], Field(max_length=5)
+    ] = ()
+
+    @model_validator(mode="after")
+    def _attributes(self) -> Self:
+        augmented = self.s3_data_type == "AugmentedManifestFile"
+        if augmented and not self.attribute_names:
+            raise ValueError(
+                "AugmentedManifestFile needs AttributeNames: list the attributes to stream, in order"
+            )
+        if self.attribute_names and not augmented:
+            raise ValueError(
+                f"AttributeNames has no meaning with {self.s3_data_type}; "
+                "remove it or use AugmentedManifestFile"
+            )
+        for names, what in (
+            (self.attribute_names, "AttributeNames"),
+            (self.instance_group_names, "InstanceGroupNames"),
+        ):
+            if len(set(names)) < len(names):
+                raise ValueError(f"{what} names one twice; name each once")
+        return self
+
+    @property
+    def uri(self) -> S3Uri:
+        return parse_source(self.s3_uri)
+
+    @property
+    def sharded(self) -> bool:
+        return self.s3_data_distribution_type == "ShardedByS3Key"
+
+
+class DataSource(Model):
+    s3_data_source: S3DataSource = Field(alias="S3DataSource")
+    file_system_data_source: Annotated[None, _refused("FileSystemDataSource")] = None
+    dataset_source: Annotated[None, _refused("DatasetSource")] = None
+
+
+class ShuffleConfig(Model):
+    seed: Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)]
+    """A 64-bit signed integer, as the API's `long`."""
+
+
+class ChannelExtras(Model):
+    """What SageMaker has no word for, of one channel."""
+
+    when_changed: WhenChanged = "fail"
+    """What becomes of an object that is replaced or deleted after it was listed."""
+    when_failed: WhenFailed = "hold"
+    """What readers that know no trailers see of an epoch that fails for good."""
+    framing: Framing | None = None
+    """What the objects are made of; for `poison`, where RecordWrapperType does not say it."""
+    join: Join | None = None
+    """The format of which every object is one whole: their contents follow each other as one of it."""
+    integrity: Literal["none", "checksum"] = "none"
+    """`checksum`: compare every whole object with the CRC that S3 keeps of it."""
+    lanes: Annotated[StrictInt, Field(ge=1, le=64)] | None = None
+    """FIFOs that the objects are dealt over. Unset: one, of the channel's plain name."""
+    bandwidth: Annotated[ByteSize, Field(gt=0)] | None = None
+    """Bytes per second into the channel's FIFOs. Unset: no limit of its own."""
+
+    @property
+    def given(self) -> list[str]:
+        """The keys that are not as they would be unset."""
+        fields = type(self).model_fields
+        return [
+            str(field.alias) for name, field in fields.items() if getattr(self, name) != field.get_default()
+        ]
+
+
+class ChannelConfig(Model):
+    channel_name: Annotated[
+        StrictStr, Field(min_length=1, max_length=LONGEST_NAME, pattern=r"^[A-Za-z0-9.\-_]+$")
+    ]
+    data_source: DataSource
+    content_type: Annotated[StrictStr, Field(max_length=256)] | None = None
+    compression_type: Literal["None", "Gzip"] = "None"
+    record_wrapper_type: Literal["None", "RecordIO"] = "None"
+    input_mode: Annotated[InputMode, BeforeValidator(_no_fastfile)] | None = None
+    shuffle_config: ShuffleConfig | None = None
+    penstock: ChannelExtras = ChannelExtras()
+
+    @model_validator(mode="after")
+    def _whole_objects(self) -> Self:
+        if self.penstock.when_changed != "fail":
+            why = None
+            if self.record_wrapper_type != "None":
+                why = "with RecordWrapperType, since a record's header leaves before its object is asked for"
+            elif self.source.s3_data_type == "AugmentedManifestFile":
+                why = "with AugmentedManifestFile, whose lines would lose an attribute"
+            if why:
+                raise ValueError(
+                    f"WhenChanged: {self.penstock.when_changed} cannot be carried out {why}; use fail"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _refusable(self) -> Self:
+        wrapped, declared = self.record_wrapper_type == "RecordIO", self.penstock.framing
+        if self.penstock.when_failed != "poison":
+            if declared:
+                raise ValueError(
+                    f"Framing: {declared} has no meaning without WhenFailed: poison; remove it, or add that"
+                )
+        elif wrapped and declared == "TFRecord":
+            raise ValueError(
+                "Framing: TFRecord contradicts RecordWrapperType: RecordIO, which makes every object one "
+                "record; remove one of the two"
+            )
+        elif not wrapped and not declared:
+            raise ValueError(
+                "WhenFailed: poison must know what a record is; add Framing: RecordIO or TFRecord if the "
+                "objects hold whole ones, or use hold"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _joinable(self) -> Self:
+        join = self.penstock.join
+        if join is None:
+            return self
+        if self.record_wrapper_type != "None":
+            raise ValueError(
+                f"Join: {join} contradicts RecordWrapperType: {self.record_wrapper_type}, which keeps every "
+                "object apart; remove one of the two"
+            )
+        if self.penstock.when_failed == "poison":
+            raise ValueError(
+                f"WhenFailed: poison is for streams of RecordIO and TFRecord, and Join: {join} makes another "
+                "one; use hold or close"
+            )
+        if texts := [name for name in self.source.attribute_names if not name.endswith("-ref")]:
+            raise ValueError(
+                f"Join: {join} joins whole objects, and the attribute {texts[0]!r} is a text; list only "
+                "attributes whose names end in -ref, or remove Join"
+            )
+        return self
+
+    @property
+    def poison(self) -> Framing | None:
+        """The framing by which a failed epoch is made unreadable, if it shall be."""
+        if self.penstock.when_failed != "poison":
+            return None
+        return self.penstock.framing or "RecordIO"
+
+    @property
+    def source(self) -> S3DataSource:
+        return self.data_source.s3_data_source
+
+    def refusal_as_file(self) -> str | None:
+        """Why this channel cannot be in File mode, and what to do; None if it can."""
+        name = self.channel_name
+        if self.source.s3_data_type == "AugmentedManifestFile":
+            return "AugmentedManifestFile is for Pipe mode only; set InputMode: Pipe"
+        if self.record_wrapper_type != "None":
+            return "RecordWrapperType is for Pipe mode only; remove it or set InputMode: Pipe"
+        if self.compression_type != "None":
+            return "CompressionType is for Pipe mode only; remove it or set InputMode: Pipe"
+        if self.shuffle_config is not None:
+            return "ShuffleConfig orders a stream, and files have no order; remove it or set InputMode: Pipe"
+        if given := self.penstock.given:
+            return (
+                f"its Penstock section has {', '.join(given)}, for Pipe mode only; remove that or set "
+                "InputMode: Pipe"
+            )
+        if name.startswith("."):
+            return f"{name!r} cannot be a directory of data; rename the channel so that it starts otherwise"
+        return None
+
+
+class AlgorithmSpecification(Model):
+    ignored: ClassVar[frozenset[str]] = frozenset({
+        "TrainingImage", "AlgorithmName", "MetricDefinitions", "EnableSageMakerMetricsTimeSeries",
+        "ContainerEntrypoint", "ContainerArguments", "TrainingImageConfig",
+    })  # fmt: skip
+
+    training_input_mode: Annotated[InputMode, BeforeValidator(_no_fastfile)] = "Pipe"
+
+
+class InstanceGroup(Model):
+    instance_group_name: Annotated[StrictStr, Field(min_length=1, max_length=64)]
+    instance_count: Annotated[int, Field(ge=0)]
+    instance_type: StrictStr
+
+
+class ResourceConfig(Model):
+    """The cluster as the request asks for it; `sidecar.config.hosts` compares it with where we run."""
+
+    ignored: ClassVar[frozenset[str]] = frozenset({
+        "VolumeSizeInGB", "VolumeKmsKeyId", "KeepAlivePeriodInSeconds", "TrainingPlanArn",
+        "InstancePlacementConfig", "InstancePreferences", "SelectedInstanceType", "SelectedInstanceCount",
+    })  # fmt: skip
+
+    instance_type: StrictStr | None = None
+    instance_count: Annotated[int, Field(ge=0)] | None = None
+    instance_groups: Annotated[tuple[InstanceGroup, ...], Field(max_length=5)] = ()
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        names = [group.instance_group_name for group in self.instance_groups]
+        if len(set(names)) < len(names):
+            raise ValueError("two InstanceGroups have one name; names must differ")
+        if self.instance_groups and self.instance_count:
+            raise ValueError("InstanceCount and InstanceGroups exclude each other; remove one")
+        return self

@@ -1,0 +1,212 @@
+"""The `Penstock` section of a job file: what SageMaker has no word for."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import re
+from typing import Annotated, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ByteSize,
+    Field,
+    StrictStr,
+    WithJsonSchema,
+    model_validator,
+)
+
+from sidecar.config.model import Model
+from streamer.errors import ConfigError
+from streamer.s3.client.session import STALL_TIMEOUT, Endpoint, Reading, check_endpoint
+from streamer.secrets import remember
+from streamer.units import KIB, MIB
+
+CUSTOMER_KEY_BYTES = 32
+
+
+def _octal(value: object) -> object:
+    if isinstance(value, str) and re.fullmatch(r"0?[0-7]{3}", value):
+        return int(value, 8)
+    raise ValueError('write the mode as a quoted octal number, such as "0640"')
+
+
+BARE_URL = r"^https?://[^/\s@?#]+/?$"
+YEAR = 365 * 86400.0
+Seconds = Annotated[float, Field(le=YEAR, allow_inf_nan=False)]
+"""A time that is waited for; loops and sockets take no longer ones."""
+Text = Annotated[StrictStr, Field(min_length=1)]
+
+
+def _bare_url(value: str) -> str:
+    """The text is not shown: it is refused for what may be a password or a signature."""
+    if not re.fullmatch(BARE_URL, value):
+        raise ValueError(
+            "must be http:// or https:// and a host, without a path, a query or credentials in it; "
+            "credentials come from the environment"
+        )
+    check_endpoint(value)
+    return value
+
+
+class EndpointConfig(Model):
+    """Where S3 is; what is left out comes from the environment, as with every AWS client."""
+
+    url: (
+        Annotated[
+            StrictStr, AfterValidator(_bare_url), WithJsonSchema({"type": "string", "pattern": BARE_URL})
+        ]
+        | None
+    ) = None
+    region: Annotated[StrictStr, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9-]{0,62}$")] | None = None
+    profile: Text | None = None
+    path_style: bool = False
+    """Put the bucket into the path, not into the host name; most S3-compatible servers want it."""
+    anonymous: bool = False
+    ca_bundle: Text | None = None
+    requester_pays: bool = False
+    """Agree to pay for what is read from a Requester Pays bucket."""
+    sse_customer_key_file: Text | None = None
+    """A file with the 32 bytes, raw or in base64, that all objects were encrypted with (SSE-C)."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.anonymous and self.profile:
+            raise ValueError("Anonymous and Profile contradict each other; remove one")
+        if self.ca_bundle and self.url and self.url.startswith("http://"):
+            raise ValueError("CaBundle has no meaning for an http:// Url; remove it or use https://")
+        if self.anonymous and self.requester_pays:
+            raise ValueError("Anonymous and RequesterPays contradict each other; remove one")
+        return self
+
+    def resolved(self) -> Endpoint:
+        """The endpoint, with the key read from its file. Raises ConfigError."""
+        values = self.model_dump(exclude={"requester_pays", "sse_customer_key_file"})
+        path = self.sse_customer_key_file
+        return Endpoint(
+            **values, reading=Reading(self.requester_pays, read_customer_key(path) if path else None)
+        )
+
+
+def read_customer_key(path: str) -> bytes:
+    """The SSE-C key in a file. Raises ConfigError, which does not show what is in it."""
+    try:
+        with open(path, "rb") as file:
+            found = file.read(128)
+    except OSError as error:
+        raise ConfigError(f"cannot read the SSE-C key in {path}: {error.strerror}") from error
+    if len(found) == CUSTOMER_KEY_BYTES:
+        return found
+    with contextlib.suppress(ValueError):
+        if len(decoded := base64.b64decode(found.strip(), validate=True)) == CUSTOMER_KEY_BYTES:
+            return decoded
+    raise ConfigError(f"{path} must hold an SSE-C key: {CUSTOMER_KEY_BYTES} bytes, raw or in base64")
+
+
+def _host(value: str) -> str:
+    """An empty one would be every address of the machine."""
+    if not re.fullmatch(r"[A-Za-z0-9._:%-]{1,253}", value) or ".." in value:
+        raise ValueError(f"{value!r} is no address or host name; write 127.0.0.1, or 0.0.0.0 for all")
+    return value
+
+
+class AdminConfig(Model):
+    """The HTTP server for metrics, probes and status. Loopback only, unless told."""
+
+    host: Annotated[StrictStr, AfterValidator(_host)] = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] | None = None
+    """Unset: 9781, or under `penstock exec` any free port. 0 takes any free one, which the log names."""
+    token_file: Text | None = None
+    """A file with the token that `penstock set` must give. Unset: limits cannot be changed while it runs."""
+    protect: Literal["limits", "all"] = "limits"
+    """What needs the token: changing limits, or everything but `/livez` and `/readyz`."""
+
+    @model_validator(mode="after")
+    def _has_token(self) -> Self:
+        if self.protect == "all" and self.token_file is None:
+            raise ValueError("Protect: all needs a TokenFile; name one, or remove Protect")
+        return self
+
+    def token(self) -> str | None:
+        """What is in the file. Raises ConfigError."""
+        return None if self.token_file is None else read_token(self.token_file)
+
+
+def read_token(path: str) -> str:
+    """The admin token in a file: one line of at least 16 characters. Raises ConfigError."""
+    try:
+        with open(path, encoding="ascii") as file:
+            found = file.read(1024).strip()
+    except OSError as error:
+        raise ConfigError(f"cannot read the admin token in {path}: {error.strerror}") from error
+    except UnicodeDecodeError:
+        found = ""
+    if not re.fullmatch(r"[!-~]{16,}", found):
+        raise ConfigError(
+            f"{path} must hold an admin token: 16 or more characters of ASCII without spaces; "
+            "make one with `openssl rand -hex 16`"
+        )
+    remember(found)
+    return found
+
+
+class PricesConfig(Model):
+    """Dollars for a thousand requests; S3 Standard's in us-east-1 unless set. For one metric alone."""
+
+    get: Annotated[float, Field(ge=0, le=1e6)] = 0.0004
+    list: Annotated[float, Field(ge=0, le=1e6)] = 0.005
+
+
+class HostsConfig(Model):
+    """Which host of how many this is, where no environment says so; see `sidecar.config.hosts`."""
+
+    index: Annotated[int, Field(ge=0)] | None = None
+    count: Annotated[int, Field(ge=1)] | None = None
+
+
+class PenstockConfig(Model):
+    """What SageMaker has no word for."""
+
+    base_directory: Annotated[StrictStr, Field(pattern=r"^/")] | None = None
+    """FIFOs go to `<it>/input/data`. Unset: `/opt/ml`, or under `penstock exec` a temporary directory."""
+    memory_budget: ByteSize | None = None
+    """Bytes requested and not yet delivered, shared by all channels; those being read have the most. Unset: a
+    quarter of the memory that the container or machine has, between 64 and 512 MiB."""
+    transport: Literal["auto", "portable", "copying", "kernel"] = "auto"
+    """How bodies are fetched. `auto`: left in the kernel (plain HTTP), else copied once, else portable."""
+    part_size: ByteSize | None = None
+    """Bytes of one request. Unset: adapts between 1 and 16 MiB."""
+    connections: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """Requests in flight, over all channels. Unset: adapts, up to 256."""
+    give_up_after: Annotated[Seconds, Field(gt=0)] = 300.0
+    """Seconds without a byte of progress before a channel fails."""
+    stall_timeout: Annotated[Seconds, Field(ge=1)] = STALL_TIMEOUT
+    """Seconds without a byte before a request counts as stalled, and is sent again on another connection."""
+    hedge_budget: Annotated[float, Field(ge=0, le=1)] = 0.05
+    """Of all bytes, those that may be fetched twice where the reader waits for a slow connection; 0: none."""
+    drain_for: Annotated[Seconds, Field(ge=0)] = 20.0
+    """Seconds that SIGTERM lets running epochs finish; Kubernetes kills after 30 by default."""
+    fifo_mode: Annotated[
+        int, BeforeValidator(_octal), WithJsonSchema({"type": "string", "pattern": "^0?[0-7]{3}$"})
+    ] = 0o640
+    shard_by: Literal["objects", "bytes"] = "objects"
+    """What ShardedByS3Key makes equal between hosts, and Lanes between the FIFOs of a channel; SageMaker's
+    own rule is `objects`."""
+    bandwidth: Annotated[ByteSize, Field(gt=0)] | None = None
+    """Bytes per second into all FIFOs together. Unset: no limit. Those of one channel: its own section."""
+    request_prices: PricesConfig = PricesConfig()
+    hosts: HostsConfig = HostsConfig()
+    endpoint: EndpointConfig = EndpointConfig()
+    admin: AdminConfig = AdminConfig()
+
+    @property
+    def longest_silence(self) -> float:
+        """Seconds that one request may take without a byte: both limits hold."""
+        return min(self.stall_timeout, self.give_up_after)
+
+    @model_validator(mode="after")
+    def _sane_part(self) -> Self:
+        if self.part_size is not None and not 64 * KIB <= self.part_size <= 512 * MIB:
+            raise ValueError("PartSize must be between 64KiB and 512MiB")
+        return self

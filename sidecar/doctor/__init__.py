@@ -1,0 +1,1 @@
+"""`penstock doctor`: everything that a job needs, tried before it runs."""

@@ -1,0 +1,100 @@
+"""`penstock doctor`: everything that a job needs, tried before it runs.
+
+Checks of the machine come first, then those of the storage; each answers one line and what to do. A check
+that cannot be made because an earlier one failed is left out.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from sidecar.config.hosts import identify, local_job
+from sidecar.doctor import machine
+from sidecar.doctor.storage import storage
+from sidecar.job.layout import DEFAULT_BASE, Layout, platform_resource_config
+from sidecar.job.planning import job_heads, plan_channel
+from sidecar.process.exits import Exit, exit_code
+from sidecar.process.memory import memory_limit
+from streamer.errors import PenstockError
+from streamer.s3.catalog.validation import PlanMemory
+from streamer.s3.client.session import open_clients
+from streamer.schedule.concurrency import MOST_LANES
+from streamer.secrets import redact, visible
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from sidecar.config.hosts import Hosts
+    from sidecar.config.job import Job
+    from sidecar.config.request import ChannelConfig
+    from sidecar.doctor.machine import Finding
+    from sidecar.job.layout import Flags
+    from streamer.plan import Plan
+    from streamer.s3.client.session import Clients
+
+MARKS = {"ok": "ok      ", "warning": "warning ", "failure": "FAILURE "}
+
+
+async def examine(job: Job, flags: Flags) -> AsyncIterator[Finding]:
+    """Every finding, as it is made."""
+    layout = Layout(job.penstock.base_directory or DEFAULT_BASE)
+    document = platform_resource_config(layout)
+    hosts = identify(job, flags=flags, environment=os.environ, document=document)
+    job = local_job(job, hosts)
+    yield machine.memory(job)
+    yield machine.pipes(job)
+    yield machine.open_files(job)
+    placed = machine.fifo_directory(job, layout)
+    yield placed
+    yield await machine.admin_port(job)
+    penstock = job.penstock
+    try:
+        connections = penstock.connections or MOST_LANES
+        async with open_clients(
+            penstock.endpoint.resolved(), connections=connections, stall_timeout=penstock.longest_silence
+        ) as clients:
+            listed = set()
+            async for finding in storage(job, clients):
+                yield finding
+                listed |= {finding.check} if finding.state == "ok" else set()
+            files = [each for each in job.channels("File") if f"list {each.channel_name}" in listed]
+            if files and placed.state != "failure":
+                yield machine.disk(layout, await _plans(job, clients, hosts, files))
+    except PenstockError as error:
+        yield machine.Finding("endpoint", "failure", str(error), code=exit_code(error))
+
+
+async def _plans(job: Job, clients: Clients, hosts: Hosts, channels: list[ChannelConfig]) -> dict[str, Plan]:
+    """What these channels hold, listed to the end, as `run` lists them. Raises PenstockError."""
+    found = {}
+    memory = PlanMemory(memory_limit() // 2)
+    async with job_heads(job, clients) as heads:
+        for channel in channels:
+            found[channel.channel_name] = await plan_channel(
+                clients.control,
+                job,
+                channel,
+                hosts,
+                heads=heads,
+                progress=lambda _: None,
+                memory=memory,
+            )
+    return found
+
+
+def line(finding: Finding) -> str:
+    """One finding for people."""
+    said = f"{MARKS[finding.state]} {finding.check:<18} {visible(redact(finding.text))}"
+    return f"{said}\n{'':9}{'':19}-> {finding.fix}" if finding.fix else said
+
+
+def document(findings: list[Finding]) -> dict[str, Any]:
+    """All findings for programs."""
+    return {"code": int(code(findings)), "findings": [asdict(finding) for finding in findings]}
+
+
+def code(findings: list[Finding]) -> int:
+    """What to exit with: the first failure's code."""
+    return next((each.code for each in findings if each.state == "failure"), Exit.OK)

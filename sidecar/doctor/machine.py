@@ -1,0 +1,128 @@
+"""What `penstock doctor` looks at on this machine: memory, pipes, open files, directory, port, disk.
+
+A check is a plain function that answers one `Finding`. None leaves anything behind.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from sidecar.job import rehearsal
+from sidecar.process.exits import Exit, exit_code
+from sidecar.process.memory import memory_limit
+from streamer.errors import PenstockError, SinkError
+from streamer.relay.staging.pipes import PIPE_SIZE, pipe_allowance
+from streamer.units import MIB, human_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sidecar.config.job import Job
+    from sidecar.job.layout import Layout
+    from streamer.plan import Plan
+
+State = Literal["ok", "warning", "failure"]
+ENOUGH_FILES = 4096
+"""Open files that lanes, their pipes and FIFOs of an ordinary job need."""
+BESIDE_BUDGET = 200 * MIB
+"""Bytes that the process takes besides the budget, with room to spare."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a check found; `fix` is what to do, empty if nothing."""
+
+    check: str
+    state: State
+    text: str
+    fix: str = ""
+    code: int = 0
+    """The exit code that a failure asks for."""
+
+
+def memory(job: Job) -> Finding:
+    """The budget against what cgroup and machine allow; pipes and sockets are charged to it too."""
+    limit, budget = memory_limit(), job.budget
+    text = f"{human_bytes(budget)} budget of {human_bytes(limit)} that this process may use"
+    if budget + BESIDE_BUDGET > limit:
+        return Finding(
+            "memory",
+            "failure",
+            text,
+            "Raise the container's memory limit, or lower MemoryBudget.",
+            code=Exit.LOCAL,
+        )
+    if 2 * budget + BESIDE_BUDGET > limit:
+        fix = "Socket buffers may take as much again: lower MemoryBudget, or raise the container's limit."
+        return Finding("memory", "warning", text, fix)
+    return Finding("memory", "ok", text)
+
+
+def pipes(job: Job) -> Finding:
+    """What the kernel grants this user (pipe(7))."""
+    fifos = max(1, sum(len(job.fifos(channel)) for channel in job.channels("Pipe")))
+    allowance = pipe_allowance()
+    with open("/proc/sys/fs/pipe-max-size", encoding="ascii") as file:
+        largest = int(file.read())
+    said = "no limit" if allowance is None else human_bytes(allowance)
+    text = f"pipes of up to {human_bytes(largest)}, {said} in all, for {fifos} FIFOs"
+    if largest < PIPE_SIZE:
+        return Finding("pipes", "warning", text, "Set fs.pipe-max-size to 1048576: smaller FIFOs cost CPU.")
+    if allowance is not None and allowance < 4 * fifos * PIPE_SIZE:
+        fix = f"Set fs.pipe-user-pages-soft to {4 * fifos * PIPE_SIZE // os.sysconf('SC_PAGE_SIZE')} or more."
+        return Finding("pipes", "warning", text, fix)
+    return Finding("pipes", "ok", text)
+
+
+def open_files(job: Job) -> Finding:
+    """The hard limit; the sidecar raises the soft one by itself."""
+    try:
+        rehearsal.files(job)
+    except SinkError as error:
+        return refused("open files", error, "Raise the hard limit (ulimit -Hn), as the text says.")
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    text = "no limit" if hard == resource.RLIM_INFINITY else f"at most {hard}"
+    if hard != resource.RLIM_INFINITY and hard < ENOUGH_FILES:
+        return Finding("open files", "warning", text, f"Raise the hard limit (ulimit -Hn) to {ENOUGH_FILES}.")
+    return Finding("open files", "ok", text)
+
+
+def fifo_directory(job: Job, layout: Layout) -> Finding:
+    """Whether the tree can be made, locked and written, as `run` will."""
+    made = os.path.isdir(layout.data)
+    try:
+        rehearsal.directory(job, layout)
+    except SinkError as error:
+        fix = "Set Penstock.BaseDirectory to a directory that this user may write, on a local file system."
+        return refused("FIFO directory", error, fix)
+    if exposed := layout.exposure():
+        fix = "Own the directory and let nobody else write it, unless every user of this machine is trusted."
+        return Finding("FIFO directory", "warning", "; ".join(exposed), fix)
+    return Finding("FIFO directory", "ok", layout.data if made else f"{layout.data}, to be made")
+
+
+async def admin_port(job: Job) -> Finding:
+    """Whether the admin server could listen."""
+    try:
+        return Finding("admin port", "ok", await rehearsal.port(job))
+    except PenstockError as error:
+        fix = (
+            "Stop what listens there, or set Admin.Port; `penstock exec` takes any free port if it is unset."
+        )
+        return refused("admin port", error, fix if isinstance(error, SinkError) else "Do as the text says.")
+
+
+def disk(layout: Layout, plans: Mapping[str, Plan]) -> Finding:
+    """Whether the File channels of these plans fit."""
+    try:
+        return Finding("disk", "ok", rehearsal.disk(layout, plans))
+    except SinkError as error:
+        return refused("disk", error, "Free space there, or put Penstock.BaseDirectory on a larger disk.")
+
+
+def refused(check: str, error: PenstockError, fix: str) -> Finding:
+    """A failure that would end `run` with the same error."""
+    return Finding(check, "failure", str(error), fix, code=exit_code(error))

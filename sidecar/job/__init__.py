@@ -1,0 +1,1 @@
+"""One job on this host: plan, layout of the directory, supervision, resume."""

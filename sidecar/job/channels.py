@@ -1,0 +1,143 @@
+"""The channels of a job from their configuration: S3 clients, transport, one `Channel` for each FIFO."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sidecar.job.epoch_log import EpochLog
+from sidecar.process.logs import log
+from streamer.errors import SinkError
+from streamer.relay.channel import Channel
+from streamer.relay.deliver.object_changes import Changes
+from streamer.relay.transport import Transport, open_transport, why_read
+from streamer.retry import RetryPolicy
+from streamer.s3.client.session import open_clients
+from streamer.schedule.concurrency import MOST_LANES
+from streamer.sink.write_ends import KeptEnds
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+
+    from sidecar.config.job import Job
+    from sidecar.config.request import ChannelConfig
+    from sidecar.job.planning import Planned
+    from sidecar.job.resume import Begin
+    from sidecar.observe.state import JobState
+    from streamer.helpers.keeper_client import KeeperClient
+    from streamer.plan import Plan
+    from streamer.s3.catalog.object_info import Heads
+    from streamer.s3.checksums import Sums
+    from streamer.s3.client.session import Clients
+
+
+@dataclass(frozen=True, slots=True)
+class Fifo:
+    """One FIFO of the job: the channel that it belongs to, and what it streams."""
+
+    name: str
+    channel: ChannelConfig
+    plan: Plan
+
+    @property
+    def why_read(self) -> str | None:
+        """As `streamer.relay.transport.why_read`."""
+        check = self.channel.penstock.integrity == "checksum"
+        return why_read(self.plan, check=check, frame=self.channel.poison is not None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """What all channels of a job stream with."""
+
+    transport: Transport
+    heads: Heads
+    sums: Sums | None
+    keeper: KeeperClient | None
+    directory: str
+    """Where the FIFOs are."""
+
+
+def fifos(job: Job, plans: Mapping[str, Planned]) -> list[Fifo]:
+    """Every FIFO of the job, in the order of the job file."""
+    return [
+        Fifo(name, channel, plan)
+        for channel in job.channels("Pipe")
+        for name, plan in plans[channel.channel_name].fifos.items()
+    ]
+
+
+@contextlib.asynccontextmanager
+async def job_clients(job: Job) -> AsyncIterator[Clients]:
+    """The process's S3 clients, sized for this job."""
+    penstock = job.penstock
+    async with open_clients(
+        penstock.endpoint.resolved(),
+        connections=penstock.connections or MOST_LANES,
+        stall_timeout=penstock.longest_silence,
+    ) as clients:
+        yield clients
+
+
+@contextlib.asynccontextmanager
+async def job_transport(state: JobState, clients: Clients, streams: list[Fifo]) -> AsyncIterator[Transport]:
+    """The transport of all channels, noted in `state`. Raises ConfigError if the one asked for cannot be."""
+    job = state.job
+    entering = open_transport(
+        clients,
+        wish=job.penstock.transport,
+        buckets=set().union(*(fifo.plan.buckets() for fifo in streams)),
+        channels=[fifo.why_read for fifo in streams] or [None],
+        budget=job.budget,
+        connections=job.penstock.connections,
+        part_size=job.penstock.part_size,
+        hedge=job.penstock.hedge_budget,
+    )
+    async with contextlib.AsyncExitStack() as stack:
+        try:
+            transport = await stack.enter_async_context(entering)
+        except OSError as error:
+            raise SinkError(
+                f"cannot set up the transport: {error.strerror or error}; raise `ulimit -n`, or the "
+                "limit of memory"
+            ) from error
+        state.use(transport)
+        transport.allotment.bandwidth.change(job.penstock.bandwidth, time.monotonic())
+        log.info("transport", transport=transport.name, reason=transport.reason)
+        read = {fifo.channel.channel_name: why for fifo in streams if (why := fifo.why_read)}
+        if transport.pipes is not None and read:
+            log.info("bytes are read, not spliced", channels=read)
+        if transport.few_files:
+            log.warning("few open files", limits=transport.few_files)
+        yield transport
+
+
+def make_channel(state: JobState, fifo: Fifo, engine: Engine, begin: Begin) -> Channel:
+    """The channel of one FIFO; it writes its log lines by itself."""
+    penstock, config = state.job.penstock, fifo.channel
+    lines = EpochLog(state, fifo.name)
+    stages = engine.transport.stages(fifo.why_read)
+    stages.share.bandwidth = state.bandwidth[config.channel_name]
+    return Channel(
+        fifo.name,
+        fifo.plan,
+        engine.transport.source,
+        stages,
+        directory=engine.directory,
+        fifo_mode=penstock.fifo_mode,
+        policy=RetryPolicy(give_up_after=penstock.give_up_after),
+        on_verdict=lines.epoch_ended,
+        changes=Changes(config.penstock.when_changed, engine.heads.find, lines.object_changed),
+        sums=engine.sums if config.penstock.integrity == "checksum" else None,
+        on_unverifiable=lines.unverifiable,
+        on_shortage=lines.shortage,
+        on_end_believed=lines.end_believed,
+        start=begin.position,
+        ends=None if engine.keeper is None else KeptEnds(engine.keeper, fifo.name, digest=fifo.plan.digest),
+        held=begin.held,
+        refused=begin.refused,
+        when_failed=config.penstock.when_failed,
+        framing=config.poison,
+    )

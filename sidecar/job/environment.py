@@ -1,0 +1,176 @@
+"""The trainer's environment: what SageMaker sets, and what its training toolkit adds (contract §2.4).
+
+Names are only upper-cased: `SM_CHANNEL_TRAIN-A` is what the toolkit makes of `train-a`. Values are text
+as it is, nothing for null, and otherwise compact JSON with sorted keys. `penstock exec` gives them to
+the trainer; for a trainer in another container `penstock.env` says the same in shell, less what only
+that container can know (its CPUs and GPUs) and what no shell can name.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import logging
+import os
+import re
+import shlex
+from typing import TYPE_CHECKING, Any
+
+from sidecar.config.hosts import HOMOGENEOUS
+from sidecar.job.layout import Layout, input_data_config, resource_config, write_file
+from streamer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from sidecar.config.hosts import Hosts
+    from sidecar.config.job import Job
+
+_TOOLKIT_OWN = frozenset({
+    "sagemaker_program", "sagemaker_submit_directory", "sagemaker_enable_cloudwatch_metrics",
+    "sagemaker_region", "sagemaker_container_log_level", "sagemaker_job_name",
+    "default_user_module_name", "_tuning_objective_metric", "sagemaker_s3_output",
+})  # fmt: skip
+"""Hyperparameters that the toolkit takes for itself; others that begin with `sagemaker_` are the
+framework's, and the rest are the script's."""
+_DISTRIBUTED = (
+    "sagemaker_mpi_enabled", "sagemaker_parameter_server_enabled",
+    "sagemaker_distributed_dataparallel_enabled", "sagemaker_pytorch_ddp_enabled",
+    "sagemaker_pytorch_xla_multi_worker_enabled", "sagemaker_multi_worker_mirrored_strategy_enabled",
+)  # fmt: skip
+"""Any of these makes this host's group a group of the distribution, if none is named."""
+_MACHINE = ("SM_NUM_CPUS", "SM_NUM_GPUS", "SM_TRAINING_ENV")
+"""What only the trainer's own container can know; SM_TRAINING_ENV repeats it."""
+
+
+def trainer_environment(layout: Layout, job: Job, hosts: Hosts) -> dict[str, str]:
+    """Every variable. The request's own `Environment` wins."""
+    channels = {
+        name: os.path.join(layout.data, name)
+        for channel in job.input_data_config
+        for name in job.fifos(channel)
+    }
+    everything = {name: _decoded(value) for name, value in job.hyper_parameters.items()}
+    parameters = {
+        name: value
+        for name, value in everything.items()
+        if not name.startswith("sagemaker_") and name not in _TOOLKIT_OWN
+    }
+    program = everything.get("sagemaker_program")
+    module = program.removesuffix(".py") if isinstance(program, str) else None
+    framework = {
+        name: value
+        for name, value in everything.items()
+        if name not in parameters and name not in _TOOLKIT_OWN
+    }
+    resources = resource_config(hosts)
+    groups = {group["instance_group_name"]: group for group in resources.get("instance_groups", ())}
+    group = resources.get("current_group_name", HOMOGENEOUS)
+    distribution = framework.get(
+        "sagemaker_distribution_instance_groups",
+        [group] if any(framework.get(name) for name in _DISTRIBUTED) else [],
+    )
+    common: dict[str, Any] = {
+        "current_host": hosts.current,
+        "current_instance_group": group,
+        "current_instance_group_hosts": groups.get(group, {}).get("hosts", []),
+        "current_instance_type": resources.get("current_instance_type", "local"),
+        "distribution_instance_groups": distribution,
+        "framework_module": None,
+        "hosts": resources["hosts"],
+        "input_config_dir": layout.config,
+        "input_data_config": input_data_config(job),
+        "input_dir": os.path.join(layout.base, "input"),
+        "instance_groups": list(groups),
+        "instance_groups_dict": groups,
+        "is_hetero": len(groups) > 1,
+        "log_level": everything.get("sagemaker_container_log_level", logging.INFO),
+        "model_dir": os.path.join(layout.base, "model"),
+        "module_dir": str(everything.get("sagemaker_submit_directory", os.path.join(layout.base, "code"))),
+        "module_name": module,
+        "network_interface_name": resources.get("network_interface_name", "eth0"),
+        "num_cpus": len(os.sched_getaffinity(0)),
+        "num_gpus": len(glob.glob("/dev/nvidia[0-9]*")),
+        "output_data_dir": os.path.join(layout.output, "data"),
+        "output_dir": layout.output,
+        "output_intermediate_dir": os.path.join(layout.output, "intermediate"),
+        "resource_config": resources,
+        "user_entry_point": program,
+    }
+    training = common | {
+        "additional_framework_parameters": framework,
+        "channel_input_dirs": channels,
+        "distribution_hosts": _distribution_hosts(groups, distribution, resources["hosts"]),
+        "hyperparameters": parameters,
+        "job_name": job.training_job_name,
+    }
+    master = (training["distribution_hosts"] or resources["hosts"])[0]
+    training |= {"is_master": hosts.current == master, "master_hostname": master}
+    values = common | {
+        "channels": sorted(channels),
+        "framework_params": framework,
+        "hps": parameters,
+        "training_env": training,
+        "user_args": _arguments(parameters),
+    }
+    values |= {f"channel_{name}": path for name, path in channels.items()}
+    # No shell can name SM_CHANNEL_TRAIN-0, but can write "${SM_CHANNEL_TRAIN}-0".
+    values |= {
+        f"channel_{channel.channel_name}": os.path.join(layout.data, channel.channel_name)
+        for channel in job.input_data_config
+    }
+    values |= {f"hp_{name}": value for name, value in parameters.items()}
+    platform = {"TRAINING_JOB_NAME": job.training_job_name, "SAGEMAKER_BASE_DIR": layout.base}
+    if job.training_job_arn:
+        platform["TRAINING_JOB_ARN"] = job.training_job_arn
+    toolkit = {f"SM_{name.upper()}": _encoded(value) for name, value in values.items()}
+    return platform | toolkit | job.environment
+
+
+def write_environment_file(layout: Layout, job: Job, hosts: Hosts) -> None:
+    """`penstock.env`, for `. penstock.env` in the trainer's container. Raises SinkError.
+
+    The request's `Environment` is left out: it may hold secrets, and the file may be read by all.
+    """
+    without = job.model_copy(update={"environment": {}})
+    lines = [
+        f"export {name}={shlex.quote(value)}\n"
+        for name, value in trainer_environment(layout, without, hosts).items()
+        if name not in _MACHINE and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name)
+    ]
+    write_file(os.path.join(layout.config, "penstock.env"), "".join(lines).encode())
+
+
+def _distribution_hosts(groups: dict[str, dict[str, Any]], chosen: Any, everyone: list[str]) -> list[str]:
+    if not isinstance(chosen, list):
+        raise ConfigError(
+            "HyperParameters.sagemaker_distribution_instance_groups must be a JSON list of group names"
+        )
+    if not groups:
+        return list(everyone)
+    return [host for name, group in groups.items() if name in chosen for host in group["hosts"]]
+
+
+def _arguments(parameters: dict[str, Any]) -> list[str]:
+    """The hyperparameters as the toolkit puts them on the command line: `--name value`, sorted."""
+    found = []
+    for name, value in sorted(parameters.items()):
+        found.append(f"--{name}" if len(name) > 1 else f"-{name}")
+        if isinstance(value, dict):
+            found.append(",".join(f"{key}={inner}" for key, inner in sorted(value.items())))
+        else:
+            found.append("" if value is None else str(value))
+    return found
+
+
+def _decoded(value: str) -> Any:
+    """A hyperparameter's value as the toolkit reads it: JSON if it is, else the text."""
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+
+
+def _encoded(value: Any) -> str:
+    """The toolkit's text of a value (contract §2.4)."""
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True, separators=(",", ":"))

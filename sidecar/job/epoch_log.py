@@ -1,0 +1,96 @@
+"""What the log says of a channel while it streams: ended epochs, changed objects, waits for this machine."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from sidecar.job.failures import advice, fate, place
+from sidecar.observe.bottleneck import Moment, judge
+from sidecar.process.logs import log
+from streamer.units import human_bytes
+
+if TYPE_CHECKING:
+    from sidecar.observe.state import JobState
+    from streamer.errors import SinkError
+    from streamer.plan import ObjectRef
+    from streamer.relay.deliver.object_changes import Change
+    from streamer.trailer import Trailer
+
+
+class EpochLog:
+    """Writes the log lines of the FIFO `name`."""
+
+    def __init__(self, state: JobState, name: str) -> None:
+        self._state = state
+        self._name = name
+        self._before: Moment | None = None
+        """The end of the epoch before."""
+
+    def object_changed(self, change: Change) -> None:
+        log.warning("object changed", channel=self._name, epoch=change.epoch, change=str(change))
+
+    def unverifiable(self, ref: ObjectRef) -> None:
+        log.warning(
+            "not compared: S3 keeps no checksum of the whole object, or the epoch was continued within "
+            "it; this is said once",
+            channel=self._name,
+            object=f"s3://{ref.bucket}/{ref.key}",
+        )
+
+    def shortage(self, error: SinkError) -> None:
+        log.warning("waiting for this machine", channel=self._name, error=str(error))
+
+    def end_believed(self, epoch: int, offset: int) -> None:
+        log.warning(
+            "the reader left at the end of an object, with more to come: programs stop so at an end mark",
+            channel=self._name,
+            epoch=epoch,
+            offset=offset,
+            do="if it reads tar or Arrow, add Penstock: {Join: tar} or {Join: arrow} to the channel",
+        )
+
+    def epoch_ended(self, trailer: Trailer) -> None:
+        failed = trailer.verdict == "failed"
+        (log.error if failed else log.info)(
+            f"epoch {trailer.verdict}",
+            channel=trailer.channel,
+            epoch=trailer.epoch,
+            delivered=human_bytes(trailer.bytes_delivered),
+            **({} if trailer.bytes_total is None else {"of": human_bytes(trailer.bytes_total)}),
+            **self._figures(),
+            **({"changed": trailer.changed} if trailer.changed else {}),
+            **({"error": trailer.error} if trailer.error else {}),
+            **(self._failure() if failed else {}),
+        )
+        if failed:
+            self._state.failed.set()
+
+    def _figures(self) -> dict[str, Any]:
+        """Figures of the epoch that has just ended: since the end of the one before it, without time idle."""
+        now = Moment.of(self._state.channels[self._name].statistics(), time.monotonic())
+        before, self._before = self._before, now
+        if before is None:
+            before = Moment.beginning(now.at - sum(now.seconds.values()))
+        spent = {state: now.seconds[state] - before.seconds[state] for state in now.seconds}
+        seconds = sum(spent.values()) - spent["idle"]
+        written = now.written - before.written
+        return {
+            "seconds": round(seconds, 1),
+            "mb_per_second": round(written / seconds / 1e6, 1) if seconds > 0 else 0.0,
+            "waited_for_storage": round(spent["starved"], 1),
+            "waited_for_trainer": round(spent["blocked"], 1),
+            "requests": now.ok + now.failures - before.ok - before.failures,
+            "retries": now.failures - before.failures,
+            "summary": judge(before, now, when="the epoch").text,
+        }
+
+    def _failure(self) -> dict[str, Any]:
+        """Fields of a failed epoch: the place in S3, what has become of the FIFO, what to do."""
+        channel = self._state.channels[self._name]
+        if channel.error is None:
+            return {}
+        return place(channel.error) | {
+            "fifo": fate(channel),
+            "do": advice(channel.error, mendable=channel.mendable),
+        }

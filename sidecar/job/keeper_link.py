@@ -1,0 +1,78 @@
+"""The connection to the keeper that holds a job's FIFOs, for a job that has one.
+
+`connect` comes before the channels exist, `close` after they have ended; a channel's write ends use the
+client in between. `start` brings a keeper in mid-job, for a sidecar that hands its FIFOs over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from sidecar.process.logs import log
+from streamer.errors import SinkError
+from streamer.helpers.keeper_client import FLUSH_WITHIN, KeeperClient, connected, started
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from streamer.helpers.keeper_client import Held
+
+
+class KeeperLink:
+    """The keeper of one job, or none."""
+
+    def __init__(self, wish: str | None, default: str) -> None:
+        """`wish`: the socket of a keeper, `auto` to start one if there is none, None for no keeper.
+
+        `default`: the socket of a keeper that is started here.
+        """
+        self._wish = wish
+        self._default = default
+        self._handing_over = False
+        """Whether another sidecar goes on, so that the keeper must get everything."""
+        self.client: KeeperClient | None = None
+
+    @property
+    def wanted(self) -> bool:
+        return self._wish is not None
+
+    @property
+    def held(self) -> Mapping[str, Held]:
+        """By channel, the FIFOs that the keeper held when it was asked."""
+        return {} if self.client is None else self.client.held
+
+    async def connect(self) -> None:
+        """Connect to the keeper, if one is wanted. Raises SinkError."""
+        if self._wish is None:
+            return
+        self.client = await (started(self._default) if self._wish == "auto" else connected(self._wish))
+        log.info("keeper", pid=self.client.pid, holds=sorted(self.client.held))
+
+    async def hand_over(self, channels: Mapping[str, object]) -> KeeperClient:
+        """Return the keeper that gets every channel's FIFO; without one, start it now. Raises SinkError."""
+        if self.client is None:
+            keeper = await started(self._default)
+            if taken := sorted(keeper.held.keys() & channels.keys()):
+                keeper.close()
+                raise SinkError(
+                    f"the keeper at {self._default} (process {keeper.pid}) still holds a FIFO of "
+                    f"{taken[0]} from another run; end it when no trainer reads that"
+                )
+            self.client = keeper
+        self._handing_over = True
+        return self.client
+
+    async def close(self) -> None:
+        """Close the connection once the keeper has what it must know, which a slow one may not have yet."""
+        if self.client is None:
+            return
+        try:
+            async with asyncio.timeout(None if self._handing_over else FLUSH_WITHIN):
+                await self.client.flush()
+        except TimeoutError:
+            log.warning("the keeper does not answer, and may hold FIFOs that are over", pid=self.client.pid)
+        except SinkError as error:
+            log.error("the keeper is lost", error=str(error))
+        finally:
+            self.client.close()

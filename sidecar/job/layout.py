@@ -1,0 +1,291 @@
+"""What the training container finds: directories and config files (contract §2.1 to §2.3).
+
+Files are written atomically and before readiness, since some trainers read them once at start. One
+sidecar owns a base directory at a time, by a lock that ends with the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import stat
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sidecar.config.document import check_texts
+from sidecar.config.hosts import HOMOGENEOUS, identify, local_job
+from streamer.errors import ConfigError, SinkError
+from streamer.trailer import replace_file
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from sidecar.config.hosts import Hosts
+    from sidecar.config.job import Job
+
+DEFAULT_BASE = "/opt/ml"
+RESOURCES = "resourceconfig.json"
+LOCK = ".penstock.lock"
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The directory tree of contract §2.3 under one base."""
+
+    base: str
+
+    @property
+    def data(self) -> str:
+        return os.path.join(self.base, "input", "data")
+
+    @property
+    def keeper(self) -> str:
+        """Where a keeper of `--keeper auto` listens."""
+        return os.path.join(self.data, ".penstock.keeper")
+
+    @property
+    def config(self) -> str:
+        return os.path.join(self.base, "input", "config")
+
+    @property
+    def output(self) -> str:
+        return os.path.join(self.base, "output")
+
+    @property
+    def directories(self) -> tuple[str, ...]:
+        """Those that `create` makes."""
+        below = ("input/data", "input/config", "model", "output/data", "output/intermediate")
+        return tuple(os.path.join(self.base, name) for name in below)
+
+    def parents(self) -> list[str]:
+        """Every directory of the tree and above it, each after the one that it is in."""
+        found = set(self.directories)
+        for path in self.directories:
+            while path != (path := os.path.dirname(path)):
+                found.add(path)
+        return sorted(found, key=len)
+
+    def create(self) -> None:
+        """Make every directory. Raises SinkError."""
+        try:
+            for path in self.directories:
+                os.makedirs(path, exist_ok=True)
+        except OSError as error:
+            raise SinkError(
+                f"cannot make {error.filename}: {error.strerror}; set Penstock.BaseDirectory to a directory "
+                "that this user may write"
+            ) from error
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Own the tree until the end. Raises SinkError if another sidecar does."""
+        path = os.path.join(self.data, LOCK)
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+        except OSError as error:
+            raise SinkError(f"{path}: {error.strerror}") from error
+        try:
+            if not _is_ours(os.fstat(fd)):
+                os.close(fd)
+                raise SinkError(f"{path} is not a lock of ours; remove it, and let nobody else write there")
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(fd, 0)
+            os.write(fd, b"%d\n" % os.getpid())
+        except BlockingIOError:
+            os.close(fd)
+            raise SinkError(
+                f"another penstock serves {self.data}; stop it or set Penstock.BaseDirectory"
+            ) from None
+        except OSError as error:
+            os.close(fd)
+            raise SinkError(f"{path}: {error.strerror}") from error
+        try:
+            yield
+        finally:
+            os.close(fd)
+
+    def check_unlocked(self) -> None:
+        """Raises SinkError if another sidecar owns the tree, or the lock is none of ours."""
+        if os.path.lexists(os.path.join(self.data, LOCK)):
+            with self.locked():
+                pass
+
+    def owner(self) -> int:
+        """The process id of the sidecar that owns the tree. Raises SinkError if none does.
+
+        It is a process of the lock's owner: a signal by root must not go wherever a file of somebody's says.
+        """
+        path = os.path.join(self.data, LOCK)
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError as error:
+            raise SinkError(f"{path}: {error.strerror}; is this the sidecar's base directory?") from error
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            found, said = os.fstat(fd), os.read(fd, 32).strip()
+            if said.isdigit() and stat.S_ISREG(found.st_mode) and _user(int(said)) == found.st_uid:
+                return int(said)
+            raise SinkError(f"{path} names no process of its owner; remove it and start again") from None
+        finally:
+            os.close(fd)
+        raise SinkError(f"no penstock serves {self.data}; is this the sidecar's base directory?")
+
+    def exposure(self) -> list[str]:
+        """What other users of this machine could do, in words; who may write the tree may replace FIFOs.
+
+        A mount point that all may write is how Kubernetes makes a volume; there the pod is the border.
+        """
+        found = []
+        for path in (self.data, os.path.dirname(self.data), self.base):
+            try:
+                known = os.stat(path)
+            except OSError:
+                continue
+            if known.st_uid not in (0, os.geteuid()):
+                found.append(f"{path} belongs to user {known.st_uid}, who may replace FIFOs; chown it")
+            elif known.st_mode & stat.S_IWOTH and not (known.st_mode & stat.S_ISVTX or os.path.ismount(path)):
+                found.append(f"{path} may be written by all, who may replace FIFOs; chmod o-w it")
+        return found
+
+
+def _is_ours(found: os.stat_result) -> bool:
+    return stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and found.st_nlink == 1
+
+
+def _user(pid: int) -> int | None:
+    """The effective user of a process; not the owner of its directory, which is root without dumps."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/status", encoding="utf-8") as file:
+        return next(int(line.split()[2]) for line in file if line.startswith("Uid:"))
+    return None
+
+
+def input_data_config(job: Job) -> dict[str, Any]:
+    """inputdataconfig.json, with the keys that every known consumer asks for (contract §2.1).
+
+    Every lane is there as a channel, so that any reader of a channel reads a lane; the channel that they are
+    of is not, for it has no FIFO.
+    """
+    return {
+        name: ({"ContentType": channel.content_type} if channel.content_type else {})
+        | {
+            "TrainingInputMode": job.mode(channel),
+            "S3DistributionType": channel.source.s3_data_distribution_type,
+            "RecordWrapperType": channel.record_wrapper_type,
+        }
+        for channel in job.input_data_config
+        for name in job.fifos(channel)
+    }
+
+
+def resource_config(hosts: Hosts) -> dict[str, Any]:
+    """resourceconfig.json (contract §2.2): the platform's own if there is one.
+
+    Instance types and groups are told where the job names them, in the order that SageMaker prints.
+    """
+    if hosts.document is not None:
+        return dict(hosts.document)
+    groups = [(group.name, group.instance_type, group.hosts) for group in hosts.groups]
+    if not groups and hosts.instance_type:
+        groups = [(HOMOGENEOUS, hosts.instance_type, hosts.names)]
+    mine = next(((name, kind) for name, kind, members in groups if hosts.current in members), None)
+    found: dict[str, Any] = {"current_host": hosts.current}
+    if mine:
+        found |= {"current_instance_type": mine[1], "current_group_name": mine[0]}
+    found["hosts"] = list(hosts.names)
+    if groups:
+        found["instance_groups"] = [
+            {"instance_group_name": name, "instance_type": kind, "hosts": list(members)}
+            for name, kind, members in groups
+        ]
+    return found | {"network_interface_name": "eth0"}
+
+
+def platform_resource_config(layout: Layout) -> dict[str, Any] | None:
+    """The resourceconfig.json that a platform has left in `layout`; None if there is none but ours.
+
+    What we write ourselves must not be taken for evidence by the next run, so a copy tells ours.
+    Raises ConfigError if it is not a JSON object.
+    """
+    path = os.path.join(layout.config, RESOURCES)
+    try:
+        with open(path, "rb") as file:
+            found = file.read()
+    except OSError:
+        return None
+    with contextlib.suppress(OSError), open(_copy(path), "rb") as file:
+        if file.read() == found:
+            return None
+    try:
+        document = json.loads(found)
+        check_texts(document)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is not JSON ({error}); correct or remove it") from error
+    if not isinstance(document, dict):
+        raise ConfigError(f"{path} is not a JSON object; correct or remove it")
+    return document
+
+
+def write_config_files(layout: Layout, job: Job, hosts: Hosts) -> None:
+    """Write the three files a training container may read. Raises SinkError.
+
+    A platform's own resourceconfig.json stays as it is.
+    """
+    documents = {
+        "inputdataconfig.json": input_data_config(job),
+        "hyperparameters.json": dict(job.hyper_parameters),
+    }
+    if hosts.document is None:
+        documents[RESOURCES] = resource_config(hosts)
+    for name, document in documents.items():
+        path = os.path.join(layout.config, name)
+        data = json.dumps(document, separators=(",", ":")).encode()
+        if name == RESOURCES:
+            write_file(_copy(path), data)
+        write_file(path, data)
+
+
+def write_file(path: str, data: bytes) -> None:
+    """Replace a file at once. Raises SinkError."""
+    try:
+        replace_file(path, data)
+    except OSError as error:
+        raise SinkError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _copy(path: str) -> str:
+    directory, name = os.path.split(path)
+    return os.path.join(directory, f".{name}.penstock")
+
+
+def set_reader_state(layout: Layout, epochs: Mapping[str, int]) -> None:
+    """Have the readers of these channels open these epochs' FIFOs next (contract §6.2).
+
+    A counter from before can only make readers wait for a FIFO that will never come. At epoch 0 none is
+    needed. Raises SinkError.
+    """
+    directory = os.path.join(layout.base, "pipe_state")
+    for name, epoch in epochs.items():
+        path = os.path.join(directory, f".{name}-pipe_mode-state")
+        try:
+            if epoch:
+                os.makedirs(directory, exist_ok=True)
+                replace_file(path, b"%d" % epoch)
+            else:
+                os.unlink(path)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise SinkError(f"cannot reset {path}: {error.strerror}") from error
+
+
+Flags = tuple[int | None, int | None]
+"""`--host-index` and `--host-count`."""
+
+
+def settle(job: Job, layout: Layout, flags: Flags) -> tuple[Job, Hosts]:
+    """Who this host is, and the job as it concerns this host. Raises ConfigError."""
+    hosts = identify(job, flags=flags, environment=os.environ, document=platform_resource_config(layout))
+    return local_job(job, hosts), hosts

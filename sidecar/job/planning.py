@@ -1,0 +1,228 @@
+"""From the channels' configuration to their plans: which source, arranged how, for which host.
+
+`plan_job` lists all channels side by side, waits while storage is unavailable, and logs its progress and
+every plan; `plan_channel` makes one plan.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+from sidecar.job.endmarks import JOIN_ADVICE, unjoined
+from sidecar.job.rehearsal import disk
+from sidecar.process.logs import log
+from streamer.plan import Arrangement, Shard
+from streamer.retry import Attempts, RetryPolicy, retry_while_unavailable
+from streamer.s3.catalog.listing import plan_prefix
+from streamer.s3.catalog.manifests import plan_augmented, plan_manifest
+from streamer.s3.catalog.object_info import open_heads
+from streamer.s3.catalog.validation import PlanMemory
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from sidecar.config.hosts import Hosts
+    from sidecar.config.job import Job
+    from sidecar.config.request import ChannelConfig
+    from sidecar.job.layout import Layout
+    from sidecar.observe.state import JobState
+    from streamer.errors import SourceError
+    from streamer.plan import Plan
+    from streamer.s3.catalog.object_info import Heads
+    from streamer.s3.client.session import Clients
+
+PROGRESS_EVERY = 10.0
+"""Seconds between log lines while a plan is made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What a channel streams on this host, and how it is dealt over its FIFOs."""
+
+    whole: Plan
+    fifos: dict[str, Plan]
+    """By the names that the trainer knows; `whole` alone, unless the channel has several lanes."""
+
+    @classmethod
+    def dealt(cls, whole: Plan, names: tuple[str, ...]) -> Planned:
+        """`whole` over the FIFOs of these names."""
+        plans = (whole,) if len(names) == 1 else whole.lanes(len(names))
+        return cls(whole, dict(zip(names, plans, strict=True)))
+
+
+async def patiently(
+    plan: Callable[[Callable[[], None]], Awaitable[Plan]],
+    policy: RetryPolicy,
+    *,
+    on_wait: Callable[[SourceError], None] | None = None,
+) -> Plan:
+    """What `plan` makes, asked again while storage is away or this machine's clock is wrong.
+
+    `plan` is given what to call for each further page, row or piece of a manifest: `give_up_after` is the
+    time without any. `on_wait` is told why, at every attempt. Raises SourceError, the first one if the
+    policy allows no time.
+    """
+    if policy.give_up_after <= 0:
+        return await plan(lambda: None)
+    attempts, furthest = Attempts(policy), 0
+
+    async def anew() -> Plan:
+        reached = 0
+
+        def progressed() -> None:
+            nonlocal reached, furthest
+            reached += 1
+            if reached > furthest:  # what an earlier attempt had too is no progress
+                furthest = reached
+                attempts.progressed()
+
+        return await plan(progressed)
+
+    return await retry_while_unavailable(anew, attempts, what="a listing", on_wait=on_wait)
+
+
+async def plan_job(
+    state: JobState, clients: Clients, *, give_up_after: float = 0, layout: Layout | None = None
+) -> dict[str, Planned]:
+    """Every channel's plan, in the order of the job file. Raises SourceError, the first one met.
+
+    `give_up_after`: seconds to wait for storage that is unavailable. `layout`: where File channels go; raises
+    SinkError as soon as they are known to need more space than there is.
+    """
+    job = state.job
+    plans: dict[str, Planned] = {}
+    policy, memory = RetryPolicy(give_up_after=give_up_after), PlanMemory(state.memory_limit // 2)
+    files = {channel.channel_name for channel in job.channels("File")}
+
+    async def make(channel: ChannelConfig, heads: Heads) -> None:
+        name = channel.channel_name
+        progress = _Progress(name)
+
+        def plan(progressed: Callable[[], None]) -> Awaitable[Plan]:
+            def note(entries: int) -> None:
+                progressed()
+                progress(entries)
+
+            return plan_channel(
+                clients.control, job, channel, state.hosts, heads=heads, progress=note, memory=memory
+            )
+
+        whole = await patiently(plan, policy, on_wait=partial(_note_waiting, state, progress))
+        planned = plans[name] = Planned.dealt(whole, job.fifos(channel))
+        await asyncio.to_thread(_sum_up, planned)  # seconds for a million entries
+        if layout is not None and name in files:
+            known = {each: plans[each].whole for each in files & plans.keys()}
+            await asyncio.to_thread(disk, layout, known)
+        log.info(
+            "planned",
+            channel=name,
+            source=str(channel.source.uri),
+            objects=whole.objects(0),
+            bytes=whole.total_bytes(0),
+            digest=whole.digest[:16],
+            **({"lanes": len(planned.fifos)} if name in job.lanes else {}),
+        )
+        if job.mode(channel) == "Pipe":
+            _note_end_marks(state, channel, planned)
+
+    async with job_heads(job, clients) as heads, asyncio.TaskGroup() as group:
+        for channel in job.input_data_config:
+            group.create_task(make(channel, heads))
+    return {channel.channel_name: plans[channel.channel_name] for channel in job.input_data_config}
+
+
+def job_heads(job: Job, clients: Clients) -> contextlib.AbstractAsyncContextManager[Heads]:
+    """What finds size and ETag of single objects for this job."""
+    penstock = job.penstock
+    portable = penstock.transport == "portable"
+    return open_heads(clients, give_up_after=penstock.give_up_after, portable=portable)
+
+
+class _Progress:
+    """Logs at most every `PROGRESS_EVERY` seconds how far the plan of one channel is."""
+
+    def __init__(self, channel: str) -> None:
+        self.channel = channel
+        self._logged = time.monotonic()
+        self._waited = float("-inf")
+
+    def __call__(self, entries: int) -> None:
+        now = time.monotonic()
+        if now - self._logged >= PROGRESS_EVERY:
+            self._logged = now
+            log.info("planning", channel=self.channel, entries=entries)
+
+    def waiting(self, error: SourceError) -> None:
+        """Log that storage is unavailable."""
+        now = time.monotonic()
+        if now - self._waited >= PROGRESS_EVERY:
+            self._waited = now
+            log.warning("waiting for storage", channel=self.channel, error=str(error))
+
+
+def _note_waiting(state: JobState, progress: _Progress, error: SourceError) -> None:
+    state.waiting_for = f"{progress.channel}: waiting for storage: {error}"
+    progress.waiting(error)
+
+
+def _note_end_marks(state: JobState, channel: ChannelConfig, planned: Planned) -> None:
+    """Warn of objects after whose end mark a program may stop reading."""
+    if (found := unjoined(channel, planned.whole)) is None:
+        return
+    state.unjoined |= dict.fromkeys(planned.fifos, found)
+    name = channel.channel_name
+    log.warning("objects carry end marks", channel=name, format=found, do=JOIN_ADVICE.format(found))
+
+
+def _sum_up(planned: Planned) -> None:
+    """Have the plans add up their first epoch and make their digests; they remember them."""
+    for plan in (planned.whole, *planned.fifos.values()):
+        plan.total_bytes(0)
+        _ = plan.digest
+
+
+async def plan_channel(
+    client: Any,
+    job: Job,
+    channel: ChannelConfig,
+    hosts: Hosts,
+    *,
+    heads: Heads,
+    progress: Callable[[int], None],
+    memory: PlanMemory,
+) -> Plan:
+    """What the channel streams on this host, as S3 has it now. Raises SourceError, ConfigError.
+
+    `progress` is told how many entries are known so far, often. `memory`: what all plans may take.
+    """
+    source = channel.source
+    by: Literal["bytes", "count"] = "bytes" if job.penstock.shard_by == "bytes" else "count"
+    arrangement = Arrangement(
+        wrap=channel.record_wrapper_type == "RecordIO",
+        inflate=channel.compression_type == "Gzip",
+        join=channel.penstock.join,
+        seed=None if channel.shuffle_config is None else channel.shuffle_config.seed,
+        shard=replace(hosts.shard(source) or Shard(), by=by),
+    )
+    match source.s3_data_type:
+        case "S3Prefix":
+            return await plan_prefix(client, source.uri, arrangement, progress=progress, memory=memory)
+        case "ManifestFile":
+            return await plan_manifest(
+                client, source.uri, arrangement, heads=heads, progress=progress, memory=memory
+            )
+        case "AugmentedManifestFile":
+            return await plan_augmented(
+                client,
+                source.uri,
+                source.attribute_names,
+                arrangement,
+                heads=heads,
+                progress=progress,
+                memory=memory,
+            )

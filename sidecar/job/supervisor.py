@@ -1,0 +1,208 @@
+"""A job from its file to its end: list, offer, stream, stop.
+
+    start    try what this machine must allow (`sidecar.job.rehearsal`); open the admin port, not ready yet
+             resolve credentials, list every channel (all at once)   any error here ends the process
+             lock and lay out the directory, write config files,     before a FIFO is offered
+             download every File channel, one after the other        (storage that is away is waited for)
+             make every Pipe channel's first FIFO
+    ready    channels run side by side, independent of each other; one that fails holds its FIFO open,
+             readiness goes false, the others go on
+             with a keeper, channels begin where the last sidecar's ended (`sidecar.job.resume`)
+    end      `Stop` raised in the task group by a signal (after a drain) or by the trainer's exit
+
+Every channel is a task in one TaskGroup; ending is an exception that travels through it. `serve`
+returns the exit code: 0, or that of the first channel failure. What others read of a running job is in its
+`JobState`; the supervisor writes that and keeps nothing else but how it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from sidecar.admin.server import serve_admin
+from sidecar.job.channels import Engine, Fifo, fifos, job_clients, job_transport, make_channel
+from sidecar.job.download import download_channels
+from sidecar.job.environment import write_environment_file
+from sidecar.job.failures import advice, remind
+from sidecar.job.keeper_link import KeeperLink
+from sidecar.job.layout import Layout, set_reader_state, write_config_files
+from sidecar.job.planning import job_heads, plan_job
+from sidecar.job.rehearsal import local
+from sidecar.job.resume import BEGIN, Begin, Saved, begins
+from sidecar.observe.state import JobState
+from sidecar.process.exits import Exit, exit_code
+from sidecar.process.logs import log
+from sidecar.process.memory import keep_loaded
+from streamer.s3.checksums import Sums
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from sidecar.config.hosts import Hosts
+    from sidecar.config.job import Job
+
+
+class Stop(Exception):
+    """Ends the job from inside its task group."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpec:
+    """A job as one command runs it."""
+
+    job: Job
+    """With the channels of this host only."""
+    hosts: Hosts
+    layout: Layout
+    default_admin_port: int
+    """For a job that names none; 0 for any free one."""
+    keep_proof: bool = True
+    """Leave the trailers behind for readers that are still at work."""
+    keeper: str | None = None
+    """The socket of a keeper, or `auto` to start one if there is none."""
+    saved: Mapping[str, Saved] = field(default_factory=dict)
+    """By FIFO, where it begins."""
+    resume_anyway: bool = False
+    """Whether a FIFO begins there even if the plan has changed."""
+
+
+class Supervisor:
+    """Runs one job. Use `serve` once; it alone calls `until`, which may use `drain` and `leave`."""
+
+    def __init__(self, spec: JobSpec) -> None:
+        self._spec = spec
+        self.state = JobState(spec.job, spec.hosts)
+        self._keeper = KeeperLink(spec.keeper, spec.layout.keeper)
+        self._cut_off: list[str] = []
+        """Channels whose reader had not read to the end when draining was over."""
+
+    async def serve(self, until: Callable[[Supervisor], Awaitable[None]]) -> Exit:
+        """Run the job until `until(self)` returns; it is started once every FIFO is offered.
+
+        Raises PenstockError for whatever prevents the start.
+        """
+        spec, state, layout = self._spec, self.state, self._spec.layout
+        job, hosts, admin = spec.job, spec.hosts, spec.job.penstock.admin
+        log.info("host", name=hosts.current, index=hosts.index, of=len(hosts.names))
+        async with contextlib.AsyncExitStack() as stack:
+            await local(job, layout, fresh=not self._keeper.wanted and not spec.saved)
+            port = spec.default_admin_port if admin.port is None else admin.port
+            port = await stack.enter_async_context(serve_admin(state, host=admin.host, port=port))
+            url = f"http://{admin.host}:{port}/"
+            log.info("starting", admin=url)
+            clients = await stack.enter_async_context(job_clients(job))
+            state.asked = clients.asked
+            began = time.monotonic()
+            plans = await plan_job(state, clients, give_up_after=job.penstock.give_up_after, layout=layout)
+            state.waiting_for, state.planning_seconds = "", time.monotonic() - began
+            streams = fifos(job, plans)
+            transport = await stack.enter_async_context(job_transport(state, clients, streams))
+            heads = await stack.enter_async_context(job_heads(job, clients))
+            self._lay_out(stack)
+            stack.push_async_callback(self._keeper.close)
+            await self._keeper.connect()
+            starts = await asyncio.to_thread(self._begins, streams)
+            whole = {name: planned.whole for name, planned in plans.items()}
+            await download_channels(job, whole, clients, layout)
+            engine = Engine(
+                transport=transport,
+                heads=heads,
+                sums=Sums(clients.control, clients.credentials) if job.checks else None,
+                keeper=self._keeper.client,
+                directory=layout.data,
+            )
+            state.channels = {
+                fifo.name: make_channel(state, fifo, engine, starts[fifo.name]) for fifo in streams
+            }
+            for channel in state.channels.values():
+                stack.callback(channel.close, forget=not spec.keep_proof)
+                channel.prepare()
+            state.offered = state.started = True
+            log.info("ready", directory=layout.data, admin=url)
+            keep_loaded()
+            await self._run(until)
+            left = [channel for channel in state.channels.values() if channel.outlives]  # the keeper is known
+        for channel in left:
+            if channel.error is not None:
+                log.warning(
+                    "left to the keeper, which holds the FIFO until its reader leaves",
+                    channel=channel.name,
+                    do=advice(channel.error, mendable=channel.mendable),
+                )
+        return Exit.OK if state.failure is None else exit_code(state.failure[1])
+
+    def _lay_out(self, stack: contextlib.AsyncExitStack) -> None:
+        """Make the directory tree and the config files; lock the tree until the end of `stack`."""
+        job, hosts, layout = self._spec.job, self._spec.hosts, self._spec.layout
+        layout.create()
+        for exposed in layout.exposure():
+            log.warning("directory exposed", why=exposed)
+        stack.enter_context(layout.locked())
+        write_config_files(layout, job, hosts)
+        write_environment_file(layout, job, hosts)
+
+    def _begins(self, streams: list[Fifo]) -> dict[str, Begin]:
+        """Where every FIFO begins, told to the readers too; seconds for a large plan. Raises ConfigError."""
+        spec, held = self._spec, self._keeper.held
+        plans = {fifo.name: fifo.plan for fifo in streams}
+        found = begins(plans, held, spec.saved, anyway=spec.resume_anyway)
+        for name, begin in found.items():
+            if begin.position != BEGIN:
+                log.info("resuming", channel=name, epoch=begin.position.epoch, offset=begin.position.offset)
+        fresh = {name: begin.position.epoch for name, begin in found.items() if name not in held}
+        set_reader_state(spec.layout, fresh)
+        return found
+
+    async def _run(self, until: Callable[[Supervisor], Awaitable[None]]) -> None:
+        async def stop_when_told() -> None:
+            await until(self)
+            raise Stop
+
+        state = self.state
+        try:
+            async with asyncio.TaskGroup() as group:
+                for name, channel in state.channels.items():
+                    group.create_task(channel.run(), name=f"channel {name}")
+                group.create_task(stop_when_told(), name="stop")
+                group.create_task(state.pulse.run(), name="pulse")
+                group.create_task(remind(state.channels), name="reminder")
+        except* Stop:
+            state.offered = False
+            self._tell_cut_off()
+
+    async def drain(self) -> None:
+        """Begin no further epoch and wait until none is read, for at most `DrainFor` seconds."""
+        state = self.state
+        state.offered = False
+        for channel in state.channels.values():
+            channel.drain()
+        try:
+            async with asyncio.timeout(state.job.penstock.drain_for):
+                for channel in state.channels.values():
+                    await channel.done.wait()
+        except TimeoutError:
+            found = state.statistics()
+            self._cut_off = [name for name, statistics in found.items() if statistics.state == "streaming"]
+
+    def _tell_cut_off(self) -> None:
+        """Once no byte moves any more, or it would not be what is missing."""
+        found = self.state.statistics()
+        for name in self._cut_off:
+            statistics = found[name]
+            missing = statistics.bytes_total - statistics.bytes_consumed
+            log.warning("cut off", channel=name, epoch=statistics.epoch, missing_bytes=missing)
+
+    async def leave(self) -> None:
+        """Have every channel end without a word, for another sidecar to go on; `until` returns next.
+
+        Without a keeper one is started now, for them to leave their FIFOs to. Raises SinkError.
+        """
+        state = self.state
+        keeper = await self._keeper.hand_over(state.channels)
+        state.offered = False
+        for channel in state.channels.values():
+            channel.leave(keeper)

@@ -1,0 +1,190 @@
+"""The metrics of `metrics.METRICS` in Prometheus' text format, from the channels' statistics at scrape time.
+
+Nothing on the data path touches Prometheus: a scrape takes one snapshot per channel and writes its lines.
+Every label value that can occur is exported from the start, as zero, so that a rate over the first retry or
+the first failed epoch is not missing.
+
+The lines are written here, not by prometheus_client: with it a scrape took ten times as long, and the
+loop that moves bytes stands still meanwhile (benchmarks/scrape.py measures it).
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from sidecar.observe.metrics import ERRORS, HEDGES, METRICS, OPERATIONS, OUTCOMES, RETRIED, VERDICTS
+from streamer import __version__
+from streamer.relay.deliver.object_changes import DONE
+from streamer.relay.statistics import CAUSES, RESUMED, STATES, ChannelStatistics, DurationsSnapshot
+from streamer.s3.checksums import OUTCOMES as CHECKED
+from streamer.units import human_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from sidecar.observe.state import JobState
+
+_BY_CHANNEL: dict[str, Callable[[ChannelStatistics], float | None]] = {
+    "penstock_fifo_written_bytes_total": lambda s: s.written_bytes,
+    "penstock_received_bytes_total": lambda s: s.received_bytes,
+    "penstock_wasted_bytes_total": lambda s: s.wasted_bytes,
+    "penstock_objects_completed_total": lambda s: s.objects_completed,
+    "penstock_records_total": lambda s: s.records,
+    "penstock_reader_connects_total": lambda s: s.readers_come,
+    "penstock_reader_disconnects_total": lambda s: s.readers_gone,
+    "penstock_reader_end_disconnects_total": lambda s: s.readers_at_ends,
+    "penstock_epoch": lambda s: s.epoch,
+    "penstock_epoch_progress_ratio": lambda s: s.bytes_consumed / s.bytes_total if s.bytes_total else 0.0,
+    "penstock_epoch_size_bytes": lambda s: s.bytes_total,
+    "penstock_epoch_objects": lambda s: s.objects,
+    "penstock_reader_connected": lambda s: s.reader_connected,
+    "penstock_channel_failed": lambda s: s.error is not None,
+    "penstock_fifo_capacity_bytes": lambda s: s.fifo_capacity,
+    "penstock_fifo_unread_bytes": lambda s: s.fifo_bytes,
+    "penstock_staged_bytes": lambda s: s.staged_bytes,
+    "penstock_budget_bytes": lambda s: s.budget_bytes,
+    "penstock_requests_in_flight": lambda s: s.inflight,
+    "penstock_requests_limit": lambda s: s.limit,
+    "penstock_channel_bandwidth_limit_bytes": lambda s: s.bandwidth_limit or math.inf,
+}
+_LABELLED: dict[str, tuple[tuple[str, ...], Callable[[ChannelStatistics], Mapping[str, float]]]] = {
+    "penstock_epochs_total": (VERDICTS, lambda s: s.epochs),
+    "penstock_channel_seconds_total": (STATES, lambda s: s.seconds),
+    "penstock_starved_seconds_total": (CAUSES, lambda s: s.starved),
+    "penstock_channel_failures_total": (ERRORS, lambda s: {s.error_kind: 1} if s.error_kind else {}),
+    "penstock_requests_total": (OUTCOMES, lambda s: s.requests),
+    "penstock_retries_total": (RETRIED, lambda s: s.retries),
+    "penstock_resumes_total": (RESUMED, lambda s: s.resumes),
+    "penstock_hedges_total": (HEDGES, lambda s: s.hedges),
+    "penstock_source_changed_total": (DONE, lambda s: s.changed),
+    "penstock_objects_checked_total": (CHECKED, lambda s: s.checked),
+}
+_HISTOGRAMS: dict[str, Callable[[ChannelStatistics], DurationsSnapshot]] = {
+    "penstock_head_wait_seconds": lambda s: s.head_wait,
+    "penstock_first_byte_seconds": lambda s: s.first_byte,
+    "penstock_part_seconds": lambda s: s.part,
+}
+
+
+def exposition(state: JobState) -> str:
+    """All metrics of one state and its channels."""
+    return "".join(_lines(state))
+
+
+def _lines(state: JobState) -> Iterator[str]:
+    channels = state.statistics()
+    for name, spec in METRICS.items():
+        yield _head(name, spec.kind)
+        if name in _HISTOGRAMS:
+            for channel, statistics in channels.items():
+                yield from _histogram(name, f'channel="{channel}"', _HISTOGRAMS[name](statistics))
+        elif name in _LABELLED:
+            values, read_all = _LABELLED[name]
+            label = spec.labels[1]
+            for channel, statistics in channels.items():
+                found = read_all(statistics)
+                for value in values:
+                    yield f'{name}{{channel="{channel}",{label}="{value}"}} {_number(found.get(value, 0))}\n'
+        elif name in _BY_CHANNEL:
+            read = _BY_CHANNEL[name]
+            for channel, statistics in channels.items():
+                if (known := read(statistics)) is not None:
+                    yield f'{name}{{channel="{channel}"}} {_number(known)}\n'
+        else:
+            yield from _process(name, state, channels)
+
+
+def _process(name: str, state: JobState, channels: dict[str, ChannelStatistics]) -> Iterator[str]:
+    """What is not read from the statistics of a channel."""
+    allotment = state.allotment
+    match name:
+        case "penstock_build_info":
+            yield _info(name, version=__version__)
+        case "penstock_transport_info":
+            yield _info(name, transport=state.transport)
+        case "penstock_config_info":
+            penstock = state.job.penstock
+            yield _info(
+                name,
+                memory_budget=_size(penstock.memory_budget, "auto"),
+                part_size=_size(penstock.part_size, "auto"),
+                connections=str(penstock.connections or "auto"),
+                bandwidth=_size(penstock.bandwidth, "none"),
+            )
+        case "penstock_channel_info":
+            for config in state.job.channels("Pipe"):
+                dealt = config.penstock.lanes is not None
+                for lane, channel in enumerate(state.job.fifos(config)):
+                    yield _info(
+                        name, channel=channel, whole=config.channel_name, lane=str(lane) if dealt else ""
+                    )
+        case "penstock_memory_limit_bytes":
+            yield f"{name} {_number(state.memory_limit)}\n"
+        case "penstock_ready":
+            yield f"{name} {_number(state.ready)}\n"
+        case "penstock_planning_seconds":
+            yield f"{name} {_number(state.planning_seconds)}\n"
+        case "penstock_request_cost_dollars_total":
+            yield f"{name} {_number(request_cost(state, channels))}\n"
+        case "penstock_control_requests_total":
+            for operation in OPERATIONS:
+                yield f'{name}{{operation="{operation}"}} {_number(state.asked[operation])}\n'
+        case "penstock_channel_unjoined":
+            for channel in channels:
+                yield f'{name}{{channel="{channel}"}} {_number(channel in state.unjoined)}\n'
+        case "penstock_epoch_eta_seconds":
+            for channel in channels:
+                seconds = state.pulse.eta(channel)
+                yield f'{name}{{channel="{channel}"}} {_number(math.nan if seconds is None else seconds)}\n'
+        case "penstock_loop_lag_seconds":
+            yield from _histogram(name, "", state.pulse.lag.snapshot())
+        case "penstock_memory_budget_bytes" if allotment is not None:
+            yield f"{name} {_number(allotment.budget)}\n"
+        case "penstock_lanes_limit" if allotment is not None:
+            yield f"{name} {_number(allotment.pace.lanes)}\n"
+        case "penstock_bandwidth_limit_bytes" if allotment is not None:
+            yield f"{name} {_number(allotment.bandwidth.limit or math.inf)}\n"
+
+
+def request_cost(state: JobState, channels: dict[str, ChannelStatistics]) -> float:
+    """Dollars for all requests so far, as the job file has their prices; those in flight do not count yet."""
+    prices, asked = state.job.penstock.request_prices, state.asked
+    gets = sum(sum(statistics.requests.values()) for statistics in channels.values())
+    gets += asked["GetObject"] + asked["HeadObject"]
+    return (gets * prices.get + asked["ListObjectsV2"] * prices.list) / 1000
+
+
+@lru_cache
+def _head(name: str, kind: str) -> str:
+    return f"# HELP {name} {METRICS[name].help}\n# TYPE {name} {'gauge' if kind == 'info' else kind}\n"
+
+
+def _info(name: str, **labels: str) -> str:
+    return f"{name}{{{','.join(f'{label}={_quoted(value)}' for label, value in labels.items())}}} 1.0\n"
+
+
+def _quoted(value: str) -> str:
+    escaped = value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+    return f'"{escaped}"'
+
+
+def _number(value: float) -> str:
+    value = float(value)
+    if math.isfinite(value):
+        return repr(value)
+    return "NaN" if math.isnan(value) else "+Inf"
+
+
+def _histogram(name: str, labels: str, snapshot: DurationsSnapshot) -> Iterator[str]:
+    first, alone = (f"{labels},", f"{{{labels}}}") if labels else ("", "")
+    count = 0
+    for bound, count in zip((*snapshot.bounds, "+Inf"), accumulate(snapshot.counts), strict=True):
+        yield f'{name}_bucket{{{first}le="{bound}"}} {count}.0\n'
+    yield f"{name}_count{alone} {count}.0\n{name}_sum{alone} {snapshot.sum!r}\n"
+
+
+def _size(value: int | None, otherwise: str) -> str:
+    return otherwise if value is None else human_bytes(value)

@@ -1,0 +1,89 @@
+"""The state of a running job that metrics, status page, `/limits` and log lines read.
+
+The supervisor writes it, and nothing here does anything. So observers depend on this module, and neither on
+the supervisor nor on each other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from sidecar.observe.history import Pulse
+from sidecar.process.memory import memory_limit
+from streamer.relay.channel import Channel
+from streamer.schedule.bandwidth import Bandwidth
+
+if TYPE_CHECKING:
+    from sidecar.config.hosts import Hosts
+    from sidecar.config.job import Job
+    from streamer.errors import SinkError, SourceError
+    from streamer.plan import Join
+    from streamer.relay.statistics import ChannelStatistics
+    from streamer.relay.transport import Transport
+    from streamer.schedule.budget import Allotment
+
+
+class JobState:
+    """What is known of one job on this host."""
+
+    def __init__(self, job: Job, hosts: Hosts) -> None:
+        """`job`: with the channels of this host only."""
+        self.job = job
+        self.hosts = hosts
+        self.memory_limit = memory_limit()
+        """Bytes that this process may use."""
+        self.sources = {
+            name: str(channel.source.uri) for channel in job.channels("Pipe") for name in job.fifos(channel)
+        }
+        """By FIFO, the S3 URI of its channel."""
+        self.bandwidth = {
+            channel.channel_name: Bandwidth(channel.penstock.bandwidth) for channel in job.channels("Pipe")
+        }
+        """By channel; its FIFOs share the limit."""
+        self.transport = "none"
+        self.reason = ""
+        """Why this transport."""
+        self.allotment: Allotment | None = None
+        """What the channels share, once there is a transport."""
+        self.asked: Counter[str] = Counter()
+        """Requests other than those for parts, by operation."""
+        self.unjoined: dict[str, Join] = {}
+        """By FIFO, the format of objects that carry end marks and are not joined."""
+        self.planning_seconds = 0.0
+        self.waiting_for = ""
+        """Why planning waits, while storage is unavailable."""
+        self.channels: dict[str, Channel] = {}
+        """By FIFO."""
+        self.offered = False
+        """Whether every channel offers its FIFO; false again while the job ends."""
+        self.started = False
+        """Whether every FIFO has been offered; stays true to the end."""
+        self.failed = asyncio.Event()
+        """Set when the first channel has failed for good."""
+        self.pulse = Pulse(self.statistics)
+
+    def use(self, transport: Transport) -> None:
+        """Note the transport of all channels."""
+        self.transport, self.reason = transport.name, transport.reason
+        self.allotment = transport.allotment
+
+    @property
+    def ready(self) -> bool:
+        return self.offered and not any(channel.error for channel in self.channels.values())
+
+    def why_not_ready(self) -> str:
+        """One line for a probe; meaningful only when not ready."""
+        failed = [f"{name}: {channel.error}" for name, channel in self.channels.items() if channel.error]
+        return "; ".join(failed) or self.waiting_for or "the FIFOs are not offered yet, or no more"
+
+    @property
+    def failure(self) -> tuple[str, SourceError | SinkError] | None:
+        """The first failed channel in the order of the job file, and its error."""
+        failed = ((name, channel.error) for name, channel in self.channels.items())
+        return next(((name, error) for name, error in failed if error is not None), None)
+
+    def statistics(self) -> dict[str, ChannelStatistics]:
+        """A snapshot of every channel, by FIFO."""
+        return {name: channel.statistics() for name, channel in self.channels.items()}

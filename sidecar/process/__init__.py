@@ -1,0 +1,1 @@
+"""The process itself: event loop, signals, exit codes, logs, standard streams, memory."""

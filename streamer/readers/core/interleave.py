@@ -1,0 +1,187 @@
+"""Several FIFOs as one stream of records: the lanes of a channel, or any channels.
+
+A sidecar may deal a channel's objects over several FIFOs, its lanes (`Lanes` of the job file),
+each of which is to readers a channel of its own: `train-0`, `train-1` … Either every process takes a lane,
+
+    lanes = lanes_of("train")
+    reader = PipeReader(lanes[local_rank], "TFRecord")
+
+or one process reads them all, with `InterleavedReader`, in one of two orders:
+
+    in turn          `block` records of the first FIFO, as many of the second, and so on round; a FIFO that
+                     has ended is passed over. The same in every run, but the slowest sets the pace.
+    as they arrive   whole records of whichever FIFO has bytes (poll), so none waits for another
+
+All FIFOs are opened before the first record is handed over, so an epoch begins and ends for all of them
+alike: whoever leaves early ends it everywhere. An end of file, an error and a silent sidecar are what they
+are for a single FIFO (`streamer.readers.core.stream`); while some FIFOs are busy, the silent ones are looked
+after once a second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import time
+from collections import deque
+from itertools import chain, islice
+from typing import TYPE_CHECKING
+
+from streamer.errors import ChannelError
+from streamer.readers.core.config import PipeModeDatasetException, channels_in, check_channel, directories
+from streamer.readers.core.plain import TIMEOUT, check_format, next_stream, record_reader
+from streamer.trailer import lane_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from streamer.readers.core.stream import PipeStream
+
+_LOOK = 1.0
+"""Seconds after which a FIFO without bytes is asked whether its sidecar is well."""
+
+
+def lane_of(channel: str, index: int) -> str:
+    """The name under which readers know lane `index`, from 0, of a channel. Raises ValueError below 0."""
+    if index < 0:
+        raise ValueError(f"lane {index}: lanes are counted from 0")
+    return lane_name(channel, index)
+
+
+def lanes_of(channel: str, *, config_dir: str | None = None) -> list[str]:
+    """The names of all lanes of a channel, in order; the channel itself if it has none.
+
+    They are in inputdataconfig.json, in `input/config` below `$SAGEMAKER_BASE_DIR` (default /opt/ml), or in
+    `config_dir`. Raises PipeModeDatasetException if there is no such channel, or it is not a Pipe channel.
+    """
+    where = directories(config=config_dir).config
+    channels = channels_in(where)
+    found: list[str] = []
+    if channel not in channels:
+        while (lane := lane_of(channel, len(found))) in channels:
+            found.append(lane)
+    for name in found or [channel]:
+        check_channel(name, where)
+    return found or [channel]
+
+
+class InterleavedReader:
+    """The records of several FIFOs as one stream. Each `iter()` or `batches()` is one epoch of all of them.
+
+    `channels`: the name of a channel, for all its lanes, or the names of several channels. `block`: so many
+    records of each in turn; None takes them as they arrive. The other arguments are those of `PipeReader`.
+
+    Raises ValueError for an unknown format or a block below 1, PipeModeDatasetException as `lanes_of`.
+    Iterating raises what `PipeReader` does, and ChannelError if the lanes of a channel are not at the same
+    epoch: together they would be none.
+    """
+
+    def __init__(
+        self,
+        channels: str | Sequence[str],
+        record_format: str = "RecordIO",
+        *,
+        block: int | None = 1,
+        epoch: int | None = None,
+        pipe_dir: str | None = None,
+        state_dir: str | None = None,
+        config_dir: str | None = None,
+        timeout: float = TIMEOUT,
+        max_corrupted_records_to_skip: int = 0,
+    ) -> None:
+        check_format(record_format, max_corrupted_records_to_skip)
+        if block is not None and block < 1:
+            raise ValueError(f"block is {block}: it must be 1 or more, or None for records as they arrive")
+        self._where = directories(pipe_dir, config_dir, state_dir)
+        self._one = isinstance(channels, str)
+        """Whether the FIFOs are the lanes of one channel."""
+        if isinstance(channels, str):
+            self.channels = lanes_of(channels, config_dir=self._where.config)
+        else:
+            self.channels = list(channels)
+            for name in self.channels:
+                check_channel(name, self._where.config)
+        if not self.channels:
+            raise PipeModeDatasetException("no channel to read: name one")
+        self.record_format = record_format
+        self._block = block
+        self._epoch = epoch
+        self._timeout = timeout
+        self._skip = max_corrupted_records_to_skip
+
+    def __iter__(self) -> Iterator[bytes]:
+        for batch in self.batches():
+            yield from batch
+
+    def batches(self) -> Iterator[list[bytes]]:
+        """The next epoch as lists of records, each list of one FIFO: a block of it, or what arrived."""
+        epoch = self._epoch
+        if epoch is not None:
+            self._epoch = epoch + 1
+        with contextlib.ExitStack() as stack:
+            streams = [
+                stack.enter_context(
+                    next_stream(
+                        name,
+                        self._where,
+                        epoch=epoch,
+                        timeout=self._timeout,
+                        patience=None if self._block else 0.0,
+                    )
+                )
+                for name in self.channels
+            ]
+            if self._one:
+                _check_in_step(streams)
+            # What is not there yet comes first: if it never comes, no other has used up its epoch.
+            for stream in sorted(streams, key=lambda stream: os.path.exists(stream.name)):
+                stream.open()
+            sources = [
+                record_reader(stream, self.record_format, skip=self._skip).batches() for stream in streams
+            ]
+            if self._block:
+                yield from _in_turn(sources, self._block)
+            else:
+                yield from _as_they_arrive({s.fileno(): b for s, b in zip(streams, sources, strict=True)})
+
+
+def _check_in_step(streams: list[PipeStream]) -> None:
+    """Raise ChannelError unless all are of the same epoch."""
+    if len({stream.name.rpartition("_")[2] for stream in streams}) > 1:
+        names = ", ".join(stream.name.rpartition("/")[2] for stream in streams)
+        raise ChannelError(
+            f"the lanes are not at the same epoch, next are {names}: one was read alone, or could not be "
+            "opened; read those that are behind, or restart trainer and sidecar"
+        )
+
+
+def _in_turn(sources: list[Iterator[list[bytes]]], block: int) -> Iterator[list[bytes]]:
+    waiting = deque(chain.from_iterable(source) for source in sources)
+    while waiting:
+        records = waiting.popleft()
+        batch = list(islice(records, block))
+        if batch:
+            yield batch
+        if len(batch) == block:
+            waiting.append(records)
+
+
+def _as_they_arrive(sources: dict[int, Iterator[list[bytes]]]) -> Iterator[list[bytes]]:
+    """`sources`, by the descriptors that they read, give an empty list where they would have to wait."""
+    poller = select.poll()
+    for fd in sources:
+        poller.register(fd, select.POLLIN)
+    next_look = time.monotonic() + _LOOK
+    while sources:
+        ready = [fd for fd, _ in poller.poll(max(0.0, next_look - time.monotonic()) * 1000)]
+        if time.monotonic() >= next_look:
+            ready = list(sources)
+            next_look = time.monotonic() + _LOOK
+        for fd in ready:
+            batch = next(sources[fd], None)
+            if batch is None:
+                poller.unregister(fd)
+                del sources[fd]
+            elif batch:
+                yield batch

@@ -1,0 +1,343 @@
+"""`PipeModeDataset`: a Pipe channel as a `tf.data.Dataset`, for TensorFlow 2.16 to 2.21, in plain Python.
+
+    PipeStream -> record reader -> step -> prefetch -> unbatch -> the user's pipeline
+                  (a block)        (vector of records)  (scalars, or vectors of batch_size)
+
+The step from Python into TensorFlow costs the same for a vector as for one record. So a step gives the
+records of a whole block as one vector, the prefetch lets it run ahead of the consumer by two of them, and
+TensorFlow's own `unbatch` makes scalars of them. With `batch_size` there never are scalars: a step gives as
+many whole batches as it has, as the rows of a matrix, and keeps the rest for the next one. Nothing here is
+compiled. docs/performance.md has the ways that were tried and what each costs.
+
+A step waits `PATIENCE_S` at most (`streamer.readers.tensorflow.steps` says why); one that has nothing gives
+an empty vector, which `unbatch` passes over. Those are also the moments at which Ctrl-C is noticed
+(`streamer.readers.tensorflow.interrupts`).
+
+When the FIFO is opened. The incumbent opens it when the iterator is made, so `repeat(n)`, which makes
+n+1 iterators, consumes an epoch that nobody reads (contract §1.5). Here it is opened, and its epoch taken,
+when the first element is asked for.
+
+Errors are raised by an operation of the graph (`streamer.readers.tensorflow.failures`):
+`tf.errors.DataLossError` for a stream that broke, `tf.errors.InternalError` for bytes that are no record, as
+the incumbent has it (contract §6.3), `tf.errors.NotFoundError` for a FIFO that did not appear or that nobody
+writes. Their text is ours, the
+class before it. Records that were whole before the fault come first. After an error the iterator is over.
+
+An iterator cannot be saved: TensorFlow refuses the stateful steps of this pipeline, which is better than a
+checkpoint without a position. `streamer.readers.tensorflow.positions` has positions that can be. The graph of
+this dataset cannot be moved to another process (tf.data service), as with every dataset made of Python.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.eager import core, executor
+from tensorflow.python.framework import tensor_shape
+from tensorflow.python.ops import script_ops
+
+from streamer.formats.tfrecord import Skipped
+from streamer.readers.core.config import PipeModeDatasetException, check_channel, directories
+from streamer.readers.core.plain import TIMEOUT, check_format, next_stream, record_reader, source_stream
+from streamer.readers.core.state import EpochState
+from streamer.readers.tensorflow import failures as verdicts
+from streamer.readers.tensorflow import interrupts
+from streamer.readers.tensorflow.bulk import BulkTFRecordReader
+from streamer.readers.tensorflow.failures import Interrupted
+from streamer.readers.tensorflow.memory import keep_memory
+from streamer.readers.tensorflow.meter import Meter
+from streamer.readers.tensorflow.positions import Begin, Course, start_of
+from streamer.readers.tensorflow.steps import PATIENCE_S, stepped
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Iterator, Mapping
+
+    from streamer.formats.window import RecordReader
+    from streamer.readers.core.config import Directories
+    from streamer.readers.core.stream import PipeStream
+    from streamer.readers.tensorflow.steps import Steps
+
+__all__ = ["PipeModeDataset", "PipeModeDatasetException"]
+
+AHEAD = 2
+"""Vectors (of about one block each) that may wait between the steps and the consumer."""
+
+_PLACES = tf.TensorSpec([None], tf.string)
+"""With `places`: what is behind each record or row."""
+_CALLED = tuple(str(module.__file__) for module in (core, executor, script_ops, tensor_shape, verdicts))
+"""Files whose functions TensorFlow calls while the main thread asks it for an element: those that make an
+error, end an executor (by `__del__`), run a step and tell a shape's length; and ours that judge a step."""
+
+
+class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publishes no types
+    """The records of a Pipe channel, each a scalar `tf.string`; every iterator reads the next epoch.
+
+    The arguments are the incumbent's (contract §6.1). `record_format`: 'RecordIO', 'TFRecord' or
+    'TextLine'. `state_dir`, `pipe_dir`, `config_dir` default to `pipe_state`, `input/data` and
+    `input/config` below `$SAGEMAKER_BASE_DIR` (default /opt/ml). `benchmark` prints time and throughput of
+    an iterator when it is over; `benchmark_records_interval`, if not 0, prints the number of records at
+    every multiple of it, with the time and bytes since the last such lines (the incumbent prints those of
+    the one record). Records come in blocks, so a block's time is divided equally among its records.
+    `max_corrupted_records_to_skip`, for TFRecord only: how many records in a row may fail their data CRC
+    and be left out; `skipped` says how many were, and where.
+
+    Extensions, by keyword. `batch_size`: elements are vectors of so many records, ready for
+    `tf.io.parse_example`; the last one of an epoch is shorter, or left out with `drop_remainder`. `epoch`:
+    the first iterator reads this epoch, the next one the next, and the state file is left alone. `timeout`:
+    seconds to wait for a FIFO, and then for a writer. `from_path` reads something else than a channel.
+    `places`: elements are pairs, the second of which says what comes behind the first: a scalar string, fit
+    for a `tf.Variable` that `tf.train.Checkpoint` saves. `start`: such a place, or the state of a PipeReader;
+    the first iterator gives what is left of that epoch. If it is empty, as the variable is before the first
+    step, it says nothing. With `anyway` a place holds though the plan's digest has changed.
+
+    Raises PipeModeDatasetException (a ChannelError) if the channel is unknown or is not a Pipe channel, or
+    arguments have no meaning together; `tf.errors.InvalidArgumentError` for an unknown format; ChannelError
+    if the state directory cannot be made. Iterating raises `tf.errors.InternalError` with the text of
+    CorruptRecord or CutRecord, `tf.errors.DataLossError` with that of any other StreamError,
+    `tf.errors.NotFoundError` with that of ChannelError.
+
+    Every host reads a FIFO of its own, so tf.distribute must not divide it again: auto-sharding is off.
+    """
+
+    def __init__(  # noqa: PLR0917 - the incumbent's signature
+        self,
+        channel: str,
+        record_format: str = "RecordIO",
+        state_dir: str | None = None,
+        pipe_dir: str | None = None,
+        config_dir: str | None = None,
+        benchmark: bool = False,  # noqa: FBT001, FBT002 - the incumbent's signature
+        benchmark_records_interval: int = 0,
+        max_corrupted_records_to_skip: int = 0,
+        *,
+        batch_size: int | None = None,
+        drop_remainder: bool = False,
+        epoch: int | None = None,
+        timeout: float = TIMEOUT,
+        start: Mapping[str, Any] | str | bytes | tf.Tensor | tf.Variable | None = None,
+        anyway: bool = False,
+        places: bool = False,
+    ) -> None:
+        if epoch is not None and epoch < 0:
+            raise PipeModeDatasetException(f"epoch is {epoch}; it cannot be negative")
+        begin_at = start_of(start, channel)
+        if begin_at is not None and epoch is not None:
+            raise PipeModeDatasetException("start says which epoch is first, so leave epoch out")
+        where = directories(pipe_dir, config_dir, state_dir)
+        self.channel: str | None = channel
+        self.pipe_dir: str | None = where.pipe
+        self.config_dir: str | None = where.config
+        self.state_dir: str | None = where.state
+        self._prepare(
+            record_format,
+            _epochs(channel, where, epoch, timeout),
+            benchmark=benchmark,
+            benchmark_records_interval=benchmark_records_interval,
+            max_corrupted_records_to_skip=max_corrupted_records_to_skip,
+            batch_size=batch_size,
+            drop_remainder=drop_remainder,
+            begin=Begin(channel, begin_at, anyway=anyway) if places or begin_at else None,
+            places=places,
+        )
+        check_channel(channel, where.config)
+        if begin_at is not None:
+            EpochState(where.state, channel).put(begin_at.epoch)
+        elif epoch is None:
+            EpochState(where.state, channel).prepare()
+
+    @classmethod
+    def from_path(
+        cls,
+        path: str | os.PathLike[str],
+        record_format: str = "RecordIO",
+        *,
+        max_corrupted_records_to_skip: int = 0,
+        batch_size: int | None = None,
+        drop_remainder: bool = False,
+        timeout: float = TIMEOUT,
+        proof: bool = False,
+    ) -> PipeModeDataset:
+        """The records of a FIFO, a regular file or /dev/stdin; every iterator reads the path anew.
+
+        No channel and no state file are needed. Standard input can be read once; a second iterator
+        raises. A sidecar's FIFO and a pipe from `penstock cat` have a proof of their end, and an end without
+        it raises `tf.errors.DataLossError`. With `proof` so does the end of whatever else there is.
+        """
+        made: PipeModeDataset = cls.__new__(cls)
+        made.channel = None
+        made.pipe_dir = made.config_dir = made.state_dir = None
+        made._prepare(
+            record_format,
+            source_stream(path, timeout=timeout, patience=PATIENCE_S, proof=proof),
+            max_corrupted_records_to_skip=max_corrupted_records_to_skip,
+            batch_size=batch_size,
+            drop_remainder=drop_remainder,
+        )
+        return made
+
+    def _prepare(
+        self,
+        record_format: str,
+        streams: Callable[[], PipeStream],
+        *,
+        benchmark: bool = False,
+        benchmark_records_interval: int = 0,
+        max_corrupted_records_to_skip: int,
+        batch_size: int | None,
+        drop_remainder: bool,
+        begin: Begin | None = None,
+        places: bool = False,
+    ) -> None:
+        try:
+            check_format(record_format, max_corrupted_records_to_skip)
+        except ValueError as error:
+            raise tf.errors.InvalidArgumentError(None, None, str(error)) from error
+        if benchmark_records_interval < 0:
+            raise PipeModeDatasetException(
+                f"benchmark_records_interval is {benchmark_records_interval}; it cannot be negative"
+            )
+        if batch_size is not None and batch_size < 1:
+            raise PipeModeDatasetException(f"batch_size is {batch_size}; it must be 1 or more")
+        if drop_remainder and batch_size is None:
+            raise PipeModeDatasetException("drop_remainder has no meaning without batch_size")
+        self.record_format = record_format
+        self.benchmark = benchmark
+        self.benchmark_records_interval = benchmark_records_interval
+        self.max_corrupted_records_to_skip = max_corrupted_records_to_skip
+        self.skipped = Skipped()
+        """Corrupt records left out by all iterators of this dataset: `records`, and `places`."""
+        keep_memory()
+        interrupts.watch(*_CALLED)
+        skipped = self.skipped  # the closure must not hold `self`: the dataset would keep itself alive
+
+        def steps() -> Steps:
+            meter = None
+            if benchmark or benchmark_records_interval:
+                meter = Meter(benchmark=benchmark, interval=benchmark_records_interval)
+            return _epoch(
+                streams,
+                lambda stream: _reader(stream, record_format, max_corrupted_records_to_skip, skipped),
+                meter,
+                batch_size,
+                drop_remainder=drop_remainder,
+                course=None if begin is None else Course(begin),
+                places=places,
+            )
+
+        rows = batch_size is not None
+        shape: list[int | None] = [None, batch_size if drop_remainder else None] if rows else [None]
+        records = tf.TensorSpec(shape, tf.string)
+        blocks = stepped(steps, (records, _PLACES) if places else (records,))
+        self._dataset = blocks.prefetch(AHEAD).unbatch().with_options(_options())
+        super().__init__(self._dataset._variant_tensor)  # noqa: SLF001 - how datasets wrap each other
+
+    def _inputs(self) -> list[Any]:
+        return [self._dataset]
+
+    @property
+    def element_spec(self) -> Any:
+        return self._dataset.element_spec
+
+    @property
+    def output_classes(self) -> Any:
+        """As the incumbent has it, from TensorFlow 1; so have the next two."""
+        return tf.nest.map_structure(lambda _: tf.Tensor, self.element_spec)
+
+    @property
+    def output_shapes(self) -> Any:
+        return tf.nest.map_structure(lambda spec: spec.shape, self.element_spec)
+
+    @property
+    def output_types(self) -> Any:
+        return tf.nest.map_structure(lambda spec: spec.dtype, self.element_spec)
+
+
+def _options() -> tf.data.Options:
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    return options
+
+
+def _epochs(channel: str, where: Directories, epoch: int | None, timeout: float) -> Callable[[], PipeStream]:
+    """The stream of one epoch after the other."""
+    counted = None if epoch is None else itertools.count(epoch)
+
+    def following() -> PipeStream:
+        return next_stream(
+            channel,
+            where,
+            epoch=None if counted is None else next(counted),
+            timeout=timeout,
+            patience=PATIENCE_S,
+        )
+
+    return following
+
+
+def _reader(stream: PipeStream, record_format: str, skip: int, skipped: Skipped) -> RecordReader:
+    if record_format == "TFRecord":
+        return BulkTFRecordReader(stream, max_corrupted_records_to_skip=skip, skipped=skipped)
+    return record_reader(stream, record_format)
+
+
+def _epoch(
+    streams: Callable[[], PipeStream],
+    reader: Callable[[PipeStream], RecordReader],
+    meter: Meter | None,
+    width: int | None,
+    *,
+    drop_remainder: bool,
+    course: Course | None,
+    places: bool,
+) -> Steps:
+    """One epoch as steps: vectors of records, or matrices of whole rows; empty ones while nothing arrives."""
+    with streams() as stream:
+        batches = reader(stream).batches() if course is None else course.batches(stream, reader)
+        measured = batches if meter is None else meter.measure(batches)
+        yield from _rows(measured, width, drop_remainder, course if places else None)
+
+
+def _rows(
+    batches: Iterator[list[bytes]],
+    width: int | None,
+    drop_remainder: bool,  # noqa: FBT001 - private
+    course: Course | None,
+) -> Steps:
+    """With `course` the place behind each row comes along."""
+
+    def step(records: list[bytes], row: int | None, left: int = 0) -> tuple[Any, ...]:
+        vector = _vector(records)
+        if row is not None:
+            vector = vector.reshape(-1, row)
+        if course is None:
+            return (vector,)
+        return vector, _vector(course.places(len(records), left, width))
+
+    kept: list[bytes] = []
+    begun = started = interrupts.now()
+    for batch in batches:
+        if not batch and interrupts.interrupted(begun):
+            raise Interrupted("reading was interrupted")
+        if width is None:
+            yield step(batch, None)
+            continue
+        records = kept + batch
+        whole = len(records) - len(records) % width
+        kept = records[whole:]
+        if batch and not whole and time.monotonic() - started < PATIENCE_S:
+            continue  # a row of several blocks: one step for all of them, if they come soon
+        yield step(records[:whole], width, len(kept))
+        started = time.monotonic()
+    if kept and not drop_remainder:
+        yield step(kept, len(kept))
+
+
+def _vector(records: list[bytes]) -> Any:
+    vector = np.empty(len(records), dtype=object)
+    vector[:] = records
+    return vector

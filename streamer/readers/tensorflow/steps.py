@@ -1,0 +1,189 @@
+"""Python generators stepped by TensorFlow's threads, and ended before the interpreter is.
+
+    init -> number of a new generator
+    turn(number) -> number ---- step(number) -> arrays, step(number) -> arrays, ... until it stops
+    turn(number) -> its verdict: an error, once, or the end
+    end(number), at the end or whenever TensorFlow drops the iterator
+
+`tf.data.Dataset.from_generator` is the same with conversions and checks around every step, and two changes of
+thread: what it runs is scheduled like any other function, on TensorFlow's pool, while the thread that asks
+for the element waits. Those changes cost as much as a block of records does. So here the steps are a `map`
+that runs in the thread that asks (`use_inter_op_parallelism=False`), and only the turns, two in an epoch,
+are a generator's, for that alone is told when its iterator is dropped. A step is a tuple of arrays that go
+to TensorFlow as they are.
+
+Errors travel as a verdict that an operation of the graph raises (`streamer.readers.tensorflow.failures`), at
+the second turn: what was whole before the fault comes first, and a step's function holds no operation but its
+own.
+
+Who may block whom. TensorFlow cannot cancel a step, and whoever destroys the iterator (in most programs the
+main thread, when the iterator is garbage) waits for the step that runs. So a step must never wait long. The
+generator is closed when TensorFlow drops its iterator, in the same call.
+
+A thread that needs the interpreter's lock while the interpreter is being torn down is frozen for good; the
+iterator that waits for its step is then destroyed, and the program hangs instead of ending. So an exit hook
+lets the running steps finish and admits no more.
+"""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import sys
+import time
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.data.ops.from_generator_op import _GeneratorDataset
+from tensorflow.python.data.ops.map_op import _MapDataset
+from tensorflow.python.ops import script_ops
+
+from streamer.readers.tensorflow.failures import CODES, raiser, verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+    from types import FrameType
+
+    from streamer.readers.tensorflow.failures import Verdict
+
+    Step = tuple[Any, ...]
+    Steps = Generator[Step, None, None]
+
+PATIENCE_S = 0.2
+"""Seconds that a step may wait for bytes; about the longest that anybody waits for a step."""
+_NUMBER = tf.TensorSpec([], tf.int64)
+_VERDICT = tf.TensorSpec([None], tf.uint8)
+_GO_ON = np.empty(0, np.uint8)
+
+
+def stepped(make: Callable[[], Steps], signature: tuple[tf.TensorSpec, ...]) -> tf.data.Dataset:
+    """A dataset of the steps of a generator, each a tuple of arrays as `signature` says, or one array.
+
+    Each iterator has a generator of its own, made at its first element. An error among `verdicts.CODES` ends
+    the iterator with the status that stands for it, other ones as TensorFlow has it.
+    """
+    fail = raiser()
+    registry = _Registry(make, judge=fail is not None)
+
+    def init(_: Any) -> Any:
+        return _call(registry.begin, (), _NUMBER)
+
+    def turn(number: Any) -> Any:
+        told = _call(registry.turn, (number,), _VERDICT)
+        if fail is not None:
+            ok = tf.cond(tf.equal(tf.size(told), 0), lambda: True, lambda: _failing(fail, told))
+            with tf.control_dependencies([ok]):
+                return tf.identity(number)
+        return number
+
+    def finalize(number: Any) -> Any:
+        return _call(registry.end, (number,), _NUMBER)
+
+    def step(number: Any) -> Any:
+        arrays = tf.numpy_function(registry.step, [number], [spec.dtype for spec in signature])
+        for array, spec in zip(arrays, signature, strict=True):
+            array.set_shape(spec.shape)
+        return tuple(arrays) if len(arrays) > 1 else arrays[0]
+
+    def steps(number: Any) -> tf.data.Dataset:
+        return _MapDataset(
+            tf.data.Dataset.from_tensors(number).repeat(),
+            step,
+            use_inter_op_parallelism=False,
+            preserve_cardinality=False,  # the steps end when the generator does
+        )
+
+    # Inside a function, as in from_generator: tf.data does not optimise what follows a bare one, and warns.
+    nothing = tf.data.Dataset.from_tensors(tf.constant(0, tf.int64))
+    return nothing.flat_map(lambda none: _GeneratorDataset(none, init, turn, finalize, _NUMBER)).flat_map(
+        steps
+    )
+
+
+def _call(function: Callable[..., Any], arguments: tuple[Any, ...], spec: tf.TensorSpec) -> Any:
+    found = tf.numpy_function(function, arguments, spec.dtype)
+    found.set_shape(spec.shape)
+    return found
+
+
+def _failing(fail: Callable[[Any], None], told: Any) -> bool:
+    fail(told)
+    return True
+
+
+class _Registry:
+    """The generators of one dataset, by number."""
+
+    _running: ClassVar[set[Steps]] = set()
+    """Those, of all datasets, that were stepped and that TensorFlow has not dropped."""
+    _closing = False
+
+    def __init__(self, make: Callable[[], Steps], *, judge: bool) -> None:
+        self._make = make
+        self._judged = tuple(kind for kind, _ in CODES) if judge else ()
+        self._numbers = itertools.count()
+        self._steps: dict[int, Steps] = {}
+        self._verdicts: dict[int, Verdict | None] = {}
+        """Of the generators that had their first turn; None at a proper end, or before the end."""
+
+    def begin(self) -> np.int64:
+        number = next(self._numbers)
+        self._steps[number] = self._make()
+        return np.int64(number)
+
+    def turn(self, number: int) -> Verdict:
+        """Nothing at the first one; then the verdict if there is one, once; then the end."""
+        key = int(number)
+        told = self._verdicts.get(key, _GO_ON)
+        if told is None:
+            raise StopIteration
+        self._verdicts[key] = None
+        return told
+
+    def step(self, number: int) -> Step:
+        if _Registry._closing:
+            raise StopIteration  # nobody sees this end: the program is past its last line
+        key = int(number)
+        steps = self._steps[key]
+        self._running.add(steps)
+        try:
+            return next(steps)
+        except self._judged as error:
+            self._verdicts[key] = verdict(error)
+            raise StopIteration from error
+
+    def end(self, number: int) -> np.int64:
+        steps = self._steps.pop(int(number))
+        self._verdicts.pop(int(number), None)
+        steps.close()
+        self._running.discard(steps)
+        return np.int64(0)
+
+    @classmethod
+    def close_all(cls) -> None:
+        """Admit no further step and wait for the running ones; costs nothing if no iterator is left.
+
+        TensorFlow does not say whether it will step an iterator again or has read far enough ahead; the
+        wait for that is short and bounded, and so is the one for threads on their way out of Python.
+        """
+        cls._closing = True
+        deadline = time.monotonic() + 2 * PATIENCE_S
+        while cls._running or _steps_run():
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.001)  # they need the interpreter's lock, which this thread holds
+
+
+def _steps_run() -> bool:
+    """Whether any thread is inside Python code that TensorFlow called."""
+    return any(map(_runs_a_step, sys._current_frames().values()))  # noqa: SLF001 - documented, in spite of its name
+
+
+def _runs_a_step(frame: FrameType | None) -> bool:
+    while frame is not None and frame.f_code.co_filename != script_ops.__file__:
+        frame = frame.f_back
+    return frame is not None
+
+
+atexit.register(_Registry.close_all)

@@ -1,0 +1,323 @@
+"""`PipeIterableDataset`: Pipe channels as a `torch.utils.data.IterableDataset`, for PyTorch 2.
+
+    channels -> this rank's -> this worker's -> records -> samples -> batches -> decode -> DataLoader
+
+Three levels divide the data, and each does it once:
+
+    hosts    the sidecar does (ShardedByS3Key), so a host's channels are that host's share already
+    ranks    of one host have channels of their own: rank r of n has channels r, r+n, ...
+    workers  of a rank's DataLoader: with as many channels as workers, or more, each has its own; otherwise
+             those who share a channel take turns at it (`streamer.readers.torch.workers`), each record goes
+             to one
+
+Several channels of one worker are read in rotation, a block of each, until all have ended. A pass over the
+dataset is the next epoch of every channel. A DataLoader with any number of workers gives exactly the
+records of the epoch; in an order that is always the same if no worker shares a channel.
+
+Who may block whom. A worker waits for its FIFO, or for another that is at its turn; never for one that its
+DataLoader does not ask. Every step is in the worker's own thread, so `decode` of several workers is side
+by side. Nothing is read before the first record is asked for. A worker whose parent died stops reading.
+
+Every element has a mark (`streamer.readers.torch.progress`), which stays behind in the worker unless a
+`ResumableLoader` (`streamer.readers.loader`) asks for both.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed
+from torch.utils.data import IterableDataset, get_worker_info
+
+from streamer.errors import ChannelError
+from streamer.formats.tar import TarReader, sample
+from streamer.readers.core.config import PipeModeDatasetException, check_channel, directories
+from streamer.readers.core.plain import TIMEOUT, check_format, next_stream, record_reader
+from streamer.readers.core.position import Place
+from streamer.readers.core.state import EpochState
+from streamer.readers.samples import check_attributes, cut_sample
+from streamer.readers.torch.progress import Block, Mark, Progress, Span, Start, Units, start_of, starts_of
+from streamer.readers.torch.workers import PATIENCE_S, Team, TeamReader
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from streamer.formats.window import RecordReader, Source
+    from streamer.readers.core.stream import PipeStream
+
+    Blocks = Iterator[tuple[PipeStream, list[Block]]]
+
+__all__ = ["WEBDATASET", "PipeIterableDataset", "PipeModeDatasetException"]
+
+WEBDATASET = "WebDataset"
+"""The record format of tar streams, whose records are dicts (`streamer.formats.tar`)."""
+
+_passes: Counter[tuple[str, str]] = Counter()
+"""How often this process has begun to read a channel: by state directory and channel."""
+
+
+class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not followed by the checker
+    """The records of one or several Pipe channels; each pass is the next epoch of all of them.
+
+    `channel`: a name, or several, which are divided among ranks and workers (see the module).
+    `record_format`: 'RecordIO', 'TFRecord' or 'TextLine', whose records are `bytes`, or 'WebDataset', whose
+    records are dicts from field to bytes, and `__key__`. `attributes`: records of one sample; from 2 on
+    samples are tuples (augmented manifests). `batch_size`: elements are lists of so many samples, the last
+    one of an epoch shorter, or left out with `drop_remainder`; give it here and not to the DataLoader
+    (`batch_size=None` there), and workers do per batch what they would do per record. Batches do not mix
+    channels. `decode` gets an element and returns what takes its place; it runs in the workers.
+
+    `share`: (index, number) of this process among those of this host that make this dataset with the same
+    channels. By default LOCAL_RANK and LOCAL_WORLD_SIZE, which torchrun sets. `timeout`: seconds to wait for
+    a FIFO, and then for its writer. Directories default to those below `$SAGEMAKER_BASE_DIR`.
+
+    Raises ValueError for an unknown format and for arguments that have no meaning, PipeModeDatasetException
+    (a ChannelError) for a channel that is not a Pipe channel, and for ranks that cannot be given channels of
+    their own. Iterating raises ChannelError, TruncatedStream and CorruptRecord, in a worker by name.
+    """
+
+    def __init__(
+        self,
+        channel: str | Sequence[str],
+        record_format: str = "RecordIO",
+        *,
+        decode: Callable[[Any], Any] | None = None,
+        batch_size: int | None = None,
+        drop_remainder: bool = False,
+        attributes: int = 1,
+        share: tuple[int, int] | None = None,
+        pipe_dir: str | None = None,
+        state_dir: str | None = None,
+        config_dir: str | None = None,
+        timeout: float = TIMEOUT,
+    ) -> None:
+        if record_format != WEBDATASET:
+            check_format(record_format, 0)
+        elif attributes != 1:
+            raise ValueError("attributes is for records, and those of WebDataset are whole samples")
+        check_attributes(attributes)
+        if batch_size is not None and batch_size < 1:
+            raise ValueError(f"batch_size is {batch_size}; it must be 1 or more")
+        if drop_remainder and batch_size is None:
+            raise ValueError("drop_remainder has no meaning without batch_size")
+        self.record_format = record_format
+        self.channels = _channels_of(channel, *(share or _local_rank()))
+        self._where = directories(pipe_dir, config_dir, state_dir)
+        if os.path.exists(os.path.join(self._where.config, "inputdataconfig.json")):
+            for name in self.channels:
+                check_channel(name, self._where.config)
+        self._decode = decode
+        self._batch_size = batch_size
+        self._drop_remainder = drop_remainder
+        self._attributes = attributes
+        self._timeout = timeout
+        self.starts: dict[str, Start] = {}
+        """Where the next pass begins, for channels of which that is told."""
+        self._progress: Progress | None = None
+        """What of the pass that was begun last this process has returned."""
+        self._team = False
+
+    def __iter__(self) -> Iterator[Any]:
+        # Not a generator: all workers must count a pass that some of them never come to read.
+        mine, starts = self._mine(), self.take_starts()
+        self._team = any(team is not None for _, team in mine)
+        self._progress = self.progress(starts, [name for name, _ in mine])
+        return self._noting(self._progress, self._marked(mine, starts))
+
+    def marked(self) -> Iterator[tuple[Any, Mark]]:
+        """A pass as `iter` gives it, each element with its mark, which whoever gets it notes."""
+        return self._marked(self._mine(), self.take_starts())
+
+    @property
+    def unit(self) -> int:
+        """Records of an element."""
+        return self._attributes * (self._batch_size or 1)
+
+    def progress(self, starts: Mapping[str, Start], channels: Sequence[str]) -> Progress:
+        """Nothing of the pass that comes next. Raises ChannelError if a state file cannot be used."""
+        return Progress(
+            [
+                starts.get(name) or Start(Place(name, EpochState(self._where.state, name).peek()))
+                for name in channels
+            ],
+            self.unit,
+        )
+
+    def take_starts(self) -> dict[str, Start]:
+        """Where the next pass begins, which is not told a second time."""
+        starts, self.starts = self.starts, {}
+        return starts
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the pass in this process has returned, for `load_state_dict` and `penstock run --resume`.
+
+        Right for a DataLoader without workers, and in a worker that has channels of its own, where loaders
+        that save such states ask for it. Elsewhere ChannelError: `ResumableLoader` has the whole state.
+        """
+        if self._team:
+            raise ChannelError(
+                "workers share a channel, so one alone cannot tell what is left of it: load with "
+                "ResumableLoader, and save its state_dict()"
+            )
+        if self._progress is not None:
+            return self._progress.state()
+        if not self.starts:
+            raise ChannelError(
+                "this dataset has not been iterated in this process: where workers do that, load with "
+                "ResumableLoader, and save its state_dict()"
+            )
+        return self.progress(self.starts, list(self.starts)).state()
+
+    def load_state_dict(self, state: Mapping[str, Any], *, anyway: bool = False) -> None:
+        """Have the next pass begin where `state` was taken, with the rest of that epoch.
+
+        Raises ValueError if it is no state of this dataset's channels. Iterating raises ChannelError if the
+        plan has changed since, unless `anyway`.
+        """
+        starts = starts_of(state, self.unit, anyway=anyway)
+        known = (
+            starts.keys() <= set(self.channels) if get_worker_info() else starts.keys() == set(self.channels)
+        )
+        if not known:
+            raise ValueError(f"the state is of channels {', '.join(starts)}, not {', '.join(self.channels)}")
+        for name, start in starts.items():
+            EpochState(self._where.state, name).put(start.place.epoch)
+        self.starts, self._progress = starts, None
+
+    def _mine(self) -> list[tuple[str, Team | None]]:
+        """The channels of this worker, each with those who share it."""
+        info = get_worker_info()
+        if info is None or info.num_workers == 1:
+            return [(name, None) for name in self.channels]
+        count = len(self.channels)
+        if count >= info.num_workers:
+            return [(name, None) for name in self.channels[info.id :: info.num_workers]]
+        name = self.channels[info.id % count]
+        size = len(range(info.id % count, info.num_workers, count))
+        if size == 1:
+            return [(name, None)]
+        place = (self._where.state, name)
+        _passes[place] += 1
+        base_seed = info.seed - info.id
+        return [(name, Team(f"{base_seed:x}-{_passes[place]}", info.id // count, size))]
+
+    @staticmethod
+    def _noting(progress: Progress, marked: Iterator[tuple[Any, Mark]]) -> Iterator[Any]:
+        for element, mark in marked:
+            progress.note(mark)
+            yield element
+        progress.all_ended()
+
+    def _marked(
+        self, mine: list[tuple[str, Team | None]], starts: dict[str, Start]
+    ) -> Iterator[tuple[Any, Mark]]:
+        turns = [(name, self._units(self._records(name, team, starts.get(name)))) for name, team in mine]
+        while turns:
+            for turn in list(turns):
+                name, units = turn
+                block = next(units, None)
+                if block is None:
+                    turns.remove(turn)
+                    continue
+                stream, found = block
+                digest = stream.trailer.digest if stream.trailer else ""
+                for records, span in found:
+                    element = self._element(records)
+                    mark = Mark(name, stream.epoch, digest, span)
+                    yield element if self._decode is None else self._decode(element), mark
+
+    def _records(self, channel: str, team: Team | None, told: Start | None) -> Blocks:
+        if team is not None:
+            yield from TeamReader(
+                channel,
+                self._where,
+                team,
+                self._reader,
+                unit=self.unit,
+                timeout=self._timeout,
+                start=told,
+            )
+            return
+        parent = os.getppid() if get_worker_info() else None
+        with next_stream(channel, self._where, timeout=self._timeout, patience=PATIENCE_S) as stream:
+            while not stream.begin(PATIENCE_S):
+                if parent not in (None, os.getppid()):
+                    return
+            start = start_of(stream, channel, told)
+            base, number = start.place.offset, start.place.records - start.place.skip
+            for _ in start.place.entering(stream, anyway=start.anyway):
+                if parent not in (None, os.getppid()):
+                    return
+            reader = self._reader(stream)
+            batches = reader.batches()
+            while True:
+                offset = base + reader.offset
+                batch = next(batches, None)
+                if batch is None:
+                    return
+                yield stream, list(start.blocks(batch, number, offset))
+                number += len(batch)
+                if not batch and parent not in (None, os.getppid()):
+                    return
+
+    def _reader(self, source: Source) -> RecordReader:
+        if self.record_format == WEBDATASET:
+            return TarReader(source)
+        return record_reader(source, self.record_format)
+
+    def _units(self, source: Blocks) -> Iterator[tuple[PipeStream, list[tuple[list[bytes], Span]]]]:
+        """The records of each element, as many elements at a time as arrived blocks complete."""
+        units = Units(self.unit)
+        stream = None
+        for stream, blocks in source:
+            if found := [unit for block in blocks for unit in units.add(block)]:
+                yield stream, found
+        last = units.finish()
+        if stream is None or last is None:
+            return
+        if cut := len(last[0]) % self._attributes:
+            raise cut_sample(cut, self._attributes)
+        if not self._drop_remainder:
+            yield stream, [last]
+
+    def _element(self, records: list[bytes]) -> Any:
+        samples: list[Any]
+        if self.record_format == WEBDATASET:
+            samples = list(map(sample, records))
+        elif self._attributes == 1:
+            samples = list(records)
+        else:
+            starts = range(0, len(records), self._attributes)
+            samples = [tuple(records[at : at + self._attributes]) for at in starts]
+        return samples[0] if self._batch_size is None else samples
+
+
+def _local_rank() -> tuple[int, int]:
+    """Index and number of the processes of this job on this host."""
+    rank, ranks = os.environ.get("LOCAL_RANK"), os.environ.get("LOCAL_WORLD_SIZE")
+    if rank is not None and ranks is not None:
+        return int(rank), int(ranks)
+    together = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if together and torch.distributed.get_world_size() > 1:
+        raise PipeModeDatasetException(
+            "torch.distributed has several processes, but LOCAL_RANK and LOCAL_WORLD_SIZE do not say "
+            "how many are on this host: start them with torchrun, or give share=(index, number)"
+        )
+    return 0, 1
+
+
+def _channels_of(channel: str | Sequence[str], rank: int, ranks: int) -> list[str]:
+    """The channels of one process of a host's. PipeModeDatasetException if they are not a whole number."""
+    channels = [channel] if isinstance(channel, str) else list(channel)
+    if not channels or len(set(channels)) != len(channels):
+        raise ValueError(f"the channels are {channels}: give one or several, each once")
+    if not 0 <= rank < ranks:
+        raise ValueError(f"share is ({rank}, {ranks}); the index must be below the number")
+    if len(channels) % ranks:
+        raise PipeModeDatasetException(
+            f"{ranks} processes of this host cannot divide {len(channels)} channels ({', '.join(channels)}): "
+            "name as many for each process, or give share=(0, 1) if this one alone reads them"
+        )
+    return channels[rank::ranks]

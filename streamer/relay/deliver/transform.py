@@ -1,0 +1,296 @@
+"""Delivery of a channel whose bytes pass through our hands, between stage and outlet.
+
+They do where objects are compressed or joined, which happens in stream order:
+
+    head of line ─ at most 256 KiB ─▶ Inflater ─ at most 1 MiB ─▶ outlet          (unwrapped)
+                              │                ├▶ spool ─ header, content, padding ─▶ outlet   (wrapped)
+                              └────────────────┴▶ Joiner ─ without end marks ─▶ outlet         (joined)
+
+Parts are fetched compressed, so the window's room is that of compressed bytes; of content there is one
+piece at a time. Inflating runs in a worker thread (ISA-L and zstd release the GIL), but for what is so
+little that the way to the thread would cost more; the delivery waits for its piece, so it cannot be
+overtaken, and a full FIFO stops the inflating as it stops everything. Literals pass untouched.
+
+A RecordIO header holds the length of the content (contract §5.1), known only when all of it is inflated.
+So a wrapped object lies in a spool before its first byte is sent: up to 8 MiB in memory, beyond that in a
+file without a name in TMPDIR. A damaged object that is wrapped delivers no byte; one that is not has
+delivered what came before the damage, under a trailer that never says `complete`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from collections import deque
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from streamer.aio import in_thread
+from streamer.errors import CorruptObject, ReaderGone, SinkError, Where
+from streamer.formats.arrow_joiner import ArrowJoiner
+from streamer.formats.join import Join, Joiner, NotJoinable
+from streamer.formats.tar_joiner import TarJoiner
+from streamer.plan import LONGEST_RECORD, frame
+from streamer.relay.deliver.inflate import Inflater
+from streamer.units import KIB, MIB
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from streamer.plan import ObjectRef, Part
+    from streamer.relay.deliver.frame_aligner import Records
+    from streamer.relay.statistics import Stopwatch
+    from streamer.sink.outlet import Outlet
+
+MOST_TAKEN = 256 * KIB
+"""Compressed bytes that are inflated at once."""
+PIECE = 1 * MIB
+"""Content that lies in memory at once: what a FIFO takes."""
+_LITTLE = 16 * KIB
+"""Compressed bytes that are inflated on the loop; the way to a thread and back costs as much."""
+_LITTLE_PIECE = 64 * KIB
+SPOOL_MEMORY = 8 * MIB
+"""Bytes of a wrapped object that are kept in memory."""
+_MAX_VECTORS = 64
+
+
+class Pieces:
+    """Pieces of memory on their way into a descriptor; `streamer.sink.outlet.Drainable`."""
+
+    def __init__(self, pieces: Sequence[bytes | memoryview]) -> None:
+        self._left = deque(memoryview(piece) for piece in pieces if piece)
+
+    def __bool__(self) -> bool:
+        return bool(self._left)
+
+    def drain_into(self, fd: int) -> int:
+        count = left = os.writev(fd, list(islice(self._left, _MAX_VECTORS)))
+        while left:
+            first = self._left[0]
+            if left < len(first):
+                self._left[0] = first[left:]
+                break
+            left -= len(self._left.popleft())
+        return count
+
+
+class Unpacker:
+    """Passes one epoch on to `outlet`; closed once by its owner.
+
+    `account` is told the bytes that the outlet accepts; the first `again` bytes it had before, and they are
+    dropped. With `inflate` objects are inflated. With `wrap`, every object becomes a RecordIO record; where
+    nothing is inflated the literals have seen to that. `records`: of the stream, to pass on whole ones.
+    With `joiner`, which comes without these two, objects are joined.
+    """
+
+    def __init__(
+        self,
+        outlet: Outlet,
+        *,
+        inflate: bool,
+        wrap: bool,
+        watch: Stopwatch,
+        account: Callable[[int], None],
+        again: int = 0,
+        records: Records | None = None,
+        joiner: Joiner | None = None,
+    ) -> None:
+        self._outlet = outlet
+        self._inflate = inflate
+        self._wrap = wrap
+        self._records = records
+        self._joiner = joiner
+        self._watch = watch
+        self._account = account
+        self._again = again
+        self._inflater: Inflater | None = None
+        """Of the object that is being delivered."""
+        self._spool: tempfile.SpooledTemporaryFile[bytes] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Unpacker {self._inflater} {self._records}>"
+
+    @property
+    def at_border(self) -> bool:
+        """Whether what the outlet has accepted surely ends with a record."""
+        return self._records is not None and self._records.at_border and not self._again
+
+    @property
+    def anchored(self) -> bool:
+        """Whether an epoch may be resumed at the first byte of the object that is being delivered."""
+        return self._joiner is None or self._joiner.anchored
+
+    @property
+    def held(self) -> int:
+        """Bytes that came and are kept back."""
+        return 0 if self._records is None else self._records.held
+
+    async def pass_on(self, part: Part, at: int, data: bytes) -> None:
+        """Deliver `data`, the bytes of `part` from `at` on: either literals or some of its body.
+
+        Raises CorruptObject, ReaderGone, and SinkError if there is no room for the spool.
+        """
+        place = at - len(part.head)
+        if not 0 <= place < part.body:
+            await self._write([data])
+            return
+        start = part.start + place
+        if start == 0:
+            self._begin(part.object)
+        last = start + len(data) == part.object.size
+        if not self._inflate:
+            await self._write(self._joined(part.object, [data]))
+            if last:
+                self._end_joined(part.object)
+            return
+        inflater = self._inflater
+        if inflater is None:
+            raise RuntimeError(f"byte {start} of {part.object.key} without those before it")
+        inflater.feed(data)
+        while pieces := await self._next(inflater, len(data)):
+            # A little may be inflated here again and again: let others have their turn.
+            await asyncio.sleep(0)
+            if self._spool is None:
+                await self._write(self._joined(part.object, pieces))
+            elif inflater.produced > LONGEST_RECORD:
+                raise _too_long(part.object)
+            elif self._outlet.reader_gone:
+                raise ReaderGone("the reader closed the pipe")
+        if last:
+            inflater.finish()
+            if self._spool is not None:
+                await self._record(self._spool, inflater.produced)
+            self._end_joined(part.object)
+            self.close()
+
+    async def finish(self) -> None:
+        """Deliver what comes after the last object, or is kept back there. Raises ReaderGone."""
+        if self._records is not None:
+            await self._send([self._records.rest()])
+        if self._joiner is not None:
+            await self._send([self._joiner.finish()])
+
+    def close(self) -> None:
+        """Forget the object that is being delivered; further calls do nothing."""
+        self._inflater = None
+        if self._spool is not None:
+            spool, self._spool = self._spool, None
+            spool.close()
+
+    def _begin(self, ref: ObjectRef) -> None:
+        self.close()
+        if self._records is not None and (self._inflate or not self._wrap):
+            self._records.begins()  # else its header came before it
+        if self._joiner is not None:
+            self._joiner.begin()
+        if not self._inflate:
+            return
+        self._inflater = Inflater(ref)
+        if self._wrap:
+            self._spool = tempfile.SpooledTemporaryFile(SPOOL_MEMORY)  # noqa: SIM115 - closed by `close`
+
+    def _joined(self, ref: ObjectRef, pieces: Sequence[bytes]) -> Sequence[bytes | memoryview]:
+        """What of the object's next content is part of the stream."""
+        if self._joiner is None:
+            return pieces
+        try:
+            return [part for piece in pieces for part in self._joiner.feed(piece)]
+        except NotJoinable as error:
+            raise self._not_joinable(ref, error) from error
+
+    def _end_joined(self, ref: ObjectRef) -> None:
+        if self._joiner is not None:
+            try:
+                self._joiner.end()
+            except NotJoinable as error:
+                raise self._not_joinable(ref, error) from error
+
+    def _not_joinable(self, ref: ObjectRef, error: NotJoinable) -> CorruptObject:
+        if self._inflate:
+            return CorruptObject(
+                f"{error}; at byte {error.offset} of what it inflates to", Where(ref.bucket, ref.key)
+            )
+        return CorruptObject(str(error), Where(ref.bucket, ref.key, error.offset))
+
+    async def _next(self, inflater: Inflater, fed: int) -> list[bytes]:
+        """The next pieces, spooled already if the object is wrapped."""
+        in_memory = self._spool is None or inflater.produced + _LITTLE_PIECE <= SPOOL_MEMORY
+        if fed <= _LITTLE and in_memory:
+            return self._step(inflater, _LITTLE_PIECE)
+        self._watch.starve("inflate")
+        pieces = await in_thread(self._step, inflater, PIECE)
+        self._watch.enter("moving")
+        return pieces
+
+    def _step(self, inflater: Inflater, most: int) -> list[bytes]:
+        pieces = inflater.pieces(most)
+        if self._spool is not None:
+            try:
+                self._spool.writelines(pieces)
+            except OSError as error:
+                raise _no_room(inflater.ref, error) from error
+        return pieces
+
+    async def _record(self, spool: tempfile.SpooledTemporaryFile[bytes], size: int) -> None:
+        """Deliver what is spooled as one record."""
+        header, padding = frame(size)
+        if size <= _LITTLE_PIECE:
+            spool.seek(0)
+            await self._write([header, spool.read(), padding])
+            return
+        await self._write([header])
+        await in_thread(spool.seek, 0)
+        while content := await in_thread(spool.read, PIECE):
+            await self._write([content])
+        await self._write([padding])
+
+    def _new(self, pieces: Sequence[bytes | memoryview]) -> Sequence[bytes | memoryview]:
+        """The pieces without what the outlet had before this epoch was continued."""
+        if not self._again:
+            return pieces
+        found: list[bytes | memoryview] = []
+        for piece in pieces:
+            dropped = min(self._again, len(piece))
+            self._again -= dropped
+            if dropped < len(piece):
+                found.append(piece[dropped:])
+        return found
+
+    async def _write(self, pieces: Sequence[bytes | memoryview]) -> None:
+        if self._records is not None:
+            pieces = [self._records.pass_on(bytes(piece)) for piece in pieces]
+        await self._send(pieces)
+
+    async def _send(self, pieces: Sequence[bytes | memoryview]) -> None:
+        left = Pieces(self._new(pieces))
+        while left:
+            self._watch.enter("moving")
+            try:
+                count = self._outlet.push(left)
+            except BlockingIOError:
+                self._watch.enter("blocked")
+                await self._outlet.writable()
+                continue
+            self._account(count)
+        self._watch.enter("moving")
+
+
+def joiner_of(join: Join, *, resumed: bool) -> Joiner:
+    """A joiner for one epoch, which is `resumed` after an object if the reader has that much."""
+    return TarJoiner() if join == "tar" else ArrowJoiner(resumed=resumed)
+
+
+def _too_long(ref: ObjectRef) -> CorruptObject:
+    return CorruptObject(
+        f"the object inflates to more than the {LONGEST_RECORD} bytes that a RecordIO record holds; "
+        "split it, or set RecordWrapperType: None",
+        Where(ref.bucket, ref.key),
+    )
+
+
+def _no_room(ref: ObjectRef, error: OSError) -> SinkError:
+    return SinkError(
+        f"cannot spool s3://{ref.bucket}/{ref.key} in {tempfile.gettempdir()}: {error.strerror}; an object "
+        "that is inflated and wrapped is spooled whole: let TMPDIR name a directory with room for it"
+    )

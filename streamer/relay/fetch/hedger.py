@@ -1,0 +1,195 @@
+"""The async shell of `hedge`: looks at the head of line while delivery waits for it, and asks a second time.
+
+    first request    its body ─────────────→ stage      until the second has more; then it is cancelled
+    second request   its body → `Race` ───→ stage      another connection and address
+
+The second body takes over with the first byte that the stage lacks; the bytes that the first has brought
+meanwhile are read from the second as well, and thrown away. A body that is not attached any more moves no
+byte, so nothing of the first reaches the stage from then on. A second request that fails before is forgotten;
+one that fails later is retried like any other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Protocol
+
+from streamer.errors import SourceError
+from streamer.s3.ranges import RangeRequest
+from streamer.schedule.hedging import Look
+from streamer.units import KIB
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from streamer.relay.fetch.part_fetch import PartFetch
+    from streamer.relay.staging.stage import Stage
+    from streamer.relay.statistics import Tally
+    from streamer.s3.ranges import Body, RangeSource
+    from streamer.schedule.budget import Share
+    from streamer.schedule.window import Slot
+
+THROWN_AWAY = 64 * KIB
+"""Bytes thrown away at a time."""
+
+
+class Race:
+    """Brings a second body to the first byte that the stage lacks, and then attaches it."""
+
+    def __init__(self, body: Body, stage: Stage, at: int, on_won: Callable[[], None]) -> None:
+        """`at`: offset of the body's next byte in the part."""
+        self.won = False
+        self.thrown_away = 0
+        self._body = body
+        self._stage = stage
+        self._at = at
+        self._on_won = on_won
+        self._scratch = memoryview(bytearray(THROWN_AWAY))
+
+    def advance(self) -> None:
+        """Bytes of the body may have arrived."""
+        body, stage = self._body, self._stage
+        try:
+            while surplus := stage.received - self._at:
+                if surplus >= body.left:
+                    return  # the first request has brought all
+                count = body.read_into(self._scratch[:surplus])
+                self._at += count
+                self.thrown_away += count
+            body.probe()
+        except BlockingIOError:
+            body.notify(self.advance)
+        except SourceError:
+            return  # raised by `Body.taken`, too
+        else:
+            self.won = True
+            self._on_won()
+            stage.attach(body)
+
+
+class Owner(Protocol):
+    """Who keeps the slots and their tasks."""
+
+    def is_head(self, slot: Slot) -> bool:
+        """Whether the slot is still the head of line."""
+
+    def landed(self, slot: Slot) -> None:
+        """The second request, which has become the slot's own, has brought the rest."""
+
+    async def bring(self, slot: Slot, fetch: PartFetch, failed: SourceError | None = None) -> None:
+        """Bring the rest of the part: the second request has failed as the slot's own."""
+
+    def replace(self, slot: Slot, task: asyncio.Task[None]) -> None:
+        """Cancel the task of the slot's first request; from now on it is the one given."""
+
+    def lane_freed(self) -> None:
+        """A second request has ended, whatever became of it."""
+
+
+class Hedger:
+    """One channel's: at most one second request for a part at a time."""
+
+    def __init__(
+        self,
+        owner: Owner,
+        source: RangeSource,
+        *,
+        share: Share,
+        tally: Tally,
+        requests: asyncio.TaskGroup,
+    ) -> None:
+        self._owner = owner
+        self._source = source
+        self._share = share
+        self._tally = tally
+        self._requests = requests
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._awaited: tuple[Slot, PartFetch] | None = None
+        """What delivery last began to wait for."""
+        self._tasks: dict[Slot, asyncio.Task[None]] = {}
+
+    def starving(self, slot: Slot, fetch: PartFetch) -> None:
+        """Delivery begins to wait for this head of line."""
+        self._awaited = (slot, fetch)
+        if self._timer is None and self._share.hedging.enabled and slot.part.body:
+            self._look_later(slot, fetch)
+
+    def _look_later(self, slot: Slot, fetch: PartFetch) -> None:
+        self._timer = self._loop.call_later(
+            self._share.hedging.patience, self._look, slot, fetch, self._seen(slot)
+        )
+
+    def _seen(self, slot: Slot) -> Look:
+        return Look(time.monotonic(), slot.delivered, self._tally.watch.seconds()["starved"])
+
+    def _look(self, slot: Slot, fetch: PartFetch, before: Look) -> None:
+        self._timer = None
+        if not self._owner.is_head(slot) and self._awaited is not None:
+            slot, fetch = self._awaited
+            if self._owner.is_head(slot) and slot.part.body:
+                self._look_later(slot, fetch)
+            return
+        stage = fetch.stage
+        missing = slot.part.body - stage.received
+        if not missing:
+            return
+        asked = fetch.request is not None and not stage.ready and slot not in self._tasks
+        if (
+            asked
+            and not self._share.pace.slowed
+            and self._share.hedging.worth(before, self._seen(slot), missing)
+        ):
+            name = f"GET {slot.part.object.key} {slot.part.start + stage.received}-{slot.part.end}, again"
+            self._tasks[slot] = self._requests.create_task(self._ask(slot, fetch), name=name)
+        self._look_later(slot, fetch)
+
+    async def _ask(self, slot: Slot, fetch: PartFetch) -> None:
+        """Send the second request; return once it has lost, or the part is whole."""
+        stage, tally = fetch.stage, self._tally
+        tally.hedges["issued"] += 1
+        at = stage.received
+        avoid = fetch.request.peer if fetch.request is not None else None
+        request = RangeRequest(slot.part, slot.part.start + at, avoid=avoid)
+        race: Race | None = None
+        failed: SourceError | None = None
+        self._share.begin()
+        try:
+            body, since, first_byte = await fetch.open(request)
+            race = Race(body, stage, at, lambda: self._won(slot, fetch, request))
+            await fetch.receive(request, body, race.advance, since, first_byte)
+        except SourceError as error:
+            failed = error
+        finally:
+            self._share.end()
+            if race is not None:
+                tally.wasted_bytes += race.thrown_away
+            if race is None or not race.won:
+                self._tasks.pop(slot, None)
+                tally.hedges["lost"] += 1
+            self._owner.lane_freed()
+        if race is None or not race.won:
+            return  # however it ended, the first request goes on
+        if failed is not None:
+            await self._owner.bring(slot, fetch, failed)
+        else:
+            self._owner.landed(slot)
+
+    def _won(self, slot: Slot, fetch: PartFetch, request: RangeRequest) -> None:
+        self._tally.hedges["won"] += 1
+        self._owner.replace(slot, self._tasks.pop(slot))
+        fetch.request = request
+        fetch.enter("body")
+
+    def forget(self, slot: Slot) -> None:
+        """The slot's first request has ended, or the slot is dropped."""
+        if task := self._tasks.pop(slot, None):
+            task.cancel()
+
+    def close(self) -> None:
+        """Look at nothing any more; second requests are forgotten with their slots."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._awaited = None

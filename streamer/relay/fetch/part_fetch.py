@@ -1,0 +1,235 @@
+"""One part on its way into its stage: request, retry, resume, give up.
+
+A training feed should wait for storage rather than fail fast, so a part is retried for as long as
+`give_up_after` seconds without progress; arriving bytes start that clock, and the backoff, anew. Bytes that
+arrived stay, so an attempt asks only for the rest. Every part has that time to itself: there is no quota
+that parts share, so many that fail at once do not starve each other.
+
+The last wait and the last request end when that time does: the transport bounds the first request by the
+stall timeout, which is not longer, and `_first_byte_within` bounds each later one until its first byte. How
+long a wait is: `RetryPolicy`.
+
+    Transient, Throttled, Truncated, Expired,
+    Skewed                                     may pass: waited out
+    BadAnswer                                  a sick proxy or front end: asked again twice, then believed
+    the others                                 certain: raised at once
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from typing import TYPE_CHECKING
+
+import stamina
+
+from streamer.errors import BadAnswer, Expired, GaveUp, SourceError, Throttled, Transient, Where
+from streamer.retry import LAST_REQUEST
+from streamer.s3.ranges import RangeRequest
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from streamer.relay.staging.stage import Stage
+    from streamer.relay.statistics import Tally
+    from streamer.retry import RetryPolicy
+    from streamer.s3.ranges import Body, Phase, RangeSource
+    from streamer.schedule.budget import Share
+
+
+class PartFetch:
+    """Brings the body of one part into `stage`, by as many requests as it takes."""
+
+    def __init__(
+        self, stage: Stage, source: RangeSource, *, policy: RetryPolicy, tally: Tally, share: Share
+    ) -> None:
+        self.stage = stage
+        self.phase: Phase = "first_byte"
+        """The phase of the last request."""
+        self.on_phase: Callable[[Phase], None] | None = None
+        """Called when the phase changes; set while delivery waits for this part."""
+        self.request: RangeRequest | None = None
+        """The request under way; None between two attempts."""
+        self.error: SourceError | None = None
+        """Why no further byte will come; set once, when retrying is over."""
+        self.last_chance = False
+        """Whether a part that is given up is lost: delivery waited for it, or has asked for it again."""
+        self.task: asyncio.Task[None] | None = None
+        """The task that runs this; its starter's to set."""
+        self._source = source
+        self._policy = policy
+        self._tally = tally
+        self._share = share
+
+    def __repr__(self) -> str:
+        return f"<PartFetch {self.phase}, {self.stage}>"
+
+    def enter(self, phase: Phase) -> None:
+        """The request is in this phase now."""
+        self.phase = phase
+        if self.on_phase is not None:
+            self.on_phase(phase)
+
+    async def run(self, failed: SourceError | None = None) -> None:
+        """Bring the whole part. Raises SourceError: GaveUp, or one that retrying cannot mend.
+
+        `failed`: how the first request ended, if it has been sent already.
+        """
+        backoff = _Backoff(self, self._policy, self._tally)
+        if failed is None:
+            try:
+                await self._attempt(1)
+            except SourceError as error:
+                failed = error
+            else:
+                return  # nearly always: the retry machinery costs more than a small object's request
+        try:
+            async for turn in stamina.retry_context(on=backoff, attempts=None, timeout=None):
+                with turn:
+                    if turn.num == 1:
+                        raise failed
+                    async with _first_byte_within(backoff.left, self.stage):
+                        await self._attempt(turn.num)
+        except SourceError as error:
+            if not error.retryable:
+                raise
+            spent = time.monotonic() - backoff.since
+            raise GaveUp(
+                f"gave up after {spent:.0f} s without a byte; first error: {backoff.first_error}; "
+                f"last error: {error}",
+                error.where,
+            ) from error
+
+    async def _attempt(self, attempt: int) -> None:
+        stage = self.stage
+        if attempt > 1 and stage.received:
+            self._tally.resumes["part"] += 1
+        self.enter("first_byte")
+        first = stage.part.start + stage.received
+        request = self.request = RangeRequest(stage.part, first, attempt, on_phase=self.enter)
+        body, since, first_byte = await self.open(request)
+        self._tally.first_byte.add(first_byte)
+        self.enter("body")
+        await self.receive(request, body, lambda: stage.attach(body), since, first_byte)
+
+    async def open(self, request: RangeRequest) -> tuple[Body, float, float]:
+        """Send the request. Returns its body, when it was sent (time.monotonic()), and seconds until then.
+
+        Raises SourceError; the failure is counted.
+        """
+        since = time.monotonic()
+        try:
+            body = await self._source.open(request)
+        except BaseException as error:
+            self._ended(request, error)
+            raise
+        return body, since, time.monotonic() - since
+
+    async def receive(
+        self, request: RangeRequest, body: Body, begin: Callable[[], None], since: float, first_byte: float
+    ) -> None:
+        """Have `begin` attach the body, wait until all of it is taken, close it, and count the request.
+
+        Raises SourceError.
+        """
+        try:
+            begin()
+            await body.taken()
+        except BaseException as error:
+            self._ended(request, error)
+            raise
+        finally:
+            self.stage.detach(body)
+            body.close()
+        now = time.monotonic()
+        self._tally.requests["ok"] += 1
+        self._tally.part.add(now - since)
+        received = request.part.end - request.first
+        self._share.landed(now, received=received, first_byte=first_byte, seconds=now - since)
+
+    def _ended(self, request: RangeRequest, error: BaseException) -> None:
+        """Count a request that has failed or was cancelled, and heed S3 if it asked for less."""
+        if self.request is request:
+            self.request = None
+        if not isinstance(error, SourceError):
+            self._tally.requests["cancelled"] += 1
+            return
+        self._tally.requests[error.kind] += 1
+        self._tally.note(error.kind, error)
+        if isinstance(error, Throttled):
+            self._share.pace.throttled(time.monotonic())
+
+
+class _Backoff:
+    """stamina's hook: whether to retry an error, and after how many seconds."""
+
+    def __init__(self, fetch: PartFetch, policy: RetryPolicy, tally: Tally) -> None:
+        self._fetch = fetch
+        self._stage = fetch.stage
+        self._policy = policy
+        self._tally = tally
+        self._failures = 0
+        self._wrong = 0
+        self._received = fetch.stage.received
+        self.since = time.monotonic()
+        """When the part last made progress, as far as a failure has shown."""
+        self.first_error: Exception | None = None
+
+    def __call__(self, error: Exception) -> bool | float:
+        if not isinstance(error, SourceError):
+            return False
+        now = time.monotonic()
+        if self._stage.received > self._received:
+            self._received = self._stage.received
+            silent = error.silent if isinstance(error, Transient) else 0.0
+            self._failures, self._wrong, self.since, self.first_error = 0, 0, now - silent, None
+        if isinstance(error, BadAnswer):
+            self._wrong += 1
+            if self._wrong >= self._policy.wrong_answers:
+                return False
+        elif not error.retryable:
+            return False
+        self.first_error = self.first_error or error
+        if now - self.since >= self._policy.give_up_after:
+            return False
+        self._tally.retries[error.kind] += 1
+        self._fetch.enter(_waiting_for(error))
+        self._failures += 1
+        return self._policy.wait(self._failures - 1, error.retry_after, spent=now - self.since)
+
+    @property
+    def left(self) -> float:
+        """Seconds that the next request has until its first byte."""
+        return max(LAST_REQUEST, self._policy.give_up_after - (time.monotonic() - self.since))
+
+
+def _waiting_for(error: SourceError) -> Phase:
+    """What the wait after an error is for."""
+    match error:
+        case Throttled():
+            return "throttled"
+        case Expired():
+            return "credentials"
+        case _:
+            return "retry"
+
+
+@contextlib.asynccontextmanager
+async def _first_byte_within(seconds: float, stage: Stage) -> AsyncIterator[None]:
+    """Cut a request off that has brought no byte by then, whatever it waits for. Raises Transient."""
+    loop, received = asyncio.get_running_loop(), stage.received
+
+    def look() -> None:
+        if stage.received == received:
+            limit.reschedule(loop.time())
+
+    timer = loop.call_later(seconds, look)
+    try:
+        async with asyncio.timeout(None) as limit:
+            yield
+    except TimeoutError as error:
+        where = Where(stage.part.object.bucket, stage.part.object.key, stage.part.start + received)
+        raise Transient(f"no byte for the last {seconds:.0f} s", where, silent=seconds) from error
+    finally:
+        timer.cancel()

@@ -1,0 +1,48 @@
+"""One epoch of a plan into one outlet: what `penstock cat` does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING
+
+from streamer.relay.deliver.delivery import Prefetcher
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from streamer.plan import Plan
+    from streamer.relay.staging.stage import Stages
+    from streamer.relay.statistics import Tally
+    from streamer.retry import RetryPolicy
+    from streamer.s3.ranges import RangeSource
+    from streamer.sink.outlet import Outlet
+
+
+async def stream_once(
+    plan: Plan,
+    source: RangeSource,
+    stages: Stages,
+    *,
+    policy: RetryPolicy,
+    tally: Tally,
+    open_outlet: Callable[[Callable[[], None]], Outlet],
+) -> None:
+    """Stream the plan once, in order. `open_outlet` is given what to call when the reader goes.
+
+    Raises SourceError or ReaderGone; `tally.written_bytes` tells how far it came.
+    """
+    failure: BaseException | None = None
+    async with asyncio.TaskGroup() as requests:
+        prefetcher = Prefetcher(plan, source, stages=stages, tally=tally, requests=requests, policy=policy)
+        try:
+            with contextlib.closing(open_outlet(prefetcher.wake)) as outlet:
+                prefetcher.activate(active=True)
+                prefetcher.allow(0)
+                await prefetcher.deliver(0, outlet)
+        except Exception as error:  # noqa: BLE001 - raised below, bare instead of in a group
+            failure = error
+        finally:
+            prefetcher.close()
+    if failure is not None:
+        raise failure

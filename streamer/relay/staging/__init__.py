@@ -1,0 +1,1 @@
+"""Where the bytes of a part wait between arrival and delivery: in sockets, pipes or buffers."""

@@ -1,0 +1,163 @@
+"""Stages in user memory: of bodies that are read, decrypted if need be.
+
+    socket ─read─→ buffers ─writev─→ FIFO       a part of more than 1 MiB, once its turn has come
+    socket ─read─→ buffers ... ─writev─→ FIFO   a small one, or what a socket cannot hold, as it comes
+
+Memory that a transport reads into comes in buffers from a pool, and goes back to it as soon as it is
+delivered: the next bytes to arrive land where the last ones left, while the processor's cache still has
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from streamer.errors import SourceError
+from streamer.plan import Part
+from streamer.relay.staging.stage import Chunk, Stage, lane_room
+from streamer.relay.statistics import Tally
+from streamer.s3.ranges import Body
+from streamer.schedule.budget import Share
+from streamer.units import KIB
+
+BUFFER_SIZE = 128 * KIB
+OWN_BUFFER = 64 * KIB
+"""Bytes of a part that is read into a buffer of just its size, so that small objects take little room."""
+READ_AT_ONCE = 256 * KIB
+"""Bytes read for one event or one delivery: they are still in the processor's cache when they are written."""
+
+
+class BufferPool:
+    """Buffers of `BUFFER_SIZE` bytes, the last one returned being the next one taken."""
+
+    def __init__(self) -> None:
+        self._free: list[bytearray] = []
+
+    def take(self) -> bytearray:
+        return self._free.pop() if self._free else bytearray(BUFFER_SIZE)
+
+    def give(self, chunk: Chunk) -> None:
+        """Take a chunk's memory back, if it is a buffer of the pool's size."""
+        if isinstance(chunk.memory, bytearray) and len(chunk.memory) == BUFFER_SIZE:
+            self._free.append(chunk.memory)
+
+
+class MemoryStage(Stage):
+    """All bytes in user memory, in buffers of a pool."""
+
+    def __init__(
+        self,
+        part: Part,
+        pool: BufferPool,
+        *,
+        on_change: Callable[[], None],
+        tally: Tally,
+        eager: bool = False,
+    ) -> None:
+        """`eager`: read all bytes as they come, whether or not any is delivered meanwhile."""
+        super().__init__(part, on_change=on_change, tally=tally)
+        self._parks = self._parks and not eager
+        self._pool = pool
+        self.on_leave: Callable[[memoryview], None] | None = None
+        """Called with the bytes of the object as they are delivered, in order."""
+
+    @property
+    def staged(self) -> int:
+        return len(self._before) + self._in_memory
+
+    def _fill(self, body: Body) -> None:
+        # At most READ_AT_ONCE, so that other connections get their turn.
+        taken = 0
+        try:
+            while body.left and taken < READ_AT_ONCE:
+                memory = self._unfilled()[: body.left]
+                count = body.read_into(memory)
+                taken += count
+                self._chunks[-1].filled += count
+                self._in_memory += count
+                self._arrived(count)
+                if count < len(memory):
+                    break
+        except BlockingIOError:
+            if not taken:
+                raise
+        finally:
+            if taken:
+                self._changed()
+
+    def _unfilled(self) -> memoryview:
+        """Memory for the next bytes; there always is some, since it was reserved."""
+        last = self._chunks[-1] if self._chunks else None
+        if last is None or isinstance(last.memory, bytes) or last.filled == len(last.memory):
+            size = self.part.body - self.received
+            last = Chunk(bytearray(size) if self.part.body <= OWN_BUFFER else self._pool.take(), 0)
+            self._chunks.append(last)
+        return memoryview(last.memory)[last.filled :]
+
+    def take(self, most: int) -> bytes:
+        """Deliver a copy of the next bytes, at most `most`: some literals or some of the body, never both.
+
+        Empty if the socket has nothing now.
+        """
+        if self._before:
+            data = bytes(self._before[:most])
+            self._before = self._before[len(data) :]
+            return data
+        self._pull()
+        if not self._in_memory:
+            return b""
+        chunk = self._chunks[0]
+        data = bytes(chunk.unsent[:most])
+        self._leave(chunk, len(data))
+        return data
+
+    def _drain_rest(self, fd: int) -> int:
+        self._pull()
+        return self._write_memory(fd) if self._in_memory else 0
+
+    def _pull(self) -> None:
+        """If nothing is in memory, take some of what is in the socket."""
+        body = self._body
+        if self._in_memory or body is None or not body.left:
+            return
+        try:
+            self._fill(body)
+        except BlockingIOError:
+            self._dry = True
+        except SourceError:
+            self._dry = True
+            return  # raised by `Body.taken`, too
+        if body.left and (self._dry or not self._parks):
+            body.notify(self._on_bytes)  # the rest of a small part waits here, and not on a connection
+
+    def _leave(self, chunk: Chunk, count: int) -> None:
+        if self.on_leave is not None and not chunk.literal:
+            self.on_leave(memoryview(chunk.memory)[chunk.sent : chunk.sent + count])
+        super()._leave(chunk, count)
+        if chunk.sent == chunk.filled:
+            self._pool.give(chunk)
+
+    def discard(self) -> None:
+        for chunk in self._chunks:
+            self._pool.give(chunk)
+        super().discard()
+
+
+class MemoryStages:
+    """Stages in user memory: a part takes its length, in whole buffers if it is read into those."""
+
+    def __init__(self, share: Share, pool: BufferPool) -> None:
+        self.share = share
+        self._pool = pool
+
+    def part_size(self) -> int:
+        share = self.share
+        return share.pace.part_size(min(share.floor, lane_room(share)))
+
+    def room(self, part: Part) -> int:
+        """What its body takes, a large one in whole buffers; literals (64 KiB at most) do not count."""
+        size = part.body or len(part)
+        return size if size <= OWN_BUFFER else -(-size // BUFFER_SIZE) * BUFFER_SIZE
+
+    def make(self, part: Part, *, on_change: Callable[[], None], tally: Tally) -> Stage:
+        return MemoryStage(part, self._pool, on_change=on_change, tally=tally)

@@ -1,0 +1,1 @@
+"""Which objects exist: listings, manifests, the size and ETag of single objects."""

@@ -1,0 +1,27 @@
+"""Credentials from the metadata services of containers and instances, asked without following redirects.
+
+aiobotocore asks these services through HTTP sessions of its own, which follow redirects. The requests carry
+the container's authorization token or the instance's session token. A redirect would send the token to
+another server and take that server's credentials. `refuse_redirects` gives the fetchers a session that
+follows none: a redirect then counts as any other response that is not 200.
+"""
+
+from __future__ import annotations
+
+from aiobotocore.utils import AioContainerMetadataFetcher, AioIMDSFetcher
+
+from streamer.s3.client.redirects import UnfollowingSession
+
+
+class _ContainerSession(AioContainerMetadataFetcher._ref_counted_session_cls, UnfollowingSession):  # type: ignore[misc] # noqa: SLF001
+    """The container fetcher's session, which follows no redirect."""
+
+
+class _InstanceSession(AioIMDSFetcher._ref_counted_session_cls, UnfollowingSession):  # type: ignore[misc] # noqa: SLF001
+    """The instance fetchers' session, which follows no redirect."""
+
+
+def refuse_redirects() -> None:
+    """Have every fetcher of this process that is made from now on follow no redirect."""
+    AioContainerMetadataFetcher._ref_counted_session_cls = _ContainerSession  # noqa: SLF001
+    AioIMDSFetcher._ref_counted_session_cls = _InstanceSession  # noqa: SLF001

@@ -1,0 +1,291 @@
+"""One aiobotocore session per process, and two S3 clients from it.
+
+Endpoint, region, profile and credentials are resolved by botocore's own chain (environment, files,
+container, instance, web identity), once, and refreshed by it. The clients differ in who retries:
+control calls (list, head) are small and rare, so botocore's standard mode repeats them; part GETs
+must resume inside a body, and botocore's shared retry quota would starve many ranges at once
+(100 retries for the whole process, then failure), so that client never repeats by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import os
+import re
+from base64 import b64encode
+from collections import Counter
+from dataclasses import dataclass, field
+from datetime import datetime
+from hashlib import md5
+from ipaddress import IPv6Address
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from botocore.exceptions import ClientError
+from botocore.loaders import Loader, create_loader
+from botocore.utils import parse_timestamp
+
+from streamer import __version__
+from streamer.errors import ConfigError, SourceError, Transient, Where
+from streamer.retry import note_failure
+from streamer.s3.client.bounded import BoundedSession
+from streamer.s3.client.credentials import LastingCredentials, OfSession
+from streamer.s3.client.faults import map_errors, mapped
+from streamer.s3.client.metadata import refuse_redirects
+from streamer.s3.client.xml_parser import StrictParserFactory
+from streamer.secrets import quoted, remember, remember_environment
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+
+CONTROL_ATTEMPTS = 5
+CONNECT_TIMEOUT = 10
+STALL_TIMEOUT = 30.0
+"""Seconds without a byte before a connection counts as dead; S3's own first byte takes well under 1 s."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What every listing and every read of an object must say besides."""
+
+    requester_pays: bool = False
+    sse_customer_key: bytes | None = field(default=None, repr=False)
+    """The 32 bytes that the objects were encrypted with (SSE-C)."""
+
+    def teach(self, client: Any) -> None:
+        """Let `client`, botocore's, say it with every listing and every read."""
+        listing: dict[str, Any] = {"RequestPayer": "requester"} if self.requester_pays else {}
+        reading = dict(listing)
+        if self.sse_customer_key is not None:
+            reading |= {"SSECustomerAlgorithm": "AES256", "SSECustomerKey": self.sse_customer_key}
+        for operation, said in (("ListObjectsV2", listing), ("GetObject", reading), ("HeadObject", reading)):
+
+            def add(params: dict[str, Any], said: dict[str, Any] = said, **_: Any) -> dict[str, Any]:
+                return params | said
+
+            client.meta.events.register(f"provide-client-params.s3.{operation}", add)
+
+    def headers(self) -> dict[str, str]:
+        """The same for a request of our own."""
+        headers = {"x-amz-request-payer": "requester"} if self.requester_pays else {}
+        if self.sse_customer_key is not None:
+            key = self.sse_customer_key
+            prefix = "x-amz-server-side-encryption-customer-"
+            headers[f"{prefix}algorithm"] = "AES256"
+            headers[f"{prefix}key"] = b64encode(key).decode()
+            headers[f"{prefix}key-MD5"] = b64encode(md5(key, usedforsecurity=False).digest()).decode()
+        return headers
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where S3 is, and who we are there. Unset fields are left to botocore's own chain."""
+
+    url: str | None = None
+    region: str | None = None
+    profile: str | None = None
+    path_style: bool = False
+    anonymous: bool = False
+    ca_bundle: str | None = None
+    reading: Reading = field(default_factory=Reading)
+
+
+@dataclass(frozen=True, slots=True)
+class Clients:
+    """The process's two S3 clients (aiobotocore's are untyped)."""
+
+    control: Any
+    data: Any
+    credentials: Any
+    """The session's `LastingCredentials`; None if anonymous or absent."""
+    anonymous: bool
+    reading: Reading
+    ca_bundle: str | None
+    """Certificates to trust, by configuration or environment; None for botocore's own."""
+    stall_timeout: float
+    """Seconds without a byte before a connection counts as dead."""
+    asked: Counter[str] = field(default_factory=Counter)
+    """Requests beside those for parts, repeated ones included, by S3's name of the operation."""
+
+
+def _timestamp(value: Any) -> datetime:
+    """As botocore reads timestamps, but a tenth of its time for S3's own form.
+
+    Every listed object has one, and botocore's way took three quarters of a listing's CPU time.
+    """
+    try:
+        found = datetime.fromisoformat(value)
+    except (TypeError, ValueError):
+        found = None
+    if found is None or found.tzinfo is None:
+        other: datetime = parse_timestamp(value)
+        return other
+    return found
+
+
+@functools.cache
+def _models(data_path: str | None) -> Loader:
+    """Botocore's reader of service models, which keeps what it has read: a tenth of a second for a client."""
+    return create_loader(data_path)
+
+
+@contextlib.asynccontextmanager
+async def open_clients(
+    endpoint: Endpoint, *, connections: int, stall_timeout: float = STALL_TIMEOUT
+) -> AsyncIterator[Clients]:
+    """Both clients, closed at the end.
+
+    `connections` bounds the data client's pool: the sum of what all channels may have in flight.
+    `stall_timeout`: seconds without a byte before a connection counts as dead.
+    Raises ConfigError for an unknown profile, a missing region or an unreadable CA bundle, Denied for
+    broken credentials files.
+    """
+    from aiobotocore.config import AioConfig
+    from botocore import UNSIGNED
+
+    remember_environment()
+    if (key := endpoint.reading.sse_customer_key) is not None:
+        remember(key, md5(key, usedforsecurity=False).digest())
+    if endpoint.ca_bundle and not os.access(endpoint.ca_bundle, os.R_OK):
+        raise ConfigError(f"cannot read {endpoint.ca_bundle}; Endpoint.CaBundle must name a PEM file")
+    common: dict[str, Any] = {
+        "connect_timeout": min(CONNECT_TIMEOUT, stall_timeout),
+        "read_timeout": stall_timeout,
+        "user_agent_extra": f"penstock/{__version__}",
+        "s3": {"addressing_style": "path" if endpoint.path_style else "auto"},
+        # Some compatible servers send a whole object's checksum with a range, and botocore would then
+        # refuse every part; ranges are checked by length, ETag and Content-Range instead.
+        "response_checksum_validation": "when_required",
+        # S3 answers from many addresses; look them up again often and use them all.
+        "connector_args": {"ttl_dns_cache": 10},
+        "http_session_cls": BoundedSession,
+    }
+    if endpoint.anonymous:
+        common["signature_version"] = UNSIGNED
+    control = AioConfig(
+        retries={"mode": "standard", "total_max_attempts": CONTROL_ATTEMPTS},
+        max_pool_connections=64,  # the HEADs of a manifest
+        **common,
+    )
+    data = AioConfig(
+        retries={"mode": "standard", "total_max_attempts": 1},
+        max_pool_connections=connections + 4,
+        **common,
+    )
+    options: dict[str, Any] = {
+        "endpoint_url": endpoint.url,
+        "region_name": endpoint.region,
+        "verify": endpoint.ca_bundle,
+    }
+    async with contextlib.AsyncExitStack() as stack:
+        with map_errors(Where()), _refusals_told():
+            session = _session(endpoint.profile)
+            session.register_component("data_loader", _models(session.get_config_variable("data_path")))
+            credentials = (
+                None if endpoint.anonymous else await _lasting(session, endpoint.profile, stall_timeout)
+            )
+            parsers = StrictParserFactory()
+            parsers.set_parser_defaults(timestamp_parser=_timestamp)
+            session.register_component("response_parser_factory", parsers)
+            clients = Clients(
+                await stack.enter_async_context(session.create_client("s3", config=control, **options)),
+                await stack.enter_async_context(session.create_client("s3", config=data, **options)),
+                credentials=credentials,
+                anonymous=endpoint.anonymous,
+                reading=endpoint.reading,
+                ca_bundle=endpoint.ca_bundle or session.get_config_variable("ca_bundle"),
+                stall_timeout=stall_timeout,
+            )
+            check_endpoint(clients.data.meta.endpoint_url)
+        endpoint.reading.teach(clients.control)
+        endpoint.reading.teach(clients.data)
+
+        def count(event_name: str, **_: Any) -> None:
+            clients.asked[event_name.rpartition(".")[2]] += 1
+
+        clients.control.meta.events.register("before-send.s3", count)
+        clients.control.meta.events.register("response-received.s3", _note_failure)
+        yield clients
+
+
+def _note_failure(
+    exception: BaseException | None, parsed_response: Any, context: Any, event_name: str, **_: Any
+) -> None:
+    """Note why a request has failed: botocore repeats the request and raises only the last error."""
+    if exception is None and parsed_response and parsed_response.get("Error"):
+        exception = ClientError(parsed_response, event_name.rpartition(".")[2])
+    if exception is not None:
+        params = context.get("s3_redirect", {}).get("params", {})
+        error = mapped(exception, Where(params.get("Bucket"), params.get("Key")))
+        if isinstance(error, SourceError):
+            note_failure(error)
+
+
+def check_endpoint(url: str) -> None:
+    """Refuse what is no address of a server. Raises ValueError, whose text does not show the URL."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    if ":" in host:
+        IPv6Address(host.partition("%")[0])
+    elif not re.fullmatch(r"(?=.{1,253}\.?$)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?", host):
+        raise ValueError(
+            "the host must be an IP address or a host name in ASCII letters, digits, '.' and '-'"
+        )
+    if not parts.netloc.isascii() or parts.port == 0 or parts.netloc.endswith(":"):
+        raise ValueError("the port must be a number from 1 to 65535")
+
+
+@contextlib.contextmanager
+def _refusals_told() -> Iterator[None]:
+    """Map the ValueError that botocore raises for an endpoint or a region. Raises ConfigError."""
+    try:
+        yield
+    except ValueError as error:
+        raise ConfigError(
+            f"the endpoint is refused ({quoted(str(error))}); correct Penstock.Endpoint.Url and Region, or "
+            "AWS_ENDPOINT_URL"
+        ) from error
+
+
+def _session(profile: str | None) -> Any:
+    """A session whose clients follow no redirect and have limits, those that ask STS included.
+
+    Its requests to metadata services follow none either.
+    """
+    from aiobotocore.config import AioConfig
+    from aiobotocore.session import AioSession
+
+    refuse_redirects()
+    session = AioSession(profile=profile)
+    session.set_default_client_config(AioConfig(http_session_cls=BoundedSession))
+    return session
+
+
+async def _lasting(session: Any, profile: str | None, limit: float) -> LastingCredentials | None:
+    """The session's credentials, which it uses from now on for its clients too; None if it has none."""
+
+    async def load() -> Any:
+        return await _session(profile).get_credentials()
+
+    # Not by `get_credentials`, which would remember what it found and give that to the clients.
+    try:
+        async with asyncio.timeout(limit):
+            found = await session.get_component("credential_provider").load_credentials()
+    except TimeoutError as error:
+        raise Transient(f"the credentials' source did not answer in {limit:g} s; see to it") from error
+    if found is None:
+        return None
+    lasting = LastingCredentials(found, load, limit=limit)
+    session.register_component("credential_provider", OfSession(lasting))
+    return lasting
+
+
+def certificate_file(ca_bundle: str | None) -> str:
+    """Return the file of certificates to trust: the bundle given, or botocore's own."""
+    from botocore.httpsession import get_cert_path
+
+    path: str = ca_bundle or get_cert_path(verify=True)
+    return path

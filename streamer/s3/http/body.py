@@ -1,0 +1,226 @@
+"""The body of one HTTP response, left in its socket until somebody takes it.
+
+    connection readable ─→ _on_readable ─→ the stage's callback ─→ splice_into / read_into ─→ taken
+
+Readiness is level-triggered, and SO_RCVLOWAT says what counts as ready: for `notify` as many bytes as make a
+large move, for `park` more than is left, so that only a full or broken socket is ready. A call that leads to
+no further `notify` parks the socket in the same way, since delivery is about to take from it.
+
+Every `PATIENCE` seconds a timer looks at a body that is waited for. Few bytes that have waited so long are
+handed over. A body that got no byte for `stall_timeout` seconds fails; bytes that wait for a slow stage are
+no stall, since then nobody waits for the body.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+
+from streamer.errors import SourceError, Transient, Truncated, Where
+from streamer.s3.client.faults import broken
+from streamer.s3.http.connection import Connection
+
+PATIENCE = 0.25
+"""Seconds that few bytes may wait in a socket for more of them."""
+WORTH_WAITING = 0.02
+"""Seconds for which more bytes than usual may be waited for, at a connection's own rate."""
+CLOCK = 0.001
+"""Resolution of uvloop's clock, in seconds."""
+_SPLICE_FLAGS = os.SPLICE_F_NONBLOCK | os.SPLICE_F_MOVE
+
+
+class HttpBody:
+    """A `Body` of `length` bytes, the next ones of `connection`."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        length: int,
+        where: Where,
+        *,
+        stall_timeout: float,
+        give_back: Callable[[Connection], None] | None,
+    ) -> None:
+        """`give_back` takes the connection for another request; None: this is its last response."""
+        self.left = length
+        self.spliceable = connection.spliceable
+        self._connection = connection
+        self._length = length
+        self._where = where
+        self._stall_timeout = stall_timeout
+        self._give_back = give_back
+        self._loop = asyncio.get_running_loop()
+        self._began = self._loop.time()
+        self._call: Callable[[], None] | None = None
+        self._parked = False
+        self._failure: SourceError | None = None
+        self._taken: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __repr__(self) -> str:
+        state = "failed" if self._failure else "parked" if self._parked else "open"
+        return f"<HttpBody {state}, {self.left}/{self._length} bytes left>"
+
+    def splice_into(self, pipe_fd: int, most: int) -> int:
+        """As `Body.splice_into`."""
+        if self._failure is not None:
+            raise self._failure
+        try:
+            count = os.splice(self._connection.fd, pipe_fd, min(most, self.left), flags=_SPLICE_FLAGS)
+        except (BlockingIOError, BrokenPipeError):
+            raise
+        except OSError as error:
+            raise self._fail(broken(error, self._where)) from error
+        return self._moved(count)
+
+    def read_into(self, memory: memoryview) -> int:
+        """As `Body.read_into`."""
+        if self._failure is not None:
+            raise self._failure
+        try:
+            count = self._connection.recv_into(memory[: self.left])
+        except BlockingIOError:
+            raise
+        except OSError as error:
+            raise self._fail(broken(error, self._where)) from error
+        return self._moved(count)
+
+    def probe(self) -> None:
+        """As `Body.probe`."""
+        if self._failure is not None:
+            raise self._failure
+        try:
+            count = self._connection.peek(memoryview(bytearray(1)))
+        except BlockingIOError:
+            raise
+        except OSError as error:
+            raise self._fail(broken(error, self._where)) from error
+        if not count:
+            self._moved(0)
+
+    def _moved(self, count: int) -> int:
+        if count == 0:
+            raise self._fail(Truncated(f"the body ended {self.left} bytes early", self._where))
+        self.left -= count
+        if not self.left:
+            self._end()
+            if self._taken is not None and not self._taken.done():
+                self._taken.set_result(None)
+        return count
+
+    def _fail(self, error: SourceError) -> SourceError:
+        self._failure = error
+        self._end()
+        if self._taken is not None and not self._taken.done():
+            self._taken.set_exception(error)
+        return error
+
+    def _end(self) -> None:
+        """Nothing is waited for any more."""
+        self._call = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def notify(self, call: Callable[[], None]) -> None:
+        """As `Body.notify`."""
+        self._wait(call, parked=False)
+
+    def park(self, call: Callable[[], None]) -> None:
+        """As `Body.park`."""
+        self._wait(call, parked=self._connection.window > 0)
+
+    def _wait(self, call: Callable[[], None], *, parked: bool) -> None:
+        if self._failure is not None:
+            self._loop.call_soon(call)
+            return
+        self._call, self._parked = call, parked
+        connection = self._connection
+        try:
+            if parked:
+                connection.hold(self.left)
+            else:
+                self._gather()
+            connection.watch(self._on_readable)
+        except OSError as error:  # the kernel has no memory for the watch
+            self._fail(broken(error, self._where))
+            self._loop.call_soon(call)
+            return
+        if connection.pending and not parked:
+            self._loop.call_soon(self._on_readable)  # bytes that no socket reports
+        if self._timer is None:
+            self._timer = self._loop.call_later(PATIENCE, self._tick, self._length - self.left, 0.0)
+
+    def _gather(self) -> None:
+        """Wait for as many bytes as come within `WORTH_WAITING` at the rate so far."""
+        elapsed = max(self._loop.time() - self._began, CLOCK)
+        due = int((self._length - self.left) * WORTH_WAITING / elapsed)
+        self._connection.expect(self.left, 1 << due.bit_length())  # rounded, so that it seldom changes
+
+    def _is_open(self) -> bool:
+        return self.left > 0 and self._failure is None
+
+    def hush(self) -> None:
+        """As `Body.hush`."""
+        self._call = None
+
+    def _on_readable(self) -> None:
+        call = self._call
+        if call is None or (self._parked and self._connection.unread >= self.left):
+            self._connection.pause()  # nobody waits, or all is here and waits for its turn
+            return
+        self._call = None
+        call()
+        self._rest()
+
+    def _rest(self) -> None:
+        """If nobody waits now, let bytes gather and wake nobody."""
+        if self._call is None and self._is_open():
+            try:
+                self._connection.hold(self.left)
+            except OSError as error:
+                self._fail(broken(error, self._where))
+
+    def _tick(self, arrived: int, silent: float) -> None:
+        """Look at the body. `arrived`: its bytes, taken or not, when `silent` seconds without more began."""
+        unread = self._connection.unread
+        now = self._length - self.left + unread // self._connection.grain
+        if self._call is None or now > arrived or (self._parked and unread >= self.left):
+            silent = 0.0
+        elif silent + PATIENCE >= self._stall_timeout:
+            call = self._call
+            self._fail(Transient(f"no byte for {self._stall_timeout:g} s", self._where, silent=silent))
+            call()
+            return
+        else:
+            silent += PATIENCE
+            if not self._parked or self._connection.grain > 1:  # encrypted bytes are counted when read
+                self._hand_over()
+        if self._is_open():
+            self._timer = self._loop.call_later(PATIENCE, self._tick, now, silent)
+
+    def _hand_over(self) -> None:
+        """Have what has arrived taken, however little; with nothing there, wait for the first byte."""
+        try:
+            self._connection.expect(1)
+        except OSError as error:
+            self._fail(broken(error, self._where))
+        if self._connection.unread or self._failure is not None:
+            self._on_readable()
+
+    async def taken(self) -> None:
+        """As `Body.taken`."""
+        if self._failure is not None:
+            raise self._failure
+        if self.left:
+            self._taken = self._loop.create_future()
+            await self._taken
+
+    def close(self) -> None:
+        """As `Body.close`."""
+        self._end()
+        if self.left or self._give_back is None:
+            self._connection.close()
+        else:
+            self._give_back(self._connection)

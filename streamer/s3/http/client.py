@@ -1,0 +1,154 @@
+"""Our own HTTP client: signed requests on persistent connections, one response header each.
+
+`HttpClient.send` returns a `Response` whose header is read and whose body is still in the connection. Its
+user takes the body (`HttpBody`), or reads an error's, and gives the connection back: once, whatever happens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from streamer.errors import SourceError, Transient, Where
+from streamer.s3.client.faults import broken, not_understood
+from streamer.s3.http.body import HttpBody
+from streamer.s3.http.poller import Watcher
+from streamer.s3.http.pool import ConnectionPool
+from streamer.s3.http.response import ResponseHeader, ResponseReader
+
+if TYPE_CHECKING:
+    from streamer.s3.http.connection import Connection
+    from streamer.s3.http.tls import TlsContext
+    from streamer.s3.signing.requests import Place
+
+
+class Response:
+    """A response whose header is read. It holds the connection until one of its methods has ended that."""
+
+    def __init__(
+        self,
+        header: ResponseHeader,
+        reader: ResponseReader,
+        connection: Connection,
+        pool: ConnectionPool,
+        *,
+        stall_timeout: float,
+    ) -> None:
+        self.header = header
+        self._reader = reader
+        self._connection = connection
+        self._pool = pool
+        self._stall_timeout = stall_timeout
+
+    def body(self, length: int, where: Where) -> HttpBody:
+        """The `length` bytes after the header, which has now the connection."""
+        self._reader.release()
+        return HttpBody(
+            self._connection,
+            length,
+            where,
+            stall_timeout=self._stall_timeout,
+            give_back=self._pool.give if self.header.keep_alive else None,
+        )
+
+    async def error_body(self) -> bytes:
+        """Read the body, some 256 KiB at most, and end the use of the connection. Raises SourceError."""
+        reuse = False
+        try:
+            found = await self._reader.error_body()
+            reuse = self._reader.complete
+            return found
+        finally:
+            self.end(reuse=reuse)
+
+    def end(self, *, reuse: bool) -> None:
+        """End the use of the connection. `reuse`: no byte of the response is left."""
+        self._reader.release()
+        if reuse and self.header.keep_alive:
+            self._pool.give(self._connection)
+        else:
+            self._connection.close()
+
+
+class HttpClient:
+    """Requests on connections: one at a time on each, idle ones kept, by host."""
+
+    def __init__(self, tls: TlsContext | None, *, stall_timeout: float) -> None:
+        """`tls`: the certificates to trust, for a TLS endpoint.
+
+        `stall_timeout`: seconds for connecting, the response header and an error's body together.
+        """
+        self._stall_timeout = stall_timeout
+        self._loop = asyncio.get_running_loop()
+        self._tls = tls
+        self._watcher = Watcher()
+        self._pools: dict[tuple[str, int], ConnectionPool] = {}
+
+    def close(self) -> None:
+        """Close idle connections; those in use close with their requests, and get no event any more."""
+        for pool in self._pools.values():
+            pool.close()
+        self._watcher.close()
+
+    async def send(
+        self,
+        place: Place,
+        where: Where,
+        request: Callable[[], Awaitable[bytes]],
+        *,
+        avoid: str | None = None,
+        on_sent: Callable[[str], None] | None = None,
+    ) -> Response:
+        """Send one request and read the header of its response.
+
+        A request whose idle connection turns out to be closed is sent once more. `avoid`: an address not to
+        use, if there is another. `on_sent` gets the address that the request goes to. Raises SourceError.
+        """
+        pool = self._pools.get((place.host, place.port))
+        if pool is None:
+            tls = self._tls if place.tls else None
+            pool = self._pools[place.host, place.port] = ConnectionPool(
+                place.host, place.port, self._watcher, tls=tls
+            )
+        while True:
+            head = await request()
+            began = self._loop.time()
+            try:
+                connection = await pool.take(where, avoid=avoid, within=self._stall_timeout)
+            except SourceError:
+                raise
+            except Exception as error:
+                raise not_understood(error, where) from error
+            reused, connection.requests = connection.requests > 0, connection.requests + 1
+            if on_sent is not None:
+                on_sent(connection.peer)
+            reader = ResponseReader(
+                connection,
+                where,
+                within=max(0.0, self._stall_timeout - (self._loop.time() - began)),
+                stall_timeout=self._stall_timeout,
+            )
+            try:
+                _write(connection, head, where)
+                header = await reader.header()
+            except BaseException as error:
+                connection.close()
+                reader.release()
+                if isinstance(error, Transient) and reused and not reader.begun:
+                    continue  # it was closed as we took it; the request never reached anybody
+                if isinstance(error, OSError):  # the kernel refuses to watch the socket
+                    raise broken(error, where) from error
+                if isinstance(error, Exception) and not isinstance(error, SourceError):
+                    raise not_understood(error, where) from error
+                raise
+            return Response(header, reader, connection, pool, stall_timeout=self._stall_timeout)
+
+
+def _write(connection: Connection, request: bytes, where: Where) -> None:
+    try:
+        sent = connection.send(request)
+    except OSError as error:
+        raise broken(error, where) from error
+    if not sent:
+        raise Transient("the request did not fit the socket", where)

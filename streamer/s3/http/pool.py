@@ -1,0 +1,137 @@
+"""Connections to one host: the making of new ones, and those that are idle.
+
+Addresses are looked up again every few seconds and used in turn, since S3 answers from many front ends
+and one of them is a bottleneck. How many connections there are is decided above, by the requests in flight.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import itertools
+import socket
+import ssl
+import time
+from typing import TYPE_CHECKING, Any
+
+from streamer.errors import BadAnswer, Transient, Where
+from streamer.s3.client.faults import untrusted
+from streamer.s3.http.connection import Connection, TlsConnection
+
+if TYPE_CHECKING:
+    from streamer.s3.http.poller import Watcher
+    from streamer.s3.http.tls import TlsContext
+
+CONNECT_TIMEOUT = 10.0
+ADDRESSES_FOR = 10.0
+"""Seconds that a DNS response is used; S3's own time to live is shorter than that."""
+
+
+class ConnectionPool:
+    """Idle connections to one host, and the making of new ones."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        watcher: Watcher,
+        *,
+        tls: TlsContext | None = None,
+    ) -> None:
+        """`watcher`: of the connections. `tls`: for a TLS host, whom to trust."""
+        self._host = host
+        self._port = port
+        self._tls = tls
+        self._watcher = watcher
+        self._idle: list[Connection] = []
+        self._addresses: list[tuple[Any, ...]] = []
+        self._turn = itertools.count()
+        self._asked_at = 0.0
+
+    async def take(
+        self, where: Where, *, avoid: str | None = None, within: float = CONNECT_TIMEOUT
+    ) -> Connection:
+        """An idle connection that is still good, or a new one; to an address other than `avoid` if possible.
+
+        `within`: seconds that name, connection and TLS handshake may take, `CONNECT_TIMEOUT` at the most.
+        Raises Transient if no connection can be had.
+        """
+        for index in range(len(self._idle) - 1, -1, -1):
+            if avoid is None or self._idle[index].peer != avoid:
+                connection = self._idle.pop(index)
+                if connection.closed:
+                    continue
+                if not connection.spoilt:
+                    return connection
+                connection.close()  # surplus bytes of one response must not begin the next
+        return await self._connect(where, avoid, min(within, CONNECT_TIMEOUT))
+
+    def give(self, connection: Connection) -> None:
+        """Return a connection whose last response was read to its end."""
+        connection.rest()
+        self._idle.append(connection)
+
+    def close(self) -> None:
+        """Close the idle connections; those in use are their users' to close."""
+        while self._idle:
+            self._idle.pop().close()
+
+    async def _connect(self, where: Where, avoid: str | None, within: float) -> Connection:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(within):
+                self._watcher.open()
+                family, kind, protocol, _, address = await self._next_address(loop, avoid)
+                sock = socket.socket(family, kind | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC, protocol)
+                with contextlib.ExitStack() as undo:
+                    undo.callback(sock.close)
+                    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    await loop.sock_connect(sock, address)
+                    connection = await self._connection(sock)
+                    undo.pop_all()
+                connection.peer = str(address[0])
+                return connection
+        except TimeoutError as error:
+            raise Transient(
+                f"no connection to {self._host}:{self._port} in {within:g} s", where, silent=within
+            ) from error
+        except ssl.SSLCertVerificationError as error:
+            raise BadAnswer(untrusted(str(error)), where) from error
+        except OSError as error:
+            said = error.strerror or str(error)
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise Transient(
+                    f"no descriptor for a connection ({said}); raise `ulimit -n`", where
+                ) from error
+            self._asked_at = 0.0
+            raise Transient(
+                f"cannot connect to {self._host}:{self._port} ({said}); is the endpoint up, and "
+                "Penstock.Endpoint.Url right?",
+                where,
+            ) from error
+
+    async def _connection(self, sock: socket.socket) -> Connection:
+        if self._tls is None:
+            connection = Connection(sock, self._watcher)
+            connection.widen()
+            return connection
+        connection = TlsConnection(sock, self._watcher, self._tls, self._host)
+        connection.widen()
+        await connection.begin()
+        return connection
+
+    async def _next_address(self, loop: asyncio.AbstractEventLoop, avoid: str | None) -> tuple[Any, ...]:
+        now = time.monotonic()
+        if not self._addresses or now - self._asked_at > ADDRESSES_FOR:
+            self._asked_at = now
+            try:
+                found = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+            except OSError:
+                if not self._addresses:
+                    raise
+                # Where the endpoint was it may still be, though nobody can tell now.
+            else:
+                self._addresses = list(found)
+        others = [each for each in self._addresses if each[4][0] != avoid] or self._addresses
+        return others[next(self._turn) % len(others)]

@@ -1,0 +1,166 @@
+"""Ranged GETs by our own HTTP client.
+
+A body stays in its socket until the relay takes it, spliced or read. A response that this client is not made
+for (a redirect, a chunked body) is left to the aiobotocore transport, part by part; both judge a response by
+the same rules.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+from urllib.request import getproxies, proxy_bypass
+
+from botocore import UNSIGNED
+
+from streamer.errors import ConfigError, Gone, Skewed, SourceError, Where, WrongEndpoint
+from streamer.s3.client.credentials import renewing
+from streamer.s3.client.faults import CODE, MANY_REASONS, cut_off, deleted, from_answer
+from streamer.s3.client.redirects import visible_id
+from streamer.s3.client.session import STALL_TIMEOUT, certificate_file
+from streamer.s3.http.client import HttpClient
+from streamer.s3.http.response import MAX_ERROR_BODY, ResponseHeader
+from streamer.s3.ranges import check_header
+
+if TYPE_CHECKING:
+    from streamer.s3.aiobotocore_source import AiobotocoreSource
+    from streamer.s3.http.tls import TlsContext
+    from streamer.s3.ranges import Body, RangeRequest
+    from streamer.s3.signing.requests import RangeSigner
+
+
+_MESSAGE = re.compile(rb"<Message>([^<]{0,500})</Message>")
+
+
+def why_not(client: Any, buckets: set[str]) -> str | None:
+    """Why `client`, aiobotocore's, cannot be stood in for at these buckets; None if it can."""
+    endpoint_url = client.meta.endpoint_url
+    scheme, _, rest = endpoint_url.partition("://")
+    if scheme in getproxies() and not proxy_bypass(rest.split("/")[0]):
+        return "a proxy is set for the endpoint"
+    if any(bucket.endswith("--x-s3") for bucket in buckets):
+        return "directory buckets need session credentials"
+    if any(bucket.startswith("arn:") for bucket in buckets):
+        return "an access point's requests are signed for the region in its name"
+    version = client.meta.config.signature_version
+    if version not in (UNSIGNED, "s3v4"):
+        return f"requests must be signed by {version}"
+    return None
+
+
+def why_not_splice(endpoint_url: str) -> str | None:
+    """Why bodies cannot stay out of this process; None if they can."""
+    if not endpoint_url.startswith("http://"):
+        return "the endpoint is TLS, so bodies must be decrypted in user space"
+    return None
+
+
+def tls_context(ca_bundle: str | None) -> TlsContext:
+    """Return TLS that trusts the bundle given, or else botocore's certificates. Raises ConfigError."""
+    from streamer.s3.http.tls import TlsContext  # some 30 ms
+
+    path = certificate_file(ca_bundle)
+    try:
+        return TlsContext(path)
+    except OSError as error:
+        raise ConfigError(f"cannot read certificates from {path} ({error}); see Endpoint.CaBundle") from error
+
+
+class HttpSource:
+    """A `RangeSource`."""
+
+    name = "http"
+
+    def __init__(
+        self,
+        signer: RangeSigner,
+        fallback: AiobotocoreSource,
+        *,
+        tls: TlsContext | None = None,
+        stall_timeout: float = STALL_TIMEOUT,
+    ) -> None:
+        """`tls`: as of HttpClient. `stall_timeout`: seconds without a byte that end a request."""
+        self._signer = signer
+        self._fallback = fallback
+        self._client = HttpClient(tls, stall_timeout=stall_timeout)
+
+    def close(self) -> None:
+        """Close idle connections; those in use close with their bodies."""
+        self._client.close()
+
+    async def open(self, request: RangeRequest) -> Body:
+        """As `RangeSource.open`."""
+        part, where = request.part, request.where
+        place = await self._signer.place(part.object.bucket)
+
+        async def signed() -> bytes:
+            request.on_phase("credentials")
+            header = await self._signer.head(place, part, request.first)
+            request.on_phase("connect")
+            return header
+
+        def sent(peer: str) -> None:
+            request.peer = peer
+            request.on_phase("first_byte")
+
+        with renewing(self._signer.credentials):
+            response = await self._client.send(place, where, signed, avoid=request.avoid, on_sent=sent)
+            header = response.header
+            if header.status in (200, 206):
+                length = header.content_length
+                if length is None or "transfer-encoding" in header.fields:
+                    response.end(reuse=False)
+                    return await self._fallback.open(request)
+                try:
+                    _check(header, request, where)
+                except SourceError:
+                    response.end(reuse=False)
+                    raise
+                return response.body(length, where)
+            if 300 <= header.status < 400:
+                response.end(reuse=False)
+                return await self._fallback.open(request)
+            error = error_of(header, await response.error_body(), where)
+            if isinstance(error, WrongEndpoint):
+                return await self._fallback.open(request)  # it has botocore resolve the region
+            if isinstance(error, Skewed):
+                self._signer.ahead = error.ahead  # what is signed next is right, whatever the clock says
+            raise deleted(error) if isinstance(error, Gone) else error
+
+
+def _check(header: ResponseHeader, request: RangeRequest, where: Where) -> None:
+    fields = header.fields
+    try:
+        check_header(
+            request.part.object,
+            request.first,
+            request.part.end,
+            where,
+            status=header.status,
+            content_range=fields.get("content-range"),
+            content_length=header.content_length,
+            etag=fields.get("etag"),
+            version=fields.get("x-amz-version-id"),
+        )
+    except SourceError as error:
+        error.where = replace(where, request_id=visible_id(fields.get("x-amz-request-id")))
+        raise
+
+
+def error_of(header: ResponseHeader, body: bytes, where: Where) -> SourceError:
+    """Our error for a response that is neither a success nor a redirect. `body`: what came of it."""
+    code, message = CODE.search(body), _MESSAGE.search(body)
+    broken = len(body) < min(header.content_length or 0, MAX_ERROR_BODY)
+    if code is None and broken and header.status in MANY_REASONS:
+        return cut_off(header.status, where)
+    fields: Any = header.fields
+    return from_answer(
+        status=header.status,
+        code=code[1].decode("utf-8", "replace") if code else str(header.status),
+        message=message[1].decode("utf-8", "replace") if message else "",
+        request_id=fields.get("x-amz-request-id"),
+        retry_after=fields.get("retry-after"),
+        date=fields.get("date"),
+        where=where,
+    )
