@@ -110,7 +110,7 @@ def _demo(directory: str, channels: Sequence[Channel], arguments: argparse.Names
         _say("starting the sidecar (penstock run)")
         result = os.path.join(directory, "result.json")
         with running_sidecar(job, credentials, log=os.path.join(directory, "sidecar.log")) as sidecar:
-            ready = sidecar.admin.status()
+            ready = sidecar.status()
             _say("starting the trainer, without credentials (loading TensorFlow takes a while)")
             run_trainer(
                 ["--base-directory", base, "--epochs", str(arguments.epochs), "--result", result],
@@ -118,7 +118,7 @@ def _demo(directory: str, channels: Sequence[Channel], arguments: argparse.Names
                 beside=sidecar,
                 log=os.path.join(directory, "trainer.log"),
             )
-            done = sidecar.admin.status()
+            done = sidecar.status()
             exit_code = sidecar.stop()
     data = os.path.join(base, "input", "data")
     with open(result, encoding="utf-8") as file:
