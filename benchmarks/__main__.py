@@ -145,7 +145,7 @@ def _show(results: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from benchmarks.report import HEADINGS, cells, verdict
+    from benchmarks.report import HEADINGS, cells, state
     from benchmarks.stats import rows
 
     console = Console(width=None if sys.stdout.isatty() else 160)
@@ -161,7 +161,7 @@ def _show(results: dict[str, Any]) -> None:
             table.add_row(*cells(row), style="bold" if row.client.startswith("penstock") else None)
         console.print()
         console.print(table)
-        if sentence := verdict(scenario):
+        if sentence := state(scenario):
             console.print(sentence)
 
 

@@ -226,11 +226,11 @@ def markdown(found: Found) -> str:
     status = found.status
     hedges = {name: count for name, count in status["hedges"].items() if count}
     retries = {name: count for name, count in status["retries"].items() if count}
-    verdict = "every hash right" if not found.wrong else f"{found.wrong} EPOCHS WRONG"
+    state = "every hash right" if not found.wrong else f"{found.wrong} EPOCHS WRONG"
     rate = found.bytes / found.seconds / 1e9
     told = (
         f"Measured on {time.strftime('%Y-%m-%d')}: {found.bytes / 1e9:.1f} GB in {found.epochs} epochs and "
-        f"{found.seconds:.0f} s ({rate:.2f} GB/s, the reader's SHA-256 included), {verdict}, transport "
+        f"{found.seconds:.0f} s ({rate:.2f} GB/s, the reader's SHA-256 included), {state}, transport "
         f"{status['transport']}. {STRAGGLERS} of all requests were stragglers, {found.resets} connections "
         f"were reset. Retries: {_listed(retries)}; hedges: {_listed(hedges)}."
     )

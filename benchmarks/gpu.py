@@ -164,7 +164,7 @@ class Place:
             streams=[stream],
             setting={},
         )
-        return _Lanes("penstock", {}, {}, {}, workers).start(task, self.directory)
+        return _RequestLimits("penstock", {}, {}, {}, workers).start(task, self.directory)
 
 
 def waits(status: Document) -> dict[str, float]:
@@ -175,14 +175,14 @@ def waits(status: Document) -> dict[str, float]:
 
 
 @dataclass(frozen=True)
-class _Lanes(Penstock):
-    """`penstock run` with one channel of as many lanes as there are readers."""
+class _RequestLimits(Penstock):
+    """`penstock run` with one channel of as many rank FIFOs as there are readers."""
 
-    lanes: int
+    ranks: int
 
     def job(self, task: Task, streams: list[Stream], base: str) -> Document:
         made = Penstock.job(task, streams, base)
-        made["InputDataConfig"][0]["Penstock"] = {"Lanes": self.lanes}
+        made["InputDataConfig"][0]["Penstock"] = {"Ranks": self.ranks}
         return made
 
 

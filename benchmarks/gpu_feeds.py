@@ -4,7 +4,7 @@ Shards are objects of whole records, one record behind the other; a record is an
 few bytes that say so. All ways end in file-like objects, which one piece of code reads into batches, so what
 differs is only how bytes come:
 
-    penstock          a FIFO per worker (the channel's lanes), one sidecar for all
+    penstock          a FIFO per worker (the channel's rank FIFOs), one sidecar for all
     s3torchconnector  AWS's own for PyTorch, by the CRT's client; it divides shards among workers
     obstore           ranges of a whole shard at once, the next shard fetched meanwhile
     boto3             the body of one GET after the other
@@ -98,12 +98,12 @@ def _files(order: Order, worker: int) -> Iterator[Readable]:
 
 
 def _penstock(order: Order, worker: int) -> Iterator[Readable]:
-    from streamer.readers import lanes_of, open_channel
+    from streamer.readers import open_channel, rank_channels
 
     del order  # the sidecar knows
-    lane = lanes_of("train")[worker]
+    rank = rank_channels("train")[worker]
     while True:
-        with open_channel(lane) as stream:
+        with open_channel(rank) as stream:
             yield stream
 
 

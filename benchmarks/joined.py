@@ -1,6 +1,6 @@
 """What `Join` costs: `python -m benchmarks.joined`, CPU-seconds per GB of `penstock cat` with and without.
 
-The same objects from a server in memory, by the copying transport either way, in turns: plain, joined. For
+The same objects from a server in memory, by the buffered transport either way, in turns: plain, joined. For
 archives of members of several sizes, and for Arrow streams.
 """
 
@@ -56,7 +56,7 @@ def cases() -> Iterator[tuple[str, str, bytes]]:
 
 def cost(url: str, *options: str) -> float:
     """CPU-seconds per GB of one run, as `penstock cat` says."""
-    endpoint = ["--endpoint-url", url, "--path-style", "--anonymous", "--transport", "copying"]
+    endpoint = ["--endpoint-url", url, "--path-style", "--anonymous", "--transport", "buffered"]
     command = [sys.executable, "-m", "sidecar", "cat", "s3://b/", *endpoint, *options]
     with subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as reader:
         done = subprocess.run(command, stdout=reader.stdin, stderr=subprocess.PIPE, text=True, check=True)

@@ -7,7 +7,7 @@ from benchmarks.ours import Penstock
 
 
 def _connections(*numbers: int) -> dict[str, Setting]:
-    return {f"{n} connections": {"Connections": n} for n in numbers}
+    return {f"{n} connections": {"RequestsInFlight": n} for n in numbers}
 
 
 def _requests(*numbers: int, part_mib: float = 8) -> dict[str, Setting]:
@@ -21,16 +21,16 @@ CLIENTS: dict[str, Client] = {
             "penstock",
             {
                 "default": {},
-                "64 × 8 MiB": {"Connections": 64, "PartSize": "8MiB", "MemoryBudget": "1GiB"},
+                "64 × 8 MiB": {"RequestsInFlight": 64, "PartSize": "8MiB", "MemoryBudget": "1GiB"},
             },
             {"default": {}} | _connections(256),
             {},
         ),
         Penstock(
-            "penstock-portable",
+            "penstock-aiobotocore",
             {"default": {}},
             {"default": {}} | _connections(64),
-            {"Transport": "portable"},
+            {"Transport": "aiobotocore"},
         ),
         PythonPeer(
             "aiobotocore", _requests(16, 32), _requests(32, 64, 128), "with_aiobotocore", "aiobotocore"

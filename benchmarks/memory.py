@@ -1,9 +1,9 @@
 """Whether the memory budget keeps its promise: `python -m benchmarks.memory [--limits 160 256 512]`.
 
-The sidecar runs in a cgroup with a limit, with twenty channels and 64 lanes, against an nginx outside of it.
-Readers are slow; four open their FIFO and fall asleep, one never comes. For every transport and limit a row
-says what the kernel charged at the most, how large the process became, how long a reader that was awake ever
-waited for its next byte, and whether every stream was right. A sidecar that is killed is a row too.
+The sidecar runs in a cgroup with a limit, with twenty channels and 64 requests, against an nginx outside of
+it. Readers are slow; four open their FIFO and fall asleep, one never comes. For every transport and limit a
+row says what the kernel charged at the most, how large the process became, how long a reader that was awake
+ever waited for its next byte, and whether every stream was right. A sidecar that is killed is a row too.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from streamer.units import MIB
 LIMITS = (160, 256, 512)
 """MiB."""
 CHANNELS, ASLEEP, ABSENT = 20, 4, 1
-LANES = 64
+REQUESTS = 64
 RATE = 25e6
 """Bytes per second of a reader that is awake."""
 PATIENCE = 90.0
@@ -186,7 +186,7 @@ def _drain(child: Child) -> None:
 
 
 def job(sources: Sequence[Source], endpoint: dict[str, Any], base: str, **penstock: Any) -> dict[str, Any]:
-    """A job with a channel for each source, and 64 lanes."""
+    """A job with a channel for each source, and 64 requests."""
     return {
         "InputDataConfig": [
             {
@@ -200,7 +200,7 @@ def job(sources: Sequence[Source], endpoint: dict[str, Any], base: str, **pensto
             "BaseDirectory": base,
             "Endpoint": {"Region": "us-east-1", "PathStyle": True} | endpoint,
             "Admin": {"Port": 0},
-            "Connections": LANES,
+            "RequestsInFlight": REQUESTS,
             "DrainFor": 0,
         }
         | penstock,
@@ -242,8 +242,8 @@ def rows(limits: Sequence[int], transports: Sequence[str], place: str) -> Iterat
             endpoint = {"Url": running.urls["tls" if tls else "fast"]}
             if tls:
                 endpoint["CaBundle"] = running.ca_bundle
-            wish = "copying" if tls else transport
-            first = [plain if transport == "kernel" else zipped]
+            wish = "buffered" if tls else transport
+            first = [plain if transport == "splice" else zipped]
             sources = first + [plain] * (CHANNELS - 1)
             for limit in limits:
                 with tempfile.TemporaryDirectory(dir=place) as directory:
@@ -268,7 +268,7 @@ def cells(transport: str, limit: int, outcome: Outcome) -> tuple[str, ...]:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.memory", description=__doc__.splitlines()[0])
     parser.add_argument("--limits", type=int, nargs="+", default=LIMITS, metavar="MIB")
-    parser.add_argument("--transports", nargs="+", default=("kernel", "copying", "tls"))
+    parser.add_argument("--transports", nargs="+", default=("splice", "buffered", "tls"))
     arguments = parser.parse_args()
     if problem := origin.missing():
         sys.stderr.write(f"{problem}\n")

@@ -46,13 +46,13 @@ def cases() -> Iterator[Case]:
     """All of them; other users only where we may become one."""
     for loop in ("asyncio", "uvloop"):
         for server in ("fast", "paced"):
-            for transport in ("kernel", "copying", "portable"):
+            for transport in ("splice", "buffered", "aiobotocore"):
                 yield Case(server, transport, loop)
-        for transport in ("copying", "portable"):
+        for transport in ("buffered", "aiobotocore"):
             yield Case("tls", transport, loop)
         for user in ("nobody", "nobody, no pipes") if anybody_can_run() else ():
-            yield Case("fast", "kernel", loop, user)
-            yield Case("paced", "kernel", loop, user)
+            yield Case("fast", "splice", loop, user)
+            yield Case("paced", "splice", loop, user)
 
 
 def anybody_can_run() -> bool:
@@ -111,7 +111,7 @@ def stream(transport: str, loop: str, url: str, bucket: str) -> None:
     options = command.CatOptions(
         budget=256 * MIB,
         part_size=None,
-        connections=None,
+        requests_in_flight=None,
         transport=transport,  # type: ignore[arg-type]
         give_up_after=60,
     )
@@ -171,7 +171,7 @@ def main() -> None:
                         data, os.path.join(directory, f"nginx{mtu}"), address=net.address, prefix=net.prefix
                     ) as origin,
                 ):
-                    kernel = (Case("paced", "kernel", loop) for loop in ("asyncio", "uvloop"))
+                    kernel = (Case("paced", "splice", loop) for loop in ("asyncio", "uvloop"))
                     wrong += prove(data, origin, kernel, network_name=f"MTU {mtu}")
     raise SystemExit(f"{wrong} streams were wrong" if wrong else 0)
 

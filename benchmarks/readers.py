@@ -141,7 +141,7 @@ class Reader:
             order["path"] = os.path.join(directory, "bench_0")
             size = case.passes * os.path.getsize(files.stream)
             trailer = Trailer(
-                channel="bench", epoch=0, verdict="complete", bytes_total=size, bytes_delivered=size
+                channel="bench", epoch=0, state="complete", bytes_total=size, bytes_delivered=size
             )
             write_trailer(directory, trailer)
             os.mkfifo(order["path"])

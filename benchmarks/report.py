@@ -56,7 +56,7 @@ def _lines(results: Document) -> Iterator[str]:
         yield "|---|---|---|---|---|---|---|"
         for row in made:
             yield f"| {' | '.join(cell.replace('|', '/') for cell in cells(row))} |"
-        if sentence := verdict(scenario):
+        if sentence := state(scenario):
             yield ""
             yield sentence
 
@@ -91,7 +91,7 @@ def notes(row: Row) -> Iterator[str]:
         yield "NOT VERIFIED"
 
 
-def verdict(scenario: Document) -> str | None:
+def state(scenario: Document) -> str | None:
     """One sentence: ours beside the peers, losses as plainly as gains."""
     found = beside(rows(scenario))
     if found is None:

@@ -17,9 +17,9 @@ from streamer.plan import ObjectRef, Plan
 from streamer.relay.channel import Channel
 from streamer.relay.staging.buffers import MemoryStages
 from streamer.retry import RetryPolicy
-from streamer.s3.ranges import RangeSource, Receiver
-from streamer.schedule.budget import Allotment
-from streamer.schedule.concurrency import Pace
+from streamer.s3.ranges import Body, RangeRequest, RangeSource
+from streamer.schedule.budget import MemoryBudget
+from streamer.schedule.concurrency import ConcurrencyController
 from streamer.units import MIB
 
 CHANNELS, ROUNDS = 20, 200
@@ -28,7 +28,7 @@ CHANNELS, ROUNDS = 20, 200
 class _Nothing(RangeSource):
     name = "none"
 
-    async def fetch(self, into: Receiver, *, attempt: int) -> None:
+    async def open(self, request: RangeRequest) -> Body:
         raise NotImplementedError
 
 
@@ -45,10 +45,12 @@ async def main() -> None:
     }
     job = Job.model_validate(document)
     state = JobState(job, Hosts(0, ("algo-1",)))
-    state.allotment = allotment = Allotment(512 * MIB, Pace(64, MIB), members=CHANNELS)
+    state.memory_budget = memory_budget = MemoryBudget(
+        512 * MIB, ConcurrencyController(64, MIB), members=CHANNELS
+    )
     plan = Plan.of([ObjectRef("b", f"key-{number}", 1000, "etag") for number in range(1000)])
     for name in names:
-        stages = MemoryStages(allotment.share(), None)
+        stages = MemoryStages(memory_budget.quota(), None)
         channel = Channel(
             name,
             plan,
@@ -56,10 +58,10 @@ async def main() -> None:
             stages,
             directory="/nowhere",
             policy=RetryPolicy(),
-            on_verdict=lambda _: None,
+            on_epoch_end=lambda _: None,
         )
         state.channels[name] = channel
-    state.pulse.take()
+    state.history.take()
     times, text = [], ""
     for _ in range(ROUNDS):
         began = time.perf_counter()

@@ -132,8 +132,8 @@ STREAM = (
     Alert(
         name="PenstockEpochFailed",
         expression=(
-            'increase(penstock_epochs_total{verdict="failed"}[1h]) > 0\n'
-            "unless ignoring (verdict) (penstock_channel_failed == 1)"
+            'increase(penstock_epochs_total{trailer_state="failed"}[1h]) > 0\n'
+            "unless ignoring (trailer_state) (penstock_channel_failed == 1)"
         ),
         lasting="0m",
         severity="warning",
@@ -250,7 +250,7 @@ HOST = (
     ),
     Alert(
         name="PenstockBudgetExceeded",
-        expression="sidecar:penstock_staged_bytes:budget_ratio > 1.1",
+        expression="sidecar:penstock_reserved_bytes:budget_ratio > 1.1",
         lasting="10m",
         severity="warning",
         summary=f"Sidecar {_WHERE} holds more parts than its MemoryBudget.",

@@ -104,7 +104,7 @@ _TABLE = (
         Column(title="First byte p99", expression=q.FIRST_BYTE_BY, unit="s"),
         Column(title="Epoch", expression=q.EPOCH_BY, decimals=0),
         Column(title="Progress", expression=q.PROGRESS_BY, unit="percentunit", decimals=0),
-        Column(title="Staged", expression=q.STAGED_SHARE_BY, unit="percentunit", decimals=0),
+        Column(title="Staged", expression=q.RESERVED_SHARE_BY, unit="percentunit", decimals=0),
         Column(
             title="Memory", expression=q.RESIDENT_SHARE_BY, unit="percentunit", decimals=0, thresholds=_MEMORY
         ),
@@ -217,7 +217,7 @@ _HOSTS = (
         "Bytes requested and not delivered, of Penstock.MemoryBudget; the ten largest. Near 1 while the "
         "trainer is the slower side is how it should be.",
         "percentunit",
-        (q.most(q.STAGED_SHARE_BY), _WHO),
+        (q.most(q.RESERVED_SHARE_BY), _WHO),
         high=1,
     ),
     graph(
@@ -274,7 +274,7 @@ _SPREAD = (
         Column(title="Sidecars", expression=q.SETTINGS, decimals=0),
         Column(title="Memory budget", label="memory_budget"),
         Column(title="Part size", label="part_size"),
-        Column(title="Connections", label="connections"),
+        Column(title="Requests in flight", label="requests_in_flight"),
         Column(title="Bandwidth", label="bandwidth"),
         sort="Sidecars",
         width=12,

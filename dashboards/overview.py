@@ -1,4 +1,4 @@
-"""What `Penstock / Overview` shows: rows from the verdict down to the process.
+"""What `Penstock / Overview` shows: rows from the bottleneck down to the process.
 
 The order is that of the questions an operator asks: is it well, how fast is it, who holds it up, what
 does storage do, does it stay in its budget, how far is the epoch, what does it cost. Widths of a line
@@ -23,7 +23,7 @@ NOT_GRAPHED: dict[str, str] = {
     "penstock_resumes_total": "retries by kind show the same as a rate",
     "penstock_fifo_unread_bytes": "changes faster than it is scraped",
     "penstock_channel_bandwidth_limit_bytes": "time limited is graphed",
-    "penstock_lanes_limit": "the channels' limits are graphed",
+    "penstock_requests_in_flight_limit": "the channels' limits are graphed",
     "penstock_bandwidth_limit_bytes": "time limited is graphed",
     "penstock_control_requests_total": "made at the start alone",
     "penstock_request_cost_dollars_total": "a sum for the end of a job",
@@ -137,7 +137,7 @@ _WAITING = (
     graph(
         "Blocked on the trainer, starved by storage",
         "Seconds waited per second, by channel and sidecar. Blocked is what one wants: storage keeps up. "
-        "Starved: raise Connections, and look at first byte and retries below.",
+        "Starved: raise RequestsInFlight, and look at first byte and retries below.",
         "percentunit",
         (f"sum by (channel, instance) ({q.BLOCKED})", "{{channel}} {{instance}} blocked"),
         (f"sum by (channel, instance) ({q.STARVED})", "{{channel}} {{instance}} starved"),
@@ -179,10 +179,11 @@ _S3 = (
     ),
     graph(
         "Requests in flight",
-        "Requests open now, and the most that are allowed. At the limit while starved: raise Connections.",
+        "Requests open now, and the most that are allowed. At the limit while starved: raise "
+        "RequestsInFlight.",
         "short",
         (f"sum({q.channel('penstock_requests_in_flight')})", "in flight"),
-        (f"sum({q.channel('penstock_requests_limit')})", "limit"),
+        (f"sum({q.channel('penstock_channel_requests_in_flight_limit')})", "limit"),
         colors={"in flight": BLUE, "limit": RED},
     ),
     graph(
@@ -240,31 +241,29 @@ _S3 = (
     ),
 )
 
-_LANES = (
+_RANKS = (
     graph(
-        "Delivered by channels with lanes",
-        "Bytes per second that all lanes of a channel (its Lanes) deliver together. Each lane has its "
-        "own "
-        "line above, as train-0, train-1 ...",
+        "Delivered by channels with rank FIFOs",
+        "Bytes per second that all rank FIFOs of a channel deliver together. Each has its own line above, as "
+        "train-0, train-1 ...",
         "binBps",
-        (q.LANE_BYTES, "{{whole}} {{instance}}"),
+        (q.RANK_BYTES, "{{whole}} {{instance}}"),
     ),
     graph(
-        "Lanes apart",
-        "Epochs between the first and the last lane of a channel. Above 1: one of the trainer's processes "
-        "reads slower, or does not read.",
+        "Ranks apart",
+        "Epochs between the first and the last rank FIFO of a channel. Above 1: one of the trainer's "
+        "processes reads slower, or does not read.",
         "short",
-        (q.LANES_APART, "{{whole}} {{instance}}"),
+        (q.RANKS_APART, "{{whole}} {{instance}}"),
         steps=True,
         decimals=0,
     ),
     graph(
-        "Idlest lane",
-        "Seconds per second that the lane without a reader for longest goes without one. Near 1: a process "
-        "of "
-        "the trainer does not read its lane.",
+        "Idlest rank FIFO",
+        "Seconds per second without a reader, of the rank FIFO with the most of them. Near 1: a process of "
+        "the trainer does not read its FIFO.",
         "percentunit",
-        (q.LANES_IDLE, "{{whole}} {{instance}}"),
+        (q.RANKS_IDLE, "{{whole}} {{instance}}"),
         high=1,
     ),
 )
@@ -274,8 +273,8 @@ _MEMORY = (
         "Staged against budget",
         "Bytes of parts requested and not yet delivered, and the most that are allowed.",
         "bytes",
-        (f"sum({q.channel('penstock_staged_bytes')})", "staged"),
-        (f"sum({q.channel('penstock_budget_bytes')})", "budget"),
+        (f"sum({q.channel('penstock_reserved_bytes')})", "staged"),
+        (f"sum({q.channel('penstock_channel_quota_bytes')})", "budget"),
         colors={"staged": BLUE, "budget": RED},
     ),
     graph(
@@ -298,11 +297,11 @@ _MEMORY = (
 
 _EPOCHS = (
     graph(
-        "Epochs ended by verdict",
+        "Epochs ended by state",
         "complete: every byte delivered. abandoned: the reader closed early, which is legal. failed: the "
         "source failed for good. stopped: the sidecar was told to stop.",
         "short",
-        (q.EPOCHS_ENDED, "{{verdict}}"),
+        (q.EPOCHS_ENDED, "{{trailer_state}}"),
         bars=True,
         stacked=True,
         colors={"complete": GREEN, "abandoned": ORANGE, "failed": RED, "stopped": GREY},
@@ -391,7 +390,7 @@ OVERVIEW = Page(
         ("S3 requests", _S3),
         ("Memory", _MEMORY),
         ("Epochs", _EPOCHS),
-        ("Lanes", _LANES),
+        ("Ranks", _RANKS),
         ("Process", _PROCESS),
     ),
 )

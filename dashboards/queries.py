@@ -57,11 +57,11 @@ def most(expression: str) -> str:
     return f"topk(10, {expression})"
 
 
-def of_lanes(function: str, metric: str) -> str:
-    """`function` over the lanes of each channel of each sidecar that is dealt over several FIFOs."""
-    lanes = channel("penstock_channel_info", 'lane!=""')
+def of_ranks(function: str, metric: str) -> str:
+    """`function` over the ranks of each channel of each sidecar that is dealt over several FIFOs."""
+    ranks = channel("penstock_channel_info", 'rank!=""')
     return (
-        f"{function} by (instance, whole) ({metric} * on (job, instance, channel) group_left (whole) {lanes})"
+        f"{function} by (instance, whole) ({metric} * on (job, instance, channel) group_left (whole) {ranks})"
     )
 
 
@@ -89,7 +89,7 @@ FAILED_REQUESTS = requests('outcome!~"ok|cancelled"')
 ENDED_REQUESTS = requests('outcome!="cancelled"')
 ERROR_RATIO = f"sum({FAILED_REQUESTS}) / (sum({ENDED_REQUESTS}) > 0)"
 STATE_SHARES = f"sum by (state) ({seconds()}) / on () group_left () (sum({seconds()}) > 0)"
-EPOCHS_ENDED = f"sum by (verdict) (increase({channel('penstock_epochs_total')}[$__rate_interval]))"
+EPOCHS_ENDED = f"sum by (trailer_state) (increase({channel('penstock_epochs_total')}[$__rate_interval]))"
 TIME_LEFT = f"sum by (channel) ((1 - {PROGRESS}) * {SIZE}) / (sum by (channel) ({WRITTEN}) > 0)"
 HEDGES = rate(channel("penstock_hedges_total"))
 WASTED = rate(channel("penstock_wasted_bytes_total"))
@@ -99,9 +99,9 @@ VERSIONS = (
     f"count by (version, transport) ({sidecar('penstock_build_info')} "
     f"* on (job, instance) group_left (transport) {sidecar('penstock_transport_info')})"
 )
-LANES_APART = f"{of_lanes('max', channel('penstock_epoch'))} - {of_lanes('min', channel('penstock_epoch'))}"
-LANES_IDLE = of_lanes("max", seconds('state="idle"'))
-LANE_BYTES = of_lanes("sum", WRITTEN)
+RANKS_APART = f"{of_ranks('max', channel('penstock_epoch'))} - {of_ranks('min', channel('penstock_epoch'))}"
+RANKS_IDLE = of_ranks("max", seconds('state="idle"'))
+RANK_BYTES = of_ranks("sum", WRITTEN)
 SECONDS_PER_GB = f"1e9 * sum({PROCESSOR}) / (sum({WRITTEN}) > 0)"
 
 ANNOTATIONS = (
@@ -144,9 +144,8 @@ PROGRESS_BY = f"min by ({SIDECAR}) ({PROGRESS})"
 EPOCH_BY = f"min by ({SIDECAR}) ({channel('penstock_epoch')})"
 RESIDENT_BY = by_sidecar(sidecar("process_resident_memory_bytes"))
 RESIDENT_SHARE_BY = f"{RESIDENT_BY} / {by_sidecar(sidecar('penstock_memory_limit_bytes'))}"
-STAGED_SHARE_BY = (
-    f"{by_sidecar(channel('penstock_staged_bytes'))} / {by_sidecar(sidecar('penstock_memory_budget_bytes'))}"
-)
+RESERVED_BY = by_sidecar(channel("penstock_reserved_bytes"))
+RESERVED_SHARE_BY = f"{RESERVED_BY} / {by_sidecar(sidecar('penstock_memory_budget_bytes'))}"
 PROCESSOR_BY = by_sidecar(PROCESSOR)
 RESTARTS_BY = by_sidecar(
     f"changes({sidecar('process_start_time_seconds')}[$__rate_interval]) "
@@ -157,4 +156,6 @@ EPOCHS_APART = (
     f"max by (job, channel) ({channel('penstock_epoch')}) - min by (job, channel) "
     f"({channel('penstock_epoch')})"
 )
-SETTINGS = f"count by (memory_budget, part_size, connections, bandwidth) ({sidecar('penstock_config_info')})"
+SETTINGS = (
+    f"count by (memory_budget, part_size, requests_in_flight, bandwidth) ({sidecar('penstock_config_info')})"
+)

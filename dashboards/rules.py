@@ -50,8 +50,8 @@ RECORDED: dict[str, str] = {
         f"sum without (channel) ({rate('penstock_wasted_bytes_total', '30m')})\n"
         f"/ (sum without (channel) ({rate('penstock_received_bytes_total', '30m')}) > 0)"
     ),
-    "sidecar:penstock_staged_bytes:budget_ratio": (
-        "sum without (channel) (penstock_staged_bytes) / penstock_memory_budget_bytes"
+    "sidecar:penstock_reserved_bytes:budget_ratio": (
+        "sum without (channel) (penstock_reserved_bytes) / penstock_memory_budget_bytes"
     ),
     "sidecar:process_resident_memory_bytes:limit_ratio": (
         "process_resident_memory_bytes / penstock_memory_limit_bytes"

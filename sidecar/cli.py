@@ -19,7 +19,7 @@ from sidecar.process.exits import Exit, exit_code
 from sidecar.process.streams import guard
 from streamer import __version__
 from streamer.errors import ConfigError, PenstockError, ReaderGone
-from streamer.secrets import redact, remember_environment, visible
+from streamer.secrets import escape_control, redact, remember_environment
 from streamer.units import KIB, human_bytes
 
 if TYPE_CHECKING:
@@ -152,10 +152,10 @@ def execute(
     "--budget", type=_Size(), help="Memory for bytes in flight; a quarter of what there is, up to 512 MiB."
 )
 @click.option("--part-size", type=_Size(), help="Bytes of one request; what suits the transport if unset.")
-@click.option("--connections", type=click.IntRange(1, 1024), help="Requests in flight; likewise.")
+@click.option("--requests-in-flight", type=click.IntRange(1, 1024), help="Requests in flight; likewise.")
 @click.option(
     "--transport",
-    type=click.Choice(["auto", "portable", "copying", "kernel"]),
+    type=click.Choice(["auto", "aiobotocore", "buffered", "splice"]),
     default="auto",
     show_default=True,
 )
@@ -170,7 +170,7 @@ def cat(
     quiet: bool,
     budget: int | None,
     part_size: int | None,
-    connections: int | None,
+    requests_in_flight: int | None,
     transport: Wish,
     give_up_after: float,
     join: Join | None,
@@ -216,7 +216,7 @@ def cat(
     options = command.CatOptions(
         budget=budget,
         part_size=part_size,
-        connections=connections,
+        requests_in_flight=requests_in_flight,
         transport=transport,
         give_up_after=give_up_after,
         join=join,
@@ -250,7 +250,9 @@ def plan(path: str, host_index: int | None, host_count: int | None, *, as_json: 
         _document(found)
         return
     click.echo(f"transport  {found['transport']}: {found['reason']}")
-    click.echo(f"budget     {human_bytes(found['budget'])}, {found['connections']} connections to begin with")
+    click.echo(
+        f"budget     {human_bytes(found['budget'])}, {found['requests_in_flight']} requests at once at first"
+    )
     if found["open_files"]:
         click.echo(f"open files {found['open_files']}")
     for name, channel in found["channels"].items():
@@ -259,10 +261,9 @@ def plan(path: str, host_index: int | None, host_count: int | None, *, as_json: 
             f"  parts    {channel['parts']} of up to {human_bytes(channel['part_size'])}\n"
             f"  digest   {channel['digest']}"
         )
-        for lane, found_lane in channel.get("lanes", {}).items():
+        for rank, each in channel.get("ranks", {}).items():
             click.echo(
-                f"  {lane}  {found_lane['objects']} objects, {found_lane['bytes']} bytes, "
-                f"digest {found_lane['digest'][:16]}"
+                f"  {rank}  {each['objects']} objects, {each['bytes']} bytes, digest {each['digest'][:16]}"
             )
 
 
@@ -322,7 +323,7 @@ def _document(found: object) -> None:
 @click.option("--token-file", required=True, metavar="FILE", help="The token: what Admin.TokenFile names.")
 @click.argument("limits", nargs=-1, required=True, metavar="LIMIT=VALUE...")
 def change(url: str, token_file: str, limits: tuple[str, ...]) -> None:
-    """Change limits of a running sidecar: bandwidth, CHANNEL.bandwidth, connections, memory_budget."""
+    """Change limits of a running sidecar: bandwidth, CHANNEL.bandwidth, requests_in_flight, memory_budget."""
     from sidecar.admin import remote
     from sidecar.config.settings import read_token
 
@@ -369,7 +370,7 @@ def main() -> None:
         code = exit_code(error)
         # Mistakes in a job file have a line each, in our own words; any other text may have a key in it.
         lines = str(error).split("\n") if isinstance(error, ConfigError) else [str(error)]
-        click.echo("penstock: " + "\n".join(visible(redact(line)) for line in lines), err=True)
+        click.echo("penstock: " + "\n".join(escape_control(redact(line)) for line in lines), err=True)
         sys.exit(int(code))
     except Exception:  # noqa: BLE001 - the last resort: a bug gets a traceback in the log and a code
         from sidecar.process.logs import log

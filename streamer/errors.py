@@ -20,7 +20,7 @@ class ConfigError(PenstockError):
 
 
 @dataclass(frozen=True, slots=True)
-class Where:
+class ErrorContext:
     """The place in the source that an error speaks of; every field may be unknown."""
 
     bucket: str | None = None
@@ -54,15 +54,17 @@ class SourceError(PenstockError):
     kind = "source"
     """Bounded label for metrics."""
 
-    def __init__(self, message: str, where: Where | None = None, *, retry_after: float | None = None) -> None:
+    def __init__(
+        self, message: str, context: ErrorContext | None = None, *, retry_after: float | None = None
+    ) -> None:
         self.message = message
-        self.where = where or Where()
+        self.context = context or ErrorContext()
         self.retry_after = retry_after
         """Seconds that the server asked us to wait, if it did."""
         super().__init__(message)
 
     def __str__(self) -> str:
-        place = str(self.where)
+        place = str(self.context)
         return f"{self.message}: {place}" if place else self.message
 
 
@@ -79,14 +81,14 @@ class Expired(Denied):
     kind = "expired"
 
 
-class Skewed(Denied):
+class ClockSkew(Denied):
     """S3 refuses signatures because this machine's clock is off; it may be set."""
 
     retryable = True
     kind = "skewed"
 
-    def __init__(self, message: str, where: Where | None = None, *, ahead: float = 0.0) -> None:
-        super().__init__(message, where)
+    def __init__(self, message: str, context: ErrorContext | None = None, *, ahead: float = 0.0) -> None:
+        super().__init__(message, context)
         self.ahead = ahead
         """Seconds by which this machine's clock is ahead of the endpoint's; 0 if that told no time."""
 
@@ -97,7 +99,7 @@ class Missing(SourceError):
     kind = "missing"
 
 
-class Gone(Missing):
+class ObjectMissing(Missing):
     """The object itself is not there, in a bucket that is."""
 
 
@@ -130,12 +132,12 @@ class Transient(SourceError):
     def __init__(
         self,
         message: str,
-        where: Where | None = None,
+        context: ErrorContext | None = None,
         *,
         retry_after: float | None = None,
         silent: float = 0.0,
     ) -> None:
-        super().__init__(message, where, retry_after=retry_after)
+        super().__init__(message, context, retry_after=retry_after)
         self.silent = silent
         """Seconds without a byte of the body that went before the error."""
 

@@ -17,7 +17,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from streamer.errors import GaveUp, Skewed, SourceError, Transient
+from streamer.errors import ClockSkew, GaveUp, SourceError, Transient
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -59,7 +59,7 @@ _around: ContextVar[Attempts | None] = ContextVar("attempts", default=None)
 
 def note_failure(error: SourceError) -> None:
     """Note a failure inside an attempt, even one repeated there; an attempt out of time raises the first."""
-    if (attempts := _around.get()) is not None and isinstance(error, (Transient, Skewed)):
+    if (attempts := _around.get()) is not None and isinstance(error, (Transient, ClockSkew)):
         attempts.note(error)
 
 
@@ -101,7 +101,7 @@ class Attempts:
             spent = time.monotonic() - self.since
             late = f"no answer came in the {spent:.0f} s that were left"
             if (noted := self._noted) is not None:
-                raise Transient(f"{noted.message}; {late}", noted.where) from error
+                raise Transient(f"{noted.message}; {late}", noted.context) from error
             raise Transient(late) from error
         finally:
             self._limit = None
@@ -116,7 +116,7 @@ class Attempts:
             raise GaveUp(
                 f"gave up after {spent:.0f} s without {what}; first error: {self.first.message}; "
                 f"last error: {error.message}",
-                self.first.where if error.where.bucket is None else error.where,
+                self.first.context if error.context.bucket is None else error.context,
             ) from error
         self.failures += 1
         return self._policy.wait(self.failures - 1, error.retry_after, spent=spent)
@@ -136,7 +136,7 @@ async def retry_while_unavailable(
     while True:
         try:
             return await attempts.one(ask)
-        except (Transient, Skewed) as error:
+        except (Transient, ClockSkew) as error:
             pause = attempts.wait_after(error, what)
             if on_wait is not None:
                 on_wait(error)

@@ -108,11 +108,11 @@ def redact(text: str) -> str:
 
 def quoted(text: str) -> str:
     """What somebody else says, to stand within a text of ours: `redact`, in one line of a bounded length."""
-    found = visible(" ".join(redact(text[: 4 * LONGEST]).split()))
+    found = escape_control(" ".join(redact(text[: 4 * LONGEST]).split()))
     return found if len(found) <= LONGEST else f"{found[:LONGEST]}…"
 
 
-def visible(text: str) -> str:
+def escape_control(text: str) -> str:
     r"""`text` on one line of a terminal: control characters as `\x1b`, so that a key cannot forge a line.
 
     Those of Unicode too that turn the direction of text around.

@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-Verdict = Literal["open", "complete", "abandoned", "failed", "stopped"]
+TrailerState = Literal["open", "complete", "abandoned", "failed", "stopped"]
 
 FORMAT = 1
 """Version of the document; a reader refuses one that it does not know."""
@@ -53,7 +53,7 @@ class Trailer:
 
     channel: str
     epoch: int
-    verdict: Verdict
+    state: TrailerState
     bytes_total: int | None
     """Bytes of the whole epoch, known from the plan before the first is sent.
 
@@ -88,7 +88,7 @@ def fifo_path(directory: str, channel: str, epoch: int) -> str:
     return os.path.join(directory, f"{channel}_{epoch}")
 
 
-def lane_name(channel: str, index: int) -> str:
+def rank_channel_name(channel: str, index: int) -> str:
     """What stands for the channel in the names above, of one of the several FIFOs that it is dealt over."""
     return f"{channel}-{index}"
 
@@ -182,11 +182,11 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str)
 
 
-_REQUIRED = {"channel", "epoch", "verdict", "bytes_total"}
+_REQUIRED = {"channel", "epoch", "state", "bytes_total"}
 _HOLDS: dict[str, Callable[[object], bool]] = {
     "channel": _is_text,
     "epoch": _is_count,
-    "verdict": lambda value: value in ("open", "complete", "abandoned", "failed", "stopped"),
+    "state": lambda value: value in ("open", "complete", "abandoned", "failed", "stopped"),
     "bytes_total": lambda value: value is None or _is_count(value),
     "bytes_delivered": _is_count,
     "bytes_skipped": _is_count,

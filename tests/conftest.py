@@ -20,7 +20,7 @@ from blockbuster import blockbuster_ctx
 
 from tests.kit import proxy as proxy_server
 from tests.kit import stub as stub_server
-from tests.kit.patience import Patience, patiently
+from tests.kit.patience import Patience, progress_timeout
 from tests.kit.proxy import standing_before
 from tests.kit.stub import StubThread
 from tests.kit.tls import serving
@@ -68,7 +68,7 @@ def pytest_collection_modifyitems(config, items):
 def _within(seconds, test):
     @functools.wraps(test)
     async def bounded(*args, **kwargs):
-        async with patiently(0.9 * seconds):
+        async with progress_timeout(0.9 * seconds):
             return await test(*args, **kwargs)
 
     return bounded

@@ -54,7 +54,7 @@ def needed() -> set[str]:
     return found - ours().keys()
 
 
-def objection(word: str) -> str | None:
+def check(word: str) -> str | None:
     """What is wrong with one argument of pip's, a requirement or a path; None if nothing is."""
     path = re.fullmatch(r"(?P<path>(?:\.|/src/penstock)(?:/[\w./-]+)?)(?:\[(?P<extras>[\w,]+)\])?", word)
     if path is not None:
@@ -112,7 +112,7 @@ def texts() -> dict[Path, str]:
     ],
 )
 def test_the_search_finds_strangers(text, found):
-    objections = [objection(word) for word in requirements(text)]
+    objections = [check(word) for word in requirements(text)]
     objections = [each for each in objections if each is not None]
     assert len(objections) == len(found), objections
     assert all(start in each for start, each in zip(found, objections, strict=True))
@@ -124,7 +124,7 @@ def test_no_text_names_a_strangers_distribution():
     for path, text in texts().items():
         for word in requirements(text):
             seen += 1
-            if (problem := objection(word)) is not None:
+            if (problem := check(word)) is not None:
                 wrong.append(f"{path.relative_to(ROOT)}: {word} {problem}")
     assert seen > 20
     assert not wrong
@@ -134,4 +134,4 @@ def test_dependencies_on_our_own_name_distributions_of_ours():
     for directory in PROJECTS:
         for word in project(directory)["project"].get("dependencies", []):
             if word.startswith("penstock"):
-                assert objection(word) is None, f"{directory}: {word}"
+                assert check(word) is None, f"{directory}: {word}"

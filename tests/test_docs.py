@@ -27,10 +27,10 @@ from sidecar.config.hosts import Hosts
 from sidecar.config.job import Job, load_job
 from sidecar.job.environment import trainer_environment
 from sidecar.job.layout import Layout
-from sidecar.observe.metrics import ERRORS, HEDGES, METRICS, OPERATIONS, OUTCOMES, RETRIED, VERDICTS
+from sidecar.observe.metrics import ERRORS, HEDGES, METRICS, OPERATIONS, OUTCOMES, RETRIED, TRAILER_STATES
 from sidecar.process.exits import Exit
 from streamer import errors
-from streamer.readers import InterleavedReader, PipeReader, PipeStream, lanes_of, open_channel
+from streamer.readers import InterleavedReader, PipeReader, PipeStream, open_channel, rank_channels
 from streamer.relay.deliver.object_changes import DONE
 from streamer.relay.statistics import CAUSES, RESUMED, STATES, ChannelStatistics
 from streamer.s3.checksums import OUTCOMES as CHECKED
@@ -64,19 +64,19 @@ def prose(page: Path) -> str:
     return FENCE.sub("", page.read_text())
 
 
-def table(page: Path, *heads: str) -> list[list[str]]:
+def table(page: Path, *columns: str) -> list[list[str]]:
     """The rows of the page's tables that have these column heads."""
     lines, rows, inside = page.read_text().splitlines(), [], False
     for line in lines:
         cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] if line.startswith("|") else []
-        if cells == list(heads):
+        if cells == list(columns):
             inside = True
         elif not cells:
             inside = False
         elif inside and set("".join(cells)) - set("-"):
-            assert len(cells) == len(heads), line
+            assert len(cells) == len(columns), line
             rows.append(cells)
-    assert rows, f"{page.name} has no table {heads}"
+    assert rows, f"{page.name} has no table {columns}"
     return rows
 
 
@@ -167,7 +167,7 @@ def test_every_label_value_is_described():
     told = {bare(label): names(values) for label, values in table(DOCS / "metrics.md", "Label", "Values")}
     assert told.keys() == {label for spec in METRICS.values() if spec.kind != "info" for label in spec.labels}
     assert {label: values for label, values in told.items() if label != "channel"} == {
-        "state": STATES, "verdict": VERDICTS, "outcome": OUTCOMES, "kind": RETRIED,
+        "state": STATES, "trailer_state": TRAILER_STATES, "outcome": OUTCOMES, "kind": RETRIED,
         "cause": CAUSES, "error": ERRORS, "operation": OPERATIONS,
         "fate": HEDGES, "of": RESUMED, "done": DONE, "result": CHECKED,
     }  # fmt: skip
@@ -177,7 +177,7 @@ def test_the_status_document_has_the_fields_shown():
     shown = next(json.loads(body) for body in blocks(DOCS / "metrics.md", "json"))
     (channel,) = shown["channels"].values()
     fields = {field.name for field in dataclasses.fields(ChannelStatistics)}
-    assert channel.keys() == (fields | {"verdict"}) - {"first_byte", "part", "head_wait"}
+    assert channel.keys() == (fields | {"bottleneck"}) - {"first_byte", "part", "head_wait"}
 
 
 def test_promql_is_promql_and_asks_for_metrics_that_exist(tmp_path):
@@ -371,11 +371,11 @@ def test_every_make_target_shown_exists(page):
 CALLS = {
     "InterleavedReader": InterleavedReader,
     "PipeReader": PipeReader,
-    "lanes_of": lanes_of,
+    "rank_channels": rank_channels,
     "PipeStream": PipeStream,
     "open_channel": open_channel,
-    "PipeModeDataset": "streamer/readers/tensorflow.py",
-    "PipeIterableDataset": "streamer/readers/torch.py",
+    "PipeModeDataset": "streamer/readers/tensorflow/__init__.py",
+    "PipeIterableDataset": "streamer/readers/torch/__init__.py",
 }
 
 
@@ -426,8 +426,8 @@ def test_the_arguments_of_the_pytorch_dataset_are_described():
 
 def anchors(page: Path) -> set[str]:
     """The anchors of a page's headings, as forges make them."""
-    heads = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+    titles = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in titles}
 
 
 @each_page()
@@ -474,8 +474,8 @@ def test_every_row_of_the_contract_has_a_test_or_says_that_it_has_none():
 
 
 def test_every_section_of_the_contract_has_its_rows():
-    heads = re.findall(r"^## (\d)\. ", prose(DOCS / "contract.md"), re.MULTILINE)
-    assert heads == ["1", "2", "3", "4", "5", "6", "7", "8"]
+    titles = re.findall(r"^## (\d)\. ", prose(DOCS / "contract.md"), re.MULTILINE)
+    assert titles == ["1", "2", "3", "4", "5", "6", "7", "8"]
 
 
 def test_every_citation_of_the_contract_resolves():

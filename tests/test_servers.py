@@ -30,18 +30,18 @@ ROOT = Path(__file__).parent.parent
 
 def results():
     return [
-        Result("moto", "bodies", "kernel", "passed"),
-        Result("rclone", "versions", "copying", "refused", "5: ignores versionId"),
-        Result("rclone", "versions", "portable", "refused", "5: ignores versionId"),
-        Result("rclone", "bodies", "portable", "failed", "other bytes"),
+        Result("moto", "bodies", "splice", "passed"),
+        Result("rclone", "versions", "buffered", "refused", "5: ignores versionId"),
+        Result("rclone", "versions", "aiobotocore", "refused", "5: ignores versionId"),
+        Result("rclone", "bodies", "aiobotocore", "failed", "other bytes"),
     ]
 
 
 def test_the_last_line_names_what_ran_was_refused_and_failed():
     assert summary(results(), {"ceph": "not root"}) == (
         "ran 4 checks (moto 1, rclone 3): 1 passed; "
-        "2 refused by name: rclone versions (copying, portable); "
-        "1 failed: rclone bodies (portable); not started: ceph"
+        "2 refused by name: rclone versions (buffered, aiobotocore); "
+        "1 failed: rclone bodies (aiobotocore); not started: ceph"
     )
 
 
@@ -56,7 +56,7 @@ def test_results_of_several_runs_make_one_table(tmp_path):
     path = tmp_path / "new" / "results.json"
     keep(path, "rclone", Tried("1.0", "2026-01-01", {}, results()[1:]))
     keep(path, "rclone", Tried("1.0", "2026-01-02", {"Ranged GET": "200"}, results()[3:]))
-    keep(path, "moto", Tried("1.9", "2026-01-02", {}, [Result("moto", "bodies", "kernel", "failed")]))
+    keep(path, "moto", Tried("1.9", "2026-01-02", {}, [Result("moto", "bodies", "splice", "failed")]))
     keep(path, "moto", Tried("2.0", "2026-01-03", {"Ranged GET": "206"}, results()[:1]))
     lines = table(load(path), ["Ranged GET"]).splitlines()
     assert lines[0] == "|  | moto | `rclone serve s3` |"
@@ -65,8 +65,8 @@ def test_results_of_several_runs_make_one_table(tmp_path):
         "| Tried on | 2026-01-03 | 2026-01-02 |",
         "| Ranged GET | 206 | 200 |",
     ]
-    [portable] = [line for line in lines if line.startswith("| Checks, `portable` |")]
-    _, _, moto, rclone, _ = portable.split("|")
+    [checks] = [line for line in lines if line.startswith("| Checks, `aiobotocore` |")]
+    _, _, moto, rclone, _ = checks.split("|")
     assert moto.startswith(f" 0 of {len(CHECKS)}; bodies, ")
     assert rclone.startswith(f" 0 of {len(CHECKS)}; bodies failed; versions refused; odd_keys, ")
     assert rclone.endswith(" not tried ")
@@ -87,7 +87,7 @@ def test_the_documented_table_is_of_every_server():
 @pytest.mark.e2e
 @pytest.mark.timeout(180)
 def test_a_run_ends_with_its_summary(tmp_path):
-    command = [sys.executable, "-m", "tests.servers", "moto", "--check", "doctor", "--transport", "copying"]
+    command = [sys.executable, "-m", "tests.servers", "moto", "--check", "doctor", "--transport", "buffered"]
     command += ["--results", str(tmp_path / "results.json")]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=150, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

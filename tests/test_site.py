@@ -125,7 +125,7 @@ def test_the_schema_takes_every_job_file_that_is_shown():
         {"Penstok": {}},
         {"InputDataConfig": []},
         {"Penstock": {"FifoMode": "9999"}},
-        {"Penstock": {"Connections": 0}},
+        {"Penstock": {"RequestsInFlight": 0}},
         {"TrainingJobName": ""},
     ],
 )

@@ -44,12 +44,12 @@ class Outcome:
     left_over: Sequence[str]
     """FIFOs that the sidecar did not remove."""
 
-    def verdicts(self) -> list[tuple[str, bool]]:
+    def states(self) -> list[tuple[str, bool]]:
         """Every condition in words, and whether it held."""
         accuracy = self.training["accuracy"]
         found = [(f"accuracy on eval is {accuracy:.4f}, and must beat {ACCURACY}", accuracy > ACCURACY)]
         for channel in self.channels:
-            found += self._verdicts_on(channel)
+            found += self._outcomes_on(channel)
         return [
             *found,
             ("the trainer held no credentials and loaded no storage client", not self.training["storage"]),
@@ -57,7 +57,7 @@ class Outcome:
             (f"FIFOs left behind: {len(self.left_over)}", not self.left_over),
         ]
 
-    def _verdicts_on(self, channel: Channel) -> list[tuple[str, bool]]:
+    def _outcomes_on(self, channel: Channel) -> list[tuple[str, bool]]:
         planned = self.plan["channels"][channel.name]
         counted = self.training["records"][channel.name]
         due = [channel.records] * self.epochs[channel.name]
@@ -81,20 +81,20 @@ class Outcome:
     def _proven(self, channel: str, epoch: int) -> bool:
         trailer, planned = self.trailers[channel, epoch], self.plan["channels"][channel]
         return trailer is not None and (
-            (trailer.verdict, trailer.error) == ("complete", None)
+            (trailer.state, trailer.error) == ("complete", None)
             and trailer.bytes_delivered == trailer.bytes_total == planned["bytes"]
             and trailer.digest == planned["digest"]
         )
 
     def show(self) -> bool:
-        """Print the tables, the conditions and the verdict; whether every condition held."""
+        """Print the tables, the conditions and the outcome; whether every condition held."""
         Console().print(self._streams(), self._job())
-        verdicts = self.verdicts()
-        failed = sum(not held for _, held in verdicts)
-        for what, held in verdicts:
+        states = self.states()
+        failed = sum(not held for _, held in states)
+        for what, held in states:
             print(f"{'ok' if held else 'FAILED':6}  {what}")
-        verdict = "FAILED" if failed else "passed"
-        print(f"demo: {verdict}, {len(verdicts) - failed} of {len(verdicts)} conditions hold")
+        state = "FAILED" if failed else "passed"
+        print(f"demo: {state}, {len(states) - failed} of {len(states)} conditions hold")
         return not failed
 
     def _streams(self) -> Table:
@@ -112,7 +112,7 @@ class Outcome:
                     f"{counted[epoch]:,}" if epoch < len(counted) else "-",
                     "-" if trailer is None else f"{trailer.bytes_delivered:,}",
                     *[""] * 3,
-                    "none" if trailer is None else trailer.verdict,
+                    "none" if trailer is None else trailer.state,
                 )
             status = self.done["channels"][channel.name]
             rate, on_storage, on_trainer = shares(status)

@@ -44,7 +44,7 @@ def refusal(code: int, why: str, **headers: str) -> web.Response:
     return web.json_response({"error": why}, status=code, headers=named)
 
 
-class Guard:
+class AccessPolicy:
     """The rules of one server. `host`: what it listens on; `token`: None if there is none."""
 
     def __init__(self, host: str, *, token: str | None, protect_all: bool) -> None:
@@ -65,7 +65,7 @@ class Guard:
         told = given.strip().encode("utf-8", "surrogateescape")  # as aiohttp decodes a head
         return self._token is not None and hmac.compare_digest(told, self._token.encode())
 
-    def objection(self, *, method: str, path: str, headers: dict[str, str]) -> web.Response | None:
+    def check(self, *, method: str, path: str, headers: dict[str, str]) -> web.Response | None:
         """Why a request is refused before its handler sees it; `headers` by lower-case names."""
         host = headers.get("host", "")
         if self._loopback and not _is_address(host):
@@ -90,7 +90,7 @@ async def harden(_: web.Request, response: web.StreamResponse) -> None:
     response.headers.popall("Server", None)
 
 
-class Door:
+class ConnectionLimiter:
     """Lets connections in: not too many, and none that never asks."""
 
     def __init__(self) -> None:
@@ -127,9 +127,9 @@ class Door:
 
 
 class _Watched(asyncio.Protocol):
-    """The server's protocol of one connection, with `Door` told of its begin and its end."""
+    """The server's protocol of one connection, with `ConnectionLimiter` told of its begin and its end."""
 
-    def __init__(self, inner: asyncio.Protocol, door: Door) -> None:
+    def __init__(self, inner: asyncio.Protocol, door: ConnectionLimiter) -> None:
         self._inner = inner
         self._door = door
         self._transport: asyncio.BaseTransport | None = None

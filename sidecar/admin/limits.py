@@ -1,4 +1,4 @@
-"""Limits that may change while a job runs: bandwidth, connections, memory.
+"""Limits that may change while a job runs: bandwidth, requests in flight, memory.
 
     GET /limits     what holds now
     PATCH /limits   changes what is named; needs the admin token, and is refused if the job file names none
@@ -30,21 +30,21 @@ class Change(Model):
     model_config = ConfigDict(alias_generator=None)
 
     bandwidth: Rate | None = None
-    connections: Annotated[int, Field(ge=1, le=1024)] | None = None
+    requests_in_flight: Annotated[int, Field(ge=1, le=1024)] | None = None
     memory_budget: Annotated[ByteSize, Field(gt=0)] | None = None
     channel_bandwidth: dict[str, Rate | None] = {}  # noqa: RUF012 - pydantic copies defaults
 
 
 def shown(state: JobState) -> dict[str, Any]:
     """The limits as they are."""
-    allotment = state.allotment
-    if allotment is None:
+    memory_budget = state.memory_budget
+    if memory_budget is None:
         return {}
     return {
-        "bandwidth": allotment.bandwidth.limit,
-        "connections": allotment.pace.lanes,
-        "connections_adapt": not allotment.pace.fixed,
-        "memory_budget": allotment.budget,
+        "bandwidth": memory_budget.bandwidth.limit,
+        "requests_in_flight": memory_budget.concurrency.limit,
+        "requests_in_flight_adapt": not memory_budget.concurrency.fixed,
+        "memory_budget": memory_budget.budget,
         "channel_bandwidth": {name: each.limit for name, each in state.bandwidth.items()},
     }
 
@@ -55,8 +55,8 @@ def change(state: JobState, document: object) -> dict[str, Any]:
         asked = Change.model_validate(document)
     except ValidationError as error:
         raise ConfigError(f"limits: {explain(error)}") from None
-    allotment, now = state.allotment, time.monotonic()
-    if allotment is None:
+    memory_budget, now = state.memory_budget, time.monotonic()
+    if memory_budget is None:
         raise ConfigError("the job has not started yet; try again when it is ready")
     if unknown := asked.channel_bandwidth.keys() - state.bandwidth.keys():
         known = ", ".join(state.bandwidth)
@@ -65,17 +65,17 @@ def change(state: JobState, document: object) -> dict[str, Any]:
     budget = asked.memory_budget
     if "memory_budget" in named and budget is None:
         raise ConfigError("memory_budget must be a size, such as 512MiB")
-    if budget is not None and budget < allotment.least_budget:
+    if budget is not None and budget < memory_budget.least_budget:
         raise ConfigError(
             f"memory_budget {human_bytes(budget)} may not hold the parts under way; "
-            f"the least is {human_bytes(allotment.least_budget)}"
+            f"the least is {human_bytes(memory_budget.least_budget)}"
         )
     if budget is not None:
-        allotment.change_budget(int(budget))
-    if "connections" in named:
-        allotment.change_lanes(asked.connections)
+        memory_budget.change_budget(int(budget))
+    if "requests_in_flight" in named:
+        memory_budget.change_requests(asked.requests_in_flight)
     if "bandwidth" in named:
-        allotment.bandwidth.change(asked.bandwidth, now)
+        memory_budget.bandwidth.change(asked.bandwidth, now)
     for name, limit in asked.channel_bandwidth.items():
         state.bandwidth[name].change(limit, now)
     return shown(state)

@@ -13,7 +13,7 @@ from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from sidecar.admin.probe import direct
 from streamer.errors import ConfigError, SinkError
-from streamer.secrets import visible
+from streamer.secrets import escape_control
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,7 +38,7 @@ def events(url: str, token: str | None = None) -> Iterator[dict[str, Any]]:
 
 def _visible(value: Any) -> Any:
     if isinstance(value, str):
-        return visible(value)
+        return escape_control(value)
     if isinstance(value, list):
         return [_visible(each) for each in value]
     return {name: _visible(each) for name, each in value.items()} if isinstance(value, dict) else value
@@ -60,9 +60,9 @@ def parse_limits(words: tuple[str, ...]) -> dict[str, Any]:
     for word in words:
         name, equals, value = word.partition("=")
         channel, _, limit = name.rpartition(".")
-        if not equals or limit not in ("bandwidth", "connections", "memory_budget"):
+        if not equals or limit not in ("bandwidth", "requests_in_flight", "memory_budget"):
             raise ConfigError(
-                f"{word!r}: write bandwidth=200MB, train.bandwidth=50MB, connections=32 or "
+                f"{word!r}: write bandwidth=200MB, train.bandwidth=50MB, requests_in_flight=32 or "
                 "memory_budget=1GiB; none or auto lifts a limit"
             )
         if channel and limit != "bandwidth":
@@ -79,12 +79,12 @@ def _value(word: str, limit: str, value: str) -> int | None:
     if value in _LIFTED:
         return None
     try:
-        if limit == "connections":
+        if limit == "requests_in_flight":
             return int(value)
         return int(TypeAdapter(ByteSize).validate_python(value.removesuffix("/s")))
     except (ValidationError, ValueError):
         raise ConfigError(
-            f"{word!r}: {value!r} is no {'number' if limit == 'connections' else 'size'}"
+            f"{word!r}: {value!r} is no {'number' if limit == 'requests_in_flight' else 'size'}"
         ) from None
 
 

@@ -33,7 +33,7 @@ from prometheus_client import (
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from sidecar.admin import limits
-from sidecar.admin.access import Door, Guard, harden, refusal
+from sidecar.admin.access import AccessPolicy, ConnectionLimiter, harden, refusal
 from sidecar.admin.status import status, view
 from sidecar.observe.collector import exposition
 from streamer.aio import first_of
@@ -66,7 +66,7 @@ class Admin:
         """Raises ConfigError if the file of the token does not hold one."""
         self._state = state
         admin = state.job.penstock.admin
-        self._guard = Guard(admin.host, token=admin.token(), protect_all=admin.protect == "all")
+        self._guard = AccessPolicy(admin.host, token=admin.token(), protect_all=admin.protect == "all")
         self._page = PAGE.read_text(encoding="utf-8")
         self._policy = POLICY.format(script=_digest(self._page))
         self._followers = 0
@@ -83,8 +83,8 @@ class Admin:
         async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
             heard(request.transport)
             headers = {name.lower(): value for name, value in request.headers.items()}
-            objection = self._guard.objection(method=request.method, path=request.path, headers=headers)
-            return objection or await handler(request)
+            check = self._guard.check(method=request.method, path=request.path, headers=headers)
+            return check or await handler(request)
 
         app = web.Application(client_max_size=MOST_BODY, middlewares=[check])
         app.on_response_prepare.append(harden)
@@ -150,7 +150,7 @@ class Admin:
                 while not self._closing.is_set():
                     document = json.dumps(view(self._state), separators=(",", ":"))
                     await response.write(f"data: {document}\n\n".encode())
-                    await first_of(self._state.pulse.following(), self._closing.wait())
+                    await first_of(self._state.history.following(), self._closing.wait())
         finally:
             self._followers -= 1
         return response
@@ -171,7 +171,7 @@ async def serve_admin(state: JobState, *, host: str, port: int) -> AsyncIterator
 
     Raises SinkError if the port cannot be had, ConfigError for a token file that holds no token.
     """
-    door = Door()
+    door = ConnectionLimiter()
     runner = web.AppRunner(Admin(state).app(door.heard), access_log=None, shutdown_timeout=1)
     try:
         await runner.setup()

@@ -32,7 +32,7 @@ def status(state: JobState) -> dict[str, Any]:
         "limits": shown(state),
         "channels": {
             name: {field: value for field, value in asdict(statistics).items() if field not in _FOR_METRICS}
-            | {"verdict": asdict(state.pulse.verdict(name))}
+            | {"bottleneck": asdict(state.history.bottleneck(name))}
             for name, statistics in state.statistics().items()
         },
     }
@@ -61,28 +61,28 @@ def view(state: JobState) -> dict[str, Any]:
 
 
 def _channel(state: JobState, name: str, now: ChannelStatistics) -> dict[str, Any]:
-    pulse = state.pulse
-    rates = pulse.rates(name)
+    history = state.history
+    rates = history.rates(name)
     return {
         "name": name,
         "source": state.sources.get(name, ""),
         "state": now.state,
         "reader": now.reader_connected,
-        "verdict": asdict(pulse.verdict(name)),
-        "shares": pulse.shares(name),
+        "bottleneck": asdict(history.bottleneck(name)),
+        "shares": history.shares(name),
         "epoch": now.epoch,
         "epochs": now.epochs,
         "objects": now.objects,
         "bytes": now.bytes_total,
         "consumed": now.bytes_consumed,
-        "eta": pulse.eta(name),
+        "eta": history.eta(name),
         "rates": [round(rate) for rate in rates],
         "written": now.written_bytes,
         "wasted": now.wasted_bytes,
-        "lanes": now.inflight,
-        "lanes_limit": now.limit,
-        "staged": now.staged_bytes,
-        "budget": now.budget_bytes,
+        "requests_in_flight": now.requests_in_flight,
+        "requests_in_flight_limit": now.requests_in_flight_limit,
+        "reserved": now.reserved_bytes,
+        "quota": now.quota_bytes,
         "fifo": now.fifo_bytes,
         "fifo_size": now.fifo_capacity,
         "retries": sum(now.retries.values()),

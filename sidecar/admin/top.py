@@ -54,10 +54,11 @@ def frame(event: dict[str, Any]) -> Group:
         (f"  {event['host']['name']} · {event['transport']}", "bright_black"),
     )
     limits, process = event["limits"], event["process"]
-    adapt = "connections adapt, now" if limits["connections_adapt"] else "connections"
+    adapt = "requests in flight adapt, now" if limits["requests_in_flight_adapt"] else "requests in flight"
     limit = f"at most {_rate(limits['bandwidth'])}" if limits["bandwidth"] else "no bandwidth limit"
     foot = Text(
-        f"{adapt} {limits['connections']} · memory budget {human_bytes(limits['memory_budget'])} · {limit} · "
+        f"{adapt} {limits['requests_in_flight']} · "
+        f"memory budget {human_bytes(limits['memory_budget'])} · {limit} · "
         f"process {process['rss_bytes'] // MIB} MiB, {process['cpu_seconds']:.1f} CPU-s · "
         f"{event['requests']['parts'] + event['requests']['planning']} requests, "
         f"about ${event['requests']['dollars']:.2g}",
@@ -67,16 +68,16 @@ def frame(event: dict[str, Any]) -> Group:
 
 
 def _channel(channel: dict[str, Any]) -> Panel:
-    verdict, rates = channel["verdict"], channel["rates"]
-    tone = TONES[verdict["kind"]]
+    bottleneck, rates = channel["bottleneck"], channel["rates"]
+    tone = TONES[bottleneck["kind"]]
     done = channel["consumed"] / channel["bytes"] if channel["bytes"] else 0.0
     left = "" if channel["eta"] is None else f" · {channel['eta']:.0f} s left"
     lines = Table.grid(padding=(0, 1), expand=True)
-    lines.add_column(width=9, style="bright_black")
+    lines.add_column(width=10, style="bright_black")
     lines.add_column(ratio=1)
-    lines.add_row("verdict", Text(verdict["text"], style=f"bold {tone}"))
-    if verdict["remedy"]:
-        lines.add_row("", Text(verdict["remedy"], style="bright_black"))
+    lines.add_row("bottleneck", Text(bottleneck["text"], style=f"bold {tone}"))
+    if bottleneck["remedy"]:
+        lines.add_row("", Text(bottleneck["remedy"], style="bright_black"))
     lines.add_row(
         f"epoch {channel['epoch']}",
         Group(
@@ -94,8 +95,8 @@ def _channel(channel: dict[str, Any]) -> Panel:
     lines.add_row("time", Text.assemble(*words))
     lines.add_row(
         "in use",
-        f"connections {channel['lanes']}/{channel['lanes_limit']}   "
-        f"memory {human_bytes(channel['staged'])} of {human_bytes(channel['budget'])}   "
+        f"requests {channel['requests_in_flight']}/{channel['requests_in_flight_limit']}   "
+        f"memory {human_bytes(channel['reserved'])} of {human_bytes(channel['quota'])}   "
         f"FIFO {human_bytes(channel['fifo'])} of {human_bytes(channel['fifo_size'])}",
     )
     for error in channel["errors"][:SHOWN_ERRORS]:

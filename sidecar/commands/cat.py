@@ -9,19 +9,19 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from sidecar.job.planning import patiently
+from sidecar.job.planning import plan_while_unavailable
 from sidecar.process.exits import Exit
-from sidecar.process.memory import keep_loaded, memory_limit
+from sidecar.process.memory import freeze_gc, memory_limit
 from streamer.errors import ReaderGone
 from streamer.plan import Arrangement
 from streamer.relay.once import stream_once
-from streamer.relay.statistics import Tally
+from streamer.relay.statistics import ChannelCounters
 from streamer.relay.transport import Wish, open_transport, why_read
 from streamer.retry import RetryPolicy
 from streamer.s3.catalog.listing import plan_uris
 from streamer.s3.catalog.validation import PlanMemory
 from streamer.s3.client.session import STALL_TIMEOUT, Endpoint, open_clients
-from streamer.schedule.concurrency import MOST_LANES
+from streamer.schedule.concurrency import MOST_REQUESTS
 from streamer.sink.outlet import FileOutlet, PipeOutlet
 from streamer.trailer import mark_pipe
 
@@ -38,7 +38,7 @@ class CatOptions:
 
     budget: int
     part_size: int | None
-    connections: int | None
+    requests_in_flight: int | None
     transport: Wish
     give_up_after: float
     join: Join | None = None
@@ -59,18 +59,18 @@ async def cat(
     policy = RetryPolicy(give_up_after=options.give_up_after)
     async with open_clients(
         endpoint,
-        connections=options.connections or MOST_LANES,
+        connections=options.requests_in_flight or MOST_REQUESTS,
         stall_timeout=min(STALL_TIMEOUT, options.give_up_after),
     ) as clients:
         memory, arrangement = PlanMemory(memory_limit() // 2), Arrangement(join=options.join)
-        plan = await patiently(
+        plan = await plan_while_unavailable(
             lambda progressed: plan_uris(
                 clients.control, uris, arrangement, progress=lambda _: progressed(), memory=memory
             ),
             policy,
         )
         why = why_read(plan)
-        tally, started, cpu = Tally(), time.monotonic(), time.process_time()
+        counters, started, cpu = ChannelCounters(), time.monotonic(), time.process_time()
         try:
             async with open_transport(
                 clients,
@@ -78,17 +78,17 @@ async def cat(
                 buckets={uri.bucket for uri in uris},
                 channels=[why],
                 budget=options.budget,
-                connections=options.connections,
+                requests_in_flight=options.requests_in_flight,
                 part_size=options.part_size,
                 to_pipes=stat.S_ISFIFO(os.fstat(1).st_mode),
             ) as transport:
-                keep_loaded()
+                freeze_gc()
                 await stream_once(
                     plan,
                     transport.source,
                     transport.stages(why),
                     policy=policy,
-                    tally=tally,
+                    counters=counters,
                     open_outlet=partial(_standard_output, give_up_after=options.give_up_after),
                 )
         except ReaderGone:
@@ -101,7 +101,7 @@ async def cat(
     report(
         f"{plan.objects(0)} objects, {total} bytes in {seconds:.2f} s by {transport.name}: "
         f"{total / max(seconds, 1e-9) / 1e6:.0f} MB/s, {cpu_per_gb:.2f} CPU-s/GB, "
-        f"{transport.allotment.pace.lanes} lanes"
+        f"{transport.memory_budget.concurrency.limit} requests"
     )
     return Exit.OK
 

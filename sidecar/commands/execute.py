@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from sidecar.job.environment import trainer_environment
-from sidecar.job.layout import Flags, Layout, settle
+from sidecar.job.layout import Flags, Layout, resolve_host
 from sidecar.job.supervisor import JobSpec, Supervisor
 from sidecar.process.exits import Exit, exit_code
 from sidecar.process.logs import log
@@ -39,7 +39,7 @@ async def execute(job: Job, flags: Flags, command: tuple[str, ...]) -> int:
         if base is None:
             base = stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-"))
         layout = Layout(base)
-        job, hosts = settle(job, layout, flags)
+        job, hosts = resolve_host(job, layout, flags)
         spec = JobSpec(job=job, hosts=hosts, layout=layout, default_admin_port=0, keep_proof=False)
         supervisor = Supervisor(spec)
         code = Exit.OK.value

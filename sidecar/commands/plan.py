@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sidecar.job.channels import fifos, job_clients, job_transport
-from sidecar.job.layout import DEFAULT_BASE, Flags, Layout, settle
+from sidecar.job.layout import DEFAULT_BASE, Flags, Layout, resolve_host
 from sidecar.job.planning import plan_job
 from sidecar.observe.state import JobState
 from streamer.plan import cut
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 async def plan(job: Job, flags: Flags) -> dict[str, Any]:
     """What `penstock plan` shows: every channel's objects, bytes, parts and digest."""
     layout = Layout(job.penstock.base_directory or DEFAULT_BASE)
-    job, hosts = settle(job, layout, flags)
+    job, hosts = resolve_host(job, layout, flags)
     state = JobState(job, hosts)
     modes = {channel.channel_name: job.mode(channel) for channel in job.input_data_config}
     async with job_clients(job) as clients:
@@ -30,16 +30,16 @@ async def plan(job: Job, flags: Flags) -> dict[str, Any]:
                 "transport": transport.name,
                 "reason": transport.reason,
                 "host": {"index": hosts.index, "hosts": list(hosts.names)},
-                "connections": transport.allotment.pace.lanes,
+                "requests_in_flight": transport.memory_budget.concurrency.limit,
                 "open_files": transport.few_files,
-                "budget": transport.allotment.budget,
+                "budget": transport.memory_budget.budget,
                 "channels": {
                     name: {"mode": modes[name]}
                     | _summary(found.whole, part_size)
                     | {"keys": [[ref.bucket, ref.key, ref.size, ref.etag] for ref in found.whole.refs(0)]}
                     | (
-                        {"lanes": {lane: _summary(plan, part_size) for lane, plan in found.fifos.items()}}
-                        if name in job.lanes
+                        {"ranks": {rank: _summary(plan, part_size) for rank, plan in found.fifos.items()}}
+                        if name in job.ranks
                         else {}
                     )
                     for name, found in plans.items()

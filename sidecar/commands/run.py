@@ -7,7 +7,7 @@ import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sidecar.job.layout import DEFAULT_BASE, Flags, Layout, settle
+from sidecar.job.layout import DEFAULT_BASE, Flags, Layout, resolve_host
 from sidecar.job.rehearsal import ADMIN_PORT
 from sidecar.job.resume import load_saved
 from sidecar.job.supervisor import JobSpec, Supervisor
@@ -41,7 +41,7 @@ async def run(job: Job, flags: Flags, continuation: Continuation) -> int:
     saved = {} if continuation.resume is None else load_saved(continuation.resume)
     shutdown = Shutdown()
     layout = Layout(job.penstock.base_directory or DEFAULT_BASE)
-    job, hosts = settle(job, layout, flags)
+    job, hosts = resolve_host(job, layout, flags)
     supervisor = Supervisor(
         JobSpec(
             job=job,

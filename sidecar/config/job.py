@@ -41,7 +41,7 @@ from sidecar.process.memory import default_budget, memory_limit
 from streamer.errors import ConfigError
 from streamer.relay.staging.buffers import BUFFER_SIZE
 from streamer.schedule.concurrency import SMALLEST_PART
-from streamer.trailer import lane_name
+from streamer.trailer import rank_channel_name
 from streamer.units import human_bytes
 
 SAGEMAKER_CHANNELS = 20
@@ -97,7 +97,7 @@ class Job(Model):
         names = [channel.channel_name for channel in self.input_data_config]
         for name in sorted(name for name, count in Counter(names).items() if count > 1):
             raise ValueError(f"two channels are called {name!r}; names must differ")
-        self._check_lanes(set(names))
+        self._check_ranks(set(names))
         piped = {name for channel in self.channels("Pipe") for name in self.fifos(channel)}
         for channel in self.channels("File"):
             name = channel.channel_name
@@ -110,14 +110,17 @@ class Job(Model):
                     f"channel {stem!r}; rename one"
                 )
         sharded = any(channel.source.sharded for channel in self.input_data_config)
-        if self.penstock.shard_by == "bytes" and not sharded and not self.lanes:
-            raise ValueError("ShardBy has no meaning without a ShardedByS3Key channel or Lanes; remove it")
+        if self.penstock.shard_by == "bytes" and not sharded and not self.ranks:
+            raise ValueError(
+                "ShardBy has no meaning without a ShardedByS3Key channel or Rank FIFOs; remove it"
+            )
         budget, least = self.penstock.memory_budget, self._least_budget
         if budget is not None and budget < least:
             part = human_bytes(self.penstock.part_size or SMALLEST_PART)
             raise ValueError(
                 f"MemoryBudget {human_bytes(budget)} is less than two parts of {part} for each of "
-                f"{max(len(piped), 1)} channels or lanes; raise it to {human_bytes(least)} or lower PartSize"
+                f"{max(len(piped), 1)} channels or rank FIFOs; raise it to {human_bytes(least)} or lower "
+                "PartSize"
             )
         return self
 
@@ -135,34 +138,37 @@ class Job(Model):
         return 2 * part * max(fifos, 1)
 
     @property
-    def lanes(self) -> dict[str, int]:
+    def ranks(self) -> dict[str, int]:
         """By channel, the number of FIFOs that its objects are dealt over, of those that ask for it."""
-        asked = {channel.channel_name: channel.penstock.lanes for channel in self.channels("Pipe")}
+        asked = {channel.channel_name: channel.penstock.ranks for channel in self.channels("Pipe")}
         return {name: count for name, count in asked.items() if count is not None}
 
-    def _check_lanes(self, names: set[str]) -> None:
-        """Raises ValueError for lanes without a name, and for channels that might be taken for lanes."""
-        for name, count in self.lanes.items():
-            if len(last := lane_name(name, count - 1)) > LONGEST_NAME:
+    def _check_ranks(self, names: set[str]) -> None:
+        """Raises ValueError for rank FIFOs without a name, and for channels that might be taken for rank
+        FIFOs.
+        """
+        for name, count in self.ranks.items():
+            if len(last := rank_channel_name(name, count - 1)) > LONGEST_NAME:
                 raise ValueError(
-                    f"the lane {last!r} has a name of more than {LONGEST_NAME} characters; shorten {name!r}"
+                    f"the rank FIFO {last!r} has a name of more than {LONGEST_NAME} characters; "
+                    f"shorten {name!r}"
                 )
             for other in sorted(names):
                 stem, _, number = other.rpartition("-")
                 if stem == name and number.isdecimal():
                     raise ValueError(
-                        f"channel {other!r} has the name of a lane of channel {name!r}; "
-                        f"rename one, or remove the Lanes of {name!r}"
+                        f"channel {other!r} has the name of a rank FIFO of channel {name!r}; "
+                        f"rename one, or remove the Ranks of {name!r}"
                     )
 
     def fifos(self, channel: ChannelConfig) -> tuple[str, ...]:
-        """The channel under the names that the trainer knows: those of its lanes, if it has any.
+        """The channel under the names that the trainer knows: those of its rank FIFOs, if it has any.
 
         `_<epoch>` added gives the FIFOs of a Pipe channel.
         """
         name = channel.channel_name
-        count = channel.penstock.lanes
-        return (name,) if count is None else tuple(lane_name(name, index) for index in range(count))
+        count = channel.penstock.ranks
+        return (name,) if count is None else tuple(rank_channel_name(name, index) for index in range(count))
 
     def mode(self, channel: ChannelConfig) -> InputMode:
         """The channel's own InputMode, else the algorithm's (contract §2.1)."""
@@ -266,7 +272,7 @@ _WORDS = {
 }
 
 
-_OF_A_CHANNEL = {"Lanes": "Lanes: 4", "ChannelBandwidth": "Bandwidth: 50MB"}
+_OF_A_CHANNEL = {"Ranks": "Ranks: 4", "ChannelBandwidth": "Bandwidth: 50MB"}
 """Keys that would be maps of channels in the `Penstock` section, and how each channel has them."""
 
 

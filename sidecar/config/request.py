@@ -159,7 +159,7 @@ class ChannelExtras(Model):
     """The format of which every object is one whole: their contents follow each other as one of it."""
     integrity: Literal["none", "checksum"] = "none"
     """`checksum`: compare every whole object with the CRC that S3 keeps of it."""
-    lanes: Annotated[StrictInt, Field(ge=1, le=64)] | None = None
+    ranks: Annotated[StrictInt, Field(ge=1, le=64)] | None = None
     """FIFOs that the objects are dealt over. Unset: one, of the channel's plain name."""
     bandwidth: Annotated[ByteSize, Field(gt=0)] | None = None
     """Bytes per second into the channel's FIFOs. Unset: no limit of its own."""

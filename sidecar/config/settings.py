@@ -19,7 +19,7 @@ from pydantic import (
 
 from sidecar.config.model import Model
 from streamer.errors import ConfigError
-from streamer.s3.client.session import STALL_TIMEOUT, Endpoint, Reading, check_endpoint
+from streamer.s3.client.session import STALL_TIMEOUT, Endpoint, RequestOptions, check_endpoint
 from streamer.secrets import remember
 from streamer.units import KIB, MIB
 
@@ -85,7 +85,7 @@ class EndpointConfig(Model):
         values = self.model_dump(exclude={"requester_pays", "sse_customer_key_file"})
         path = self.sse_customer_key_file
         return Endpoint(
-            **values, reading=Reading(self.requester_pays, read_customer_key(path) if path else None)
+            **values, reading=RequestOptions(self.requester_pays, read_customer_key(path) if path else None)
         )
 
 
@@ -173,11 +173,12 @@ class PenstockConfig(Model):
     memory_budget: ByteSize | None = None
     """Bytes requested and not yet delivered, shared by all channels; those being read have the most. Unset: a
     quarter of the memory that the container or machine has, between 64 and 512 MiB."""
-    transport: Literal["auto", "portable", "copying", "kernel"] = "auto"
-    """How bodies are fetched. `auto`: left in the kernel (plain HTTP), else copied once, else portable."""
+    transport: Literal["auto", "aiobotocore", "buffered", "splice"] = "auto"
+    """How bodies are fetched. `auto`: the first of `splice`, `buffered` and `aiobotocore` that is
+    possible."""
     part_size: ByteSize | None = None
     """Bytes of one request. Unset: adapts between 1 and 16 MiB."""
-    connections: Annotated[int, Field(ge=1, le=1024)] | None = None
+    requests_in_flight: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Requests in flight, over all channels. Unset: adapts, up to 256."""
     give_up_after: Annotated[Seconds, Field(gt=0)] = 300.0
     """Seconds without a byte of progress before a channel fails."""
@@ -191,7 +192,7 @@ class PenstockConfig(Model):
         int, BeforeValidator(_octal), WithJsonSchema({"type": "string", "pattern": "^0?[0-7]{3}$"})
     ] = 0o640
     shard_by: Literal["objects", "bytes"] = "objects"
-    """What ShardedByS3Key makes equal between hosts, and Lanes between the FIFOs of a channel; SageMaker's
+    """What ShardedByS3Key makes equal between hosts, and Ranks between the FIFOs of a channel; SageMaker's
     own rule is `objects`."""
     bandwidth: Annotated[ByteSize, Field(gt=0)] | None = None
     """Bytes per second into all FIFOs together. Unset: no limit. Those of one channel: its own section."""

@@ -14,14 +14,14 @@ from sidecar.config.hosts import identify, local_job
 from sidecar.doctor import machine
 from sidecar.doctor.storage import storage
 from sidecar.job.layout import DEFAULT_BASE, Layout, platform_resource_config
-from sidecar.job.planning import job_heads, plan_channel
+from sidecar.job.planning import job_inspector, plan_channel
 from sidecar.process.exits import Exit, exit_code
 from sidecar.process.memory import memory_limit
 from streamer.errors import PenstockError
 from streamer.s3.catalog.validation import PlanMemory
 from streamer.s3.client.session import open_clients
-from streamer.schedule.concurrency import MOST_LANES
-from streamer.secrets import redact, visible
+from streamer.schedule.concurrency import MOST_REQUESTS
+from streamer.secrets import escape_control, redact
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -51,9 +51,11 @@ async def examine(job: Job, flags: Flags) -> AsyncIterator[Finding]:
     yield await machine.admin_port(job)
     penstock = job.penstock
     try:
-        connections = penstock.connections or MOST_LANES
+        requests_in_flight = penstock.requests_in_flight or MOST_REQUESTS
         async with open_clients(
-            penstock.endpoint.resolved(), connections=connections, stall_timeout=penstock.longest_silence
+            penstock.endpoint.resolved(),
+            connections=requests_in_flight,
+            stall_timeout=penstock.longest_silence,
         ) as clients:
             listed = set()
             async for finding in storage(job, clients):
@@ -70,14 +72,14 @@ async def _plans(job: Job, clients: Clients, hosts: Hosts, channels: list[Channe
     """What these channels hold, listed to the end, as `run` lists them. Raises PenstockError."""
     found = {}
     memory = PlanMemory(memory_limit() // 2)
-    async with job_heads(job, clients) as heads:
+    async with job_inspector(job, clients) as inspector:
         for channel in channels:
             found[channel.channel_name] = await plan_channel(
                 clients.control,
                 job,
                 channel,
                 hosts,
-                heads=heads,
+                inspector=inspector,
                 progress=lambda _: None,
                 memory=memory,
             )
@@ -86,7 +88,7 @@ async def _plans(job: Job, clients: Clients, hosts: Hosts, channels: list[Channe
 
 def line(finding: Finding) -> str:
     """One finding for people."""
-    said = f"{MARKS[finding.state]} {finding.check:<18} {visible(redact(finding.text))}"
+    said = f"{MARKS[finding.state]} {finding.check:<18} {escape_control(redact(finding.text))}"
     return f"{said}\n{'':9}{'':19}-> {finding.fix}" if finding.fix else said
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 State = Literal["ok", "warning", "failure"]
 ENOUGH_FILES = 4096
-"""Open files that lanes, their pipes and FIFOs of an ordinary job need."""
+"""Open files that requests, their pipes and FIFOs of an ordinary job need."""
 BESIDE_BUDGET = 200 * MIB
 """Bytes that the process takes besides the budget, with room to spare."""
 

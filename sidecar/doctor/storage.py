@@ -19,14 +19,14 @@ from urllib.parse import urlsplit
 from sidecar.doctor.machine import Finding
 from sidecar.job.endmarks import JOIN_ADVICE, carried
 from sidecar.process.exits import Exit, exit_code
-from streamer.errors import Missing, PenstockError, SourceChanged, Where
+from streamer.errors import ErrorContext, Missing, PenstockError, SourceChanged
 from streamer.plan import ObjectRef, Plan, bare_etag
 from streamer.relay.once import stream_once
-from streamer.relay.statistics import Tally
+from streamer.relay.statistics import ChannelCounters
 from streamer.relay.transport import open_transport, why_read
 from streamer.retry import RetryPolicy
 from streamer.s3.catalog.listing import first_page
-from streamer.s3.catalog.object_info import PortableHeads
+from streamer.s3.catalog.object_info import AiobotocoreHeadClient
 from streamer.s3.client.bounded import within_stall
 from streamer.s3.client.faults import answered_code, clock_ahead, map_errors
 from streamer.s3.ranges import check_header
@@ -121,7 +121,7 @@ async def credentials(clients: Clients) -> Finding:
         fix = "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, or Anonymous: true."
         return Finding("credentials", "failure", "none found", fix, Exit.DENIED)
     try:
-        with map_errors(Where()):
+        with map_errors(ErrorContext()):
             await clients.credentials.get_frozen_credentials()
     except PenstockError as error:
         return _failed("credentials", error)
@@ -132,25 +132,27 @@ async def _look(clients: Clients, channel: ChannelConfig) -> tuple[list[ObjectRe
     """The first objects of a channel, and what there is, in words."""
     uri, kind = channel.source.uri, channel.source.s3_data_type
     if kind != "S3Prefix":
-        manifest = await PortableHeads(clients.control).find(uri.bucket, uri.key)
+        manifest = await AiobotocoreHeadClient(clients.control).stat(uri.bucket, uri.key)
         return [], f"{kind} of {manifest.size} bytes; its objects are not looked at"
     refs, truncated = await first_page(clients.control, uri)
     if not refs:
-        raise Missing("no object matches this prefix; check S3Uri (a prefix is case-sensitive)", Where(*uri))
+        raise Missing(
+            "no object matches this prefix; check S3Uri (a prefix is case-sensitive)", ErrorContext(*uri)
+        )
     more = " or more" if truncated else ""
     return [ref for ref in refs if ref.size], f"objects: {len(refs)}{more}"
 
 
 async def _read(clients: Clients, name: str, ref: ObjectRef) -> AsyncIterator[Finding]:
     """One byte of an object, and what the endpoint makes of Range, If-Match and checksums."""
-    where = Where(ref.bucket, ref.key)
+    context = ErrorContext(ref.bucket, ref.key)
     # Some servers answer `bytes=0-0` with the whole object. A run asks for it of objects of one byte alone.
     offset = min(1, ref.size - 1)
     asked: dict[str, Any] = {"Bucket": ref.bucket, "Key": ref.key, "Range": f"bytes={offset}-{offset}"}
     try:
-        with map_errors(where):
+        with map_errors(context):
             answer = await clients.data.get_object(**asked, ChecksumMode="ENABLED")
-            async with answer["Body"] as body, within_stall(clients.stall_timeout, where):
+            async with answer["Body"] as body, within_stall(clients.stall_timeout, context):
                 content = body.raw_stream.content
                 data = await content.read(2) if answer.get("ContentLength") == 1 else b""
     except PenstockError as error:
@@ -164,7 +166,7 @@ async def _read(clients: Clients, name: str, ref: ObjectRef) -> AsyncIterator[Fi
         text = f"listed as {ref.etag}, sent as {told or 'none'}"
         yield Finding(f"ETag {name}", "failure", text, fix, Exit.UNREACHABLE)
     yield _clock(metadata["HTTPHeaders"].get("date"))
-    yield await _if_match(clients, name, asked, where)
+    yield await _if_match(clients, name, asked, context)
     sums = sorted(key for key in answer if key.startswith("Checksum") and key != "ChecksumType")
     yield Finding(f"checksums {name}", "ok", ", ".join(sums) or "none are told")
 
@@ -178,7 +180,7 @@ def _range(name: str, ref: ObjectRef, answer: Any, data: bytes, *, offset: int) 
             ref,
             offset,
             offset + 1,
-            Where(ref.bucket, ref.key),
+            ErrorContext(ref.bucket, ref.key),
             status=status,
             content_range=answer.get("ContentRange"),
             content_length=length,
@@ -192,10 +194,10 @@ def _range(name: str, ref: ObjectRef, answer: Any, data: bytes, *, offset: int) 
     return Finding(f"Range {name}", "failure", told, fix, Exit.UNREACHABLE)
 
 
-async def _if_match(clients: Clients, name: str, asked: dict[str, Any], where: Where) -> Finding:
+async def _if_match(clients: Clients, name: str, asked: dict[str, Any], context: ErrorContext) -> Finding:
     check = f"If-Match {name}"
     try:
-        with map_errors(where):
+        with map_errors(context):
             answer = await clients.data.get_object(**asked, IfMatch=NO_SUCH_ETAG)
             answer["Body"].close()
     except SourceChanged:
@@ -219,7 +221,7 @@ def _clock(date: str | None) -> Finding:
 
 async def speed(job: Job, clients: Clients, samples: list[ObjectRef]) -> Finding:
     """Bytes per second of the first objects, over the job's own transport, into a pipe that is emptied."""
-    penstock, tally, plan = job.penstock, Tally(), Plan.of(samples)
+    penstock, counters, plan = job.penstock, ChannelCounters(), Plan.of(samples)
     why = why_read(plan, check=job.checks, frame=job.frames)
     try:
         async with open_transport(
@@ -228,7 +230,7 @@ async def speed(job: Job, clients: Clients, samples: list[ObjectRef]) -> Finding
             buckets=plan.buckets(),
             channels=[why],
             budget=job.budget,
-            connections=penstock.connections,
+            requests_in_flight=penstock.requests_in_flight,
             part_size=penstock.part_size,
             hedge=penstock.hedge_budget,
         ) as transport:
@@ -240,17 +242,17 @@ async def speed(job: Job, clients: Clients, samples: list[ObjectRef]) -> Finding
                         transport.source,
                         transport.stages(why),
                         policy=RetryPolicy(give_up_after=PROBE),
-                        tally=tally,
+                        counters=counters,
                         open_outlet=lambda on_gone: PipeOutlet(os.dup(write_end), on_gone=on_gone),
                     )
             seconds = time.monotonic() - started
     except PenstockError as error:
         return _failed("speed", error)
-    per_second = tally.written_bytes / max(seconds, 1e-3)
-    text = f"{per_second / 1e6:.0f} MB/s: {tally.written_bytes / 1e6:.1f} MB in {seconds:.1f} s by {name}"
-    if tally.retries:
-        text += f", {sum(tally.retries.values())} requests repeated"
-    if per_second < SLOW and tally.written_bytes > SLOW:
+    per_second = counters.written_bytes / max(seconds, 1e-3)
+    text = f"{per_second / 1e6:.0f} MB/s: {counters.written_bytes / 1e6:.1f} MB in {seconds:.1f} s by {name}"
+    if counters.retries:
+        text += f", {sum(counters.retries.values())} requests repeated"
+    if per_second < SLOW and counters.written_bytes > SLOW:
         return Finding(
             "speed", "warning", text, "Look at the network, and at the region: is this host near it?"
         )

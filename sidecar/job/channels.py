@@ -15,8 +15,8 @@ from streamer.relay.deliver.object_changes import Changes
 from streamer.relay.transport import Transport, open_transport, why_read
 from streamer.retry import RetryPolicy
 from streamer.s3.client.session import open_clients
-from streamer.schedule.concurrency import MOST_LANES
-from streamer.sink.write_ends import KeptEnds
+from streamer.schedule.concurrency import MOST_REQUESTS
+from streamer.sink.write_ends import KeeperWriteEnds
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from sidecar.config.job import Job
     from sidecar.config.request import ChannelConfig
     from sidecar.job.planning import Planned
-    from sidecar.job.resume import Begin
+    from sidecar.job.resume import StartPosition
     from sidecar.observe.state import JobState
     from streamer.helpers.keeper_client import KeeperClient
     from streamer.plan import Plan
-    from streamer.s3.catalog.object_info import Heads
-    from streamer.s3.checksums import Sums
+    from streamer.s3.catalog.object_info import ObjectInspector
+    from streamer.s3.checksums import StoredChecksums
     from streamer.s3.client.session import Clients
 
 
@@ -53,8 +53,8 @@ class Engine:
     """What all channels of a job stream with."""
 
     transport: Transport
-    heads: Heads
-    sums: Sums | None
+    inspector: ObjectInspector
+    stored_checksums: StoredChecksums | None
     keeper: KeeperClient | None
     directory: str
     """Where the FIFOs are."""
@@ -75,7 +75,7 @@ async def job_clients(job: Job) -> AsyncIterator[Clients]:
     penstock = job.penstock
     async with open_clients(
         penstock.endpoint.resolved(),
-        connections=penstock.connections or MOST_LANES,
+        connections=penstock.requests_in_flight or MOST_REQUESTS,
         stall_timeout=penstock.longest_silence,
     ) as clients:
         yield clients
@@ -91,7 +91,7 @@ async def job_transport(state: JobState, clients: Clients, streams: list[Fifo]) 
         buckets=set().union(*(fifo.plan.buckets() for fifo in streams)),
         channels=[fifo.why_read for fifo in streams] or [None],
         budget=job.budget,
-        connections=job.penstock.connections,
+        requests_in_flight=job.penstock.requests_in_flight,
         part_size=job.penstock.part_size,
         hedge=job.penstock.hedge_budget,
     )
@@ -104,7 +104,7 @@ async def job_transport(state: JobState, clients: Clients, streams: list[Fifo]) 
                 "limit of memory"
             ) from error
         state.use(transport)
-        transport.allotment.bandwidth.change(job.penstock.bandwidth, time.monotonic())
+        transport.memory_budget.bandwidth.change(job.penstock.bandwidth, time.monotonic())
         log.info("transport", transport=transport.name, reason=transport.reason)
         read = {fifo.channel.channel_name: why for fifo in streams if (why := fifo.why_read)}
         if transport.pipes is not None and read:
@@ -114,12 +114,12 @@ async def job_transport(state: JobState, clients: Clients, streams: list[Fifo]) 
         yield transport
 
 
-def make_channel(state: JobState, fifo: Fifo, engine: Engine, begin: Begin) -> Channel:
+def make_channel(state: JobState, fifo: Fifo, engine: Engine, begin: StartPosition) -> Channel:
     """The channel of one FIFO; it writes its log lines by itself."""
     penstock, config = state.job.penstock, fifo.channel
     lines = EpochLog(state, fifo.name)
     stages = engine.transport.stages(fifo.why_read)
-    stages.share.bandwidth = state.bandwidth[config.channel_name]
+    stages.quota.bandwidth = state.bandwidth[config.channel_name]
     return Channel(
         fifo.name,
         fifo.plan,
@@ -128,14 +128,16 @@ def make_channel(state: JobState, fifo: Fifo, engine: Engine, begin: Begin) -> C
         directory=engine.directory,
         fifo_mode=penstock.fifo_mode,
         policy=RetryPolicy(give_up_after=penstock.give_up_after),
-        on_verdict=lines.epoch_ended,
-        changes=Changes(config.penstock.when_changed, engine.heads.find, lines.object_changed),
-        sums=engine.sums if config.penstock.integrity == "checksum" else None,
+        on_epoch_end=lines.epoch_ended,
+        changes=Changes(config.penstock.when_changed, engine.inspector.stat, lines.object_changed),
+        stored_checksums=engine.stored_checksums if config.penstock.integrity == "checksum" else None,
         on_unverifiable=lines.unverifiable,
         on_shortage=lines.shortage,
         on_end_believed=lines.end_believed,
         start=begin.position,
-        ends=None if engine.keeper is None else KeptEnds(engine.keeper, fifo.name, digest=fifo.plan.digest),
+        write_ends=None
+        if engine.keeper is None
+        else KeeperWriteEnds(engine.keeper, fifo.name, digest=fifo.plan.digest),
         held=begin.held,
         refused=begin.refused,
         when_failed=config.penstock.when_failed,

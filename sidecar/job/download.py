@@ -22,16 +22,16 @@ from typing import TYPE_CHECKING
 
 from sidecar.process.logs import log
 from streamer.aio import in_thread
-from streamer.errors import BadAnswer, ConfigError, SinkError, Where
+from streamer.errors import BadAnswer, ConfigError, ErrorContext, SinkError
 from streamer.plan import Part, Plan, cut
 from streamer.relay.fetch.part_fetch import PartFetch
 from streamer.relay.staging.buffers import BufferPool, MemoryStage
-from streamer.relay.statistics import Tally
+from streamer.relay.statistics import ChannelCounters
 from streamer.retry import RetryPolicy
 from streamer.s3.aiobotocore_source import AiobotocoreSource
 from streamer.s3.ranges import RangeSource
-from streamer.schedule.budget import Allotment
-from streamer.schedule.concurrency import Pace
+from streamer.schedule.budget import MemoryBudget
+from streamer.schedule.concurrency import ConcurrencyController
 from streamer.trailer import replace_file
 from streamer.units import MIB
 
@@ -63,7 +63,7 @@ async def download_channels(job: Job, plans: Mapping[str, Plan], clients: Client
     part_size = int(penstock.part_size or DEFAULT_PART)
     limits = DownloadLimits(
         part_size=part_size,
-        workers=min(penstock.connections or DEFAULT_WORKERS, max(1, job.budget // part_size)),
+        workers=min(penstock.requests_in_flight or DEFAULT_WORKERS, max(1, job.budget // part_size)),
         policy=RetryPolicy(give_up_after=penstock.give_up_after),
     )
     for channel in job.channels("File"):
@@ -135,16 +135,16 @@ async def download(
 
 
 async def _fetch(plan: Plan, files: list[str], source: RangeSource, limits: DownloadLimits) -> None:
-    tally, pool = Tally(), BufferPool()
-    pace = Pace(limits.workers, limits.part_size, fixed_lanes=True, fixed_part=True)
-    share = Allotment(limits.workers * limits.part_size, pace).share()
+    counters, pool = ChannelCounters(), BufferPool()
+    concurrency = ConcurrencyController(limits.workers, limits.part_size, fixed_limit=True, fixed_part=True)
+    quota = MemoryBudget(limits.workers * limits.part_size, concurrency).quota()
     places = {(ref.bucket, ref.key): file for ref, file in zip(plan.refs(0), files, strict=True)}
     parts: Iterator[Part] = cut(plan.segments(0), part_size=lambda: limits.part_size, epoch=0)
 
     async def work() -> None:
         for part in parts:  # shared: each worker takes the next
-            stage = MemoryStage(part, pool, on_change=_nothing, tally=tally, eager=True)
-            await PartFetch(stage, source, policy=limits.policy, tally=tally, share=share).run()
+            stage = MemoryStage(part, pool, on_change=_nothing, counters=counters, eager=True)
+            await PartFetch(stage, source, policy=limits.policy, counters=counters, quota=quota).run()
             with _local_errors():
                 await in_thread(_write, places[part.object.bucket, part.object.key], stage)
 
@@ -154,7 +154,7 @@ async def _fetch(plan: Plan, files: list[str], source: RangeSource, limits: Down
     for ref, file in zip(plan.refs(0), files, strict=True):
         if os.stat(file).st_size != ref.size:
             raise BadAnswer(
-                f"{file} is not of the {ref.size} bytes that were listed", Where(ref.bucket, ref.key)
+                f"{file} is not of the {ref.size} bytes that were listed", ErrorContext(ref.bucket, ref.key)
             )
 
 

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from sidecar.job.failures import advice, fate, place
-from sidecar.observe.bottleneck import Moment, judge
+from sidecar.observe.bottleneck import Sample, diagnose
 from sidecar.process.logs import log
 from streamer.units import human_bytes
 
@@ -24,7 +24,7 @@ class EpochLog:
     def __init__(self, state: JobState, name: str) -> None:
         self._state = state
         self._name = name
-        self._before: Moment | None = None
+        self._before: Sample | None = None
         """The end of the epoch before."""
 
     def object_changed(self, change: Change) -> None:
@@ -51,9 +51,9 @@ class EpochLog:
         )
 
     def epoch_ended(self, trailer: Trailer) -> None:
-        failed = trailer.verdict == "failed"
+        failed = trailer.state == "failed"
         (log.error if failed else log.info)(
-            f"epoch {trailer.verdict}",
+            f"epoch {trailer.state}",
             channel=trailer.channel,
             epoch=trailer.epoch,
             delivered=human_bytes(trailer.bytes_delivered),
@@ -68,10 +68,10 @@ class EpochLog:
 
     def _figures(self) -> dict[str, Any]:
         """Figures of the epoch that has just ended: since the end of the one before it, without time idle."""
-        now = Moment.of(self._state.channels[self._name].statistics(), time.monotonic())
+        now = Sample.of(self._state.channels[self._name].statistics(), time.monotonic())
         before, self._before = self._before, now
         if before is None:
-            before = Moment.beginning(now.at - sum(now.seconds.values()))
+            before = Sample.beginning(now.at - sum(now.seconds.values()))
         spent = {state: now.seconds[state] - before.seconds[state] for state in now.seconds}
         seconds = sum(spent.values()) - spent["idle"]
         written = now.written - before.written
@@ -82,7 +82,7 @@ class EpochLog:
             "waited_for_trainer": round(spent["blocked"], 1),
             "requests": now.ok + now.failures - before.ok - before.failures,
             "retries": now.failures - before.failures,
-            "summary": judge(before, now, when="the epoch").text,
+            "summary": diagnose(before, now, when="the epoch").text,
         }
 
     def _failure(self) -> dict[str, Any]:

@@ -40,7 +40,7 @@ def place(error: SourceError | SinkError) -> dict[str, Any]:
     """Where in S3 an error occurred, as far as it knows: bucket, key, offset, attempt, request_id."""
     if isinstance(error, SinkError):
         return {}
-    return {name: value for name, value in asdict(error.where).items() if value is not None}
+    return {name: value for name, value in asdict(error.context).items() if value is not None}
 
 
 def advice(error: SourceError | SinkError, *, mendable: bool) -> str:

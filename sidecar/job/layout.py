@@ -165,8 +165,8 @@ def _user(pid: int) -> int | None:
 def input_data_config(job: Job) -> dict[str, Any]:
     """inputdataconfig.json, with the keys that every known consumer asks for (contract §2.1).
 
-    Every lane is there as a channel, so that any reader of a channel reads a lane; the channel that they are
-    of is not, for it has no FIFO.
+    Every rank FIFO is there as a channel, so that any reader of a channel reads a rank FIFO; the channel that
+    they are of is not, for it has no FIFO.
     """
     return {
         name: ({"ContentType": channel.content_type} if channel.content_type else {})
@@ -285,7 +285,7 @@ Flags = tuple[int | None, int | None]
 """`--host-index` and `--host-count`."""
 
 
-def settle(job: Job, layout: Layout, flags: Flags) -> tuple[Job, Hosts]:
+def resolve_host(job: Job, layout: Layout, flags: Flags) -> tuple[Job, Hosts]:
     """Who this host is, and the job as it concerns this host. Raises ConfigError."""
     hosts = identify(job, flags=flags, environment=os.environ, document=platform_resource_config(layout))
     return local_job(job, hosts), hosts

@@ -20,7 +20,7 @@ from streamer.plan import Arrangement, Shard
 from streamer.retry import Attempts, RetryPolicy, retry_while_unavailable
 from streamer.s3.catalog.listing import plan_prefix
 from streamer.s3.catalog.manifests import plan_augmented, plan_manifest
-from streamer.s3.catalog.object_info import open_heads
+from streamer.s3.catalog.object_info import open_inspector
 from streamer.s3.catalog.validation import PlanMemory
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from sidecar.observe.state import JobState
     from streamer.errors import SourceError
     from streamer.plan import Plan
-    from streamer.s3.catalog.object_info import Heads
+    from streamer.s3.catalog.object_info import ObjectInspector
     from streamer.s3.client.session import Clients
 
 PROGRESS_EVERY = 10.0
@@ -46,16 +46,16 @@ class Planned:
 
     whole: Plan
     fifos: dict[str, Plan]
-    """By the names that the trainer knows; `whole` alone, unless the channel has several lanes."""
+    """By the names that the trainer knows; `whole` alone, unless the channel has several rank FIFOs."""
 
     @classmethod
     def dealt(cls, whole: Plan, names: tuple[str, ...]) -> Planned:
         """`whole` over the FIFOs of these names."""
-        plans = (whole,) if len(names) == 1 else whole.lanes(len(names))
+        plans = (whole,) if len(names) == 1 else whole.ranks(len(names))
         return cls(whole, dict(zip(names, plans, strict=True)))
 
 
-async def patiently(
+async def plan_while_unavailable(
     plan: Callable[[Callable[[], None]], Awaitable[Plan]],
     policy: RetryPolicy,
     *,
@@ -99,7 +99,7 @@ async def plan_job(
     policy, memory = RetryPolicy(give_up_after=give_up_after), PlanMemory(state.memory_limit // 2)
     files = {channel.channel_name for channel in job.channels("File")}
 
-    async def make(channel: ChannelConfig, heads: Heads) -> None:
+    async def make(channel: ChannelConfig, inspector: ObjectInspector) -> None:
         name = channel.channel_name
         progress = _Progress(name)
 
@@ -109,10 +109,10 @@ async def plan_job(
                 progress(entries)
 
             return plan_channel(
-                clients.control, job, channel, state.hosts, heads=heads, progress=note, memory=memory
+                clients.control, job, channel, state.hosts, inspector=inspector, progress=note, memory=memory
             )
 
-        whole = await patiently(plan, policy, on_wait=partial(_note_waiting, state, progress))
+        whole = await plan_while_unavailable(plan, policy, on_wait=partial(_note_waiting, state, progress))
         planned = plans[name] = Planned.dealt(whole, job.fifos(channel))
         await asyncio.to_thread(_sum_up, planned)  # seconds for a million entries
         if layout is not None and name in files:
@@ -125,22 +125,22 @@ async def plan_job(
             objects=whole.objects(0),
             bytes=whole.total_bytes(0),
             digest=whole.digest[:16],
-            **({"lanes": len(planned.fifos)} if name in job.lanes else {}),
+            **({"ranks": len(planned.fifos)} if name in job.ranks else {}),
         )
         if job.mode(channel) == "Pipe":
             _note_end_marks(state, channel, planned)
 
-    async with job_heads(job, clients) as heads, asyncio.TaskGroup() as group:
+    async with job_inspector(job, clients) as inspector, asyncio.TaskGroup() as group:
         for channel in job.input_data_config:
-            group.create_task(make(channel, heads))
+            group.create_task(make(channel, inspector))
     return {channel.channel_name: plans[channel.channel_name] for channel in job.input_data_config}
 
 
-def job_heads(job: Job, clients: Clients) -> contextlib.AbstractAsyncContextManager[Heads]:
+def job_inspector(job: Job, clients: Clients) -> contextlib.AbstractAsyncContextManager[ObjectInspector]:
     """What finds size and ETag of single objects for this job."""
     penstock = job.penstock
-    portable = penstock.transport == "portable"
-    return open_heads(clients, give_up_after=penstock.give_up_after, portable=portable)
+    by_aiobotocore = penstock.transport == "aiobotocore"
+    return open_inspector(clients, give_up_after=penstock.give_up_after, by_aiobotocore=by_aiobotocore)
 
 
 class _Progress:
@@ -192,7 +192,7 @@ async def plan_channel(
     channel: ChannelConfig,
     hosts: Hosts,
     *,
-    heads: Heads,
+    inspector: ObjectInspector,
     progress: Callable[[int], None],
     memory: PlanMemory,
 ) -> Plan:
@@ -214,7 +214,7 @@ async def plan_channel(
             return await plan_prefix(client, source.uri, arrangement, progress=progress, memory=memory)
         case "ManifestFile":
             return await plan_manifest(
-                client, source.uri, arrangement, heads=heads, progress=progress, memory=memory
+                client, source.uri, arrangement, inspector=inspector, progress=progress, memory=memory
             )
         case "AugmentedManifestFile":
             return await plan_augmented(
@@ -222,7 +222,7 @@ async def plan_channel(
                 source.uri,
                 source.attribute_names,
                 arrangement,
-                heads=heads,
+                inspector=inspector,
                 progress=progress,
                 memory=memory,
             )

@@ -41,7 +41,7 @@ BEGIN = Position()
 
 
 @dataclass(frozen=True, slots=True)
-class Begin:
+class StartPosition:
     """Where and how a channel begins."""
 
     position: Position = BEGIN
@@ -96,7 +96,7 @@ def load_saved(value: str) -> dict[str, Saved]:
 
 def begins(
     plans: Mapping[str, Plan], held: Mapping[str, Held], saved: Mapping[str, Saved], *, anyway: bool
-) -> dict[str, Begin]:
+) -> dict[str, StartPosition]:
     """Where every channel of `plans` begins. Raises ConfigError."""
     for source, names in (("the keeper holds", held), ("--resume has", saved)):
         if strangers := sorted(names.keys() - plans.keys()):
@@ -104,7 +104,7 @@ def begins(
                 f"{source} channel {strangers[0]}, and the job has no such Pipe channel; correct the job, "
                 "or end what names it"
             )
-    found: dict[str, Begin] = {}
+    found: dict[str, StartPosition] = {}
     for name, plan in plans.items():
         kept, told = held.get(name), saved.get(name)
         if kept is not None and not kept.untouched:
@@ -112,11 +112,11 @@ def begins(
         elif told is not None:
             found[name] = _told(name, plan, told, anyway=anyway)
         else:
-            found[name] = Begin()
+            found[name] = StartPosition()
     return found
 
 
-def _kept(plan: Plan, held: Held, *, anyway: bool) -> Begin:
+def _kept(plan: Plan, held: Held, *, anyway: bool) -> StartPosition:
     position = held.position
     refused = None
     if held.digest != plan.digest and not anyway:
@@ -132,10 +132,10 @@ def _kept(plan: Plan, held: Held, *, anyway: bool) -> Begin:
         )
     elif too_far := _beyond(plan, position):
         refused = SourceChanged(too_far)
-    return Begin(position, held=True, refused=refused)
+    return StartPosition(position, held=True, refused=refused)
 
 
-def _told(name: str, plan: Plan, saved: Saved, *, anyway: bool) -> Begin:
+def _told(name: str, plan: Plan, saved: Saved, *, anyway: bool) -> StartPosition:
     if saved.digest != plan.digest and not anyway:
         raise ConfigError(
             f"--resume: channel {name} was saved under plan {saved.digest[:16]}, and now it is "
@@ -145,7 +145,7 @@ def _told(name: str, plan: Plan, saved: Saved, *, anyway: bool) -> Begin:
     position = Position(saved.epoch, saved.offset, skipped=saved.offset)
     if too_far := _beyond(plan, position):
         raise ConfigError(f"--resume: channel {name}: {too_far}")
-    return Begin(position)
+    return StartPosition(position)
 
 
 def _beyond(plan: Plan, position: Position) -> str | None:

@@ -30,14 +30,14 @@ from sidecar.job.environment import write_environment_file
 from sidecar.job.failures import advice, remind
 from sidecar.job.keeper_link import KeeperLink
 from sidecar.job.layout import Layout, set_reader_state, write_config_files
-from sidecar.job.planning import job_heads, plan_job
+from sidecar.job.planning import job_inspector, plan_job
 from sidecar.job.rehearsal import local
-from sidecar.job.resume import BEGIN, Begin, Saved, begins
+from sidecar.job.resume import BEGIN, Saved, StartPosition, begins
 from sidecar.observe.state import JobState
 from sidecar.process.exits import Exit, exit_code
 from sidecar.process.logs import log
-from sidecar.process.memory import keep_loaded
-from streamer.s3.checksums import Sums
+from sidecar.process.memory import freeze_gc
+from streamer.s3.checksums import StoredChecksums
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -101,7 +101,7 @@ class Supervisor:
             state.waiting_for, state.planning_seconds = "", time.monotonic() - began
             streams = fifos(job, plans)
             transport = await stack.enter_async_context(job_transport(state, clients, streams))
-            heads = await stack.enter_async_context(job_heads(job, clients))
+            inspector = await stack.enter_async_context(job_inspector(job, clients))
             self._lay_out(stack)
             stack.push_async_callback(self._keeper.close)
             await self._keeper.connect()
@@ -110,8 +110,10 @@ class Supervisor:
             await download_channels(job, whole, clients, layout)
             engine = Engine(
                 transport=transport,
-                heads=heads,
-                sums=Sums(clients.control, clients.credentials) if job.checks else None,
+                inspector=inspector,
+                stored_checksums=StoredChecksums(clients.control, clients.credentials)
+                if job.checks
+                else None,
                 keeper=self._keeper.client,
                 directory=layout.data,
             )
@@ -123,9 +125,11 @@ class Supervisor:
                 channel.prepare()
             state.offered = state.started = True
             log.info("ready", directory=layout.data, admin=url)
-            keep_loaded()
+            freeze_gc()
             await self._run(until)
-            left = [channel for channel in state.channels.values() if channel.outlives]  # the keeper is known
+            left = [
+                channel for channel in state.channels.values() if channel.fifo_survives_exit
+            ]  # the keeper is known
         for channel in left:
             if channel.error is not None:
                 log.warning(
@@ -145,7 +149,7 @@ class Supervisor:
         write_config_files(layout, job, hosts)
         write_environment_file(layout, job, hosts)
 
-    def _begins(self, streams: list[Fifo]) -> dict[str, Begin]:
+    def _begins(self, streams: list[Fifo]) -> dict[str, StartPosition]:
         """Where every FIFO begins, told to the readers too; seconds for a large plan. Raises ConfigError."""
         spec, held = self._spec, self._keeper.held
         plans = {fifo.name: fifo.plan for fifo in streams}
@@ -168,7 +172,7 @@ class Supervisor:
                 for name, channel in state.channels.items():
                     group.create_task(channel.run(), name=f"channel {name}")
                 group.create_task(stop_when_told(), name="stop")
-                group.create_task(state.pulse.run(), name="pulse")
+                group.create_task(state.history.run(), name="pulse")
                 group.create_task(remind(state.channels), name="reminder")
         except* Stop:
             state.offered = False

@@ -36,19 +36,19 @@ WAITED_FOR = {
     "inflate": "for bytes to be inflated",
 }
 REMEDIES = {
-    "queued": "Raise MemoryBudget; leave Connections unset.",
+    "queued": "Raise MemoryBudget; leave RequestsInFlight unset.",
     "credentials": "Look at the credentials' provider: it answers slowly.",
     "connect": "Look at DNS, the network and the number of new connections.",
-    "first_byte": "Let Connections adapt, or raise it; join small objects into larger ones.",
-    "body": "Bandwidth is short: look at the network, or raise Connections.",
-    "throttled": "Lower Connections, or spread the keys over more prefixes.",
+    "first_byte": "Let RequestsInFlight adapt, or raise it; join small objects into larger ones.",
+    "body": "Bandwidth is short: look at the network, or raise RequestsInFlight.",
+    "throttled": "Lower RequestsInFlight, or spread the keys over more prefixes.",
     "retry": "See the last errors.",
     "inflate": "Inflating is the bottleneck: store the objects uncompressed, or with Zstandard.",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moment:
+class Sample:
     """What of a channel matters here, at one time."""
 
     at: float
@@ -73,7 +73,7 @@ class Moment:
     throttled: int
 
     @classmethod
-    def beginning(cls, at: float) -> Moment:
+    def beginning(cls, at: float) -> Sample:
         """Of a channel before it has done anything."""
         return cls(
             at=at, state="waiting", connected=False, error=None, epoch=0, total=0, consumed=0,
@@ -82,7 +82,7 @@ class Moment:
         )  # fmt: skip
 
     @classmethod
-    def of(cls, statistics: ChannelStatistics, at: float) -> Moment:
+    def of(cls, statistics: ChannelStatistics, at: float) -> Sample:
         """The channel as `statistics` has it."""
         return cls(
             at=at,
@@ -103,7 +103,7 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Bottleneck:
     """`text` for people, `kind` for programs, and what to do about it, if anything."""
 
     kind: Kind
@@ -111,13 +111,13 @@ class Verdict:
     remedy: str = ""
 
 
-def rate(before: Moment, after: Moment) -> float:
+def rate(before: Sample, after: Sample) -> float:
     """Bytes per second into the FIFOs; 0 for no time at all."""
     seconds = after.at - before.at
     return (after.written - before.written) / seconds if seconds > 0 else 0.0
 
 
-def eta(before: Moment, after: Moment) -> float | None:
+def eta(before: Sample, after: Sample) -> float | None:
     """Seconds until the current epoch is delivered, at the rate between the two; None if nothing moves."""
     seconds, moved = after.at - before.at, after.ever_consumed - before.ever_consumed
     if after.state != "streaming" or seconds <= 0 or moved <= 0:
@@ -125,17 +125,17 @@ def eta(before: Moment, after: Moment) -> float | None:
     return (after.total - after.consumed) * seconds / moved
 
 
-def shares(before: Moment, after: Moment) -> dict[str, float]:
+def shares(before: Sample, after: Sample) -> dict[str, float]:
     """Of the time between the two, the part spent in each state."""
     spent = {state: after.seconds[state] - before.seconds[state] for state in after.seconds}
     whole = sum(spent.values())
     return {state: seconds / whole if whole > 0 else 0.0 for state, seconds in spent.items()}
 
 
-def judge(before: Moment, after: Moment, *, when: str | None = None) -> Verdict:
+def diagnose(before: Sample, after: Sample, *, when: str | None = None) -> Bottleneck:
     """Who was slow between the two; `when` in words, if the length of time does not say it."""
     if after.error is not None:
-        return Verdict(
+        return Bottleneck(
             "failed", f"failed for good: {after.error}", "See the error; then start the job again."
         )
     spent = shares(before, after)
@@ -150,37 +150,39 @@ def judge(before: Moment, after: Moment, *, when: str | None = None) -> Verdict:
     if starved >= max(MATTERS, blocked, limited):
         return _storage(before, after, starved, failing if faulty else 0.0, when)
     if limited >= max(MATTERS, blocked):
-        return Verdict(
+        return Bottleneck(
             "limit",
             f"held to its bandwidth limit {limited:.0%} of {when}",
             "Raise it with `penstock set`, if that is not wanted.",
         )
     but = f"; S3 fails {failing:.0%} of requests, so far without harm" if faulty else ""
     if blocked >= MATTERS:
-        return Verdict("trainer", f"trainer is the bottleneck: storage waited {blocked:.0%} of {when}{but}")
-    return Verdict("even", f"nobody waits much: bytes moved {spent['moving'] / there:.0%} of {when}{but}")
+        return Bottleneck(
+            "trainer", f"trainer is the bottleneck: storage waited {blocked:.0%} of {when}{but}"
+        )
+    return Bottleneck("even", f"nobody waits much: bytes moved {spent['moving'] / there:.0%} of {when}{but}")
 
 
-def _nobody(now: Moment) -> Verdict:
+def _nobody(now: Sample) -> Bottleneck:
     if now.connected:
-        return Verdict("idle", "a reader has just come")
+        return Bottleneck("idle", "a reader has just come")
     if now.state == "stopped":
-        return Verdict("idle", "stopped")
-    return Verdict("idle", f"no reader: epoch {now.epoch} waits in its FIFO")
+        return Bottleneck("idle", "stopped")
+    return Bottleneck("idle", f"no reader: epoch {now.epoch} waits in its FIFO")
 
 
-def _storage(before: Moment, after: Moment, starved: float, failing: float, when: str) -> Verdict:
+def _storage(before: Sample, after: Sample, starved: float, failing: float, when: str) -> Bottleneck:
     causes = {cause: seconds - before.starved[cause] for cause, seconds in after.starved.items()}
     cause = max(causes, key=lambda each: causes[each])
     if failing:
         asked = " and it asks for fewer" if after.throttled > before.throttled else ""
-        return Verdict(
+        return Bottleneck(
             "faults",
             f"S3 is in trouble: {failing:.0%} of requests fail{asked}; "
             f"the trainer waited {starved:.0%} of {when}",
             REMEDIES["throttled" if asked else "retry"],
         )
-    return Verdict(
+    return Bottleneck(
         "storage",
         f"storage is the bottleneck: the trainer waited {starved:.0%} of {when}, mostly {WAITED_FOR[cause]}",
         REMEDIES[cause],

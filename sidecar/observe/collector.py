@@ -15,7 +15,7 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from sidecar.observe.metrics import ERRORS, HEDGES, METRICS, OPERATIONS, OUTCOMES, RETRIED, VERDICTS
+from sidecar.observe.metrics import ERRORS, HEDGES, METRICS, OPERATIONS, OUTCOMES, RETRIED, TRAILER_STATES
 from streamer import __version__
 from streamer.relay.deliver.object_changes import DONE
 from streamer.relay.statistics import CAUSES, RESUMED, STATES, ChannelStatistics, DurationsSnapshot
@@ -44,14 +44,14 @@ _BY_CHANNEL: dict[str, Callable[[ChannelStatistics], float | None]] = {
     "penstock_channel_failed": lambda s: s.error is not None,
     "penstock_fifo_capacity_bytes": lambda s: s.fifo_capacity,
     "penstock_fifo_unread_bytes": lambda s: s.fifo_bytes,
-    "penstock_staged_bytes": lambda s: s.staged_bytes,
-    "penstock_budget_bytes": lambda s: s.budget_bytes,
-    "penstock_requests_in_flight": lambda s: s.inflight,
-    "penstock_requests_limit": lambda s: s.limit,
+    "penstock_reserved_bytes": lambda s: s.reserved_bytes,
+    "penstock_channel_quota_bytes": lambda s: s.quota_bytes,
+    "penstock_requests_in_flight": lambda s: s.requests_in_flight,
+    "penstock_channel_requests_in_flight_limit": lambda s: s.requests_in_flight_limit,
     "penstock_channel_bandwidth_limit_bytes": lambda s: s.bandwidth_limit or math.inf,
 }
 _LABELLED: dict[str, tuple[tuple[str, ...], Callable[[ChannelStatistics], Mapping[str, float]]]] = {
-    "penstock_epochs_total": (VERDICTS, lambda s: s.epochs),
+    "penstock_epochs_total": (TRAILER_STATES, lambda s: s.epochs),
     "penstock_channel_seconds_total": (STATES, lambda s: s.seconds),
     "penstock_starved_seconds_total": (CAUSES, lambda s: s.starved),
     "penstock_channel_failures_total": (ERRORS, lambda s: {s.error_kind: 1} if s.error_kind else {}),
@@ -99,7 +99,7 @@ def _lines(state: JobState) -> Iterator[str]:
 
 def _process(name: str, state: JobState, channels: dict[str, ChannelStatistics]) -> Iterator[str]:
     """What is not read from the statistics of a channel."""
-    allotment = state.allotment
+    memory_budget = state.memory_budget
     match name:
         case "penstock_build_info":
             yield _info(name, version=__version__)
@@ -111,15 +111,15 @@ def _process(name: str, state: JobState, channels: dict[str, ChannelStatistics])
                 name,
                 memory_budget=_size(penstock.memory_budget, "auto"),
                 part_size=_size(penstock.part_size, "auto"),
-                connections=str(penstock.connections or "auto"),
+                requests_in_flight=str(penstock.requests_in_flight or "auto"),
                 bandwidth=_size(penstock.bandwidth, "none"),
             )
         case "penstock_channel_info":
             for config in state.job.channels("Pipe"):
-                dealt = config.penstock.lanes is not None
-                for lane, channel in enumerate(state.job.fifos(config)):
+                dealt = config.penstock.ranks is not None
+                for rank, channel in enumerate(state.job.fifos(config)):
                     yield _info(
-                        name, channel=channel, whole=config.channel_name, lane=str(lane) if dealt else ""
+                        name, channel=channel, whole=config.channel_name, rank=str(rank) if dealt else ""
                     )
         case "penstock_memory_limit_bytes":
             yield f"{name} {_number(state.memory_limit)}\n"
@@ -137,16 +137,16 @@ def _process(name: str, state: JobState, channels: dict[str, ChannelStatistics])
                 yield f'{name}{{channel="{channel}"}} {_number(channel in state.unjoined)}\n'
         case "penstock_epoch_eta_seconds":
             for channel in channels:
-                seconds = state.pulse.eta(channel)
+                seconds = state.history.eta(channel)
                 yield f'{name}{{channel="{channel}"}} {_number(math.nan if seconds is None else seconds)}\n'
         case "penstock_loop_lag_seconds":
-            yield from _histogram(name, "", state.pulse.lag.snapshot())
-        case "penstock_memory_budget_bytes" if allotment is not None:
-            yield f"{name} {_number(allotment.budget)}\n"
-        case "penstock_lanes_limit" if allotment is not None:
-            yield f"{name} {_number(allotment.pace.lanes)}\n"
-        case "penstock_bandwidth_limit_bytes" if allotment is not None:
-            yield f"{name} {_number(allotment.bandwidth.limit or math.inf)}\n"
+            yield from _histogram(name, "", state.history.lag.snapshot())
+        case "penstock_memory_budget_bytes" if memory_budget is not None:
+            yield f"{name} {_number(memory_budget.budget)}\n"
+        case "penstock_requests_in_flight_limit" if memory_budget is not None:
+            yield f"{name} {_number(memory_budget.concurrency.limit)}\n"
+        case "penstock_bandwidth_limit_bytes" if memory_budget is not None:
+            yield f"{name} {_number(memory_budget.bandwidth.limit or math.inf)}\n"
 
 
 def request_cost(state: JobState, channels: dict[str, ChannelStatistics]) -> float:

@@ -12,7 +12,7 @@ from collections import deque
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from sidecar.observe.bottleneck import Moment, Verdict, eta, judge, rate, shares
+from sidecar.observe.bottleneck import Bottleneck, Sample, diagnose, eta, rate, shares
 from streamer.relay.statistics import Durations
 
 if TYPE_CHECKING:
@@ -29,12 +29,12 @@ KEPT = 61
 LAG_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 
 
-class Pulse:
+class ChannelHistory:
     """Of the channels whose snapshots `look` takes."""
 
     def __init__(self, look: Callable[[], dict[str, ChannelStatistics]]) -> None:
         self._look = look
-        self._moments: dict[str, deque[Moment]] = {}
+        self._moments: dict[str, deque[Sample]] = {}
         self.lag = Durations(LAG_BOUNDS)
         """How late beats came."""
         self._next = asyncio.Event()
@@ -56,7 +56,7 @@ class Pulse:
         now = time.monotonic()
         for name, statistics in self._look().items():
             kept = self._moments.setdefault(name, deque(maxlen=KEPT))
-            kept.append(Moment.of(statistics, now))
+            kept.append(Sample.of(statistics, now))
         self._next.set()
         self._next = asyncio.Event()
 
@@ -64,12 +64,12 @@ class Pulse:
         """Wait for the next snapshot."""
         await self._next.wait()
 
-    def verdict(self, channel: str) -> Verdict:
+    def bottleneck(self, channel: str) -> Bottleneck:
         """Of the last minute, or what there is of it."""
         first, last = self._span(channel)
         if first is None or last is None:
-            return Verdict("idle", "just started")
-        return judge(first, last)
+            return Bottleneck("idle", "just started")
+        return diagnose(first, last)
 
     def eta(self, channel: str) -> float | None:
         """Seconds until the epoch is delivered; None while nothing moves."""
@@ -86,6 +86,6 @@ class Pulse:
         kept = list(self._moments.get(channel, ()))
         return [rate(before, after) for before, after in pairwise(kept)]
 
-    def _span(self, channel: str) -> tuple[Moment | None, Moment | None]:
+    def _span(self, channel: str) -> tuple[Sample | None, Sample | None]:
         kept = self._moments.get(channel)
         return (kept[0], kept[-1]) if kept else (None, None)

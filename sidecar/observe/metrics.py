@@ -14,7 +14,7 @@ OUTCOMES = (
 )  # fmt: skip
 RETRIED = ("transient", "throttled", "truncated", "expired", "skewed", "bad_answer")
 HEDGES = ("issued", "won", "lost")
-VERDICTS = ("complete", "abandoned", "failed", "stopped")
+TRAILER_STATES = ("complete", "abandoned", "failed", "stopped")
 ERRORS = ("denied", "missing", "changed", "bad_answer", "corrupt", "mismatch", "gave_up")
 """Why a channel fails: `kind` of the errors that are not retried."""
 OPERATIONS = ("ListObjectsV2", "HeadObject", "GetObject")
@@ -34,14 +34,13 @@ METRICS: dict[str, Spec] = {
     "penstock_transport_info": Spec("info", ("transport",), "How bodies are fetched."),
     "penstock_config_info": Spec(
         "info",
-        ("memory_budget", "part_size", "connections", "bandwidth"),
+        ("memory_budget", "part_size", "requests_in_flight", "bandwidth"),
         "What the job file asks for; `auto` or `none` where it does not.",
     ),
     "penstock_channel_info": Spec(
         "info",
-        ("channel", "whole", "lane"),
-        "The job file's channel whose bytes are in this FIFO, and which of its lanes; no lane without "
-        "`Lanes`.",
+        ("channel", "whole", "rank"),
+        "The job file's channel whose bytes are in this FIFO, and the FIFO's rank; no rank without `Ranks`.",
     ),
     "penstock_ready": Spec("gauge", (), "1 while every channel offers its FIFO and none has failed."),
     "penstock_fifo_written_bytes_total": Spec("counter", ("channel",), "Bytes that the FIFOs accepted."),
@@ -57,7 +56,7 @@ METRICS: dict[str, Spec] = {
     "penstock_records_total": Spec(
         "counter", ("channel",), "Records of complete epochs, where RecordWrapperType makes them."
     ),
-    "penstock_epochs_total": Spec("counter", ("channel", "verdict"), "Epochs ended, by how."),
+    "penstock_epochs_total": Spec("counter", ("channel", "trailer_state"), "Epochs ended, by how."),
     "penstock_epoch": Spec("gauge", ("channel",), "The epoch being offered or streamed, from 0."),
     "penstock_epoch_progress_ratio": Spec("gauge", ("channel",), "Delivered share of the current epoch."),
     "penstock_epoch_size_bytes": Spec("gauge", ("channel",), "Bytes of one epoch, before inflation."),
@@ -104,10 +103,14 @@ METRICS: dict[str, Spec] = {
         ("channel",),
         "Bytes in the FIFO that no reader has taken; with a keeper, those on their way to it.",
     ),
-    "penstock_staged_bytes": Spec("gauge", ("channel",), "Budget held by parts requested and not delivered."),
-    "penstock_budget_bytes": Spec("gauge", ("channel",), "Budget of the channel."),
+    "penstock_reserved_bytes": Spec(
+        "gauge", ("channel",), "Budget held by parts requested and not delivered."
+    ),
+    "penstock_channel_quota_bytes": Spec("gauge", ("channel",), "Budget of the channel."),
     "penstock_requests_in_flight": Spec("gauge", ("channel",), "Ranged GETs running."),
-    "penstock_requests_limit": Spec("gauge", ("channel",), "Ranged GETs that may run at once."),
+    "penstock_channel_requests_in_flight_limit": Spec(
+        "gauge", ("channel",), "Ranged GETs that may run at once."
+    ),
     "penstock_channel_bandwidth_limit_bytes": Spec(
         "gauge", ("channel",), "Bytes per second that the channel may deliver; +Inf for no limit."
     ),
@@ -133,7 +136,9 @@ METRICS: dict[str, Spec] = {
     "penstock_memory_limit_bytes": Spec(
         "gauge", (), "Memory that the cgroup, or else the machine, allows the process."
     ),
-    "penstock_lanes_limit": Spec("gauge", (), "Ranged GETs that may run at once, of all channels together."),
+    "penstock_requests_in_flight_limit": Spec(
+        "gauge", (), "Ranged GETs that may run at once, of all channels together."
+    ),
     "penstock_bandwidth_limit_bytes": Spec(
         "gauge", (), "Bytes per second that all channels together may deliver; +Inf for no limit."
     ),

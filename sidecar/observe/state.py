@@ -10,7 +10,7 @@ import asyncio
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from sidecar.observe.history import Pulse
+from sidecar.observe.history import ChannelHistory
 from sidecar.process.memory import memory_limit
 from streamer.relay.channel import Channel
 from streamer.schedule.bandwidth import Bandwidth
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from streamer.plan import Join
     from streamer.relay.statistics import ChannelStatistics
     from streamer.relay.transport import Transport
-    from streamer.schedule.budget import Allotment
+    from streamer.schedule.budget import MemoryBudget
 
 
 class JobState:
@@ -45,7 +45,7 @@ class JobState:
         self.transport = "none"
         self.reason = ""
         """Why this transport."""
-        self.allotment: Allotment | None = None
+        self.memory_budget: MemoryBudget | None = None
         """What the channels share, once there is a transport."""
         self.asked: Counter[str] = Counter()
         """Requests other than those for parts, by operation."""
@@ -62,12 +62,12 @@ class JobState:
         """Whether every FIFO has been offered; stays true to the end."""
         self.failed = asyncio.Event()
         """Set when the first channel has failed for good."""
-        self.pulse = Pulse(self.statistics)
+        self.history = ChannelHistory(self.statistics)
 
     def use(self, transport: Transport) -> None:
         """Note the transport of all channels."""
         self.transport, self.reason = transport.name, transport.reason
-        self.allotment = transport.allotment
+        self.memory_budget = transport.memory_budget
 
     @property
     def ready(self) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 import stamina.instrumentation
 import structlog
 
-from streamer.secrets import redact, visible
+from streamer.secrets import escape_control, redact
 
 log: Any = structlog.get_logger("penstock")
 
@@ -72,7 +72,9 @@ def configure(*, level: str = "info", json_lines: bool | None = None) -> None:
 def _on_one_line(_: Any, __: str, event: dict[str, Any]) -> dict[str, Any]:
     """What is text, with control characters made visible; but for tracebacks, whose lines are ours."""
     return {
-        name: visible(value) if isinstance(value, str) and name not in ("exception", "stack") else value
+        name: escape_control(value)
+        if isinstance(value, str) and name not in ("exception", "stack")
+        else value
         for name, value in event.items()
     }
 

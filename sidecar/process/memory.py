@@ -60,7 +60,7 @@ def _limit_files(root: str) -> Iterator[str]:
             yield os.path.join(root, base, *steps[:depth], name)
 
 
-def keep_loaded() -> None:
+def freeze_gc() -> None:
     """What is loaded by now stays: collections need not walk it while bytes move (an eighth of the CPU).
 
     What a request makes goes by reference counts, so collections may be rare: another eighth of the CPU

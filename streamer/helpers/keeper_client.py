@@ -25,7 +25,7 @@ from streamer.errors import KeeperLost, ReaderGone, Shortage, SinkError
 from streamer.helpers import keeper as keeper_module
 from streamer.helpers import spawn as bare
 from streamer.helpers.keeper import LONGEST_MESSAGE, VERSION
-from streamer.plan import Mark, Position
+from streamer.plan import Position, ResumePoint
 
 ANSWER_WITHIN = 60.0
 """Seconds for the keeper's first answer. It serves one sidecar, the next when the last is gone."""
@@ -66,7 +66,7 @@ class Held:
     @property
     def position(self) -> Position:
         """Where the channel goes on."""
-        mark = Mark(*self.mark) if self.mark else Mark()
+        mark = ResumePoint(*self.mark) if self.mark else ResumePoint()
         return Position(self.epoch, self.skipped + self.accepted, skipped=self.skipped, mark=mark)
 
 
@@ -161,7 +161,7 @@ class KeeperClient:
         if self._dead:
             raise self._death()
 
-    def mark(self, channel: str, mark: Mark) -> None:
+    def mark(self, channel: str, mark: ResumePoint) -> None:
         """Keep a mark for the next sidecar. Raises SinkError."""
         self._send({"do": "mark", "channel": channel, "mark": mark})
 

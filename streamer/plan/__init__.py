@@ -12,7 +12,7 @@ from streamer.formats.join import Join
 from streamer.plan.entries import Entries, is_folder_marker, listed
 from streamer.plan.parts import Part, cut
 from streamer.plan.plan import Arrangement, Plan
-from streamer.plan.position import NOWHERE, Mark, Position
+from streamer.plan.position import NOWHERE, Position, ResumePoint
 from streamer.plan.segments import LONGEST_RECORD, Literal, ObjectRef, Segment, bare_etag, frame, is_etag
 from streamer.plan.shards import Balance, Shard
 from streamer.plan.shuffle import Permutation
@@ -26,12 +26,12 @@ __all__ = [
     "Entries",
     "Join",
     "Literal",
-    "Mark",
     "ObjectRef",
     "Part",
     "Permutation",
     "Plan",
     "Position",
+    "ResumePoint",
     "S3Uri",
     "Segment",
     "Shard",

@@ -6,7 +6,7 @@ of several items is the array of those, with literals as hex. Empty objects are 
 no stream.
 
 A line costs some two microseconds, the hash next to nothing. So plans of the same entries that differ in
-their shard alone, such as those of a channel's lanes, have their digests made together, in one pass.
+their shard alone, such as those of a channel's rank FIFOs, have their digests made together, in one pass.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Segments cut into parts: the unit of one request, and of memory reserved for it.
 
-A part is a range of one object, the *body*, with the literals before and after it: `head`, body, `tail`.
-Literals ride along with the objects beside them, so record headers and padding cost no part of their
-own; a part of literals alone has no body and needs no request. A part knows its place in the epoch's
-stream, so whoever delivers it can prove that it belongs at that place. Parts never cross an object's
-border: a request is for one object.
+A part is a range of one object, the *body*, with the literals before and after it: `leading`, body,
+`trailing`. Literals ride along with the objects beside them, so record headers and padding cost no part of
+their own; a part of literals alone has no body and needs no request. A part knows its place in the epoch's
+stream, so whoever delivers it can prove that it belongs at that place. Parts never cross an object's border:
+a request is for one object.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class Part:
     """Last byte in the object, exclusive."""
     offset: int
     """Where the part's first byte lies in the epoch's stream."""
-    head: bytes = b""
+    leading: bytes = b""
     """Literals before the body."""
-    tail: bytes = b""
+    trailing: bytes = b""
     """Literals after it."""
 
     @property
@@ -48,7 +48,7 @@ class Part:
 
     def __len__(self) -> int:
         """Bytes in the stream; never 0."""
-        return len(self.head) + self.end - self.start + len(self.tail)
+        return len(self.leading) + self.end - self.start + len(self.trailing)
 
     @property
     def ends_object(self) -> bool:
@@ -81,15 +81,15 @@ def cut(
     """
     most = MAX_LITERALS
     offset = behind
-    head, tail = bytearray(), bytearray()
+    leading, trailing = bytearray(), bytearray()
     ref, start, end = NO_OBJECT, 0, 0
 
     def close() -> Part:
         nonlocal offset, ref, start, end
-        part = Part(epoch, ref, start, end, offset, bytes(head), bytes(tail))
+        part = Part(epoch, ref, start, end, offset, bytes(leading), bytes(trailing))
         offset += len(part)
-        head.clear()
-        tail.clear()
+        leading.clear()
+        trailing.clear()
         ref, start, end = NO_OBJECT, 0, 0
         return part
 
@@ -97,11 +97,11 @@ def cut(
         if isinstance(segment, Literal):
             left = memoryview(segment.data)
             while left:
-                room = most - len(head) - len(tail)
+                room = most - len(leading) - len(trailing)
                 if not room:
                     yield close()
                     continue
-                (tail if start < end else head).extend(left[:room])
+                (trailing if start < end else leading).extend(left[:room])
                 left = left[room:]
             continue
         first = segment.start
@@ -110,5 +110,5 @@ def cut(
                 yield close()
             ref, start, end = segment.object, first, min(first + part_size(), segment.end)
             first = end
-    if head or start < end:
+    if leading or start < end:
         yield close()

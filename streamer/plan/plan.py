@@ -104,12 +104,12 @@ class Plan:
     def __repr__(self) -> str:
         return f"<Plan {self.entries}, seed {self.seed}, {self.shard}>"
 
-    def lanes(self, count: int) -> tuple[Plan, ...]:
-        """What each of `count` FIFOs streams, if this host's part is dealt over so many (`Shard.lane`).
+    def ranks(self, count: int) -> tuple[Plan, ...]:
+        """What each of `count` FIFOs streams, if this host's part is dealt over so many (`Shard.rank`).
 
         They share the entries, so they cost no listing and next to no memory.
         """
-        shards = [self.shard.lane(index, count) for index in range(count)]
+        shards = [self.shard.rank(index, count) for index in range(count)]
         digests = Digests(self.entries, seed=self.seed, shards=shards, join=self.join)
         return tuple(
             Plan(self.entries, seed=self.seed, shard=shard, join=self.join, digests=digests)
@@ -222,6 +222,6 @@ class Plan:
     def digest(self) -> str:
         """SHA-256, in hex, over all that decides the streams (`streamer.plan.digest`).
 
-        The first call takes some two microseconds an entry, for all lanes together.
+        The first call takes some two microseconds an entry, for all rank FIFOs together.
         """
         return self._digests.of(self.shard)

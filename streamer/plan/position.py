@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 
-class Mark(NamedTuple):
+class ResumePoint(NamedTuple):
     """The first byte of an object in an epoch whose objects are inflated or joined."""
 
     fetched: int = 0
@@ -21,7 +21,7 @@ class Mark(NamedTuple):
     """Bytes of the epoch's stream before it."""
 
 
-BEGIN_OF_EPOCH = Mark()
+BEGIN_OF_EPOCH = ResumePoint()
 
 NOWHERE = 1 << 62
 """A mark's `fetched` behind any epoch's end: what was streamed since is not as planned."""
@@ -35,7 +35,7 @@ class Position:
     offset: int = 0
     skipped: int = 0
     """How many of these the epoch's FIFO never had, because a trainer resumed there."""
-    mark: Mark = BEGIN_OF_EPOCH
+    mark: ResumePoint = BEGIN_OF_EPOCH
 
     def __post_init__(self) -> None:
         if (

@@ -8,9 +8,9 @@ and together whole.
     bytes   each entry in turn goes to the host with the fewest bytes so far (of several, the lowest
             index): bytes differ by at most the largest entry. An empty entry counts as one byte.
 
-A channel may be dealt over several FIFOs of its host, its lanes. That is a finer division by the same
-rule: lane k of K of host h of H is shard h + H·k of H·K. By count this deals out, one by one, just what
-the host has without lanes; by bytes it balances lanes, not hosts, so all hosts must have as many.
+A channel may be dealt over several FIFOs of its host, its rank FIFOs. That is a finer division by the same
+rule: rank FIFO k of K of host h of H is shard h + H·k of H·K. By count this deals out, one by one, just what
+the host has without rank FIFOs; by bytes it balances rank FIFOs, not hosts, so all hosts must have as many.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class Shard:
         if not 0 <= self.index < self.count:
             raise ConfigError(f"host {self.index} of {self.count}: the index must be 0 to {self.count - 1}")
 
-    def lane(self, index: int, count: int) -> Shard:
+    def rank(self, index: int, count: int) -> Shard:
         """The part for FIFO `index` of the `count` of this host. Raises ConfigError for one that is none."""
         if not 0 <= index < count:
-            raise ConfigError(f"lane {index} of {count}: the index must be 0 to {count - 1}")
+            raise ConfigError(f"rank {index} of {count}: the index must be 0 to {count - 1}")
         return Shard(self.index + self.count * index, self.count * count, self.by)
 
 

@@ -5,9 +5,9 @@
     arrival     waiting until a FIFO exists
     stream      one FIFO as a binary file whose end is proven by its trailer
     plain       epochs and records of a channel in plain Python
-    interleave  several FIFOs as one stream of records: the lanes of a channel
+    interleave  several FIFOs as one stream of records: the rank FIFOs of a channel
     tensorflow  the same as a `tf.data.Dataset`: `PipeModeDataset`; its parts are `steps` (Python stepped by
-                TensorFlow), `bulk` (small TFRecords by the block), `verdicts` (errors with a status of
+                TensorFlow), `bulk` (small TFRecords by the block), `states` (errors with a status of
                 ours), `interrupts` (Ctrl-C), `memory` (glibc's thresholds) and `meter` (speed, printed)
     places      where its elements are, told beside each of them
     place       a place in a channel's records, saved and gone back to
@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from streamer.readers.core.config import PipeModeDatasetException
-    from streamer.readers.core.interleave import InterleavedReader, lane_of, lanes_of
+    from streamer.readers.core.interleave import InterleavedReader, rank_channel, rank_channels
     from streamer.readers.core.plain import PipeReader, open_channel
     from streamer.readers.core.stream import PipeStream
 
@@ -41,9 +41,9 @@ __all__ = [
     "PipeModeDatasetException",
     "PipeReader",
     "PipeStream",
-    "lane_of",
-    "lanes_of",
     "open_channel",
+    "rank_channel",
+    "rank_channels",
 ]
 
 _HOMES = {
@@ -51,8 +51,8 @@ _HOMES = {
     "PipeModeDatasetException": "streamer.readers.core.config",
     "PipeReader": "streamer.readers.core.plain",
     "PipeStream": "streamer.readers.core.stream",
-    "lane_of": "streamer.readers.core.interleave",
-    "lanes_of": "streamer.readers.core.interleave",
+    "rank_channel": "streamer.readers.core.interleave",
+    "rank_channels": "streamer.readers.core.interleave",
     "open_channel": "streamer.readers.core.plain",
 }
 

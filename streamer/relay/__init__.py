@@ -2,7 +2,7 @@
 
     plan ──parts──▶ Window ──admitted──▶ fetch tasks ──feed──▶ Stage ──drain──▶ outlet ──▶ reader
                       ▲                                                  │
-                      └───────────── delivered: room, lanes ─────────────┘
+                      └───────────── delivered: room, requests ─────────────┘
 
 `Window` (pure) decides which part may be requested next; `Prefetcher` is its async shell: a task per
 part in flight, a stage per admitted part, one delivering coroutine. `Channel` strings epochs together

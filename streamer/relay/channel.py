@@ -1,6 +1,6 @@
 """One channel: its epochs, one FIFO after the other, until it is told to stop.
 
-    per epoch   open (idle until a reader comes) → deliver → retire with its verdict → next epoch at once
+    per epoch   open (idle until a reader comes) → deliver → retire with its state → next epoch at once
 
 The first parts of an epoch are requested before its reader comes, and the next epoch's as soon as an
 epoch is being delivered, so a reader that turns the epoch finds bytes waiting. Three things end an
@@ -35,17 +35,17 @@ from typing import TYPE_CHECKING, Literal
 
 from streamer.aio import first_of
 from streamer.errors import KeeperLost, ReaderGone, Shortage, SinkError, SourceError
-from streamer.plan import NOWHERE, Mark, Position
+from streamer.plan import NOWHERE, Position, ResumePoint
 from streamer.relay.deliver.delivery import BEGIN, Prefetcher
 from streamer.relay.deliver.frame_aligner import POISON, Framing, WhenFailed
 from streamer.relay.deliver.object_changes import Changes, is_change
-from streamer.relay.deliver.transform import Pieces
-from streamer.relay.local_retry import patiently
+from streamer.relay.deliver.transform import ByteQueue
+from streamer.relay.local_retry import retry_while_refused
 from streamer.relay.staging.stage import Stages
-from streamer.relay.statistics import ChannelStatistics, Tally
-from streamer.s3.checksums import ChecksummedSource, ChecksumVerifier
+from streamer.relay.statistics import ChannelCounters, ChannelStatistics
+from streamer.s3.checksums import ChecksummingSource, ChecksumVerifier
 from streamer.sink.fifo import FifoDirectory
-from streamer.sink.write_ends import OwnEnds
+from streamer.sink.write_ends import LocalWriteEnds
 from streamer.trailer import Trailer
 
 if TYPE_CHECKING:
@@ -54,11 +54,11 @@ if TYPE_CHECKING:
     from streamer.helpers.keeper_client import KeeperClient
     from streamer.plan import ObjectRef, Plan
     from streamer.retry import RetryPolicy
-    from streamer.s3.checksums import Outcome, Sums
+    from streamer.s3.checksums import Outcome, StoredChecksums
     from streamer.s3.ranges import RangeSource
     from streamer.sink.outlet import PipeOutlet
     from streamer.sink.write_ends import WriteEnds
-    from streamer.trailer import Verdict
+    from streamer.trailer import TrailerState
 
 Phase = Literal["waiting", "streaming", "failed", "stopped"]
 
@@ -76,31 +76,31 @@ class Channel:
         directory: str,
         fifo_mode: int = 0o640,
         policy: RetryPolicy,
-        on_verdict: Callable[[Trailer], None],
+        on_epoch_end: Callable[[Trailer], None],
         changes: Changes | None = None,
-        sums: Sums | None = None,
+        stored_checksums: StoredChecksums | None = None,
         on_unverifiable: Callable[[ObjectRef], None] | None = None,
         on_shortage: Callable[[SinkError], None] | None = None,
         on_end_believed: Callable[[int, int], None] | None = None,
         start: Position = BEGIN,
-        ends: WriteEnds | None = None,
+        write_ends: WriteEnds | None = None,
         held: bool = False,
         refused: SourceError | None = None,
         when_failed: WhenFailed = "hold",
         framing: Framing | None = None,
     ) -> None:
-        """`on_verdict` is called with every epoch's last trailer, at the epoch's end.
+        """`on_epoch_end` is called with every epoch's last trailer, at the epoch's end.
 
         `changes`: what to do about objects that are not as listed; by default the epoch fails.
-        `sums`: compare every whole object with the checksum that S3 keeps of it; the transport must bring
-        bytes into memory. `on_unverifiable` is told the first object that cannot be compared.
-        `on_shortage` is told when the channel begins to wait for what this machine refuses.
-        `on_end_believed` is told epoch and offset where a reader left at the end of an object that was not
-        the last, as those do that stop at an end mark.
+        `stored_checksums`: compare every whole object with the checksum that S3 keeps of it; the transport
+        must bring bytes into memory. `on_unverifiable` is told the first object that cannot be compared.
+        `on_shortage` is told when the channel begins to wait for what this machine refuses. `on_end_believed`
+        is told epoch and offset where a reader left at the end of an object that was not the last, as those
+        do that stop at an end mark.
 
-        `start`: where to begin. `ends`: who holds the write ends, this process unless given; `held`: they
-        hold the FIFO of `start` already, from an earlier sidecar. `refused`: why that cannot be gone on with;
-        the channel has failed then before it begins, and its FIFO is held.
+        `start`: where to begin. `write_ends`: who holds the write ends, this process unless given; `held`:
+        they hold the FIFO of `start` already, from an earlier sidecar. `refused`: why that cannot be gone on
+        with; the channel has failed then before it begins, and its FIFO is held.
 
         `when_failed`: what becomes of the FIFO of a failed epoch. `framing`: of the stream, required for
         `poison`; the transport must bring bytes into memory then. Raises ValueError for one without the
@@ -121,26 +121,28 @@ class Channel:
         self._framing = framing
         self._poison = POISON[framing] if framing else b""
         self._plan = plan
-        self._source = source if sums is None else ChecksummedSource(source, sums)
-        self._sums = sums
+        self._source = source if stored_checksums is None else ChecksummingSource(source, stored_checksums)
+        self._stored_checksums = stored_checksums
         self._checked: Counter[str] = Counter()
         self._on_unverifiable = on_unverifiable
         self._on_shortage = on_shortage
         self._on_end_believed = on_end_believed
         self._policy = policy
-        self._tally = Tally()
+        self._counters = ChannelCounters()
         self._changes = changes or Changes()
         self._stages = stages
-        self._share = stages.share
+        self._quota = stages.quota
         self._template = Trailer(
             channel=name,
             epoch=0,
-            verdict="open",
+            state="open",
             bytes_total=0,
             digest=plan.digest,
         )
-        self._ends = ends or OwnEnds(name)
-        self._fifos = FifoDirectory(directory, name, opening=self._opening, mode=fifo_mode, ends=self._ends)
+        self._write_ends = write_ends or LocalWriteEnds(name)
+        self._fifos = FifoDirectory(
+            directory, name, opening=self._opening, mode=fifo_mode, write_ends=self._write_ends
+        )
         self._phase: Phase = "waiting"
         self._start = start
         self._mark = start.epoch, start.mark
@@ -156,7 +158,7 @@ class Channel:
         self._capacity = 0
         self._prefetcher: Prefetcher | None = None
         self._draining = asyncio.Event()
-        self._on_verdict = on_verdict
+        self._on_epoch_end = on_epoch_end
         self.done = asyncio.Event()
         """Set when `run` is over, or when the channel has drained."""
 
@@ -166,12 +168,12 @@ class Channel:
         return self.holds and self._position().mark.fetched != NOWHERE
 
     @property
-    def outlives(self) -> bool:
+    def fifo_survives_exit(self) -> bool:
         """Whether the failed epoch's FIFO stays open when this process has ended."""
-        return self.error is not None and not self._closed and self._ends.lasting
+        return self.error is not None and not self._closed and self._write_ends.lasting
 
     def __repr__(self) -> str:
-        return f"<Channel {self.name} {self._phase}, epoch {self._epoch}, {self._share}>"
+        return f"<Channel {self.name} {self._phase}, epoch {self._epoch}, {self._quota}>"
 
     def prepare(self) -> None:
         """Offer the FIFO of the first epoch; nothing reads S3 yet. Raises SinkError."""
@@ -194,8 +196,8 @@ class Channel:
         `keeper`: gets what no keeper holds yet.
         """
         self._left = True
-        if isinstance(self._ends, OwnEnds):
-            self._ends.heir = keeper, self._plan.digest
+        if isinstance(self._write_ends, LocalWriteEnds):
+            self._write_ends.successor_keeper = keeper, self._plan.digest
 
     def close(self, *, forget: bool = False) -> None:
         """Remove what `prepare` or `run` has left; with `forget`, the trailers too. `run` must be over.
@@ -210,7 +212,7 @@ class Channel:
     @property
     def _unasked(self) -> bool:
         """Whether the channel ends without having been told to, and a keeper holds its FIFO beyond that."""
-        return self._ends.lasting and not self._draining.is_set()
+        return self._write_ends.lasting and not self._draining.is_set()
 
     async def run(self) -> None:
         """Stream epoch after epoch. Returns after `drain`; SinkError and cancellation pass through."""
@@ -220,13 +222,13 @@ class Channel:
                     self._plan,
                     self._source,
                     stages=self._stages,
-                    tally=self._tally,
+                    counters=self._counters,
                     requests=requests,
                     policy=self._policy,
                     changes=self._changes,
-                    proof=self._verifier(),
+                    verifier=self._verifier(),
                     start=self._start,
-                    on_mark=self._note_mark,
+                    on_resume_point=self._note_mark,
                     framing=self._framing,
                 )
                 try:
@@ -235,7 +237,7 @@ class Channel:
                         await self._fail(prefetcher, self._refused)
                         return
                     if self._start.offset:
-                        self._tally.resumes["epoch"] += 1
+                        self._counters.resumes["epoch"] += 1
                     prefetcher.allow(self._epoch)
                     while await self._run_epoch(prefetcher):
                         self._epoch += 1
@@ -243,9 +245,9 @@ class Channel:
                     prefetcher.close()
         finally:
             self._phase = "stopped" if self.error is None else "failed"
-            self._tally.watch.enter("idle")
+            self._counters.timer.enter("idle")
             # A keeper holds on: nobody who reads may take our end for that of the epoch.
-            self._left = self._left or self.outlives or self._unasked
+            self._left = self._left or self.fifo_survives_exit or self._unasked
             if self._left:
                 outlet, self._outlet = self._outlet, None
                 self._fifos.leave(self._position(), outlet)
@@ -261,49 +263,49 @@ class Channel:
         if self._plan.varies:
             # Seconds for millions of entries; the trailers of this epoch and the next need the results.
             await asyncio.to_thread(self._plan.total_bytes, self._epoch + 1)
-        verdict: Verdict = "abandoned"
+        state: TrailerState = "abandoned"
         try:
             try:
                 outlet = await self._open(prefetcher)
                 if outlet is None:
                     return False
                 self._capacity, self._phase = outlet.capacity, "streaming"
-                verdict = await self._deliver(prefetcher, outlet)
+                state = await self._deliver(prefetcher, outlet)
             except ReaderGone:
                 outlet = None  # it left while no sidecar was there
                 prefetcher.allow(self._epoch + 1)
-            return await self._conclude(prefetcher, outlet, verdict)
+            return await self._conclude(prefetcher, outlet, state)
         except KeeperLost:
             raise
         except (SourceError, SinkError) as error:
             await self._fail(prefetcher, error)
             return False
 
-    async def _conclude(self, prefetcher: Prefetcher, outlet: PipeOutlet | None, verdict: Verdict) -> bool:
+    async def _conclude(self, prefetcher: Prefetcher, outlet: PipeOutlet | None, state: TrailerState) -> bool:
         """End the epoch; whether another may follow. Raises SinkError; the reader has seen no end then."""
-        self._tally.watch.enter("idle")
+        self._counters.timer.enter("idle")
         prefetcher.activate(active=False)
         prefetcher.abandon(self._epoch)
-        trailer = self._trailer(verdict)
+        trailer = self._trailer(state)
         successor = not self._draining.is_set()
 
         async def conclude() -> None:
             self._fifos.conclude(trailer, successor=successor)
 
-        await patiently(conclude, self._policy, self._note_shortage)
-        if verdict == "complete" and (records := self._plan.records(self._epoch)):
-            self._tally.records += records
+        await retry_while_refused(conclude, self._policy, self._note_shortage)
+        if state == "complete" and (records := self._plan.records(self._epoch)):
+            self._counters.records += records
         self._outlet = None
         self._fifos.retire(self._epoch, outlet)
         self._count(trailer)
         return successor
 
     def _note_shortage(self, error: SinkError) -> None:
-        self._tally.note("local", error)
+        self._counters.note("local", error)
         if self._on_shortage is not None:
             self._on_shortage(error)
 
-    async def _deliver(self, prefetcher: Prefetcher, outlet: PipeOutlet) -> Verdict:
+    async def _deliver(self, prefetcher: Prefetcher, outlet: PipeOutlet) -> TrailerState:
         """Deliver the epoch to the reader who has come, until it has all of it or leaves."""
         prefetcher.activate(active=True)
         try:
@@ -313,12 +315,12 @@ class Channel:
         prefetcher.allow(self._epoch + 1)
         try:
             await prefetcher.deliver(self._epoch, outlet)
-            self._tally.watch.enter("blocked")
+            self._counters.timer.enter("blocked")
             accepted = await self._fifos.settle()
         except ReaderGone:
             with contextlib.suppress(ReaderGone):
                 await self._fifos.settle()  # a keeper that has died looks like a reader that has gone
-            self._tally.readers_gone += not outlet.reader_gone  # the pipe may tell before the epoll does
+            self._counters.readers_gone += not outlet.reader_gone  # the pipe may tell before the epoll does
             self._look_where_left(prefetcher, outlet)
             return "abandoned"
         due = prefetcher.delivered - self._skipped
@@ -328,11 +330,11 @@ class Channel:
 
     def _look_where_left(self, prefetcher: Prefetcher, outlet: PipeOutlet) -> None:
         """Notice a reader that left at the end of an object; with a keeper nobody knows what it has read."""
-        if self._plan.framed or self._plan.join is not None or self._ends.lasting:
+        if self._plan.framed or self._plan.join is not None or self._write_ends.lasting:
             return
         taken = prefetcher.delivered - outlet.unread
         if prefetcher.ended_object_at(taken) and prefetcher.consumed < self._plan.total_bytes(self._epoch):
-            self._tally.readers_at_ends += 1
+            self._counters.readers_at_ends += 1
             if self._on_end_believed is not None:
                 self._on_end_believed(self._epoch, taken)
 
@@ -353,8 +355,8 @@ class Channel:
             try:
                 await open_kept()
             except ReaderGone as error:
-                self._tally.readers_come += 1
-                self._tally.readers_gone += 1
+                self._counters.readers_come += 1
+                self._counters.readers_gone += 1
                 failure = error
             except SinkError as error:
                 failure = error
@@ -364,12 +366,12 @@ class Channel:
 
         async def open_kept() -> None:
             # Kept at once, so that it has an owner even if this channel is cancelled now.
-            outlet = self._outlet = await patiently(open_now, self._policy, self._note_shortage)
+            outlet = self._outlet = await retry_while_refused(open_now, self._policy, self._note_shortage)
             outlet.give_up_after, outlet.on_short = self._policy.give_up_after, self._note_shortage
-            self._tally.readers_come += 1
+            self._counters.readers_come += 1
 
         def left() -> None:
-            self._tally.readers_gone += 1
+            self._counters.readers_gone += 1
             prefetcher.wake()
 
         await first_of(opened(), self._draining.wait())
@@ -384,11 +386,11 @@ class Channel:
         """
         self.error = error
         self.failed_at = time.monotonic()
-        self._tally.note(error.kind, error)
+        self._counters.note(error.kind, error)
         if isinstance(error, SourceError) and is_change(error):
             self._changes.totals["failed"] += 1
         self._phase = "failed"
-        self._tally.watch.enter("idle")
+        self._counters.timer.enter("idle")
         outlet = self._outlet
         local = isinstance(error, SinkError)
         poison = self._poison if outlet is not None and not local and prefetcher.at_border else b""
@@ -403,7 +405,7 @@ class Channel:
                 # The next epoch's FIFO is there, and nobody will write into it: a reader that has left this
                 # epoch early, and waits there, is told why.
                 after = self._opening(self._epoch + 1)
-                self._fifos.publish(replace(after, verdict="failed", error=trailer.error, poison=0))
+                self._fifos.publish(replace(after, state="failed", error=trailer.error, poison=0))
 
         published = False
 
@@ -421,7 +423,7 @@ class Channel:
         self._count(trailer)  # whoever reads the log need not wait for the trailer
         prefetcher.close()
         if not published:
-            await first_of(patiently(publish_later, endless, lambda _: None), self._draining.wait())
+            await first_of(retry_while_refused(publish_later, endless, lambda _: None), self._draining.wait())
         if published and outlet is not None and not self.holds:
             await self._end_failed(outlet, trailer, poison, endless)
         await self._draining.wait()
@@ -430,7 +432,7 @@ class Channel:
         self, outlet: PipeOutlet, trailer: Trailer, poison: bytes, policy: RetryPolicy
     ) -> None:
         """Write `poison`, and close the FIFO, once its reader has taken what comes before."""
-        left = Pieces([poison])
+        left = ByteQueue([poison])
         with contextlib.suppress(ReaderGone):
             while left:
                 try:
@@ -442,7 +444,7 @@ class Channel:
         async def conclude() -> None:
             self._fifos.conclude(trailer)
 
-        await patiently(conclude, policy, self._note_shortage)
+        await retry_while_refused(conclude, policy, self._note_shortage)
         self._outlet = None
         self._closed = True
         self._fifos.retire(self._epoch, outlet)
@@ -468,9 +470,9 @@ class Channel:
         """Whether nobody knows an epoch's length before its end."""
         return self._plan.rewrites or self._changes.policy != "fail"
 
-    def _note_mark(self, mark: Mark) -> None:
+    def _note_mark(self, mark: ResumePoint) -> None:
         self._mark = self._epoch, mark
-        self._ends.mark(mark)
+        self._write_ends.mark(mark)
 
     def _position(self) -> Position:
         """How far the epoch has come."""
@@ -479,7 +481,10 @@ class Channel:
         delivered = self._prefetcher.delivered if self._prefetcher else self._start.offset
         epoch, mark = self._mark
         return Position(
-            self._epoch, delivered, skipped=self._skipped, mark=mark if epoch == self._epoch else Mark()
+            self._epoch,
+            delivered,
+            skipped=self._skipped,
+            mark=mark if epoch == self._epoch else ResumePoint(),
         )
 
     def _opening(self, epoch: int) -> Trailer:
@@ -493,31 +498,35 @@ class Channel:
             poison=len(self._poison),
         )
 
-    def _trailer(self, verdict: Verdict) -> Trailer:
+    def _trailer(self, state: TrailerState) -> Trailer:
         delivered = self._prefetcher.delivered if self._prefetcher else 0
         error = {
             "failed": str(self.error),
             "stopped": "the sidecar was stopped in mid-epoch",
-        }.get(verdict)
+        }.get(state)
         trailer = replace(
             self._opening(self._epoch),
-            verdict=verdict,
+            state=state,
             bytes_delivered=max(0, delivered - self._skipped),
             error=error,
             changed=self._changes.count,
             changes=tuple(self._changes.listed),
             poison=0,
         )
-        if verdict == "complete" and trailer.bytes_total is None:
+        if state == "complete" and trailer.bytes_total is None:
             return replace(trailer, bytes_total=delivered)
         return trailer
 
     def _count(self, trailer: Trailer) -> None:
-        self._ended[trailer.verdict] += 1
-        self._on_verdict(trailer)
+        self._ended[trailer.state] += 1
+        self._on_epoch_end(trailer)
 
     def _verifier(self) -> ChecksumVerifier | None:
-        return None if self._sums is None else ChecksumVerifier(self._sums.known, self._note_checked)
+        return (
+            None
+            if self._stored_checksums is None
+            else ChecksumVerifier(self._stored_checksums.known, self._note_checked)
+        )
 
     def _note_checked(self, ref: ObjectRef, outcome: Outcome) -> None:
         self._checked[outcome] += 1
@@ -527,7 +536,7 @@ class Channel:
 
     def statistics(self) -> ChannelStatistics:
         """A snapshot for metrics and status."""
-        tally, share = self._tally, self._share
+        counters, quota = self._counters, self._quota
         return ChannelStatistics(
             state=self._phase,
             epoch=self._epoch,
@@ -535,34 +544,34 @@ class Channel:
             bytes_consumed=self._prefetcher.consumed if self._prefetcher else 0,
             bytes_delivered=self._prefetcher.delivered if self._prefetcher else 0,
             objects=self._plan.objects(self._epoch),
-            written_bytes=tally.written_bytes,
-            consumed_bytes=tally.consumed_bytes,
-            received_bytes=tally.received_bytes,
-            wasted_bytes=tally.wasted_bytes,
-            objects_completed=tally.objects_completed,
-            records=tally.records if self._plan.framed else None,
+            written_bytes=counters.written_bytes,
+            consumed_bytes=counters.consumed_bytes,
+            received_bytes=counters.received_bytes,
+            wasted_bytes=counters.wasted_bytes,
+            objects_completed=counters.objects_completed,
+            records=counters.records if self._plan.framed else None,
             epochs=dict(self._ended),
-            seconds=tally.watch.seconds(),
-            starved=tally.watch.starved(),
+            seconds=counters.timer.seconds(),
+            starved=counters.timer.starved(),
             reader_connected=self._outlet is not None and not self._outlet.reader_gone,
-            readers_come=tally.readers_come,
-            readers_gone=tally.readers_gone,
-            readers_at_ends=tally.readers_at_ends,
+            readers_come=counters.readers_come,
+            readers_gone=counters.readers_gone,
+            readers_at_ends=counters.readers_at_ends,
             fifo_capacity=self._capacity,
             fifo_bytes=0 if self._outlet is None else self._outlet.unread,
-            staged_bytes=share.held,
-            budget_bytes=share.quota,
-            inflight=share.in_flight,
-            limit=share.lanes,
-            bandwidth_limit=share.bandwidth.limit,
-            requests=dict(tally.requests),
-            retries=dict(tally.retries),
-            resumes=dict(tally.resumes),
-            hedges=dict(tally.hedges),
-            first_byte=tally.first_byte.snapshot(),
-            part=tally.part.snapshot(),
-            head_wait=tally.head_wait.snapshot(),
-            errors=tuple(tally.notes),
+            reserved_bytes=quota.reserved_bytes,
+            quota_bytes=quota.byte_limit,
+            requests_in_flight=quota.requests_in_flight,
+            requests_in_flight_limit=quota.requests_limit,
+            bandwidth_limit=quota.bandwidth.limit,
+            requests=dict(counters.requests),
+            retries=dict(counters.retries),
+            resumes=dict(counters.resumes),
+            hedges=dict(counters.hedges),
+            first_byte=counters.first_byte.snapshot(),
+            part=counters.part.snapshot(),
+            head_wait=counters.head_wait.snapshot(),
+            errors=tuple(counters.notes),
             changed=dict(self._changes.totals),
             checked=dict(self._checked),
             error=None if self.error is None else str(self.error),

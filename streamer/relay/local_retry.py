@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-async def patiently(
+async def retry_while_refused(
     step: Callable[[], Awaitable[T]], policy: RetryPolicy, on_wait: Callable[[Shortage], None]
 ) -> T:
     """What `step` returns, repeated for as long as the policy allows while this machine refuses something.

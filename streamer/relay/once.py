@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from streamer.plan import Plan
     from streamer.relay.staging.stage import Stages
-    from streamer.relay.statistics import Tally
+    from streamer.relay.statistics import ChannelCounters
     from streamer.retry import RetryPolicy
     from streamer.s3.ranges import RangeSource
     from streamer.sink.outlet import Outlet
@@ -25,16 +25,18 @@ async def stream_once(
     stages: Stages,
     *,
     policy: RetryPolicy,
-    tally: Tally,
+    counters: ChannelCounters,
     open_outlet: Callable[[Callable[[], None]], Outlet],
 ) -> None:
     """Stream the plan once, in order. `open_outlet` is given what to call when the reader goes.
 
-    Raises SourceError or ReaderGone; `tally.written_bytes` tells how far it came.
+    Raises SourceError or ReaderGone; `counters.written_bytes` tells how far it came.
     """
     failure: BaseException | None = None
     async with asyncio.TaskGroup() as requests:
-        prefetcher = Prefetcher(plan, source, stages=stages, tally=tally, requests=requests, policy=policy)
+        prefetcher = Prefetcher(
+            plan, source, stages=stages, counters=counters, requests=requests, policy=policy
+        )
         try:
             with contextlib.closing(open_outlet(prefetcher.wake)) as outlet:
                 prefetcher.activate(active=True)

@@ -34,7 +34,7 @@ FIRST_BYTE_BOUNDS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5,
 PART_BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
 
-class Stopwatch:
+class StateTimer:
     """Seconds spent in each state, and starved for each cause; always in exactly one of them."""
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ class DurationsSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class RecentError:
     """An error that has occurred."""
 
     at: float
@@ -113,10 +113,10 @@ class Note:
 
 
 @dataclass(slots=True)
-class Tally:
+class ChannelCounters:
     """A channel's running counters; one per channel, kept across epochs."""
 
-    watch: Stopwatch = field(default_factory=Stopwatch)
+    timer: StateTimer = field(default_factory=StateTimer)
     first_byte: Durations = field(default_factory=lambda: Durations(FIRST_BYTE_BOUNDS))
     part: Durations = field(default_factory=lambda: Durations(PART_BOUNDS))
     head_wait: Durations = field(default_factory=lambda: Durations(HEAD_WAIT_BOUNDS))
@@ -144,11 +144,11 @@ class Tally:
     """By `RESUMED`: what was gone on with in the middle."""
     hedges: Counter[str] = field(default_factory=Counter)
     """Second requests for a part that was late: `issued`, and then `won` or `lost`."""
-    notes: deque[Note] = field(default_factory=lambda: deque(maxlen=NOTES))
+    notes: deque[RecentError] = field(default_factory=lambda: deque(maxlen=NOTES))
     """The last errors, the newest at the end."""
 
     def note(self, kind: str, error: Exception) -> None:
-        self.notes.append(Note(time.time(), kind, str(error)))
+        self.notes.append(RecentError(time.time(), kind, str(error)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +174,7 @@ class ChannelStatistics:
     records: int | None
     """Records of complete epochs; None where the sidecar does not make them, and so cannot know."""
     epochs: dict[str, int]
-    """Epochs ended, by verdict."""
+    """Epochs ended, by trailer state."""
     seconds: dict[str, float]
     """Time in each of `STATES`."""
     starved: dict[str, float]
@@ -188,11 +188,11 @@ class ChannelStatistics:
     fifo_capacity: int
     fifo_bytes: int
     """Bytes that wait in the FIFO for the reader."""
-    staged_bytes: int
+    reserved_bytes: int
     """Bytes reserved for parts admitted and not yet delivered."""
-    budget_bytes: int
-    inflight: int
-    limit: int
+    quota_bytes: int
+    requests_in_flight: int
+    requests_in_flight_limit: int
     bandwidth_limit: int | None
     """Bytes per second that the channel may deliver, if it has a limit of its own."""
     requests: dict[str, int]
@@ -202,7 +202,7 @@ class ChannelStatistics:
     first_byte: DurationsSnapshot
     part: DurationsSnapshot
     head_wait: DurationsSnapshot
-    errors: tuple[Note, ...]
+    errors: tuple[RecentError, ...]
     """The last ones, the newest at the end."""
     changed: dict[str, int]
     """Objects that were not as listed, by what was done: failed, refetched, skipped."""

@@ -24,8 +24,8 @@ from streamer.s3.http.connection import largest_window
 from streamer.s3.http_source import HttpSource, tls_context, why_not, why_not_splice
 from streamer.s3.ranges import RangeSource
 from streamer.s3.signing.requests import RangeSigner
-from streamer.schedule.budget import Allotment
-from streamer.schedule.concurrency import LARGEST_PART, MOST_LANES, WORTH, Pace
+from streamer.schedule.budget import MemoryBudget
+from streamer.schedule.concurrency import LARGEST_PART, MOST_REQUESTS, WORTH, ConcurrencyController
 from streamer.schedule.hedging import Hedging
 from streamer.units import MIB
 
@@ -38,7 +38,7 @@ ENOUGH_FILES = 65_536
 HEDGED = 0.05
 """Of all bytes, those that hedges may fetch once more, if nobody says otherwise."""
 
-Wish = Literal["auto", "portable", "copying", "kernel"]
+Wish = Literal["auto", "aiobotocore", "buffered", "splice"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Transport:
     name: str
     """How the bodies of channels travel, those excepted whose bytes must be read."""
     reason: str
-    allotment: Allotment
+    memory_budget: MemoryBudget
     pipes: PipePool | None
     """Where bodies wait that are spliced; None: all are read."""
     buffers: BufferPool
@@ -59,10 +59,10 @@ class Transport:
 
     def stages(self, why_read: str | None = None) -> Stages:
         """Stages for one more channel. `why_read`: why its bytes must be read, if they must."""
-        share = self.allotment.share()
+        quota = self.memory_budget.quota()
         if self.pipes is None or why_read:
-            return MemoryStages(share, self.buffers)
-        return PipeStages(share, self.pipes)
+            return MemoryStages(quota, self.buffers)
+        return PipeStages(quota, self.pipes)
 
 
 def why_read(plan: Plan, *, check: bool = False, frame: bool = False) -> str | None:
@@ -87,7 +87,7 @@ async def open_transport(
     buckets: set[str],
     channels: Sequence[str | None],
     budget: int,
-    connections: int | None = None,
+    requests_in_flight: int | None = None,
     part_size: int | None = None,
     to_pipes: bool = True,
     hedge: float = HEDGED,
@@ -95,54 +95,60 @@ async def open_transport(
     """The transport for these buckets, until the end of the block.
 
     `channels`: for each channel, why its bytes must be read, or None where they may be spliced. `budget` and
-    `connections` are for all channels together. Where `connections` or `part_size` is not given, it adapts.
-    `to_pipes`: whether all sinks are pipes. `hedge`: of all bytes, the part that second requests for late
-    parts may fetch once more. Raises ConfigError if what is wished cannot be, SinkError if open files are too
-    few.
+    `requests_in_flight` are for all channels together. Where `requests_in_flight` or `part_size` is not
+    given, it adapts. `to_pipes`: whether all sinks are pipes. `hedge`: of all bytes, the part that second
+    requests for late parts may fetch once more. Raises ConfigError if what is wished cannot be, SinkError if
+    open files are too few.
     """
     fallback = AiobotocoreSource(clients.data, clients.credentials)
     hedging = Hedging(hedge)
     count, spliced = len(channels), sum(why is None for why in channels)
     files = open_files(count)
-    lanes = _Lanes(connections, part_size, files // 2)
-    pipe_budget, most_pipes = _pipe_limits(count, files - lanes.most)
+    requests = _RequestLimits(requests_in_flight, part_size, files // 2)
+    pipe_budget, most_pipes = _pipe_limits(count, files - requests.most)
     no_client = why_not(clients.data, buckets)
     first_why = next((why for why in channels if why is not None), None)
     no_splice = (
         no_client
-        or (first_why if not spliced or wish == "kernel" else None)
+        or (first_why if not spliced or wish == "splice" else None)
         or _no_splice(clients, min(budget, pipe_budget), spliced, to_pipes=to_pipes)
     )
-    obstacle = {"kernel": no_splice, "copying": no_client}.get(wish)
+    obstacle = {"splice": no_splice, "buffered": no_client}.get(wish)
     if obstacle:
-        others = "auto or portable" if no_client else "auto, copying or portable"
+        others = "auto or aiobotocore" if no_client else "auto, buffered or aiobotocore"
         raise ConfigError(f"the {wish} transport is asked for, but {obstacle}; use {others}")
-    splice = wish not in ("copying", "portable") and no_splice is None
-    pace = _pace(clients, lanes, count, http=wish != "portable" and not no_client, splice=splice)
-    allotment = Allotment(budget, pace, members=count, hedging=hedging, unit=1 if splice else BUFFER_SIZE)
+    splice = wish not in ("buffered", "aiobotocore") and no_splice is None
+    concurrency = _concurrency(
+        clients, requests, count, http=wish != "aiobotocore" and not no_client, splice=splice
+    )
+    memory_budget = MemoryBudget(
+        budget, concurrency, members=count, hedging=hedging, unit=1 if splice else BUFFER_SIZE
+    )
     with contextlib.ExitStack() as stack:
         pipes = None
         if splice:
             pipes = PipePool(pipe_budget, most=most_pipes)
             stack.callback(pipes.close)
-        if wish == "portable" or no_client:
+        if wish == "aiobotocore" or no_client:
             source: RangeSource = fallback
             name, reason = fallback.name, no_client or "asked for"
         else:
             source = stack.enter_context(contextlib.closing(_http_source(clients, fallback)))
-            name = "kernel splice" if splice else "copying"
+            name = "splice" if splice else "buffered"
             reason = "plain HTTP to pipes" if splice else no_splice or "asked for"
-        yield Transport(source, name, reason, allotment, pipes, BufferPool(), lanes.bounded)
+        yield Transport(source, name, reason, memory_budget, pipes, BufferPool(), requests.bounded)
 
 
-def _pace(clients: Clients, lanes: _Lanes, channels: int, *, http: bool, splice: bool) -> Pace:
+def _concurrency(
+    clients: Clients, requests: _RequestLimits, channels: int, *, http: bool, splice: bool
+) -> ConcurrencyController:
     if not http:
-        return lanes.pace(16, 8 * MIB)
+        return requests.concurrency(16, 8 * MIB)
     absorbed = _absorbed(tls=_over_tls(clients))
     if splice:
-        return lanes.pace(max(64, 4 * channels), absorbed, largest_part=absorbed)
+        return requests.concurrency(max(64, 4 * channels), absorbed, largest_part=absorbed)
     # One thread reads all: begin with few, let need decide, and do not take a chance gain for need.
-    return lanes.pace(max(8, channels), absorbed, largest_part=absorbed, worth=0.4)
+    return requests.concurrency(max(8, channels), absorbed, largest_part=absorbed, worth=0.4)
 
 
 def _http_source(clients: Clients, fallback: AiobotocoreSource) -> HttpSource:
@@ -170,35 +176,40 @@ def _over_tls(clients: Clients) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Lanes:
+class _RequestLimits:
     """What was asked for."""
 
-    connections: int | None
+    requests_in_flight: int | None
     part_size: int | None
     fit: int
-    """Lanes that open files allow, as many left for pipes."""
+    """Ranks that open files allow, as many left for pipes."""
 
     @property
     def most(self) -> int:
-        return min(self.connections or MOST_LANES, self.fit)
+        return min(self.requests_in_flight or MOST_REQUESTS, self.fit)
 
     @property
     def bounded(self) -> str:
         """As `Transport.few_files`."""
-        if self.most == (self.connections or MOST_LANES):
+        if self.most == (self.requests_in_flight or MOST_REQUESTS):
             return ""
         return f"at most {self.most} connections fit into the limit of open files; raise `ulimit -n`"
 
-    def pace(
-        self, connections: int, part_size: int, *, largest_part: int = LARGEST_PART, worth: float = WORTH
-    ) -> Pace:
+    def concurrency(
+        self,
+        requests_in_flight: int,
+        part_size: int,
+        *,
+        largest_part: int = LARGEST_PART,
+        worth: float = WORTH,
+    ) -> ConcurrencyController:
         """The pace that begins with what suits a transport, where nothing else is asked for."""
-        return Pace(
-            min(self.connections or connections, self.most),
+        return ConcurrencyController(
+            min(self.requests_in_flight or requests_in_flight, self.most),
             self.part_size or part_size,
-            fixed_lanes=self.connections is not None,
+            fixed_limit=self.requests_in_flight is not None,
             fixed_part=self.part_size is not None,
-            most_lanes=min(self.most, MOST_LANES),
+            most=min(self.most, MOST_REQUESTS),
             largest_part=largest_part,
             worth=worth,
             worked=thread_worked,
@@ -206,7 +217,7 @@ class _Lanes:
 
 
 def open_files(channels: int) -> int:
-    """Open files that lanes and pipes may have; the soft limit is raised. Raises SinkError for too few."""
+    """Open files that requests and pipes may have; the soft limit is raised. Raises SinkError for too few."""
     files, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files < ENOUGH_FILES:
         files = ENOUGH_FILES if hard == resource.RLIM_INFINITY else min(hard, ENOUGH_FILES)
@@ -232,12 +243,12 @@ def _pipe_limits(channels: int, files: int) -> tuple[int, int]:
     return by_files if allowance is None else min(by_files, allowance - 2 * channels * PIPE_SIZE), most
 
 
-def _no_splice(clients: Clients, room: int, channels: int, *, to_pipes: bool) -> str | None:
+def _no_splice(clients: Clients, reserved_bytes: int, channels: int, *, to_pipes: bool) -> str | None:
     if not to_pipes:
         return "the output is not a pipe"
     if obstacle := why_not_splice(clients.data.meta.endpoint_url):
         return obstacle
-    if room < 2 * PIPE_SIZE * channels:
+    if reserved_bytes < 2 * PIPE_SIZE * channels:
         return (
             "a channel may have less than two pipes of 1 MiB; raise MemoryBudget, `ulimit -n` or, "
             "for users without privilege, /proc/sys/fs/pipe-user-pages-soft"

@@ -16,11 +16,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from streamer.errors import SourceError, Truncated, Where
+from streamer.errors import ErrorContext, SourceError, Truncated
 from streamer.s3.client.bounded import within_stall
 from streamer.s3.client.credentials import LastingCredentials, renewing
 from streamer.s3.client.faults import map_errors, of_listed
-from streamer.s3.client.redirects import visible_id
+from streamer.s3.client.redirects import escaped_id
 from streamer.s3.ranges import check_header
 from streamer.units import KIB
 
@@ -46,9 +46,9 @@ class AiobotocoreSource:
 
     async def open(self, request: RangeRequest) -> AiobotocoreBody:
         """As `RangeSource.open`."""
-        part, where = request.part, request.where
+        part, context = request.part, request.context
         ref = part.object
-        with renewing(self._credentials), of_listed(), map_errors(where):
+        with renewing(self._credentials), of_listed(), map_errors(context):
             response = await self._client.get_object(
                 Bucket=ref.bucket,
                 Key=ref.key,
@@ -57,15 +57,15 @@ class AiobotocoreSource:
                 **({"VersionId": ref.version} if ref.version else {}),
             )
             metadata = response["ResponseMetadata"]
-            request_id = visible_id(metadata.get("RequestId"))
-            where = Where(ref.bucket, ref.key, request.first, request.attempt, request_id)
+            request_id = escaped_id(metadata.get("RequestId"))
+            context = ErrorContext(ref.bucket, ref.key, request.first, request.attempt, request_id)
             stream = response["Body"]
             try:
                 check_header(
                     ref,
                     request.first,
                     part.end,
-                    where,
+                    context,
                     status=metadata["HTTPStatusCode"],
                     content_range=response.get("ContentRange"),
                     content_length=response.get("ContentLength"),
@@ -76,7 +76,7 @@ class AiobotocoreSource:
                 stream.close()
                 raise
             length = part.end - request.first
-            return AiobotocoreBody(stream, length, where, stall_timeout=self._stall_timeout)
+            return AiobotocoreBody(stream, length, context, stall_timeout=self._stall_timeout)
 
 
 class AiobotocoreBody:
@@ -84,11 +84,11 @@ class AiobotocoreBody:
 
     spliceable = False
 
-    def __init__(self, stream: Any, length: int, where: Where, *, stall_timeout: float) -> None:
+    def __init__(self, stream: Any, length: int, context: ErrorContext, *, stall_timeout: float) -> None:
         self.left = length
         self._stream = stream
         self._to_read = length
-        self._where = where
+        self._context = context
         self._stall_timeout = stall_timeout
         self._loop = asyncio.get_running_loop()
         self._chunks: deque[memoryview] = deque()
@@ -160,7 +160,7 @@ class AiobotocoreBody:
     async def taken(self) -> None:
         """As `Body.taken`; reads meanwhile."""
         try:
-            with map_errors(self._where):
+            with map_errors(self._context):
                 await self._read()
         except SourceError as error:
             self._failure = error
@@ -169,7 +169,7 @@ class AiobotocoreBody:
 
     async def _read(self) -> None:
         content = self._stream.raw_stream.content
-        async with within_stall(self._stall_timeout, self._where) as stall:
+        async with within_stall(self._stall_timeout, self._context) as stall:
             while self.left:
                 if self._queued >= QUEUED or not self._to_read:
                     stall.pause()
@@ -179,7 +179,7 @@ class AiobotocoreBody:
                     continue
                 data, end_of_chunk = await content.readchunk()
                 if not data and not end_of_chunk:
-                    raise Truncated(f"the body ended {self._to_read} bytes early", self._where)
+                    raise Truncated(f"the body ended {self._to_read} bytes early", self._context)
                 if data:
                     if len(data) < LITTLE:  # chunks of a byte would hold the loop: it has no turn in between
                         data += content.read_nowait()

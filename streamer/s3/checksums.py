@@ -23,7 +23,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from streamer.errors import BadAnswer, ConfigError, Denied, Expired, Mismatch, Skewed, SourceChanged, Where
+from streamer.errors import (
+    BadAnswer,
+    ClockSkew,
+    ConfigError,
+    Denied,
+    ErrorContext,
+    Expired,
+    Mismatch,
+    SourceChanged,
+)
 from streamer.plan.segments import bare_etag
 from streamer.s3.client.credentials import LastingCredentials, renewing
 from streamer.s3.client.faults import map_errors, of_listed
@@ -86,7 +95,7 @@ def stored_sum(answer: Mapping[str, Any]) -> Stored | None:
     return None
 
 
-class Sums:
+class StoredChecksums:
     """What S3 has stored, asked for once an object."""
 
     def __init__(self, client: Any, credentials: LastingCredentials | None) -> None:
@@ -114,33 +123,33 @@ class Sums:
         return self._known.get(ref)
 
     async def _ask(self, ref: ObjectRef, attempt: int) -> Stored | None:
-        where = Where(ref.bucket, ref.key, attempt=attempt)
+        context = ErrorContext(ref.bucket, ref.key, attempt=attempt)
         version = {"VersionId": ref.version} if ref.version else {}
         with renewing(self._credentials), of_listed():
             try:
-                with map_errors(where):
+                with map_errors(context):
                     answer = await self._client.head_object(
                         Bucket=ref.bucket, Key=ref.key, ChecksumMode="ENABLED", **version
                     )
-            except (Expired, Skewed):
+            except (Expired, ClockSkew):
                 raise
             except (Denied, BadAnswer) as error:
                 # An answer to HEAD has no body, so S3 cannot say that a token has expired: 400, or 403.
-                raise Expired(error.message, error.where) from error
-        check_version(ref.version, answer.get("VersionId"), where)
+                raise Expired(error.message, error.context) from error
+        check_version(ref.version, answer.get("VersionId"), context)
         if bare_etag(answer.get("ETag", "")) != ref.etag:
             raise SourceChanged(
                 f"the object was replaced after it was listed (ETag {ref.etag} then, "
                 f"{answer.get('ETag')} now)",
-                where,
+                context,
             )
         return stored_sum(answer)
 
 
-class ChecksummedSource:
+class ChecksummingSource:
     """A `RangeSource` that knows the stored sum of an object before it opens a body of it."""
 
-    def __init__(self, source: RangeSource, sums: Sums) -> None:
+    def __init__(self, source: RangeSource, sums: StoredChecksums) -> None:
         self._source = source
         self._sums = sums
 
@@ -201,5 +210,5 @@ class ChecksumVerifier:
             raise Mismatch(
                 f"the object's bytes are not those that were stored: their {algorithm} is "
                 f"{self._value:0{digits}x}, and S3 keeps {stored.value:0{digits}x}",
-                Where(ref.bucket, ref.key),
+                ErrorContext(ref.bucket, ref.key),
             )

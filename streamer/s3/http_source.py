@@ -14,10 +14,10 @@ from urllib.request import getproxies, proxy_bypass
 
 from botocore import UNSIGNED
 
-from streamer.errors import ConfigError, Gone, Skewed, SourceError, Where, WrongEndpoint
+from streamer.errors import ClockSkew, ConfigError, ErrorContext, ObjectMissing, SourceError, WrongEndpoint
 from streamer.s3.client.credentials import renewing
 from streamer.s3.client.faults import CODE, MANY_REASONS, cut_off, deleted, from_answer
-from streamer.s3.client.redirects import visible_id
+from streamer.s3.client.redirects import escaped_id
 from streamer.s3.client.session import STALL_TIMEOUT, certificate_file
 from streamer.s3.http.client import HttpClient
 from streamer.s3.http.response import MAX_ERROR_BODY, ResponseHeader
@@ -91,12 +91,12 @@ class HttpSource:
 
     async def open(self, request: RangeRequest) -> Body:
         """As `RangeSource.open`."""
-        part, where = request.part, request.where
-        place = await self._signer.place(part.object.bucket)
+        part, context = request.part, request.context
+        endpoint = await self._signer.endpoint(part.object.bucket)
 
         async def signed() -> bytes:
             request.on_phase("credentials")
-            header = await self._signer.head(place, part, request.first)
+            header = await self._signer.head(endpoint, part, request.first)
             request.on_phase("connect")
             return header
 
@@ -105,7 +105,7 @@ class HttpSource:
             request.on_phase("first_byte")
 
         with renewing(self._signer.credentials):
-            response = await self._client.send(place, where, signed, avoid=request.avoid, on_sent=sent)
+            response = await self._client.send(endpoint, context, signed, avoid=request.avoid, on_sent=sent)
             header = response.header
             if header.status in (200, 206):
                 length = header.content_length
@@ -113,30 +113,30 @@ class HttpSource:
                     response.end(reuse=False)
                     return await self._fallback.open(request)
                 try:
-                    _check(header, request, where)
+                    _check(header, request, context)
                 except SourceError:
                     response.end(reuse=False)
                     raise
-                return response.body(length, where)
+                return response.body(length, context)
             if 300 <= header.status < 400:
                 response.end(reuse=False)
                 return await self._fallback.open(request)
-            error = error_of(header, await response.error_body(), where)
+            error = error_of(header, await response.error_body(), context)
             if isinstance(error, WrongEndpoint):
                 return await self._fallback.open(request)  # it has botocore resolve the region
-            if isinstance(error, Skewed):
+            if isinstance(error, ClockSkew):
                 self._signer.ahead = error.ahead  # what is signed next is right, whatever the clock says
-            raise deleted(error) if isinstance(error, Gone) else error
+            raise deleted(error) if isinstance(error, ObjectMissing) else error
 
 
-def _check(header: ResponseHeader, request: RangeRequest, where: Where) -> None:
+def _check(header: ResponseHeader, request: RangeRequest, context: ErrorContext) -> None:
     fields = header.fields
     try:
         check_header(
             request.part.object,
             request.first,
             request.part.end,
-            where,
+            context,
             status=header.status,
             content_range=fields.get("content-range"),
             content_length=header.content_length,
@@ -144,16 +144,16 @@ def _check(header: ResponseHeader, request: RangeRequest, where: Where) -> None:
             version=fields.get("x-amz-version-id"),
         )
     except SourceError as error:
-        error.where = replace(where, request_id=visible_id(fields.get("x-amz-request-id")))
+        error.context = replace(context, request_id=escaped_id(fields.get("x-amz-request-id")))
         raise
 
 
-def error_of(header: ResponseHeader, body: bytes, where: Where) -> SourceError:
+def error_of(header: ResponseHeader, body: bytes, context: ErrorContext) -> SourceError:
     """Our error for a response that is neither a success nor a redirect. `body`: what came of it."""
     code, message = CODE.search(body), _MESSAGE.search(body)
     broken = len(body) < min(header.content_length or 0, MAX_ERROR_BODY)
     if code is None and broken and header.status in MANY_REASONS:
-        return cut_off(header.status, where)
+        return cut_off(header.status, context)
     fields: Any = header.fields
     return from_answer(
         status=header.status,
@@ -162,5 +162,5 @@ def error_of(header: ResponseHeader, body: bytes, where: Where) -> SourceError:
         request_id=fields.get("x-amz-request-id"),
         retry_after=fields.get("retry-after"),
         date=fields.get("date"),
-        where=where,
+        context=context,
     )

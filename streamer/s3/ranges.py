@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from streamer.errors import BadAnswer, SourceChanged, Where
+from streamer.errors import BadAnswer, ErrorContext, SourceChanged
 from streamer.plan.segments import bare_etag
 from streamer.secrets import quoted
 
@@ -53,9 +53,9 @@ class RangeRequest:
     """The address that the request went to; set by a transport that knows it."""
 
     @property
-    def where(self) -> Where:
+    def context(self) -> ErrorContext:
         ref = self.part.object
-        return Where(ref.bucket, ref.key, self.first, self.attempt)
+        return ErrorContext(ref.bucket, ref.key, self.first, self.attempt)
 
 
 class Body(Protocol):
@@ -126,7 +126,7 @@ def check_header(
     ref: ObjectRef,
     first: int,
     end: int,
-    where: Where,
+    context: ErrorContext,
     *,
     status: int,
     content_range: str | None,
@@ -143,32 +143,33 @@ def check_header(
     is not what was asked for.
     """
     if status not in (200, 206):
-        raise BadAnswer(f"answered {status} to a ranged GET", where)
-    check_version(ref.version, version, where)
+        raise BadAnswer(f"answered {status} to a ranged GET", context)
+    check_version(ref.version, version, context)
     if etag is not None and bare_etag(etag) != ref.etag:
         raise SourceChanged(
-            f"the object was replaced after it was listed (ETag {ref.etag} then, {quoted(etag)} now)", where
+            f"the object was replaced after it was listed (ETag {ref.etag} then, {quoted(etag)} now)", context
         )
     if etag is None and (ref.version is None or version is None):
-        raise BadAnswer("answered without an ETag, so its bytes may be of another version", where)
+        raise BadAnswer("answered without an ETag, so its bytes may be of another version", context)
     match = _CONTENT_RANGE.fullmatch(content_range or "")
     if match is None:
         whole = status == 200 and first == 0 and end == ref.size
         if not (whole and content_length == ref.size):
             raise BadAnswer(
-                f"answered {status} with Content-Range {quoted(str(content_range))!r} to a ranged GET", where
+                f"answered {status} with Content-Range {quoted(str(content_range))!r} to a ranged GET",
+                context,
             )
         return
     begin, last, size = map(int, match.groups())
     if size != ref.size:
-        raise SourceChanged(f"the object has {size} bytes now; {ref.size} were listed", where)
+        raise SourceChanged(f"the object has {size} bytes now; {ref.size} were listed", context)
     if (begin, last + 1) != (first, end):
-        raise BadAnswer(f"sent bytes {begin}-{last}; asked for {first}-{end - 1}", where)
+        raise BadAnswer(f"sent bytes {begin}-{last}; asked for {first}-{end - 1}", context)
     if content_length is not None and content_length != end - first:
-        raise BadAnswer(f"promises {content_length} bytes for a range of {end - first}", where)
+        raise BadAnswer(f"promises {content_length} bytes for a range of {end - first}", context)
 
 
-def check_version(asked: str | None, version: str | None, where: Where) -> None:
+def check_version(asked: str | None, version: str | None, context: ErrorContext) -> None:
     """Refuse an answer that is not of the version `asked` for. `version`: its `x-amz-version-id`.
 
     S3 names the version in each answer to a request with `versionId`; a bucket that never had versions may
@@ -178,5 +179,5 @@ def check_version(asked: str | None, version: str | None, where: Where) -> None:
         return
     said = "says no version" if version is None else f"is of version {quoted(version)}"
     raise BadAnswer(
-        f"the answer {said}, where version {asked} was asked for; the server ignores versionId", where
+        f"the answer {said}, where version {asked} was asked for; the server ignores versionId", context
     )

@@ -1,4 +1,4 @@
-"""Room and lanes, shared by the channels of a process. Pure and synchronous.
+"""Room and requests, shared by the channels of a process. Pure and synchronous.
 
 Room. Every channel has a floor that nobody else can take: half of an equal part, or all if it is alone.
 The rest goes to those whose reader is there, in equal parts. A channel whose reader sleeps keeps what it
@@ -6,7 +6,7 @@ holds, which is no more than such a part; one that waits for its reader holds it
 channel that is read alone has nearly everything, and one whose reader arrives has its floor at once and
 its part as soon as the others have delivered.
 
-Lanes are shared in equal parts too, but need no floor: a lane that waits for a sleeping reader asks
+Requests are shared in equal parts too, but need no floor: a request that waits for a sleeping reader asks
 nothing of the server, so it does not count against those that are read.
 
 A channel that is refused is told when it may try again, and only then: when its own limit has grown, or when
@@ -30,16 +30,16 @@ from streamer.schedule.hedging import Hedging
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from streamer.schedule.concurrency import Pace
+    from streamer.schedule.concurrency import ConcurrencyController
 
 
-class Allotment:
-    """`budget` bytes of room, and the lanes that `pace` allows, for `members` channels."""
+class MemoryBudget:
+    """`budget` bytes of room, and the requests that `concurrency` allows, for `members` channels."""
 
     def __init__(
         self,
         budget: int,
-        pace: Pace,
+        concurrency: ConcurrencyController,
         *,
         members: int = 1,
         hedging: Hedging | None = None,
@@ -48,7 +48,7 @@ class Allotment:
         """`unit`: bytes of the buffers that parts are read into; a part takes whole ones."""
         if budget <= 0 or members <= 0:
             raise ValueError("an allotment needs a budget and a member")
-        self.pace = pace
+        self.concurrency = concurrency
         self.hedging = hedging or Hedging(0)
         self.members = members
         self._unit = unit
@@ -56,39 +56,41 @@ class Allotment:
         """Of all channels together."""
         self.active = 0
         """Channels whose reader is there."""
-        self._shares: list[Share] = []
-        self._without_lane: dict[Share, None] = {}
+        self._quotas: list[ChannelQuota] = []
+        self._without_request: dict[ChannelQuota, None] = {}
         """Refused a request; first come, first served."""
-        self._without_quota: dict[Share, int] = {}
+        self._without_quota: dict[ChannelQuota, int] = {}
         """Refused so much room by their own quota."""
-        self._without_room: dict[Share, int] = {}
+        self._without_room: dict[ChannelQuota, int] = {}
         """Refused so much room, because others hold it."""
-        self._least_lanes = (0, 0)
-        """Of `_lanes_each`, the least since they were last offered."""
+        self._least_requests = (0, 0)
+        """Of `_requests_each`, the least since they were last offered."""
         self._settle(budget)
 
     def __repr__(self) -> str:
-        return f"<Allotment {self.committed}/{self.budget} bytes, {self.active} active, {self.pace}>"
+        return (
+            f"<MemoryBudget {self.committed}/{self.budget} bytes, {self.active} active, {self.concurrency}>"
+        )
 
-    def share(self) -> Share:
+    def quota(self) -> ChannelQuota:
         """A channel's. Raises ValueError for more than `members` of them."""
-        if len(self._shares) == self.members:
+        if len(self._quotas) == self.members:
             raise ValueError(f"the allotment is for {self.members} channels")
-        share = Share(self)
-        self._shares.append(share)
-        return share
+        quota = ChannelQuota(self)
+        self._quotas.append(quota)
+        return quota
 
     def _settle(self, budget: int) -> None:
         self.budget = budget
         self.floor = budget if self.members == 1 else budget // (2 * self.members)
-        self.committed = sum(max(share.held, self.floor) for share in self._shares)
+        self.committed = sum(max(quota.reserved_bytes, self.floor) for quota in self._quotas)
         """Bytes that are held, or kept free for those below their floor."""
-        self.committed += (self.members - len(self._shares)) * self.floor
+        self.committed += (self.members - len(self._quotas)) * self.floor
 
     @property
     def least_budget(self) -> int:
         """Bytes below which a part that is already cut might fit no more."""
-        largest = -(-self.pace.largest_part // self._unit) * self._unit
+        largest = -(-self.concurrency.largest_part // self._unit) * self._unit
         return largest * (1 if self.members == 1 else 2 * self.members)
 
     def change_budget(self, budget: int) -> None:
@@ -98,97 +100,104 @@ class Allotment:
         self._settle(budget)
         self._offer_quotas(None)
 
-    def change_lanes(self, lanes: int | None) -> None:
-        """As many lanes as that from now on; None: as many as suit."""
-        self.pace.fix_lanes(lanes)
-        self.offer_lanes(None)
+    def change_requests(self, requests: int | None) -> None:
+        """As many requests as that from now on; None: as many as suit."""
+        self.concurrency.fix_limit(requests)
+        self.offer_requests(None)
 
-    def activated(self, giver: Share, *, active: bool) -> None:
-        """A channel's reader has come, or gone: the quotas and lanes of the others are smaller, or larger."""
+    def activated(self, giver: ChannelQuota, *, active: bool) -> None:
+        """A channel's reader has come, or gone: the quotas and requests of the others are smaller, or
+        larger.
+        """
         self.active += 1 if active else -1
-        self.offer_lanes(giver)
+        self.offer_requests(giver)
         self._offer_quotas(giver)
 
     @property
-    def _lanes_each(self) -> tuple[int, int]:
-        """Lanes of a channel whose reader is there, and of one whose reader is not."""
-        lanes = self.pace.lanes
-        return max(1, lanes // max(1, self.active)), max(1, lanes // self.members)
+    def _requests_each(self) -> tuple[int, int]:
+        """Ranks of a channel whose reader is there, and of one whose reader is not."""
+        requests = self.concurrency.limit
+        return max(1, requests // max(1, self.active)), max(1, requests // self.members)
 
-    def refuse(self, share: Share, room: int | None) -> None:
-        """Note what `share` is refused: so many bytes of room, or a request."""
-        if room is None:
-            self._without_lane[share] = None
-            read, unread = self._lanes_each
-            self._least_lanes = min(self._least_lanes[0], read), min(self._least_lanes[1], unread)
-        elif share.held + room > share.quota:
-            self._without_quota[share] = room
+    def refuse(self, quota: ChannelQuota, count: int | None) -> None:
+        """Note what `quota` is refused: so many bytes of room, or a request."""
+        if count is None:
+            self._without_request[quota] = None
+            read, unread = self._requests_each
+            self._least_requests = min(self._least_requests[0], read), min(self._least_requests[1], unread)
+        elif quota.reserved_bytes + count > quota.byte_limit:
+            self._without_quota[quota] = count
         else:
-            self._without_room[share] = room
+            self._without_room[quota] = count
 
-    def _forget(self, share: Share) -> None:
-        self._without_lane.pop(share, None)
-        self._without_quota.pop(share, None)
-        self._without_room.pop(share, None)
+    def _forget(self, quota: ChannelQuota) -> None:
+        self._without_request.pop(quota, None)
+        self._without_quota.pop(quota, None)
+        self._without_room.pop(quota, None)
 
-    def is_refused(self, share: Share) -> bool:
+    def is_refused(self, quota: ChannelQuota) -> bool:
         """Whether something was refused that the share is still to be told of."""
-        return share in self._without_lane or share in self._without_quota or share in self._without_room
+        return quota in self._without_request or quota in self._without_quota or quota in self._without_room
 
-    def offer_lanes(self, giver: Share | None) -> None:
+    def offer_requests(self, giver: ChannelQuota | None) -> None:
         """Let those that were refused a request try again, if there are more for each now."""
-        least, self._least_lanes = self._least_lanes, self._lanes_each
-        if any(now > before for now, before in zip(self._least_lanes, least, strict=True)):
-            for share in [share for share in self._without_lane if share.in_flight < share.lanes]:
-                self._tell(share, giver)
+        least, self._least_requests = self._least_requests, self._requests_each
+        if any(now > before for now, before in zip(self._least_requests, least, strict=True)):
+            for quota in [
+                quota for quota in self._without_request if quota.requests_in_flight < quota.requests_limit
+            ]:
+                self._tell(quota, giver)
 
-    def _offer_quotas(self, giver: Share | None) -> None:
+    def _offer_quotas(self, giver: ChannelQuota | None) -> None:
         """Let those that were refused room by their quota try again, if it is large enough now."""
-        for share in [
-            share for share, room in self._without_quota.items() if share.held + room <= share.quota
+        for quota in [
+            quota
+            for quota, count in self._without_quota.items()
+            if quota.reserved_bytes + count <= quota.byte_limit
         ]:
-            self._tell(share, giver)
+            self._tell(quota, giver)
         self._offer_room(giver)
 
-    def returned(self, giver: Share) -> None:
+    def returned(self, giver: ChannelQuota) -> None:
         """Others may have room that a share held beyond its floor."""
         if self._without_room and self.committed < self.budget:
             self._offer_room(giver)
 
-    def _offer_room(self, giver: Share | None) -> None:
-        for share, room in list(self._without_room.items()):
-            if share.allows(room):
-                self._tell(share, giver)
+    def _offer_room(self, giver: ChannelQuota | None) -> None:
+        for quota, count in list(self._without_room.items()):
+            if quota.allows(count):
+                self._tell(quota, giver)
 
-    def _tell(self, share: Share, giver: Share | None) -> None:
-        if share is not giver and self.is_refused(share):
-            self._forget(share)
-            if share.on_room is not None:
-                share.on_room()
+    def _tell(self, quota: ChannelQuota, giver: ChannelQuota | None) -> None:
+        if quota is not giver and self.is_refused(quota):
+            self._forget(quota)
+            if quota.on_available is not None:
+                quota.on_available()
 
 
-class Share:
+class ChannelQuota:
     """One channel's part."""
 
-    def __init__(self, whole: Allotment) -> None:
+    def __init__(self, whole: MemoryBudget) -> None:
         self._whole = whole
         self.bandwidth = Bandwidth()
         """Of this channel alone."""
-        self.held = 0
+        self.reserved_bytes = 0
         """Bytes of room."""
-        self.in_flight = 0
-        """Lanes in use."""
+        self.requests_in_flight = 0
+        """Ranks in use."""
         self.active = False
         """Whether the channel's reader is there."""
-        self.on_room: Callable[[], None] | None = None
+        self.on_available: Callable[[], None] | None = None
         """Called when what was refused may be had."""
 
     def __repr__(self) -> str:
-        return f"<Share {self.held}/{self.quota} bytes, {self.in_flight}/{self.lanes} lanes>"
+        requests = f"{self.requests_in_flight}/{self.requests_limit} requests"
+        return f"<ChannelQuota {self.reserved_bytes}/{self.byte_limit} bytes, {requests}>"
 
     @property
-    def pace(self) -> Pace:
-        return self._whole.pace
+    def concurrency(self) -> ConcurrencyController:
+        return self._whole.concurrency
 
     @property
     def hedging(self) -> Hedging:
@@ -210,7 +219,7 @@ class Share:
         return self._whole.is_refused(self)
 
     @property
-    def quota(self) -> int:
+    def byte_limit(self) -> int:
         """Bytes that this channel may hold now."""
         whole = self._whole
         if not self.active:
@@ -219,10 +228,10 @@ class Share:
         return max(whole.floor, (whole.budget - waiting * whole.floor) // whole.active)
 
     @property
-    def lanes(self) -> int:
+    def requests_limit(self) -> int:
         """Requests that this channel may have in flight now."""
         whole = self._whole
-        return max(1, whole.pace.lanes // (whole.active if self.active else whole.members))
+        return max(1, whole.concurrency.limit // (whole.active if self.active else whole.members))
 
     def activate(self, *, active: bool) -> None:
         """The channel's reader has come, or gone."""
@@ -231,8 +240,8 @@ class Share:
             self._whole.activated(self, active=active)
 
     def landed(self, now: float, *, received: int, first_byte: float, seconds: float) -> None:
-        """A request has ended well, as `Pace.landed` and `Hedging.landed` want to know."""
-        self.pace.landed(now, received=received, first_byte=first_byte, seconds=seconds)
+        """A request has ended well, as `ConcurrencyController.landed` and `Hedging.landed` want to know."""
+        self.concurrency.landed(now, received=received, first_byte=first_byte, seconds=seconds)
         self.hedging.landed(received=received, first_byte=first_byte, seconds=seconds)
 
     def wait(self, now: float) -> float:
@@ -251,51 +260,54 @@ class Share:
 
     def starved(self, seconds: float) -> None:
         """The channel's reader has waited for storage so long."""
-        self._whole.pace.starved(seconds / max(1, self._whole.active))
+        self._whole.concurrency.starved(seconds / max(1, self._whole.active))
 
-    def lane_free(self) -> bool:
+    def may_request(self) -> bool:
         """Whether a request may begin."""
-        if self.in_flight < self.lanes:
+        if self.requests_in_flight < self.requests_limit:
             return True
-        self.pace.full()
+        self.concurrency.full()
         self._whole.refuse(self, None)
         return False
 
     def begin(self) -> None:
         """A request begins."""
-        self.in_flight += 1
+        self.requests_in_flight += 1
 
     def end(self) -> None:
         """A request has ended."""
-        self.in_flight -= 1
-        self._whole.offer_lanes(self)
+        self.requests_in_flight -= 1
+        self._whole.offer_requests(self)
 
-    def fits(self, room: int) -> bool:
-        """Whether `room` more bytes may be taken."""
-        if self.allows(room):
+    def fits(self, count: int) -> bool:
+        """Whether `count` more bytes may be taken."""
+        if self.allows(count):
             return True
-        self._whole.refuse(self, room)
+        self._whole.refuse(self, count)
         return False
 
-    def allows(self, room: int) -> bool:
+    def allows(self, count: int) -> bool:
         """As `fits`, for somebody who asks on behalf of this share."""
-        whole, after = self._whole, self.held + room
+        whole, after = self._whole, self.reserved_bytes + count
         if after <= whole.floor:
             return True
-        return after <= self.quota and whole.committed + after - max(self.held, whole.floor) <= whole.budget
+        return (
+            after <= self.byte_limit
+            and whole.committed + after - max(self.reserved_bytes, whole.floor) <= whole.budget
+        )
 
-    def take(self, room: int) -> None:
+    def take(self, count: int) -> None:
         """Take what fits."""
-        self._hold(self.held + room)
+        self._hold(self.reserved_bytes + count)
 
-    def give(self, room: int) -> None:
+    def give(self, count: int) -> None:
         """Give back."""
         before = self._whole.committed
-        self._hold(self.held - room)
+        self._hold(self.reserved_bytes - count)
         if self._whole.committed < before:
             self._whole.returned(self)
 
     def _hold(self, after: int) -> None:
         floor = self._whole.floor
-        self._whole.committed += max(after, floor) - max(self.held, floor)
-        self.held = after
+        self._whole.committed += max(after, floor) - max(self.reserved_bytes, floor)
+        self.reserved_bytes = after

@@ -1,15 +1,15 @@
 """How many requests run at once, and how large they are: what the requests themselves have shown. Pure.
 
-Lanes. More requests in flight help as long as delivery waits for storage and every lane is taken. If lanes
-spend their time on waiting for first bytes, as with small objects, they compete for nothing and the limit
-doubles at once. Else it is raised on trial: if throughput does not follow, or first bytes come much later,
-it goes back and the next trial waits longer. S3 asks for less by SlowDown: that halves the limit, and it
-returns in steps once the storm is over (additive increase, multiplicative decrease). Too many lanes cost as
-well: bytes that wait for their turn leave the processor's cache. Where that costs much, a trial must be
-`worth` more. And none is made while this process itself is what delivery waits for: its thread has worked, or
-waited for a processor, nearly all the time.
+Requests. More requests in flight help as long as delivery waits for storage and the limit is reached. If
+requests spend their time on waiting for first bytes, as with small objects, they compete for nothing and the
+limit doubles at once. Else it is raised on trial: if throughput does not follow, or first bytes come much
+later, it goes back and the next trial waits longer. S3 asks for less by SlowDown: that halves the limit, and
+it returns in steps once the storm is over (additive increase, multiplicative decrease). Too many requests
+cost as well: bytes that wait for their turn leave the processor's cache. Where that costs much, a trial must
+be `worth` more. And none is made while this process itself is what delivery waits for: its thread has worked,
+or waited for a processor, nearly all the time.
 
-Parts. A request's body should take at least twice as long as its first byte, or lanes wait more than they
+Parts. A request's body should take at least twice as long as its first byte, or requests wait more than they
 carry; and no longer than the room for it allows.
 
 Time is what callers say it is: seconds of a clock that never goes back.
@@ -22,21 +22,21 @@ from dataclasses import dataclass
 
 from streamer.units import MIB
 
-MOST_LANES = 256
+MOST_REQUESTS = 256
 WORTH = 0.25
 """What throughput must gain by a trial for the raised limit to stay, as a part of what the limit gained."""
 INFLATED = 4.0
 """First bytes this many times later than the earliest seen mean that requests queue at the server."""
 WAITING = 0.5
-"""Part of a request's time, up to its first byte, beyond which lanes wait more than they carry."""
+"""Part of a request's time, up to its first byte, beyond which requests wait more than they carry."""
 STARVED = 0.05
-"""Part of the time that delivery waits for storage, for more lanes to be wanted."""
+"""Part of the time that delivery waits for storage, for more requests to be wanted."""
 BUSY = 0.9
 """Part of the time that the loop's thread works, from which on storage is not what delivery waits for."""
 INTERVAL = 0.1
 """Seconds, at the least, over which throughput is compared."""
 LANDINGS = 2
-"""Landings per lane, likewise; requests that began together land in waves, and one wave shows little."""
+"""Landings per request, likewise; requests that began together land in waves, and one wave shows little."""
 FIRST_HOLD, LONGEST_HOLD = 1.0, 60.0
 """Seconds between trials: doubled whenever one was in vain."""
 QUIET = 0.5
@@ -46,42 +46,43 @@ SMALLEST_PART, LARGEST_PART = 1 * MIB, 16 * MIB
 
 @dataclass(slots=True)
 class _Trial:
-    lanes: int
+    limit: int
     """The limit before it."""
     rate: float
     """Bytes per second before it."""
 
-    def due(self, lanes: int, worth: float) -> float:
+    def due(self, limit: int, worth: float) -> float:
         """By what throughput must have risen with that limit."""
-        return 1 + worth * (lanes / self.lanes - 1)
+        return 1 + worth * (limit / self.limit - 1)
 
 
-class Pace:
-    """The limit of lanes, and the size of parts, of everything that shares one endpoint."""
+class ConcurrencyController:
+    """The limit of requests, and the size of parts, of everything that shares one endpoint."""
 
     def __init__(
         self,
-        lanes: int,
+        limit: int,
         part_size: int,
         *,
-        fixed_lanes: bool = False,
+        fixed_limit: bool = False,
         fixed_part: bool = False,
-        most_lanes: int = MOST_LANES,
+        most: int = MOST_REQUESTS,
         largest_part: int = LARGEST_PART,
         worth: float = WORTH,
         worked: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """Begin with `lanes` requests of `part_size` bytes; what is fixed stays so.
+        """Begin with `limit` requests of `part_size` bytes; what is fixed stays so.
 
-        `worth`: how much of a trial's further lanes must come back as throughput: 0.4 of twice the lanes is
-        1.4 times the throughput. More, where lanes beyond those needed cost more than a request.
-        `worked`: seconds so far that the thread which moves the bytes has run, or waited for a processor.
+        `worth`: how much of a trial's further requests must come back as throughput: 0.4 of twice the
+        requests is 1.4 times the throughput. More, where requests beyond those needed cost more than a
+        request. `worked`: seconds so far that the thread which moves the bytes has run, or waited for a
+        processor.
         """
-        self._most_lanes = most_lanes
-        self.lanes = lanes
+        self._most = most
+        self.limit = limit
         """Requests that may run at once."""
         self._part_size = part_size
-        self._fixed_lanes = fixed_lanes
+        self._fixed_limit = fixed_limit
         self._fixed_part = fixed_part
         self._largest_part = max(largest_part, part_size)
         self._worth = worth
@@ -111,7 +112,7 @@ class Pace:
         """Bytes per second of one body, as of late."""
 
     def __repr__(self) -> str:
-        return f"<Pace {self.lanes} lanes, parts of {self._part_size}>"
+        return f"<ConcurrencyController {self.limit} requests, parts of {self._part_size}>"
 
     @property
     def largest_part(self) -> int:
@@ -120,18 +121,18 @@ class Pace:
 
     @property
     def fixed(self) -> bool:
-        """Whether the limit of lanes stays as it is."""
-        return self._fixed_lanes
+        """Whether the limit of requests stays as it is."""
+        return self._fixed_limit
 
-    def fix_lanes(self, lanes: int | None) -> None:
-        """Stay at so many lanes; None: adapt from here on."""
-        self._fixed_lanes = lanes is not None
-        self.lanes = lanes or self.lanes
+    def fix_limit(self, limit: int | None) -> None:
+        """Stay at so many requests; None: adapt from here on."""
+        self._fixed_limit = limit is not None
+        self.limit = limit or self.limit
         self._trial, self._since, self._unsettled, self._goal = None, None, 0, 0
         self._hold, self._hold_until = FIRST_HOLD, 0.0
 
     def full(self) -> None:
-        """A request could have begun but for want of a lane."""
+        """A request could have begun but for want of a request."""
         self._full = True
 
     def starved(self, seconds: float) -> None:
@@ -140,15 +141,15 @@ class Pace:
 
     def throttled(self, now: float) -> None:
         """S3 asked for less: halve, once for all requests that were under way together."""
-        if self._fixed_lanes:
+        if self._fixed_limit:
             return
         fresh = now - self._slowed_at >= QUIET
         self._slowed_at = now
         if fresh:
-            self._goal = max(self._goal, self.lanes if self._trial is None else self._trial.lanes)
+            self._goal = max(self._goal, self.limit if self._trial is None else self._trial.limit)
             self._trial = None
             self._unsettled = 0
-            self.lanes = max(1, self.lanes // 2)
+            self.limit = max(1, self.limit // 2)
             self._begin(now)
 
     def landed(self, now: float, *, received: int, first_byte: float, seconds: float) -> None:
@@ -168,7 +169,7 @@ class Pace:
             self._begin(now)
         self._bytes += received
         self._landed += 1
-        if not self._fixed_lanes and self._landed >= self.lanes:
+        if not self._fixed_limit and self._landed >= self.limit:
             self._consider(now, now - (self._since or 0))
 
     def _begin(self, now: float) -> None:
@@ -178,16 +179,16 @@ class Pace:
         self._worked_before = self._worked()
 
     def _consider(self, now: float, seconds: float) -> None:
-        """Every lane has landed since `_begin`, so many seconds ago."""
+        """Every request has landed since `_begin`, so many seconds ago."""
         wanted = self._full and self._starved >= STARVED * seconds and not self._inflated
         grows = (
             wanted and self._waiting and self._trial is None and not self._goal and now >= self._hold_until
         )
-        if grows and self.lanes < self._most_lanes:
+        if grows and self.limit < self._most:
             if not self._busy(seconds):
-                self.lanes = min(self._most_lanes, self.lanes * 2)
+                self.limit = min(self._most, self.limit * 2)
             self._begin(now)
-        elif seconds >= INTERVAL and self._landed >= LANDINGS * self.lanes:
+        elif seconds >= INTERVAL and self._landed >= LANDINGS * self.limit:
             self._judge(now, self._bytes / seconds, wanted=wanted and not self._busy(seconds))
             self._begin(now)
 
@@ -198,23 +199,23 @@ class Pace:
         trial, self._trial = self._trial, None
         if self._goal:
             self._return(now)
-        elif trial is not None and (self._inflated or rate < trial.rate * trial.due(self.lanes, self._worth)):
-            self.lanes = trial.lanes
+        elif trial is not None and (self._inflated or rate < trial.rate * trial.due(self.limit, self._worth)):
+            self.limit = trial.limit
             self._hold_until = now + self._hold
             self._hold = min(LONGEST_HOLD, self._hold * 2)
         elif wanted and now >= self._hold_until:
-            more = self.lanes * 2 if self._hold == FIRST_HOLD else self.lanes + max(1, self.lanes // 4)
-            if (more := min(self._most_lanes, more)) > self.lanes:
-                self._trial = _Trial(self.lanes, rate)
+            more = self.limit * 2 if self._hold == FIRST_HOLD else self.limit + max(1, self.limit // 4)
+            if (more := min(self._most, more)) > self.limit:
+                self._trial = _Trial(self.limit, rate)
                 # What is in flight, and connections still to be made, say nothing of what is tried.
-                self.lanes = self._unsettled = more
+                self.limit = self._unsettled = more
 
     def _return(self, now: float) -> None:
         """After a storm: a step back to where it began."""
         if now - self._slowed_at < QUIET:
             return
-        self.lanes = min(self._goal, self.lanes + max(1, self._goal // 8))
-        if self.lanes == self._goal:
+        self.limit = min(self._goal, self.limit + max(1, self._goal // 8))
+        if self.limit == self._goal:
             self._goal = 0
             self._hold_until = now + self._hold
 

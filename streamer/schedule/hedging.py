@@ -30,7 +30,7 @@ CREDIT = 32 * MIB
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class HeadSample:
     """The head of line at one moment."""
 
     at: float
@@ -65,7 +65,7 @@ class Hedging:
         return min(MOST_PATIENCE, max(LEAST_PATIENCE, self._first_byte + 4 * self._deviation))
 
     def landed(self, *, received: int, first_byte: float, seconds: float) -> None:
-        """A request has ended well, as told to `Pace.landed`."""
+        """A request has ended well, as told to `ConcurrencyController.landed`."""
         self._credit = min(self._credit + self._part * received, 2.0 * CREDIT)
         if not self._first_byte:
             self._first_byte, self._deviation = first_byte, first_byte / 2
@@ -76,7 +76,7 @@ class Hedging:
             rate = received / (seconds - first_byte)
             self._body_rate += (rate - self._body_rate) * (0.1 if self._body_rate else 1)
 
-    def worth(self, before: Look, now: Look, missing: int) -> bool:
+    def worth(self, before: HeadSample, now: HeadSample, missing: int) -> bool:
         """Whether to ask again for the `missing` bytes of a part that has been head of line since `before`.
 
         If so, they are taken from what hedges may fetch.

@@ -1,10 +1,10 @@
 """The window: which parts are wanted now. Pure and synchronous.
 
-Parts come from one iterator over all epochs, in delivery order. A part is *admitted* when the channel's
-share has a lane and the room for its stage; admitted parts form a queue whose first is the *head of line*,
-the only one that may be delivered. What a stage holds depends on the transport (a whole part in memory,
-or what a kernel pipe takes of it), so the room of a part is given by `room`. It comes back when the part
-is delivered; a lane comes back when its request ends.
+Parts come from one iterator over all epochs, in delivery order. A part is *admitted* when the channel's share
+has a request and the room for its stage; admitted parts form a queue whose first is the *head of line*, the
+only one that may be delivered. What a stage holds depends on the transport (a whole part in memory, or what a
+kernel pipe takes of it), so the room of a part is given by `reserved_bytes`. It comes back when the part is
+delivered; a request comes back when its request ends.
 
 Parts of a later epoch than the one being delivered may hold a quarter of the share: enough for a reader
 that turns the epoch to find bytes waiting, and no more is in vain if it never does.
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from streamer.plan import Part
-from streamer.schedule.budget import Share
+from streamer.schedule.budget import ChannelQuota
 
 
 @dataclass(slots=True, eq=False)
@@ -30,7 +30,7 @@ class Slot:
     """An admitted part: its room, how far its delivery is, and whether a request for it is running."""
 
     part: Part
-    room: int
+    reserved_bytes: int
     delivered: int = 0
     in_flight: bool = True
     stands_in: bool = False
@@ -38,75 +38,77 @@ class Slot:
 
 
 class Window:
-    """Admits parts of `parts` within `share`, whose sole user it is."""
+    """Admits parts of `parts` within `quota`, whose sole user it is."""
 
-    def __init__(self, parts: Iterator[Part], share: Share, *, room: Callable[[Part], int] = len) -> None:
-        self.share = share
+    def __init__(
+        self, parts: Iterator[Part], quota: ChannelQuota, *, reserved_bytes: Callable[[Part], int] = len
+    ) -> None:
+        self.quota = quota
         self.last_epoch = -1
         """Parts of later epochs are not admitted yet."""
-        self._room = room
+        self._reserve = reserved_bytes
         self._parts = parts
         self._next: Part | None = next(parts, None)
         self._slots: deque[Slot] = deque()
         self._replacement: Iterator[Part] = iter(())
         """What is still to come of an object that stands in for the one that was planned."""
-        self._held: dict[int, int] = {}
+        self._reserved_by_epoch: dict[int, int] = {}
         """Bytes of room by epoch."""
 
     def __repr__(self) -> str:
-        return f"<Window {len(self._slots)} parts, {self.share}>"
+        return f"<Window {len(self._slots)} parts, {self.quota}>"
 
     @property
-    def head(self) -> Slot | None:
+    def head_of_line(self) -> Slot | None:
         """The part to be delivered next, if it is admitted."""
         return self._slots[0] if self._slots else None
 
     def admit(self) -> list[Slot]:
-        """The parts to request now; each has its room and a lane reserved."""
+        """The parts to request now; each has its room and a request reserved."""
         admitted = []
         while (part := self._next) is not None:
-            if part.epoch > self.last_epoch or not self.share.lane_free():
+            if part.epoch > self.last_epoch or not self.quota.may_request():
                 break
-            room = self._room(part)
-            if self._too_far_ahead(part, room):
+            reserved_bytes = self._reserve(part)
+            if self._too_far_ahead(part, reserved_bytes):
                 break
-            if not self.share.fits(room):
+            if not self.quota.fits(reserved_bytes):
                 if not self._slots:
-                    raise ValueError(f"a part of {room} bytes can never fit {self.share}")
+                    raise ValueError(f"a part of {reserved_bytes} bytes can never fit {self.quota}")
                 break
-            slot = Slot(part, room)
+            slot = Slot(part, reserved_bytes)
             self._slots.append(slot)
             admitted.append(slot)
-            self.share.take(room)
-            self.share.begin()
-            self._held[part.epoch] = self._held.get(part.epoch, 0) + room
+            self.quota.take(reserved_bytes)
+            self.quota.begin()
+            self._reserved_by_epoch[part.epoch] = self._reserved_by_epoch.get(part.epoch, 0) + reserved_bytes
             self._next = next(self._parts, None)
         return admitted
 
-    def _too_far_ahead(self, part: Part, room: int) -> bool:
+    def _too_far_ahead(self, part: Part, reserved_bytes: int) -> bool:
         if not self._slots or part.epoch == (current := self._slots[0].part.epoch):
             return False
-        ahead = sum(held for epoch, held in self._held.items() if epoch > current)
-        return ahead + room > max(self.share.quota // 4, room)
+        ahead = sum(reserved for epoch, reserved in self._reserved_by_epoch.items() if epoch > current)
+        return ahead + reserved_bytes > max(self.quota.byte_limit // 4, reserved_bytes)
 
     def _gone(self, slot: Slot) -> None:
         """The slot's room is free again."""
         epoch = slot.part.epoch
-        self._held[epoch] -= slot.room
-        if not self._held[epoch]:
-            del self._held[epoch]
-        self.share.give(slot.room)
+        self._reserved_by_epoch[epoch] -= slot.reserved_bytes
+        if not self._reserved_by_epoch[epoch]:
+            del self._reserved_by_epoch[epoch]
+        self.quota.give(slot.reserved_bytes)
 
     def landed(self, slot: Slot) -> None:
-        """The slot's request has ended, well or not: its lane is free."""
+        """The slot's request has ended, well or not: its request is free."""
         if slot.in_flight:
             slot.in_flight = False
-            self.share.end()
+            self.quota.end()
 
     def relaunch(self, slot: Slot) -> None:
-        """The slot's request runs once more; the head of line may do so beyond the lanes."""
+        """The slot's request runs once more; the head of line may do so beyond the requests."""
         slot.in_flight = True
-        self.share.begin()
+        self.quota.begin()
 
     def deliver(self, count: int) -> Slot | None:
         """`count` more bytes of the head are with the reader; return the slot if that was all of it."""
@@ -120,7 +122,7 @@ class Window:
         if (part := next(self._replacement, None)) is None:
             self._gone(slot)
         else:
-            self._slots.appendleft(Slot(part, slot.room, in_flight=False, stands_in=True))
+            self._slots.appendleft(Slot(part, slot.reserved_bytes, in_flight=False, stands_in=True))
         return slot
 
     def object_at_head(self) -> list[Slot]:
@@ -132,13 +134,13 @@ class Window:
                 break
         return found
 
-    def replace_head(self, parts: Iterator[Part], *, room: int = 0) -> tuple[int, list[Slot]]:
+    def replace_head(self, parts: Iterator[Part], *, reserved_bytes: int = 0) -> tuple[int, list[Slot]]:
         """Put `parts` in the place of the object whose first part is the head; none leave it out.
 
         Returns the bytes that it had in the plan (of no meaning if the head stands in already), and the slots
-        dropped, for their requests. The new parts come one at a time, each in `room`, or the old head's if
-        that is more; where it does not fit, the last parts admitted are put back, to be admitted again. They
-        are admitted without a request (`in_flight` is false).
+        dropped, for their requests. The new parts come one at a time, each in `reserved_bytes`, or the old
+        head's if that is more; where it does not fit, the last parts admitted are put back, to be admitted
+        again. They are admitted without a request (`in_flight` is false).
         """
         head = self._slots[0]
         count, ended = 0, head.stands_in
@@ -156,17 +158,19 @@ class Window:
         if (part := next(parts, None)) is None:
             self._gone(head)
             return count, dropped
-        if (more := room - head.room) > 0:
+        if (more := reserved_bytes - head.reserved_bytes) > 0:
             dropped += self._put_back(more)
-            self.share.take(more)
-            self._held[part.epoch] += more
-        self._slots.appendleft(Slot(part, max(room, head.room), in_flight=False, stands_in=True))
+            self.quota.take(more)
+            self._reserved_by_epoch[part.epoch] += more
+        self._slots.appendleft(
+            Slot(part, max(reserved_bytes, head.reserved_bytes), in_flight=False, stands_in=True)
+        )
         return count, dropped
 
-    def _put_back(self, room: int) -> list[Slot]:
+    def _put_back(self, reserved_bytes: int) -> list[Slot]:
         """Until there is so much more room, take the last parts back; returns their slots."""
         dropped: list[Slot] = []
-        while self._slots and not self.share.fits(room):
+        while self._slots and not self.quota.fits(reserved_bytes):
             slot = self._slots.pop()
             self._gone(slot)
             self.landed(slot)

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING
 from streamer.errors import Shortage, SinkError
 from streamer.helpers.keeper import by_descriptor
 from streamer.sink.outlet import PipeOutlet
-from streamer.sink.write_ends import OwnEnds, WriteEnds
+from streamer.sink.write_ends import LocalWriteEnds, WriteEnds
 from streamer.trailer import Trailer, fifo_path, read_trailer, trailer_path, write_trailer
 
 if TYPE_CHECKING:
@@ -69,9 +69,11 @@ class FifoDirectory:
         *,
         opening: Callable[[int], Trailer],
         mode: int = 0o640,
-        ends: WriteEnds | None = None,
+        write_ends: WriteEnds | None = None,
     ) -> None:
-        """`opening` makes the `open` trailer of an epoch; `ends` are this process's own unless given."""
+        """`opening` makes the `open` trailer of an epoch; `write_ends` are this process's own unless
+        given.
+        """
         self._directory = directory
         self._channel = channel
         self._opening = opening
@@ -82,7 +84,7 @@ class FifoDirectory:
         """Epochs whose trailer says `open`."""
         self._run = secrets.token_hex(8)
         """As of `Trailer.run`."""
-        self._ends = ends or OwnEnds(channel)
+        self._write_ends = write_ends or LocalWriteEnds(channel)
 
     def clear(self, *, begin: int = 0) -> None:
         """Remove what an earlier run left: FIFOs of any epoch but `begin`, and all trailers.
@@ -141,19 +143,19 @@ class FifoDirectory:
             if found is not None:
                 self._run = found.run
             ended = found is not None and (
-                found.bytes_delivered < accepted if found.verdict == "failed" else found.verdict != "open"
+                found.bytes_delivered < accepted if found.state == "failed" else found.state != "open"
             )
             if not ended:
                 self.prepare(epoch)
                 return epoch
             self.prepare(epoch + 1)
             self._unlink(fifo_path(self._directory, self._channel, epoch))
-            self._ends.done()
+            self._write_ends.done()
             return epoch + 1
 
     async def settle(self) -> int | None:
         """As `WriteEnds.settle`."""
-        return await self._ends.settle()
+        return await self._write_ends.settle()
 
     async def open(self, position: Position, *, on_gone: Callable[[], None]) -> PipeOutlet:
         """Wait for a reader of the epoch's FIFO, for as long as it takes; return what leads into it.
@@ -162,7 +164,7 @@ class FifoDirectory:
         """
         epoch = position.epoch
         with _mapped(fifo_path(self._directory, self._channel, epoch)):
-            return await self._ends.open(position, self._fifos[epoch], on_gone=on_gone)
+            return await self._write_ends.open(position, self._fifos[epoch], on_gone=on_gone)
 
     def conclude(self, trailer: Trailer, *, successor: bool = True) -> None:
         """The part of the epoch's end that this machine may refuse: the next FIFO appears, this one goes.
@@ -187,13 +189,13 @@ class FifoDirectory:
                 self._unlink(trailer_path(self._directory, self._channel, epoch - KEPT_TRAILERS))
         if outlet is not None:
             outlet.close()
-        self._ends.done()
+        self._write_ends.done()
 
     def publish(self, trailer: Trailer) -> None:
         """Replace the epoch's trailer. Raises SinkError."""
         with _mapped(self._directory):
             write_trailer(self._directory, replace(trailer, run=self._run))
-        if trailer.verdict == "open":
+        if trailer.state == "open":
             self._unproven.add(trailer.epoch)
         else:
             self._unproven.discard(trailer.epoch)
@@ -204,7 +206,7 @@ class FifoDirectory:
         As `WriteEnds.leave`; raises SinkError.
         """
         with _mapped(fifo_path(self._directory, self._channel, position.epoch)):
-            self._ends.leave(position, self._fifos.get(position.epoch, -1), outlet)
+            self._write_ends.leave(position, self._fifos.get(position.epoch, -1), outlet)
         self.let_go()
 
     def let_go(self) -> None:
@@ -218,7 +220,7 @@ class FifoDirectory:
 
         With `forget`, every trailer goes.
         """
-        self._ends.close()
+        self._write_ends.close()
         for epoch in list(self._fifos):
             with contextlib.suppress(OSError):
                 self._remove(epoch)

@@ -1,12 +1,12 @@
 """Who holds the write ends of FIFOs: this process, or a keeper that outlives it.
 
-`OwnEnds` opens a FIFO itself, in a thread that blocks in open(2) until a reader comes, because polling with
-O_NONBLOCK misses a reader that opens and closes at once (contract §1.7-1). A blocked open is released by
+`LocalWriteEnds` opens a FIFO itself, in a thread that blocks in open(2) until a reader comes, because polling
+with O_NONBLOCK misses a reader that opens and closes at once (contract §1.7-1). A blocked open is released by
 opening the read side and keeping it until the thread has returned.
 
-`KeptEnds` asks the keeper (`streamer.helpers.keeper`) to do so, and gets the write end of a pipe that the
-keeper empties into the FIFO. What such an outlet has accepted may still be in that pipe, so `settle` comes
-before any word that an epoch is complete.
+`KeeperWriteEnds` asks the keeper (`streamer.helpers.keeper`) to do so, and gets the write end of a pipe that
+the keeper empties into the FIFO. What such an outlet has accepted may still be in that pipe, so `settle`
+comes before any word that an epoch is complete.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from streamer.helpers.keeper_client import KeeperClient
-    from streamer.plan import Mark, Position
+    from streamer.plan import Position, ResumePoint
 
 
 class WriteEnds(Protocol):
@@ -49,7 +49,7 @@ class WriteEnds(Protocol):
         Raises ReaderGone when the reader leaves instead, SinkError if that cannot be known any more.
         """
 
-    def mark(self, mark: Mark) -> None:
+    def mark(self, mark: ResumePoint) -> None:
         """Remember where an inflated object begins, for whoever continues this epoch."""
 
     def done(self) -> None:
@@ -65,7 +65,7 @@ class WriteEnds(Protocol):
         """The channel is over."""
 
 
-class OwnEnds:
+class LocalWriteEnds:
     """Write ends that live and die with this process."""
 
     lasting = False
@@ -73,7 +73,7 @@ class OwnEnds:
     def __init__(self, channel: str) -> None:
         """Raises SinkError if the machine grants no thread that waits for the reader."""
         self._channel = channel
-        self.heir: tuple[KeeperClient, str] | None = None
+        self.successor_keeper: tuple[KeeperClient, str] | None = None
         """A keeper that gets what is open when this process leaves, and the plan's digest."""
         self._fd = -1
         """The write end of a FIFO whose reader has come, until there is an outlet for it."""
@@ -108,7 +108,7 @@ class OwnEnds:
             fd = await asyncio.wrap_future(opening)
         except asyncio.CancelledError:
             # A release looks like a reader to the heir's open, so until the process is gone the thread waits.
-            if self.heir is None:
+            if self.successor_keeper is None:
                 self._release(opening, path_fd)
             raise
         except OSError:
@@ -134,7 +134,7 @@ class OwnEnds:
         """As `WriteEnds`: an outlet of ours is the FIFO itself."""
         return None
 
-    def mark(self, mark: Mark) -> None:
+    def mark(self, mark: ResumePoint) -> None:
         """As `WriteEnds`: nobody continues what ends with this process."""
 
     def done(self) -> None:
@@ -142,9 +142,9 @@ class OwnEnds:
 
     def leave(self, position: Position, path_fd: int, outlet: PipeOutlet | None) -> None:
         """As `WriteEnds`: the heir gets it, before this process lets go."""
-        if self.heir is None:
+        if self.successor_keeper is None:
             raise RuntimeError("nobody is there to leave a FIFO to")
-        keeper, digest = self.heir
+        keeper, digest = self.successor_keeper
         if outlet is None:
             keeper.expect(self._channel, position, path_fd, digest=digest)
         else:
@@ -158,7 +158,7 @@ class OwnEnds:
             self._fd = -1
 
 
-class KeptEnds:
+class KeeperWriteEnds:
     """Write ends that a keeper holds."""
 
     def __init__(self, keeper: KeeperClient, channel: str, *, digest: str) -> None:
@@ -193,7 +193,7 @@ class KeptEnds:
             raise ReaderGone("the reader closed the pipe")
         return held.accepted
 
-    def mark(self, mark: Mark) -> None:
+    def mark(self, mark: ResumePoint) -> None:
         """As `WriteEnds`."""
         self._keeper.mark(self._channel, mark)
 

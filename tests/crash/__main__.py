@@ -34,7 +34,7 @@ _WEIGHTS = {"kill": 3, "delay": 1, "error": 6}
 """How often each sort of fault is drawn."""
 _MOST_AGAIN = 20
 """Points for which that is done."""
-VERDICTS = ("equal", "told", "exit", "broken", "not reached")
+TRAILER_STATES = ("equal", "told", "exit", "broken", "not reached")
 
 
 def main() -> int:
@@ -79,9 +79,9 @@ def main() -> int:
             print(report, flush=True)
             broken = list(report.broken)[:_MOST_AGAIN]
             for task, outcome in staff.run([each for each in broken for _ in range(_AGAIN)]):
-                report.again[task].append(outcome.verdict)
-            for point, verdicts in report.again.items():
-                print(f"again {point}: {', '.join(verdicts)}")
+                report.again[task].append(outcome.state)
+            for point, states in report.again.items():
+                print(f"again {point}: {', '.join(states)}")
     print(f"{report.count} points in {time.monotonic() - began:.0f} s, {len(report.broken)} broken")
     return 1 if report.broken else 0
 
@@ -92,7 +92,7 @@ def replay(points: list[Point], staff: Staff) -> int:
     for task, outcome in staff.run([Replay(point) for point in points]):
         print(outcome.log, end="")
         print(told(task.point, outcome), "" if outcome.reached else "(not reached)")
-        broken |= outcome.verdict == "broken"
+        broken |= outcome.state == "broken"
     return int(broken)
 
 
@@ -127,7 +127,7 @@ def recorded(shapes: list[Shape], staff: Staff) -> list[Calls]:
             tasks.append(Recording(shape.name, ("successor", "handover")))
     found = []
     for task, outcome in staff.run(tasks):
-        if outcome.verdict == "broken":
+        if outcome.state == "broken":
             raise SystemExit(f"{task} is broken without a fault: {outcome.why}\n{outcome.log}")
         for process, calls in outcome.calls.items():
             found.extend(Calls(task.shape, process, call, kinds) for call, kinds in calls.items())
@@ -242,7 +242,7 @@ def _outcome(lab: Lab, task: Point | Recording | Replay) -> Outcome:
     if isinstance(task, Replay):
         return Run(lab, SHAPES[task.point.shape], task.point).outcome()
     outcome = Run(lab, SHAPES[task.shape], task).outcome()
-    if outcome.verdict != "broken":
+    if outcome.state != "broken":
         outcome.log = ""
     return outcome
 
@@ -262,10 +262,10 @@ class Report:
 
     def add(self, point: Point, outcome: Outcome) -> None:
         self.count += 1
-        reached = outcome.verdict == "broken" or outcome.reached
-        verdict = outcome.verdict if reached else "not reached"
-        self.counts[point.shape, point.process, point.sort][verdict] += 1
-        if outcome.verdict == "broken":
+        reached = outcome.state == "broken" or outcome.reached
+        state = outcome.state if reached else "not reached"
+        self.counts[point.shape, point.process, point.sort][state] += 1
+        if outcome.state == "broken":
             self.broken[point] = outcome
             print(told(point, outcome), flush=True)
         if self.into:
@@ -273,7 +273,7 @@ class Report:
                 file.write(told(point, outcome) + ("\n" if reached else " (not reached)\n"))
 
     def __str__(self) -> str:
-        head = f"{'shape':18} {'process':10} {'fault':6}" + "".join(f"{name:>12}" for name in VERDICTS)
+        head = f"{'shape':18} {'process':10} {'fault':6}" + "".join(f"{name:>12}" for name in TRAILER_STATES)
         lines = [head]
         total: Counter[str] = Counter()
         for (shape, process, sort), counts in sorted(self.counts.items()):
@@ -286,14 +286,14 @@ class Report:
 
 
 def _row(counts: Counter[str]) -> str:
-    return "".join(f"{counts[name] or '-':>12}" for name in VERDICTS)
+    return "".join(f"{counts[name] or '-':>12}" for name in TRAILER_STATES)
 
 
 def told(point: Point, outcome: Outcome) -> str:
     """One line."""
     suffered = f" suffered {outcome.suffered}" if outcome.suffered else ""
-    where = f" [{trace}]" if (trace := innermost(outcome.log)) else ""
-    return f"{point} {outcome.verdict}: exit codes {outcome.codes}{suffered} {'; '.join(outcome.why)}{where}"
+    context = f" [{trace}]" if (trace := innermost(outcome.log)) else ""
+    return f"{point} {outcome.state}: exit codes {outcome.codes}{suffered} {'; '.join(outcome.why)}{context}"
 
 
 def innermost(log: str) -> str:

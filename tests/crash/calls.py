@@ -1,6 +1,6 @@
 """System calls by number, what each may fail with, and the name of a crash point.
 
-    SHAPE:PROCESS:CALL:N:FAULT      kept-kernel:sidecar:epoll_ctl:17:ENOMEM
+    SHAPE:PROCESS:CALL:N:FAULT      kept-splice:sidecar:epoll_ctl:17:ENOMEM
 
 names the N-th CALL (from 1) that PROCESS makes in a run of SHAPE. FAULT is `kill`, `delay` or an errno;
 `EMFILEx20` is that errno for this call and the 19 after it, as of a shortage that passes.

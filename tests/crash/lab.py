@@ -20,7 +20,7 @@ from tests.kit.processes import write_job
 from tests.kit.stub import StubThread
 from tests.kit.tls import serving
 
-_WARMING = ("kernel", "kept-tls", "kept-tls-portable", "kept-gzip-wrapped")
+_WARMING = ("splice", "kept-tls", "kept-tls-aiobotocore", "kept-gzip-wrapped")
 """Shapes that together import everything."""
 CREDENTIALS = {
     "AWS_ACCESS_KEY_ID": "AKIACRASH",

@@ -136,4 +136,4 @@ def trailer_state(data: Path, name: str, epoch: int) -> str:
     from streamer.trailer import read_trailer
 
     found = read_trailer(str(data), name, epoch)
-    return "" if found is None else found.verdict
+    return "" if found is None else found.state

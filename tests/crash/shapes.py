@@ -66,7 +66,7 @@ class Shape:
     """A job, and how it is run."""
 
     name: str
-    transport: str = "kernel"
+    transport: str = "splice"
     keeper: bool = True
     tls: bool = False
     prefix: str = "b/a/"
@@ -107,7 +107,7 @@ class Shape:
             Transport=self.transport,
             PartSize="512KiB",
             MemoryBudget="8MiB",
-            Connections=4,
+            RequestsInFlight=4,
             StallTimeout=2,
             GiveUpAfter=8,
         )
@@ -116,7 +116,7 @@ class Shape:
         if self.wrapped:
             of_a["RecordWrapperType"] = "RecordIO"
         if self.ranks > 1:
-            of_a["Penstock"] = {"Lanes": self.ranks}
+            of_a["Penstock"] = {"Ranks": self.ranks}
         return document
 
     def arguments(self, path: str, keeper: str) -> list[str]:
@@ -131,28 +131,34 @@ _POISON = {"Penstock": {"WhenFailed": "poison"}}
 SHAPES = {
     shape.name: shape
     for shape in (
-        Shape("kernel", keeper=False),
-        Shape("copying", "copying", keeper=False),
-        Shape("portable", "portable", keeper=False),
-        Shape("kept-kernel"),
-        Shape("kept-copying", "copying"),
-        Shape("kept-portable", "portable"),
-        Shape("tls", "copying", keeper=False, tls=True),
-        Shape("kept-tls", "copying", tls=True),
-        Shape("kept-tls-portable", "portable", tls=True),
-        Shape("gzip", "copying", keeper=False, prefix="b/gzip/a/", channel=_GZIP),
-        Shape("kept-gzip", "portable", prefix="b/gzip/a/", channel=_GZIP),
-        Shape("kept-gzip-wrapped", "copying", prefix="b/gzip/a/", channel=_GZIP, wrapped=True),
+        Shape("splice", keeper=False),
+        Shape("buffered", "buffered", keeper=False),
+        Shape("aiobotocore", "aiobotocore", keeper=False),
+        Shape("kept-splice"),
+        Shape("kept-buffered", "buffered"),
+        Shape("kept-aiobotocore", "aiobotocore"),
+        Shape("tls", "buffered", keeper=False, tls=True),
+        Shape("kept-tls", "buffered", tls=True),
+        Shape("kept-tls-aiobotocore", "aiobotocore", tls=True),
+        Shape("gzip", "buffered", keeper=False, prefix="b/gzip/a/", channel=_GZIP),
+        Shape("kept-gzip", "aiobotocore", prefix="b/gzip/a/", channel=_GZIP),
+        Shape("kept-gzip-wrapped", "buffered", prefix="b/gzip/a/", channel=_GZIP, wrapped=True),
         Shape("kept-wrapped", wrapped=True),
         Shape("ranks", keeper=False, ranks=2),
-        Shape("kept-ranks", "copying", ranks=2),
+        Shape("kept-ranks", "buffered", ranks=2),
         Shape(
-            "poison", "copying", keeper=False, prefix="b/gone/a/", wrapped=True, channel=_POISON, failing=True
+            "poison",
+            "buffered",
+            keeper=False,
+            prefix="b/gone/a/",
+            wrapped=True,
+            channel=_POISON,
+            failing=True,
         ),
-        Shape("kept-poison", "copying", prefix="b/gone/a/", wrapped=True, channel=_POISON, failing=True),
+        Shape("kept-poison", "buffered", prefix="b/gone/a/", wrapped=True, channel=_POISON, failing=True),
         Shape("kept-failing", prefix="b/gone/a/", failing=True),
         Shape("resumed", keeper=False, resumed=True),
-        Shape("kept-resumed", "copying", resumed=True),
+        Shape("kept-resumed", "buffered", resumed=True),
     )
 }
 """By name."""

@@ -9,28 +9,28 @@ import pytest
 
 ONCE_BROKEN = [
     # A sidecar that fails at something local closed what the keeper held, which looked like an end.
-    "kept-kernel:sidecar:rename:8:EIO",
-    "kept-kernel:successor:chmod:2:EPERM",
+    "kept-splice:sidecar:rename:8:EIO",
+    "kept-splice:successor:chmod:2:EPERM",
     "kept-gzip:successor:mknodat:3:EACCES",
     # On uvloop a keeper that died with a request unread was not missed. One ended with 1 at a failed unlink.
     "kept-poison:keeper:mprotect:1:kill",
-    "kept-kernel:keeper:unlink:2:EIO",
+    "kept-splice:keeper:unlink:2:EIO",
     # One that could not say that it is ready ended with a traceback.
     "kept-tls:keeper:write:1:ENOMEM",
     "kept-poison:keeper:openat:2:ENFILE",
     # The wake-up of a signal failed, and the signal went unnoticed.
     "kept-poison:handover:write:7:EINTR",
     # No memory to watch a connection's socket, or for the pages of a FIFO, ended the process by a traceback.
-    "copying:sidecar:epoll_ctl:60:ENOMEMx20",
+    "buffered:sidecar:epoll_ctl:60:ENOMEMx20",
     "kept-resumed:successor:writev:6:ENOMEMx20",
     "kept-wrapped:successor:splice:14:EIO",
     # Refused right behind a record's header, whose bytes then were not counted: the delivery waited for them.
     "kept-wrapped:successor:splice:13:EIO",
     # So did a lock that the file system refuses, a limit that may not be raised, no descriptor at the start.
-    "kept-portable:sidecar:flock:1:ENOLCK",
+    "kept-aiobotocore:sidecar:flock:1:ENOLCK",
     "kernel:sidecar:prlimit64:2:EPERM",
     "resumed:sidecar:socket:3:EMFILEx20",
-    "kept-tls-portable:sidecar:socket:1:EMFILEx20",
+    "kept-tls-aiobotocore:sidecar:socket:1:EMFILEx20",
 ]
 
 
@@ -46,7 +46,7 @@ def test_points_that_were_broken():
     crash("--workers=6", *(f"--replay={point}" for point in ONCE_BROKEN))
 
 
-SHAPES = ["kept-kernel", "kept-tls", "kept-gzip-wrapped", "ranks", "kept-poison", "resumed"]
+SHAPES = ["kept-splice", "kept-tls", "kept-gzip-wrapped", "ranks", "kept-poison", "resumed"]
 """Together they have every feature; the others are combinations, for the night."""
 
 

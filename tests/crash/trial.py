@@ -1,4 +1,4 @@
-"""One run of a shape, with one fault in it or none, and its verdict.
+"""One run of a shape, with one fault in it or none, and its outcome.
 
     lab   what all runs of a worker share: a warmed process to fork from, and the S3 stub
     run   keeper (if any), sidecar, and a reader for each FIFO name. When a sidecar has died and a keeper
@@ -68,7 +68,7 @@ class Lab:
 class Outcome:
     """What came of a run."""
 
-    verdict: str
+    state: str
     """equal, told, exit (told, and the process ended by itself), or broken."""
     why: list[str] = field(default_factory=list)
     """What is broken."""
@@ -374,7 +374,7 @@ class Run:
     def _is_log(self, fd: int) -> bool:
         return os.readlink(f"/proc/self/fd/{fd}").startswith("pipe:")
 
-    # The verdict
+    # The outcome
 
     def _judge(self, outcome: Outcome, left: list[Reader]) -> None:
         why, shape = outcome.why, self._shape
@@ -414,13 +414,13 @@ class Run:
             if len({name[0] for name in outcome.suffered}) > 1:
                 why.append("the fault of one connection or FIFO made both channels suffer")
         if why:
-            outcome.verdict = "broken"
+            outcome.state = "broken"
         elif any(code not in (0, -signal.SIGKILL) for code in self._codes[:-1]) or (
             self._codes and self._codes[-1] not in (0, -signal.SIGKILL) and not self._failed
         ):
-            outcome.verdict = "exit"
+            outcome.state = "exit"
         elif suffered:
-            outcome.verdict = "told"
+            outcome.state = "told"
 
     def _judge_epoch(
         self, reader: Reader, epoch: int, got: Any, truth: bytes, why: list[str], *, keeper_died: bool

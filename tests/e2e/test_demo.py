@@ -171,7 +171,7 @@ def perfect_outcome() -> Outcome:
             (each.name, epoch): Trailer(
                 channel=each.name,
                 epoch=epoch,
-                verdict="complete",
+                state="complete",
                 bytes_total=each.total_bytes,
                 bytes_delivered=each.total_bytes,
                 digest=each.name * 4,
@@ -199,7 +199,7 @@ def with_training(outcome: Outcome, **changes) -> Outcome:
         (lambda fine: with_training(fine, accuracy=0.95), "accuracy"),
         (lambda fine: with_training(fine, storage=["botocore"]), "the trainer held no credentials"),
         (lambda fine: with_training(fine, records={"train": [146], "eval": [14]}), "train: records"),
-        (lambda fine: with_trailer(fine, verdict="abandoned"), "train: the trailer of epoch 1"),
+        (lambda fine: with_trailer(fine, state="abandoned"), "train: the trailer of epoch 1"),
         (lambda fine: with_trailer(fine, bytes_delivered=1), "train: the trailer of epoch 1"),
         (lambda fine: with_trailer(fine, digest="another plan"), "train: the trailer of epoch 1"),
         (
@@ -216,7 +216,7 @@ def test_each_condition_that_does_not_hold_is_named(capsys, spoil, named):
     assert not spoil(perfect_outcome()).show()
     output = capsys.readouterr().out
     assert re.search(rf"^FAILED  {named}", output, re.MULTILINE), output
-    assert output.count("FAILED") == 2, output  # the condition and the verdict
+    assert output.count("FAILED") == 2, output  # the condition and the outcome
 
 
 @pytest.mark.parametrize("held", ["environment", "home"])

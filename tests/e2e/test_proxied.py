@@ -42,14 +42,14 @@ def proxy(server):
         yield found
 
 
-@pytest.mark.parametrize("transport", ["portable", "copying", "kernel"])
+@pytest.mark.parametrize("transport", ["aiobotocore", "buffered", "splice"])
 def test_connections_that_break_in_every_way(server, truth, proxy, tmp_path, transport):
     """Reset, half-closed or silent after some megabytes; two epochs, checksums compared where they can be."""
     proxy.lines = random_lines(5, share=0.4, typical=3_000_000)
     document = job(
         f"http://127.0.0.1:{proxy.port}", tmp_path / "ml", "data/train/", Transport=transport, StallTimeout=1
     )
-    if transport != "kernel":
+    if transport != "splice":
         document["InputDataConfig"][0]["Penstock"] = {"Integrity": "checksum"}
     with sidecar(write_job(tmp_path / "j.yaml", document)) as running:
         running.wait_for("ready")
@@ -57,7 +57,7 @@ def test_connections_that_break_in_every_way(server, truth, proxy, tmp_path, tra
             assert read_all(tmp_path / "ml" / "input" / "data" / f"train_{epoch}") == truth
         statistics = running.status()["channels"]["train"]
         assert sum(statistics["retries"].values()) > 0
-        if transport != "kernel":
+        if transport != "splice":
             assert statistics["checked"].keys() == {"verified"}
         assert running.end() == 0
 
@@ -65,7 +65,7 @@ def test_connections_that_break_in_every_way(server, truth, proxy, tmp_path, tra
 def test_an_endpoint_that_refuses_for_a_while_is_waited_for(server, truth, proxy, tmp_path):
     """In mid-epoch every connection is cut and none is accepted; then all is well again."""
     proxy.lines = lambda _: Line(bandwidth=30e6)
-    document = job(f"http://127.0.0.1:{proxy.port}", tmp_path / "ml", "data/train/", Connections=2)
+    document = job(f"http://127.0.0.1:{proxy.port}", tmp_path / "ml", "data/train/", RequestsInFlight=2)
     with sidecar(write_job(tmp_path / "j.yaml", document)) as running:
         running.wait_for("ready")
         with open(tmp_path / "ml" / "input" / "data" / "train_0", "rb", buffering=0) as reader:

@@ -119,7 +119,7 @@ def test_multipart_objects_are_one_object(server, client, bucket):
 def test_an_object_replaced_between_epochs_fails_by_name(server, client, bucket, tmp_path):
     """Really, with If-Match on a real server: no byte of the new version is delivered."""
     truth = put(client, bucket, {f"train/{i}": os.urandom(2_000_000) for i in range(12)})
-    document = job(server.url, tmp_path / "ml", f"{bucket}/train/", MemoryBudget="2MiB", Connections=1)
+    document = job(server.url, tmp_path / "ml", f"{bucket}/train/", MemoryBudget="2MiB", RequestsInFlight=1)
     with sidecar(write_job(tmp_path / "j.yaml", document)) as running:
         running.wait_for("ready")
         with open(tmp_path / "ml" / "input" / "data" / "train_0", "rb", buffering=0) as reader:

@@ -30,7 +30,7 @@ from sidecar.config.request import parse_source
 from sidecar.config.settings import read_token
 from sidecar.job.layout import Layout, platform_resource_config, resource_config
 from sidecar.job.resume import parse_saved
-from streamer.errors import PenstockError, Where
+from streamer.errors import ErrorContext, PenstockError
 from streamer.formats import recordio, tfrecord
 from streamer.formats.arrow_joiner import ArrowJoiner
 from streamer.formats.join import Joiner, NotJoinable
@@ -42,18 +42,18 @@ from streamer.formats.tfrecord import TFRecordReader
 from streamer.plan import Arrangement, ObjectRef, Part, parse_object_uri
 from streamer.readers import protobuf
 from streamer.readers.core.config import channels_in, check_channel
-from streamer.readers.core.position import Place
+from streamer.readers.core.position import ReaderPosition
 from streamer.readers.core.state import EpochState
 from streamer.relay.deliver.inflate import Inflater
 from streamer.relay.staging.buffers import BufferPool, MemoryStage
-from streamer.relay.statistics import Tally
+from streamer.relay.statistics import ChannelCounters
 from streamer.s3.catalog.listing import _Lister
 from streamer.s3.catalog.manifest_text import ArrayScanner, Gunzip, LineScanner
 from streamer.s3.catalog.validation import PlanMemory
 from streamer.s3.client.faults import first_error
 from streamer.s3.http.body import HttpBody
 from streamer.s3.http.connection import Connection
-from streamer.s3.http.poller import Watcher
+from streamer.s3.http.poller import FairPoller
 from streamer.s3.http.response import ResponseHeader, ResponseReader
 from streamer.s3.http_source import error_of
 from streamer.s3.ranges import check_header
@@ -63,7 +63,7 @@ from tests.kit.pieces import Pieces
 MOST = 16 * 1024
 """Bytes of an input."""
 PIECES = (1, 7, 64, 1 << 20)
-WHERE = Where("b", "k", 0, 1)
+WHERE = ErrorContext("b", "k", 0, 1)
 REF = ObjectRef("b", "k", 100, "e")
 
 
@@ -170,11 +170,11 @@ def answer(data: bytes) -> None:
             theirs.close()
             ours.setblocking(False)
             stage = MemoryStage(
-                Part(0, REF, 0, 100, 0), BufferPool(), on_change=lambda: None, tally=Tally()
+                Part(0, REF, 0, 100, 0), BufferPool(), on_change=lambda: None, counters=ChannelCounters()
             )  # fmt: skip
-            watcher = Watcher()
-            watcher.open()
-            connection = Connection(ours, watcher)
+            poller = FairPoller()
+            poller.open()
+            connection = Connection(ours, poller)
             reader = ResponseReader(connection, WHERE, within=4, stall_timeout=4)
             try:
                 header = await reader.header()
@@ -194,7 +194,7 @@ def answer(data: bytes) -> None:
             finally:
                 reader.release()
                 connection.close()
-                watcher.close()
+                poller.close()
 
     loop().run_until_complete(read())
 
@@ -299,7 +299,7 @@ def place_of(data: bytes) -> None:
     except (ValueError, RecursionError):
         return
     if isinstance(state, dict):
-        Place.of(state, "train")
+        ReaderPosition.of(state, "train")
 
 
 def uris(data: bytes) -> None:
@@ -350,7 +350,7 @@ RESOURCES = {
     "network_interface_name": "eth0",
 }  # fmt: skip
 STATE = {"format": 1, "channel": "train", "epoch": 1, "offset": 2, "skip": 0, "records": 1, "digest": "d"}
-TRAILER = Trailer(channel="train", epoch=0, verdict="complete", bytes_total=5, bytes_delivered=5, error="e")
+TRAILER = Trailer(channel="train", epoch=0, state="complete", bytes_total=5, bytes_delivered=5, error="e")
 TF_CONFIG = {"cluster": {"chief": ["a"], "worker": ["b"]}, "task": {"type": "worker", "index": 0}}
 
 
@@ -433,7 +433,7 @@ TARGETS: dict[str, Target] = {
         parse_trailer,
         (
             json.dumps(
-                {"channel": "c", "epoch": 0, "verdict": "open", "bytes_total": None, "format": 1}
+                {"channel": "c", "epoch": 0, "state": "open", "bytes_total": None, "format": 1}
             ).encode(),
             json.dumps({k: getattr(TRAILER, k) for k in TRAILER.__slots__}).encode(),
         ),

@@ -1,9 +1,9 @@
-"""Inside the guest: the scenes, each a job in trouble, and their verdict.
+"""Inside the guest: the scenes, each a job in trouble, and their outcome.
 
     python -m tests.guest.scenes NAME [NAME...]     # prints a line of JSON for each run of each scene
 
 Readers of all channels are threads of this process, the sidecar is `penstock run` with or without a keeper,
-storage is a process in a namespace of its own. A channel's verdict is `equal` (every byte, and an end that
+storage is a process in a namespace of its own. A channel's outcome is `equal` (every byte, and an end that
 is proven), `told` (the reader raised our error), or `BROKEN` with what happened: other bytes, an end that
 is too early, a reader that waits beyond every bound.
 """
@@ -36,11 +36,11 @@ from tests.kit.processes import Sidecar, job, sidecar, write_job
 MIB = 1 << 20
 LONGEST = 240.0
 """Seconds without progress after which a reader counts as hung; far longer than GiveUpAfter."""
-TRANSPORTS = (("kernel", "http"), ("copying", "https"), ("portable", "https"))
+TRANSPORTS = (("splice", "http"), ("buffered", "https"), ("aiobotocore", "https"))
 
 
 class Reader:
-    """Reads one epoch of a channel in a thread; `verdict` is what came of it.
+    """Reads one epoch of a channel in a thread; `state` is what came of it.
 
     `news` is notified of every piece and of the end.
     """
@@ -48,15 +48,15 @@ class Reader:
     def __init__(self, data: Path, channel: int, expected: str, news: threading.Condition) -> None:
         self.received = 0
         self.ended = False
-        self.verdict = "BROKEN: waits for ever"
+        self.state = "BROKEN: waits for ever"
         self._news = news
         self._path, self._expected = data / f"c{channel}_0", expected
         threading.Thread(target=self._run, name=f"reader {channel}", daemon=True).start()
 
     def _run(self) -> None:
-        verdict = self._read()
+        state = self._read()
         with self._news:
-            self.verdict, self.ended = verdict, True
+            self.state, self.ended = state, True
             self._news.notify_all()
 
     def _read(self) -> str:
@@ -70,7 +70,7 @@ class Reader:
                         self._news.notify_all()
         except PenstockError as error:
             return f"told: {error}"
-        except Exception as error:  # noqa: BLE001 - a verdict like any other
+        except Exception as error:  # noqa: BLE001 - a outcome like any other
             return f"BROKEN: {error!r}"
         if digest.hexdigest() != self._expected:
             return f"BROKEN: ended with other bytes, {self.received} of them"
@@ -171,40 +171,40 @@ class Stage:
         self.wait(lambda: running.process.poll() is not None or self.have_ended())
         return running.process.poll() is not None
 
-    def verdicts(self) -> list[str]:
+    def states(self) -> list[str]:
         """Of every reader, at its end."""
         self.wait(self.have_ended)
-        return [reader.verdict for reader in self.readers]
+        return [reader.state for reader in self.readers]
 
     @property
     def total(self) -> int:
         return self.channels * self.objects * self.size
 
 
-Verdicts = tuple[list[str], dict[str, Any]]
+Outcomes = tuple[list[str], dict[str, Any]]
 """Of every channel; and what else is worth knowing."""
 
 
-def spoilt(*netem: str) -> Callable[[str, str], Verdicts]:
+def spoilt(*netem: str) -> Callable[[str, str], Outcomes]:
     """The whole run over packets that netem treats so."""
 
-    def scene(transport: str, scheme: str) -> Verdicts:
+    def scene(transport: str, scheme: str) -> Outcomes:
         stage = Stage(transport, scheme)
         with stage.running() as running:
             running.wait_for("ready")
             network.spoil(*netem)
             stage.read()
-            verdicts = stage.verdicts()
+            states = stage.states()
             network.spoil()
-            return verdicts, {"code": running.end()}
+            return states, {"code": running.end()}
 
     return scene
 
 
-def cut_off(*, silently: bool, seconds: float = 20.0) -> Callable[[str, str], Verdicts]:
+def cut_off(*, silently: bool, seconds: float = 20.0) -> Callable[[str, str], Outcomes]:
     """No packet passes for a while in mid-epoch: the link is down, or everything is lost."""
 
-    def scene(transport: str, scheme: str) -> Verdicts:
+    def scene(transport: str, scheme: str) -> Outcomes:
         stage = Stage(transport, scheme, size=4 * MIB)
         with stage.running() as running:
             running.wait_for("ready")
@@ -214,16 +214,16 @@ def cut_off(*, silently: bool, seconds: float = 20.0) -> Callable[[str, str], Ve
             network.spoil("loss", "100%") if silently else network.set_link(up=False)
             time.sleep(seconds)  # the fault itself
             network.spoil() if silently else network.set_link(up=True)
-            verdicts = stage.verdicts()
-            return verdicts, {"code": running.end()}
+            states = stage.states()
+            return states, {"code": running.end()}
 
     return scene
 
 
-def short_of_memory(most: int) -> Callable[[str, str], Verdicts]:
+def short_of_memory(most: int) -> Callable[[str, str], Outcomes]:
     """Twenty channels and a keeper within so many MiB; a sidecar that the kernel kills is started again."""
 
-    def scene(transport: str, scheme: str) -> Verdicts:
+    def scene(transport: str, scheme: str) -> Outcomes:
         stage = Stage(transport, scheme, channels=20, objects=2, section={"MemoryBudget": "64MiB"})
         limited = Limited(f"memory{most}-{transport}-{scheme}", memory_max=f"{most}M")
         with stage.running("--keeper", "auto", prefix=limited.prefix) as first:
@@ -231,19 +231,19 @@ def short_of_memory(most: int) -> Callable[[str, str], Verdicts]:
             stage.read()
             killed = stage.ends_before_its_readers(first)
             if not killed:
-                return stage.verdicts(), {"code": first.end(), "killed": 0}
+                return stage.states(), {"code": first.end(), "killed": 0}
             limited.set("memory.max", "max")
             with sidecar(stage.path, "--keeper", "auto", prefix=limited.prefix) as second:
-                verdicts = stage.verdicts()
-                return verdicts, {"code": second.end(), "killed": limited.events("memory")["oom_kill"]}
+                states = stage.states()
+                return states, {"code": second.end(), "killed": limited.events("memory")["oom_kill"]}
 
     return scene
 
 
-def short_of_processes(most: int) -> Callable[[str, str], Verdicts]:
+def short_of_processes(most: int) -> Callable[[str, str], Outcomes]:
     """Eight channels where the cgroup allows so many threads in all, the keeper's too."""
 
-    def scene(transport: str, scheme: str) -> Verdicts:
+    def scene(transport: str, scheme: str) -> Outcomes:
         stage = Stage(transport, scheme, channels=8)
         limited = Limited(f"pids{most}-{transport}-{scheme}", pids_max=str(most))
         with stage.running("--keeper", "auto", prefix=limited.prefix) as running:
@@ -253,36 +253,36 @@ def short_of_processes(most: int) -> Callable[[str, str], Verdicts]:
             if ended and not stage.place.joinpath("ml/input/data/c0_0").exists():
                 code, last = running.wait(), running.events[-2:-1]
                 right = code == Exit.LOCAL
-                verdict = "told: by its exit" if right else f"BROKEN: exit {code}, {str(last)[-400:]}"
-                return [verdict] * stage.channels, {"code": code}
+                state = "told: by its exit" if right else f"BROKEN: exit {code}, {str(last)[-400:]}"
+                return [state] * stage.channels, {"code": code}
             limited.set("pids.max", "max")
             with contextlib.ExitStack() as stack:
                 last = running
                 if ended:
                     last = stack.enter_context(sidecar(stage.path, "--keeper", "auto"))
-                return stage.verdicts(), {"code": last.end(), "met": limited.events("pids")["max"]}
+                return stage.states(), {"code": last.end(), "met": limited.events("pids")["max"]}
 
     return scene
 
 
-def short_of_time(percent: int) -> Callable[[str, str], Verdicts]:
+def short_of_time(percent: int) -> Callable[[str, str], Outcomes]:
     """So little of a processor that every timer is late."""
 
-    def scene(transport: str, scheme: str) -> Verdicts:
+    def scene(transport: str, scheme: str) -> Outcomes:
         stage = Stage(transport, scheme, objects=2)
         limited = Limited(f"cpu{percent}-{transport}-{scheme}")
         with stage.running(prefix=limited.prefix) as running:
             running.wait_for("ready")
             limited.set("cpu.max", f"{percent * 1000} 100000")
             stage.read()
-            verdicts = stage.verdicts()
+            states = stage.states()
             limited.set("cpu.max", "max 100000")
-            return verdicts, {"code": running.end()}
+            return states, {"code": running.end()}
 
     return scene
 
 
-SCENES: dict[str, Callable[[str, str], Verdicts]] = {
+SCENES: dict[str, Callable[[str, str], Outcomes]] = {
     "loss-1%": spoilt("loss", "1%", "delay", "2ms"),
     "loss-5%": spoilt("loss", "5%", "delay", "2ms"),
     "delay-200ms": spoilt("delay", "100ms"),
@@ -308,14 +308,14 @@ def main(names: list[str]) -> None:
         for transport, scheme in TRANSPORTS:
             began = time.monotonic()
             try:
-                verdicts, more = SCENES[name](transport, scheme)
+                states, more = SCENES[name](transport, scheme)
             except Exception as error:  # noqa: BLE001 - the other scenes shall run
-                verdicts, more = [f"BROKEN: {error!r}"], {}
+                states, more = [f"BROKEN: {error!r}"], {}
             network.spoil()
             report = {
                 "scene": name,
                 "transport": f"{transport} {scheme}",
-                "verdicts": Counter(verdicts),
+                "outcomes": Counter(states),
                 "seconds": round(time.monotonic() - began, 1),
             }
             print(json.dumps(report | more), flush=True)

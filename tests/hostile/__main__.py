@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from queue import Empty, Queue
 
-from tests.hostile.cells import OPERATIONS, TRANSPORTS, Bench, Cell, Verdict, all_cells, as_dict
+from tests.hostile.cells import OPERATIONS, TRANSPORTS, Bench, Cell, Judgement, all_cells, as_dict
 from tests.hostile.faults import BELOW, FAULTS
 
 SAMPLE = 48
@@ -43,14 +43,14 @@ CREDENTIALS = {
 class Account:
     """What came of the cells."""
 
-    verdicts: dict[Cell, Verdict] = field(default_factory=dict)
+    states: dict[Cell, Judgement] = field(default_factory=dict)
     seconds: float = 0.0
     once_only: int = 0
     """Findings that were none the second time, alone: the machine was at load."""
 
     @property
-    def findings(self) -> dict[Cell, Verdict]:
-        return {cell: verdict for cell, verdict in self.verdicts.items() if verdict.finding}
+    def findings(self) -> dict[Cell, Judgement]:
+        return {cell: judgement for cell, judgement in self.states.items() if judgement.finding}
 
 
 @contextlib.contextmanager
@@ -96,7 +96,7 @@ class _Worker:
         assert self.process.stdout is not None
         self.process.stdout.readline()
 
-    def judge(self, cell: Cell, number: int) -> Verdict:
+    def judge(self, cell: Cell, number: int) -> Judgement:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         killer = threading.Timer(HANGS, self.process.kill)
@@ -106,7 +106,7 @@ class _Worker:
             self.process.stdin.write(json.dumps(as_dict(cell) | {"number": number}) + "\n")
             self.process.stdin.flush()
             if line := self.process.stdout.readline():
-                return Verdict(**json.loads(line))
+                return Judgement(**json.loads(line))
         except BrokenPipeError:
             pass
         finally:
@@ -114,7 +114,7 @@ class _Worker:
         code = self.process.wait()
         self._drain.join()
         what = f"the process ended with {code} after {time.monotonic() - began:.0f} s"
-        return Verdict("ended", time.monotonic() - began, 0, 0.0, what, "".join(self._errors)[-500:])
+        return Judgement("ended", time.monotonic() - began, 0, 0.0, what, "".join(self._errors)[-500:])
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
@@ -152,10 +152,10 @@ def _judge(account: Account, cells: list[Cell], *, workers: int, progress: bool)
         with contextlib.suppress(Empty):
             while True:
                 cell = waiting.get_nowait()
-                verdict = worker.judge(cell, next(numbers))
-                account.verdicts[cell] = verdict
-                if progress and verdict.finding:
-                    print(f"FINDING  {cell}: {verdict.finding}\n         {verdict.text}", flush=True)
+                judgement = worker.judge(cell, next(numbers))
+                account.states[cell] = judgement
+                if progress and judgement.finding:
+                    print(f"FINDING  {cell}: {judgement.finding}\n         {judgement.text}", flush=True)
                 if progress and waiting.qsize() % 100 == 0:
                     print(f"{waiting.qsize()} of {len(cells)} cells to come", flush=True)
                 if worker.process.poll() is not None:
@@ -182,26 +182,26 @@ def sample(seed: int, count: int) -> list[Cell]:
 
 
 def table(account: Account) -> str:
-    """Faults by verdict, then what took longest, grew most and lagged most."""
+    """Faults by outcome, then what took longest, grew most and lagged most."""
     by_fault: dict[str, Counter[str]] = defaultdict(Counter)
-    for cell, verdict in account.verdicts.items():
-        by_fault[cell.fault]["FINDING" if verdict.finding else verdict.outcome] += 1
+    for cell, judgement in account.states.items():
+        by_fault[cell.fault]["FINDING" if judgement.finding else judgement.outcome] += 1
     lines = [
         f"{fault:<50} {', '.join(f'{name} {count}' for name, count in sorted(counts.items()))}"
         for fault, counts in by_fault.items()
     ]
     total = Counter(
-        "FINDING" if verdict.finding else verdict.outcome for verdict in account.verdicts.values()
+        "FINDING" if judgement.finding else judgement.outcome for judgement in account.states.values()
     )
     lines.append(f"{'all':<50} {', '.join(f'{name} {count}' for name, count in total.most_common())}")
     for name in ("seconds", "grown", "lag"):
-        cell, verdict = max(account.verdicts.items(), key=lambda each: float(getattr(each[1], name)))
-        lines.append(f"most {name}: {getattr(verdict, name)} by {cell}")
+        cell, judgement = max(account.states.items(), key=lambda each: float(getattr(each[1], name)))
+        lines.append(f"most {name}: {getattr(judgement, name)} by {cell}")
     return "\n".join(lines)
 
 
 def work(ports: list[int], bundle: str) -> None:
-    """A worker: a cell a line in, its verdict a line out, whatever else is printed meanwhile."""
+    """A worker: a cell a line in, its outcome a line out, whatever else is printed meanwhile."""
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     print("ready", file=out, flush=True)
@@ -211,8 +211,8 @@ def work(ports: list[int], bundle: str) -> None:
             while line := await asyncio.to_thread(sys.stdin.readline):
                 told = json.loads(line)
                 number = told.pop("number")
-                verdict = await bench.run(Cell(**told), number)
-                print(json.dumps(asdict(verdict)), file=out, flush=True)
+                judgement = await bench.run(Cell(**told), number)
+                print(json.dumps(asdict(judgement)), file=out, flush=True)
 
     asyncio.run(judge())
 

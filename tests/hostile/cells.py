@@ -1,10 +1,10 @@
-"""One cell: one fault, at one operation, over one transport; and its verdict.
+"""One cell: one fault, at one operation, over one transport; and its outcome.
 
     evil     plan and stream a bucket with the fault
     other    plan and stream a right bucket over the same clients and transport, beside it and after
     watch    the loop's lag, as CPU time of this thread between two of its ticks, and the peak of memory
 
-The verdict is `equal`, or the name of an error of ours; anything else is a finding: other bytes, an exception
+The outcome is `equal`, or the name of an error of ours; anything else is a finding: other bytes, an exception
 that is not ours, an end that comes late, memory or lag over the limit, another channel that suffers.
 """
 
@@ -20,16 +20,16 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
-from sidecar.job.planning import patiently
+from sidecar.job.planning import plan_while_unavailable
 from streamer.errors import PenstockError
 from streamer.plan import Plan, S3Uri
 from streamer.relay.once import stream_once
-from streamer.relay.statistics import Tally
+from streamer.relay.statistics import ChannelCounters
 from streamer.relay.transport import Transport, open_transport
 from streamer.retry import RetryPolicy
 from streamer.s3.catalog.listing import plan_prefix
 from streamer.s3.catalog.manifests import plan_manifest
-from streamer.s3.catalog.object_info import open_heads
+from streamer.s3.catalog.object_info import open_inspector
 from streamer.s3.catalog.validation import PlanMemory
 from streamer.s3.client.session import Clients, Endpoint, open_clients
 from streamer.sink.outlet import PipeOutlet
@@ -38,9 +38,9 @@ from tests.hostile.faults import BELOW, CRUMBS, FAULTS, ONLY, TLS_ONLY, UNSEEN
 from tests.hostile.wire import MANIFEST, TRUTH
 
 Operation = Literal["body", "HEAD", "listing", "manifest"]
-TransportName = Literal["kernel", "copying", "portable"]
+TransportName = Literal["splice", "buffered", "aiobotocore"]
 OPERATIONS: tuple[Operation, ...] = ("body", "HEAD", "listing", "manifest")
-TRANSPORTS: tuple[TransportName, ...] = ("kernel", "copying", "portable")
+TRANSPORTS: tuple[TransportName, ...] = ("splice", "buffered", "aiobotocore")
 STALL_TIMEOUT = 2.0
 GIVE_UP_AFTER = 2.5
 POLICY = RetryPolicy(GIVE_UP_AFTER, first_wait=0.05, longest_wait=0.2)
@@ -72,7 +72,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Judgement:
     outcome: str
     """`equal`, an error's name, or `crumbs` for a stream that was still going on."""
     seconds: float
@@ -94,9 +94,9 @@ def all_cells() -> list[Cell]:
     """
     transports: dict[Operation, tuple[TransportName, ...]] = {
         "body": TRANSPORTS,
-        "HEAD": ("copying", "portable"),
-        "listing": ("portable",),
-        "manifest": ("portable",),
+        "HEAD": ("buffered", "aiobotocore"),
+        "listing": ("aiobotocore",),
+        "manifest": ("aiobotocore",),
     }
     cells = []
     known = [fault for fault in FAULTS if fault not in UNSEEN]
@@ -104,7 +104,7 @@ def all_cells() -> list[Cell]:
         if operation not in ONLY.get(fault, OPERATIONS) or (fault in TLS_ONLY and not tls):
             continue
         for transport in transports[operation]:
-            if tls and transport == "kernel":
+            if tls and transport == "splice":
                 continue
             cells.append(Cell(fault, operation, transport, tls))
             if operation == "body" and tls == (fault in TLS_ONLY):
@@ -170,7 +170,7 @@ async def _stream(plan: Plan, transport: Transport) -> bytes:
             transport.source,
             transport.stages(),
             policy=POLICY,
-            tally=Tally(),
+            counters=ChannelCounters(),
             open_outlet=lambda on_gone: PipeOutlet(os.dup(reader.write_end), on_gone=on_gone),
         )
     finally:
@@ -199,7 +199,7 @@ async def _transport(clients: Clients, cell: Cell) -> AsyncIterator[Transport]:
         buckets={"b"},
         channels=[None] * (WARM_UPS + 3),
         budget=32 * MIB,
-        connections=4,
+        requests_in_flight=4,
         part_size=256 * 1024,
     ) as transport:
         yield transport
@@ -209,20 +209,22 @@ async def _evil(clients: Clients, transport: Transport, cell: Cell, bucket: str)
     memory = PlanMemory(PLAN_MEMORY)
     client = clients.control
     if cell.operation in ("body", "listing"):
-        plan = await patiently(
+        plan = await plan_while_unavailable(
             lambda progressed: plan_prefix(
                 client, S3Uri(bucket, "data/"), progress=lambda _: progressed(), memory=memory
             ),
             POLICY,
         )
     else:
-        portable = cell.transport == "portable"
-        async with open_heads(clients, give_up_after=GIVE_UP_AFTER, portable=portable) as heads:
-            plan = await patiently(
+        by_aiobotocore = cell.transport == "aiobotocore"
+        async with open_inspector(
+            clients, give_up_after=GIVE_UP_AFTER, by_aiobotocore=by_aiobotocore
+        ) as inspector:
+            plan = await plan_while_unavailable(
                 lambda progressed: plan_manifest(
                     client,
                     S3Uri(bucket, MANIFEST),
-                    heads=heads,
+                    inspector=inspector,
                     progress=lambda _: progressed(),
                     memory=memory,
                 ),
@@ -266,8 +268,8 @@ class Bench:
             )
         return clients
 
-    async def run(self, cell: Cell, number: int) -> Verdict:
-        """The cell's verdict. `number`: of this cell alone."""
+    async def run(self, cell: Cell, number: int) -> Judgement:
+        """The cell's outcome. `number`: of this cell alone."""
         good, bucket = f"good-{number}", f"good-{number}"
         good_port = evil_port = self._ports[cell.tls]
         if cell.fault in BELOW:
@@ -285,7 +287,7 @@ class Bench:
 
 async def _judged(
     cell: Cell, right: tuple[Clients, Transport], evil: tuple[Clients, Transport], good: str, bucket: str
-) -> Verdict:
+) -> Judgement:
     found: list[str] = []
     for _ in range(WARM_UPS):  # what it imports and allocates is neither delay nor growth of the cell's
         if not await _other(*right, good):
@@ -317,7 +319,7 @@ async def _judged(
     if grown > MOST_MEMORY:
         found.append(f"memory grew by {grown // MIB} MiB")
     finding = "; ".join(filter(None, found))
-    return Verdict(outcome, round(seconds, 2), grown, round(watch.lag, 3), finding, text[:500])
+    return Judgement(outcome, round(seconds, 2), grown, round(watch.lag, 3), finding, text[:500])
 
 
 def _leaves(error: BaseException) -> str:

@@ -546,7 +546,7 @@ def _(wire: Wire, response: Response) -> bool:
 
 
 UNSEEN = {"one bit is another", "chunks without end", "chunk shorter than said"}
-"""What no client can tell from a right response without a checksum; shows that verdicts compare bytes."""
+"""What no client can tell from a right response without a checksum; shows that outcomes compare bytes."""
 
 GARBAGE: dict[str, bytes] = {
     "HTTP/2 preface": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",

@@ -37,8 +37,8 @@ def _struck_by(bucket: str, operation: str) -> str | None:
     kind, _, rest = bucket.partition("-")
     if kind not in ("fault", "once"):
         return None
-    number, where, _ = rest.split("-")
-    if where.lower() != operation.lower():
+    number, context, _ = rest.split("-")
+    if context.lower() != operation.lower():
         return None
     with _lock:
         _struck[bucket] += 1

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from aiohttp import web
 
 from tests.kit.raw import etag
-from tests.kit.stub import Answer, Fault, cut_after, error, fails, heads
+from tests.kit.stub import Answer, Fault, cut_after, error, fails, with_headers
 
 _RESET = struct.pack("ii", 1, 0)
 """SO_LINGER with no time: close(2) sends RST instead of FIN."""
@@ -142,8 +142,8 @@ PASSING: dict[str, Callable[[random.Random, int], Fault]] = {
 
 WRONG: dict[str, Callable[[random.Random, int], Fault]] = {
     "range": lambda _dice, _size: displaced(),
-    "no range": lambda _dice, _size: heads(Content_Range=""),
-    "etag": lambda _dice, _size: heads(ETag='"another"'),
+    "no range": lambda _dice, _size: with_headers(Content_Range=""),
+    "etag": lambda _dice, _size: with_headers(ETag='"another"'),
     "gone": lambda _dice, _size: fails(404, "NoSuchKey"),
     "denied": lambda _dice, _size: fails(403, "AccessDenied"),
     "replaced": lambda _dice, _size: fails(412, "PreconditionFailed"),

@@ -20,10 +20,10 @@ from streamer.relay.staging.pipes import PIPE_SIZE
 from streamer.relay.transport import Wish, open_transport
 from streamer.retry import RetryPolicy
 from streamer.s3.catalog.listing import plan_prefix
-from streamer.s3.catalog.object_info import PortableHeads
-from streamer.s3.checksums import Sums
+from streamer.s3.catalog.object_info import AiobotocoreHeadClient
+from streamer.s3.checksums import StoredChecksums
 from streamer.s3.client.session import STALL_TIMEOUT, Clients, Endpoint, open_clients
-from streamer.schedule.budget import Share
+from streamer.schedule.budget import ChannelQuota
 from streamer.trailer import Trailer
 from tests.kit.stub import S3Stub
 
@@ -46,14 +46,14 @@ async def clients_of(
     stub: S3Stub, *, stall_timeout: float = STALL_TIMEOUT, **endpoint: Any
 ) -> AsyncIterator[Clients]:
     """`stall_timeout`: as of `open_clients`. `endpoint`: fields of `Endpoint` besides the stub's own."""
-    where = Endpoint(url=stub.url, path_style=True, **endpoint)
-    async with open_clients(where, connections=8, stall_timeout=stall_timeout) as clients:
+    context = Endpoint(url=stub.url, path_style=True, **endpoint)
+    async with open_clients(context, connections=8, stall_timeout=stall_timeout) as clients:
         yield clients
 
 
 def _budget(parts: int, part_size: int, transport: Wish) -> int:
     """Bytes for so many parts."""
-    if transport == "kernel":
+    if transport == "splice":
         return max(parts * part_size, 2 * PIPE_SIZE)
     return parts * -(-part_size // BUFFER_SIZE) * BUFFER_SIZE
 
@@ -64,10 +64,10 @@ class Running:
 
     channel: Channel
     plan: Plan
-    verdicts: list[Trailer]
+    states: list[Trailer]
     directory: Path
     task: asyncio.Task[None]
-    share: Share
+    quota: ChannelQuota
     """The channel's part of the memory, the connections and the bandwidth."""
 
     def fifo(self, epoch: int) -> Path:
@@ -82,9 +82,9 @@ async def running_channel(
     prefix: str = "b/data/",
     parts: int = 8,
     part_size: int = 50_000,
-    connections: int = 4,
+    requests_in_flight: int = 4,
     policy: RetryPolicy = EAGER,
-    transport: Wish = "portable",
+    transport: Wish = "aiobotocore",
     make_plan: Callable[[Any], Awaitable[Plan]] | None = None,
     inflate: bool = False,
     join: bool = False,
@@ -113,7 +113,7 @@ async def running_channel(
             buckets={"b"},
             channels=[why],
             budget=_budget(parts, part_size, transport),
-            connections=connections,
+            requests_in_flight=requests_in_flight,
             part_size=part_size,
             hedge=hedge,
         ) as chosen,
@@ -122,7 +122,7 @@ async def running_channel(
         plan = await (
             make_plan(clients.control) if make_plan else plan_prefix(clients.control, S3Uri(bucket, key))
         )
-        verdicts: list[Trailer] = []
+        states: list[Trailer] = []
         stages = chosen.stages(why)
         channel = Channel(
             "train",
@@ -131,9 +131,9 @@ async def running_channel(
             stages,
             directory=str(directory),
             policy=policy,
-            on_verdict=verdicts.append,
-            changes=Changes(when_changed, PortableHeads(clients.control).find),
-            sums=Sums(clients.control, clients.credentials) if check else None,
+            on_epoch_end=states.append,
+            changes=Changes(when_changed, AiobotocoreHeadClient(clients.control).stat),
+            stored_checksums=StoredChecksums(clients.control, clients.credentials) if check else None,
             when_failed=when_failed,
             framing=framing,
             start=start,
@@ -146,7 +146,7 @@ async def running_channel(
             raise
         task = asyncio.create_task(channel.run())
         try:
-            yield Running(channel, plan, verdicts, directory, task, stages.share)
+            yield Running(channel, plan, states, directory, task, stages.quota)
         finally:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):

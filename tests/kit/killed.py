@@ -23,10 +23,10 @@ from streamer.errors import BadAnswer
 from streamer.helpers.keeper import address
 from streamer.plan import Plan
 from streamer.s3.client.session import open_clients
+from tests.kit.outcomes import Broken, Got, Scene, read_epoch
 from tests.kit.patience import Patience
 from tests.kit.processes import Sidecar, job, sidecar, write_job
 from tests.kit.truth import BUCKET, REF, TEXT
-from tests.kit.verdicts import Broken, Got, Scene, read_epoch
 
 LONGEST = 100.0
 """Seconds without progress after which readers count as hung."""
@@ -62,8 +62,8 @@ def document(scene: Scene, base: Path) -> dict[str, Any]:
     }
     if scene.endpoint.ca_bundle:
         section["Endpoint"]["CaBundle"] = scene.endpoint.ca_bundle
-    if trial.connections is not None:
-        section["Connections"] = trial.connections
+    if trial.requests_in_flight is not None:
+        section["RequestsInFlight"] = trial.requests_in_flight
     if trial.shard.by == "bytes":
         section["ShardBy"] = "bytes"
     return job("", None) | {"InputDataConfig": channels, "Penstock": section}
@@ -86,8 +86,8 @@ def _channel(scene: Scene, number: int) -> dict[str, Any]:
     if trial.shuffle is not None:
         found["ShuffleConfig"] = {"Seed": trial.shuffle}
     extras: dict[str, Any] = {"Integrity": "checksum"} if trial.check else {}
-    if trial.lanes > 1 and number == 0:
-        extras["Lanes"] = trial.lanes
+    if trial.ranks > 1 and number == 0:
+        extras["Ranks"] = trial.ranks
     if extras:
         found["Penstock"] = extras
     return found

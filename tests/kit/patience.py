@@ -71,7 +71,7 @@ def cpu_seconds() -> float:
 
 
 @contextlib.asynccontextmanager
-async def patiently(seconds: float) -> AsyncIterator[None]:
+async def progress_timeout(seconds: float) -> AsyncIterator[None]:
     """Raise TimeoutError if the block runs out of patience."""
     loop, patience = asyncio.get_running_loop(), Patience(seconds)
     async with asyncio.timeout(None) as scope:

@@ -42,16 +42,16 @@ from streamer.s3.client.session import Endpoint, open_clients
 from streamer.units import KIB, MIB
 from tests.kit.faults import displaced, drips, newer, redirects, resets_after, silent_for
 from tests.kit.harness import fill
+from tests.kit.outcomes import CAUSES
 from tests.kit.soak import prepare
-from tests.kit.stub import Answer, Fault, S3Stub, StubThread, cut_after, fails, heads
-from tests.kit.verdicts import CAUSES
+from tests.kit.stub import Answer, Fault, S3Stub, StubThread, cut_after, fails, with_headers
 
 BEGIN = "<!-- {}: begin; written by python -m tests.kit.recovery -->"
 END = "<!-- {}: end -->"
 OBJECTS, SIZE, PART = 32, MIB, 256 * KIB
 SHARE = 0.05
 """Of the parts, those that meet the fault."""
-TRANSPORTS: tuple[Wish, ...] = ("kernel", "copying", "portable")
+TRANSPORTS: tuple[Wish, ...] = ("splice", "buffered", "aiobotocore")
 STEP = 64 * KIB
 
 
@@ -94,12 +94,12 @@ KINDS = (
     Kind("drip for 0.3 s", lambda _dice, size, _url: (drips(max(1, size // 50), 0.01), size - 1)),
     Kind("silent for 2 s", _silence),
     Kind("wrong Content-Range, once", _plain(displaced())),
-    Kind("no Content-Range, once", _plain(heads(Content_Range=""))),
+    Kind("no Content-Range, once", _plain(with_headers(Content_Range=""))),
     Kind("307 to the same place", lambda _dice, _size, url: (redirects(url), 0)),
     Kind("404 in mid-epoch", _plain(fails(404, "NoSuchKey")), "gone"),
     Kind("403 AccessDenied", _plain(fails(403, "AccessDenied")), "denied"),
     Kind("412 after an overwrite", _plain(fails(412, "PreconditionFailed")), "replaced"),
-    Kind("another ETag", _plain(heads(ETag='"another"')), "etag"),
+    Kind("another ETag", _plain(with_headers(ETag='"another"')), "etag"),
     Kind(
         "another version, If-Match ignored",
         lambda dice, size, _: (newer(dice.randbytes(2 * size)), 0),
@@ -171,7 +171,7 @@ async def channel_of(
                 chosen.stages(),
                 directory=directory,
                 policy=RetryPolicy(),
-                on_verdict=lambda _trailer: None,
+                on_epoch_end=lambda _trailer: None,
             )
             channel.prepare()
             task = asyncio.create_task(channel.run())
@@ -345,7 +345,7 @@ def hedges(rounds: int) -> str:
             for hedge, told in found.items():
                 stub.weather = late(number)
                 with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                    told.append(runner.run(epoch(stub, transport="copying", part_size=size, hedge=hedge)))
+                    told.append(runner.run(epoch(stub, transport="buffered", part_size=size, hedge=hedge)))
                 if bytes(told[-1].data) != truth:
                     raise SystemExit(f"wrong bytes with HedgeBudget {hedge}")
     finally:

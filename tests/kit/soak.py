@@ -40,11 +40,11 @@ import trustme
 import uvloop
 
 from tests.kit.killed import run_killed
+from tests.kit.outcomes import Account, Broken, Scene
 from tests.kit.proxy import TcpProxy, random_lines
 from tests.kit.seeds import Outcome, run_seeds, search
 from tests.kit.stub import S3Stub, StubThread
 from tests.kit.trials import Trial
-from tests.kit.verdicts import Account, Broken, Scene
 from tests.kit.warm import warm
 from tests.kit.within import Run
 

@@ -69,7 +69,7 @@ class S3Stub:
     seen: list[Seen] = field(default_factory=list)
     versions: dict[str, bytes] = field(default_factory=dict)
     """Older contents, by `bucket/key?version id`."""
-    heads: int = 0
+    head_count: int = 0
     """HEADs answered, and the most at one time."""
     most_heads: int = 0
     head_faults: dict[str, deque[Fault]] = field(default_factory=lambda: defaultdict(deque))
@@ -198,7 +198,7 @@ class S3Stub:
         self.most_heads = max(self.most_heads, self._heads_now)
         try:
             await self._together(f"head {name}")
-            self.heads += 1
+            self.head_count += 1
             headers = {"Content-Length": str(len(data)), "ETag": f'"{etag(data)}"'}
             if version:
                 headers["x-amz-version-id"] = version
@@ -303,7 +303,7 @@ def cut_after(count: int, *, once: asyncio.Event | None = None) -> Fault:
     return fault
 
 
-def heads(status: int = 206, **headers: str) -> Fault:
+def with_headers(status: int = 206, **headers: str) -> Fault:
     """The right body under a wrong head; an empty value removes a header. Names have `_` for `-`."""
 
     async def fault(answer: Answer) -> web.StreamResponse:

@@ -38,7 +38,7 @@ class Trial:
     sizes: tuple[tuple[int, ...], ...]
     """Of every channel's objects before any compression, bytes."""
     part_size: int
-    connections: int | None
+    requests_in_flight: int | None
     budget: int
     epochs: int
     rates: dict[str, float]
@@ -56,7 +56,7 @@ class Trial:
     compression: Compression
     shuffle: int | None
     shard: Shard
-    lanes: int
+    ranks: int
     """FIFOs of the first channel."""
     hedge: float
     page: int
@@ -64,7 +64,7 @@ class Trial:
     listing: Listing
     folders: bool
     """Whether keys have further slashes."""
-    heads: float
+    bad_headers: float
     """Share of the objects whose first HEAD is answered with 503."""
     leaves: float
     """Share of the epochs whose reader closes early."""
@@ -85,7 +85,7 @@ class Trial:
             self.compression: self.inflate,
             "shuffled": self.shuffle is not None,
             "sharded": self.shard.count > 1,
-            "lanes": self.lanes > 1,
+            "ranks": self.ranks > 1,
             "checksums": self.check,
             "hedges": self.hedge > 0,
             "TLS": self.tls,
@@ -100,9 +100,9 @@ class Trial:
         dice = random.Random(seed)
         tls = dice.random() < 0.25
         compression: Compression = dice.choices(["none", "gzip", "zstd"], [7, 2, 1])[0]
-        wishes: list[Wish] = ["portable", "copying"]
+        wishes: list[Wish] = ["aiobotocore", "buffered"]
         if not tls and compression == "none":
-            wishes += ["kernel", "kernel"]
+            wishes += ["splice", "splice"]
         transport = dice.choice(wishes)
         naming: Naming = dice.choices(["prefix", "manifest", "augmented"], [6, 2, 2])[0]
         wrap = naming == "augmented" or dice.random() < 0.2
@@ -115,19 +115,19 @@ class Trial:
             most = 1 + 2 * whole // count
             sizes.append(tuple(dice.choice([0, 1, dice.randrange(most)]) for _ in range(count)))
         killed = dice.random() < 0.08
-        check = transport != "kernel" and dice.random() < 0.4
+        check = transport != "splice" and dice.random() < 0.4
         plain = naming != "augmented" and not wrap and not killed
         changes = ["nothing", "nothing", "deleted", "overwritten"]
         if compression != "none":
             changes.append("cut off")
-        lanes = dice.choice([1, 1, 1, 2, 4])
+        ranks = dice.choice([1, 1, 1, 2, 4])
         hosts = dice.choice([1, 1, 1, 2, 3])
-        by: Balance = dice.choice(["count", "bytes"]) if hosts > 1 or lanes > 1 else "count"
+        by: Balance = dice.choice(["count", "bytes"]) if hosts > 1 or ranks > 1 else "count"
         rate = dice.choice([0.0, 0.02, 0.1, 0.3])
         passing = sorted({**PASSING, **dict.fromkeys(REDIRECTS)})
         kinds = dice.sample(passing, dice.randrange(1, len(passing)))
         wrong = sorted(WRONG | (SPOILT if check else {}))
-        fifos = channels - 1 + lanes
+        fifos = channels - 1 + ranks
         return cls(
             seed=seed,
             transport=transport,
@@ -136,7 +136,7 @@ class Trial:
             proxied=dice.random() < 0.4,
             sizes=tuple(sizes),
             part_size=part_size,
-            connections=dice.choice([None, 1, 4, 16]),
+            requests_in_flight=dice.choice([None, 1, 4, 16]),
             budget=fifos * dice.choice([2, 3, 8]) * max(part_size, MIB) + fifos * MIB,
             epochs=dice.randrange(1, 4),
             rates=dict.fromkeys(kinds, rate / len(kinds)),
@@ -149,12 +149,12 @@ class Trial:
             compression=compression,
             shuffle=dice.randrange(2**63) if dice.random() < 0.3 else None,
             shard=Shard(dice.randrange(hosts), hosts, by),
-            lanes=lanes,
+            ranks=ranks,
             hedge=dice.choice([0.0, 0.05, 0.5]),
             page=dice.choice([1, 3, 10, 1000]),
             listing=dice.choices(["right", "goes round", "sent twice"], [30, 1, 1])[0],
             folders=dice.random() < 0.5,
-            heads=dice.choice([0.0, 0.0, 0.1]),
+            bad_headers=dice.choice([0.0, 0.0, 0.1]),
             leaves=dice.choice([0.0, 0.0, 0.0, 0.3]) * (not killed),
             kills=tuple(sorted(dice.random() for _ in range(dice.randrange(1, 4)))) if killed else (),
         )

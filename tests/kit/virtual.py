@@ -34,7 +34,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from streamer.sink import write_ends as ends
+from streamer.sink import write_ends
 
 _REAL_EPOLL = select.epoll
 _WAKES = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
@@ -375,18 +375,18 @@ def _real_epoll() -> Iterator[None]:
 def virtual(seed: int) -> Iterator[ScheduledLoop]:
     """A loop for `seed`, and its clock for everybody, until the end of the block."""
     loop = ScheduledLoop(seed)
-    clock, wall, epoll, executor = time.monotonic, time.time, select.epoll, ends.ThreadPoolExecutor
+    clock, wall, epoll, executor = time.monotonic, time.time, select.epoll, write_ends.ThreadPoolExecutor
     time.monotonic = lambda: loop.now
     time.time = lambda: 1.8e9 + loop.now
     select.epoll = Epoll  # type: ignore[assignment,misc]
-    ends.ThreadPoolExecutor = OnLoop  # type: ignore[assignment,misc]
+    write_ends.ThreadPoolExecutor = OnLoop  # type: ignore[assignment,misc]
     random.seed(seed)
     Task._numbers = itertools.count()
     try:
         yield loop
     finally:
         time.monotonic, time.time, select.epoll = clock, wall, epoll  # type: ignore[misc]
-        ends.ThreadPoolExecutor = executor  # type: ignore[misc]
+        write_ends.ThreadPoolExecutor = executor  # type: ignore[misc]
         loop.close()
 
 

@@ -15,12 +15,12 @@ from streamer.relay.channel import Channel
 from streamer.relay.deliver.object_changes import Changes
 from streamer.relay.transport import Transport, open_transport, why_read
 from streamer.retry import RetryPolicy
-from streamer.s3.catalog.object_info import PortableHeads
-from streamer.s3.checksums import Sums
+from streamer.s3.catalog.object_info import AiobotocoreHeadClient
+from streamer.s3.checksums import StoredChecksums
 from streamer.s3.client.session import Clients, open_clients
-from tests.kit.patience import patiently
+from tests.kit.outcomes import Broken, Scene, moved, read_epoch
+from tests.kit.patience import progress_timeout
 from tests.kit.truth import BUCKET
-from tests.kit.verdicts import Broken, Scene, moved, read_epoch
 
 LONGEST_RUN = 100.0
 """Seconds without progress after which a run counts as hung."""
@@ -54,7 +54,7 @@ class Run:
                     buckets={BUCKET},
                     channels=[why_read(plan, check=trial.check) for plan in plans.values()],
                     budget=trial.budget,
-                    connections=trial.connections,
+                    requests_in_flight=trial.requests_in_flight,
                     part_size=trial.part_size,
                     hedge=trial.hedge,
                 )
@@ -82,9 +82,11 @@ class Run:
             transport.stages(why_read(plan, check=self._trial.check)),
             directory=str(directory),
             policy=POLICY,
-            on_verdict=lambda trailer: self._scene.account.epochs.update([trailer.verdict]),
-            changes=Changes(self._trial.policy, PortableHeads(clients.control).find),
-            sums=Sums(clients.control, clients.credentials) if self._trial.check else None,
+            on_epoch_end=lambda trailer: self._scene.account.epochs.update([trailer.state]),
+            changes=Changes(self._trial.policy, AiobotocoreHeadClient(clients.control).stat),
+            stored_checksums=StoredChecksums(clients.control, clients.credentials)
+            if self._trial.check
+            else None,
         )
 
     async def _read_all(self, channels: list[Channel], plans: dict[str, Plan], directory: Path) -> None:
@@ -93,7 +95,7 @@ class Run:
         threads = ThreadPoolExecutor(len(plans), thread_name_prefix="reader")
         whole = False
         try:
-            async with patiently(LONGEST_RUN), asyncio.TaskGroup() as group:
+            async with progress_timeout(LONGEST_RUN), asyncio.TaskGroup() as group:
                 watching = group.create_task(_none_ends(tasks))
                 async with asyncio.TaskGroup() as readers:
                     for name, plan in plans.items():

@@ -114,7 +114,7 @@ def test_comparison_takes_each_best_peer_and_no_variant_of_ours():
         scenario(
             **{
                 "penstock": entry(run(seconds=1.0, cpu=1.0)),
-                "penstock-portable": entry(run(seconds=0.1, cpu=0.1)),
+                "penstock-aiobotocore": entry(run(seconds=0.1, cpu=0.1)),
                 "quick": entry(run(seconds=2.0, cpu=4.0)),
                 "half": entry(run(seconds=4.0, cpu=3.0)),
                 "lame": entry(run(seconds=20.0, cpu=2.0)),
@@ -241,7 +241,7 @@ def test_every_scenario_has_settings_for_every_client():
         assert one.server in origin.SERVERS
 
 
-@pytest.mark.parametrize("name", ["penstock", "penstock-portable"])
+@pytest.mark.parametrize("name", ["penstock", "penstock-aiobotocore"])
 @pytest.mark.parametrize("streams", [1, 20])
 def test_every_setting_of_ours_is_a_valid_job(name, streams):
     from sidecar.config.job import Job

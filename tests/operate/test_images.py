@@ -69,15 +69,15 @@ def test_image_runs_unprivileged_without_a_shell(name):
 
 def ignored(path):
     """Whether .dockerignore keeps `path` out of the build; the last rule that matches decides."""
-    verdict = False
+    state = False
     for rule in (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines():
         if not rule or rule.startswith("#"):
             continue
         pattern = rule.removeprefix("!").removeprefix("**/")
         parts = PurePosixPath(path).parts
         hit = any(fnmatch(part, pattern) for part in (parts if rule.startswith("**/") else parts[:1]))
-        verdict = not rule.startswith("!") if hit else verdict
-    return verdict
+        state = not rule.startswith("!") if hit else state
+    return state
 
 
 def test_every_copied_source_exists_and_is_in_the_build_context():

@@ -102,7 +102,7 @@ def test_a_sidecar_killed_for_memory_is_a_pause(stub, tmp_path, source):
                 assert again.end() == 0
         assert digest.hexdigest() == hashlib.sha256(content).hexdigest()
         trailer = read_trailer(str(tmp_path / "ml/input/data"), "train", 0)
-        assert (trailer.verdict, trailer.bytes_delivered) == ("complete", len(content))
+        assert (trailer.state, trailer.bytes_delivered) == ("complete", len(content))
         holding.terminate()  # as the kubelet does, after the sidecar
         assert holding.wait() == 0
         assert os.listdir(tmp_path / "run") == []

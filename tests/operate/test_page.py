@@ -23,7 +23,7 @@ from tests.kit.stub import fails
 SIZE = 90_000_000
 PICTURES = os.environ.get("PENSTOCK_PICTURES")
 SECONDS = 120_000
-"""Milliseconds for a verdict to be right."""
+"""Milliseconds for a outcome to be right."""
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(150)]
 
@@ -102,7 +102,7 @@ def test_the_page_says_who_is_slow(stub, tmp_path, chromium, condition):
     fill(stub, [SIZE // 3] * 3, prefix="b/train/")
     if fault is not None:
         stub.faults[""] = Forever(fault(), every=2 if condition == "faults" else 1)
-    document = job(stub.url, tmp_path / "ml", "b/train/", MemoryBudget="64MiB", Connections=8)
+    document = job(stub.url, tmp_path / "ml", "b/train/", MemoryBudget="64MiB", RequestsInFlight=8)
     with sidecar(write_job(tmp_path / "job.yaml", document)) as running:
         running.wait_for("ready")
         page = chromium.new_page(viewport={"width": 1120, "height": 700})
@@ -111,8 +111,8 @@ def test_the_page_says_who_is_slow(stub, tmp_path, chromium, condition):
         page.on("pageerror", lambda error: complaints.append(str(error)))
         with reading(tmp_path / "ml/input/data/train", **reader):
             page.goto(running.url)
-            kind = page.locator("[data-verdict]")
-            page.wait_for_selector(f'[data-verdict][data-kind="{condition}"]', timeout=SECONDS)
+            kind = page.locator("[data-bottleneck]")
+            page.wait_for_selector(f'[data-bottleneck][data-kind="{condition}"]', timeout=SECONDS)
             if PICTURES:
                 page.wait_for_timeout(35_000)
             assert words in kind.text_content()

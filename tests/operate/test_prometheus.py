@@ -3,7 +3,7 @@
 weed mini (S3) -> penstock run -> FIFOs -> a reader process; Prometheus on the side, configured by the
 committed dashboards/prometheus.yml with other targets and a shorter interval. Of the first sidecar's two
 channels one is read, epoch after epoch, and one is not, as happens in training; the second one's channel is
-dealt over two lanes, of which both are read.
+dealt over two rank FIFOs, of which both are read.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def run_sidecar(stack, work, document, *, s3):
 class Scraped:
     server: Prometheus
     targets: tuple[str, ...]
-    """The sidecars' addresses as `instance`: one with two channels, one with lanes."""
+    """The sidecars' addresses as `instance`: one with two channels, one with rank FIFOs."""
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def scraped(tmp_path_factory):
         ports = free_ports(2)
         first = _job(s3.url, ports[0], "train", "eval")
         second = _job(s3.url, ports[1], "train")
-        second["InputDataConfig"][0]["Penstock"] = {"Lanes": 2}
+        second["InputDataConfig"][0]["Penstock"] = {"Ranks": 2}
         for name, document, read in (("a", first, ["train"]), ("b", second, ["train-0", "train-1"])):
             run_sidecar(stack, work / name, document, s3=s3)
             stack.enter_context(reading(work / name / "ml", *read))
@@ -172,32 +172,33 @@ def test_what_the_overview_says_is_true(scraped):
     assert server.ask(queries["Failed channels A"]) == [({}, 0)]
     assert server.ask(queries["Request errors A"]) == [({}, 0)]
     ((labels, count),) = server.ask(queries["Version and transport A"])
-    assert (labels, count) == ({"version": __version__, "transport": "kernel splice"}, 2)
+    assert (labels, count) == ({"version": __version__, "transport": "splice"}, 2)
     shares = server.ask(queries["Where the time goes A"])
     assert {labels["state"] for labels, _ in shares} == {
         "idle", "blocked", "starved", "limited", "moving",
     }  # fmt: skip
-    verdicts = server.ask(queries["Epochs ended by verdict A"])
-    ended = {labels["verdict"]: value for labels, value in verdicts}
+    states = server.ask(queries["Epochs ended by state A"])
+    ended = {labels["trailer_state"]: value for labels, value in states}
     assert ended.keys() == {"complete", "abandoned", "failed", "stopped"}
     assert ended["complete"] > 0
     assert ended["abandoned"] == ended["failed"] == ended["stopped"] == 0
 
 
-def test_what_the_overview_says_of_lanes_is_true(scraped):
-    """Of the sidecar that has lanes alone: added up, and an epoch apart at most, since one reads both."""
+def test_what_the_overview_says_of_rank_fifos_is_true(scraped):
+    """Of the sidecar that has rank FIFOs alone: added up, and an epoch apart at most, since one reads
+    both."""
     server, queries = scraped.server, concrete("penstock-overview")
-    lanes = {"whole": "train", "instance": scraped.targets[1]}
+    ranks = {"whole": "train", "instance": scraped.targets[1]}
     # Both in one query: another evaluation would see another scrape.
     whole = f'sum(rate(penstock_fifo_written_bytes_total{{instance="{scraped.targets[1]}"}}[10s]))'
-    together = queries["Delivered by channels with lanes A"]
+    together = queries["Delivered by channels with rank FIFOs A"]
     ((_, ratio),) = server.ask(f"sum({together}) / {whole}")
     assert ratio == pytest.approx(1)
-    ((labels, apart),) = server.ask(queries["Lanes apart A"])
-    assert labels == lanes
+    ((labels, apart),) = server.ask(queries["Ranks apart A"])
+    assert labels == ranks
     assert 0 <= apart <= 1
-    ((labels, idle),) = server.ask(queries["Idlest lane A"])
-    assert labels == lanes
+    ((labels, idle),) = server.ask(queries["Idlest rank FIFO A"])
+    assert labels == ranks
     assert 0 <= idle <= 1.1
 
 
@@ -212,10 +213,10 @@ def test_what_the_fleet_says_is_true(scraped):
     assert server.ask(queries["Scraped A"]) == [({}, 2)]
     assert server.ask(queries["Not ready A"]) == [({}, 0)]
     assert server.ask(queries["Channels failed for good A"]) == [({}, 0)]
-    assert server.ask(queries["Versions A"]) == [({"version": __version__, "transport": "kernel splice"}, 2)]
+    assert server.ask(queries["Versions A"]) == [({"version": __version__, "transport": "splice"}, 2)]
     ((settings, count),) = server.ask(queries["Settings A"])
     assert settings == {
-        "memory_budget": "16 MiB", "part_size": "1 MiB", "connections": "auto", "bandwidth": "none",
+        "memory_budget": "16 MiB", "part_size": "1 MiB", "requests_in_flight": "auto", "bandwidth": "none",
     }  # fmt: skip
     assert count == 2
 

@@ -100,7 +100,7 @@ PLANTS = (
     Plant(
         "short body taken for whole",
         "streamer/s3/http/body.py",
-        'raise self._fail(Truncated(f"the body ended {self.left} bytes early", self._where))',
+        'raise self._fail(Truncated(f"the body ended {self.left} bytes early", self._context))',
         "count = self.left",
         (f"{FAULTS}::test_a_broken_body_resumes_at_the_next_byte",),
     ),
@@ -136,8 +136,8 @@ PLANTS = (
     Plant(
         "literals behind a body put before it",
         "streamer/plan/parts.py",
-        "(tail if start < end else head).extend",
-        "head.extend",
+        "(trailing if start < end else leading).extend",
+        "leading.extend",
         (ARRANGED, PLAN),
     ),
     Plant(
@@ -145,7 +145,7 @@ PLANTS = (
         "streamer/plan/shards.py",
         "Shard(self.index + self.count * index, self.count * count, self.by)",
         "Shard((self.index + self.count * index + 1) % (self.count * count), self.count * count, self.by)",
-        (ARRANGED, "tests/sidecar/test_lanes.py"),
+        (ARRANGED, "tests/sidecar/test_ranks.py"),
     ),
     Plant(
         "the same order in every epoch",
@@ -200,8 +200,8 @@ PLANTS = (
     Plant(
         "a later epoch takes all the room",
         "streamer/schedule/window.py",
-        "max(self.share.quota // 4, room)",
-        "max(self.share.quota, room)",
+        "max(self.quota.byte_limit // 4, reserved_bytes)",
+        "max(self.quota.byte_limit, reserved_bytes)",
         ("tests/unit/test_window.py",),
     ),
     Plant(
@@ -209,7 +209,7 @@ PLANTS = (
         "streamer/schedule/budget.py",
         """            self._whole.returned(self)""",
         """            pass""",
-        ("tests/unit/test_allotment.py", "tests/relay/test_sharing.py"),
+        ("tests/unit/test_budget.py", "tests/relay/test_sharing.py"),
     ),
     Plant(
         "arriving bytes wake nobody",
@@ -238,9 +238,9 @@ PLANTS = (
     Plant(
         "SlowDown not heeded",
         "streamer/schedule/concurrency.py",
-        "self.lanes = max(1, self.lanes // 2)",
-        "self.lanes = max(1, self.lanes)",
-        ("tests/unit/test_pace.py",),
+        "self.limit = max(1, self.limit // 2)",
+        "self.limit = max(1, self.limit)",
+        ("tests/unit/test_concurrency.py",),
     ),
     Plant(
         "hedged bytes delivered twice",
@@ -252,8 +252,8 @@ PLANTS = (
     Plant(
         "thrown away bytes of hedges not counted",
         "streamer/relay/fetch/hedger.py",
-        "tally.wasted_bytes += race.thrown_away",
-        "tally.wasted_bytes += 0",
+        "counters.wasted_bytes += hedge.thrown_away",
+        "counters.wasted_bytes += 0",
         ("tests/relay/test_hedges.py",),
     ),
     Plant(
@@ -280,7 +280,7 @@ PLANTS = (
     Plant(
         "mark told before the schema is compared",
         "streamer/relay/deliver/delivery.py",
-        "if self._next_mark is not None and unpacker.anchored:",
+        "if self._next_mark is not None and transformer.anchored:",
         "if self._next_mark is not None:",
         ("tests/relay/test_joined.py",),
     ),
@@ -387,15 +387,15 @@ PLANTS = (
     Plant(
         "reader ignores the trailer's state",
         "streamer/readers/core/proof.py",
-        'if trailer.verdict != "complete" or trailer.bytes_delivered != received:',
+        'if trailer.state != "complete" or trailer.bytes_delivered != received:',
         "if trailer.bytes_delivered != received:",
         ("tests/readers/test_stream.py",),
     ),
     Plant(
         "reader ignores the trailer's count",
         "streamer/readers/core/proof.py",
-        'if trailer.verdict != "complete" or trailer.bytes_delivered != received:',
-        'if trailer.verdict != "complete":',
+        'if trailer.state != "complete" or trailer.bytes_delivered != received:',
+        'if trailer.state != "complete":',
         ("tests/readers/test_stream.py",),
     ),
     Plant(

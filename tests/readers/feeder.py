@@ -19,7 +19,7 @@ class Feed:
     opened: threading.Event = field(default_factory=threading.Event)
     """Set when a reader and the writer have met."""
     written: threading.Event = field(default_factory=threading.Event)
-    """Set when the last byte is written and the verdict published."""
+    """Set when the last byte is written and the state published."""
     release: threading.Event = field(default_factory=threading.Event)
     """Set it to let the writer close, if it was told to hold the FIFO open."""
     reader_gone: bool = False
@@ -62,13 +62,13 @@ class Feeder:
         with open(os.path.join(self.state_dir, f".{channel}-pipe_mode-state")) as file:
             return int(file.read())
 
-    def publish(self, epoch, verdict, *, channel="train", total=0, delivered=0, error=None, **more):
+    def publish(self, epoch, state, *, channel="train", total=0, delivered=0, error=None, **more):
         write_trailer(
             self.pipe_dir,
             Trailer(
                 channel=channel,
                 epoch=epoch,
-                verdict=verdict,
+                state=state,
                 bytes_total=total,
                 bytes_delivered=delivered,
                 error=error,
@@ -86,7 +86,7 @@ class Feeder:
         data,
         *,
         channel="train",
-        verdict="complete",
+        state="complete",
         total=None,
         delivered=None,
         error=None,
@@ -98,7 +98,7 @@ class Feeder:
     ):
         """Offer an epoch: trailer, FIFO, and a thread that waits for the reader and writes `data`.
 
-        `verdict` "open" publishes no last trailer: that is a sidecar that died. `hold` keeps the write end
+        `state` "open" publishes no last trailer: that is a sidecar that died. `hold` keeps the write end
         open after that until `release` is set. `unknown`: the length is told at the end only.
         `poison`: written behind the last trailer. `more`: further fields of the trailers.
         """
@@ -121,10 +121,10 @@ class Feeder:
                     left = memoryview(data)
                     while left:
                         left = left[os.write(fd, left) :]
-                    if proof and verdict != "open":
+                    if proof and state != "open":
                         self.publish(
                             epoch,
-                            verdict,
+                            state,
                             channel=channel,
                             total=total,
                             delivered=len(data) if delivered is None else delivered,

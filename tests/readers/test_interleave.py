@@ -1,4 +1,4 @@
-"""Lanes and other FIFOs read as one: order, ends, errors, epochs that belong together."""
+"""Ranks and other FIFOs read as one: order, ends, errors, epochs that belong together."""
 
 from __future__ import annotations
 
@@ -12,10 +12,16 @@ import pytest
 
 from streamer.errors import ChannelError, TruncatedStream
 from streamer.formats import tfrecord
-from streamer.readers import InterleavedReader, PipeModeDatasetException, PipeReader, lane_of, lanes_of
+from streamer.readers import (
+    InterleavedReader,
+    PipeModeDatasetException,
+    PipeReader,
+    rank_channel,
+    rank_channels,
+)
 
-LANES = ["train-0", "train-1", "train-2"]
-RECORDS = {lane: [b"%s %d" % (lane.encode(), n) for n in range(20 + 7 * i)] for i, lane in enumerate(LANES)}
+RANKS = ["train-0", "train-1", "train-2"]
+RECORDS = {rank: [b"%s %d" % (rank.encode(), n) for n in range(20 + 7 * i)] for i, rank in enumerate(RANKS)}
 ORDERS = pytest.mark.parametrize("block", [1, None], ids=["in turn", "as they arrive"])
 
 
@@ -24,70 +30,70 @@ def encoded(records):
 
 
 @pytest.fixture
-def lanes(feeder):
-    """A feeder whose channel `train` has three lanes."""
-    feeder.configure(dict.fromkeys([*LANES, "validation"], "Pipe") | {"plain-0": "File"})
+def ranks(feeder):
+    """A feeder whose channel `train` has three rank FIFOs."""
+    feeder.configure(dict.fromkeys([*RANKS, "validation"], "Pipe") | {"plain-0": "File"})
     return feeder
 
 
 def feed(feeder, epoch=0, **options):
-    """One epoch of every lane."""
-    return [feeder.feed(epoch, encoded(RECORDS[lane]), channel=lane, **options) for lane in LANES]
+    """One epoch of every rank FIFO."""
+    return [feeder.feed(epoch, encoded(RECORDS[rank]), channel=rank, **options) for rank in RANKS]
 
 
 def in_turn(block):
-    """The model: blocks of each lane round and round, over those that have some left."""
-    rest = {lane: list(records) for lane, records in RECORDS.items()}
+    """The model: blocks of each rank FIFO round and round, over those that have some left."""
+    rest = {rank: list(records) for rank, records in RECORDS.items()}
     found = []
     while any(rest.values()):
-        for lane in LANES:
-            found += rest[lane][:block]
-            del rest[lane][:block]
+        for rank in RANKS:
+            found += rest[rank][:block]
+            del rest[rank][:block]
     return found
 
 
-def test_the_names_of_lanes(lanes):
-    assert lanes_of("train") == LANES
-    assert lanes_of("validation") == ["validation"]
-    assert lanes_of("train", config_dir=lanes.config_dir) == LANES
-    assert lane_of("train", 2) == "train-2"
+def test_the_names_of_rank_fifos(ranks):
+    assert rank_channels("train") == RANKS
+    assert rank_channels("validation") == ["validation"]
+    assert rank_channels("train", config_dir=ranks.config_dir) == RANKS
+    assert rank_channel("train", 2) == "train-2"
     with pytest.raises(ValueError, match="counted from 0"):
-        lane_of("train", -1)
+        rank_channel("train", -1)
     with pytest.raises(PipeModeDatasetException, match=r"^Channel eval not found in Training Job"):
-        lanes_of("eval")
+        rank_channels("eval")
     with pytest.raises(PipeModeDatasetException, match=r"^Channel plain-0 is not a PipeMode channel$"):
-        lanes_of("plain")
+        rank_channels("plain")
 
 
-def test_a_lane_is_a_channel_to_every_reader(lanes):
-    feed(lanes)
-    for lane in lanes_of("train"):
-        assert list(PipeReader(lane, "TFRecord")) == RECORDS[lane]
-        assert lanes.next_epoch(lane) == 1
+def test_a_rank_fifo_is_a_channel_to_every_reader(ranks):
+    feed(ranks)
+    for rank in rank_channels("train"):
+        assert list(PipeReader(rank, "TFRecord")) == RECORDS[rank]
+        assert ranks.next_epoch(rank) == 1
 
 
 @pytest.mark.parametrize("block", [1, 2, 10, 1000])
-def test_in_turn_the_order_is_always_the_same(lanes, block):
+def test_in_turn_the_order_is_always_the_same(ranks, block):
     reader = InterleavedReader("train", "TFRecord", block=block)
     for epoch in range(2):
-        feed(lanes, epoch)
+        feed(ranks, epoch)
         assert list(reader) == in_turn(block)
-    assert {lanes.next_epoch(lane) for lane in LANES} == {2}
+    assert {ranks.next_epoch(rank) for rank in RANKS} == {2}
 
 
-def test_as_they_arrive_a_lane_without_bytes_stops_no_other(lanes):
-    """The second lane has half a record, and the third nobody who writes, until the first is read."""
-    first, second, third = (encoded(RECORDS[lane]) for lane in LANES)
-    lanes.feed(0, first, channel="train-0")
-    late = lanes.feed(0, second[:10], channel="train-1", hold=True, verdict="open", total=len(second))
-    lanes.publish(0, "open", channel="train-2", total=len(third))
-    os.mkfifo(lanes.path("train-2", 0))
+def test_as_they_arrive_a_rank_fifo_without_bytes_stops_no_other(ranks):
+    """The second rank FIFO has half a record, and the third nobody who writes, until the first is read."""
+    first, second, third = (encoded(RECORDS[rank]) for rank in RANKS)
+    ranks.feed(0, first, channel="train-0")
+    late = ranks.feed(0, second[:10], channel="train-1", hold=True, state="open", total=len(second))
+    ranks.publish(0, "open", channel="train-2", total=len(third))
+    os.mkfifo(ranks.path("train-2", 0))
     records = iter(InterleavedReader("train", "TFRecord", block=None))
     assert list(itertools.islice(records, len(RECORDS["train-0"]))) == RECORDS["train-0"]
     assert late.opened.is_set()
-    fd = os.open(lanes.path("train-2", 0), os.O_WRONLY)
+    fd = os.open(ranks.path("train-2", 0), os.O_WRONLY)
     os.write(fd, third)
-    lanes.publish(0, "complete", channel="train-2", total=len(third), delivered=len(third))
+    ranks.publish(0, "complete", channel="train-2", total=len(third), delivered=len(third))
     os.close(fd)
     assert list(itertools.islice(records, len(RECORDS["train-2"]))) == RECORDS["train-2"]
     late.release.set()
@@ -95,42 +101,42 @@ def test_as_they_arrive_a_lane_without_bytes_stops_no_other(lanes):
         next(records)
 
 
-def test_as_they_arrive_every_lane_is_whole_and_in_its_order(lanes):
-    feed(lanes)
+def test_as_they_arrive_every_rank_fifo_is_whole_and_in_its_order(ranks):
+    feed(ranks)
     batches = list(InterleavedReader("train", "TFRecord", block=None).batches())
     assert all(batches)
     found = list(itertools.chain(*batches))
-    for lane in LANES:
-        assert [record for record in found if record.startswith(lane.encode())] == RECORDS[lane]
+    for rank in RANKS:
+        assert [record for record in found if record.startswith(rank.encode())] == RECORDS[rank]
     assert len(found) == sum(map(len, RECORDS.values()))
 
 
-def test_other_channels_may_be_at_other_epochs(lanes):
-    lanes.feed(0, b"a\nb\n", channel="train-0")
+def test_other_channels_may_be_at_other_epochs(ranks):
+    ranks.feed(0, b"a\nb\n", channel="train-0")
     assert list(PipeReader("train-0", "TextLine")) == [b"a", b"b"]
-    lanes.feed(1, b"c\nd\n", channel="train-0")
-    lanes.feed(0, b"1\n2\n3\n", channel="validation")
+    ranks.feed(1, b"c\nd\n", channel="train-0")
+    ranks.feed(0, b"1\n2\n3\n", channel="validation")
     both = InterleavedReader(["train-0", "validation"], "TextLine")
     assert list(both) == [b"c", b"1", b"d", b"2", b"3"]
 
 
 @ORDERS
-def test_lanes_at_unequal_epochs_are_no_epoch(lanes, block):
-    feed(lanes)
+def test_rank_fifos_at_unequal_epochs_are_no_epoch(ranks, block):
+    feed(ranks)
     assert list(PipeReader("train-0", "TFRecord")) == RECORDS["train-0"]
     reader = InterleavedReader("train", "TFRecord", block=block)
     with pytest.raises(ChannelError, match=r"next are train-0_1, train-1_0, train-2_0: one was read alone"):
         list(reader)
-    for lane in LANES[1:]:
-        assert list(PipeReader(lane, "TFRecord")) == RECORDS[lane]
-    feed(lanes, 1)
+    for rank in RANKS[1:]:
+        assert list(PipeReader(rank, "TFRecord")) == RECORDS[rank]
+    feed(ranks, 1)
     assert sorted(reader) == sorted(itertools.chain(*RECORDS.values()))
 
 
 @ORDERS
-def test_leaving_a_loop_ends_the_epoch_of_all(lanes, block):
-    feeds = feed(lanes)
-    large = [lanes.feed(1, encoded([b"x" * 10_000] * 1000), channel=lane) for lane in LANES]
+def test_leaving_a_loop_ends_the_epoch_of_all(ranks, block):
+    feeds = feed(ranks)
+    large = [ranks.feed(1, encoded([b"x" * 10_000] * 1000), channel=rank) for rank in RANKS]
     reader = InterleavedReader("train", "TFRecord", block=block)
     records = iter(reader)
     next(records)
@@ -142,31 +148,31 @@ def test_leaving_a_loop_ends_the_epoch_of_all(lanes, block):
     for each in large:
         each.join()
         assert each.reader_gone
-    feed(lanes, 2)
+    feed(ranks, 2)
     assert sorted(reader) == sorted(itertools.chain(*RECORDS.values()))
 
 
 @ORDERS
-def test_a_given_epoch_leaves_the_state_files_alone(lanes, block):
-    feed(lanes, 4)
-    feed(lanes, 5)
+def test_a_given_epoch_leaves_the_state_files_alone(ranks, block):
+    feed(ranks, 4)
+    feed(ranks, 5)
     reader = pickle.loads(pickle.dumps(InterleavedReader("train", "TFRecord", block=block, epoch=4)))
     for _ in range(2):
         assert sorted(reader) == sorted(itertools.chain(*RECORDS.values()))
-    assert not os.path.exists(lanes.state_dir)
+    assert not os.path.exists(ranks.state_dir)
 
 
 @ORDERS
-def test_a_failed_lane_fails_the_whole(lanes, block):
+def test_a_failed_rank_fifo_fails_the_whole(ranks, block):
     """Although its FIFO is held open and the others end well."""
-    for lane in LANES[:2]:
-        lanes.feed(0, encoded(RECORDS[lane]), channel=lane)
-    failed = lanes.feed(
+    for rank in RANKS[:2]:
+        ranks.feed(0, encoded(RECORDS[rank]), channel=rank)
+    failed = ranks.feed(
         0,
         encoded(RECORDS["train-2"]),
         channel="train-2",
         total=10**6,
-        verdict="failed",
+        state="failed",
         error="no",
         hold=True,
     )
@@ -178,18 +184,18 @@ def test_a_failed_lane_fails_the_whole(lanes, block):
 
 
 @ORDERS
-def test_a_lane_that_does_not_appear_gives_all_epochs_back(lanes, block):
-    for lane in LANES[:2]:
-        lanes.feed(0, encoded(RECORDS[lane]), channel=lane)
+def test_a_rank_fifo_that_does_not_appear_gives_all_epochs_back(ranks, block):
+    for rank in RANKS[:2]:
+        ranks.feed(0, encoded(RECORDS[rank]), channel=rank)
     with pytest.raises(ChannelError, match="train-2_0 did not appear"):
         list(InterleavedReader("train", "TFRecord", block=block, timeout=0))
-    assert [lanes.next_epoch(lane) for lane in LANES] == [0, 0, 0]
-    lanes.feed(0, encoded(RECORDS["train-2"]), channel="train-2")
+    assert [ranks.next_epoch(rank) for rank in RANKS] == [0, 0, 0]
+    ranks.feed(0, encoded(RECORDS["train-2"]), channel="train-2")
     found = list(InterleavedReader("train", "TFRecord", block=block))
     assert sorted(found) == sorted(itertools.chain(*RECORDS.values()))
 
 
-def test_argument_errors(lanes):
+def test_argument_errors(ranks):
     with pytest.raises(ValueError, match=r"^Invalid record format: CSV$"):
         InterleavedReader("train", "CSV")
     with pytest.raises(ValueError, match="block is 0: it must be 1 or more, or None"):
@@ -202,23 +208,23 @@ def test_argument_errors(lanes):
 
 TENSORFLOW = """
 import tensorflow as tf
-from streamer.readers import lanes_of
+from streamer.readers import rank_channels
 from streamer.readers.tensorflow import PipeModeDataset
 
-lanes = [PipeModeDataset(lane, "TFRecord") for lane in lanes_of("train")]
-turns = tf.data.Dataset.range(len(lanes)).repeat()
-dataset = tf.data.Dataset.choose_from_datasets(lanes, turns, stop_on_empty_dataset=False)
+datasets = [PipeModeDataset(name, "TFRecord") for name in rank_channels("train")]
+turns = tf.data.Dataset.range(len(datasets)).repeat()
+dataset = tf.data.Dataset.choose_from_datasets(datasets, turns, stop_on_empty_dataset=False)
 for epoch in range(2):
     for record in dataset.as_numpy_iterator():
         print(record.decode())
 """
 
 
-def test_in_turn_by_tensorflow(lanes):
+def test_in_turn_by_tensorflow(ranks):
     """The recipe of docs/readers.md, in a process of its own."""
     pytest.importorskip("tensorflow")
-    feed(lanes)
-    feed(lanes, 1)
+    feed(ranks)
+    feed(ranks, 1)
     done = subprocess.run([sys.executable, "-c", TENSORFLOW], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [record.decode() for record in in_turn(1) * 2]

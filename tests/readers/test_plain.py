@@ -161,7 +161,7 @@ def test_a_cut_record_is_an_error_even_in_a_complete_epoch(feeder, record_format
 @pytest.mark.parametrize("record_format", list(ENCODE))
 def test_no_record_of_a_broken_epoch_is_made_up(feeder, record_format):
     data = encoded(record_format)
-    feeder.feed(0, data[: len(data) // 2], verdict="open", total=len(data))
+    feeder.feed(0, data[: len(data) // 2], state="open", total=len(data))
     got = []
     with pytest.raises(TruncatedStream, match="the sidecar died"):
         got.extend(PipeReader("train", record_format))

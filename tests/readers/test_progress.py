@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamer.readers.core.position import Place
-from streamer.readers.torch.progress import Mark, Progress, Start, Units, starts_of
+from streamer.readers.core.position import ReaderPosition
+from streamer.readers.torch.progress import Mark, Progress, RecordGrouper, Start, starts_of
 
 
 def passed(start, batches, unit):
     """Elements and their spans of a stream of `batches`, read as a reader does it that begins at `start`."""
-    units, number, offset, found = Units(unit), 0, 0, []
+    units, number, offset, found = RecordGrouper(unit), 0, 0, []
     for batch in batches:
         if offset >= start.place.offset:
             for block in start.blocks(batch, number, offset):
@@ -36,8 +36,8 @@ def test_whatever_was_had_the_rest_is_the_rest(sizes, unit, stops, random):
     """Over several interruptions: every record once, and elements of the same records as without them."""
     numbers = iter(range(sum(sizes)))
     batches = [[b"%04d" % next(numbers) for _ in range(size)] for size in sizes]
-    whole = [records for records, _ in passed(Start(Place("train", 3)), batches, unit)]
-    progress, had = Progress([Start(Place("train", 3))], unit), []
+    whole = [records for records, _ in passed(Start(ReaderPosition("train", 3)), batches, unit)]
+    progress, had = Progress([Start(ReaderPosition("train", 3))], unit), []
     for stop in [*stops, None]:
         state = json.loads(json.dumps(progress.state()))
         start = starts_of(state, unit, anyway=False)["train"]
@@ -52,12 +52,12 @@ def test_whatever_was_had_the_rest_is_the_rest(sizes, unit, stops, random):
     assert state["ahead"] == {}
     assert state["channels"][0]["records"] == sum(sizes)
     progress.all_ended()
-    assert progress.state()["channels"] == [Place("train", 4, digest="d").state()]
+    assert progress.state()["channels"] == [ReaderPosition("train", 4, digest="d").state()]
 
 
 def test_gaps_need_the_unit_that_they_were_cut_with():
-    progress = Progress([Start(Place("train", 0))], 2)
-    (_, first), (_, second) = passed(Start(Place("train", 0)), [[b"1", b"2"], [b"3", b"4"]], 2)
+    progress = Progress([Start(ReaderPosition("train", 0))], 2)
+    (_, first), (_, second) = passed(Start(ReaderPosition("train", 0)), [[b"1", b"2"], [b"3", b"4"]], 2)
     progress.note(Mark("train", 0, "", second))
     with pytest.raises(ValueError, match="gaps of 2 records, and elements are of 3 now"):
         starts_of(progress.state(), 3, anyway=False)
@@ -67,8 +67,8 @@ def test_gaps_need_the_unit_that_they_were_cut_with():
 
 def test_spans_that_touch_are_one():
     """So a state does not grow with the epoch while one worker is slow."""
-    progress = Progress([Start(Place("train", 0))], 1)
-    elements = passed(Start(Place("train", 0)), [[b"%d" % number for number in range(100)]], 1)
+    progress = Progress([Start(ReaderPosition("train", 0))], 1)
+    elements = passed(Start(ReaderPosition("train", 0)), [[b"%d" % number for number in range(100)]], 1)
     for _, span in elements[1:]:
         progress.note(Mark("train", 0, "", span))
     assert progress.state()["ahead"] == {"train": [[1, 100, 0, 100]]}
@@ -76,6 +76,6 @@ def test_spans_that_touch_are_one():
 
 @pytest.mark.parametrize("change", [{"format": 2}, {"more": 1}, {"channels": [{"channel": "train"}]}])
 def test_what_is_no_state(change):
-    state = Progress([Start(Place("train", 0))], 1).state()
+    state = Progress([Start(ReaderPosition("train", 0))], 1).state()
     with pytest.raises(ValueError, match="not what state_dict"):
         starts_of(state | change, 1, anyway=False)

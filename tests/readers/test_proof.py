@@ -77,7 +77,7 @@ def _open_files():
 def test_a_sidecar_that_came_after_the_reader_and_died(feeder, name):
     """There was no trailer when the FIFO was opened; there is one at its end, and it says `open`."""
     thread, errors = waiting(feeder, lambda: list(READERS[name]()))
-    feeder.feed(0, DATA, total=2 * len(DATA), verdict="open")
+    feeder.feed(0, DATA, total=2 * len(DATA), state="open")
     thread.join()
     assert not thread.is_alive()
     told = f"received {len(DATA)} of {2 * len(DATA)} bytes of train_0: the sidecar died"
@@ -87,7 +87,7 @@ def test_a_sidecar_that_came_after_the_reader_and_died(feeder, name):
 def test_a_sidecar_that_came_after_the_reader_and_failed(feeder):
     """Its FIFO is held open, so nothing but the trailer says it."""
     thread, errors = waiting(feeder, lambda: list(plain()))
-    feeder.feed(0, DATA, total=2 * len(DATA), verdict="failed", error="404", hold=True)
+    feeder.feed(0, DATA, total=2 * len(DATA), state="failed", error="404", hold=True)
     thread.join()
     assert ["the source failed: 404" in str(error) for error in errors] == [True]
 
@@ -101,7 +101,7 @@ def test_poison_of_a_sidecar_that_came_after_the_reader_is_not_given_out(feeder)
                 got.append(data)
 
     thread, errors = waiting(feeder, read)
-    feeder.feed(0, DATA, total=2 * len(DATA), verdict="failed", error="404", poison=b"poison")
+    feeder.feed(0, DATA, total=2 * len(DATA), state="failed", error="404", poison=b"poison")
     thread.join()
     assert b"".join(got) == DATA
     assert ["the source failed: 404" in str(error) for error in errors] == [True]
@@ -165,10 +165,10 @@ def test_a_fifo_that_promised_a_trailer_and_has_none(feeder, data):
     ]
 
 
-@pytest.mark.parametrize("verdict", ["complete", "open"])
+@pytest.mark.parametrize("state", ["complete", "open"])
 @pytest.mark.parametrize("how", ["a link", "a descriptor", "standard input"])
-def test_another_name_of_the_fifo(feeder, tmp_path, how, verdict):
-    feeder.feed(0, DATA, verdict=verdict)
+def test_another_name_of_the_fifo(feeder, tmp_path, how, state):
+    feeder.feed(0, DATA, state=state)
     script = "import sys; from streamer.readers import PipeStream; print(len(PipeStream(sys.argv[1]).read()))"
     os.symlink(path(0), tmp_path / "link")
     name = {"a link": str(tmp_path / "link"), "a descriptor": "/dev/fd/0", "standard input": "/dev/stdin"}[
@@ -177,7 +177,7 @@ def test_another_name_of_the_fifo(feeder, tmp_path, how, verdict):
     with open(path(0) if how != "a link" else os.devnull, "rb") as source:
         run = [sys.executable, "-c", script, name]
         done = subprocess.run(run, stdin=source, capture_output=True, check=False, text=True)
-    if verdict == "complete":
+    if state == "complete":
         assert done.stdout == f"{len(DATA)}\n", done.stderr
     else:
         assert "bytes of train_0: the sidecar died" in done.stderr
@@ -195,7 +195,7 @@ def test_a_trailer_of_an_earlier_run_proves_no_foreign_fifo(feeder):
 GOOD = {
     "channel": "train",
     "epoch": 0,
-    "verdict": "complete",
+    "state": "complete",
     "bytes_total": len(DATA),
     "bytes_delivered": len(DATA),
     "format": 1,
@@ -205,12 +205,12 @@ BAD = {
     "another channel": GOOD | {"channel": "eval"},
     "a text for a number": GOOD | {"bytes_delivered": str(len(DATA))},
     "a fraction": GOOD | {"bytes_delivered": float(len(DATA))},
-    "a list": GOOD | {"verdict": ["complete"]},
+    "a list": GOOD | {"state": ["complete"]},
     "a number below 0": GOOD | {"bytes_skipped": -1},
     "nothing": GOOD | {"bytes_skipped": None},
     "no list": GOOD | {"changes": None},
     "no text": GOOD | {"error": 5},
-    "no verdict": {key: value for key, value in GOOD.items() if key != "verdict"},
+    "no state": {key: value for key, value in GOOD.items() if key != "state"},
 }
 
 

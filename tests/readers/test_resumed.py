@@ -80,7 +80,7 @@ def test_pytorch_with_two_workers(stub, begun, tmp_path):
     assert sorted(record for batch in batches for record in batch) == sorted(RECORDS)
     (place,) = state["channels"]
     trailer = read_trailer(str(tmp_path / "ml" / "input" / "data"), "train", 0)
-    assert (trailer.verdict, trailer.bytes_skipped) == ("complete", place["offset"])
+    assert (trailer.state, trailer.bytes_skipped) == ("complete", place["offset"])
     assert place["offset"] > 1_000_000
     assert first_fetched(stub) >= place["offset"]
     assert sorted(record for batch in again for record in batch) == sorted(RECORDS)

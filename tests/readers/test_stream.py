@@ -1,4 +1,4 @@
-"""`PipeStream` on real FIFOs: waiting, the four states of a FIFO, and the verdict at its end."""
+"""`PipeStream` on real FIFOs: waiting, the four states of a FIFO, and the state at its end."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_complete_epoch(feeder):
     with PipeStream(feeder.path("train", 0)) as stream:
         assert stream.read() == DATA
         assert stream.received == len(DATA)
-        assert stream.trailer.verdict == "complete"
+        assert stream.trailer.state == "complete"
         assert stream.read(10) == b""
         assert repr(stream).endswith(f"train_0 [ended: {len(DATA)} of {len(DATA)} bytes]>")
     feed.join()
@@ -47,7 +47,7 @@ def test_an_empty_epoch(feeder):
 
 
 def test_end_of_file_while_the_trailer_is_open_means_that_the_sidecar_died(feeder):
-    feeder.feed(0, DATA, verdict="open", total=len(DATA) + 5)
+    feeder.feed(0, DATA, state="open", total=len(DATA) + 5)
     stream = PipeStream(feeder.path("train", 0))
     with pytest.raises(
         TruncatedStream, match=f"received {len(DATA)} of {len(DATA) + 5} bytes of train_0: the sidecar died"
@@ -67,7 +67,7 @@ def test_an_epoch_of_unknown_length_is_proven_all_the_same(feeder):
         feeder.feeds[0][1].release.set()
         assert stream.read() == DATA[10:]
         assert stream.trailer.bytes_total == len(DATA)
-    feeder.feed(1, DATA, unknown=True, verdict="open")
+    feeder.feed(1, DATA, unknown=True, state="open")
     with pytest.raises(TruncatedStream, match=f"received {len(DATA)} bytes of train_1: the sidecar died"):
         read_all(feeder, 1)
     feeder.feed(2, DATA, unknown=True, delivered=len(DATA) + 1)
@@ -89,14 +89,14 @@ def test_a_killed_writer_process(feeder):
 
 
 @pytest.mark.parametrize(
-    ("verdict", "error", "text"),
+    ("state", "error", "text"),
     [
         ("failed", "404 for s3://b/k (offset 7)", "the source failed: 404 for s3://b/k"),
         ("stopped", None, "the sidecar was told to stop"),
     ],
 )
-def test_a_verdict_reaches_a_reader_whose_fifo_is_held_open(feeder, verdict, error, text):
-    feed = feeder.feed(0, b"12345", total=9, verdict=verdict, error=error, hold=True)
+def test_a_state_reaches_a_reader_whose_fifo_is_held_open(feeder, state, error, text):
+    feed = feeder.feed(0, b"12345", total=9, state=state, error=error, hold=True)
     with PipeStream(feeder.path("train", 0)) as stream:
         assert stream.read(5) == b"12345"
         with pytest.raises(TruncatedStream, match=f"received 5 of 9 bytes of train_0: {text}"):
@@ -112,7 +112,7 @@ def test_complete_with_another_count_is_not_complete(feeder, delivered):
 
 
 def test_abandoned_at_the_end_is_not_complete(feeder):
-    feeder.feed(0, b"12345", verdict="abandoned")
+    feeder.feed(0, b"12345", state="abandoned")
     with pytest.raises(TruncatedStream, match="the sidecar saw the reader leave"):
         read_all(feeder)
 
@@ -147,12 +147,12 @@ def test_a_foreign_fifo_is_read_without_proof(feeder, caplog):
     ]
 
 
-@pytest.mark.parametrize("verdict", ["failed", "stopped"])
+@pytest.mark.parametrize("state", ["failed", "stopped"])
 @pytest.mark.parametrize("begins", [True, False])
-def test_the_failure_of_an_earlier_run_is_not_that_of_the_next(feeder, monkeypatch, verdict, begins):
+def test_the_failure_of_an_earlier_run_is_not_that_of_the_next(feeder, monkeypatch, state, begins):
     """The FIFO was made beforehand, and a trailer of the last run lies beside it."""
     monkeypatch.setattr(readers_stream, "_LOOK", 0.01)
-    feeder.publish(0, verdict, error="the old one", total=9)
+    feeder.publish(0, state, error="the old one", total=9)
     os.mkfifo(feeder.path("train", 0))
     with PipeStream(feeder.path("train", 0), patience=0.1) as stream:
         if begins:
@@ -163,7 +163,7 @@ def test_the_failure_of_an_earlier_run_is_not_that_of_the_next(feeder, monkeypat
         while (chunk := stream.read(len(DATA))) != b"":
             got += chunk or b""
         assert got == DATA
-        assert stream.trailer.verdict == "complete"
+        assert stream.trailer.state == "complete"
 
 
 def test_the_failure_of_an_earlier_run_is_told_if_no_other_comes(feeder):

@@ -51,7 +51,7 @@ def test_pyarrow_streams(feeder):
 def test_a_table_that_was_cut_is_an_error(feeder, read):
     """Cut at the end of a line, where a table cannot know it."""
     half = CSV.index(b"\n", len(CSV) // 2) + 1
-    feeder.feed(0, CSV[:half], verdict="open", total=len(CSV))
+    feeder.feed(0, CSV[:half], state="open", total=len(CSV))
     got = 0
     with pytest.raises(TruncatedStream, match=f"received {half} of {len(CSV)} bytes"):
         for part in read():

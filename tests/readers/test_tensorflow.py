@@ -22,9 +22,12 @@ from tests.kit.frames import spoilt
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 tf = pytest.importorskip("tensorflow")
 
-from streamer.readers import verdicts  # noqa: E402
-from streamer.readers.core.position import Place  # noqa: E402
-from streamer.readers.tensorflow import PipeModeDataset, PipeModeDatasetException  # noqa: E402
+from streamer.readers.core.position import ReaderPosition  # noqa: E402
+from streamer.readers.tensorflow import (  # noqa: E402
+    PipeModeDataset,
+    PipeModeDatasetException,
+    failures,
+)
 
 RECORDS = [b"%d" % number for number in range(3000)]
 ENCODE = {"TFRecord": tfrecord.encode, "RecordIO": recordio.encode, "TextLine": lambda line: line + b"\n"}
@@ -131,7 +134,7 @@ def test_batches(feeder, size, drop_remainder):
 def test_batches_of_a_dead_sidecar_are_no_end(feeder):
     """Whole vectors before the cut are delivered; what is left of the last one is not."""
     data = encoded()
-    feeder.feed(0, data[:-1], verdict="open", total=len(data))
+    feeder.feed(0, data[:-1], state="open", total=len(data))
     got, text = failure(PipeModeDataset("train", "TFRecord", batch_size=1000))
     assert "TruncatedStream" in text
     assert [record for batch in got for record in batch] == RECORDS[:2000]
@@ -308,7 +311,7 @@ def failure(dataset, error=tf.errors.DataLossError):
 
 def test_a_dead_sidecar(feeder):
     data = encoded()
-    feeder.feed(0, data[:-1], verdict="open", total=len(data))
+    feeder.feed(0, data[:-1], state="open", total=len(data))
     got, text = failure(PipeModeDataset("train", "TFRecord"))
     assert (
         f"TruncatedStream: received {len(data) - 1} of {len(data)} bytes of train_0: the sidecar died" in text
@@ -330,7 +333,7 @@ def test_an_error_comes_once_and_then_the_end(feeder):
 
 
 def test_a_failed_sidecar_that_holds_the_fifo_open(feeder):
-    feeder.feed(0, encoded(), verdict="failed", error="503 for s3://b/k", hold=True)
+    feeder.feed(0, encoded(), state="failed", error="503 for s3://b/k", hold=True)
     got, text = failure(PipeModeDataset("train", "TFRecord").prefetch(3))
     assert "train_0: the source failed: 503 for s3://b/k" in text
     assert got == RECORDS
@@ -340,7 +343,7 @@ def test_a_failed_sidecar_that_holds_the_fifo_open(feeder):
 def test_a_poisoned_epoch(feeder, tmp_path, record_format):
     """Told by its cause; and TensorFlow's own reader refuses a copy of it."""
     data, poison = encoded(record_format), POISON[record_format]
-    feeder.feed(0, data, total=2 * len(data), verdict="failed", error="403 for s3://b/k", poison=poison)
+    feeder.feed(0, data, total=2 * len(data), state="failed", error="403 for s3://b/k", poison=poison)
     got, text = failure(PipeModeDataset("train", record_format))
     assert "train_0: the source failed: 403 for s3://b/k" in text
     assert got == RECORDS
@@ -373,7 +376,7 @@ def test_a_corrupt_record_and_skipping_it(feeder):
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_an_error_passes_through_repeat_and_keras(feeder):
-    feeder.feed(0, encoded(), verdict="open", total=10**6)
+    feeder.feed(0, encoded(), state="open", total=10**6)
     model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     dataset = (
@@ -496,7 +499,7 @@ def test_a_regular_file_as_often_as_asked(tmp_path):
 
 
 def test_a_fifo_by_path_is_proven_too(feeder):
-    feeder.feed(0, encoded(), verdict="open", total=10**6)
+    feeder.feed(0, encoded(), state="open", total=10**6)
     got, text = failure(PipeModeDataset.from_path(feeder.path("train", 0), "TFRecord"))
     assert got == RECORDS
     assert "of 1000000 bytes of train_0: the sidecar died" in text
@@ -647,13 +650,13 @@ def test_ctrl_c_is_not_lost_where_tensorflow_calls_python(feeder):
 
 
 def test_without_the_c_api_errors_are_what_python_steps_can_raise(feeder, monkeypatch, caplog):
-    monkeypatch.setattr(verdicts, "_LIBRARY", "no-such-library.so")
-    verdicts.raiser.cache_clear()
+    monkeypatch.setattr(failures, "_LIBRARY", "no-such-library.so")
+    failures.raiser.cache_clear()
     try:
-        feeder.feed(0, encoded(), verdict="open", total=10**6)
+        feeder.feed(0, encoded(), state="open", total=10**6)
         got, text = failure(PipeModeDataset("train", "TFRecord"), tf.errors.UnknownError)
     finally:
-        verdicts.raiser.cache_clear()
+        failures.raiser.cache_clear()
         monkeypatch.undo()
     assert got == RECORDS
     assert "TruncatedStream: received" in text
@@ -705,7 +708,7 @@ def test_places_of_batches(feeder, rows):
     rest = PipeModeDataset("train", "TFRecord", batch_size=7, start=state, places=True)
     resumed = list(rest.as_numpy_iterator())
     assert [record for batch, _ in resumed for record in batch] == records[seen:]
-    assert json.loads(resumed[-1][1]) == Place("train", 1).state()
+    assert json.loads(resumed[-1][1]) == ReaderPosition("train", 1).state()
 
 
 def test_the_place_behind_the_last_record_is_the_next_epoch(feeder):
@@ -759,8 +762,8 @@ def test_a_start_under_another_plan(feeder):
 
 def test_a_start_far_into_a_slow_fifo_does_not_hold_the_program(feeder):
     """While what lies before the place is dropped, steps stay short: the iterator can be thrown away."""
-    feed = feeder.feed(0, LARGE[: 5 << 20], total=len(LARGE), hold=True, verdict="open")
-    state = Place("train", 0, offset=8 << 20).state()
+    feed = feeder.feed(0, LARGE[: 5 << 20], total=len(LARGE), hold=True, state="open")
+    state = ReaderPosition("train", 0, offset=8 << 20).state()
     iterator = iter(PipeModeDataset("train", "TFRecord", start=state).prefetch(1))
     feed.written.wait(2)  # a megabyte is in the FIFO then; the rest does not fit
     del iterator
@@ -770,8 +773,8 @@ def test_a_start_far_into_a_slow_fifo_does_not_hold_the_program(feeder):
 
 def test_starts_that_mean_nothing(feeder):
     with pytest.raises(PipeModeDatasetException, match="start says which epoch is first"):
-        PipeModeDataset("train", start=Place("train", 1).state(), epoch=1)
+        PipeModeDataset("train", start=ReaderPosition("train", 1).state(), epoch=1)
     with pytest.raises(ValueError, match="of channel eval"):
-        PipeModeDataset("train", start=Place("eval", 1).state())
+        PipeModeDataset("train", start=ReaderPosition("eval", 1).state())
     with pytest.raises(ValueError, match="give a place, as a dict or as JSON"):
         PipeModeDataset("train", start=b"7")

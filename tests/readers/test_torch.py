@@ -196,7 +196,7 @@ def test_ranks_that_torchrun_did_not_start_must_say_where_they_are(four):
 @pytest.mark.parametrize("workers", [0, 1, 3])
 def test_a_cut_epoch_is_an_error_with_any_number_of_workers(feeder, workers):
     data = encoded("TFRecord")
-    feeder.feed(0, data[: len(data) // 2], verdict="open", total=len(data))
+    feeder.feed(0, data[: len(data) // 2], state="open", total=len(data))
     with pytest.raises(
         TruncatedStream, match=f"received {len(data) // 2} of {len(data)} bytes.*the sidecar died"
     ):
@@ -207,9 +207,7 @@ def test_a_cut_epoch_is_an_error_with_any_number_of_workers(feeder, workers):
 def test_a_poisoned_epoch_is_told_by_its_cause(feeder, workers):
     """Not by what was put behind its last record for readers that know no trailer."""
     data = encoded("TFRecord")
-    feed = feeder.feed(
-        0, data, verdict="failed", total=2 * len(data), error="gone", poison=POISON["TFRecord"]
-    )
+    feed = feeder.feed(0, data, state="failed", total=2 * len(data), error="gone", poison=POISON["TFRecord"])
     with pytest.raises(TruncatedStream, match=f"received {len(data)} of .*the source failed: gone"):
         list(load(PipeIterableDataset("train", "TFRecord"), workers))
     feed.join()

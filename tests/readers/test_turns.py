@@ -13,15 +13,15 @@ from streamer.errors import ChannelError, CorruptRecord, TruncatedStream
 from streamer.formats.lines import LineReader
 from streamer.formats.tfrecord import TFRecordReader, encode
 from streamer.readers.core.config import directories
-from streamer.readers.torch.workers import Team, TeamReader
+from streamer.readers.torch.workers import WorkerGroup, WorkerGroupReader
 
 RECORDS = [b"record %d " % number * (number % 50) for number in range(16_000)]
 """Four megabytes, so several turns."""
 
 
 def member(feeder, index, *, name="seed-1", size=2, kind=TFRecordReader, unit=1, timeout=300):
-    team = Team(name, index, size)
-    reader = TeamReader(
+    team = WorkerGroup(name, index, size)
+    reader = WorkerGroupReader(
         "train", directories(**feeder_directories(feeder)), team, kind, unit=unit, timeout=timeout
     )
     return ([record for block in blocks for record in block.records] for _, blocks in reader)
@@ -200,7 +200,7 @@ def test_a_state_directory_that_cannot_be_used(feeder):
 def test_a_worker_whose_parent_died_stops(feeder, met):
     """Else it would hold the FIFO for ever, or take an epoch that nobody reads."""
     if met:
-        feeder.feed(0, b"first line\nsecond", verdict="open", hold=True)
+        feeder.feed(0, b"first line\nsecond", state="open", hold=True)
     program = f"""
 import os
 from streamer.formats.lines import LineReader

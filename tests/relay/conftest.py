@@ -1,7 +1,7 @@
 """Every relay test runs over all transports: they must be equal, byte for byte and error for error.
 
 The modules of `BOTH_LOOPS` run over both event loops: the life of an epoch, faults, and spliced sockets. The
-others run over the service's own loop, and over the portable transport on the other one.
+others run over the service's own loop, and over the aiobotocore transport on the other one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 from tests.kit.harness import running_channel
 
 
-@pytest.fixture(params=["portable", "copying", "kernel"])
+@pytest.fixture(params=["aiobotocore", "buffered", "splice"])
 def run(request):
     """`running_channel` over one of the transports."""
     return functools.partial(running_channel, transport=request.param)
@@ -36,11 +36,11 @@ def server(request, way):
 def run_own(server, way, tmp_path):
     """`running_channel` from that server, by our own client, in that way."""
     bundle = str(tmp_path / "ca.pem") if way == "decrypted" else None
-    transport = "kernel" if way == "spliced" else "copying"
+    transport = "splice" if way == "spliced" else "buffered"
     return functools.partial(running_channel, server, tmp_path, transport=transport, ca_bundle=bundle)
 
 
-BOTH_LOOPS = {"test_epochs", "test_faults", "test_kernel"}
+BOTH_LOOPS = {"test_epochs", "test_faults", "test_splice"}
 """Modules whose subject a loop can change: who is woken by which event of a socket or a FIFO."""
 
 
@@ -52,7 +52,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _redundant(item: pytest.Item) -> bool:
-    portable = "portable" in item.name
+    by_aiobotocore = "aiobotocore" in item.name
     if "[uvloop" in item.name:
-        return portable
-    return "[asyncio" in item.name and not portable and Path(item.path).stem not in BOTH_LOOPS
+        return by_aiobotocore
+    return "[asyncio" in item.name and not by_aiobotocore and Path(item.path).stem not in BOTH_LOOPS

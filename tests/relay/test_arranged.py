@@ -76,7 +76,7 @@ async def test_a_fifo_holds_what_the_reference_says(run, stub, tmp_path, *, kind
             due = reference.stream(found, epoch=epoch, wrap=wrap, seed=7, host=1, hosts=2, by=by)
             assert await off_loop(read_all, running.fifo(epoch)) == due
             trailer = read_trailer(str(tmp_path), "train", epoch)
-            assert (trailer.verdict, trailer.bytes_total) == ("complete", len(due))
+            assert (trailer.state, trailer.bytes_total) == ("complete", len(due))
             assert trailer.objects == running.plan.objects(epoch)
 
 
@@ -212,5 +212,5 @@ async def test_a_host_without_entries_gives_empty_epochs(run, stub, tmp_path):
     async with run(stub, tmp_path, make_plan=make) as running:
         for epoch in range(2):
             assert await off_loop(read_all, running.fifo(epoch)) == b""
-        await eventually(lambda: len(running.verdicts) == 2)
-        assert [trailer.verdict for trailer in running.verdicts] == ["complete"] * 2
+        await eventually(lambda: len(running.states) == 2)
+        assert [trailer.state for trailer in running.states] == ["complete"] * 2

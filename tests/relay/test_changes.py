@@ -61,9 +61,9 @@ async def test_skipped_objects_are_left_out_whole_and_listed(run, stub, tmp_path
         truth = expected({name: body for name, body in stub.objects.items() if str(index) not in name[-1]})
         for epoch in (0, 1):
             assert await off_loop(read_all, running.fifo(epoch)) == truth
-            await eventually(lambda due=epoch + 1: len(running.verdicts) == due)
+            await eventually(lambda due=epoch + 1: len(running.states) == due)
             trailer = read_trailer(str(tmp_path), "train", epoch)
-            assert (trailer.verdict, trailer.bytes_total) == ("complete", len(truth))
+            assert (trailer.state, trailer.bytes_total) == ("complete", len(truth))
             assert (trailer.changed, trailer.changes) == (1, (f"s3://b/data/000{index} skipped",))
         assert running.channel.statistics().changed == {"skipped": 2}
 
@@ -78,10 +78,10 @@ async def test_refetched_objects_are_as_they_are_now(run, stub, tmp_path, index,
         truth = expected(stub.objects)
         for epoch in (0, 1):
             assert await off_loop(read_all, running.fifo(epoch)) == truth
-        await eventually(lambda: len(running.verdicts) == 2)
-        assert [trailer.verdict for trailer in running.verdicts] == ["complete"] * 2
-        assert running.verdicts[0].bytes_total == len(truth)
-        assert running.verdicts[0].changes[0].startswith(f"s3://b/data/000{index} refetched as ETag ")
+        await eventually(lambda: len(running.states) == 2)
+        assert [trailer.state for trailer in running.states] == ["complete"] * 2
+        assert running.states[0].bytes_total == len(truth)
+        assert running.states[0].changes[0].startswith(f"s3://b/data/000{index} refetched as ETag ")
         assert running.channel.statistics().changed == {"refetched": 2}
 
 
@@ -97,7 +97,7 @@ async def test_a_replacement_is_resumed_like_any_object(run, stub, tmp_path):
     fill(stub, SIZES)
     make = changing(stub, put(1, random.Random(2).randbytes(200_000)))
     stub.script(fails(412, "PreconditionFailed"), *[cut_after(11_000)] * 9, key="b/data/0001")
-    async with run(stub, tmp_path, make_plan=make, when_changed="refetch", connections=1) as running:
+    async with run(stub, tmp_path, make_plan=make, when_changed="refetch", requests_in_flight=1) as running:
         assert await off_loop(read_all, running.fifo(0)) == expected(stub.objects)
 
 
@@ -122,7 +122,7 @@ async def failure(running) -> tuple[bytes, str]:
         assert data is None, "an end of file after a failure"
         running.channel.drain()
         await running.task
-    assert running.verdicts[-1].verdict == "failed"
+    assert running.states[-1].state == "failed"
     return got, str(running.channel.error)
 
 
@@ -133,7 +133,7 @@ async def test_after_its_first_byte_no_policy_helps(run, stub, tmp_path, policy,
     truth = fill(stub, [130_000])
     stub.objects["b/other"] = b"the bucket stays"
     stub.script(stalls(stub, after=10_000))
-    async with run(stub, tmp_path, when_changed=policy, connections=1, parts=1) as running:
+    async with run(stub, tmp_path, when_changed=policy, requests_in_flight=1, parts=1) as running:
         failing = asyncio.create_task(failure(running))
         await eventually(lambda: running.channel.statistics().bytes_delivered == 10_000)
         put(0, data)(stub.objects)

@@ -10,7 +10,7 @@ from email.utils import formatdate
 import pytest
 from aiohttp import web
 
-from streamer.errors import Skewed
+from streamer.errors import ClockSkew
 from tests.kit.harness import fill, running_channel
 from tests.kit.pipes import off_loop, read_all
 from tests.kit.stub import error
@@ -46,13 +46,13 @@ class Clock:
         return web.Response(status=answer.status, body=answer.body, headers=answer.headers)
 
 
-@pytest.mark.parametrize("transport", ["kernel", "copying"])
+@pytest.mark.parametrize("transport", ["splice", "buffered"])
 @pytest.mark.parametrize("ahead", [HOUR, -HOUR])
 async def test_an_hour_off_is_corrected(stub, tmp_path, transport, ahead):
     """And only the requests that were under way when it showed are refused."""
     truth = fill(stub, [200_000] * 6)
     stub.weather = clock = Clock(ahead)
-    async with running_channel(stub, tmp_path, transport=transport, connections=4) as running:
+    async with running_channel(stub, tmp_path, transport=transport, requests_in_flight=4) as running:
         assert await off_loop(read_all, running.fifo(0)) == truth
         assert running.channel.statistics().retries["skewed"] == clock.refused
     assert 1 <= clock.refused <= 4
@@ -62,23 +62,23 @@ async def test_it_jumps_in_mid_stream(stub, tmp_path):
     """There and back again."""
     truth = fill(stub, [200_000] * 6)
     stub.weather = clock = Clock(0)
-    async with running_channel(stub, tmp_path, transport="copying") as running:
+    async with running_channel(stub, tmp_path, transport="buffered") as running:
         for ahead in (0, HOUR, -HOUR, 0):
             clock.ahead = ahead
-            assert await off_loop(read_all, running.fifo(len(running.verdicts))) == truth
+            assert await off_loop(read_all, running.fifo(len(running.states))) == truth
     assert clock.refused >= 3
-    assert {verdict.verdict for verdict in running.verdicts} == {"complete"}
+    assert {state.state for state in running.states} == {"complete"}
 
 
 async def test_what_cannot_be_corrected_is_waited_for(stub, tmp_path):
     """botocore signs by the clock, so somebody has to set it; the error says how far it is off."""
     truth = fill(stub, [200_000] * 2)
     stub.weather = Clock(HOUR, until=9)
-    async with running_channel(stub, tmp_path, transport="portable") as running:
+    async with running_channel(stub, tmp_path, transport="aiobotocore") as running:
         assert await off_loop(read_all, running.fifo(0)) == truth
         notes = {note.kind: note.text for note in running.channel.statistics().errors}
     assert "set the time; it is 3600 s behind the endpoint's (S3 said 403 RequestTimeTooSkewed)" in notes[
-        Skewed.kind
+        ClockSkew.kind
     ].replace("3599", "3600").replace("3601", "3600")
 
 

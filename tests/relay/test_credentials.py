@@ -38,9 +38,9 @@ SOON, LATER = 5, 36_000
 """Seconds of life; botocore renews what has less than ten minutes before every request."""
 
 
-@pytest.fixture(params=["portable", "kernel"])
+@pytest.fixture(params=["aiobotocore", "splice"])
 def run(request):
-    """Both that sign: the copying transport's client is the kernel's."""
+    """Both that sign: the buffered transport's client is the kernel's."""
     return functools.partial(running_channel, transport=request.param)
 
 
@@ -174,7 +174,7 @@ async def test_the_question_for_a_checksum_renews_them_too(bare, tmp_path, monke
     bare.script(*[stalls(bare, after=1000)] * 2)
     async with (
         _source("file", tmp_path, monkeypatch) as (_, rotate),
-        running_channel(bare, tmp_path, transport="copying", check=True, connections=2) as running,
+        running_channel(bare, tmp_path, transport="buffered", check=True, requests_in_flight=2) as running,
     ):
         reading = asyncio.create_task(off_loop(read_all, running.fifo(0)))
         await eventually(lambda: bare.in_flight == 2)
@@ -182,7 +182,7 @@ async def test_the_question_for_a_checksum_renews_them_too(bare, tmp_path, monke
         bare.refused_keys["AKID0"] = "ExpiredToken"
         bare.release()
         assert await reading == truth
-        await eventually(lambda: running.verdicts)
+        await eventually(lambda: running.states)
         assert running.channel.statistics().checked == {"unverifiable": 6}
 
 
@@ -196,7 +196,7 @@ async def test_what_is_refused_in_mid_stream_is_renewed(run, bare, tmp_path, mon
     stub.script(*[stalls(stub, after=1000)] * 4)
     async with (
         _source(kind, tmp_path, monkeypatch) as (issuer, rotate),
-        run(stub, tmp_path, connections=4) as running,
+        run(stub, tmp_path, requests_in_flight=4) as running,
     ):
         reading = asyncio.create_task(off_loop(read_all, running.fifo(0)))
         await eventually(lambda: stub.in_flight == 4)
@@ -269,7 +269,7 @@ async def test_a_source_that_fails_for_a_while_is_waited_for(bare, tmp_path, mon
 
     async with _serving(web.get("/creds", give)) as url:
         monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"{url}/creds")
-        async with running_channel(stub, tmp_path, parts=1, connections=1) as running:
+        async with running_channel(stub, tmp_path, parts=1, requests_in_flight=1) as running:
             await eventually(lambda: running.channel.statistics().requests.get("ok"))
             stub.refused_keys["AKID0"] = "InvalidAccessKeyId"
             assert await off_loop(read_all, running.fifo(0)) == truth
@@ -290,7 +290,7 @@ async def failing_after_the_listing(run, stub, tmp_path, key: str) -> SourceErro
         reader = await off_loop(os.open, running.fifo(0), os.O_RDONLY)
         try:
             await eventually(lambda: running.channel.error)
-            assert running.verdicts[-1].verdict == "failed"
+            assert running.states[-1].state == "failed"
             return running.channel.error
         finally:
             os.close(reader)

@@ -26,7 +26,7 @@ async def test_two_epochs_are_the_objects_in_order(run, stub, tmp_path):
         for epoch in range(3):
             assert await off_loop(read_all, running.fifo(epoch)) == truth
             trailer = read_trailer(str(tmp_path), "train", epoch)
-            assert (trailer.verdict, trailer.bytes_delivered) == ("complete", len(truth))
+            assert (trailer.state, trailer.bytes_delivered) == ("complete", len(truth))
             assert trailer.digest == running.plan.digest
 
 
@@ -68,11 +68,11 @@ async def test_the_trailer_says_open_until_the_last_byte(run, stub, tmp_path):
         with await off_loop(lambda: open(running.fifo(0), "rb", buffering=0)) as reader:
             count = len(await off_loop(reader.read, 100_000))
             trailer = read_trailer(str(tmp_path), "train", 0)
-            assert (trailer.verdict, trailer.bytes_delivered) == ("open", 0)
+            assert (trailer.state, trailer.bytes_delivered) == ("open", 0)
             while chunk := await off_loop(reader.read, 1 << 20):
                 count += len(chunk)
         assert count == len(truth)
-        assert read_trailer(str(tmp_path), "train", 0).verdict == "complete"
+        assert read_trailer(str(tmp_path), "train", 0).state == "complete"
 
 
 async def test_early_close_ends_the_epoch_and_nothing_of_it_leaks_into_the_next(run, stub, tmp_path):
@@ -80,7 +80,7 @@ async def test_early_close_ends_the_epoch_and_nothing_of_it_leaks_into_the_next(
     async with run(stub, tmp_path, part_size=1_000_000) as running:
         assert await off_loop(read_some, running.fifo(0), 1000) == truth[:1000]
         assert await off_loop(read_all, running.fifo(1)) == truth
-        assert [trailer.verdict for trailer in running.verdicts] == ["abandoned", "complete"]
+        assert [trailer.state for trailer in running.states] == ["abandoned", "complete"]
 
 
 async def test_early_close_is_noticed_while_storage_is_silent(run, stub, tmp_path):
@@ -90,8 +90,8 @@ async def test_early_close_is_noticed_while_storage_is_silent(run, stub, tmp_pat
     async with run(stub, tmp_path) as running:
         await eventually(lambda: stub.seen)  # the request that stalls is epoch 0's, not the next one's
         assert await off_loop(read_some, running.fifo(0), 10) == truth[:10]
-        await eventually(lambda: running.verdicts)
-        assert running.verdicts[0].verdict == "abandoned"
+        await eventually(lambda: running.states)
+        assert running.states[0].state == "abandoned"
         assert await off_loop(read_all, running.fifo(1)) == truth
 
 
@@ -104,7 +104,7 @@ async def test_open_without_read_consumes_an_epoch(run, stub, tmp_path):
             await off_loop(probe, running.fifo(epoch))
         await eventually(running.fifo(10).exists)
         assert await off_loop(read_all, running.fifo(10)) == truth
-        assert [trailer.verdict for trailer in running.verdicts] == ["abandoned"] * 10 + ["complete"]
+        assert [trailer.state for trailer in running.states] == ["abandoned"] * 10 + ["complete"]
 
 
 async def test_an_unread_channel_holds_no_more_than_its_budget(run, stub, tmp_path):
@@ -113,7 +113,7 @@ async def test_an_unread_channel_holds_no_more_than_its_budget(run, stub, tmp_pa
     async with run(stub, tmp_path, parts=8, part_size=1 << 20) as running:
         await eventually(lambda: running.channel.statistics().received_bytes == 8 << 20)
         statistics = running.channel.statistics()
-        assert (statistics.staged_bytes, statistics.state) == (statistics.budget_bytes, "waiting")
+        assert (statistics.reserved_bytes, statistics.state) == (statistics.quota_bytes, "waiting")
         assert statistics.written_bytes == 0
         assert len(stub.seen) == 8
 
@@ -136,13 +136,13 @@ async def test_a_plan_without_bytes_gives_empty_epochs(run, stub, tmp_path):
     async with run(stub, tmp_path) as running:
         assert await off_loop(read_all, running.fifo(0)) == b""
         assert await off_loop(read_all, running.fifo(1)) == b""
-        assert [trailer.verdict for trailer in running.verdicts] == ["complete", "complete"]
+        assert [trailer.state for trailer in running.states] == ["complete", "complete"]
 
 
 async def test_requests_never_exceed_the_connections(run, stub, tmp_path):
     truth = fill(stub, [30_000] * 40)
     stub.script(*[stalls(stub)] * 40)
-    async with run(stub, tmp_path, connections=3) as running:
+    async with run(stub, tmp_path, requests_in_flight=3) as running:
         await eventually(lambda: stub.in_flight == 3)
         stub.release()
         assert await off_loop(read_all, running.fifo(0)) == truth
@@ -166,7 +166,7 @@ async def test_drain_lets_the_running_epoch_finish(run, stub, tmp_path):
             rest = await off_loop(reader.readall)
         assert first + rest == truth
         await running.task
-        assert running.verdicts[-1].verdict == "complete"
+        assert running.states[-1].state == "complete"
         assert os.listdir(tmp_path) == [".train_0.penstock.json"]
 
 
@@ -181,7 +181,7 @@ async def test_cancelled_in_mid_epoch_says_stopped(run, stub, tmp_path):
                 await running.task
             await off_loop(reader.readall)
     trailer = read_trailer(str(tmp_path), "train", 0)
-    assert trailer.verdict == "stopped"
+    assert trailer.state == "stopped"
     assert 1000 <= trailer.bytes_delivered < trailer.bytes_total
     assert os.listdir(tmp_path) == [".train_0.penstock.json"]
 

@@ -35,10 +35,10 @@ FAULTS = {
 PART = 50_000
 
 
-@pytest.fixture(params=["portable", "copying"])
+@pytest.fixture(params=["aiobotocore", "buffered"])
 def run(request):
     """A channel of one connection over the transports that bring bytes into memory."""
-    return functools.partial(running_channel, transport=request.param, connections=1, part_size=PART)
+    return functools.partial(running_channel, transport=request.param, requests_in_flight=1, part_size=PART)
 
 
 def store(stub, framing, *, objects=3, pack=bytes):
@@ -91,8 +91,8 @@ async def test_poison_comes_behind_the_last_whole_record(run, stub, tmp_path, *,
         assert running.channel.statistics().state == "failed"
         await end(running)
     assert got.endswith(POISON[framing])
-    assert (trailer.verdict, trailer.bytes_delivered) == ("failed", len(got) - len(POISON[framing]))
-    assert (after.verdict, after.error) == ("failed", trailer.error)
+    assert (trailer.state, trailer.bytes_delivered) == ("failed", len(got) - len(POISON[framing]))
+    assert (after.state, after.error) == ("failed", trailer.error)
     records, rest = records_of(got, framing)
     assert rest == POISON[framing]
     assert records == (first + second)[: len(records)]
@@ -116,7 +116,7 @@ async def test_poison_comes_behind_the_last_whole_record(run, stub, tmp_path, *,
 )
 async def test_every_foreign_reader_of_records_refuses_a_poisoned_epoch(stub, tmp_path, framing, reader):
     """Those too that would not notice a record cut short."""
-    run = functools.partial(running_channel, transport="copying", connections=1, part_size=PART)
+    run = functools.partial(running_channel, transport="buffered", requests_in_flight=1, part_size=PART)
     store(stub, framing, objects=2)
     fail_at(stub, "b/data/1", PART, FAULTS["denied"])
     async with run(stub, tmp_path, when_failed="poison", framing=framing) as running:
@@ -155,7 +155,7 @@ async def test_raw_bytes_end_before_the_poison(run, stub, tmp_path):
     async with run(stub, tmp_path, when_failed="poison", framing="TFRecord") as running:
         with pytest.raises(TruncatedStream, match="the source failed"):
             await off_loop(each_into, got, blocks(running.fifo(0)))
-        delivered = running.verdicts[0].bytes_delivered
+        delivered = running.states[0].bytes_delivered
         await end(running)
     assert b"".join(got) == (stub.objects["b/data/0"] + stub.objects["b/data/1"])[:delivered]
 
@@ -187,7 +187,7 @@ async def test_a_damaged_object_poisons_behind_its_last_whole_record(run, stub, 
         stub, tmp_path, make_plan=inflated, inflate=True, when_failed="poison", framing=framing
     ) as running:
         got = await off_loop(read_all, running.fifo(0))
-        assert "it was cut off" in running.verdicts[0].error
+        assert "it was cut off" in running.states[0].error
         await end(running)
     found, rest = records_of(got, framing)
     assert rest == POISON[framing]
@@ -241,15 +241,15 @@ async def test_whole_epochs_are_as_ever(run, stub, tmp_path):
     async with run(stub, tmp_path, when_failed="poison", framing="TFRecord") as running:
         for epoch in range(2):
             assert await off_loop(read_all, running.fifo(epoch)) == truth
-        await eventually(lambda: len(running.verdicts) == 2)
+        await eventually(lambda: len(running.states) == 2)
         trailer = read_trailer(str(tmp_path), "train", 1)
-        assert (trailer.verdict, trailer.bytes_delivered, trailer.poison) == ("complete", len(truth), 0)
+        assert (trailer.state, trailer.bytes_delivered, trailer.poison) == ("complete", len(truth), 0)
     os.mkdir(tmp_path / "other")
     async with run(stub, tmp_path / "other", when_failed="poison", framing="RecordIO") as running:
         assert await off_loop(read_all, running.fifo(0)) == truth
 
 
-@pytest.mark.parametrize("transport", ["portable", "copying", "kernel"])
+@pytest.mark.parametrize("transport", ["aiobotocore", "buffered", "splice"])
 async def test_close_is_an_end_that_only_the_trailer_denies(stub, tmp_path, transport):
     fill(stub, [70_000, 20_000])
     fail_at(stub, "b/data/0001", 0, FAULTS["denied"])
@@ -258,7 +258,7 @@ async def test_close_is_an_end_that_only_the_trailer_denies(stub, tmp_path, tran
     ) as running:
         assert await off_loop(read_all, running.fifo(0)) == stub.objects["b/data/0000"]
         await eventually(lambda: running.fifo(1).exists() and not running.fifo(0).exists())
-        assert read_trailer(str(tmp_path), "train", 0).verdict == "failed"
+        assert read_trailer(str(tmp_path), "train", 0).state == "failed"
         with pytest.raises(TruncatedStream, match="received 0 of 90000 bytes of train_1: the source failed"):
             await off_loop(lambda: PipeStream(running.fifo(1)).read(1))
         await end(running)
@@ -276,7 +276,7 @@ async def test_close_while_our_reader_reads(stub, tmp_path):
         await end(running)
 
 
-@pytest.mark.parametrize("transport", ["portable", "copying", "kernel"])
+@pytest.mark.parametrize("transport", ["aiobotocore", "buffered", "splice"])
 async def test_who_leaves_a_failed_epoch_is_told_in_the_next(stub, tmp_path, transport):
     """The failure came while the reader left early, as steps_per_epoch has it: nobody will write there."""
     fill(stub, [70_000, 20_000])
@@ -284,7 +284,7 @@ async def test_who_leaves_a_failed_epoch_is_told_in_the_next(stub, tmp_path, tra
     async with running_channel(stub, tmp_path, transport=transport, part_size=PART) as running:
         with open(await off_loop(os.open, running.fifo(0), os.O_RDONLY), "rb", buffering=0) as reader:
             assert await off_loop(reader.read, 1000)
-            await eventually(lambda: read_trailer(str(tmp_path), "train", 0).verdict == "failed")
+            await eventually(lambda: read_trailer(str(tmp_path), "train", 0).state == "failed")
         with pytest.raises(
             TruncatedStream,
             match=r"received 0 of 90000 bytes of train_1: the source failed: .* s3://b/data/0001 ",
@@ -304,7 +304,7 @@ async def test_a_full_fifo_is_poisoned_when_there_is_room(run, stub, tmp_path, l
         with open(await off_loop(os.open, running.fifo(0), os.O_RDONLY), "rb", buffering=0) as reader:
             await eventually(lambda: running.channel.error)
             assert running.channel.statistics().fifo_bytes == len(truth)
-            assert read_trailer(str(tmp_path), "train", 0).verdict == "failed"
+            assert read_trailer(str(tmp_path), "train", 0).state == "failed"
             assert running.fifo(0).exists()
             if not leaves:
                 assert await off_loop(reader.readall) == truth + POISON["TFRecord"]

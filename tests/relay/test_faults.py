@@ -14,7 +14,7 @@ from streamer.trailer import read_trailer
 from tests.kit.faults import WRONG, resets_after
 from tests.kit.harness import MORE_THAN_A_FIFO, fill, running_channel
 from tests.kit.pipes import eventually, off_loop, read_all
-from tests.kit.stub import cut_after, fails, heads, stalls, whole
+from tests.kit.stub import cut_after, fails, stalls, whole, with_headers
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
 
@@ -29,7 +29,7 @@ async def failed_after(running, reader_bytes: int) -> str:
         os.set_blocking(reader.fileno(), False)
         assert reader.read(1) is None, "an end of file, or more bytes, after a failure"
         trailer = read_trailer(str(running.directory), "train", 0)
-        assert (trailer.verdict, trailer.bytes_delivered) == ("failed", reader_bytes)
+        assert (trailer.state, trailer.bytes_delivered) == ("failed", reader_bytes)
         assert running.channel.statistics().state == "failed"
         running.channel.drain()
         await running.task
@@ -40,7 +40,7 @@ async def test_a_broken_body_resumes_at_the_next_byte(run, stub, tmp_path):
     """The connection breaks once the reader holds what had arrived: those bytes are not asked for again."""
     truth = fill(stub, [40_000])
     stub.script(cut_after(10_000, once=stub.released))
-    async with run(stub, tmp_path, connections=1) as running:
+    async with run(stub, tmp_path, requests_in_flight=1) as running:
         with open(await off_loop(os.open, running.fifo(0), os.O_RDONLY), "rb") as reader:
             first = await off_loop(reader.read, 10_000)
             stub.release()
@@ -56,7 +56,7 @@ async def test_a_reset_is_noticed_at_once(run, stub, tmp_path):
     """libuv stops watching a socket that is in error, and uvloop then says nothing to its reader."""
     truth = fill(stub, [40_000])
     stub.script(resets_after(0), resets_after(10_000))
-    async with run(stub, tmp_path, connections=1) as running:
+    async with run(stub, tmp_path, requests_in_flight=1) as running:
         assert await off_loop(read_all, running.fifo(0)) == truth
         assert sum(running.channel.statistics().retries.values()) == 2
 
@@ -94,7 +94,7 @@ async def test_many_parts_that_fail_together_share_no_quota(run, stub, tmp_path)
     """botocore's own would be empty after a hundred, and fail the rest."""
     truth = fill(stub, [1000] * 64)
     stub.script(*[fails(500, "InternalError")] * 400)
-    async with run(stub, tmp_path, connections=64, parts=64) as running:
+    async with run(stub, tmp_path, requests_in_flight=64, parts=64) as running:
         assert await off_loop(read_all, running.fifo(0)) == truth
         assert running.channel.statistics().retries["transient"] > 200
 
@@ -116,15 +116,15 @@ async def test_a_random_storm_changes_no_byte(run, stub, tmp_path):
 async def test_an_object_replaced_after_the_listing_fails_by_name(run, stub, tmp_path):
     """The bytes before it are delivered, not one of the new version is, and the FIFO shows no end."""
     truth = fill(stub, [30_000, 20_000])
-    async with run(stub, tmp_path, part_size=30_000, connections=1, parts=2) as running:
+    async with run(stub, tmp_path, part_size=30_000, requests_in_flight=1, parts=2) as running:
         await eventually(lambda: len(stub.seen) == 2)  # both parts of epoch 0 are on their way or here
         stub.objects["b/data/0001"] = bytes(20_000)
         assert await off_loop(read_all, running.fifo(0)) == truth
-        assert running.verdicts[0].verdict == "complete"
+        assert running.states[0].state == "complete"
     stub.seen.clear()
     (tmp_path / "again").mkdir()
     stub.script(fails(412, "PreconditionFailed"), key="b/data/0001")
-    async with run(stub, tmp_path / "again", connections=1) as running:
+    async with run(stub, tmp_path / "again", requests_in_flight=1) as running:
         error = await failed_after(running, 30_000)
         statistics = running.channel.statistics()
     assert "s3://b/data/0001" in error
@@ -140,19 +140,19 @@ async def test_an_object_replaced_after_the_listing_fails_by_name(run, stub, tmp
         (fails(404, "NoSuchKey"), "deleted after it was listed"),
         (fails(501, "NotImplemented"), "does not offer"),
         (fails(403, "AccessDenied"), "access denied"),
-        (heads(ETag='"other"'), "replaced"),
-        (heads(Content_Range="bytes 0-9/10"), "has 10 bytes now"),
-        (heads(Content_Range="bytes 1-40000/40000"), "sent bytes 1-40000"),
-        (heads(Content_Range="bytes 0-39998/40000"), "sent bytes 0-39998"),
-        (heads(Content_Range="nonsense"), "Content-Range"),
-        (heads(200, Content_Range=""), None),
+        (with_headers(ETag='"other"'), "replaced"),
+        (with_headers(Content_Range="bytes 0-9/10"), "has 10 bytes now"),
+        (with_headers(Content_Range="bytes 1-40000/40000"), "sent bytes 1-40000"),
+        (with_headers(Content_Range="bytes 0-39998/40000"), "sent bytes 0-39998"),
+        (with_headers(Content_Range="nonsense"), "Content-Range"),
+        (with_headers(200, Content_Range=""), None),
     ],
 )
 async def test_a_wrong_answer_is_an_error_or_right(run, stub, tmp_path, fault, words):
     """200 with the whole object for a range that is the whole object is a right answer."""
     truth = fill(stub, [40_000])
     stub.script(*[fault] * 3)
-    async with run(stub, tmp_path, connections=1) as running:
+    async with run(stub, tmp_path, requests_in_flight=1) as running:
         if words is None:
             assert await off_loop(read_all, running.fifo(0)) == truth
         else:
@@ -164,7 +164,7 @@ async def test_a_wrong_answer_that_does_not_come_again_is_mended(run, stub, tmp_
     """Two of three front ends may be sick; what they sent reaches nobody."""
     truth = fill(stub, [80_000])
     stub.script(*[WRONG[kind](random.Random(1), 50_000)] * 2)
-    async with run(stub, tmp_path, connections=1) as running:
+    async with run(stub, tmp_path, requests_in_flight=1) as running:
         assert await off_loop(read_all, running.fifo(0)) == truth
         assert running.channel.statistics().retries == {"bad_answer": 2}
 
@@ -172,9 +172,9 @@ async def test_a_wrong_answer_that_does_not_come_again_is_mended(run, stub, tmp_
 async def test_progress_forgets_wrong_answers(run, stub, tmp_path):
     """Two before the part's first byte and two after it are not three in a row."""
     truth = fill(stub, [40_000])
-    wrong = [heads(Content_Range="nonsense")] * 2
+    wrong = [with_headers(Content_Range="nonsense")] * 2
     stub.script(*wrong, cut_after(10_000), *wrong)
-    async with run(stub, tmp_path, connections=1) as running:
+    async with run(stub, tmp_path, requests_in_flight=1) as running:
         assert await off_loop(read_all, running.fifo(0)) == truth
         assert running.channel.statistics().retries == {"bad_answer": 4, "truncated": 1}
 
@@ -182,7 +182,7 @@ async def test_progress_forgets_wrong_answers(run, stub, tmp_path):
 async def test_the_whole_object_for_a_range_of_it_is_refused(run, stub, tmp_path):
     fill(stub, [80_000])
     stub.script(*[whole(stub)] * 3)
-    async with run(stub, tmp_path, connections=1) as running:
+    async with run(stub, tmp_path, requests_in_flight=1) as running:
         assert "Content-Range" in await failed_after(running, 0)
 
 
@@ -190,7 +190,7 @@ async def test_giving_up_tells_the_first_and_the_last_error(run, stub, tmp_path)
     fill(stub, [1000])
     stub.script(fails(500, "InternalError"), *[fails(503, "SlowDown")] * 10_000)
     policy = RetryPolicy(give_up_after=2, first_wait=0.001, longest_wait=0.01)
-    async with run(stub, tmp_path, policy=policy, connections=1) as running:
+    async with run(stub, tmp_path, policy=policy, requests_in_flight=1) as running:
         error = await failed_after(running, 0)
     assert "gave up" in error
     assert "InternalError" in error
@@ -248,7 +248,7 @@ async def test_ending_a_channel_drops_its_connections(run, stub, tmp_path):
 
 
 @pytest.mark.parametrize("status", [400, 403])
-@pytest.mark.parametrize("transport", ["kernel", "copying", "portable"])
+@pytest.mark.parametrize("transport", ["splice", "buffered", "aiobotocore"])
 async def test_a_refusal_whose_reason_is_cut_off_is_asked_again(stub, tmp_path, transport, status):
     """It may be that credentials have expired, or that the clock is wrong, both of which are mended."""
 
@@ -262,6 +262,6 @@ async def test_a_refusal_whose_reason_is_cut_off_is_asked_again(stub, tmp_path, 
 
     truth = fill(stub, [5000])
     stub.script(cut_off)
-    async with running_channel(stub, tmp_path, transport=transport, connections=1) as running:
+    async with running_channel(stub, tmp_path, transport=transport, requests_in_flight=1) as running:
         assert await off_loop(read_all, running.fifo(0)) == truth
         assert running.channel.statistics().retries == {"truncated": 1}

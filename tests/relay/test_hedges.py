@@ -31,7 +31,7 @@ async def right(answer: Answer) -> web.StreamResponse:
 async def test_a_late_part_is_asked_for_again(run, stub, tmp_path, fault):
     truth = fill(stub, SIZES)
     stub.script(*[right] * LEARNT, fault)
-    async with run(stub, tmp_path, hedge=0.05, part_size=PART, parts=12, connections=2) as running:
+    async with run(stub, tmp_path, hedge=0.05, part_size=PART, parts=12, requests_in_flight=2) as running:
         assert await off_loop(read_all, running.fifo(0)) == truth
         hedges = running.channel.statistics().hedges
         assert hedges["issued"] == hedges["won"] == 1
@@ -48,7 +48,7 @@ async def test_what_the_first_brought_meanwhile_comes_once(run, stub, tmp_path):
         return await right(answer)
 
     stub.script(*[right] * LEARNT, slow, late)
-    async with run(stub, tmp_path, hedge=0.05, part_size=PART, parts=12, connections=1) as running:
+    async with run(stub, tmp_path, hedge=0.05, part_size=PART, parts=12, requests_in_flight=1) as running:
         assert await off_loop(read_all, running.fifo(0)) == truth
         statistics = running.channel.statistics()
         assert statistics.hedges["won"] == 1
@@ -60,7 +60,7 @@ async def test_what_the_first_brought_meanwhile_comes_once(run, stub, tmp_path):
 async def test_the_first_may_be_the_first_after_all(run, stub, tmp_path):
     truth = fill(stub, SIZES)
     stub.script(*[right] * LEARNT, stalls(stub), silent_for(60.0))
-    async with run(stub, tmp_path, hedge=0.05, part_size=PART, parts=12, connections=1) as running:
+    async with run(stub, tmp_path, hedge=0.05, part_size=PART, parts=12, requests_in_flight=1) as running:
         reading = asyncio.create_task(off_loop(read_all, running.fifo(0)))
         await eventually(lambda: len(stub.seen) == LEARNT + 2)
         stub.release()
@@ -74,7 +74,7 @@ async def test_the_first_may_be_the_first_after_all(run, stub, tmp_path):
 async def test_a_second_request_that_fails_in_its_body_is_retried_like_any(run, stub, tmp_path):
     truth = fill(stub, SIZES)
     stub.script(*[right] * LEARNT, silent_for(60.0), cut_after(1000))
-    async with run(stub, tmp_path, hedge=0.05, part_size=PART, parts=12, connections=1) as running:
+    async with run(stub, tmp_path, hedge=0.05, part_size=PART, parts=12, requests_in_flight=1) as running:
         assert await off_loop(read_all, running.fifo(0)) == truth
         statistics = running.channel.statistics()
         assert statistics.hedges["won"] == 1
@@ -84,7 +84,7 @@ async def test_a_second_request_that_fails_in_its_body_is_retried_like_any(run, 
 async def test_a_second_request_that_is_refused_leaves_the_first_alone(run, stub, tmp_path):
     truth = fill(stub, SIZES)
     stub.script(*[right] * LEARNT, stalls(stub), fails(500, "InternalError"))
-    async with run(stub, tmp_path, hedge=0.05, part_size=PART, parts=12, connections=1) as running:
+    async with run(stub, tmp_path, hedge=0.05, part_size=PART, parts=12, requests_in_flight=1) as running:
         reading = asyncio.create_task(off_loop(read_all, running.fifo(0)))
         await eventually(lambda: running.channel.statistics().hedges.get("lost"))
         stub.release()
@@ -97,14 +97,14 @@ async def test_a_second_request_that_is_refused_leaves_the_first_alone(run, stub
 async def test_a_reader_that_goes_ends_both(run, stub, tmp_path):
     fill(stub, SIZES)
     stub.script(*[right] * LEARNT, silent_for(60.0), silent_for(60.0))
-    async with run(stub, tmp_path, hedge=0.05, part_size=PART, parts=12, connections=1) as running:
+    async with run(stub, tmp_path, hedge=0.05, part_size=PART, parts=12, requests_in_flight=1) as running:
         reader = await off_loop(open, running.fifo(0), "rb")
         got = await off_loop(reader.read, LEARNT * PART)
         assert len(got) == LEARNT * PART
         await eventually(lambda: running.channel.statistics().hedges.get("issued"))
         reader.close()
-        await eventually(lambda: running.verdicts)
-        assert running.verdicts[0].verdict == "abandoned"
+        await eventually(lambda: running.states)
+        assert running.states[0].state == "abandoned"
         await eventually(lambda: running.channel.statistics().hedges.get("lost") == 1)
 
 
@@ -126,7 +126,7 @@ async def test_what_is_waited_for_is_the_second_once_it_has_won(run, stub, tmp_p
     """The first request waits for its first byte; from its end on the second's bytes are waited for."""
     truth = fill(stub, SIZES)
     stub.script(*[right] * LEARNT, silent_for(60.0), then)
-    async with run(stub, tmp_path, hedge=0.05, part_size=PART, parts=12, connections=1) as running:
+    async with run(stub, tmp_path, hedge=0.05, part_size=PART, parts=12, requests_in_flight=1) as running:
         assert await off_loop(read_all, running.fifo(0)) == truth
         found = running.channel.statistics()
         assert found.hedges["won"] >= 1
@@ -138,7 +138,7 @@ async def test_what_is_waited_for_is_the_second_once_it_has_won(run, stub, tmp_p
 async def test_a_second_request_that_fails_is_among_the_last_errors(run, stub, tmp_path):
     truth = fill(stub, SIZES)
     stub.script(*[right] * LEARNT, stalls(stub), fails(500, "InternalError"))
-    async with run(stub, tmp_path, hedge=0.05, part_size=PART, parts=12, connections=1) as running:
+    async with run(stub, tmp_path, hedge=0.05, part_size=PART, parts=12, requests_in_flight=1) as running:
         reading = asyncio.create_task(off_loop(read_all, running.fifo(0)))
         await eventually(lambda: running.channel.statistics().hedges.get("lost"))
         stub.release()

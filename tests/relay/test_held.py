@@ -24,7 +24,7 @@ SIZE = 2_000_000
 @pytest.fixture
 def streaming(run_own):
     """A channel in parts of `SIZE` bytes, four at once."""
-    return functools.partial(run_own, parts=4, connections=4, part_size=SIZE)
+    return functools.partial(run_own, parts=4, requests_in_flight=4, part_size=SIZE)
 
 
 def stages(running):
@@ -52,13 +52,13 @@ async def test_parts_wait_in_their_sockets_and_take_nothing_else(server, streami
         assert got == truth
 
 
-async def test_small_parts_do_not_keep_a_lane(server, streaming):
-    """They wait in pipes, so that a few lanes bring many."""
+async def test_small_parts_do_not_keep_a_connection(server, streaming):
+    """They wait in pipes, so that a few requests bring many."""
     truth = fill(server, [500_000] * 90)
-    async with streaming(connections=1, parts=8) as running:
+    async with streaming(requests_in_flight=1, parts=8) as running:
         with open(await off_loop(os.open, running.fifo(0), os.O_RDONLY), "rb", buffering=0) as reader:
             got = await off_loop(reader.read, 10)
-            await eventually(lambda: running.channel._share.in_flight == 0)
+            await eventually(lambda: running.channel._quota.requests_in_flight == 0)
             assert sum(stage.staged for stage in stages(running)) > 8 * MIB
             got += await off_loop(reader.readall)
         assert got == truth

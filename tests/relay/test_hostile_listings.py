@@ -6,12 +6,12 @@ import pytest
 
 from sidecar.job.download import relative_path
 from sidecar.process.exits import Exit, exit_code
-from streamer.errors import BadAnswer, ConfigError, Gone, Missing, PenstockError, Truncated
+from streamer.errors import BadAnswer, ConfigError, Missing, ObjectMissing, PenstockError, Truncated
 from streamer.plan import S3Uri, parse_s3_uri
 from streamer.s3.catalog import listing as subject
 from streamer.s3.catalog.listing import plan_prefix
 from streamer.s3.catalog.manifests import plan_manifest
-from streamer.s3.catalog.object_info import open_heads
+from streamer.s3.catalog.object_info import open_inspector
 from tests.kit.harness import clients_of
 from tests.kit.raw import Request, answer, listing, raw_server
 
@@ -149,10 +149,10 @@ async def test_what_never_was_is_missing_and_not_gone():
     with raw_server(lambda _: answer(404)) as server:
         async with (
             clients_of(server) as clients,
-            open_heads(clients, give_up_after=1, portable=False) as heads,
+            open_inspector(clients, give_up_after=1, by_aiobotocore=False) as inspector,
         ):
-            with pytest.raises(Gone, match="no such object .S3 said 404.:") as caught:
-                await heads.find("b", "k")
+            with pytest.raises(ObjectMissing, match="no such object .S3 said 404.:") as caught:
+                await inspector.stat("b", "k")
             assert exit_code(caught.value) is Exit.MISSING
 
 

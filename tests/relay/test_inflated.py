@@ -29,7 +29,7 @@ from tests.unit import reference
 pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
 
 
-@pytest.fixture(params=["portable", "copying"])
+@pytest.fixture(params=["aiobotocore", "buffered"])
 def run(request):
     """A channel whose plan is to inflate, over a transport that can."""
 
@@ -66,10 +66,10 @@ async def test_a_fifo_holds_what_was_compressed(run, stub, tmp_path, wrap, compr
     async with run(stub, tmp_path, wrap=wrap) as running:
         for epoch in range(2):
             opening = read_trailer(str(tmp_path), "train", epoch)
-            assert (opening.verdict, opening.bytes_total) == ("open", None)
+            assert (opening.state, opening.bytes_total) == ("open", None)
             assert await off_loop(read_all, running.fifo(epoch)) == due
             trailer = read_trailer(str(tmp_path), "train", epoch)
-            assert trailer.verdict == "complete"
+            assert trailer.state == "complete"
             assert trailer.bytes_delivered == trailer.bytes_total == len(due)
         statistics = running.channel.statistics()
         assert statistics.bytes_total == sum(map(len, stub.objects.values()))
@@ -120,7 +120,7 @@ async def test_only_the_objects_of_an_augmented_manifest_are_inflated(run, stub,
 async def test_a_broken_body_is_resumed_and_inflates_all_the_same(run, stub, tmp_path, wrap):
     (content,) = fill(stub, [200_000])
     stub.script(cut_after(20_000), cut_after(1), cut_after(5_000))
-    async with run(stub, tmp_path, wrap=wrap, connections=1) as running:
+    async with run(stub, tmp_path, wrap=wrap, requests_in_flight=1) as running:
         due = reference.record(content) if wrap else content
         assert await off_loop(read_all, running.fifo(0)) == due
         assert running.channel.statistics().retries["truncated"] == 3
@@ -156,8 +156,8 @@ async def test_early_close_in_the_middle_of_an_object(run, stub, tmp_path):
     async with run(stub, tmp_path) as running:
         assert await off_loop(read_some, running.fifo(0), 1000) == content[:1000]
         assert await off_loop(read_all, running.fifo(1)) == content
-        assert [trailer.verdict for trailer in running.verdicts] == ["abandoned", "complete"]
-        assert running.verdicts[0].bytes_total is None
+        assert [trailer.state for trailer in running.states] == ["abandoned", "complete"]
+        assert running.states[0].bytes_total is None
 
 
 async def test_early_close_is_noticed_while_an_object_is_spooled(run, stub, tmp_path):
@@ -167,8 +167,8 @@ async def test_early_close_is_noticed_while_an_object_is_spooled(run, stub, tmp_
     async with run(stub, tmp_path, wrap=True, part_size=2_000_000, parts=2) as running:
         empty = await off_loop(read_some, running.fifo(0), 8)
         assert empty == reference.record(b"")
-        await eventually(lambda: running.verdicts)
-        assert (running.verdicts[0].verdict, running.verdicts[0].bytes_delivered) == ("abandoned", 8)
+        await eventually(lambda: running.states)
+        assert (running.states[0].state, running.states[0].bytes_delivered) == ("abandoned", 8)
 
 
 async def test_cancelled_while_inflating_leaves_nothing(run, stub, tmp_path):
@@ -179,7 +179,7 @@ async def test_cancelled_while_inflating_leaves_nothing(run, stub, tmp_path):
             running.task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await running.task
-    assert read_trailer(str(tmp_path), "train", 0).verdict == "stopped"
+    assert read_trailer(str(tmp_path), "train", 0).state == "stopped"
 
 
 async def test_a_long_record_is_spooled_to_a_file_without_a_name(run, stub, tmp_path, monkeypatch):
@@ -218,8 +218,8 @@ async def test_a_bomb_takes_no_memory_and_no_time_of_others(run, stub, tmp_path)
     assert len(stub.objects["b/data/0000"]) < 100_000
     async with run(stub, tmp_path) as running:
         assert await off_loop(read_some, running.fifo(0), 5_000_000) == bytes(5_000_000)
-        await eventually(lambda: running.verdicts)
-        assert running.verdicts[0].bytes_delivered < 20_000_000
+        await eventually(lambda: running.states)
+        assert running.states[0].bytes_delivered < 20_000_000
 
 
 async def test_the_kernel_transport_is_not_for_them(stub, tmp_path):
@@ -231,7 +231,7 @@ async def test_the_kernel_transport_is_not_for_them(stub, tmp_path):
             assert transport.pipes is None
             assert transport.reason == why
         with pytest.raises(ConfigError, match="but compressed objects are inflated in memory"):
-            async with open_it(wish="kernel"):
+            async with open_it(wish="splice"):
                 pass
 
 

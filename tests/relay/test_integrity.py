@@ -27,7 +27,7 @@ SIZES = [120_000, 1, 0, 50_000, 77_777]
 WIDTH = {"crc32": 4, "crc32c": 4, "crc64nvme": 8}
 
 
-@pytest.fixture(params=["portable", "copying"])
+@pytest.fixture(params=["aiobotocore", "buffered"])
 def run(request):
     return functools.partial(running_channel, transport=request.param, check=True)
 
@@ -56,10 +56,10 @@ async def test_every_kind_is_compared_in_any_number_of_parts(run, stub, tmp_path
     async with run(stub, tmp_path) as running:
         for epoch in (0, 1):
             assert await off_loop(read_all, running.fifo(epoch)) == truth
-        await eventually(lambda: len(running.verdicts) == 2)
+        await eventually(lambda: len(running.states) == 2)
         assert running.channel.statistics().checked == {"verified": 8}
-        assert [trailer.verdict for trailer in running.verdicts] == ["complete"] * 2
-    assert stub.heads == 4
+        assert [trailer.state for trailer in running.states] == ["complete"] * 2
+    assert stub.head_count == 4
 
 
 @pytest.mark.parametrize("algorithm", sorted(WIDTH))
@@ -94,7 +94,7 @@ async def test_where_nothing_can_be_compared_it_is_counted(run, stub, tmp_path, 
     stub.checksums = dict.fromkeys(stub.objects, said)
     async with run(stub, tmp_path) as running:
         assert await off_loop(read_all, running.fifo(0)) == truth
-        await eventually(lambda: running.verdicts)
+        await eventually(lambda: running.states)
         assert running.channel.statistics().checked == {"unverifiable": 4}
 
 
@@ -108,7 +108,7 @@ async def test_a_compressed_object_is_compared_as_it_is_stored(run, stub, tmp_pa
 
     async with run(stub, tmp_path, make_plan=make, inflate=True) as running:
         assert await off_loop(read_all, running.fifo(0)) == b"".join(content)
-        await eventually(lambda: running.verdicts)
+        await eventually(lambda: running.states)
         assert running.channel.statistics().checked == {"verified": 3}
 
 
@@ -127,14 +127,14 @@ async def test_what_is_changed_before_its_sum_is_asked_for_is_a_change(run, stub
     async with run(stub, tmp_path, make_plan=make, when_changed=policy) as running:
         kept = [data for name, data in sorted(stub.objects.items()) if policy == "refetch" or name[-1] != "3"]
         assert await off_loop(read_all, running.fifo(0)) == b"".join(kept)
-        await eventually(lambda: running.verdicts)
+        await eventually(lambda: running.states)
         assert running.channel.statistics().checked == {"verified": 4 if policy == "refetch" else 3}
 
 
 async def test_bytes_that_stay_in_the_kernel_cannot_be_summed(stub, tmp_path):
     fill(stub, SIZES)
     with pytest.raises(ConfigError, match="checksums are computed in memory"):
-        async with running_channel(stub, tmp_path, transport="kernel", check=True):
+        async with running_channel(stub, tmp_path, transport="splice", check=True):
             pass
 
 

@@ -10,7 +10,7 @@ import pytest
 from backports import zstd
 
 from streamer.formats.arrow_joiner import ArrowJoiner
-from streamer.plan import Arrangement, Mark, Position, S3Uri, Shard
+from streamer.plan import Arrangement, Position, ResumePoint, S3Uri, Shard
 from streamer.relay.deliver import delivery as prefetch
 from streamer.s3.catalog.listing import plan_prefix
 from streamer.trailer import read_trailer
@@ -24,7 +24,7 @@ from tests.unit.test_tar import archive
 pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
 
 
-@pytest.fixture(params=["portable", "copying"])
+@pytest.fixture(params=["aiobotocore", "buffered"])
 def run(request):
     """A channel whose plan is to join, over a transport that can."""
 
@@ -73,12 +73,12 @@ async def test_every_epoch_is_one_archive(run, stub, tmp_path, compress):
         for epoch in range(2):
             order = [int(ref.key[-8:-4]) for ref in running.plan.refs(epoch)]
             opening = read_trailer(str(tmp_path), "train", epoch)
-            assert (opening.verdict, opening.bytes_total) == ("open", None)
+            assert (opening.state, opening.bytes_total) == ("open", None)
             found = await off_loop(read_all, running.fifo(epoch))
             assert found == one_tar([archives[i] for i in order])
             assert listed(found) == [each for i in order for each in listed(archives[i])]
             trailer = read_trailer(str(tmp_path), "train", epoch)
-            assert trailer.verdict == "complete"
+            assert trailer.state == "complete"
             assert trailer.bytes_delivered == trailer.bytes_total == len(found)
 
 
@@ -138,7 +138,7 @@ async def test_an_epoch_goes_on_at_the_exact_byte(run, stub, tmp_path, join, mon
     monkeypatch.setattr(prefetch, "MARK_EVERY", 100_000)
     objects = (tars if join == "tar" else streams)(stub, 5)
     due = (one_tar if join == "tar" else one_stream)(objects)
-    marks: list[Mark] = []
+    marks: list[ResumePoint] = []
     async with run(stub, tmp_path, join) as running:
         told, note = running.channel, running.channel._note_mark
         monkeypatch.setattr(told, "_note_mark", lambda mark: (marks.append(mark), note(mark)))
@@ -148,14 +148,14 @@ async def test_an_epoch_goes_on_at_the_exact_byte(run, stub, tmp_path, join, mon
     for data in objects:
         starts.add(max(starts) + len(data))
     assert all(mark.fetched in starts for mark in marks)
-    for mark in (Mark(), marks[-1]):
+    for mark in (ResumePoint(), marks[-1]):
         for ahead in (1, 70_001, len(due) - 5 - mark.streamed):
             offset = mark.streamed + ahead
             start = Position(0, offset, skipped=offset, mark=mark)
             async with run(stub, tmp_path, join, start=start) as running:
                 assert await off_loop(read_all, running.fifo(0)) == due[offset:]
                 trailer = read_trailer(str(tmp_path), "train", 0)
-            told = trailer.verdict, trailer.bytes_skipped, trailer.bytes_delivered, trailer.bytes_total
+            told = trailer.state, trailer.bytes_skipped, trailer.bytes_delivered, trailer.bytes_total
             assert told == ("complete", offset, len(due) - offset, len(due))
 
 
@@ -166,13 +166,13 @@ async def test_a_mark_waits_for_the_schema(run, stub, tmp_path, monkeypatch):
     stub.objects["b/data/0001.arrows"] = arrow(table(0, 3).drop(["price"]))
     async with run(stub, tmp_path, "arrow", part_size=300) as running:  # some parts for each schema
         await failed_after(running, len(objects[0]) - 8)
-        assert running.channel._mark == (0, Mark())
+        assert running.channel._mark == (0, ResumePoint())
 
 
 async def test_a_reader_that_believes_an_end_mark_is_noticed(stub, tmp_path):
     """Without `Join`, over all transports; and not one that leaves in the middle of an object."""
     archives = tars(stub, 4, 3_000_000)
-    for transport in ("kernel", "copying", "portable"):
+    for transport in ("splice", "buffered", "aiobotocore"):
         told = []
         directory = tmp_path / transport
         directory.mkdir()
@@ -180,7 +180,7 @@ async def test_a_reader_that_believes_an_end_mark_is_noticed(stub, tmp_path):
         async with running_channel(stub, directory, transport=transport, **options) as running:
             for epoch, count in enumerate([len(archives[0]) + len(archives[1]), 5_000_000]):
                 await off_loop(read_some, running.fifo(epoch), count)
-                await eventually(lambda epoch=epoch: len(running.verdicts) > epoch)
+                await eventually(lambda epoch=epoch: len(running.states) > epoch)
             statistics = running.channel.statistics()
         ((epoch, offset),) = told
         assert (epoch, (offset - len(archives[0]) - len(archives[1])) // 8192) == (0, 0), transport
@@ -193,6 +193,6 @@ async def test_digests_tell_joined_plans_apart(stub):
     async with clients_of(stub) as clients:
         for join in (None, "tar", "arrow"):
             plan = await plan_prefix(clients.control, S3Uri("b", "data/"), Arrangement(join=join))
-            digests |= {plan.digest, *(lane.digest for lane in plan.lanes(2))}
-            assert {lane.join for lane in plan.lanes(2)} == {join}
+            digests |= {plan.digest, *(rank.digest for rank in plan.ranks(2))}
+            assert {rank.join for rank in plan.ranks(2)} == {join}
     assert len(digests) == 9

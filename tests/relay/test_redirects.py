@@ -15,8 +15,8 @@ from streamer.plan import ObjectRef, Plan, S3Uri
 from streamer.retry import RetryPolicy
 from streamer.s3.catalog.listing import plan_prefix
 from streamer.s3.catalog.manifests import plan_manifest
-from streamer.s3.catalog.object_info import open_heads
-from streamer.s3.client.session import Endpoint, Reading, open_clients
+from streamer.s3.catalog.object_info import open_inspector
+from streamer.s3.client.session import Endpoint, RequestOptions, open_clients
 from streamer.s3.signing.requests import RangeSigner
 from tests.kit.harness import clients_of
 from tests.kit.pipes import eventually, off_loop
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
 BODY = b"b" * 1000
 REF = ObjectRef("b", "data/0000", len(BODY), "e")
 SOON = RetryPolicy(give_up_after=0.2, first_wait=0.001, longest_wait=0.01)
-READING = Reading(sse_customer_key=bytes(range(32)))
+READING = RequestOptions(sse_customer_key=bytes(range(32)))
 
 
 def foreign(_: Request) -> bytes:
@@ -112,10 +112,12 @@ async def test_a_manifest_and_its_objects_are_not_asked_for_elsewhere(status):
         async with clients_of(own, reading=READING) as clients:
             with pytest.raises(WrongEndpoint):
                 await plan_manifest(clients.control, S3Uri("b", "manifest"))
-            for portable in (True, False):
-                async with open_heads(clients, give_up_after=5, portable=portable) as heads:
+            for by_aiobotocore in (True, False):
+                async with open_inspector(
+                    clients, give_up_after=5, by_aiobotocore=by_aiobotocore
+                ) as inspector:
                     with pytest.raises(WrongEndpoint):
-                        await heads.find("b", "data/0000")
+                        await inspector.stat("b", "data/0000")
     assert not other.seen
     assert len(own.seen) <= 5  # nothing goes round in circles
 
@@ -165,7 +167,7 @@ async def test_requests_are_signed_anew_for_the_region_that_s3_names(run, tmp_pa
             return Plan.of([REF] * 4)
 
         async with run(
-            server, tmp_path, connections=1, part_size=1000, policy=SOON, make_plan=plan
+            server, tmp_path, requests_in_flight=1, part_size=1000, policy=SOON, make_plan=plan
         ) as running:
             with open(await off_loop(os.open, running.fifo(0), os.O_RDONLY), "rb") as reader:
                 assert await off_loop(reader.read, 4000) == 4 * BODY
@@ -197,8 +199,8 @@ async def test_a_region_that_is_elsewhere_is_named(run, tmp_path):
 async def test_on_aws_our_own_client_asks_the_endpoint_of_the_region():
     """Where botocore's own requests go, and not the global endpoint that its presigned URLs name."""
     async with open_clients(Endpoint(region="eu-west-1"), connections=1) as clients:
-        signer = RangeSigner(clients.data, clients.credentials, anonymous=False, reading=Reading())
-        place = await signer.place("some-bucket")
+        signer = RangeSigner(clients.data, clients.credentials, anonymous=False, reading=RequestOptions())
+        place = await signer.endpoint("some-bucket")
         assert place.host == "some-bucket.s3.eu-west-1.amazonaws.com"
         redirectors = [each for each in gc.get_objects() if isinstance(each, S3RegionRedirectorv2)]
         for named, host in (
@@ -210,7 +212,7 @@ async def test_on_aws_our_own_client_asks_the_endpoint_of_the_region():
             await clients.data.generate_presigned_url(
                 "get_object", Params={"Bucket": "some-bucket", "Key": "k"}
             )
-            assert (await signer.place("some-bucket")).host == host
+            assert (await signer.endpoint("some-bucket")).host == host
 
 
 async def test_a_question_for_credentials_is_not_redirected_either(monkeypatch, tmp_path):

@@ -54,7 +54,7 @@ async def test_a_directory_that_is_away_for_a_while_is_waited_for(stub, tmp_path
         os.set_blocking(reader, True)
         assert await off_loop(os.read, reader, 1) == b""
         os.close(reader)
-        assert read_trailer(str(tmp_path / "data"), "train", 0).verdict == "complete"
+        assert read_trailer(str(tmp_path / "data"), "train", 0).state == "complete"
         assert await off_loop(read_all, running.fifo(1)) == truth
 
 
@@ -65,17 +65,17 @@ async def test_a_directory_that_stays_away_fails_the_channel_and_ends_no_fifo(st
     (tmp_path / "data").mkdir()
     async with running_channel(stub, tmp_path / "data", policy=SOON, when_failed=when_failed) as running:
         reader = await read_until_the_end_is_due(running, truth)
-        await eventually(lambda: running.verdicts)
-        assert running.verdicts[-1].verdict == "failed"
+        await eventually(lambda: running.states)
+        assert running.states[-1].state == "failed"
         assert isinstance(running.channel.error, Shortage)
         assert running.channel.holds
         assert running.channel.statistics().error_kind == "local"
         assert has_no_end(reader)
         assert not running.task.done()
         (tmp_path / "away").rename(tmp_path / "data")
-        await eventually(lambda: read_trailer(str(tmp_path / "data"), "train", 0).verdict == "failed")
+        await eventually(lambda: read_trailer(str(tmp_path / "data"), "train", 0).state == "failed")
         assert has_no_end(reader)
-        assert len(running.verdicts) == 1
+        assert len(running.states) == 1
         os.close(reader)
 
 

@@ -1,4 +1,4 @@
-"""Several channels on one allotment: room and lanes are shared, and a sleeping reader harms nobody."""
+"""Several channels on one allotment: room and requests are shared, and a sleeping reader harms nobody."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from streamer.relay.staging.buffers import MemoryStages
 from streamer.relay.staging.pipes import PipeStages
 from streamer.relay.transport import Transport, Wish, open_transport, why_read
 from streamer.s3.catalog.listing import plan_prefix
-from streamer.schedule.budget import Share
+from streamer.schedule.budget import ChannelQuota
 from streamer.units import MIB
 from tests.kit.harness import EAGER, MORE_THAN_A_FIFO, clients_of, fill, running_channel
 from tests.kit.pipes import eventually, off_loop, read_all
@@ -36,7 +36,7 @@ class Shared:
 
     transport: Transport
     channels: list[Channel]
-    shares: list[Share]
+    shares: list[ChannelQuota]
     directory: Path
 
     def fifo(self, channel: int, epoch: int) -> Path:
@@ -45,14 +45,20 @@ class Shared:
 
 @contextlib.asynccontextmanager
 async def sharing(
-    stub: S3Stub, directory: Path, prefixes: list[str], *, transport: Wish, budget: int, connections: int
+    stub: S3Stub,
+    directory: Path,
+    prefixes: list[str],
+    *,
+    transport: Wish,
+    budget: int,
+    requests_in_flight: int,
 ) -> AsyncIterator[Shared]:
     async with contextlib.AsyncExitStack() as stack:
         clients = await stack.enter_async_context(clients_of(stub))
         chosen = await stack.enter_async_context(
             open_transport(
                 clients, wish=transport, buckets={"b"}, channels=[None] * len(prefixes), budget=budget,
-                connections=connections, part_size=MIB,
+                requests_in_flight=requests_in_flight, part_size=MIB,
             )
         )  # fmt: skip
         shared = Shared(chosen, [], [], directory)
@@ -61,12 +67,12 @@ async def sharing(
             plan = await plan_prefix(clients.control, S3Uri("b", prefix))
             channel = Channel(
                 f"c{number}", plan, chosen.source, stages,
-                directory=str(directory), policy=EAGER, on_verdict=lambda _: None,
+                directory=str(directory), policy=EAGER, on_epoch_end=lambda _: None,
             )  # fmt: skip
             channel.prepare()
             stack.callback(channel.close)
             shared.channels.append(channel)
-            shared.shares.append(stages.share)
+            shared.shares.append(stages.quota)
         tasks = [asyncio.create_task(channel.run()) for channel in shared.channels]
         try:
             yield shared
@@ -76,7 +82,7 @@ async def sharing(
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-@pytest.fixture(params=["portable", "copying", "kernel"])
+@pytest.fixture(params=["aiobotocore", "buffered", "splice"])
 def transport(request):
     return request.param
 
@@ -88,7 +94,12 @@ async def test_a_reader_that_sleeps_stops_nobody(stub, tmp_path, transport):
         fill(stub, [70_000] * 40, prefix="b/two/", seed=3),
     ]
     async with sharing(
-        stub, tmp_path, ["sleepy/", "one/", "two/"], transport=transport, budget=12 * MIB, connections=6
+        stub,
+        tmp_path,
+        ["sleepy/", "one/", "two/"],
+        transport=transport,
+        budget=12 * MIB,
+        requests_in_flight=6,
     ) as shared:
         with open(await off_loop(os.open, shared.fifo(0, 0), os.O_RDONLY), "rb", buffering=0) as sleeper:
             got = await off_loop(sleeper.read, 10)
@@ -99,8 +110,11 @@ async def test_a_reader_that_sleeps_stops_nobody(stub, tmp_path, transport):
                     )
                     == truths[1:]
                 )
-                assert shared.shares[0].held <= shared.shares[0].quota
-                assert sum(share.held for share in shared.shares) <= shared.transport.allotment.budget
+                assert shared.shares[0].reserved_bytes <= shared.shares[0].byte_limit
+                assert (
+                    sum(quota.reserved_bytes for quota in shared.shares)
+                    <= shared.transport.memory_budget.budget
+                )
             assert got + await off_loop(sleeper.readall) == truths[0]
 
 
@@ -125,7 +139,7 @@ async def test_a_channel_that_is_read_costs_no_other_its_splice(stub, tmp_path):
             assert isinstance(stages, MemoryStages if name == "packed" else PipeStages)
             channel = Channel(
                 name, plan, chosen.source, stages,
-                directory=str(tmp_path), policy=EAGER, on_verdict=lambda _: None,
+                directory=str(tmp_path), policy=EAGER, on_epoch_end=lambda _: None,
             )  # fmt: skip
             channel.prepare()
             stack.callback(channel.close)
@@ -146,33 +160,35 @@ async def test_a_channel_that_is_read_alone_has_most_of_the_room(stub, tmp_path,
         fill(stub, [9_000_000], prefix="b/two/", seed=2),
     ]
     async with sharing(
-        stub, tmp_path, ["one/", "two/"], transport=transport, budget=16 * MIB, connections=32
+        stub, tmp_path, ["one/", "two/"], transport=transport, budget=16 * MIB, requests_in_flight=32
     ) as shared:
         read, unread = shared.shares
         with open(await off_loop(os.open, shared.fifo(0, 0), os.O_RDONLY), "rb", buffering=0) as reader:
             got = await off_loop(reader.read, 10)
-            await eventually(lambda: read.held > shared.transport.allotment.budget // 2)
-            assert unread.held <= unread.floor == 4 * MIB
+            await eventually(lambda: read.reserved_bytes > shared.transport.memory_budget.budget // 2)
+            assert unread.reserved_bytes <= unread.floor == 4 * MIB
             # The other's reader comes, while the first sleeps with nearly everything in its hands.
             assert await off_loop(read_all, shared.fifo(1, 0)) == truths[1]
             assert got + await off_loop(reader.readall) == truths[0]
 
 
-async def test_lanes_are_shared(stub, tmp_path):
+async def test_requests_are_shared(stub, tmp_path):
     """While all are read, no channel needs a connection that another has not opened before."""
     truths = [fill(stub, [30_000] * 200, prefix=f"b/c{number}/", seed=number) for number in range(3)]
     async with sharing(
-        stub, tmp_path, ["c0/", "c1/", "c2/"], transport="copying", budget=6 * MIB, connections=6
+        stub, tmp_path, ["c0/", "c1/", "c2/"], transport="buffered", budget=6 * MIB, requests_in_flight=6
     ) as shared, contextlib.AsyncExitStack() as stack:  # fmt: skip
-        assert [share.lanes for share in shared.shares] == [2, 2, 2]
+        assert [quota.requests_limit for quota in shared.shares] == [2, 2, 2]
         fds = [await off_loop(os.open, shared.fifo(number, 0), os.O_RDONLY) for number in range(3)]
         readers = [stack.enter_context(open(fd, "rb")) for fd in fds]  # noqa: SIM115
-        whole = shared.transport.allotment
-        await eventually(lambda: whole.active == 3 and not any(each.in_flight for each in shared.shares))
-        assert [share.lanes for share in shared.shares] == [2, 2, 2]
+        whole = shared.transport.memory_budget
+        await eventually(
+            lambda: whole.active == 3 and not any(each.requests_in_flight for each in shared.shares)
+        )
+        assert [quota.requests_limit for quota in shared.shares] == [2, 2, 2]
         before = stub.connections
         # What is left is more than a FIFO takes: a channel that has put all into it has no reader any more,
-        # and leaves the others its lanes while it still uses some.
+        # and leaves the others its requests while it still uses some.
         starts = [
             off_loop(reader.read, len(truth) - 2 * MIB) for reader, truth in zip(readers, truths, strict=True)
         ]
@@ -185,11 +201,11 @@ async def test_lanes_are_shared(stub, tmp_path):
 async def test_small_objects_take_their_own_length(stub, tmp_path):
     """Room for two parts of 1 MiB is room for a hundred small objects, each in a small pipe."""
     truth = fill(stub, [10_000] * 100)
-    async with running_channel(stub, tmp_path, transport="kernel", parts=2) as running:
+    async with running_channel(stub, tmp_path, transport="splice", parts=2) as running:
         await eventually(lambda: running.channel._prefetcher)
-        fetches, share = running.channel._prefetcher._fetches, running.channel._prefetcher._share
-        await eventually(lambda: len(fetches) == 100 and not share.in_flight)
-        assert share.held == 100 * 10_000
+        fetches, quota = running.channel._prefetcher._fetches, running.channel._prefetcher._quota
+        await eventually(lambda: len(fetches) == 100 and not quota.requests_in_flight)
+        assert quota.reserved_bytes == 100 * 10_000
         assert all(fetch.stage.staged == 10_000 for fetch in fetches.values())
         assert await off_loop(read_all, running.fifo(0)) == truth
 
@@ -204,7 +220,7 @@ async def test_tiny_objects_leave_others_their_turn(stub, tmp_path):
         if reading:
             loop.call_soon(turn)
 
-    async with running_channel(stub, tmp_path, part_size=MIB, parts=64, transport="portable") as running:
+    async with running_channel(stub, tmp_path, part_size=MIB, parts=64, transport="aiobotocore") as running:
         await eventually(lambda: running.channel.statistics().received_bytes >= len(truth))
         loop.call_soon(turn)
         assert await off_loop(read_all, running.fifo(0)) == truth

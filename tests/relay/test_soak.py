@@ -13,17 +13,27 @@ import threading
 import pytest
 
 from tests.kit.faults import PASSING, SPOILT, WRONG
+from tests.kit.outcomes import Broken
 from tests.kit.seeds import run_seeds, search
 from tests.kit.soak import run_trial
 from tests.kit.trials import REDIRECTS, Trial
-from tests.kit.verdicts import Broken
 
 SEEDS = [1, 6, 10, 17, 25, 33, 35, 76, 161, 183]
 """Together they draw all that any seed draws; in 161 the sidecar is killed three times."""
 
 FEATURES = {
-    *("portable", "copying", "kernel", "TLS", "proxied", "hedges", "checksums", "readers leave", "killed"),
-    *("manifest", "augmented", "wrapped", "gzip", "zstd", "shuffled", "sharded", "lanes"),
+    *(
+        "aiobotocore",
+        "buffered",
+        "splice",
+        "TLS",
+        "proxied",
+        "hedges",
+        "checksums",
+        "readers leave",
+        "killed",
+    ),
+    *("manifest", "augmented", "wrapped", "gzip", "zstd", "shuffled", "sharded", "ranks"),
 }
 
 

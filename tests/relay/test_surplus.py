@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
 async def test_a_response_on_an_idle_connection_is_not_that_of_the_next_request(
     request, tmp_path, secure, seen
 ):
-    """By aiobotocore, whose pool would use such a connection again. Our own client: test_copying."""
+    """By aiobotocore, whose pool would use such a connection again. Our own client: test_buffered."""
     stub = request.getfixturevalue("tls_stub" if secure else "stub")
     truth = fill(stub, [1000])
     stale = (

@@ -12,8 +12,8 @@ from streamer.plan import ObjectRef, Plan, S3Uri
 from streamer.retry import RetryPolicy
 from streamer.s3.catalog.listing import plan_prefix
 from streamer.s3.catalog.manifests import plan_augmented
-from streamer.s3.catalog.object_info import open_heads
-from streamer.s3.checksums import Sums
+from streamer.s3.catalog.object_info import open_inspector
+from streamer.s3.checksums import StoredChecksums
 from tests.kit.harness import clients_of
 from tests.kit.pipes import eventually, off_loop, read_all
 from tests.kit.raw import Request, answer, listing, raw_server
@@ -43,7 +43,9 @@ async def outcome(run, server, tmp_path, ref: ObjectRef) -> tuple[bytes, SourceE
     async def plan(_):
         return Plan.of([ref])
 
-    async with run(server, tmp_path, policy=SOON, make_plan=plan, connections=1, part_size=1000) as running:
+    async with run(
+        server, tmp_path, policy=SOON, make_plan=plan, requests_in_flight=1, part_size=1000
+    ) as running:
         reading = asyncio.create_task(off_loop(read_all, running.fifo(0)))
         await eventually(lambda: running.channel.error or reading.done())
         if running.channel.error is None:
@@ -92,7 +94,7 @@ async def test_what_was_listed_and_is_not_there_was_deleted(run, tmp_path):
     assert exit_code(error) is Exit.CHANGED
 
 
-@pytest.mark.parametrize("portable", [True, False], ids=["portable", "own"])
+@pytest.mark.parametrize("by_aiobotocore", [True, False], ids=["aiobotocore", "own"])
 @pytest.mark.parametrize(
     ("headers", "words"),
     [
@@ -103,21 +105,21 @@ async def test_what_was_listed_and_is_not_there_was_deleted(run, tmp_path):
         ({"ETag": '"e e"', "x_amz_version_id": "v1"}, "without Content-Length or ETag"),
     ],
 )
-async def test_a_head_without_proof_of_its_version_is_refused(portable, headers, words):
+async def test_a_head_without_proof_of_its_version_is_refused(by_aiobotocore, headers, words):
     with server_of(**headers) as server:
         async with (
             clients_of(server) as clients,
-            open_heads(clients, give_up_after=1, portable=portable) as heads,
+            open_inspector(clients, give_up_after=1, by_aiobotocore=by_aiobotocore) as inspector,
         ):
             with pytest.raises(BadAnswer, match=words):
-                await heads.find("b", "k", "v1")
+                await inspector.stat("b", "k", "v1")
 
 
 async def test_a_checksum_is_of_the_version_asked_for():
     with server_of(ETag='"e"', x_amz_version_id="v9") as server:
         async with clients_of(server) as clients:
             with pytest.raises(BadAnswer, match="is of version v9"):
-                await Sums(clients.control, None).of(ObjectRef("b", "k", 9, "e", "v1"), attempt=1)
+                await StoredChecksums(clients.control, None).of(ObjectRef("b", "k", 9, "e", "v1"), attempt=1)
 
 
 LINES = b'{"a": "one"}\n{"a": "two"}\n'

@@ -13,7 +13,7 @@ from tests.kit.stub import fails, stalls
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
 
-TRANSPORTS = pytest.mark.parametrize("transport", ["kernel", "copying", "portable"])
+TRANSPORTS = pytest.mark.parametrize("transport", ["splice", "buffered", "aiobotocore"])
 
 
 def starved(running):
@@ -58,7 +58,7 @@ async def test_the_body(stub, tmp_path, transport):
 async def test_waiting_to_ask_again(stub, tmp_path, fault, cause, kind):
     truth = fill(stub, [100_000])
     stub.script(fails(*fault, **{"Retry-After": "1"}))
-    async with running_channel(stub, tmp_path, part_size=100_000, transport="copying") as running:
+    async with running_channel(stub, tmp_path, part_size=100_000, transport="buffered") as running:
         await eventually(lambda: stub.seen)
         assert await off_loop(read_all, running.fifo(0)) == truth
         found = running.channel.statistics()
@@ -71,7 +71,9 @@ async def test_waiting_to_ask_again(stub, tmp_path, fault, cause, kind):
 async def test_credentials_and_connecting(stub, tmp_path):
     """A new connection to our own client is waited for by name."""
     truth = fill(stub, [100_000] * 3)
-    async with running_channel(stub, tmp_path, connections=1, parts=1, transport="copying") as running:
+    async with running_channel(
+        stub, tmp_path, requests_in_flight=1, parts=1, transport="buffered"
+    ) as running:
         assert await off_loop(read_all, running.fifo(0)) == truth
         found = starved(running)
         assert found["credentials"] > 0
@@ -89,7 +91,7 @@ async def test_a_reader_that_leaves(stub, tmp_path, transport):
             await eventually(lambda: now().fifo_bytes and now().received_bytes > now().written_bytes)
         finally:
             os.close(fd)
-        await eventually(lambda: running.verdicts)
+        await eventually(lambda: running.states)
         found = running.channel.statistics()
         assert (found.readers_come, found.readers_gone) == (1, 1)
         assert found.epochs == {"abandoned": 1}
@@ -113,7 +115,7 @@ async def test_a_limit_of_bandwidth_holds_and_is_lifted(stub, tmp_path, transpor
     """Set in mid-stream, also where bytes go straight from the socket."""
     truth = fill(stub, [MORE_THAN_A_FIFO])
     async with running_channel(stub, tmp_path, part_size=1_000_000, parts=8, transport=transport) as running:
-        limit = running.share.bandwidth
+        limit = running.quota.bandwidth
         limit.change(1, 0.0)
         reading = asyncio.create_task(off_loop(read_all, running.fifo(0)))
         await eventually(lambda: running.channel.statistics().seconds["limited"] > 0.05)

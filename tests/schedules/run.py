@@ -29,13 +29,13 @@ from streamer.relay.staging import stage as stages
 from streamer.relay.staging.buffers import BUFFER_SIZE, BufferPool, MemoryStages
 from streamer.relay.staging.pipes import PIPE_SIZE, PipePool, PipeStages
 from streamer.retry import RetryPolicy
-from streamer.s3.catalog.object_info import OwnHeads
-from streamer.s3.client.session import Clients, Reading
+from streamer.s3.catalog.object_info import HttpHeadClient
+from streamer.s3.client.session import Clients, RequestOptions
 from streamer.s3.http_source import HttpSource, tls_context
 from streamer.s3.ranges import RangeRequest
 from streamer.s3.signing.requests import RangeSigner
-from streamer.schedule.budget import Allotment
-from streamer.schedule.concurrency import Pace
+from streamer.schedule.budget import MemoryBudget
+from streamer.schedule.concurrency import ConcurrencyController
 from streamer.schedule.hedging import Hedging
 from streamer.trailer import Trailer
 from tests.kit.raw import etag
@@ -132,7 +132,7 @@ class SeedRun:
         self._directory = directory
         self._server = Server(trial, loop)
         loop.connect = self._server.connect
-        self._verdicts: dict[str, list[Trailer]] = {each.name: [] for each in trial.channels}
+        self._states: dict[str, list[Trailer]] = {each.name: [] for each in trial.channels}
         self._told_at: dict[tuple[str, int], float] = {}
         """By channel and epoch, when its last trailer was told."""
         self._got: dict[str, list[Got]] = {each.name: [] for each in trial.channels}
@@ -148,23 +148,23 @@ class SeedRun:
             with open(bundle, "wb") as file:
                 file.write(authority()[1])
         source = HttpSource(
-            RangeSigner(client, None, anonymous=True, reading=Reading()),
+            RangeSigner(client, None, anonymous=True, reading=RequestOptions()),
             _Fallback(),  # type: ignore[arg-type]
             tls=tls_context(bundle) if trial.tls else None,
             stall_timeout=STALL_TIMEOUT,
         )
-        clients = Clients(client, client, None, True, Reading(), bundle, STALL_TIMEOUT)
-        heads = OwnHeads(clients, give_up_after=60)
-        pace = Pace(
-            trial.connections,
+        clients = Clients(client, client, None, True, RequestOptions(), bundle, STALL_TIMEOUT)
+        inspector = HttpHeadClient(clients, give_up_after=60)
+        concurrency = ConcurrencyController(
+            trial.requests_in_flight,
             trial.part_size,
-            fixed_lanes=not trial.adaptive,
+            fixed_limit=not trial.adaptive,
             fixed_part=True,
-            most_lanes=16,
+            most=16,
         )
-        allotment = Allotment(
+        memory_budget = MemoryBudget(
             trial.budget,
-            pace,
+            concurrency,
             members=len(trial.channels),
             hedging=Hedging(trial.hedge),
             unit=1 if trial.splice else BUFFER_SIZE,
@@ -172,9 +172,9 @@ class SeedRun:
         pipes, buffers = PipePool(64 * PIPE_SIZE, most=64), BufferPool()
         channels: list[Channel] = []
         for each in trial.channels:
-            share = allotment.share()
-            supply = PipeStages(share, pipes) if trial.splice else MemoryStages(share, buffers)
-            channels.append(self._channel(each, source, supply, heads))
+            quota = memory_budget.quota()
+            supply = PipeStages(quota, pipes) if trial.splice else MemoryStages(quota, buffers)
+            channels.append(self._channel(each, source, supply, inspector))
         tasks: list[asyncio.Task[None]] = []
         try:
             async with asyncio.timeout(LONGEST):
@@ -183,7 +183,7 @@ class SeedRun:
                     tasks.append(self._loop.create_task(channel.run(), name=channel.name))
                 others = [self._loop.create_task(self._change())]
                 others += [
-                    self._loop.create_task(self._act(when, what, channels, tasks, allotment))
+                    self._loop.create_task(self._act(when, what, channels, tasks, memory_budget))
                     for when, what in trial.actions
                 ]
                 readers = [self._loop.create_task(self._read(each)) for each in trial.channels]
@@ -197,16 +197,16 @@ class SeedRun:
         for channel, task in zip(channels, tasks, strict=True):
             if not task.cancelled() and task.exception() is not None:
                 raise Broken(f"{channel.name} ended with what no channel may raise") from task.exception()
-            self._check(channel, allotment)
+            self._check(channel, memory_budget)
             channel.close()
         source.close()
-        heads.close()
+        inspector.close()
         await self._server.close()
         pipes.close()
         await asyncio.sleep(100)  # threads of a loop return, and sockets that are closed are told
         self.found.faults += self._server.struck
 
-    def _channel(self, each: ChannelTrial, source: Any, supply: Any, heads: OwnHeads) -> Channel:
+    def _channel(self, each: ChannelTrial, source: Any, supply: Any, inspector: HttpHeadClient) -> Channel:
         refs = [ObjectRef(BUCKET, key, len(data), etag(data)) for key, data in each.objects.items()]
         plan = Plan.of(refs, Arrangement(wrap=each.wrap, seed=each.shuffle, inflate=each.inflate))
         self._plans[each.name] = plan
@@ -217,14 +217,14 @@ class SeedRun:
             supply,
             directory=self._directory,
             policy=POLICY,
-            on_verdict=self._tell,
-            changes=Changes(each.policy, heads.find),
+            on_epoch_end=self._tell,
+            changes=Changes(each.policy, inspector.stat),
             when_failed=each.when_failed,
             framing="RecordIO" if each.when_failed == "poison" else None,
         )
 
     def _tell(self, trailer: Trailer) -> None:
-        self._verdicts[trailer.channel].append(trailer)
+        self._states[trailer.channel].append(trailer)
         self._told_at[trailer.channel, trailer.epoch] = self._loop.now - self._loop.paused
 
     async def _change(self) -> None:
@@ -243,7 +243,7 @@ class SeedRun:
         what: str,
         channels: list[Channel],
         tasks: list[asyncio.Task[None]],
-        allotment: Allotment,
+        memory_budget: MemoryBudget,
     ) -> None:
         await asyncio.sleep(when)
         self.found.faults[what] += 1
@@ -256,14 +256,14 @@ class SeedRun:
                 self._stopped.add(what)
                 for task in tasks:
                     task.cancel()
-            case "lanes":
-                allotment.change_lanes(1)
+            case "requests":
+                memory_budget.change_requests(1)
             case "budget":
-                allotment.change_budget(max(allotment.least_budget, self._trial.budget // 2))
+                memory_budget.change_budget(max(memory_budget.least_budget, self._trial.budget // 2))
             case "bandwidth":
-                allotment.bandwidth.change(50_000, self._loop.now)
+                memory_budget.bandwidth.change(50_000, self._loop.now)
             case _:
-                allotment.bandwidth.change(None, self._loop.now)
+                memory_budget.bandwidth.change(None, self._loop.now)
 
     # The reader
 
@@ -320,38 +320,40 @@ class SeedRun:
 
     # The judgement
 
-    def _check(self, channel: Channel, allotment: Allotment) -> None:
+    def _check(self, channel: Channel, memory_budget: MemoryBudget) -> None:
         each = next(one for one in self._trial.channels if one.name == channel.name)
-        now, verdicts, name = channel.statistics(), self._verdicts[channel.name], channel.name
-        if now.staged_bytes or now.inflight or allotment.active:
-            raise Broken(f"{name} holds {now.staged_bytes} bytes and {now.inflight} lanes at its end")
-        if dict(Counter(each.verdict for each in verdicts)) != now.epochs:
-            raise Broken(f"{name} counts {now.epochs} and told {verdicts}")
-        if [each.epoch for each in verdicts] != sorted({each.epoch for each in verdicts}):
-            raise Broken(f"{name} told epochs out of order, or twice: {verdicts}")
-        if now.written_bytes != sum(trailer.bytes_delivered for trailer in verdicts):
-            raise Broken(f"{name} wrote {now.written_bytes} bytes, by its trailers {verdicts}")
+        now, states, name = channel.statistics(), self._states[channel.name], channel.name
+        if now.reserved_bytes or now.requests_in_flight or memory_budget.active:
+            raise Broken(
+                f"{name} holds {now.reserved_bytes} bytes and {now.requests_in_flight} requests at its end"
+            )
+        if dict(Counter(each.state for each in states)) != now.epochs:
+            raise Broken(f"{name} counts {now.epochs} and told {states}")
+        if [each.epoch for each in states] != sorted({each.epoch for each in states}):
+            raise Broken(f"{name} told epochs out of order, or twice: {states}")
+        if now.written_bytes != sum(trailer.bytes_delivered for trailer in states):
+            raise Broken(f"{name} wrote {now.written_bytes} bytes, by its trailers {states}")
         if now.error is not None:
             self._blame(each, now.error)
         for got in self._got[name]:
             self.found.bytes += len(got.data)
             self.found.epochs[got.end] += 1
-            self._judge(each, got, now.error, {trailer.epoch: trailer for trailer in verdicts})
+            self._judge(each, got, now.error, {trailer.epoch: trailer for trailer in states})
         self.found.retries.update(now.retries)
         self.found.hedges.update(now.hedges)
 
-    def _judge(self, each: ChannelTrial, got: Got, error: str | None, verdicts: dict[int, Trailer]) -> None:
-        name, trailer = f"{each.name}_{got.epoch}", verdicts.get(got.epoch)
+    def _judge(self, each: ChannelTrial, got: Got, error: str | None, states: dict[int, Trailer]) -> None:
+        name, trailer = f"{each.name}_{got.epoch}", states.get(got.epoch)
         whole = got.end == "whole"
         if not self._right(each, got.epoch, bytes(got.data), whole=whole):
             raise Broken(f"{name}: {len(got.data)} bytes ({got.end}) are not the truth")
-        if whole and (trailer is None or trailer.verdict != "complete"):
+        if whole and (trailer is None or trailer.state != "complete"):
             raise Broken(f"{name} is whole for its reader, and the channel says {trailer}")
         if whole and trailer and trailer.bytes_delivered != len(got.data):
             raise Broken(f"{name} has {len(got.data)} bytes for its reader, and the channel says {trailer}")
         heard = self._told_at.get((each.name, got.epoch), 0.0) - got.left_at
         # To refetch, an object's HEAD is waited for.
-        if heard > PROMPT and trailer and trailer.verdict == "abandoned" and each.policy != "refetch":
+        if heard > PROMPT and trailer and trailer.state == "abandoned" and each.policy != "refetch":
             raise Broken(f"{name}: {heard:.3f} s until the channel noticed that its reader had left")
         if got.end == "error" and error is None and not self._stopped:
             raise Broken(f"{name} failed for its reader alone: {got.error}")

@@ -13,7 +13,7 @@ from typing import get_args
 
 import pytest
 
-from streamer.schedule.budget import Share
+from streamer.schedule.budget import ChannelQuota
 from tests.kit.seeds import run_seeds
 from tests.kit.virtual import Hang, virtual
 from tests.schedules.run import Broken, Found, prepare, run_seed
@@ -112,7 +112,9 @@ def test_a_byte_of_room_that_is_not_given_back_is_a_finding(monkeypatch):
     """The judge is judged: what holds breaks as soon as the product does."""
     prepare()
     run_seed(0)
-    give = Share.give
-    monkeypatch.setattr(Share, "give", lambda share, room: give(share, max(0, room - 1)))
+    give = ChannelQuota.give
+    monkeypatch.setattr(
+        ChannelQuota, "give", lambda quota, reserved_bytes: give(quota, max(0, reserved_bytes - 1))
+    )
     with pytest.raises(Broken, match="at its end|hangs"):
         run_seed(0)

@@ -23,7 +23,7 @@ FAULTS = (
 LASTING = {403: ("access denied",), 404: ("is gone", "no such object"), 412: ("was replaced",)}
 """Statuses that an object is answered with for good, and what the error must say."""
 
-Action = Literal["drain", "cancel", "lanes", "budget", "bandwidth", "no bandwidth"]
+Action = Literal["drain", "cancel", "requests", "budget", "bandwidth", "no bandwidth"]
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class SeedTrial:
     channels: tuple[ChannelTrial, ...]
     part_size: int
     budget: int
-    connections: int
+    requests_in_flight: int
     adaptive: bool
     hedge: float
     faults: dict[str, float]
@@ -102,7 +102,7 @@ class SeedTrial:
             channels=channels,
             part_size=part_size,
             budget=least * dice.choice([1, 1, 2, 4]),
-            connections=dice.choice([1, 2, 3, 8]),
+            requests_in_flight=dice.choice([1, 2, 3, 8]),
             adaptive=dice.random() < 0.3,
             hedge=dice.choice([0.0, 0.5]),
             faults=dict.fromkeys(kinds, rate / len(kinds)),

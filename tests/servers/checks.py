@@ -240,7 +240,7 @@ def refusals(site: Site) -> None:
     _agree(site, site.job("missing/", **quick), truth, expected=False)
     scheme, _, rest = site.server.url.partition("://")
     other = f"{'http' if scheme == 'https' else 'https'}://{rest}"
-    if site.transport != "kernel":
+    if site.transport != "splice":
         _agree(site, site.job("train/", url=other, **quick), truth, expected=False)
     if site.server.ca_bundle:
         _agree(site, site.job("train/", trusting=False, **quick), truth, expected=False)

@@ -14,7 +14,7 @@ from tests.servers.servers import KINDS, TLS
 
 BEGIN = "<!-- servers: begin; written by python -m tests.servers -->"
 END = "<!-- servers: end -->"
-TRANSPORTS = ("kernel", "copying", "portable")
+TRANSPORTS = ("splice", "buffered", "aiobotocore")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Tried:
 
 
 def _grouped(results: Iterable[Result]) -> str:
-    """`ceph deleted (kernel, copying), ...`."""
+    """`ceph deleted (splice, buffered), ...`."""
     found: defaultdict[str, list[str]] = defaultdict(list)
     for result in results:
         found[f"{result.server} {result.check}"].append(result.transport)
@@ -101,7 +101,7 @@ def table(tried: dict[str, Tried], rows: Iterable[str]) -> str:
     for scheme, words in (("", ""), (TLS, " over TLS")):
         checks = OVER_TLS if scheme else tuple(CHECKS)
         for transport in TRANSPORTS:
-            if scheme and transport == "kernel":
+            if scheme and transport == "splice":
                 continue
             cells.append(
                 [

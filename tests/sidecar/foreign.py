@@ -291,5 +291,5 @@ REFUSALS = (AssertionError, ValueError, OverflowError, MemoryError)
 
 
 if __name__ == "__main__":
-    name, where, count, *channels = sys.argv[1:]
-    print(json.dumps(globals()[name](where, int(count), *channels)))
+    name, context, count, *channels = sys.argv[1:]
+    print(json.dumps(globals()[name](context, int(count), *channels)))

@@ -12,7 +12,7 @@ import threading
 
 import pytest
 
-from sidecar.admin.access import MOST_CONNECTIONS, Guard
+from sidecar.admin.access import MOST_CONNECTIONS, AccessPolicy
 from tests.kit.browser import browser
 from tests.kit.harness import MORE_THAN_A_FIFO, fill
 from tests.kit.pipes import read_all
@@ -87,7 +87,7 @@ def test_pages_of_other_origins_are_refused(stub, tmp_path):
     fill(stub, [10], prefix="b/train/")
     with serving(stub, tmp_path) as running:
         own = {"Authorization": f"Bearer {TOKEN}", "Content_Type": "application/json"}
-        body = b'{"connections": 3}'
+        body = b'{"requests_in_flight": 3}'
         for origin in ("http://evil.example", "null", "http://127.0.0.1:1", "https://localhost"):
             assert ask(running, Origin=origin)[0] == 403
             assert ask(running, "/events", Origin=origin)[0] == 403
@@ -95,9 +95,9 @@ def test_pages_of_other_origins_are_refused(stub, tmp_path):
                 status, headers = ask(running, "/limits", method, body, Origin=origin, **own)
                 assert status == 403
                 assert not [name for name in headers if name.lower().startswith("access-control")]
-        assert running.status()["limits"]["connections_adapt"] is True
+        assert running.status()["limits"]["requests_in_flight_adapt"] is True
         assert ask(running, "/limits", "PATCH", body, Origin=running.url, **own)[0] == 200
-        assert running.status()["limits"]["connections"] == 3
+        assert running.status()["limits"]["requests_in_flight"] == 3
 
 
 def test_what_needs_the_token(stub, tmp_path):
@@ -131,11 +131,11 @@ def test_what_needs_the_token(stub, tmp_path):
 
 def test_elsewhere_than_on_loopback_names_are_the_operator_s():
     for host in ("0.0.0.0", "10.0.0.1", "::", "penstock"):
-        guard = Guard(host, token=None, protect_all=False)
-        assert guard.objection(method="GET", path="/", headers={"host": "penstock.ns.svc:9781"}) is None
+        guard = AccessPolicy(host, token=None, protect_all=False)
+        assert guard.check(method="GET", path="/", headers={"host": "penstock.ns.svc:9781"}) is None
     for host in ("127.0.0.1", "::1", "localhost", "127.3.2.1"):
-        guard = Guard(host, token=None, protect_all=False)
-        assert guard.objection(method="GET", path="/", headers={"host": "penstock.ns.svc"}).status == 421
+        guard = AccessPolicy(host, token=None, protect_all=False)
+        assert guard.check(method="GET", path="/", headers={"host": "penstock.ns.svc"}).status == 421
 
 
 def silent(address, text):
@@ -206,7 +206,7 @@ def test_a_key_is_no_markup_on_the_page(stub, tmp_path):
             complaints = []
             page.on("console", lambda message: complaints.append(message.text))
             page.goto(running.url)
-            page.wait_for_selector('[data-verdict][data-kind="failed"]')
+            page.wait_for_selector('[data-bottleneck][data-kind="failed"]')
             page.wait_for_function("document.querySelector('#why').textContent.includes('onerror')")
             assert page.title() == "Penstock"
             assert page.evaluate("document.querySelectorAll('img, main script').length") == 0

@@ -59,7 +59,7 @@ def test_cat_gives_up_while_it_lists():
     assert 2 <= seconds_said(done.stderr) <= MOST
 
 
-@pytest.mark.parametrize("transport", ["kernel", "copying", "portable"])
+@pytest.mark.parametrize("transport", ["splice", "buffered", "aiobotocore"])
 def test_cat_gives_up_in_a_body(stub, transport):
     """After 2 s, though a request alone may be silent for 30."""
     fill(stub, [3_000_000], prefix="b/data/")

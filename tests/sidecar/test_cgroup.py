@@ -71,12 +71,12 @@ def check(found) -> None:
 
 
 def test_kernel_transport(stub, tmp_path):
-    check(outcome(stub, tmp_path, wish="kernel", zipped=False))
+    check(outcome(stub, tmp_path, wish="splice", zipped=False))
 
 
 def test_over_tls_with_a_compressed_channel(secure, authority, tmp_path):
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
-    check(outcome(secure, tmp_path, wish="copying", zipped=True, CaBundle=str(tmp_path / "ca.pem")))
+    check(outcome(secure, tmp_path, wish="buffered", zipped=True, CaBundle=str(tmp_path / "ca.pem")))
 
 
 def test_a_process_that_takes_more_is_killed_and_seen_to_be():

@@ -242,10 +242,10 @@ def test_a_listing_of_several_pages(stub, tmp_path):
 @pytest.mark.parametrize(
     ("files", "options", "words"),
     [
-        (1024, {}, "kernel splice: plain HTTP to pipes"),
+        (1024, {}, "splice: plain HTTP to pipes"),
         (66, {}, "ulimit -n"),
         (1024, {"MemoryBudget": "1MiB", "PartSize": "64KiB"}, "raise MemoryBudget"),
-        (1024, {"Transport": "portable"}, "aiobotocore: asked for"),
+        (1024, {"Transport": "aiobotocore"}, "aiobotocore: asked for"),
     ],
 )
 def test_plan_says_which_transport_and_why(stub, tmp_path, files, options, words):
@@ -259,7 +259,7 @@ def test_plan_says_which_transport_and_why(stub, tmp_path, files, options, words
 def test_a_transport_that_cannot_be_is_an_error(stub, tmp_path):
     fill(stub, [10], prefix="b/data/")
     with open(tmp_path / "out", "wb") as out:
-        done = cat(stub, "s3://b/data/", "--transport", "kernel", capture_output=False, stdout=out, stderr=-1)
+        done = cat(stub, "s3://b/data/", "--transport", "splice", capture_output=False, stdout=out, stderr=-1)
     assert done.returncode == 2
     assert b"the output is not a pipe" in done.stderr
 

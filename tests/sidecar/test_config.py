@@ -108,14 +108,14 @@ def test_what_sagemaker_prints_for_unset_fields_is_accepted(tmp_path):
         ("Penstock__Hosts__Count", 0, "greater than or equal to 1"),
         ("Penstock__ShardBy", "bytes", "ShardBy has no meaning without a ShardedByS3Key channel"),
         (
-            "Penstock__Lanes",
+            "Penstock__Ranks",
             {"train": 2},
-            "each channel has it in a section of its own, `Penstock: {Lanes: 4}`",
+            "each channel has it in a section of its own, `Penstock: {Ranks: 4}`",
         ),
         ("Penstock__ChannelBandwidth", {"train": "1MB"}, "section of its own, `Penstock: {Bandwidth: 50MB}`"),
-        ("InputDataConfig__0__Penstock__Lanes", 0, "greater than or equal to 1"),
-        ("InputDataConfig__0__Penstock__Lanes", 65, "less than or equal to 64"),
-        ("InputDataConfig__0__Penstock__Lanes", "2", "InputDataConfig[0].Penstock.Lanes"),
+        ("InputDataConfig__0__Penstock__Ranks", 0, "greater than or equal to 1"),
+        ("InputDataConfig__0__Penstock__Ranks", 65, "less than or equal to 64"),
+        ("InputDataConfig__0__Penstock__Ranks", "2", "InputDataConfig[0].Penstock.Ranks"),
         ("InputDataConfig__0__Penstock__Bandwidth", 0, "greater than 0"),
         ("TrainingInputMode", "Pipe", "it belongs in AlgorithmSpecification"),
         ("InputDataConfig", [], "must have at least 1 item"),
@@ -124,7 +124,7 @@ def test_what_sagemaker_prints_for_unset_fields_is_accepted(tmp_path):
         ("Penstock__PartSize", "1KiB", "between 64KiB and 512MiB"),
         ("Penstock__FifoMode", 640, "quoted octal"),
         ("Penstock__FifoMode", "0999", "quoted octal"),
-        ("Penstock__Connections", 0, "greater than or equal to 1"),
+        ("Penstock__RequestsInFlight", 0, "greater than or equal to 1"),
         ("Penstock__BaseDirectory", "relative", "Penstock.BaseDirectory"),
         ("Penstock__Endpoint__Url", "127.0.0.1:9000", "Penstock.Endpoint.Url"),
         ("Penstock__Endpoint", {"Anonymous": True, "Profile": "me"}, "contradict each other"),
@@ -154,12 +154,12 @@ def test_channel_names_must_differ(tmp_path):
         load(tmp_path, job)
 
 
-@pytest.mark.parametrize(("lanes", "least"), [(None, "2 MiB"), (17, "34 MiB")])
-def test_the_budget_holds_two_parts_for_every_fifo(tmp_path, lanes, least):
-    job = document() if lanes is None else document(InputDataConfig__0__Penstock={"Lanes": lanes})
+@pytest.mark.parametrize(("ranks", "least"), [(None, "2 MiB"), (17, "34 MiB")])
+def test_the_budget_holds_two_parts_for_every_fifo(tmp_path, ranks, least):
+    job = document() if ranks is None else document(InputDataConfig__0__Penstock={"Ranks": ranks})
     assert load(tmp_path, job).budget >= 64 << 20
     job["Penstock"] = {"MemoryBudget": "1MiB"}
-    with pytest.raises(ConfigError, match=f"channels or lanes; raise it to {least} or lower PartSize"):
+    with pytest.raises(ConfigError, match=f"channels or rank FIFOs; raise it to {least} or lower PartSize"):
         load(tmp_path, job)
 
 
@@ -171,10 +171,10 @@ def named(**modes):
     return job
 
 
-def laned(count, **modes):
-    """Likewise; the first of them has so many lanes."""
+def ranked(count, **modes):
+    """Likewise; the first of them has so many rank FIFOs."""
     job = named(**modes)
-    job["InputDataConfig"][0]["Penstock"] = {"Lanes": count}
+    job["InputDataConfig"][0]["Penstock"] = {"Ranks": count}
     return job
 
 
@@ -200,16 +200,16 @@ def test_a_directory_must_not_be_where_a_fifo_comes(modes, clash):
 @pytest.mark.parametrize(
     ("modes", "words"),
     [
-        ({"train": "Pipe", "train-1": "Pipe"}, "'train-1' has the name of a lane of channel 'train'"),
-        ({"train": "Pipe", "train-7": "File"}, "'train-7' has the name of a lane of channel 'train'"),
+        ({"train": "Pipe", "train-1": "Pipe"}, "'train-1' has the name of a rank FIFO of channel 'train'"),
+        ({"train": "Pipe", "train-7": "File"}, "'train-7' has the name of a rank FIFO of channel 'train'"),
         ({"train": "Pipe", "train-1_0": "File"}, "is also the FIFO of epoch 0 of Pipe channel 'train-1'"),
-        ({"train": "File", "eval": "Pipe"}, "'train' in File mode: its Penstock section has Lanes"),
+        ({"train": "File", "eval": "Pipe"}, "'train' in File mode: its Penstock section has Ranks"),
         ({"train": "Pipe", "train-x": "Pipe", "train_0": "File", "eval-1": "Pipe"}, None),
     ],
 )
-def test_no_channel_may_be_taken_for_a_lane(modes, words):
+def test_no_channel_may_be_taken_for_a_rank_fifo(modes, words):
     """`train_0` may be a directory then: `train` has no FIFO of its own."""
-    document = laned(2, **modes)
+    document = ranked(2, **modes)
     if words is None:
         job = Job.model_validate(document)
         assert [job.fifos(channel) for channel in job.input_data_config][:2] == [
@@ -221,10 +221,10 @@ def test_no_channel_may_be_taken_for_a_lane(modes, words):
             Job.model_validate(document)
 
 
-def test_a_lane_has_a_name_that_a_channel_could_have():
-    Job.model_validate(laned(10, **{"x" * 62: "Pipe"}))
+def test_a_rank_fifo_has_a_name_that_a_channel_could_have():
+    Job.model_validate(ranked(10, **{"x" * 62: "Pipe"}))
     with pytest.raises(ValueError, match="more than 64 characters; shorten"):
-        Job.model_validate(laned(11, **{"x" * 62: "Pipe"}))
+        Job.model_validate(ranked(11, **{"x" * 62: "Pipe"}))
 
 
 @pytest.mark.parametrize(
@@ -287,7 +287,7 @@ def test_many_channels_and_names_in_two_cases_are_warned_of():
     assert warnings(Job.model_validate(many)) == ["21 channels; SageMaker itself takes at most 20"]
     (told,) = warnings(Job.model_validate(named(Train="Pipe", train="Pipe")))
     assert "SM_CHANNEL_TRAIN" in told
-    (told,) = warnings(Job.model_validate(laned(2, **{"train": "Pipe", "TRAIN-0": "Pipe"})))
+    (told,) = warnings(Job.model_validate(ranked(2, **{"train": "Pipe", "TRAIN-0": "Pipe"})))
     assert "SM_CHANNEL_TRAIN-0" in told
 
 
@@ -350,7 +350,7 @@ def test_the_job_is_frozen(tmp_path):
         ({"Join": "zip"}, {}, "is not one of 'tar' or 'arrow'"),
         ({"WhenFailed": "stop"}, {}, "is not one of 'hold', 'poison' or 'close'"),
         ({"WhenChanged": "ignore"}, {}, "is not one of 'fail', 'refetch' or 'skip'"),
-        ({"Transport": "copying"}, {}, "it belongs in Penstock"),
+        ({"Transport": "buffered"}, {}, "it belongs in Penstock"),
     ],
 )
 def test_what_a_channel_asks_for_must_be_possible(tmp_path, extras, channel, words):

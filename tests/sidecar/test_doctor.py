@@ -16,7 +16,7 @@ from aiohttp import web
 from tests.kit.harness import fill
 from tests.kit.processes import job, penstock, write_job
 from tests.kit.raw import answer, listing, raw_server
-from tests.kit.stub import fails, heads, whole
+from tests.kit.stub import fails, whole, with_headers
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_no_credentials(stub, tmp_path, monkeypatch):
 def test_an_endpoint_whose_etags_prove_nothing(stub, tmp_path, told):
     """What the run would refuse, doctor refuses."""
     fill(stub, [10], prefix="b/train/")
-    stub.script(*[heads(ETag=told)] * 100)
+    stub.script(*[with_headers(ETag=told)] * 100)
     found, code = examined(stub, tmp_path, fails_=["ETag train"])
     assert code == 5
     assert "listed as" in found["ETag train"]["text"]
@@ -137,7 +137,7 @@ def test_a_proxy_that_ignores_ranges(stub, tmp_path):
 @pytest.mark.parametrize(("seconds", "state"), [(300, "warning"), (-7200, "failure")])
 def test_the_clock_is_wrong(stub, tmp_path, seconds, state):
     fill(stub, [10], prefix="b/train/")
-    stub.script(heads(Date=formatdate(time.time() + seconds, usegmt=True)))
+    stub.script(with_headers(Date=formatdate(time.time() + seconds, usegmt=True)))
     found, code = examined(stub, tmp_path, fails_=["clock"] if state == "failure" else [])
     assert code == (3 if state == "failure" else 0)
     assert found["clock"]["state"] == state

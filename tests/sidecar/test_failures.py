@@ -105,7 +105,7 @@ def test_held_readers_notice_a_pause_once_the_cause_is_mended(stub, tmp_path):
         assert (code, all(f"{channel}: " in why for channel in readers)) == (503, True)
         for channel in readers:
             assert f'penstock_channel_failed{{channel="{channel}"}} 1.0' in running.get("/metrics")[1]
-            assert read_trailer(str(data), channel, 0).verdict == "failed"
+            assert read_trailer(str(data), channel, 0).state == "failed"
         assert [process.poll() for process in readers.values()] == [None] * 4
         faults.places.clear()
         assert penstock("restart", "--base-directory", str(tmp_path / "ml")).returncode == 0
@@ -147,13 +147,13 @@ def test_a_keeper_holds_what_has_failed_beyond_the_end_of_the_sidecar(stub, tmp_
 
 @pytest.mark.parametrize("policy", ["poison", "close"])
 def test_a_restart_goes_on_with_the_epoch_after_one_that_was_ended(stub, tmp_path, policy):
-    """Lanes fail one by one; what ended is over, and a new sidecar offers the next epoch."""
+    """Ranks fail one by one; what ended is over, and a new sidecar offers the next epoch."""
     found, _ = records("train", tfrecord.encode, objects=2)
     stub.objects |= found
     faults = Faults(stub, train=(65_536, fails(404, "NoSuchKey")))
     document = job(stub.url, tmp_path / "ml", "b/train/", PartSize="64KiB")
     extras = {"WhenFailed": policy} | ({"Framing": "TFRecord"} if policy == "poison" else {})
-    document["InputDataConfig"][0]["Penstock"] = {"Lanes": 2, **extras}
+    document["InputDataConfig"][0]["Penstock"] = {"Ranks": 2, **extras}
     data = tmp_path / "ml" / "input" / "data"
     with sidecar(write_job(tmp_path / "job.yaml", document)) as running:
         running.wait_for("ready")

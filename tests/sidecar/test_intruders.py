@@ -26,7 +26,7 @@ from tests.kit.users import NOBODY, root, two_users
 
 
 def opened(epoch):
-    return Trailer(channel="train", epoch=epoch, verdict="open", bytes_total=1)
+    return Trailer(channel="train", epoch=epoch, state="open", bytes_total=1)
 
 
 def as_nobody(code, *arguments, **options):

@@ -54,7 +54,7 @@ def shards(stub):
 
 def serving(stub, tmp_path, *, join):
     # Pages that the kernel splices are large, and a FIFO would hold all that is left of an epoch.
-    document = job(stub.url, tmp_path / "ml", "b/tars/", "b/rows/", Transport="copying")
+    document = job(stub.url, tmp_path / "ml", "b/tars/", "b/rows/", Transport="buffered")
     if join:
         for channel, name in zip(document["InputDataConfig"], ("tar", "arrow"), strict=True):
             channel["Penstock"] = {"Join": name}

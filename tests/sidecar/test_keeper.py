@@ -18,7 +18,7 @@ import pytest
 from streamer.formats.recordio import encode
 from streamer.helpers.keeper import address
 from streamer.readers import PipeReader
-from streamer.readers.core.position import Place
+from streamer.readers.core.position import ReaderPosition
 from streamer.trailer import read_trailer
 from tests.kit.harness import MORE_THAN_A_FIFO, fill
 from tests.kit.processes import Sidecar, job, leftovers, penstock, write_job
@@ -125,7 +125,7 @@ def place(stub, tmp_path):
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("transport", ["kernel", "portable"])
+@pytest.mark.parametrize("transport", ["splice", "aiobotocore"])
 def test_a_killed_sidecar_is_a_pause(stub, place, transport):
     """SIGKILL at seeded places, epoch turns among them; the reader is the same throughout."""
     content = fill(stub, SIZES, prefix="b/train/")
@@ -133,7 +133,7 @@ def test_a_killed_sidecar_is_a_pause(stub, place, transport):
     size, dice = len(content), random.Random(transport)
     kills = [dice.randrange(EPOCHS * size) for _ in range(3)] + [size, 2 * size - 1]
     killed(path, data, [sha(content)] * EPOCHS, kills)
-    assert [read_trailer(str(data), "train", epoch).verdict for epoch in range(EPOCHS)] == ["complete"] * 3
+    assert [read_trailer(str(data), "train", epoch).state for epoch in range(EPOCHS)] == ["complete"] * 3
     left = [name for name in leftovers(data.parent.parent) if name != ".penstock.keeper"]  # it ends by itself
     assert left == [f".train_{epoch}.penstock.json" for epoch in range(EPOCHS)]
 
@@ -203,10 +203,10 @@ def test_a_changed_plan_fails_by_name_and_the_fifo_stays_open(stub, place):
             assert "`penstock restart` goes on at the exact byte" in failed["do"]
             assert started.get("/readyz")[0] == 503
             trailer = read_trailer(str(data), "train", 0)
-            assert trailer.verdict == "failed"
+            assert trailer.state == "failed"
             assert trailer.bytes_delivered >= received
             assert started.end() == 6
-        assert read_trailer(str(data), "train", 0).verdict == "failed"
+        assert read_trailer(str(data), "train", 0).state == "failed"
 
 
 def test_a_keeper_that_dies_ends_the_sidecar_and_proves_nothing(stub, place):
@@ -219,7 +219,7 @@ def test_a_keeper_that_dies_ends_the_sidecar_and_proves_nothing(stub, place):
             file.read(10)
             os.kill(keeper_of(started), signal.SIGKILL)
             assert started.process.wait() == 7
-    assert read_trailer(str(data), "train", 0).verdict == "stopped"
+    assert read_trailer(str(data), "train", 0).state == "stopped"
     assert any("keeper" in event["event"] and "died" in event["event"] for event in started.events)
 
 
@@ -263,10 +263,10 @@ def test_resume_begins_where_a_state_was_taken(stub, place, tmp_path, monkeypatc
     records = [b"%d " % number * (number % 300) for number in range(20_000)]
     stub.objects["b/train/0"] = b"".join(map(encode, records))
     path, data = place(penstock={"PartSize": "64KiB"})
-    where = {"pipe_dir": str(data), "config_dir": str(data.parent / "config")}
+    context = {"pipe_dir": str(data), "config_dir": str(data.parent / "config")}
     with running(path) as started:
         started.wait_for("ready")
-        reader = PipeReader("train", state_dir=str(tmp_path / "ml" / "pipe_state"), **where)
+        reader = PipeReader("train", state_dir=str(tmp_path / "ml" / "pipe_state"), **context)
         list(reader)
         assert list(itertools.islice(reader, 15_000)) == records[:15_000]
         state = reader.state_dict()
@@ -276,7 +276,7 @@ def test_resume_begins_where_a_state_was_taken(stub, place, tmp_path, monkeypatc
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIARESUMED")
     with running(path, "--resume", json.dumps(state)) as started:
         started.wait_for("ready")
-        again = PipeReader("train", state_dir=str(tmp_path / "ml" / "pipe_state"), **where)
+        again = PipeReader("train", state_dir=str(tmp_path / "ml" / "pipe_state"), **context)
         again.load_state_dict(state)
         assert list(again) == records[15_000:]
         assert 'penstock_resumes_total{channel="train",of="epoch"} 1.0' in started.get("/metrics")[1]
@@ -285,7 +285,7 @@ def test_resume_begins_where_a_state_was_taken(stub, place, tmp_path, monkeypatc
         assert state["offset"] in starts
         assert min(starts[:8]) == state["offset"]  # of some 75, in hardly another order; then come epoch 2's
         trailer = read_trailer(str(data), "train", 1)
-        assert (trailer.verdict, trailer.bytes_skipped) == ("complete", state["offset"])
+        assert (trailer.state, trailer.bytes_skipped) == ("complete", state["offset"])
         assert list(again) == records
         assert started.end() == 0
 
@@ -293,7 +293,7 @@ def test_resume_begins_where_a_state_was_taken(stub, place, tmp_path, monkeypatc
 def test_resume_of_another_plan_is_refused(stub, place):
     fill(stub, [10], prefix="b/train/")
     path, _ = place()
-    state = Place("train", 0, offset=5, digest="0" * 64).state()
+    state = ReaderPosition("train", 0, offset=5, digest="0" * 64).state()
     done = penstock("run", "-c", path, "--resume", json.dumps(state))
     assert done.returncode == 2
     assert "--resume-anyway" in done.stderr

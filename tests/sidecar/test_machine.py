@@ -60,11 +60,11 @@ def test_no_space_for_a_trailer_is_waited_for(stub, tmp_path, small):
             os.set_blocking(reader.fileno(), False)
             assert reader.read(1) is None
             os.set_blocking(reader.fileno(), True)
-            assert read_trailer(str(data), "train", 0).verdict == "open"
+            assert read_trailer(str(data), "train", 0).state == "open"
             filler.unlink()
             assert reader.read(1) == b""
         assert got == truth
-        assert read_trailer(str(data), "train", 0).verdict == "complete"
+        assert read_trailer(str(data), "train", 0).state == "complete"
         # And before the first byte: the next epoch's FIFO cannot be prepared.
         filler = use_up(small)
         found: list[bytes] = []
@@ -143,10 +143,10 @@ def test_no_open_files_are_waited_for_without_spinning(stub, tmp_path):
         assert running.end() == 0
 
 
-@pytest.mark.parametrize("transport", ["copying", "kernel"])
-def test_few_open_files_are_fewer_lanes(stub, tmp_path, transport):
+@pytest.mark.parametrize("transport", ["buffered", "splice"])
+def test_few_open_files_are_fewer_requests(stub, tmp_path, transport):
     truth = fill(stub, [300_000] * 60, prefix="b/train/")
-    document = job(stub.url, tmp_path / "ml", "b/train/", Transport=transport, Connections=200)
+    document = job(stub.url, tmp_path / "ml", "b/train/", Transport=transport, RequestsInFlight=200)
     with sidecar(write_job(tmp_path / "job.yaml", document), prefix=limited(128)) as running:
         running.wait_for("ready")
         assert read_all(tmp_path / "ml" / "input" / "data" / "train_0") == truth
@@ -198,7 +198,7 @@ def private_names(place) -> list[str]:
     return prefix
 
 
-@pytest.mark.parametrize("transport", ["copying", "portable"])
+@pytest.mark.parametrize("transport", ["buffered", "aiobotocore"])
 def test_names_that_do_not_resolve_for_a_while(stub, proxy, tmp_path, transport):
     """At the start they are waited for, not ready and saying why; in mid-stream old addresses serve."""
     truth = fill(stub, [MORE_THAN_A_FIFO // 8] * 8, prefix="b/train/")
@@ -226,7 +226,7 @@ def test_names_that_do_not_resolve_for_a_while(stub, proxy, tmp_path, transport)
                     got += reader.read(1 << 16) or b""  # so that something is asked for
             os.set_blocking(reader.fileno(), True)
             proxy.accept()
-            if transport == "portable":  # its client looks names up by itself
+            if transport == "aiobotocore":  # its client looks names up by itself
                 hosts.write_text("127.0.0.1 storage.test\n")
             while data := reader.read(1 << 20):
                 got += data

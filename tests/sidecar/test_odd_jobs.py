@@ -49,7 +49,7 @@ WHOLE = {
             "RecordWrapperType": "None",
             "InputMode": "Pipe",
             "ShuffleConfig": {"Seed": 1},
-            "Penstock": {"WhenFailed": "poison", "Framing": "TFRecord", "Lanes": 2, "Bandwidth": "1MB"},
+            "Penstock": {"WhenFailed": "poison", "Framing": "TFRecord", "Ranks": 2, "Bandwidth": "1MB"},
         },
         {
             "ChannelName": "labels",
@@ -66,7 +66,7 @@ WHOLE = {
         "BaseDirectory": "/tmp/ml",
         "MemoryBudget": "64MiB",
         "PartSize": "1MiB",
-        "Connections": 8,
+        "RequestsInFlight": 8,
         "GiveUpAfter": 10,
         "StallTimeout": 5,
         "HedgeBudget": 0.1,

@@ -56,7 +56,7 @@ def test_two_channels_two_epochs_and_an_orderly_end(stub, tmp_path):
         ".train_0.penstock.json",
         ".train_1.penstock.json",
     ]
-    assert read_trailer(str(data), "train", 1).verdict == "complete"
+    assert read_trailer(str(data), "train", 1).state == "complete"
     assert penstock("probe", "--url", running.url).returncode == 1
 
 
@@ -80,7 +80,7 @@ def test_metrics_are_the_registry_s(stub, tmp_path):
             found[name] = labels
             assert family.documentation == METRICS[name].help
     assert found == {name: set(spec.labels) for name, spec in METRICS.items()}
-    assert re.search(r'penstock_epochs_total\{channel="train",verdict="complete"\} 1\.0', text)
+    assert re.search(r'penstock_epochs_total\{channel="train",trailer_state="complete"\} 1\.0', text)
     assert re.search(r'penstock_retries_total\{channel="train",kind="throttled"\} 0\.0', text)
     assert "process_cpu_seconds_total" in text
 
@@ -189,7 +189,7 @@ def test_sigterm_cuts_off_an_epoch_that_nobody_reads_on(stub, tmp_path):
             assert 0 < len(reader.readall()) < MORE_THAN_A_FIFO
         missing = running.wait_for("cut off")["missing_bytes"]
         trailer = read_trailer(str(data), "train", 0)
-        assert (trailer.verdict, trailer.bytes_total - trailer.bytes_delivered) == ("stopped", missing)
+        assert (trailer.state, trailer.bytes_total - trailer.bytes_delivered) == ("stopped", missing)
 
 
 def test_a_second_signal_ends_at_once(stub, tmp_path):
@@ -270,7 +270,7 @@ def test_a_killed_sidecar_leaves_no_proof(stub, tmp_path):
             running.end(signal.SIGKILL)
             assert len(reader.readall()) < MORE_THAN_A_FIFO - 1000
     trailer = read_trailer(str(data), "train", 0)
-    assert (trailer.verdict, trailer.bytes_total) == ("open", MORE_THAN_A_FIFO)
+    assert (trailer.state, trailer.bytes_total) == ("open", MORE_THAN_A_FIFO)
 
 
 def test_a_restarted_sidecar_serves_a_reader_that_waits(stub, tmp_path):

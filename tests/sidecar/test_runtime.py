@@ -248,7 +248,7 @@ def test_readers_of_an_earlier_run_start_again_at_epoch_0(tmp_path):
     assert (tmp_path / "pipe_state" / ".train-pipe_mode-state").read_text() == "2"
 
 
-def test_readers_of_lanes_start_again_at_epoch_0_too(tmp_path):
+def test_readers_of_rank_fifos_start_again_at_epoch_0_too(tmp_path):
     states = [tmp_path / "pipe_state" / f".{name}-pipe_mode-state" for name in ("eval-0", "eval-1", "eval-2")]
     states[0].parent.mkdir()
     for state in states:

@@ -168,8 +168,12 @@ def test_planted_secrets_are_nowhere(stub, planted):
                 said += events.readline().decode()
             shown = [
                 penstock("top", "--once", "--url", running.url),
-                penstock("set", "--url", running.url, "--token-file", f"{planted}/wrong", "connections=3"),
-                penstock("set", "--url", running.url, "--token-file", f"{planted}/token", "connections=3"),
+                penstock(
+                    "set", "--url", running.url, "--token-file", f"{planted}/wrong", "requests_in_flight=3"
+                ),
+                penstock(
+                    "set", "--url", running.url, "--token-file", f"{planted}/token", "requests_in_flight=3"
+                ),
                 penstock("probe", "--url", running.url),
             ]
             said += processes() + files(planted / "ml")

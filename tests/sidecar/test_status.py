@@ -53,12 +53,12 @@ def test_page_events_and_top(stub, tmp_path):
         assert event["ready"] is True
         assert (channel["name"], channel["source"]) == ("train", "s3://b/train/")
         assert (channel["objects"], channel["bytes"], channel["written"]) == (2, len(truth), len(truth))
-        assert channel["verdict"]["text"]
+        assert channel["bottleneck"]["text"]
         # One listing at 5, and at least 4 parts at 0.4, thousandths of a dollar per thousand.
         assert event["requests"]["dollars"] >= (1 * 0.005 + 4 * 0.0004) / 1000
         shown = penstock("top", "--once", "--url", running.url, env={**os.environ, "COLUMNS": "120"})
         assert shown.returncode == 0, shown.stderr
-        for words in ("train", "s3://b/train/", "verdict", "epoch 1", "2 objects", "connections"):
+        for words in ("train", "s3://b/train/", "bottleneck", "epoch 1", "2 objects", "requests"):
             assert words in shown.stdout
         assert running.end() == 0
 
@@ -91,17 +91,18 @@ def test_limits_change_while_it_runs(stub, tmp_path, token):
         def set_(*limits):
             return penstock("set", "--url", running.url, "--token-file", token, *limits)
 
-        done = set_("connections=3", "memory_budget=16MiB", "bandwidth=1GB")
+        done = set_("requests_in_flight=3", "memory_budget=16MiB", "bandwidth=1GB")
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout) == {
-            "bandwidth": 10**9, "connections": 3, "connections_adapt": False, "memory_budget": 16 * MIB,
+            "bandwidth": 10**9, "requests_in_flight": 3, "requests_in_flight_adapt": False,
+            "memory_budget": 16 * MIB,
             "channel_bandwidth": {"train": 1},
         }  # fmt: skip
         assert reader.is_alive()
         assert running.status()["channels"]["train"]["seconds"]["limited"] > 0
-        assert running.status()["channels"]["train"]["limit"] == 3
-        lifted = json.loads(set_("train.bandwidth=none", "bandwidth=none", "connections=auto").stdout)
-        assert (lifted["bandwidth"], lifted["connections_adapt"]) == (None, True)
+        assert running.status()["channels"]["train"]["requests_in_flight_limit"] == 3
+        lifted = json.loads(set_("train.bandwidth=none", "bandwidth=none", "requests_in_flight=auto").stdout)
+        assert (lifted["bandwidth"], lifted["requests_in_flight_adapt"]) == (None, True)
         assert lifted["channel_bandwidth"] == {"train": None}
         reader.join()
         assert got == [truth]
@@ -111,9 +112,9 @@ def test_limits_change_while_it_runs(stub, tmp_path, token):
 REFUSED = {
     "memory_budget=64KiB": "the least is",
     "eval.bandwidth=1MB": "no Pipe channel is called 'eval'",
-    "connections=0": "connections",
-    "connections=many": "is no number",
-    "train.connections=3": "a channel has a bandwidth alone",
+    "requests_in_flight=0": "requests_in_flight",
+    "requests_in_flight=many": "is no number",
+    "train.requests_in_flight=3": "a channel has a bandwidth alone",
     "speed=3": "write bandwidth=200MB",
     "memory_budget=none": "must be a size",
 }
@@ -137,11 +138,11 @@ def test_without_a_token_limits_are_fixed(stub, tmp_path, token):
     fill(stub, [10], prefix="b/train/")
     with serving(stub, tmp_path, "b/train/") as running:
         running.wait_for("ready")
-        done = penstock("set", "--url", running.url, "--token-file", token, "connections=3")
+        done = penstock("set", "--url", running.url, "--token-file", token, "requests_in_flight=3")
         assert done.returncode == 2
         assert "names no Penstock.Admin.TokenFile" in done.stderr
         assert running.end() == 0
-    gone = penstock("set", "--url", running.url, "--token-file", token, "connections=3")
+    gone = penstock("set", "--url", running.url, "--token-file", token, "requests_in_flight=3")
     assert gone.returncode == 7
     assert "is it running" in gone.stderr
 
@@ -182,7 +183,7 @@ def test_the_admin_token_goes_to_the_sidecar_alone(tmp_path, monkeypatch, token)
         for proxy in ("http_proxy", "HTTP_PROXY"):
             monkeypatch.setenv(proxy, other.url)
         with raw_server(lambda request: answer(302, Location=other.url + request.target)) as own:
-            done = penstock("set", "--url", own.url, "--token-file", token, "connections=3")
+            done = penstock("set", "--url", own.url, "--token-file", token, "requests_in_flight=3")
             assert done.returncode == 2
             assert penstock("top", "--url", own.url, "--token-file", token).returncode == 2
             assert penstock("probe", "--url", own.url).returncode == 1

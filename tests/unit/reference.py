@@ -58,18 +58,18 @@ def permutation(n, seed, epoch):
     return [image(position) for position in range(n)]
 
 
-def stream(found, *, epoch, wrap=False, seed=None, host=0, hosts=1, by="count", lane=0, lanes=1):
+def stream(found, *, epoch, wrap=False, seed=None, host=0, hosts=1, by="count", rank=0, ranks=1):
     """The bytes of `<channel>_<epoch>` on one host: shuffle, then shard, then wrap (contract §3.2, §3.3).
 
-    With lanes those of `<channel>-<lane>_<epoch>`: docs/semantics.md, Lanes.
+    With rank FIFOs those of `<channel>-<rank FIFO>_<epoch>`: docs/semantics.md, Rank FIFOs.
     """
     order = range(len(found)) if seed is None else permutation(len(found), seed, epoch)
     entries = [b"".join(record(item) if wrap else item for item in found[index]) for index in order]
     if by == "count":
-        return b"".join(entries[host::hosts][lane::lanes])
-    loads, shares = [0] * (hosts * lanes), [b""] * (hosts * lanes)
+        return b"".join(entries[host::hosts][rank::ranks])
+    loads, shares = [0] * (hosts * ranks), [b""] * (hosts * ranks)
     for entry in entries:
         lightest = loads.index(min(loads))
         loads[lightest] += max(1, len(entry))
         shares[lightest] += entry
-    return shares[hosts * lane + host]
+    return shares[hosts * rank + host]

@@ -127,9 +127,9 @@ def test_any_channel_streams_what_the_reference_says(channel, arrangement, epoch
     for part in cut(plan.segments(epoch), part_size=lambda: part_size, epoch=epoch):
         assert (part.epoch, part.offset) == (epoch, len(delivered))
         assert part.body <= part_size
-        assert len(part.head) + len(part.tail) <= MAX_LITERALS
+        assert len(part.leading) + len(part.trailing) <= MAX_LITERALS
         body = bytes_of(store, part.object, part.start, part.end) if part.body else b""
-        delivered += part.head + body + part.tail
+        delivered += part.leading + body + part.trailing
         assert len(delivered) - part.offset == len(part) > 0
     assert delivered == due
 
@@ -149,13 +149,13 @@ def test_shards_by_count_are_disjoint_whole_and_even(channel, wrap, seed, count,
 
 @settings(max_examples=200, deadline=None)
 @given(channels(), arrangements, st.integers(0, 3), st.integers(1, 6))
-def test_lanes_stream_what_the_reference_says(channel, arrangement, epoch, count):
+def test_rank_fifos_stream_what_the_reference_says(channel, arrangement, epoch, count):
     """Every FIFO of a channel of any kind, and that no entry is in two of them or in none."""
     kind, store, uri, attributes = channel
     rows, shard = reference.rows(kind, store, uri, attributes), arrangement.shard
     whole = planned(channel, arrangement)
-    lanes = whole.lanes(count)
-    for lane, plan in enumerate(lanes):
+    ranks = whole.ranks(count)
+    for rank, plan in enumerate(ranks):
         due = reference.stream(
             rows,
             epoch=epoch,
@@ -164,8 +164,8 @@ def test_lanes_stream_what_the_reference_says(channel, arrangement, epoch, count
             host=shard.index,
             hosts=shard.count,
             by=shard.by,
-            lane=lane,
-            lanes=count,
+            rank=rank,
+            ranks=count,
         )
         found = b"".join(
             part.data if isinstance(part, Literal) else bytes_of(store, part.object, part.start, part.end)
@@ -173,14 +173,14 @@ def test_lanes_stream_what_the_reference_says(channel, arrangement, epoch, count
         )
         assert found == due
         assert plan.total_bytes(epoch) == len(due)
-    dealt = [list(plan.order(epoch)) for plan in lanes]
-    if shard.by == "count":  # then lanes change nothing for a host
+    dealt = [list(plan.order(epoch)) for plan in ranks]
+    if shard.by == "count":  # then rank FIFOs change nothing for a host
         assert sorted(itertools.chain(*dealt)) == sorted(whole.order(epoch))
         assert max(map(len, dealt)) - min(map(len, dealt)) <= 1
     everywhere = [
         index
         for host in range(shard.count)
-        for plan in Plan(whole.entries, seed=whole.seed, shard=Shard(host, shard.count, shard.by)).lanes(
+        for plan in Plan(whole.entries, seed=whole.seed, shard=Shard(host, shard.count, shard.by)).ranks(
             count
         )
         for index in plan.order(epoch)
@@ -189,10 +189,10 @@ def test_lanes_stream_what_the_reference_says(channel, arrangement, epoch, count
 
 
 @given(st.lists(st.integers(0, 1000), max_size=40), st.none() | st.integers(0, 9), st.integers(1, 8))
-def test_lanes_by_bytes_differ_by_one_entry(sizes, seed, count):
+def test_rank_fifos_by_bytes_differ_by_one_entry(sizes, seed, count):
     refs = [ObjectRef("b", f"{i}", size, "e") for i, size in enumerate(sizes)]
-    lanes = Plan.of(refs, Arrangement(seed=seed, shard=Shard(by="bytes"))).lanes(count)
-    loads = [sum(max(1, sizes[entry]) for entry in plan.order(1)) for plan in lanes]
+    ranks = Plan.of(refs, Arrangement(seed=seed, shard=Shard(by="bytes"))).ranks(count)
+    loads = [sum(max(1, sizes[entry]) for entry in plan.order(1)) for plan in ranks]
     assert sum(loads) == sum(max(1, size) for size in sizes)
     assert max(loads) - min(loads) <= max(1, *sizes, 1)
 
@@ -202,16 +202,16 @@ def test_digests_made_together_are_those_made_alone(wrap, seed, shard, count):
     entries = Entries(wrap=wrap)
     for size in (0, 3):
         entries.add(ObjectRef("b", f"{size}", size, "e"))
-    lanes = Plan(entries, seed=seed, shard=shard).lanes(count)
-    assert len({plan.digest for plan in lanes}) == count
-    for plan in reversed(lanes):
+    ranks = Plan(entries, seed=seed, shard=shard).ranks(count)
+    assert len({plan.digest for plan in ranks}) == count
+    for plan in reversed(ranks):
         assert plan.digest == Plan(entries, seed=seed, shard=plan.shard).digest
 
 
 @pytest.mark.parametrize(("index", "count"), [(-1, 2), (2, 2), (0, 0)])
-def test_a_lane_outside_the_lanes_is_refused(index, count):
-    with pytest.raises(ConfigError, match=f"lane {index} of {count}"):
-        Shard().lane(index, count)
+def test_a_rank_fifo_outside_the_rank_fifos_is_refused(index, count):
+    with pytest.raises(ConfigError, match=f"rank {index} of {count}"):
+        Shard().rank(index, count)
 
 
 @given(st.lists(st.integers(0, 1000), max_size=40), st.none() | st.integers(0, 9), st.integers(1, 8))
@@ -290,7 +290,7 @@ def test_a_wrapped_object_is_one_record(size):
         epoch=0,
     )
     body = b"12345"[:size]
-    assert part.head + body + part.tail == encode(body)
+    assert part.leading + body + part.trailing == encode(body)
     assert part.ends_object == bool(size)
 
 
@@ -312,7 +312,7 @@ def test_literals_ride_on_the_parts_beside_them():
             epoch=0,
         )
     )
-    assert [(part.head, part.body, part.tail) for part in parts] == [(b"ab", 8, b"cd"), (b"", 8, b"")]
+    assert [(part.leading, part.body, part.trailing) for part in parts] == [(b"ab", 8, b"cd"), (b"", 8, b"")]
     (small, *_, last) = cut([Literal(b"x" * 200_000)], part_size=lambda: 1 << 20, epoch=0)
     assert (len(small), small.body) == (65536, 0)
     assert last.offset + len(last) == 200_000

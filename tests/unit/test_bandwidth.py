@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamer.schedule.bandwidth import BURST, Bandwidth
-from streamer.schedule.budget import Allotment
-from streamer.schedule.concurrency import Pace
+from streamer.schedule.budget import MemoryBudget
+from streamer.schedule.concurrency import ConcurrencyController
 
 
 @given(st.integers(1, 10**9), st.lists(st.tuples(st.integers(1, 10**7), st.floats(0, 2)), max_size=50))
@@ -44,8 +44,8 @@ def test_a_change_holds_at_once():
 
 
 def test_a_channel_waits_for_the_stricter_of_both_limits():
-    whole = Allotment(1000, Pace(8, 4), members=2)
-    one, other = whole.share(), whole.share()
+    whole = MemoryBudget(1000, ConcurrencyController(8, 4), members=2)
+    one, other = whole.quota(), whole.quota()
     assert not one.limited
     whole.bandwidth.change(100, 0.0)
     one.bandwidth.change(50, 0.0)

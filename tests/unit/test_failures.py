@@ -18,7 +18,7 @@ from streamer.formats.crc import masked_crc32c
 from streamer.formats.recordio import RecordIOReader
 from streamer.formats.tfrecord import TFRecordReader
 from streamer.relay.deliver import frame_aligner as failures
-from streamer.relay.deliver.frame_aligner import MOST_HELD, POISON, Records
+from streamer.relay.deliver.frame_aligner import MOST_HELD, POISON, FrameAligner
 from tests.sidecar import foreign
 
 ENCODE = {"RecordIO": recordio.encode, "TFRecord": tfrecord.encode}
@@ -39,7 +39,7 @@ payloads = st.lists(st.binary(max_size=60), max_size=8)
     ("error", "words"),
     [
         (errors.Denied("x"), "give the credentials s3:GetObject"),
-        (errors.Gone("x"), "put the object back"),
+        (errors.ObjectMissing("x"), "put the object back"),
         (errors.SourceChanged("x"), "put the listed version back"),
         (errors.GaveUp("x"), "see to the endpoint"),
         (errors.BadAnswer("x"), "see to the endpoint"),
@@ -118,7 +118,7 @@ def test_what_leaves_are_whole_records(data, framing, most):
     borders = {sum(map(len, frames[:count])) for count in range(len(frames) + 1)}
     held_back, failures.MOST_HELD = failures.MOST_HELD, most
     try:
-        records, sent, at = Records(framing, known=True), b"", 0
+        records, sent, at = FrameAligner(framing, known=True), b"", 0
         while at < len(stream):
             size = data.draw(st.integers(1, 40))
             sent += records.pass_on(stream[at : at + size])
@@ -135,14 +135,14 @@ def test_what_leaves_are_whole_records(data, framing, most):
 
 def test_the_parts_of_a_record_may_leave_one_by_one():
     whole = parts(b"abcdefghijkl")
-    records = Records("RecordIO", known=True)
+    records = FrameAligner("RecordIO", known=True)
     assert [len(records.pass_on(whole[at : at + 6])) for at in range(0, 36, 6)] == [0, 12, 0, 12, 0, 12]
 
 
 def test_a_long_record_is_not_copied_for_each_piece():
     """What is held is looked at when it is whole, so the time is that of its bytes."""
     frame = tfrecord.encode(os.urandom(MOST_HELD - 100))
-    records = Records("TFRecord", known=True)
+    records = FrameAligner("TFRecord", known=True)
     assert [records.pass_on(frame[at : at + 1000]) for at in range(0, len(frame) - 1000, 1000)].count(
         b""
     ) > 8000
@@ -152,7 +152,7 @@ def test_a_long_record_is_not_copied_for_each_piece():
 @pytest.mark.parametrize("framing", ["RecordIO", "TFRecord"])
 def test_what_is_not_known_passes_and_is_no_border(framing):
     frame = ENCODE[framing](b"0123456789")
-    records = Records(framing, known=False)
+    records = FrameAligner(framing, known=False)
     assert records.pass_on(frame[3:]) == frame[3:]
     assert not records.at_border
     records.begins()

@@ -8,7 +8,7 @@ from streamer.trailer import Trailer, fifo_path
 
 def test_a_trailer_that_was_half_written_goes(tmp_path):
     def opening(epoch: int) -> Trailer:
-        return Trailer(channel="train", epoch=epoch, verdict="open", bytes_total=1, digest="d")
+        return Trailer(channel="train", epoch=epoch, state="open", bytes_total=1, digest="d")
 
     half = tmp_path / ".train_2.penstock.json.4711.tmp"
     other = tmp_path / ".train_2.penstock.json.4711.tmp.mine"

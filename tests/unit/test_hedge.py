@@ -7,10 +7,10 @@ import random
 import pytest
 
 from streamer.plan import ObjectRef, Part
-from streamer.relay.fetch.hedger import Race
+from streamer.relay.fetch.hedger import Hedge
 from streamer.relay.staging.buffers import BufferPool, MemoryStage
-from streamer.relay.statistics import Tally
-from streamer.schedule.hedging import CREDIT, LEAST_PATIENCE, MOST_PATIENCE, Hedging, Look
+from streamer.relay.statistics import ChannelCounters
+from streamer.schedule.hedging import CREDIT, LEAST_PATIENCE, MOST_PATIENCE, HeadSample, Hedging
 from streamer.units import MIB
 from tests.kit.bodies import Arriving
 
@@ -26,9 +26,9 @@ def learnt(
     return hedging
 
 
-def looks(*, seconds: float, came: int, starved: float = 1.0) -> tuple[Look, Look]:
-    before = Look(10.0, MIB, 3.0)
-    return before, Look(10.0 + seconds, MIB + came, 3.0 + starved * seconds)
+def looks(*, seconds: float, came: int, starved: float = 1.0) -> tuple[HeadSample, HeadSample]:
+    before = HeadSample(10.0, MIB, 3.0)
+    return before, HeadSample(10.0 + seconds, MIB + came, 3.0 + starved * seconds)
 
 
 def test_patience_is_learned_from_first_bytes():
@@ -94,17 +94,17 @@ DATA = b"0123456789"
 @pytest.mark.parametrize("pieces", [(3, 4, 3), (10,), (1,) * 10, (6, 4)])
 def test_what_both_requests_bring_comes_once(pieces):
     """The first has brought six bytes since the second was sent: those of the second are thrown away."""
-    won, tally = [], Tally()
+    won, counters = [], ChannelCounters()
     part = Part(0, ObjectRef("b", "k", 10, "e"), 0, 10, 0)
-    stage = MemoryStage(part, BufferPool(), on_change=lambda: None, tally=tally)
+    stage = MemoryStage(part, BufferPool(), on_change=lambda: None, counters=counters)
     first, second = Arriving(DATA), Arriving(DATA)
     stage.attach(first)
     first.arrive(6)
-    race = Race(second, stage, 0, lambda: won.append(stage.received))
+    race = Hedge(second, stage, 0, lambda: won.append(stage.received))
     race.advance()
     for size in pieces:
         second.arrive(size)
     first.arrive(4)
     assert b"".join(iter(lambda: stage.take(100), b"")) == DATA
     assert (second.left, race.thrown_away, won) == (0, 6, [6])
-    assert tally.received_bytes == 10
+    assert counters.received_bytes == 10

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.job.resume import Begin, begins, load_saved, parse_saved
+from sidecar.job.resume import StartPosition, begins, load_saved, parse_saved
 from streamer.errors import ConfigError, SourceChanged
 from streamer.helpers.keeper_client import Held
-from streamer.plan import NOWHERE, Literal, Mark, ObjectRef, Plan, Position, Segment, cut
+from streamer.plan import NOWHERE, Literal, ObjectRef, Plan, Position, ResumePoint, Segment, cut
 from streamer.plan.parts import rest
-from streamer.readers.core.position import Place
+from streamer.readers.core.position import ReaderPosition
 from streamer.readers.torch.progress import Progress, Start
 
 CONTENTS = {"": b"", "a": bytes(range(200)), "b": b"", "c": b"xyz" * 40, "d": b"q"}
@@ -29,7 +29,7 @@ def bytes_of(items):
 
 def bytes_of_parts(parts):
     return b"".join(
-        part.head + CONTENTS[part.object.key][part.start : part.end] + part.tail for part in parts
+        part.leading + CONTENTS[part.object.key][part.start : part.end] + part.trailing for part in parts
     )
 
 
@@ -56,7 +56,7 @@ def test_cut_from_any_byte_gives_the_rest_of_the_stream(found, start, part_size)
 
 
 PLAN = Plan.of([objects["a"], objects["c"]])
-STATE = Place("train", 2, offset=70, skip=3, records=11, digest=PLAN.digest).state()
+STATE = ReaderPosition("train", 2, offset=70, skip=3, records=11, digest=PLAN.digest).state()
 
 
 def held(**fields):
@@ -68,7 +68,7 @@ def test_what_a_reader_saves_is_what_resume_takes(tmp_path):
     (tmp_path / "state.json").write_text(json.dumps([STATE]))
     assert load_saved(str(tmp_path / "state.json")) == parse_saved(json.dumps(STATE))
     begin = begins({"train": PLAN}, {}, parse_saved(json.dumps(STATE)), anyway=False)["train"]
-    assert begin == Begin(Position(2, 70, skipped=70))
+    assert begin == StartPosition(Position(2, 70, skipped=70))
 
 
 @pytest.mark.parametrize(
@@ -93,10 +93,10 @@ def test_a_state_file_that_is_not_there(tmp_path):
 
 
 def test_a_state_of_several_channels_is_one_of_each():
-    starts = [Start(Place.of(STATE, "train")), Start(Place("eval", 1, offset=5))]
+    starts = [Start(ReaderPosition.of(STATE, "train")), Start(ReaderPosition("eval", 1, offset=5))]
     state = json.dumps(Progress(starts, 7).state())
-    other = json.dumps(Place("test", 0).state())
-    assert parse_saved(state) == parse_saved(json.dumps([STATE, Place("eval", 1, offset=5).state()]))
+    other = json.dumps(ReaderPosition("test", 0).state())
+    assert parse_saved(state) == parse_saved(json.dumps([STATE, ReaderPosition("eval", 1, offset=5).state()]))
     assert parse_saved(f"[{state}, {other}]").keys() == {"train", "eval", "test"}
     with pytest.raises(ConfigError, match="two states of channel train"):
         parse_saved(f"[{state}, {json.dumps(STATE)}]")
@@ -117,7 +117,7 @@ def test_a_state_behind_the_end_is_refused_even_so():
 
 def test_what_a_keeper_holds_goes_before_a_state():
     begin = begins({"train": PLAN}, held(skipped=20), parse_saved(json.dumps(STATE)), anyway=False)["train"]
-    assert begin == Begin(Position(1, 70, skipped=20), held=True)
+    assert begin == StartPosition(Position(1, 70, skipped=20), held=True)
 
 
 def test_a_held_fifo_of_another_plan_fails_by_name():
@@ -137,7 +137,7 @@ def test_what_left_its_plan_is_not_continued(anyway):
 
 def test_a_fifo_that_no_reader_has_opened_takes_any_plan():
     untouched = held(epoch=0, state="idle", accepted=0, digest="0" * 64)
-    assert begins({"train": PLAN}, untouched, {}, anyway=False)["train"] == Begin()
+    assert begins({"train": PLAN}, untouched, {}, anyway=False)["train"] == StartPosition()
 
 
 def test_a_held_channel_that_the_job_has_not():
@@ -145,7 +145,7 @@ def test_a_held_channel_that_the_job_has_not():
         begins({}, held(), {}, anyway=False)
 
 
-@pytest.mark.parametrize("fields", [(0, -1), (-1, 0), (0, 3, 4), (0, 3, 0, Mark(9, 4))])
+@pytest.mark.parametrize("fields", [(0, -1), (-1, 0), (0, 3, 4), (0, 3, 0, ResumePoint(9, 4))])
 def test_places_that_cannot_be(fields):
     with pytest.raises(ValueError, match="no such place"):
         Position(*fields)

@@ -13,7 +13,7 @@ from botocore.credentials import ReadOnlyCredentials
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamer.s3.client.session import Reading
+from streamer.s3.client.session import RequestOptions
 from streamer.s3.signing.sigv4 import GetSigner
 
 AKID, SECRET = "AKIDEXAMPLE", "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"
@@ -42,7 +42,7 @@ extras = st.fixed_dictionaries(
     },
 )
 readings = st.builds(
-    Reading,
+    RequestOptions,
     requester_pays=st.booleans(),
     sse_customer_key=st.one_of(st.none(), st.binary(min_size=32, max_size=32)),
 )

@@ -12,9 +12,9 @@ from streamer.plan import ObjectRef, Part
 from streamer.relay.staging.buffers import BufferPool, MemoryStages
 from streamer.relay.staging.pipes import PipePool, PipeStages
 from streamer.relay.staging.stage import Stages
-from streamer.relay.statistics import Tally
-from streamer.schedule.budget import Allotment
-from streamer.schedule.concurrency import Pace
+from streamer.relay.statistics import ChannelCounters
+from streamer.schedule.budget import MemoryBudget
+from streamer.schedule.concurrency import ConcurrencyController
 from streamer.units import MIB
 from tests.kit.bodies import Arrived, Arriving
 
@@ -22,7 +22,7 @@ HEAD, BODY, TAIL = b"a header", b"a body of some bytes", b"pad"
 
 
 def supplies() -> list[Stages]:
-    shares = [Allotment(64 * MIB, Pace(4, 4 * MIB)).share() for _ in range(2)]
+    shares = [MemoryBudget(64 * MIB, ConcurrencyController(4, 4 * MIB)).quota() for _ in range(2)]
     return [MemoryStages(shares[0], BufferPool()), PipeStages(shares[1], PipePool(64 * MIB, most=16))]
 
 
@@ -40,7 +40,7 @@ def narrow() -> Iterator[int]:
 def test_what_was_taken_before_an_error_is_counted(supply, narrow):
     """A delivery that did not know of the header waited for its eight bytes for ever."""
     part = Part(0, ObjectRef("b", "k", len(BODY), "e"), 0, len(BODY), 0, HEAD, TAIL)
-    stage = supply.make(part, on_change=lambda: None, tally=Tally())
+    stage = supply.make(part, on_change=lambda: None, counters=ChannelCounters())
     stage.attach(Arrived(BODY))
     counts = [stage.drain_into(narrow)]
     with pytest.raises(PermissionError):
@@ -60,7 +60,7 @@ def test_delivery_looks_for_what_came_after_a_full_socket_was_emptied():
     """The body is parked again then, and calls nobody for the few bytes that are still to come."""
     data, changes = bytes(3 * MIB), []
     part = Part(0, ObjectRef("b", "k", len(data), "e"), 0, len(data), 0)
-    stage = supplies()[0].make(part, on_change=lambda: changes.append("changed"), tally=Tally())
+    stage = supplies()[0].make(part, on_change=lambda: changes.append("changed"), counters=ChannelCounters())
     body, out = Arriving(data), os.memfd_create("out")
     stage.attach(body)
     body.arrive(MIB)

@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from streamer.errors import Transient, Where
+from streamer.errors import ErrorContext, Transient
 from streamer.s3.client.bounded import within_stall
 
 PIECES = 10_000
-WHERE = Where("b", "k", 0, 1)
+WHERE = ErrorContext("b", "k", 0, 1)
 
 
 class Counting(asyncio.SelectorEventLoop):

@@ -33,13 +33,13 @@ def trust(authority, tmp_path_factory):
 
 
 @contextlib.contextmanager
-def both(authority, trust, *, name="localhost", host="localhost", version=None, ends=socket.socketpair):
+def both(authority, trust, *, name="localhost", host="localhost", version=None, write_ends=socket.socketpair):
     """A connection of ours to `host`, its socket, and the other end with a certificate for `name`."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     if version is not None:
         context.minimum_version = context.maximum_version = version
     authority.issue_cert(name).configure_cert(context)
-    ours, theirs = ends()
+    ours, theirs = write_ends()
     with ours, theirs:
         ours.setblocking(False)
         theirs.setblocking(False)
@@ -207,7 +207,7 @@ def test_what_is_no_tls_is_an_error_of_that_connection_alone(authority, trust):
 
 
 def test_a_reset_is_an_error(authority, trust):
-    with both(authority, trust, ends=over_tcp) as (connection, _, server):
+    with both(authority, trust, write_ends=over_tcp) as (connection, _, server):
         everything(connection, bytearray(100))  # session tickets
         server.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         server.close()

@@ -8,18 +8,18 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from streamer.plan import ObjectRef, Plan, Segment, cut
 from streamer.relay.deliver.delivery import all_epochs
-from streamer.schedule.budget import Allotment
-from streamer.schedule.concurrency import Pace
+from streamer.schedule.budget import MemoryBudget
+from streamer.schedule.concurrency import ConcurrencyController
 from streamer.schedule.window import Window
 
 SIZES = (5, 0, 12, 1, 7)
 PLAN = Plan.of(tuple(ObjectRef("b", str(i), size, "e") for i, size in enumerate(SIZES)))
-PART, BUDGET, LANES = 4, 13, 3
+PART, BUDGET, REQUESTS = 4, 13, 3
 
 
-def window(plan=PLAN, *, part=PART, budget=BUDGET, lanes=LANES):
-    pace = Pace(lanes, part, fixed_lanes=True, fixed_part=True)
-    return Window(all_epochs(plan, lambda: part), Allotment(budget, pace).share())
+def window(plan=PLAN, *, part=PART, budget=BUDGET, requests=REQUESTS):
+    concurrency = ConcurrencyController(requests, part, fixed_limit=True, fixed_part=True)
+    return Window(all_epochs(plan, lambda: part), MemoryBudget(budget, concurrency).quota())
 
 
 class WindowMachine(RuleBasedStateMachine):
@@ -48,10 +48,10 @@ class WindowMachine(RuleBasedStateMachine):
         slot = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
         self.window.landed(slot)
 
-    @precondition(lambda self: self.window.head is not None)
+    @precondition(lambda self: self.window.head_of_line is not None)
     @rule(data=st.data())
     def deliver(self, data):
-        head = self.window.head
+        head = self.window.head_of_line
         assert head is self.admitted[0]
         assert (head.part.epoch, head.part.offset + head.delivered) == (self.epoch, self.offset)
         count = data.draw(st.integers(1, len(head.part) - head.delivered))
@@ -71,10 +71,10 @@ class WindowMachine(RuleBasedStateMachine):
         self.epoch, self.offset = self.epoch + 1, 0
 
     @invariant()
-    def budget_and_lanes_hold(self):
-        share = self.window.share
-        assert share.held == sum(slot.room for slot in self.admitted) <= BUDGET
-        assert share.in_flight == len(self.running) <= LANES
+    def budget_and_requests_hold(self):
+        quota = self.window.quota
+        assert quota.reserved_bytes == sum(slot.reserved_bytes for slot in self.admitted) <= BUDGET
+        assert quota.requests_in_flight == len(self.running) <= REQUESTS
 
     @invariant()
     def never_stuck(self):
@@ -90,7 +90,7 @@ TestWindow = WindowMachine.TestCase
 
 
 def test_a_part_larger_than_the_budget_is_refused():
-    filled = window(part=10, budget=4, lanes=1)
+    filled = window(part=10, budget=4, requests=1)
     filled.last_epoch = 0
     with pytest.raises(ValueError, match="can never fit"):
         filled.admit()
@@ -116,11 +116,11 @@ def test_close_returns_what_is_in_flight_and_admits_no_more():
     admitted = filled.admit()
     assert filled.close() == admitted
     assert filled.admit() == []
-    assert (filled.share.held, filled.share.in_flight) == (0, 0)
+    assert (filled.quota.reserved_bytes, filled.quota.requests_in_flight) == (0, 0)
 
 
 def test_the_next_epoch_has_a_quarter_until_this_one_is_delivered():
-    filled = window(part=1, budget=40, lanes=100)
+    filled = window(part=1, budget=40, requests=100)
     filled.last_epoch = 1
     admitted = filled.admit()
     assert [slot.part.epoch for slot in admitted] == [0] * sum(SIZES) + [1] * 10
@@ -139,7 +139,7 @@ def stream(found, *, epoch: int = 0) -> list[tuple[str, int, int]]:
     while True:
         for slot in found.admit():
             found.landed(slot)
-        head = found.head
+        head = found.head_of_line
         if head is not None:
             found.landed(head)
         if head is None or head.part.epoch > epoch:
@@ -152,10 +152,10 @@ def stream(found, *, epoch: int = 0) -> list[tuple[str, int, int]]:
 @pytest.mark.parametrize("size", [0, 1, 4, 11])
 def test_an_object_at_the_head_may_be_replaced(admitted, size):
     """Whatever of it is admitted already; the others stay as they are, and so does the next epoch."""
-    found = window(lanes=admitted)
+    found = window(requests=admitted)
     found.last_epoch = 1
     assert stream(found)[:2] == [("0", 0, 4), ("0", 4, 5)]
-    head = found.head
+    head = found.head_of_line
     for slot in found.admit():
         found.landed(slot)
     assert (head.part.epoch, head.part.object.key) == (1, "0")
@@ -164,27 +164,27 @@ def test_an_object_at_the_head_may_be_replaced(admitted, size):
     planned, dropped = found.replace_head(parts)
     assert planned == 5
     assert dropped[0] is head
-    assert found.share.held <= BUDGET
+    assert found.quota.reserved_bytes <= BUDGET
     due = [("new", at, min(at + PART, size)) for at in range(0, size, PART)]
     others = [("2", 0, 4), ("2", 4, 8), ("2", 8, 12), ("3", 0, 1), ("4", 0, 4), ("4", 4, 7)]
     assert stream(found, epoch=1) == [*due, *others]
-    assert found.share.in_flight == 0
+    assert found.quota.requests_in_flight == 0
 
 
 @pytest.mark.parametrize("budget", [8, 9, 11, 13])
 def test_a_small_object_gives_way_to_a_large_one(budget):
     """Its parts have the room they need; what was admitted behind it is put back, and comes in its turn."""
     small = Plan.of([ObjectRef("b", str(i), 1, "e") for i in range(12)])
-    found = window(small, budget=budget, lanes=20)
+    found = window(small, budget=budget, requests=20)
     found.last_epoch = 0
     found.admit()
     now = ObjectRef("b", "new", 10, "f")
     parts = cut([Segment(now, 0, 10)], part_size=lambda: PART, epoch=0)
-    found.replace_head(parts, room=PART)
-    assert found.share.held <= budget
+    found.replace_head(parts, reserved_bytes=PART)
+    assert found.quota.reserved_bytes <= budget
     others = [(str(i), 0, 1) for i in range(1, 12)]
     assert stream(found) == [("new", 0, 4), ("new", 4, 8), ("new", 8, 10), *others]
-    assert (found.share.held, found.share.in_flight) == (0, 0)
+    assert (found.quota.reserved_bytes, found.quota.requests_in_flight) == (0, 0)
 
 
 def test_what_stands_in_may_be_replaced_itself():
@@ -197,5 +197,5 @@ def test_what_stands_in_may_be_replaced_itself():
         parts = cut([Segment(now, 0, size)] if size else [], part_size=lambda: PART, epoch=0)
         _, dropped = found.replace_head(parts)
         assert len(dropped) == (2 if size == 9 else 1)
-    assert found.head.part.object.key == "2"
+    assert found.head_of_line.part.object.key == "2"
     assert stream(found)[0] == ("2", 0, 4)

@@ -1,10 +1,10 @@
-"""Several FIFOs as one stream of records: the lanes of a channel, or any channels.
+"""Several FIFOs as one stream of records: the rank FIFOs of a channel, or any channels.
 
-A sidecar may deal a channel's objects over several FIFOs, its lanes (`Lanes` of the job file),
-each of which is to readers a channel of its own: `train-0`, `train-1` … Either every process takes a lane,
+A sidecar may deal a channel's objects over several FIFOs, its rank FIFOs (`Ranks` of the job file), each of
+which is to readers a channel of its own: `train-0`, `train-1` … Either every process takes a rank FIFO,
 
-    lanes = lanes_of("train")
-    reader = PipeReader(lanes[local_rank], "TFRecord")
+    channels = rank_channels("train")
+    reader = PipeReader(channels[local_rank], "TFRecord")
 
 or one process reads them all, with `InterleavedReader`, in one of two orders:
 
@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 from streamer.errors import ChannelError
 from streamer.readers.core.config import PipeModeDatasetException, channels_in, check_channel, directories
 from streamer.readers.core.plain import TIMEOUT, check_format, next_stream, record_reader
-from streamer.trailer import lane_name
+from streamer.trailer import rank_channel_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -42,15 +42,17 @@ _LOOK = 1.0
 """Seconds after which a FIFO without bytes is asked whether its sidecar is well."""
 
 
-def lane_of(channel: str, index: int) -> str:
-    """The name under which readers know lane `index`, from 0, of a channel. Raises ValueError below 0."""
+def rank_channel(channel: str, index: int) -> str:
+    """The name under which readers know rank FIFO `index`, from 0, of a channel. Raises ValueError below
+    0.
+    """
     if index < 0:
-        raise ValueError(f"lane {index}: lanes are counted from 0")
-    return lane_name(channel, index)
+        raise ValueError(f"rank {index}: ranks are counted from 0")
+    return rank_channel_name(channel, index)
 
 
-def lanes_of(channel: str, *, config_dir: str | None = None) -> list[str]:
-    """The names of all lanes of a channel, in order; the channel itself if it has none.
+def rank_channels(channel: str, *, config_dir: str | None = None) -> list[str]:
+    """The names of all rank FIFOs of a channel, in order; the channel itself if it has none.
 
     They are in inputdataconfig.json, in `input/config` below `$SAGEMAKER_BASE_DIR` (default /opt/ml), or in
     `config_dir`. Raises PipeModeDatasetException if there is no such channel, or it is not a Pipe channel.
@@ -59,8 +61,8 @@ def lanes_of(channel: str, *, config_dir: str | None = None) -> list[str]:
     channels = channels_in(where)
     found: list[str] = []
     if channel not in channels:
-        while (lane := lane_of(channel, len(found))) in channels:
-            found.append(lane)
+        while (rank := rank_channel(channel, len(found))) in channels:
+            found.append(rank)
     for name in found or [channel]:
         check_channel(name, where)
     return found or [channel]
@@ -69,12 +71,13 @@ def lanes_of(channel: str, *, config_dir: str | None = None) -> list[str]:
 class InterleavedReader:
     """The records of several FIFOs as one stream. Each `iter()` or `batches()` is one epoch of all of them.
 
-    `channels`: the name of a channel, for all its lanes, or the names of several channels. `block`: so many
-    records of each in turn; None takes them as they arrive. The other arguments are those of `PipeReader`.
+    `channels`: the name of a channel, for all its rank FIFOs, or the names of several channels. `block`: so
+    many records of each in turn; None takes them as they arrive. The other arguments are those of
+    `PipeReader`.
 
-    Raises ValueError for an unknown format or a block below 1, PipeModeDatasetException as `lanes_of`.
-    Iterating raises what `PipeReader` does, and ChannelError if the lanes of a channel are not at the same
-    epoch: together they would be none.
+    Raises ValueError for an unknown format or a block below 1, PipeModeDatasetException as `rank_channels`.
+    Iterating raises what `PipeReader` does, and ChannelError if the rank FIFOs of a channel are not at the
+    same epoch: together they would be none.
     """
 
     def __init__(
@@ -95,9 +98,9 @@ class InterleavedReader:
             raise ValueError(f"block is {block}: it must be 1 or more, or None for records as they arrive")
         self._where = directories(pipe_dir, config_dir, state_dir)
         self._one = isinstance(channels, str)
-        """Whether the FIFOs are the lanes of one channel."""
+        """Whether the FIFOs are the rank FIFOs of one channel."""
         if isinstance(channels, str):
-            self.channels = lanes_of(channels, config_dir=self._where.config)
+            self.channels = rank_channels(channels, config_dir=self._where.config)
         else:
             self.channels = list(channels)
             for name in self.channels:
@@ -151,8 +154,8 @@ def _check_in_step(streams: list[PipeStream]) -> None:
     if len({stream.name.rpartition("_")[2] for stream in streams}) > 1:
         names = ", ".join(stream.name.rpartition("/")[2] for stream in streams)
         raise ChannelError(
-            f"the lanes are not at the same epoch, next are {names}: one was read alone, or could not be "
-            "opened; read those that are behind, or restart trainer and sidecar"
+            f"the rank FIFOs are not at the same epoch, next are {names}: one was read alone, or could not "
+            "be opened; read those that are behind, or restart trainer and sidecar"
         )
 
 

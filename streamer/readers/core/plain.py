@@ -27,7 +27,7 @@ from streamer.formats.lines import LineReader
 from streamer.formats.recordio import RecordIOReader
 from streamer.formats.tfrecord import Skipped, TFRecordReader
 from streamer.readers.core.config import Directories, PipeModeDatasetException, check_channel, directories
-from streamer.readers.core.position import Place
+from streamer.readers.core.position import ReaderPosition
 from streamer.readers.core.state import EpochState
 from streamer.readers.core.stream import STDIN, PipeStream
 from streamer.trailer import fifo_path
@@ -96,11 +96,11 @@ class PipeReader:
         self._epoch = epoch
         self._timeout = timeout
         self._skip = max_corrupted_records_to_skip
-        self._place: Place | None = None
+        self._place: ReaderPosition | None = None
         """Where the epoch that was begun last is."""
         self._left = 0
         """Records of its batch that have not been returned yet."""
-        self._resume: Place | None = None
+        self._resume: ReaderPosition | None = None
         """Where the next iteration begins, if not with an epoch."""
         self._anyway = False
         self.skipped = Skipped()
@@ -120,7 +120,7 @@ class PipeReader:
         resume, self._resume = self._resume, None
         with next_stream(self.channel, self._where, epoch=epoch, timeout=self._timeout) as stream:
             stream.begin()
-            place = resume or Place(self.channel, stream.epoch, offset=stream.begun_at)
+            place = resume or ReaderPosition(self.channel, stream.epoch, offset=stream.begun_at)
             place.enter(stream, anyway=self._anyway)
             self._place, self._left = place, 0
             yield from place.follow(
@@ -138,7 +138,7 @@ class PipeReader:
             return self._resume.state()
         if self._place is None:
             epoch = EpochState(self._where.state, self.channel).peek() if self._epoch is None else self._epoch
-            return Place(self.channel, epoch).state()
+            return ReaderPosition(self.channel, epoch).state()
         return self._place.returned(self._left)
 
     def load_state_dict(self, state: Mapping[str, Any], *, anyway: bool = False) -> None:
@@ -148,7 +148,7 @@ class PipeReader:
         lies before it in the epoch. Raises ValueError if it is no state of this channel. Iterating raises
         ChannelError if the plan has changed since, unless `anyway`.
         """
-        place = Place.of(state, self.channel)
+        place = ReaderPosition.of(state, self.channel)
         if self._epoch is None:
             EpochState(self._where.state, self.channel).put(place.epoch)
         else:

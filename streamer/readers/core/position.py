@@ -37,7 +37,7 @@ _BLOCK = 1 << 20
 
 
 @dataclass(slots=True)
-class Place:
+class ReaderPosition:
     """The next record of a channel. It moves as records are returned."""
 
     channel: str
@@ -55,7 +55,7 @@ class Place:
         return {"format": FORMAT} | {name: getattr(self, name) for name in _KEYS}
 
     @classmethod
-    def of(cls, state: Mapping[str, Any], channel: str) -> Place:
+    def of(cls, state: Mapping[str, Any], channel: str) -> ReaderPosition:
         """The place that `state` tells. Raises ValueError if that is none of `channel`."""
         if state.get("format") != FORMAT or state.keys() - {"format"} != set(_KEYS):
             raise ValueError(f"not what state_dict() of a PipeReader returned: {dict(state)!r}")

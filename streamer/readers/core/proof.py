@@ -56,7 +56,7 @@ class Proof:
         self.directory, self.base, self._identity = _located(name)
 
     def __repr__(self) -> str:
-        state = "unknown" if self.trailer is None else self.trailer.verdict
+        state = "unknown" if self.trailer is None else self.trailer.state
         return f"<Proof of {self.base} [{state}]>"
 
     @property
@@ -136,7 +136,7 @@ class Proof:
         """
         there = self.begin()
         trailer = self.trailer
-        if not there or trailer is None or trailer.verdict != "failed":
+        if not there or trailer is None or trailer.state != "failed":
             return taken
         left = trailer.bytes_delivered - received
         if left <= 0:
@@ -155,13 +155,13 @@ class Proof:
 
     def _says_failed(self) -> bool:
         """Whether the trailer, as it is now, says that no more bytes will come."""
-        return self.look() and self.trailer is not None and self.trailer.verdict in ("failed", "stopped")
+        return self.look() and self.trailer is not None and self.trailer.state in ("failed", "stopped")
 
     def check_end(self, received: int) -> None:
         """Raise TruncatedStream unless the end of file, after `received` bytes, is that of the epoch."""
         there, trailer = self.begin(), self.trailer
         if there and trailer is not None:
-            if trailer.verdict != "complete" or trailer.bytes_delivered != received:
+            if trailer.state != "complete" or trailer.bytes_delivered != received:
                 raise TruncatedStream(self._broken(trailer, received))
             return
         if self._promised:
@@ -182,14 +182,14 @@ class Proof:
             )
 
     def _broken(self, trailer: Trailer, received: int) -> str:
-        total = trailer.bytes_delivered if trailer.verdict == "complete" else trailer.bytes_total
+        total = trailer.bytes_delivered if trailer.state == "complete" else trailer.bytes_total
         why = {
             "open": "the sidecar died",
             "complete": "the sidecar delivered them all, so another process reads this FIFO too",
             "abandoned": "the sidecar saw the reader leave; did another process read this FIFO too?",
             "failed": "the source failed",
             "stopped": "the sidecar was told to stop",
-        }[trailer.verdict]
+        }[trailer.state]
         said = f": {trailer.error}" if trailer.error else ""
         due = "" if total is None else f" of {total}"
         return f"received {received}{due} bytes of {self.base}: {why}{said}"

@@ -63,7 +63,7 @@ def claim(lock_file: str, channel: str) -> None:
                     raise ChannelError(
                         f"{variable} {other - base} reads channel {channel}, and {variable} {rank} asks for "
                         "its next epoch, so neither would get all epochs: give each rank a FIFO of its own "
-                        f'(`Lanes` in the job file, and lanes_of("{channel}")), or name the epoch'
+                        f'(`Ranks` in the job file, and rank_channels("{channel}")), or name the epoch'
                     )
         elif not _is_worker() and _locked(fd, 0, 1) is not None:
             logger.warning(

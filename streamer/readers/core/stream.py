@@ -312,7 +312,7 @@ class PipeStream(io.RawIOBase):
         if self._fifo and not self._writer_seen and now >= self._deadline:
             self._settle(unused=True)
             trailer = self.trailer
-            said = f"; its trailer says '{trailer.verdict}'" if trailer else ""
+            said = f"; its trailer says '{trailer.state}'" if trailer else ""
             if trailer and trailer.error:
                 said += f": {trailer.error}"
             raise self._fail(
@@ -351,6 +351,6 @@ class PipeStream(io.RawIOBase):
             offer = f"the directory cannot be read: {error.strerror}"
         with contextlib.suppress(StreamError):
             if proof.look() and proof.trailer:
-                offer += f", and the trailer of {proof.base} says '{proof.trailer.verdict}'"
+                offer += f", and the trailer of {proof.base} says '{proof.trailer.state}'"
         hint = f": {self._hint}" if self._hint else ""
         return f"{proof.base} did not appear in {proof.directory} in {self._timeout:g} s; {offer}{hint}"

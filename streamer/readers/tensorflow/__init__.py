@@ -44,13 +44,13 @@ from streamer.formats.tfrecord import Skipped
 from streamer.readers.core.config import PipeModeDatasetException, check_channel, directories
 from streamer.readers.core.plain import TIMEOUT, check_format, next_stream, record_reader, source_stream
 from streamer.readers.core.state import EpochState
-from streamer.readers.tensorflow import failures as verdicts
+from streamer.readers.tensorflow import failures as states
 from streamer.readers.tensorflow import interrupts
 from streamer.readers.tensorflow.bulk import BulkTFRecordReader
 from streamer.readers.tensorflow.failures import Interrupted
 from streamer.readers.tensorflow.memory import keep_memory
 from streamer.readers.tensorflow.meter import Meter
-from streamer.readers.tensorflow.positions import Begin, Course, start_of
+from streamer.readers.tensorflow.positions import EpochCursor, StartPosition, start_of
 from streamer.readers.tensorflow.steps import PATIENCE_S, stepped
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ AHEAD = 2
 
 _PLACES = tf.TensorSpec([None], tf.string)
 """With `places`: what is behind each record or row."""
-_CALLED = tuple(str(module.__file__) for module in (core, executor, script_ops, tensor_shape, verdicts))
+_CALLED = tuple(str(module.__file__) for module in (core, executor, script_ops, tensor_shape, states))
 """Files whose functions TensorFlow calls while the main thread asks it for an element: those that make an
 error, end an executor (by `__del__`), run a step and tell a shape's length; and ours that judge a step."""
 
@@ -141,7 +141,7 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
             max_corrupted_records_to_skip=max_corrupted_records_to_skip,
             batch_size=batch_size,
             drop_remainder=drop_remainder,
-            begin=Begin(channel, begin_at, anyway=anyway) if places or begin_at else None,
+            begin=StartPosition(channel, begin_at, anyway=anyway) if places or begin_at else None,
             places=places,
         )
         check_channel(channel, where.config)
@@ -190,7 +190,7 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
         max_corrupted_records_to_skip: int,
         batch_size: int | None,
         drop_remainder: bool,
-        begin: Begin | None = None,
+        begin: StartPosition | None = None,
         places: bool = False,
     ) -> None:
         try:
@@ -225,7 +225,7 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
                 meter,
                 batch_size,
                 drop_remainder=drop_remainder,
-                course=None if begin is None else Course(begin),
+                course=None if begin is None else EpochCursor(begin),
                 places=places,
             )
 
@@ -292,7 +292,7 @@ def _epoch(
     width: int | None,
     *,
     drop_remainder: bool,
-    course: Course | None,
+    course: EpochCursor | None,
     places: bool,
 ) -> Steps:
     """One epoch as steps: vectors of records, or matrices of whole rows; empty ones while nothing arrives."""
@@ -306,7 +306,7 @@ def _rows(
     batches: Iterator[list[bytes]],
     width: int | None,
     drop_remainder: bool,  # noqa: FBT001 - private
-    course: Course | None,
+    course: EpochCursor | None,
 ) -> Steps:
     """With `course` the place behind each row comes along."""
 

@@ -5,7 +5,7 @@ TensorFlow makes `UnknownError` of nearly every exception that leaves a Python s
 end with any status. This one is registered through TensorFlow's C API, which its Python package exports, by
 ctypes: nothing is compiled. It runs only when a stream has failed; a step that went well does not pass it.
 
-    verdict (uint8 vector): one byte of status code, then the text
+    failure (uint8 vector): one byte of status code, then the text
 
 Where the C API cannot be had, `raiser` gives None, and the reader raises in Python as everybody does.
 """
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    Verdict = NDArray[np.uint8]
+    Failure = NDArray[np.uint8]
 
 logger = logging.getLogger("penstock")
 
-_OP = b"PenstockVerdict"
+_OP = b"PenstockFailure"
 _LIBRARY = "libtensorflow_cc.so.2"
 _POINTER = ctypes.c_void_p
 _COMPUTE = ctypes.CFUNCTYPE(None, _POINTER, _POINTER)
@@ -53,7 +53,7 @@ CODES: tuple[tuple[type[Exception], int], ...] = (
 """Our errors and the status that stands for each; the first that fits."""
 
 
-def verdict(error: Exception) -> Verdict:
+def failure(error: Exception) -> Failure:
     """What the operation takes, for an error among `CODES`."""
     code = next(code for kind, code in CODES if isinstance(error, kind))
     text = f"{type(error).__name__}: {error}".encode()
@@ -70,7 +70,7 @@ def raiser() -> Callable[[Any], None] | None:
             "errors of a stream will be UnknownError, for TensorFlow's C API is not there: %s", error
         )
         return None
-    return lambda given: op_def_library._apply_op_helper(_OP.decode(), verdict=given)  # noqa: SLF001 - the only way to an op by name
+    return lambda given: op_def_library._apply_op_helper(_OP.decode(), failure=given)  # noqa: SLF001 - the only way to an op by name
 
 
 _kept: list[Any] = []
@@ -123,7 +123,7 @@ def _register(library: Any) -> None:
     status = new_status()
     try:
         definition = new_op(_OP)
-        add_input(definition, b"verdict: uint8")
+        add_input(definition, b"failure: uint8")
         set_stateful(definition, True)  # noqa: FBT003 - the C function's argument; never folded away
         set_shapes(definition, shapes)
         register_op(definition, status)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from streamer.readers.core.position import Place
+from streamer.readers.core.position import ReaderPosition
 from streamer.readers.tensorflow.steps import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from streamer.readers.core.stream import PipeStream
 
 
-def start_of(start: object, channel: str) -> Place | None:
+def start_of(start: object, channel: str) -> ReaderPosition | None:
     """The place that a state tells: a dict, its JSON as text or bytes, or a string tensor or variable.
 
     None for None and for an empty text, which a variable holds before the first step. Raises ValueError.
@@ -42,31 +42,31 @@ def start_of(start: object, channel: str) -> Place | None:
         return None
     if not isinstance(start, dict):
         raise ValueError(f"start is {start!r}: give a place, as a dict or as JSON")  # noqa: TRY004 - as a bad dict is
-    return Place.of(start, channel)
+    return ReaderPosition.of(start, channel)
 
 
-class Begin:
+class StartPosition:
     """Where the first epoch of a dataset begins."""
 
-    def __init__(self, channel: str, start: Place | None, *, anyway: bool) -> None:
+    def __init__(self, channel: str, start: ReaderPosition | None, *, anyway: bool) -> None:
         self._channel = channel
         self._start = start
         self._anyway = anyway
 
-    def take(self, stream: PipeStream) -> tuple[Place, bool]:
+    def take(self, stream: PipeStream) -> tuple[ReaderPosition, bool]:
         """The place at which an open stream is to be read, and whether a changed plan is let pass."""
         if self._start is not None and self._start.epoch == stream.epoch:
             place, self._start = self._start, None
             return place, self._anyway
-        return Place(self._channel, stream.epoch, offset=stream.begun_at), False
+        return ReaderPosition(self._channel, stream.epoch, offset=stream.begun_at), False
 
 
-class Course:
+class EpochCursor:
     """One iterator's way through an epoch."""
 
-    def __init__(self, begin: Begin) -> None:
+    def __init__(self, begin: StartPosition) -> None:
         self._begin = begin
-        self._place: Place | None = None
+        self._place: ReaderPosition | None = None
 
     def batches(
         self, stream: PipeStream, reader: Callable[[PipeStream], RecordReader]

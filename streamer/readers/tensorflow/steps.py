@@ -2,7 +2,7 @@
 
     init -> number of a new generator
     turn(number) -> number ---- step(number) -> arrays, step(number) -> arrays, ... until it stops
-    turn(number) -> its verdict: an error, once, or the end
+    turn(number) -> its failure: an error, once, or the end
     end(number), at the end or whenever TensorFlow drops the iterator
 
 `tf.data.Dataset.from_generator` is the same with conversions and checks around every step, and two changes of
@@ -12,7 +12,7 @@ that runs in the thread that asks (`use_inter_op_parallelism=False`), and only t
 are a generator's, for that alone is told when its iterator is dropped. A step is a tuple of arrays that go
 to TensorFlow as they are.
 
-Errors travel as a verdict that an operation of the graph raises (`streamer.readers.tensorflow.failures`), at
+Errors travel as a failure that an operation of the graph raises (`streamer.readers.tensorflow.failures`), at
 the second turn: what was whole before the fault comes first, and a step's function holds no operation but its
 own.
 
@@ -39,13 +39,13 @@ from tensorflow.python.data.ops.from_generator_op import _GeneratorDataset
 from tensorflow.python.data.ops.map_op import _MapDataset
 from tensorflow.python.ops import script_ops
 
-from streamer.readers.tensorflow.failures import CODES, raiser, verdict
+from streamer.readers.tensorflow.failures import CODES, failure, raiser
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
     from types import FrameType
 
-    from streamer.readers.tensorflow.failures import Verdict
+    from streamer.readers.tensorflow.failures import Failure
 
     Step = tuple[Any, ...]
     Steps = Generator[Step, None, None]
@@ -60,7 +60,7 @@ _GO_ON = np.empty(0, np.uint8)
 def stepped(make: Callable[[], Steps], signature: tuple[tf.TensorSpec, ...]) -> tf.data.Dataset:
     """A dataset of the steps of a generator, each a tuple of arrays as `signature` says, or one array.
 
-    Each iterator has a generator of its own, made at its first element. An error among `verdicts.CODES` ends
+    Each iterator has a generator of its own, made at its first element. An error among `states.CODES` ends
     the iterator with the status that stands for it, other ones as TensorFlow has it.
     """
     fail = raiser()
@@ -124,7 +124,7 @@ class _Registry:
         self._judged = tuple(kind for kind, _ in CODES) if judge else ()
         self._numbers = itertools.count()
         self._steps: dict[int, Steps] = {}
-        self._verdicts: dict[int, Verdict | None] = {}
+        self._failures: dict[int, Failure | None] = {}
         """Of the generators that had their first turn; None at a proper end, or before the end."""
 
     def begin(self) -> np.int64:
@@ -132,13 +132,13 @@ class _Registry:
         self._steps[number] = self._make()
         return np.int64(number)
 
-    def turn(self, number: int) -> Verdict:
-        """Nothing at the first one; then the verdict if there is one, once; then the end."""
+    def turn(self, number: int) -> Failure:
+        """Nothing at the first one; then the failure if there is one, once; then the end."""
         key = int(number)
-        told = self._verdicts.get(key, _GO_ON)
+        told = self._failures.get(key, _GO_ON)
         if told is None:
             raise StopIteration
-        self._verdicts[key] = None
+        self._failures[key] = None
         return told
 
     def step(self, number: int) -> Step:
@@ -150,12 +150,12 @@ class _Registry:
         try:
             return next(steps)
         except self._judged as error:
-            self._verdicts[key] = verdict(error)
+            self._failures[key] = failure(error)
             raise StopIteration from error
 
     def end(self, number: int) -> np.int64:
         steps = self._steps.pop(int(number))
-        self._verdicts.pop(int(number), None)
+        self._failures.pop(int(number), None)
         steps.close()
         self._running.discard(steps)
         return np.int64(0)

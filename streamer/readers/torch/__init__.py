@@ -35,11 +35,20 @@ from streamer.errors import ChannelError
 from streamer.formats.tar import TarReader, sample
 from streamer.readers.core.config import PipeModeDatasetException, check_channel, directories
 from streamer.readers.core.plain import TIMEOUT, check_format, next_stream, record_reader
-from streamer.readers.core.position import Place
+from streamer.readers.core.position import ReaderPosition
 from streamer.readers.core.state import EpochState
 from streamer.readers.samples import check_attributes, cut_sample
-from streamer.readers.torch.progress import Block, Mark, Progress, Span, Start, Units, start_of, starts_of
-from streamer.readers.torch.workers import PATIENCE_S, Team, TeamReader
+from streamer.readers.torch.progress import (
+    Block,
+    Mark,
+    Progress,
+    RecordGrouper,
+    Span,
+    Start,
+    start_of,
+    starts_of,
+)
+from streamer.readers.torch.workers import PATIENCE_S, WorkerGroup, WorkerGroupReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -139,7 +148,7 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
         """Nothing of the pass that comes next. Raises ChannelError if a state file cannot be used."""
         return Progress(
             [
-                starts.get(name) or Start(Place(name, EpochState(self._where.state, name).peek()))
+                starts.get(name) or Start(ReaderPosition(name, EpochState(self._where.state, name).peek()))
                 for name in channels
             ],
             self.unit,
@@ -186,7 +195,7 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
             EpochState(self._where.state, name).put(start.place.epoch)
         self.starts, self._progress = starts, None
 
-    def _mine(self) -> list[tuple[str, Team | None]]:
+    def _mine(self) -> list[tuple[str, WorkerGroup | None]]:
         """The channels of this worker, each with those who share it."""
         info = get_worker_info()
         if info is None or info.num_workers == 1:
@@ -201,7 +210,7 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
         place = (self._where.state, name)
         _passes[place] += 1
         base_seed = info.seed - info.id
-        return [(name, Team(f"{base_seed:x}-{_passes[place]}", info.id // count, size))]
+        return [(name, WorkerGroup(f"{base_seed:x}-{_passes[place]}", info.id // count, size))]
 
     @staticmethod
     def _noting(progress: Progress, marked: Iterator[tuple[Any, Mark]]) -> Iterator[Any]:
@@ -211,7 +220,7 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
         progress.all_ended()
 
     def _marked(
-        self, mine: list[tuple[str, Team | None]], starts: dict[str, Start]
+        self, mine: list[tuple[str, WorkerGroup | None]], starts: dict[str, Start]
     ) -> Iterator[tuple[Any, Mark]]:
         turns = [(name, self._units(self._records(name, team, starts.get(name)))) for name, team in mine]
         while turns:
@@ -228,9 +237,9 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
                     mark = Mark(name, stream.epoch, digest, span)
                     yield element if self._decode is None else self._decode(element), mark
 
-    def _records(self, channel: str, team: Team | None, told: Start | None) -> Blocks:
+    def _records(self, channel: str, team: WorkerGroup | None, told: Start | None) -> Blocks:
         if team is not None:
-            yield from TeamReader(
+            yield from WorkerGroupReader(
                 channel,
                 self._where,
                 team,
@@ -269,7 +278,7 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
 
     def _units(self, source: Blocks) -> Iterator[tuple[PipeStream, list[tuple[list[bytes], Span]]]]:
         """The records of each element, as many elements at a time as arrived blocks complete."""
-        units = Units(self.unit)
+        units = RecordGrouper(self.unit)
         stream = None
         for stream, blocks in source:
             if found := [unit for block in blocks for unit in units.add(block)]:

@@ -8,7 +8,8 @@
 
 Workers run ahead of the trainer and in no fixed order. So every element carries a mark: which records of
 which epoch it was made of, and the place behind them. Who gets the elements notes their marks. Together they
-are a beginning without gaps, whose end is a `Place`, and some spans ahead of it, no more than workers hold.
+are a beginning without gaps, whose end is a `ReaderPosition`, and some spans ahead of it, no more than
+workers hold.
 
 To go on, a reader begins at that place and leaves out the spans. Elements are cut of so many records in a row
 (the unit), so the gaps between spans are whole elements, and cutting them anew gives what was missing. Under
@@ -21,7 +22,7 @@ from bisect import insort
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from streamer.readers.core.position import Place
+from streamer.readers.core.position import ReaderPosition
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -69,7 +70,7 @@ class Block(NamedTuple):
 class Start:
     """Where the reading of a channel begins, and what is left out from there."""
 
-    place: Place
+    place: ReaderPosition
     ahead: Sequence[Span] = ()
     anyway: bool = False
 
@@ -90,10 +91,10 @@ def start_of(stream: PipeStream, channel: str, told: Start | None) -> Start:
     """Where an open stream is to be read from: where `told`, if that is of its epoch."""
     if told is not None and told.place.epoch == stream.epoch:
         return told
-    return Start(Place(channel, stream.epoch, offset=stream.begun_at))
+    return Start(ReaderPosition(channel, stream.epoch, offset=stream.begun_at))
 
 
-class Units:
+class RecordGrouper:
     """Cuts blocks, in their order, into units of so many records."""
 
     def __init__(self, size: int) -> None:
@@ -124,12 +125,12 @@ class Units:
 class _Had:
     """What of one channel the trainer has had: all before the place, and spans ahead of it."""
 
-    place: Place
+    place: ReaderPosition
     ahead: list[Span] = field(default_factory=list)
 
     def note(self, mark: Mark) -> None:
         if mark.epoch != self.place.epoch:
-            self.place, self.ahead = Place(mark.channel, mark.epoch), []
+            self.place, self.ahead = ReaderPosition(mark.channel, mark.epoch), []
         self.place.digest = mark.digest
         insort(self.ahead, mark.span)
         while self.ahead and self.ahead[0].first == self.place.records:
@@ -154,7 +155,8 @@ class Progress:
         self._unit = unit
         self._had = {
             start.place.channel: _Had(
-                Place.of(start.place.state(), start.place.channel), [Span(*span) for span in start.ahead]
+                ReaderPosition.of(start.place.state(), start.place.channel),
+                [Span(*span) for span in start.ahead],
             )
             for start in starts
         }
@@ -166,7 +168,7 @@ class Progress:
     def ended(self, channel: str) -> None:
         """The trainer has had the whole epoch."""
         had = self._had[channel]
-        had.place, had.ahead = Place(channel, had.place.epoch + 1, digest=had.place.digest), []
+        had.place, had.ahead = ReaderPosition(channel, had.place.epoch + 1, digest=had.place.digest), []
 
     def all_ended(self) -> None:
         for channel in self._had:
@@ -195,7 +197,7 @@ def starts_of(state: Mapping[str, Any], unit: int, *, anyway: bool) -> dict[str,
         )
     found = {}
     for each in state["channels"]:
-        place = Place.of(each, each["channel"])
+        place = ReaderPosition.of(each, each["channel"])
         ahead = [Span(*span) for span in state["ahead"].get(place.channel, ())]
         found[place.channel] = Start(place, ahead, anyway)
     return found

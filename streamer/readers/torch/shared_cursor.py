@@ -28,7 +28,7 @@ _HEAD = struct.Struct("<cI")
 
 
 @dataclass(slots=True)
-class Book:
+class SharedCursorFile:
     """What one turn leaves to the next."""
 
     state: bytes = OPEN
@@ -73,7 +73,7 @@ class Book:
         os.pwrite(fd, self.state, 0)  # last, so that a book that is half written is one of a dead worker
 
     @classmethod
-    def read(cls, fd: int) -> Book | None:
+    def read(cls, fd: int) -> SharedCursorFile | None:
         """The book, or None if nobody has written it yet. Raises OSError."""
         if not (size := os.fstat(fd).st_size):
             return None

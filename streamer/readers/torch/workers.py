@@ -44,7 +44,7 @@ from streamer.errors import (
 from streamer.readers.core.plain import next_stream
 from streamer.readers.core.stream import PipeStream
 from streamer.readers.torch.progress import Block, Start, start_of
-from streamer.readers.torch.shared_cursor import ENDED, FAILED, OPEN, READING, Book
+from streamer.readers.torch.shared_cursor import ENDED, FAILED, OPEN, READING, SharedCursorFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -60,7 +60,7 @@ _ERRORS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Team:
+class WorkerGroup:
     """The workers that read one epoch together, as each of them knows it."""
 
     name: str
@@ -70,7 +70,7 @@ class Team:
     size: int
 
 
-class TeamReader:
+class WorkerGroupReader:
     """One worker's part of the next epoch of a channel, a turn's blocks at a time; each is one pass.
 
     `make_reader` gives the record reader of the format; `unit` is how many records stay together. `start`:
@@ -82,7 +82,7 @@ class TeamReader:
         self,
         channel: str,
         where: Directories,
-        team: Team,
+        team: WorkerGroup,
         make_reader: Callable[[Source], RecordReader],
         *,
         unit: int = 1,
@@ -128,7 +128,7 @@ class TeamReader:
                 undo.callback(os.close, fd)
                 fcntl.flock(fd, fcntl.LOCK_EX)
                 if os.fstat(fd).st_nlink:
-                    book = Book.read(fd)
+                    book = SharedCursorFile.read(fd)
                     again = book is not None and str(self._team.member) in book.members
                     left = book is not None and book.state != ENDED and book.past()
                     if not (again or left):
@@ -139,7 +139,7 @@ class TeamReader:
 
     def _join(self, fd: int) -> PipeStream | None:
         """Come into the team; the FIFO, or None if there is nothing left to read."""
-        book = Book.read(fd)
+        book = SharedCursorFile.read(fd)
         if book is None:
             self._sweep()
             stream = next_stream(self._channel, self._where, timeout=self._timeout, patience=PATIENCE_S)
@@ -148,7 +148,7 @@ class TeamReader:
             except BaseException as error:
                 stream.close()
                 if isinstance(error, PenstockError):
-                    Book(FAILED, members=self._myself(), failure=_described(error)).write(fd)
+                    SharedCursorFile(FAILED, members=self._myself(), failure=_described(error)).write(fd)
                 else:
                     os.unlink(self._path)
                 raise
@@ -157,7 +157,7 @@ class TeamReader:
                 os.unlink(self._path)
                 return None
             place = start.place
-            book = Book(
+            book = SharedCursorFile(
                 path=stream.name,
                 received=stream.received,
                 offset=place.offset,
@@ -196,7 +196,7 @@ class TeamReader:
         while True:
             fcntl.flock(fd, fcntl.LOCK_EX)
             try:
-                book = Book.read(fd)
+                book = SharedCursorFile.read(fd)
                 assert book is not None  # noqa: S101 - nobody empties it
                 self._raise_if_broken(fd, book)
                 if book.state == ENDED:
@@ -220,7 +220,7 @@ class TeamReader:
 
     def _turn(  # noqa: PLR0917 - what a turn is made of
         self,
-        book: Book,
+        book: SharedCursorFile,
         stream: PipeStream,
         end: _End,
         reader: RecordReader,
@@ -258,7 +258,7 @@ class TeamReader:
         book.received = stream.received
         return blocks
 
-    def _raise_if_broken(self, fd: int, book: Book) -> None:
+    def _raise_if_broken(self, fd: int, book: SharedCursorFile) -> None:
         if book.state == READING:
             lost = TruncatedStream(
                 f"a worker died while it read {self._channel}, behind byte {book.received} of the epoch: "
@@ -273,7 +273,7 @@ class TeamReader:
     def _orphaned(self) -> bool:
         return os.getppid() != self._parent
 
-    def _tidy(self, book: Book) -> None:
+    def _tidy(self, book: SharedCursorFile) -> None:
         """The last one to hear of the end removes the book."""
         if len(book.members) == self._team.size:
             with contextlib.suppress(FileNotFoundError):
@@ -288,7 +288,7 @@ class TeamReader:
                 fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
                 try:
                     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    book = Book.read(fd)
+                    book = SharedCursorFile.read(fd)
                     if book is not None and book.abandoned():
                         os.unlink(path)
                 finally:

@@ -24,10 +24,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from streamer.errors import GaveUp, ReaderGone, SourceError
-from streamer.plan import NOWHERE, Mark, Part, Plan, Position, Segment, cut
-from streamer.relay.deliver.frame_aligner import Framing, Records
+from streamer.plan import NOWHERE, Part, Plan, Position, ResumePoint, Segment, cut
+from streamer.relay.deliver.frame_aligner import FrameAligner, Framing
 from streamer.relay.deliver.object_changes import MOST_TRIES, Change, Changes, is_change
-from streamer.relay.deliver.transform import MOST_TAKEN, Unpacker, joiner_of
+from streamer.relay.deliver.transform import MOST_TAKEN, BodyTransformer, joiner_of
 from streamer.relay.fetch.hedger import Hedger
 from streamer.relay.fetch.part_fetch import PartFetch
 from streamer.relay.staging.buffers import MemoryStage
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from streamer.plan import ObjectRef
-    from streamer.relay.statistics import Tally
+    from streamer.relay.statistics import ChannelCounters
     from streamer.s3.checksums import ChecksumVerifier
     from streamer.s3.ranges import RangeSource
     from streamer.sink.outlet import Outlet
@@ -92,42 +92,44 @@ class Prefetcher:
         source: RangeSource,
         *,
         stages: Stages,
-        tally: Tally,
+        counters: ChannelCounters,
         requests: asyncio.TaskGroup,
         policy: RetryPolicy,
         changes: Changes | None = None,
-        proof: ChecksumVerifier | None = None,
+        verifier: ChecksumVerifier | None = None,
         start: Position = BEGIN,
-        on_mark: Callable[[Mark], None] | None = None,
+        on_resume_point: Callable[[ResumePoint], None] | None = None,
         framing: Framing | None = None,
     ) -> None:
         """Nothing is requested before `allow`; tasks are started in `requests`.
 
-        `proof`: where whole objects are compared with their checksums; `source` then sums what it fetches.
-        `start`: where the first epoch begins. `on_mark` is told now and then where an object does that is
-        inflated or joined, and when the stream leaves the plan. `framing`: of the stream, to deliver whole
-        records; bytes must be in memory then.
+        `verifier`: where whole objects are compared with their checksums; `source` then sums what it fetches.
+        `start`: where the first epoch begins. `on_resume_point` is told now and then where an object does
+        that is inflated or joined, and when the stream leaves the plan. `framing`: of the stream, to deliver
+        whole records; bytes must be in memory then.
         """
-        self._proof = proof
+        self._verifier = verifier
         self._changes = changes or Changes()
         self._detour: _Detour | None = None
         self._framing = framing
-        self._unpacker: Unpacker | None = None
+        self._transformer: BodyTransformer | None = None
         """Of the epoch that is being delivered, or was last, where there is one."""
         self._plan = plan
         self._source = source
-        self._share = stages.share
-        self._share.on_room = self._start
-        self._window = Window(all_epochs(plan, stages.part_size, start), stages.share, room=stages.room)
-        self._tally = tally
+        self._quota = stages.quota
+        self._quota.on_available = self._start
+        self._window = Window(
+            all_epochs(plan, stages.part_size, start), stages.quota, reserved_bytes=stages.reserved_bytes
+        )
+        self._counters = counters
         self._requests = requests
         self._policy = policy
-        self._hedger = Hedger(self, source, share=stages.share, tally=tally, requests=requests)
+        self._hedger = Hedger(self, source, quota=stages.quota, counters=counters, requests=requests)
         self._first = start
-        self._on_mark = on_mark
+        self._on_mark = on_resume_point
         self._marked = (start.epoch, start.offset)
         """Epoch and place of the last mark told."""
-        self._next_mark: Mark | None = None
+        self._next_mark: ResumePoint | None = None
         """The first byte of the object that is being delivered, to be told once it may be resumed there."""
         self._ends: deque[tuple[int, int]] = deque(maxlen=LAST_ENDS)
         """Of the last objects delivered, the offset in the stream after them, and their sizes."""
@@ -153,8 +155,8 @@ class Prefetcher:
         self._start()
 
     def activate(self, *, active: bool) -> None:
-        """The reader is there, or not: its channel's share of room and lanes depends on it."""
-        self._share.activate(active=active)
+        """The reader is there, or not: its channel's share of room and requests depends on it."""
+        self._quota.activate(active=active)
 
     def wake(self) -> None:
         """Have a waiting delivery look again: its reader may have gone."""
@@ -169,25 +171,26 @@ class Prefetcher:
         self.begin(epoch)
         self._changes.begin()
         with contextlib.ExitStack() as stack:
-            unpacker = self._unpacker = None
+            transformer = self._transformer = None
             rewrites, join = self._plan.rewrites, self._plan.join
             if rewrites or self._framing is not None:
                 first = self._first if epoch == self._first.epoch else Position(epoch)
-                unpacker = self._unpacker = Unpacker(
+                transformer = self._transformer = BodyTransformer(
                     outlet,
                     inflate=self._plan.inflate,
                     wrap=self._plan.entries.wrap,
-                    watch=self._tally.watch,
+                    timer=self._counters.timer,
                     account=self._written,
                     again=self.delivered - first.mark.streamed if rewrites and first is self._first else 0,
                     # A FIFO begins with a record, and what another sidecar has put into it may end anywhere.
-                    records=self._framing and Records(self._framing, known=self.delivered == first.skipped),
+                    aligner=self._framing
+                    and FrameAligner(self._framing, known=self.delivered == first.skipped),
                     joiner=None if join is None else joiner_of(join, resumed=first.mark.streamed > 0),
                 )
-                stack.callback(unpacker.close)
-            await self._deliver(epoch, outlet, unpacker)
-            if unpacker is not None:
-                await unpacker.finish()
+                stack.callback(transformer.close)
+            await self._deliver(epoch, outlet, transformer)
+            if transformer is not None:
+                await transformer.finish()
 
     def ended_object_at(self, offset: int) -> bool:
         """Whether a reader that has taken `offset` bytes of the stream stopped at the end of an object.
@@ -199,10 +202,10 @@ class Prefetcher:
     @property
     def at_border(self) -> bool:
         """Whether `delivered` is surely between two records; never without `framing`."""
-        return self._unpacker is not None and self._unpacker.at_border
+        return self._transformer is not None and self._transformer.at_border
 
-    async def _deliver(self, epoch: int, outlet: Outlet, unpacker: Unpacker | None) -> None:
-        watch, total = self._tally.watch, self._plan.total_bytes(epoch)
+    async def _deliver(self, epoch: int, outlet: Outlet, transformer: BodyTransformer | None) -> None:
+        timer, total = self._counters.timer, self._plan.total_bytes(epoch)
         left = TURN
         while self.consumed < total:
             if left <= 0:
@@ -217,28 +220,28 @@ class Prefetcher:
             if fetch is None or not fetch.stage.ready:
                 if fetch is not None and fetch.error is not None:
                     self._second_chance(fetch)
-                watch.starve("queued" if fetch is None else fetch.phase)
-                if fetch is not None and self._window.head is not None:
-                    self._hedger.starving(self._window.head, fetch)
+                timer.starve("queued" if fetch is None else fetch.phase)
+                if fetch is not None and self._window.head_of_line is not None:
+                    self._hedger.starving(self._window.head_of_line, fetch)
                 since = time.monotonic()
                 await self._news(fetch)
                 waited = time.monotonic() - since
-                self._tally.head_wait.add(waited)
-                self._share.starved(waited)
+                self._counters.head_wait.add(waited)
+                self._quota.starved(waited)
                 continue
-            if self._share.limited and (seconds := self._share.wait(time.monotonic())):
-                watch.enter("limited")
+            if self._quota.limited and (seconds := self._quota.wait(time.monotonic())):
+                timer.enter("limited")
                 await self._pause(seconds)
                 continue
-            watch.enter("moving")
+            timer.enter("moving")
             stage = fetch.stage
-            if unpacker is not None:
-                left -= max(LEAST, await self._unpack(stage, unpacker))
+            if transformer is not None:
+                left -= max(LEAST, await self._transform(stage, transformer))
                 continue
             try:
                 count = outlet.push(stage)
             except BlockingIOError:
-                watch.enter("blocked")
+                timer.enter("blocked")
                 await outlet.writable()
                 continue
             if count:
@@ -247,7 +250,7 @@ class Prefetcher:
 
     def _torn(self) -> SourceError | None:
         """Why the object at the head of line is not the one listed, if that is known and may be mended."""
-        head = self._window.head
+        head = self._window.head_of_line
         if self._changes.policy == "fail" or head is None or head.part.start or head.delivered:
             return None
         errors = (self._fetches[slot].error for slot in self._window.object_at_head())
@@ -255,7 +258,7 @@ class Prefetcher:
 
     async def _amend(self, error: SourceError) -> None:
         """Leave out the object at the head of line, or put in its place what S3 has now."""
-        head, detour, changes = self._window.head, self._detour, self._changes
+        head, detour, changes = self._window.head_of_line, self._detour, self._changes
         if head is None:
             raise error
         part, now = head.part, None
@@ -263,18 +266,18 @@ class Prefetcher:
         if changes.policy == "refetch":
             if changes.find is None or tries > MOST_TRIES:
                 raise error
-            self._tally.watch.starve("first_byte")
+            self._counters.timer.starve("first_byte")
             now = await changes.find(listed.bucket, listed.key, listed.version)
         parts: Iterator[Part] = iter(())
-        room = 0
+        reserved_bytes = 0
         if now and now.size:
             # Whatever the size of the old one, so that much is not asked for in little pieces.
             size = min(now.size, max(part.body, self._supply.part_size()))
             parts = cut([Segment(now, 0, now.size)], part_size=lambda: size, epoch=part.epoch)
-            room = self._supply.room(Part(part.epoch, now, 0, size, 0))
+            reserved_bytes = self._supply.reserved_bytes(Part(part.epoch, now, 0, size, 0))
         if self._on_mark is not None:
-            self._on_mark(Mark(NOWHERE, self.delivered))
-        replaced, dropped = self._window.replace_head(parts, room=room)
+            self._on_mark(ResumePoint(NOWHERE, self.delivered))
+        replaced, dropped = self._window.replace_head(parts, reserved_bytes=reserved_bytes)
         planned = detour.planned if detour else replaced
         self._drop(dropped)
         changes.note(Change(part.epoch, listed, "refetched" if now else "skipped", now))
@@ -283,24 +286,24 @@ class Prefetcher:
             self.consumed += planned
         self._start()
 
-    async def _unpack(self, stage: Stage, unpacker: Unpacker) -> int:
-        """Move some of the head of line through `unpacker`; return how much."""
-        slot = self._window.head
+    async def _transform(self, stage: Stage, transformer: BodyTransformer) -> int:
+        """Move some of the head of line through `transformer`; return how much."""
+        slot = self._window.head_of_line
         if slot is None or not isinstance(stage, MemoryStage):
             raise RuntimeError("what passes through our hands must be in memory: tell the transport so")
         if (
             self._on_mark
             and self._plan.rewrites
-            and not unpacker.held
-            and slot.delivered == len(slot.part.head)
+            and not transformer.held
+            and slot.delivered == len(slot.part.leading)
             and slot.part.start == 0
             and slot.part.body
         ):
             self._note_begin(slot)
         if not (data := stage.take(MOST_TAKEN)):
             return 0  # the socket has nothing yet
-        await unpacker.pass_on(slot.part, slot.delivered, data)
-        if self._next_mark is not None and unpacker.anchored:
+        await transformer.pass_on(slot.part, slot.delivered, data)
+        if self._next_mark is not None and transformer.anchored:
             self._tell_mark(slot.part.epoch, self._next_mark)
         self._consumed(len(data))
         return len(data)
@@ -310,9 +313,9 @@ class Prefetcher:
         epoch = slot.part.epoch
         last = self._marked if self._marked[0] == epoch else (epoch, 0)
         due = self.delivered - last[1] >= MARK_EVERY
-        self._next_mark = Mark(self.consumed, self.delivered) if due else None
+        self._next_mark = ResumePoint(self.consumed, self.delivered) if due else None
 
-    def _tell_mark(self, epoch: int, mark: Mark) -> None:
+    def _tell_mark(self, epoch: int, mark: ResumePoint) -> None:
         self._next_mark = None
         self._marked = (epoch, mark.streamed)
         if self._on_mark is not None:
@@ -323,7 +326,7 @@ class Prefetcher:
 
         An outage in the night must not fail the epoch that a reader opens in the morning.
         """
-        slot = self._window.head
+        slot = self._window.head_of_line
         if slot is None or fetch.last_chance or not isinstance(fetch.error, GaveUp):
             raise fetch.error or RuntimeError("no failure to judge")
         fetch.last_chance, fetch.error = True, None
@@ -342,12 +345,12 @@ class Prefetcher:
         self._changed.clear()
         if fetch is not None:
             fetch.stage.awaited = True
-            fetch.on_phase = self._tally.watch.because
+            fetch.on_phase = self._counters.timer.because
         await self._changed.wait()
 
     def _head_fetch(self, epoch: int) -> PartFetch | None:
         """The fetch of the part whose bytes come next, proven to be at this place of the stream."""
-        slot = self._window.head
+        slot = self._window.head_of_line
         if slot is None:
             return None
         due = self.consumed if self._detour is None else self._detour.delivered
@@ -361,12 +364,12 @@ class Prefetcher:
 
     def _written(self, count: int) -> None:
         self.delivered += count
-        self._tally.written_bytes += count
-        if self._share.limited:
-            self._share.sent(count, time.monotonic())
+        self._counters.written_bytes += count
+        if self._quota.limited:
+            self._quota.sent(count, time.monotonic())
 
     def _consumed(self, count: int) -> None:
-        self._tally.consumed_bytes += count
+        self._counters.consumed_bytes += count
         detour = self._detour
         if detour is None:
             self.consumed += count
@@ -379,12 +382,12 @@ class Prefetcher:
         if done is not None:
             self._fetches.pop(done).stage.discard()
             if done.part.ends_object:
-                self._tally.objects_completed += 1
+                self._counters.objects_completed += 1
                 self._ends.append((self.delivered, done.part.object.size))
             self._changed.set()
             self._start()
-            if self._proof is not None and done.part.body:
-                self._proof.delivered(done.part)
+            if self._verifier is not None and done.part.body:
+                self._verifier.delivered(done.part)
 
     def abandon(self, epoch: int) -> None:
         """Drop what is left of `epoch`: its bytes, its requests, its parts to come."""
@@ -394,22 +397,22 @@ class Prefetcher:
 
     def close(self) -> None:
         """Drop everything; nothing is requested any more."""
-        self._share.on_room = None
-        self._share.activate(active=False)
+        self._quota.on_available = None
+        self._quota.activate(active=False)
         self._hedger.close()
         self._drop(self._window.close())
 
     def _drop(self, slots: list[Slot]) -> None:
         for slot in slots:
             fetch = self._fetches.pop(slot)
-            self._tally.wasted_bytes += fetch.stage.staged
+            self._counters.wasted_bytes += fetch.stage.staged
             fetch.stage.discard()
             self._hedger.forget(slot)
             if fetch.task is not None:
                 fetch.task.cancel()
 
     def _start(self) -> None:
-        head = self._window.head
+        head = self._window.head_of_line
         if head is not None and not head.in_flight and head not in self._fetches:
             self._window.relaunch(head)  # the next part of a replacement
             self._stage(head)
@@ -419,18 +422,18 @@ class Prefetcher:
 
     def _stage(self, slot: Slot) -> None:
         """A stage for an admitted part, and its request."""
-        stage = self._supply.make(slot.part, on_change=self._changed.set, tally=self._tally)
-        if self._proof is not None and isinstance(stage, MemoryStage):
-            stage.on_leave = partial(self._proof.update, slot.part)
+        stage = self._supply.make(slot.part, on_change=self._changed.set, counters=self._counters)
+        if self._verifier is not None and isinstance(stage, MemoryStage):
+            stage.on_leave = partial(self._verifier.update, slot.part)
         fetch = self._fetches[slot] = PartFetch(
-            stage, self._source, policy=self._policy, tally=self._tally, share=self._share
+            stage, self._source, policy=self._policy, counters=self._counters, quota=self._quota
         )
-        if slot is self._window.head:
+        if slot is self._window.head_of_line:
             self._changed.set()  # a delivery may be waiting for want of any part at all
         if slot.part.body:
             self._launch(slot, fetch)
         else:
-            self._window.landed(slot)  # literals alone: nothing to request, so no lane
+            self._window.landed(slot)  # literals alone: nothing to request, so no request
 
     def _launch(self, slot: Slot, fetch: PartFetch) -> None:
         name = f"GET {slot.part.object.key} {slot.part.start}-{slot.part.end}"
@@ -449,7 +452,7 @@ class Prefetcher:
 
     def is_head(self, slot: Slot) -> bool:
         """As of `hedger.Owner`."""
-        return slot is self._window.head
+        return slot is self._window.head_of_line
 
     def replace(self, slot: Slot, task: asyncio.Task[None]) -> None:
         """As of `hedger.Owner`."""
@@ -458,7 +461,7 @@ class Prefetcher:
             fetch.task.cancel()
         fetch.task = task
 
-    def lane_freed(self) -> None:
+    def request_ended(self) -> None:
         """As of `hedger.Owner`."""
         self._start()
 

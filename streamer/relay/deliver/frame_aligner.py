@@ -7,9 +7,10 @@
 Bytes that every reader refuses exist at a record's border alone. Inside a record known readers differ: a cut
 one is fatal to dmlc's reader, and comes out of SageMaker's with a tail of garbage and no error (contract
 §6.3); what is filled in would be a wrong record for whoever keeps no checksum. So `poison` needs to know
-where records end, and lets none begin that may not become whole: `Records` stands between source and FIFO
-and passes on whole frames only, as far as `MOST_HELD` bytes go. Where a longer one is under way, or a place
-in the stream is not known to be a border (behind a restart, or in bytes of another format), the FIFO is held.
+where records end, and lets none begin that may not become whole: `FrameAligner` stands between source and
+FIFO and passes on whole frames only, as far as `MOST_HELD` bytes go. Where a longer one is under way, or a
+place in the stream is not known to be a border (behind a restart, or in bytes of another format), the FIFO is
+held.
 
 The head differs from a right one in what readers check: RecordIO's magic, TFRecord's checksum of the length.
 Those that check nothing are asked for a record longer than any memory.
@@ -42,7 +43,7 @@ _LONGEST = 1 << 40
 """Bytes of a TFRecord beyond which its head is taken for something else."""
 
 
-class Records:
+class FrameAligner:
     """Cuts the bytes of one stream behind whole frames.
 
     The parts of a RecordIO record count as frames: between two of them a reader expects a head as well.

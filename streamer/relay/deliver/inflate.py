@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from isal import igzip_lib
 
-from streamer.errors import CorruptObject, Where
+from streamer.errors import CorruptObject, ErrorContext
 from streamer.units import KIB
 
 if sys.version_info >= (3, 14):
@@ -99,22 +99,22 @@ class Inflater:
         if self._damage is not None:
             raise self._damage
         found: list[bytes] = []
-        room = most
+        reserved_bytes = most
         try:
-            while room:
+            while reserved_bytes:
                 if self._member is None and not self._begin():
                     break
-                out = self._inflate(room)
+                out = self._inflate(reserved_bytes)
                 if out is None:
                     break
                 if out:
                     found.append(out)
-                    room -= len(out)
+                    reserved_bytes -= len(out)
         except CorruptObject as error:
             if not found:
                 raise
             self._damage = error
-        self.produced += most - room
+        self.produced += most - reserved_bytes
         return found
 
     def finish(self) -> None:
@@ -176,7 +176,7 @@ class Inflater:
 
     def _corrupt(self, what: str) -> CorruptObject:
         ref = self.ref
-        return CorruptObject(f"the object {what}", Where(ref.bucket, ref.key, self._base + self._used))
+        return CorruptObject(f"the object {what}", ErrorContext(ref.bucket, ref.key, self._base + self._used))
 
 
 def _open(header: bytes) -> _Member:

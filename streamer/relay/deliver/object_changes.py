@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from streamer.errors import Gone, SourceChanged, SourceError
+from streamer.errors import ObjectMissing, SourceChanged, SourceError
 from streamer.plan import ObjectRef
 
 WhenChanged = Literal["fail", "refetch", "skip"]
@@ -85,4 +85,4 @@ class Changes:
 
 def is_change(error: SourceError | None) -> bool:
     """Whether the error says that the object is not the one that was listed."""
-    return isinstance(error, (SourceChanged, Gone))
+    return isinstance(error, (SourceChanged, ObjectMissing))

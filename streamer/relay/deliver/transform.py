@@ -27,7 +27,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from streamer.aio import in_thread
-from streamer.errors import CorruptObject, ReaderGone, SinkError, Where
+from streamer.errors import CorruptObject, ErrorContext, ReaderGone, SinkError
 from streamer.formats.arrow_joiner import ArrowJoiner
 from streamer.formats.join import Join, Joiner, NotJoinable
 from streamer.formats.tar_joiner import TarJoiner
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from streamer.plan import ObjectRef, Part
-    from streamer.relay.deliver.frame_aligner import Records
-    from streamer.relay.statistics import Stopwatch
+    from streamer.relay.deliver.frame_aligner import FrameAligner
+    from streamer.relay.statistics import StateTimer
     from streamer.sink.outlet import Outlet
 
 MOST_TAKEN = 256 * KIB
@@ -55,7 +55,7 @@ SPOOL_MEMORY = 8 * MIB
 _MAX_VECTORS = 64
 
 
-class Pieces:
+class ByteQueue:
     """Pieces of memory on their way into a descriptor; `streamer.sink.outlet.Drainable`."""
 
     def __init__(self, pieces: Sequence[bytes | memoryview]) -> None:
@@ -75,12 +75,12 @@ class Pieces:
         return count
 
 
-class Unpacker:
+class BodyTransformer:
     """Passes one epoch on to `outlet`; closed once by its owner.
 
     `account` is told the bytes that the outlet accepts; the first `again` bytes it had before, and they are
     dropped. With `inflate` objects are inflated. With `wrap`, every object becomes a RecordIO record; where
-    nothing is inflated the literals have seen to that. `records`: of the stream, to pass on whole ones.
+    nothing is inflated the literals have seen to that. `aligner`: of the stream, to pass on whole ones.
     With `joiner`, which comes without these two, objects are joined.
     """
 
@@ -90,18 +90,18 @@ class Unpacker:
         *,
         inflate: bool,
         wrap: bool,
-        watch: Stopwatch,
+        timer: StateTimer,
         account: Callable[[int], None],
         again: int = 0,
-        records: Records | None = None,
+        aligner: FrameAligner | None = None,
         joiner: Joiner | None = None,
     ) -> None:
         self._outlet = outlet
         self._inflate = inflate
         self._wrap = wrap
-        self._records = records
+        self._aligner = aligner
         self._joiner = joiner
-        self._watch = watch
+        self._timer = timer
         self._account = account
         self._again = again
         self._inflater: Inflater | None = None
@@ -109,12 +109,12 @@ class Unpacker:
         self._spool: tempfile.SpooledTemporaryFile[bytes] | None = None
 
     def __repr__(self) -> str:
-        return f"<Unpacker {self._inflater} {self._records}>"
+        return f"<Unpacker {self._inflater} {self._aligner}>"
 
     @property
     def at_border(self) -> bool:
         """Whether what the outlet has accepted surely ends with a record."""
-        return self._records is not None and self._records.at_border and not self._again
+        return self._aligner is not None and self._aligner.at_border and not self._again
 
     @property
     def anchored(self) -> bool:
@@ -124,14 +124,14 @@ class Unpacker:
     @property
     def held(self) -> int:
         """Bytes that came and are kept back."""
-        return 0 if self._records is None else self._records.held
+        return 0 if self._aligner is None else self._aligner.held
 
     async def pass_on(self, part: Part, at: int, data: bytes) -> None:
         """Deliver `data`, the bytes of `part` from `at` on: either literals or some of its body.
 
         Raises CorruptObject, ReaderGone, and SinkError if there is no room for the spool.
         """
-        place = at - len(part.head)
+        place = at - len(part.leading)
         if not 0 <= place < part.body:
             await self._write([data])
             return
@@ -166,8 +166,8 @@ class Unpacker:
 
     async def finish(self) -> None:
         """Deliver what comes after the last object, or is kept back there. Raises ReaderGone."""
-        if self._records is not None:
-            await self._send([self._records.rest()])
+        if self._aligner is not None:
+            await self._send([self._aligner.rest()])
         if self._joiner is not None:
             await self._send([self._joiner.finish()])
 
@@ -180,8 +180,8 @@ class Unpacker:
 
     def _begin(self, ref: ObjectRef) -> None:
         self.close()
-        if self._records is not None and (self._inflate or not self._wrap):
-            self._records.begins()  # else its header came before it
+        if self._aligner is not None and (self._inflate or not self._wrap):
+            self._aligner.begins()  # else its header came before it
         if self._joiner is not None:
             self._joiner.begin()
         if not self._inflate:
@@ -209,18 +209,18 @@ class Unpacker:
     def _not_joinable(self, ref: ObjectRef, error: NotJoinable) -> CorruptObject:
         if self._inflate:
             return CorruptObject(
-                f"{error}; at byte {error.offset} of what it inflates to", Where(ref.bucket, ref.key)
+                f"{error}; at byte {error.offset} of what it inflates to", ErrorContext(ref.bucket, ref.key)
             )
-        return CorruptObject(str(error), Where(ref.bucket, ref.key, error.offset))
+        return CorruptObject(str(error), ErrorContext(ref.bucket, ref.key, error.offset))
 
     async def _next(self, inflater: Inflater, fed: int) -> list[bytes]:
         """The next pieces, spooled already if the object is wrapped."""
         in_memory = self._spool is None or inflater.produced + _LITTLE_PIECE <= SPOOL_MEMORY
         if fed <= _LITTLE and in_memory:
             return self._step(inflater, _LITTLE_PIECE)
-        self._watch.starve("inflate")
+        self._timer.starve("inflate")
         pieces = await in_thread(self._step, inflater, PIECE)
-        self._watch.enter("moving")
+        self._timer.enter("moving")
         return pieces
 
     def _step(self, inflater: Inflater, most: int) -> list[bytes]:
@@ -258,22 +258,22 @@ class Unpacker:
         return found
 
     async def _write(self, pieces: Sequence[bytes | memoryview]) -> None:
-        if self._records is not None:
-            pieces = [self._records.pass_on(bytes(piece)) for piece in pieces]
+        if self._aligner is not None:
+            pieces = [self._aligner.pass_on(bytes(piece)) for piece in pieces]
         await self._send(pieces)
 
     async def _send(self, pieces: Sequence[bytes | memoryview]) -> None:
-        left = Pieces(self._new(pieces))
+        left = ByteQueue(self._new(pieces))
         while left:
-            self._watch.enter("moving")
+            self._timer.enter("moving")
             try:
                 count = self._outlet.push(left)
             except BlockingIOError:
-                self._watch.enter("blocked")
+                self._timer.enter("blocked")
                 await self._outlet.writable()
                 continue
             self._account(count)
-        self._watch.enter("moving")
+        self._timer.enter("moving")
 
 
 def joiner_of(join: Join, *, resumed: bool) -> Joiner:
@@ -285,7 +285,7 @@ def _too_long(ref: ObjectRef) -> CorruptObject:
     return CorruptObject(
         f"the object inflates to more than the {LONGEST_RECORD} bytes that a RecordIO record holds; "
         "split it, or set RecordWrapperType: None",
-        Where(ref.bucket, ref.key),
+        ErrorContext(ref.bucket, ref.key),
     )
 
 

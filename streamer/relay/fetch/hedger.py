@@ -1,7 +1,7 @@
 """The async shell of `hedge`: looks at the head of line while delivery waits for it, and asks a second time.
 
     first request    its body ─────────────→ stage      until the second has more; then it is cancelled
-    second request   its body → `Race` ───→ stage      another connection and address
+    second request   its body → `Hedge` ───→ stage      another connection and address
 
 The second body takes over with the first byte that the stage lacks; the bytes that the first has brought
 meanwhile are read from the second as well, and thrown away. A body that is not attached any more moves no
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from streamer.errors import SourceError
 from streamer.s3.ranges import RangeRequest
-from streamer.schedule.hedging import Look
+from streamer.schedule.hedging import HeadSample
 from streamer.units import KIB
 
 if TYPE_CHECKING:
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 
     from streamer.relay.fetch.part_fetch import PartFetch
     from streamer.relay.staging.stage import Stage
-    from streamer.relay.statistics import Tally
+    from streamer.relay.statistics import ChannelCounters
     from streamer.s3.ranges import Body, RangeSource
-    from streamer.schedule.budget import Share
+    from streamer.schedule.budget import ChannelQuota
     from streamer.schedule.window import Slot
 
 THROWN_AWAY = 64 * KIB
 """Bytes thrown away at a time."""
 
 
-class Race:
+class Hedge:
     """Brings a second body to the first byte that the stage lacks, and then attaches it."""
 
     def __init__(self, body: Body, stage: Stage, at: int, on_won: Callable[[], None]) -> None:
@@ -83,7 +83,7 @@ class Owner(Protocol):
     def replace(self, slot: Slot, task: asyncio.Task[None]) -> None:
         """Cancel the task of the slot's first request; from now on it is the one given."""
 
-    def lane_freed(self) -> None:
+    def request_ended(self) -> None:
         """A second request has ended, whatever became of it."""
 
 
@@ -95,14 +95,14 @@ class Hedger:
         owner: Owner,
         source: RangeSource,
         *,
-        share: Share,
-        tally: Tally,
+        quota: ChannelQuota,
+        counters: ChannelCounters,
         requests: asyncio.TaskGroup,
     ) -> None:
         self._owner = owner
         self._source = source
-        self._share = share
-        self._tally = tally
+        self._quota = quota
+        self._counters = counters
         self._requests = requests
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
@@ -113,18 +113,18 @@ class Hedger:
     def starving(self, slot: Slot, fetch: PartFetch) -> None:
         """Delivery begins to wait for this head of line."""
         self._awaited = (slot, fetch)
-        if self._timer is None and self._share.hedging.enabled and slot.part.body:
+        if self._timer is None and self._quota.hedging.enabled and slot.part.body:
             self._look_later(slot, fetch)
 
     def _look_later(self, slot: Slot, fetch: PartFetch) -> None:
         self._timer = self._loop.call_later(
-            self._share.hedging.patience, self._look, slot, fetch, self._seen(slot)
+            self._quota.hedging.patience, self._look, slot, fetch, self._seen(slot)
         )
 
-    def _seen(self, slot: Slot) -> Look:
-        return Look(time.monotonic(), slot.delivered, self._tally.watch.seconds()["starved"])
+    def _seen(self, slot: Slot) -> HeadSample:
+        return HeadSample(time.monotonic(), slot.delivered, self._counters.timer.seconds()["starved"])
 
-    def _look(self, slot: Slot, fetch: PartFetch, before: Look) -> None:
+    def _look(self, slot: Slot, fetch: PartFetch, before: HeadSample) -> None:
         self._timer = None
         if not self._owner.is_head(slot) and self._awaited is not None:
             slot, fetch = self._awaited
@@ -138,8 +138,8 @@ class Hedger:
         asked = fetch.request is not None and not stage.ready and slot not in self._tasks
         if (
             asked
-            and not self._share.pace.slowed
-            and self._share.hedging.worth(before, self._seen(slot), missing)
+            and not self._quota.concurrency.slowed
+            and self._quota.hedging.worth(before, self._seen(slot), missing)
         ):
             name = f"GET {slot.part.object.key} {slot.part.start + stage.received}-{slot.part.end}, again"
             self._tasks[slot] = self._requests.create_task(self._ask(slot, fetch), name=name)
@@ -147,29 +147,29 @@ class Hedger:
 
     async def _ask(self, slot: Slot, fetch: PartFetch) -> None:
         """Send the second request; return once it has lost, or the part is whole."""
-        stage, tally = fetch.stage, self._tally
-        tally.hedges["issued"] += 1
+        stage, counters = fetch.stage, self._counters
+        counters.hedges["issued"] += 1
         at = stage.received
         avoid = fetch.request.peer if fetch.request is not None else None
         request = RangeRequest(slot.part, slot.part.start + at, avoid=avoid)
-        race: Race | None = None
+        hedge: Hedge | None = None
         failed: SourceError | None = None
-        self._share.begin()
+        self._quota.begin()
         try:
             body, since, first_byte = await fetch.open(request)
-            race = Race(body, stage, at, lambda: self._won(slot, fetch, request))
-            await fetch.receive(request, body, race.advance, since, first_byte)
+            hedge = Hedge(body, stage, at, lambda: self._won(slot, fetch, request))
+            await fetch.receive(request, body, hedge.advance, since, first_byte)
         except SourceError as error:
             failed = error
         finally:
-            self._share.end()
-            if race is not None:
-                tally.wasted_bytes += race.thrown_away
-            if race is None or not race.won:
+            self._quota.end()
+            if hedge is not None:
+                counters.wasted_bytes += hedge.thrown_away
+            if hedge is None or not hedge.won:
                 self._tasks.pop(slot, None)
-                tally.hedges["lost"] += 1
-            self._owner.lane_freed()
-        if race is None or not race.won:
+                counters.hedges["lost"] += 1
+            self._owner.request_ended()
+        if hedge is None or not hedge.won:
             return  # however it ended, the first request goes on
         if failed is not None:
             await self._owner.bring(slot, fetch, failed)
@@ -177,7 +177,7 @@ class Hedger:
             self._owner.landed(slot)
 
     def _won(self, slot: Slot, fetch: PartFetch, request: RangeRequest) -> None:
-        self._tally.hedges["won"] += 1
+        self._counters.hedges["won"] += 1
         self._owner.replace(slot, self._tasks.pop(slot))
         fetch.request = request
         fetch.enter("body")

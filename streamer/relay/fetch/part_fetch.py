@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 import stamina
 
-from streamer.errors import BadAnswer, Expired, GaveUp, SourceError, Throttled, Transient, Where
+from streamer.errors import BadAnswer, ErrorContext, Expired, GaveUp, SourceError, Throttled, Transient
 from streamer.retry import LAST_REQUEST
 from streamer.s3.ranges import RangeRequest
 
@@ -32,17 +32,23 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from streamer.relay.staging.stage import Stage
-    from streamer.relay.statistics import Tally
+    from streamer.relay.statistics import ChannelCounters
     from streamer.retry import RetryPolicy
     from streamer.s3.ranges import Body, Phase, RangeSource
-    from streamer.schedule.budget import Share
+    from streamer.schedule.budget import ChannelQuota
 
 
 class PartFetch:
     """Brings the body of one part into `stage`, by as many requests as it takes."""
 
     def __init__(
-        self, stage: Stage, source: RangeSource, *, policy: RetryPolicy, tally: Tally, share: Share
+        self,
+        stage: Stage,
+        source: RangeSource,
+        *,
+        policy: RetryPolicy,
+        counters: ChannelCounters,
+        quota: ChannelQuota,
     ) -> None:
         self.stage = stage
         self.phase: Phase = "first_byte"
@@ -59,8 +65,8 @@ class PartFetch:
         """The task that runs this; its starter's to set."""
         self._source = source
         self._policy = policy
-        self._tally = tally
-        self._share = share
+        self._counters = counters
+        self._quota = quota
 
     def __repr__(self) -> str:
         return f"<PartFetch {self.phase}, {self.stage}>"
@@ -76,7 +82,7 @@ class PartFetch:
 
         `failed`: how the first request ended, if it has been sent already.
         """
-        backoff = _Backoff(self, self._policy, self._tally)
+        backoff = _Backoff(self, self._policy, self._counters)
         if failed is None:
             try:
                 await self._attempt(1)
@@ -98,18 +104,18 @@ class PartFetch:
             raise GaveUp(
                 f"gave up after {spent:.0f} s without a byte; first error: {backoff.first_error}; "
                 f"last error: {error}",
-                error.where,
+                error.context,
             ) from error
 
     async def _attempt(self, attempt: int) -> None:
         stage = self.stage
         if attempt > 1 and stage.received:
-            self._tally.resumes["part"] += 1
+            self._counters.resumes["part"] += 1
         self.enter("first_byte")
         first = stage.part.start + stage.received
         request = self.request = RangeRequest(stage.part, first, attempt, on_phase=self.enter)
         body, since, first_byte = await self.open(request)
-        self._tally.first_byte.add(first_byte)
+        self._counters.first_byte.add(first_byte)
         self.enter("body")
         await self.receive(request, body, lambda: stage.attach(body), since, first_byte)
 
@@ -143,32 +149,32 @@ class PartFetch:
             self.stage.detach(body)
             body.close()
         now = time.monotonic()
-        self._tally.requests["ok"] += 1
-        self._tally.part.add(now - since)
+        self._counters.requests["ok"] += 1
+        self._counters.part.add(now - since)
         received = request.part.end - request.first
-        self._share.landed(now, received=received, first_byte=first_byte, seconds=now - since)
+        self._quota.landed(now, received=received, first_byte=first_byte, seconds=now - since)
 
     def _ended(self, request: RangeRequest, error: BaseException) -> None:
         """Count a request that has failed or was cancelled, and heed S3 if it asked for less."""
         if self.request is request:
             self.request = None
         if not isinstance(error, SourceError):
-            self._tally.requests["cancelled"] += 1
+            self._counters.requests["cancelled"] += 1
             return
-        self._tally.requests[error.kind] += 1
-        self._tally.note(error.kind, error)
+        self._counters.requests[error.kind] += 1
+        self._counters.note(error.kind, error)
         if isinstance(error, Throttled):
-            self._share.pace.throttled(time.monotonic())
+            self._quota.concurrency.throttled(time.monotonic())
 
 
 class _Backoff:
     """stamina's hook: whether to retry an error, and after how many seconds."""
 
-    def __init__(self, fetch: PartFetch, policy: RetryPolicy, tally: Tally) -> None:
+    def __init__(self, fetch: PartFetch, policy: RetryPolicy, counters: ChannelCounters) -> None:
         self._fetch = fetch
         self._stage = fetch.stage
         self._policy = policy
-        self._tally = tally
+        self._counters = counters
         self._failures = 0
         self._wrong = 0
         self._received = fetch.stage.received
@@ -193,7 +199,7 @@ class _Backoff:
         self.first_error = self.first_error or error
         if now - self.since >= self._policy.give_up_after:
             return False
-        self._tally.retries[error.kind] += 1
+        self._counters.retries[error.kind] += 1
         self._fetch.enter(_waiting_for(error))
         self._failures += 1
         return self._policy.wait(self._failures - 1, error.retry_after, spent=now - self.since)
@@ -229,7 +235,7 @@ async def _first_byte_within(seconds: float, stage: Stage) -> AsyncIterator[None
         async with asyncio.timeout(None) as limit:
             yield
     except TimeoutError as error:
-        where = Where(stage.part.object.bucket, stage.part.object.key, stage.part.start + received)
-        raise Transient(f"no byte for the last {seconds:.0f} s", where, silent=seconds) from error
+        context = ErrorContext(stage.part.object.bucket, stage.part.object.key, stage.part.start + received)
+        raise Transient(f"no byte for the last {seconds:.0f} s", context, silent=seconds) from error
     finally:
         timer.cancel()

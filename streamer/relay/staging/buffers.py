@@ -14,10 +14,10 @@ from collections.abc import Callable
 
 from streamer.errors import SourceError
 from streamer.plan import Part
-from streamer.relay.staging.stage import Chunk, Stage, lane_room
-from streamer.relay.statistics import Tally
+from streamer.relay.staging.stage import Chunk, Stage, bytes_per_request
+from streamer.relay.statistics import ChannelCounters
 from streamer.s3.ranges import Body
-from streamer.schedule.budget import Share
+from streamer.schedule.budget import ChannelQuota
 from streamer.units import KIB
 
 BUFFER_SIZE = 128 * KIB
@@ -51,11 +51,11 @@ class MemoryStage(Stage):
         pool: BufferPool,
         *,
         on_change: Callable[[], None],
-        tally: Tally,
+        counters: ChannelCounters,
         eager: bool = False,
     ) -> None:
         """`eager`: read all bytes as they come, whether or not any is delivered meanwhile."""
-        super().__init__(part, on_change=on_change, tally=tally)
+        super().__init__(part, on_change=on_change, counters=counters)
         self._parks = self._parks and not eager
         self._pool = pool
         self.on_leave: Callable[[memoryview], None] | None = None
@@ -146,18 +146,18 @@ class MemoryStage(Stage):
 class MemoryStages:
     """Stages in user memory: a part takes its length, in whole buffers if it is read into those."""
 
-    def __init__(self, share: Share, pool: BufferPool) -> None:
-        self.share = share
+    def __init__(self, quota: ChannelQuota, pool: BufferPool) -> None:
+        self.quota = quota
         self._pool = pool
 
     def part_size(self) -> int:
-        share = self.share
-        return share.pace.part_size(min(share.floor, lane_room(share)))
+        quota = self.quota
+        return quota.concurrency.part_size(min(quota.floor, bytes_per_request(quota)))
 
-    def room(self, part: Part) -> int:
+    def reserved_bytes(self, part: Part) -> int:
         """What its body takes, a large one in whole buffers; literals (64 KiB at most) do not count."""
         size = part.body or len(part)
         return size if size <= OWN_BUFFER else -(-size // BUFFER_SIZE) * BUFFER_SIZE
 
-    def make(self, part: Part, *, on_change: Callable[[], None], tally: Tally) -> Stage:
-        return MemoryStage(part, self._pool, on_change=on_change, tally=tally)
+    def make(self, part: Part, *, on_change: Callable[[], None], counters: ChannelCounters) -> Stage:
+        return MemoryStage(part, self._pool, on_change=on_change, counters=counters)

@@ -32,10 +32,10 @@ from collections.abc import Callable
 
 from streamer.errors import SourceError
 from streamer.plan import Part
-from streamer.relay.staging.stage import NoRoom, Stage, lane_room
-from streamer.relay.statistics import Tally
+from streamer.relay.staging.stage import Stage, StageFull, bytes_per_request
+from streamer.relay.statistics import ChannelCounters
 from streamer.s3.ranges import Body
-from streamer.schedule.budget import Share
+from streamer.schedule.budget import ChannelQuota
 from streamer.units import KIB, MIB
 
 PIPE_SIZE = 1 * MIB
@@ -149,31 +149,31 @@ class PipePool:
 class PipeStages:
     """One channel's stages: a pipe for each part admitted, further ones for parts of small fragments."""
 
-    def __init__(self, share: Share, pool: PipePool) -> None:
-        self.share = share
+    def __init__(self, quota: ChannelQuota, pool: PipePool) -> None:
+        self.quota = quota
         self._pool = pool
         self._further = 0
         """Bytes of further pipes, which may be a quarter of what the channel may hold."""
 
     def part_size(self) -> int:
-        share = self.share
-        return share.pace.part_size(min(share.floor, share.quota // 4, lane_room(share)))
+        quota = self.quota
+        return quota.concurrency.part_size(min(quota.floor, quota.byte_limit // 4, bytes_per_request(quota)))
 
-    def room(self, part: Part) -> int:
+    def reserved_bytes(self, part: Part) -> int:
         """What its body takes; literals (64 KiB at most) do not count beside it."""
         return max(part.body, self._cost(self.pipe_size(part))) if part.body else len(part)
 
     def _cost(self, size: int) -> int:
         """What a pipe takes of the share because there are only so many."""
-        budget = self.share.budget
+        budget = self.quota.budget
         return size * budget // self._pool.budget if budget > self._pool.budget else 0
 
     def pipe_size(self, part: Part) -> int:
         """Bytes of the pipe that a part begins with."""
         return min(PIPE_SIZE, max(self._pool.smallest, 1 << (part.body - 1).bit_length()))
 
-    def make(self, part: Part, *, on_change: Callable[[], None], tally: Tally) -> Stage:
-        return PipeStage(part, self, on_change=on_change, tally=tally)
+    def make(self, part: Part, *, on_change: Callable[[], None], counters: ChannelCounters) -> Stage:
+        return PipeStage(part, self, on_change=on_change, counters=counters)
 
     def take(self, part: Part) -> Pipe | None:
         """The first pipe of a part; its room is reserved."""
@@ -183,13 +183,13 @@ class PipeStages:
         """A further pipe for a part whose last is full, while there is room for it."""
         size = self.pipe_size(part)
         cost = self._cost(size)
-        if self._further + size > self.share.quota // 4 or not self.share.fits(cost):
+        if self._further + size > self.quota.byte_limit // 4 or not self.quota.fits(cost):
             return None
         pipe = self._pool.take(size)
         if pipe is not None:
             pipe.further, pipe.cost = True, cost  # the budget may be another when it comes back
             self._further += size
-            self.share.take(cost)
+            self.quota.take(cost)
         return pipe
 
     def give(self, pipe: Pipe) -> None:
@@ -198,20 +198,20 @@ class PipeStages:
         self._pool.give(pipe)
         if further:
             self._further -= pipe.size
-            self.share.give(pipe.cost)
+            self.quota.give(pipe.cost)
 
 
 class PipeStage(Stage):
     """A part's bytes in pipes; in memory only if the body must be read, or the kernel grants no pipe."""
 
     def __init__(
-        self, part: Part, stages: PipeStages, *, on_change: Callable[[], None], tally: Tally
+        self, part: Part, stages: PipeStages, *, on_change: Callable[[], None], counters: ChannelCounters
     ) -> None:
-        super().__init__(part, on_change=on_change, tally=tally)
+        super().__init__(part, on_change=on_change, counters=counters)
         self._stages = stages
         self._pipes: deque[Pipe] = deque()
         self._piped = 0
-        self._room = stages.room(part)
+        self._reserved_bytes = stages.reserved_bytes(part)
 
     @property
     def staged(self) -> int:
@@ -240,8 +240,8 @@ class PipeStage(Stage):
         self._arrived(count)
 
     def _read(self, body: Body) -> None:
-        if self._in_memory >= self._room:
-            raise NoRoom
+        if self._in_memory >= self._reserved_bytes:
+            raise StageFull
         memory = bytearray(min(body.left, READ_SIZE))
         count = body.read_into(memoryview(memory))
         del memory[count:]
@@ -260,7 +260,7 @@ class PipeStage(Stage):
             return last
         further = self._stages.take_further(self.part)
         if further is None:
-            raise NoRoom
+            raise StageFull
         self._pipes.append(further)
         return further
 

@@ -25,9 +25,9 @@ from typing import Protocol
 
 from streamer.errors import SourceError
 from streamer.plan import Part
-from streamer.relay.statistics import Tally
+from streamer.relay.statistics import ChannelCounters
 from streamer.s3.ranges import Body
-from streamer.schedule.budget import Share
+from streamer.schedule.budget import ChannelQuota
 from streamer.units import MIB
 
 MOST_WRITTEN = 1 * MIB
@@ -42,12 +42,12 @@ _LEAST_SHARE = 2 * MIB
 """Bytes of a part that are not given up for more connections: requests cost too."""
 
 
-def lane_room(share: Share) -> int:
+def bytes_per_request(quota: ChannelQuota) -> int:
     """Bytes of room for the part of one connection, so that there are as many parts as connections."""
-    return max(_LEAST_SHARE, share.quota // share.lanes)
+    return max(_LEAST_SHARE, quota.byte_limit // quota.requests_limit)
 
 
-class NoRoom(Exception):
+class StageFull(Exception):
     """The stage is full: the rest stays in the socket, where TCP holds the sender back."""
 
 
@@ -69,14 +69,14 @@ class Chunk:
 class Stage(ABC):
     """One part on its way. Subclasses say where its bytes lie."""
 
-    def __init__(self, part: Part, *, on_change: Callable[[], None], tally: Tally) -> None:
+    def __init__(self, part: Part, *, on_change: Callable[[], None], counters: ChannelCounters) -> None:
         self.part = part
         self.received = 0
         """Bytes of the part's body that have been taken from a request, delivered or not."""
         self.awaited = False
         """Whether a delivery waits for this stage."""
         self._on_change = on_change
-        self._tally = tally
+        self._counters = counters
         self._chunks: deque[Chunk] = deque()
         self._in_memory = 0
         self._parks = part.body > SMALL_PART
@@ -86,7 +86,7 @@ class Stage(ABC):
         self._full = False
         """Whether the body waits for room in the stage."""
         self._discarded = False
-        self._before = memoryview(part.head)
+        self._before = memoryview(part.leading)
         """The rest of the literals before the body; they go first, wherever the body lies."""
         self._arrived(0)
 
@@ -141,7 +141,7 @@ class Stage(ABC):
             self._fill(body)
         except BlockingIOError:
             self._dry = True
-        except NoRoom:
+        except StageFull:
             self._full = True
             return
         except SourceError:
@@ -207,11 +207,11 @@ class Stage(ABC):
     def _arrived(self, count: int) -> None:
         """`count` more bytes of the body are here; the literals after it follow the last one."""
         self.received += count
-        self._tally.received_bytes += count
+        self._counters.received_bytes += count
         if self.received == self.part.body:
             self._dry = True
-            if self.part.tail:
-                self._hold(self.part.tail, literal=True)
+            if self.part.trailing:
+                self._hold(self.part.trailing, literal=True)
 
     def _changed(self) -> None:
         if self.awaited:
@@ -245,14 +245,14 @@ class Stages(Protocol):
     """One channel's supply of stages, and what they cost its share."""
 
     @property
-    def share(self) -> Share:
+    def quota(self) -> ChannelQuota:
         """What the channel may hold."""
 
     def part_size(self) -> int:
         """Bytes of the body of the next part to be cut."""
 
-    def room(self, part: Part) -> int:
+    def reserved_bytes(self, part: Part) -> int:
         """Bytes of room that the part's stage will hold."""
 
-    def make(self, part: Part, *, on_change: Callable[[], None], tally: Tally) -> Stage:
+    def make(self, part: Part, *, on_change: Callable[[], None], counters: ChannelCounters) -> Stage:
         """A stage for a part whose room is reserved."""

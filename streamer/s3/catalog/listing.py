@@ -21,7 +21,7 @@ import asyncio
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from streamer.errors import BadAnswer, Missing, Where
+from streamer.errors import BadAnswer, ErrorContext, Missing
 from streamer.plan import Arrangement, Entries, ObjectRef, Plan, S3Uri, is_folder_marker
 from streamer.s3.catalog.validation import PlanMemory, described_object, short
 from streamer.s3.client.faults import first_error, map_errors
@@ -72,29 +72,29 @@ class _Lister:
 
     async def page(self, prefix: str, **asked: str) -> dict[str, Any]:
         """One page, as far as it can be true. Raises SourceError."""
-        where = Where(self._bucket, prefix)
+        context = ErrorContext(self._bucket, prefix)
         async with self._turns:
-            with map_errors(where):
+            with map_errors(context):
                 page: dict[str, Any] = await self._client.list_objects_v2(
                     Bucket=self._bucket, Prefix=prefix, **asked
                 )
         if "IsTruncated" not in page:
-            raise BadAnswer("the listing cannot be understood (it does not say whether it ends)", where)
+            raise BadAnswer("the listing cannot be understood (it does not say whether it ends)", context)
         for name, wanted in _WANTED.items():
             for entry in page.get(name, ()):
                 if not wanted <= entry.keys():
                     raise BadAnswer(
-                        f"the listing has an entry without its {', '.join(sorted(wanted))}", where
+                        f"the listing has an entry without its {', '.join(sorted(wanted))}", context
                     )
                 for found in (entry.get("Key"), entry.get("Prefix")):
                     if found is not None and not found.startswith(prefix):
                         raise BadAnswer(
-                            f"the listing names {short(found)}, which does not begin with the prefix", where
+                            f"the listing names {short(found)}, which does not begin with the prefix", context
                         )
         if page.get("NextContinuationToken") and not page["IsTruncated"]:
-            raise BadAnswer("the listing cannot be understood (it ends, and names a further page)", where)
+            raise BadAnswer("the listing cannot be understood (it ends, and names a further page)", context)
         if page["IsTruncated"] and not page.get("NextContinuationToken"):
-            raise BadAnswer("the listing does not advance (truncated, without a further token)", where)
+            raise BadAnswer("the listing does not advance (truncated, without a further token)", context)
         return page
 
     def _advances(self, prefix: str, page: dict[str, Any], begun: set[str]) -> None:
@@ -111,21 +111,21 @@ class _Lister:
             if name in begun:
                 raise BadAnswer(
                     f"the listing does not advance (a page begins again with {name!r})",
-                    Where(self._bucket, prefix),
+                    ErrorContext(self._bucket, prefix),
                 )
         begun.update(first)
         self._empty = 0 if any(page.get(name) for name, _ in _NAMED) else self._empty + 1
         if self._empty > MOST_EMPTY:
             raise BadAnswer(
                 f"the listing does not advance ({MOST_EMPTY} pages in a row name nothing)",
-                Where(self._bucket, prefix),
+                ErrorContext(self._bucket, prefix),
             )
 
     def refs(self, page: dict[str, Any], claim: PlanClaim) -> list[ObjectRef]:
         """The objects of a page, without folder markers. Raises BadAnswer, ConfigError."""
         described = [
             described_object(
-                Where(self._bucket, entry["Key"]), entry["Key"], size=entry["Size"], etag=entry["ETag"]
+                ErrorContext(self._bucket, entry["Key"]), entry["Key"], size=entry["Size"], etag=entry["ETag"]
             )
             for entry in page.get("Contents", ())
         ]
@@ -239,7 +239,7 @@ async def list_prefix(
         raise first_error(errors) from errors
     ordered, twice = await asyncio.to_thread(_in_order, found)  # a second or two for a million
     if twice is not None:
-        raise BadAnswer("the listing names the object twice", Where(uri.bucket, twice))
+        raise BadAnswer("the listing names the object twice", ErrorContext(uri.bucket, twice))
     return ordered
 
 
@@ -260,7 +260,9 @@ async def plan_prefix(
     arrangement = arrangement or Arrangement()
     entries = await list_prefix(client, uri, arrangement, progress=progress, memory=memory)
     if not len(entries):
-        raise Missing("no object matches this prefix; check S3Uri (a prefix is case-sensitive)", Where(*uri))
+        raise Missing(
+            "no object matches this prefix; check S3Uri (a prefix is case-sensitive)", ErrorContext(*uri)
+        )
     plan = Plan.arranged(entries, arrangement)
     plan.base = uri
     return plan

@@ -2,11 +2,11 @@
 
     S3 ─ body, resumed where it breaks ─ gunzip, if its magic says so ─ scanner ─ many HEADs ─ entries
 
-A manifest is never held whole: its text passes through as it arrives, and what stays is an entry of the
-plan. The HEADs that give size and ETag (`heads`) run side by side and end in any order; entries are added in
+A manifest is never held whole: its text passes through as it arrives, and what stays is an entry of the plan.
+The HEADs that give size and ETag (`inspector`) run side by side and end in any order; entries are added in
 the manifest's. A row whose HEADs are slow holds back later ones, never their HEADs, until `ROWS` wait: then
-the manifest is read no further. A manifest that cannot be read to its proven end is an error, for a
-truncated one might look like a shorter one.
+the manifest is read no further. A manifest that cannot be read to its proven end is an error, for a truncated
+one might look like a shorter one.
 
 The rules of the text itself are in `manifest_text`.
 """
@@ -19,7 +19,7 @@ from collections import deque
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Protocol
 
-from streamer.errors import BadAnswer, ConfigError, SourceError, Transient, Truncated, Where
+from streamer.errors import BadAnswer, ConfigError, ErrorContext, SourceError, Transient, Truncated
 from streamer.plan import (
     Arrangement,
     Entries,
@@ -32,7 +32,7 @@ from streamer.plan import (
     parse_s3_uri,
 )
 from streamer.s3.catalog.manifest_text import ArrayScanner, Gunzip, LineScanner
-from streamer.s3.catalog.object_info import PortableHeads
+from streamer.s3.catalog.object_info import AiobotocoreHeadClient
 from streamer.s3.catalog.validation import PlanMemory
 from streamer.s3.client.bounded import within_stall
 from streamer.s3.client.faults import first_error, map_errors
@@ -41,7 +41,7 @@ from streamer.s3.ranges import check_header
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 
-    from streamer.s3.catalog.object_info import Heads
+    from streamer.s3.catalog.object_info import ObjectInspector
 
     Progress = Callable[[int], None]
     """Told how many entries there are so far, at each and at each piece of the manifest."""
@@ -58,13 +58,13 @@ async def plan_manifest(
     uri: S3Uri,
     arrangement: Arrangement | None = None,
     *,
-    heads: Heads | None = None,
+    inspector: ObjectInspector | None = None,
     progress: Progress | None = None,
     memory: PlanMemory | None = None,
 ) -> Plan:
     """The plan of a `ManifestFile` channel (contract §4.1): the objects in the manifest's order.
 
-    `client` reads the manifest and `heads` finds what it names; without `heads`, `client` does.
+    `client` reads the manifest and `inspector` finds what it names; without `inspector`, `client` does.
     `memory`: what all plans may take; ConfigError if they take more. Raises
     ConfigError naming the position for a manifest that breaks a rule, SourceError otherwise.
     """
@@ -76,7 +76,9 @@ async def plan_manifest(
         for place, name in scanner.feed(text, last=last):
             yield _Row(place, [name])
 
-    await _Filling(heads or PortableHeads(client), entries, progress, memory).run(client, uri, rows)
+    await _Filling(inspector or AiobotocoreHeadClient(client), entries, progress, memory).run(
+        client, uri, rows
+    )
     plan = Plan.arranged(entries, arrangement)
     plan.base = parse_s3_uri(scanner.prefix or "")
     return plan
@@ -88,14 +90,14 @@ async def plan_augmented(
     attributes: Sequence[str],
     arrangement: Arrangement | None = None,
     *,
-    heads: Heads | None = None,
+    inspector: ObjectInspector | None = None,
     progress: Progress | None = None,
     memory: PlanMemory | None = None,
 ) -> Plan:
     """The plan of an `AugmentedManifestFile` channel (contract §4.2): one entry a line.
 
     An entry is the listed attributes in the order of `attributes`: of one whose name ends in `-ref` the
-    object that it names, of any other its text. `heads` and `progress` as of `plan_manifest`. Raises
+    object that it names, of any other its text. `inspector` and `progress` as of `plan_manifest`. Raises
     ConfigError naming line and attribute for a manifest that breaks a rule, SourceError otherwise.
     """
     if not attributes:
@@ -109,7 +111,9 @@ async def plan_augmented(
         for place, values in scanner.feed(text, last=last):
             yield _Row(place, values)
 
-    await _Filling(heads or PortableHeads(client), entries, progress, memory).run(client, uri, rows)
+    await _Filling(inspector or AiobotocoreHeadClient(client), entries, progress, memory).run(
+        client, uri, rows
+    )
     return Plan.arranged(entries, arrangement)
 
 
@@ -137,9 +141,13 @@ class _Filling:
     """Adds an entry for every row of one manifest, with the HEADs of later rows under way meanwhile."""
 
     def __init__(
-        self, heads: Heads, entries: Entries, progress: Progress | None, memory: PlanMemory | None
+        self,
+        inspector: ObjectInspector,
+        entries: Entries,
+        progress: Progress | None,
+        memory: PlanMemory | None,
     ) -> None:
-        self._heads = heads
+        self._inspector = inspector
         self._entries = entries
         self._progress = progress
         self._claim = (memory or PlanMemory()).claim()
@@ -206,9 +214,9 @@ class _Filling:
         except ConfigError as error:
             raise ConfigError(f"{place}: {error}") from error
         try:
-            return await self._heads.find(bucket, key, version)
+            return await self._inspector.stat(bucket, key, version)
         except SourceError as error:
-            raise type(error)(f"{place}: {error.message}", error.where) from error
+            raise type(error)(f"{place}: {error.message}", error.context) from error
 
 
 async def _read(client: Any, uri: S3Uri) -> AsyncGenerator[bytes, None]:
@@ -216,27 +224,27 @@ async def _read(client: Any, uri: S3Uri) -> AsyncGenerator[bytes, None]:
     received, size, failures, etag = 0, -1, 0, ""
     pinned: dict[str, str] = {}
     while received != size:
-        where = Where(uri.bucket, uri.key, received, failures + 1)
+        context = ErrorContext(uri.bucket, uri.key, received, failures + 1)
         before = received
         try:
-            with map_errors(where):
+            with map_errors(context):
                 answer = await client.get_object(Bucket=uri.bucket, Key=uri.key, **pinned)
                 async with answer["Body"] as body:
                     status = answer["ResponseMetadata"]["HTTPStatusCode"]
                     if size < 0:
                         if status != http.HTTPStatus.OK:
-                            raise BadAnswer(f"answered {status} to a GET without a range", where)
+                            raise BadAnswer(f"answered {status} to a GET without a range", context)
                         size, etag = answer.get("ContentLength", -1), answer.get("ETag", "")
                         if size < 0:
                             raise BadAnswer(
-                                "answered without Content-Length, so nothing proves the end", where
+                                "answered without Content-Length, so nothing proves the end", context
                             )
                     else:
                         check_header(
                             ObjectRef(uri.bucket, uri.key, size, bare_etag(etag)),
                             received,
                             size,
-                            where,
+                            context,
                             status=status,
                             content_range=answer.get("ContentRange"),
                             content_length=answer.get("ContentLength"),
@@ -244,16 +252,16 @@ async def _read(client: Any, uri: S3Uri) -> AsyncGenerator[bytes, None]:
                             version=None,
                         )
                     content = body.raw_stream.content
-                    async with within_stall(client.meta.config.read_timeout, where) as stall:
+                    async with within_stall(client.meta.config.read_timeout, context) as stall:
                         while data := await content.read(_PLAIN_READ):
                             received += len(data)
                             if received > size:
-                                raise BadAnswer(f"sent more than the {size} bytes that it promised", where)
+                                raise BadAnswer(f"sent more than the {size} bytes that it promised", context)
                             stall.pause()
                             yield data
                             stall.moved()
             if received != size:
-                raise Truncated(f"the body ended {size - received} bytes early", where)
+                raise Truncated(f"the body ended {size - received} bytes early", context)
         except Transient:
             failures = 1 if received > before else failures + 1
             if failures >= ATTEMPTS:

@@ -20,12 +20,12 @@ import http.client
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
-from streamer.errors import BadAnswer, Transient, Where
+from streamer.errors import BadAnswer, ErrorContext, Transient
 from streamer.plan import ObjectRef, bare_etag, is_etag
 from streamer.retry import Attempts, RetryPolicy, retry_while_unavailable
 from streamer.s3.catalog.validation import described_object
 from streamer.s3.client.faults import from_answer, map_errors
-from streamer.s3.client.redirects import visible_id
+from streamer.s3.client.redirects import escaped_id
 from streamer.s3.http.client import HttpClient
 from streamer.s3.http_source import tls_context, why_not
 from streamer.s3.ranges import check_version
@@ -44,44 +44,44 @@ LONGEST_WAIT = 20.0
 """Seconds at most before a repetition, unless the server asks for more."""
 
 
-class Heads(Protocol):
+class ObjectInspector(Protocol):
     """Finds objects, many at once."""
 
-    async def find(self, bucket: str, key: str, version: str | None = None) -> ObjectRef:
+    async def stat(self, bucket: str, key: str, version: str | None = None) -> ObjectRef:
         """The object as S3 has it now, or that version of it. Raises SourceError."""
 
 
-class PortableHeads:
+class AiobotocoreHeadClient:
     """By aiobotocore's client, which it does not own and which repeats by itself."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
         self._turns = asyncio.Semaphore(PORTABLE_HEADS)
 
-    async def find(self, bucket: str, key: str, version: str | None = None) -> ObjectRef:
-        """See `Heads`."""
-        where = Where(bucket, key)
+    async def stat(self, bucket: str, key: str, version: str | None = None) -> ObjectRef:
+        """See `ObjectInspector`."""
+        context = ErrorContext(bucket, key)
         asked = {"VersionId": version} if version else {}
         async with self._turns:
-            with map_errors(where):
+            with map_errors(context):
                 answer = await self._client.head_object(Bucket=bucket, Key=key, **asked)
         found = answer.get("VersionId")
-        return _found(where, version, found, length=answer.get("ContentLength"), etag=answer.get("ETag"))
+        return _found(context, version, found, length=answer.get("ContentLength"), etag=answer.get("ETag"))
 
 
-class OwnHeads:
-    """By our own HTTP client, and by `PortableHeads` where that does not serve."""
+class HttpHeadClient:
+    """By our own HTTP client, and by `AiobotocoreHeadClient` where that does not serve."""
 
     def __init__(self, clients: Clients, *, give_up_after: float) -> None:
         """`give_up_after`: seconds that one HEAD may fail for, if repeating may help."""
         self._clients = clients
         self._policy = RetryPolicy(give_up_after, longest_wait=LONGEST_WAIT)
-        self._fallback = PortableHeads(clients.control)
+        self._fallback = AiobotocoreHeadClient(clients.control)
         self._signer = RangeSigner(
             clients.control, clients.credentials, anonymous=clients.anonymous, reading=clients.reading
         )
         self._turns = asyncio.Semaphore(HEADS)
-        self._portable: dict[str, bool] = {}
+        self._by_aiobotocore: dict[str, bool] = {}
         """Of each bucket met, whether it is left to the fallback."""
 
     @cached_property
@@ -96,8 +96,8 @@ class OwnHeads:
         """Close the connections. No `find` may be under way."""
         self._http.close()
 
-    async def find(self, bucket: str, key: str, version: str | None = None) -> ObjectRef:
-        """See `Heads`. Raises GaveUp for what went on failing."""
+    async def stat(self, bucket: str, key: str, version: str | None = None) -> ObjectRef:
+        """See `ObjectInspector`. Raises GaveUp for what went on failing."""
         async with self._turns:
             attempts = Attempts(self._policy)
             try:
@@ -110,54 +110,58 @@ class OwnHeads:
             )
 
     async def _ask(self, bucket: str, key: str, version: str | None) -> ObjectRef:
-        portable = self._portable.get(bucket)
-        if portable is None:
-            portable = self._portable[bucket] = why_not(self._clients.control, {bucket}) is not None
-        if portable:
-            return await self._fallback.find(bucket, key, version)
-        where = Where(bucket, key)
-        place = await self._signer.place(bucket)
+        by_aiobotocore = self._by_aiobotocore.get(bucket)
+        if by_aiobotocore is None:
+            by_aiobotocore = self._by_aiobotocore[bucket] = (
+                why_not(self._clients.control, {bucket}) is not None
+            )
+        if by_aiobotocore:
+            return await self._fallback.stat(bucket, key, version)
+        context = ErrorContext(bucket, key)
+        endpoint = await self._signer.endpoint(bucket)
         self._clients.asked["HeadObject"] += 1
         response = await self._http.send(
-            place, where, lambda: self._signer.inquiry(place, bucket, key, version=version)
+            endpoint, context, lambda: self._signer.inquiry(endpoint, bucket, key, version=version)
         )
         response.end(reuse=True)
         status, headers = response.header.status, response.header.fields
-        where = Where(bucket, key, request_id=visible_id(headers.get("x-amz-request-id")))
+        context = ErrorContext(bucket, key, request_id=escaped_id(headers.get("x-amz-request-id")))
         if status == http.HTTPStatus.OK:
             found = headers.get("x-amz-version-id")
             return _found(
-                where, version, found, length=response.header.content_length, etag=headers.get("etag")
+                context, version, found, length=response.header.content_length, etag=headers.get("etag")
             )
         if 300 <= status < 400 or status == http.HTTPStatus.BAD_REQUEST:
             # A redirected bucket will redirect the others too, and botocore remembers where to.
-            self._portable[bucket] = status != http.HTTPStatus.BAD_REQUEST
-            return await self._fallback.find(bucket, key, version)
+            self._by_aiobotocore[bucket] = status != http.HTTPStatus.BAD_REQUEST
+            return await self._fallback.stat(bucket, key, version)
         raise from_answer(
             status=status,
             code=str(status),
             message=http.client.responses.get(status, ""),
-            request_id=where.request_id,
+            request_id=context.request_id,
             retry_after=headers.get("retry-after"),
             date=headers.get("date"),
-            where=where,
+            context=context,
         )
 
 
 @contextlib.asynccontextmanager
-async def open_heads(clients: Clients, *, give_up_after: float, portable: bool) -> AsyncIterator[Heads]:
-    """The HEADs of the whole process, until the end of the block. `portable`: by aiobotocore alone."""
-    if portable:
-        yield PortableHeads(clients.control)
+async def open_inspector(
+    clients: Clients, *, give_up_after: float, by_aiobotocore: bool
+) -> AsyncIterator[ObjectInspector]:
+    """The HEADs of the whole process, until the end of the block. `by_aiobotocore`: by aiobotocore alone."""
+    if by_aiobotocore:
+        yield AiobotocoreHeadClient(clients.control)
         return
-    with contextlib.closing(OwnHeads(clients, give_up_after=give_up_after)) as heads:
-        yield heads
+    with contextlib.closing(HttpHeadClient(clients, give_up_after=give_up_after)) as inspector:
+        yield inspector
 
 
 def _found(
-    where: Where, version: str | None, found: str | None, *, length: int | None, etag: str | None
+    context: ErrorContext, version: str | None, found: str | None, *, length: int | None, etag: str | None
 ) -> ObjectRef:
     if length is None or not etag or not is_etag(bare_etag(etag)):
-        raise BadAnswer("answered HEAD without Content-Length or ETag", where)
-    check_version(version, found, where)
-    return described_object(where, where.key or "", size=length, etag=etag, version=version)
+        raise BadAnswer("answered HEAD without Content-Length or ETag", context)
+    check_version(version, found, context)
+    return described_object(context, context.key or "", size=length, etag=etag, version=version)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from streamer.errors import BadAnswer, ConfigError, Where
+from streamer.errors import BadAnswer, ConfigError, ErrorContext
 from streamer.plan import ObjectRef, bare_etag, is_etag
 from streamer.units import human_bytes
 
@@ -28,17 +28,17 @@ PER_OBJECT = 32
 
 
 def described_object(
-    where: Where, key: str, *, size: object, etag: object, version: str | None = None
+    context: ErrorContext, key: str, *, size: object, etag: object, version: str | None = None
 ) -> ObjectRef:
     """The object that a listing or the response to a HEAD describes. Raises BadAnswer."""
     if not isinstance(size, int) or not 0 <= size <= LARGEST_OBJECT:
-        raise BadAnswer(f"the endpoint gives an object the size {short(size)}", where)
+        raise BadAnswer(f"the endpoint gives an object the size {short(size)}", context)
     bare = bare_etag(etag) if isinstance(etag, str) else ""
     if len(bare) > LONGEST_ETAG or not is_etag(bare):
-        raise BadAnswer(f"the endpoint gives {short(etag)} for an ETag", where)
+        raise BadAnswer(f"the endpoint gives {short(etag)} for an ETag", context)
     if len(key.encode(errors="surrogatepass")) > LONGEST_KEY:
-        raise BadAnswer(f"the endpoint names a key of over {LONGEST_KEY} bytes: {short(key)}", where)
-    return ObjectRef(where.bucket or "", key, size, bare, version)
+        raise BadAnswer(f"the endpoint names a key of over {LONGEST_KEY} bytes: {short(key)}", context)
+    return ObjectRef(context.bucket or "", key, size, bare, version)
 
 
 def short(value: object) -> str:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 from botocore.exceptions import ConnectionClosedError, ReadTimeoutError
 
-from streamer.errors import BadAnswer, Transient, Where
+from streamer.errors import BadAnswer, ErrorContext, Transient
 from streamer.s3.client.faults import CODE, MANY_REASONS, RefusalCutOff
 from streamer.s3.client.redirects import PinnedSession
 
@@ -147,12 +147,12 @@ class Stall:
 
 
 @contextlib.asynccontextmanager
-async def within_stall(seconds: float, where: Where) -> AsyncIterator[Stall]:
+async def within_stall(seconds: float, context: ErrorContext) -> AsyncIterator[Stall]:
     """Raise Transient when `seconds` pass without a byte of the body."""
     try:
         async with asyncio.timeout(seconds) as limit:
             yield Stall(seconds, limit)
     except TimeoutError as error:
         if limit.expired():
-            raise Transient(f"no byte for {seconds:g} s", where, silent=seconds) from error
+            raise Transient(f"no byte for {seconds:g} s", context, silent=seconds) from error
         raise

@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 from streamer.errors import Denied, Expired, PenstockError
-from streamer.s3.client.faults import told
+from streamer.s3.client.faults import error_text
 from streamer.secrets import quoted, remember
 
 PAUSE = 1.0
@@ -76,7 +76,9 @@ class LastingCredentials:
             self._failed_at = time.monotonic()
             late = f"their source did not answer in {self._limit:g} s"
             said = (
-                late if isinstance(error, TimeoutError) else f"{type(error).__name__}: {quoted(told(error))}"
+                late
+                if isinstance(error, TimeoutError)
+                else f"{type(error).__name__}: {quoted(error_text(error))}"
             )
             self._failure = (
                 f"the credentials cannot be renewed ({said}); "
@@ -111,7 +113,7 @@ def renewing(credentials: LastingCredentials | None) -> Iterator[None]:
         yield
     except Expired as error:
         if credentials is None or not credentials.refused(asked_at):
-            raise Denied(error.message, error.where) from error
+            raise Denied(error.message, error.context) from error
         raise
 
 

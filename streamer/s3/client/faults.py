@@ -21,23 +21,23 @@ from botocore.parsers import ResponseParserError
 
 from streamer.errors import (
     BadAnswer,
+    ClockSkew,
     ConfigError,
     Deleted,
     Denied,
+    ErrorContext,
     Expired,
-    Gone,
     Missing,
+    ObjectMissing,
     PenstockError,
-    Skewed,
     SourceChanged,
     SourceError,
     Throttled,
     Transient,
     Truncated,
-    Where,
     WrongEndpoint,
 )
-from streamer.s3.client.redirects import REGION, visible_id
+from streamer.s3.client.redirects import REGION, escaped_id
 from streamer.secrets import quoted
 
 if TYPE_CHECKING:
@@ -120,18 +120,18 @@ _BROKEN = (
 
 
 @contextlib.contextmanager
-def map_errors(where: Where) -> Iterator[None]:
+def map_errors(context: ErrorContext) -> Iterator[None]:
     """Let no foreign exception pass: raise the SourceError (or ConfigError) that it means instead."""
     try:
         yield
     except SourceError as error:
-        if error.where.bucket is None:  # raised within aiobotocore, which does not say for what
-            error.where = replace(where, request_id=error.where.request_id)
+        if error.context.bucket is None:  # raised within aiobotocore, which does not say for what
+            error.context = replace(context, request_id=error.context.request_id)
         raise
     except PenstockError:
         raise
     except Exception as error:
-        raise mapped(error, where) from error
+        raise mapped(error, context) from error
 
 
 @contextlib.contextmanager
@@ -139,13 +139,13 @@ def of_listed() -> Iterator[None]:
     """Around a request for an object that was listed: if it is not there, it was deleted since then."""
     try:
         yield
-    except Gone as error:
+    except ObjectMissing as error:
         raise deleted(error) from error
 
 
-def deleted(error: Gone) -> Deleted:
+def deleted(error: ObjectMissing) -> Deleted:
     """What it means that a listed object is not there."""
-    return Deleted(f"the object was deleted after it was listed: {error.message}", error.where)
+    return Deleted(f"the object was deleted after it was listed: {error.message}", error.context)
 
 
 def first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:
@@ -157,50 +157,50 @@ def first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:
     return errors
 
 
-def mapped(error: BaseException, where: Where) -> PenstockError:
-    """Our error for a foreign one that was met at `where`."""
+def mapped(error: BaseException, context: ErrorContext) -> PenstockError:
+    """Our error for a foreign one that was met at `context`."""
     if isinstance(error, boto.ClientError):
-        return _from_client_error(error, where)
-    said = quoted(told(error))
+        return _from_client_error(error, context)
+    said = quoted(error_text(error))
     if isinstance(error, _ABSENT):
         return Denied(
             f"no usable credentials ({said}); set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, "
             "or Penstock.Endpoint.Anonymous: true",
-            where,
+            context,
         )
     if isinstance(error, boto.SSLError):
         if "CERTIFICATE_VERIFY_FAILED" in said:
-            return BadAnswer(untrusted(said), where)
+            return BadAnswer(untrusted(said), context)
         return BadAnswer(
             f"TLS failed ({said}); does the server speak TLS at this port? If not, write http:// in "
             "Penstock.Endpoint.Url",
-            where,
+            context,
         )
     if isinstance(error, RefusalCutOff):
-        return cut_off(error.kwargs["status"], where)
+        return cut_off(error.kwargs["status"], context)
     if isinstance(error, (aiohttp.ClientPayloadError, boto.IncompleteReadError)):
-        return Truncated("the body broke off", where)
+        return Truncated("the body broke off", context)
     if isinstance(error, boto.EndpointConnectionError):
-        return Transient(f"{said}; is the endpoint up, and Penstock.Endpoint.Url right?", where)
+        return Transient(f"{said}; is the endpoint up, and Penstock.Endpoint.Url right?", context)
     if isinstance(error, _BROKEN):
-        return Transient(f"the connection failed ({type(error).__name__}: {said})", where)
+        return Transient(f"the connection failed ({type(error).__name__}: {said})", context)
     if isinstance(error, ResponseParserError):
-        return BadAnswer(f"the answer cannot be understood ({said})", where)
+        return BadAnswer(f"the answer cannot be understood ({said})", context)
     if isinstance(error, boto.PaginationError):
-        return BadAnswer(f"the listing does not advance ({said})", where)
+        return BadAnswer(f"the listing does not advance ({said})", context)
     if isinstance(error, boto.ParamValidationError):
-        return ConfigError(f"{said}; correct the S3 URI {where}")
+        return ConfigError(f"{said}; correct the S3 URI {context}")
     if isinstance(error, _MISCONFIGURED):
         return ConfigError(f"{said}; see Penstock.Endpoint")
     if isinstance(error, boto.BotoCoreError):
-        return BadAnswer(f"{type(error).__name__}: {said}", where)
-    return not_understood(error, where)
+        return BadAnswer(f"{type(error).__name__}: {said}", context)
+    return not_understood(error, context)
 
 
-def not_understood(error: BaseException, where: Where) -> BadAnswer:
+def not_understood(error: BaseException, context: ErrorContext) -> BadAnswer:
     """Our error for an exception that a response caused and no code of ours or botocore's expects."""
     return BadAnswer(
-        f"the response cannot be understood ({type(error).__name__}: {quoted(str(error))})", where
+        f"the response cannot be understood ({type(error).__name__}: {quoted(str(error))})", context
     )
 
 
@@ -210,14 +210,14 @@ class RefusalCutOff(boto.HTTPClientError):  # type: ignore[misc]
     fmt = "answered {status}, and the reason was cut off"
 
 
-def broken(error: OSError, where: Where) -> Transient:
+def broken(error: OSError, context: ErrorContext) -> Transient:
     """The error for a connection that the kernel or OpenSSL says has broken."""
-    return Transient(f"the connection broke ({error.strerror or error})", where)
+    return Transient(f"the connection broke ({error.strerror or error})", context)
 
 
-def cut_off(status: int, where: Where) -> Truncated:
+def cut_off(status: int, context: ErrorContext) -> Truncated:
     """The error for one of `MANY_REASONS` whose body broke off before its code."""
-    return Truncated(f"answered {status}, and the reason was cut off", where)
+    return Truncated(f"answered {status}, and the reason was cut off", context)
 
 
 def untrusted(said: str) -> str:
@@ -234,14 +234,14 @@ def answered_code(error: PenstockError) -> str:
     return str(cause.response.get("Error", {}).get("Code", "")) if isinstance(cause, boto.ClientError) else ""
 
 
-def told(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """The error's text, less what a credential_process wrote: nobody knows which word of that is secret."""
     if isinstance(error, boto.CredentialRetrievalError) and error.kwargs.get("provider") == "custom-process":
         return "the credential_process failed; run it by hand to see why"
     return str(error)
 
 
-def _from_client_error(error: Any, where: Where) -> SourceError:
+def _from_client_error(error: Any, context: ErrorContext) -> SourceError:
     """Our error for an answer that botocore has parsed."""
     answer = error.response
     metadata = answer.get("ResponseMetadata", {})
@@ -255,7 +255,7 @@ def _from_client_error(error: Any, where: Where) -> SourceError:
         retry_after=metadata.get("HTTPHeaders", {}).get("retry-after"),
         date=metadata.get("HTTPHeaders", {}).get("date"),
         region=region,
-        where=where,
+        context=context,
     )
 
 
@@ -268,13 +268,13 @@ def from_answer(
     retry_after: str | None,
     date: str | None,
     region: str | None = None,
-    where: Where,
+    context: ErrorContext,
 ) -> SourceError:
     """Our error for an answer of S3's that is none of what was asked for.
 
     `date`: its header of that name. `region`: that of the bucket, if the answer names it.
     """
-    place = Where(where.bucket, where.key, where.offset, where.attempt, visible_id(request_id))
+    place = ErrorContext(context.bucket, context.key, context.offset, context.attempt, escaped_id(request_id))
     text = f"{_FIX.get(code) or quoted(message or code)} (S3 said {_status(status, code)})"
     if code in _THROTTLE or status in (429, 503):
         return Throttled(text, place, retry_after=_seconds(retry_after))
@@ -292,9 +292,9 @@ def from_answer(
     if code == "RequestTimeTooSkewed" or (code == "403" and abs(ahead) > _REFUSED_SKEW):
         off = f"it is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the endpoint's"
         text = f"{_FIX['RequestTimeTooSkewed']}; {off} (S3 said {_status(status, code)})"
-        return Skewed(text, place, ahead=ahead)
+        return ClockSkew(text, place, ahead=ahead)
     if code in _GONE or (status == 404 and code != "NoSuchBucket"):
-        return Gone(text, place) if place.key else Missing(text, place)
+        return ObjectMissing(text, place) if place.key else Missing(text, place)
     if status == 404:
         return Missing(text, place)
     if status in (401, 403) or code in _FIX:

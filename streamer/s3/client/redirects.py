@@ -22,7 +22,7 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urljoin, urlsplit
 
 from aiobotocore.httpsession import AIOHTTPSession
 
-from streamer.errors import Transient, Where, WrongEndpoint
+from streamer.errors import ErrorContext, Transient, WrongEndpoint
 from streamer.secrets import quoted
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class PinnedSession(UnfollowingSession):
         response = await super().send(request)
         if 300 <= response.status_code < 400:
             try:
-                judge(request.url, response.status_code, response.headers)
+                check_redirect(request.url, response.status_code, response.headers)
             except BaseException:
                 response.raw.close()
                 raise
@@ -97,36 +97,36 @@ class _Unfollowing:
         return await self._session.request(method, **options, allow_redirects=False)
 
 
-def judge(url: str, status: int, headers: Any) -> None:
+def check_redirect(url: str, status: int, headers: Any) -> None:
     """Return for a redirect that botocore's rules may follow. Raises WrongEndpoint, Transient."""
-    where = Where(request_id=visible_id(headers.get("x-amz-request-id")))
+    context = ErrorContext(request_id=escaped_id(headers.get("x-amz-request-id")))
     if (region := headers.get("x-amz-bucket-region")) is not None:
         if not REGION.fullmatch(region):
-            raise WrongEndpoint(f"S3 said {status} and named {quoted(region)!r}, which is no region", where)
+            raise WrongEndpoint(f"S3 said {status} and named {quoted(region)!r}, which is no region", context)
         return
     location = headers.get("location")
     if not location:
-        raise WrongEndpoint(f"S3 said {status} without saying where to, or which region", where)
+        raise WrongEndpoint(f"S3 said {status} without saying where to, or which region", context)
     here = urlsplit(url)
     try:
         there = urlsplit(urljoin(url, location))
         origin = _origin(there)
     except ValueError:
-        raise WrongEndpoint(f"S3 said {status} to a place that cannot be understood", where) from None
+        raise WrongEndpoint(f"S3 said {status} to a place that cannot be understood", context) from None
     if origin == _origin(here) and "@" not in there.netloc:
         if _resource(there) == _resource(here):
-            raise Transient(f"S3 said {status}: the same request is to be sent again", where)
+            raise Transient(f"S3 said {status}: the same request is to be sent again", context)
         raise WrongEndpoint(
-            f"S3 said {status} to another path of the endpoint, which may be another object", where
+            f"S3 said {status} to another path of the endpoint, which may be another object", context
         )
     raise WrongEndpoint(
         f"S3 said {status} to {quoted(origin)}, which is not the job's endpoint, and nothing was sent there; "
         "if the bucket is there, name it by Penstock.Endpoint.Url, or set Penstock.Endpoint.Region",
-        where,
+        context,
     )
 
 
-def visible_id(request_id: str | None) -> str | None:
+def escaped_id(request_id: str | None) -> str | None:
     """A request id as errors may name it: a server may repeat a secret of the request there."""
     return quoted(request_id) if request_id else None
 

@@ -28,7 +28,7 @@ from botocore.loaders import Loader, create_loader
 from botocore.utils import parse_timestamp
 
 from streamer import __version__
-from streamer.errors import ConfigError, SourceError, Transient, Where
+from streamer.errors import ConfigError, ErrorContext, SourceError, Transient
 from streamer.retry import note_failure
 from streamer.s3.client.bounded import BoundedSession
 from streamer.s3.client.credentials import LastingCredentials, OfSession
@@ -48,7 +48,7 @@ STALL_TIMEOUT = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class RequestOptions:
     """What every listing and every read of an object must say besides."""
 
     requester_pays: bool = False
@@ -90,7 +90,7 @@ class Endpoint:
     path_style: bool = False
     anonymous: bool = False
     ca_bundle: str | None = None
-    reading: Reading = field(default_factory=Reading)
+    reading: RequestOptions = field(default_factory=RequestOptions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class Clients:
     credentials: Any
     """The session's `LastingCredentials`; None if anonymous or absent."""
     anonymous: bool
-    reading: Reading
+    reading: RequestOptions
     ca_bundle: str | None
     """Certificates to trust, by configuration or environment; None for botocore's own."""
     stall_timeout: float
@@ -181,7 +181,7 @@ async def open_clients(
         "verify": endpoint.ca_bundle,
     }
     async with contextlib.AsyncExitStack() as stack:
-        with map_errors(Where()), _refusals_told():
+        with map_errors(ErrorContext()), _refusals_told():
             session = _session(endpoint.profile)
             session.register_component("data_loader", _models(session.get_config_variable("data_path")))
             credentials = (
@@ -219,7 +219,7 @@ def _note_failure(
         exception = ClientError(parsed_response, event_name.rpartition(".")[2])
     if exception is not None:
         params = context.get("s3_redirect", {}).get("params", {})
-        error = mapped(exception, Where(params.get("Bucket"), params.get("Key")))
+        error = mapped(exception, ErrorContext(params.get("Bucket"), params.get("Key")))
         if isinstance(error, SourceError):
             note_failure(error)
 

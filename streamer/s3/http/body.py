@@ -17,7 +17,7 @@ import asyncio
 import os
 from collections.abc import Callable
 
-from streamer.errors import SourceError, Transient, Truncated, Where
+from streamer.errors import ErrorContext, SourceError, Transient, Truncated
 from streamer.s3.client.faults import broken
 from streamer.s3.http.connection import Connection
 
@@ -37,7 +37,7 @@ class HttpBody:
         self,
         connection: Connection,
         length: int,
-        where: Where,
+        context: ErrorContext,
         *,
         stall_timeout: float,
         give_back: Callable[[Connection], None] | None,
@@ -47,7 +47,7 @@ class HttpBody:
         self.spliceable = connection.spliceable
         self._connection = connection
         self._length = length
-        self._where = where
+        self._context = context
         self._stall_timeout = stall_timeout
         self._give_back = give_back
         self._loop = asyncio.get_running_loop()
@@ -71,7 +71,7 @@ class HttpBody:
         except (BlockingIOError, BrokenPipeError):
             raise
         except OSError as error:
-            raise self._fail(broken(error, self._where)) from error
+            raise self._fail(broken(error, self._context)) from error
         return self._moved(count)
 
     def read_into(self, memory: memoryview) -> int:
@@ -83,7 +83,7 @@ class HttpBody:
         except BlockingIOError:
             raise
         except OSError as error:
-            raise self._fail(broken(error, self._where)) from error
+            raise self._fail(broken(error, self._context)) from error
         return self._moved(count)
 
     def probe(self) -> None:
@@ -95,13 +95,13 @@ class HttpBody:
         except BlockingIOError:
             raise
         except OSError as error:
-            raise self._fail(broken(error, self._where)) from error
+            raise self._fail(broken(error, self._context)) from error
         if not count:
             self._moved(0)
 
     def _moved(self, count: int) -> int:
         if count == 0:
-            raise self._fail(Truncated(f"the body ended {self.left} bytes early", self._where))
+            raise self._fail(Truncated(f"the body ended {self.left} bytes early", self._context))
         self.left -= count
         if not self.left:
             self._end()
@@ -144,7 +144,7 @@ class HttpBody:
                 self._gather()
             connection.watch(self._on_readable)
         except OSError as error:  # the kernel has no memory for the watch
-            self._fail(broken(error, self._where))
+            self._fail(broken(error, self._context))
             self._loop.call_soon(call)
             return
         if connection.pending and not parked:
@@ -180,7 +180,7 @@ class HttpBody:
             try:
                 self._connection.hold(self.left)
             except OSError as error:
-                self._fail(broken(error, self._where))
+                self._fail(broken(error, self._context))
 
     def _tick(self, arrived: int, silent: float) -> None:
         """Look at the body. `arrived`: its bytes, taken or not, when `silent` seconds without more began."""
@@ -190,7 +190,7 @@ class HttpBody:
             silent = 0.0
         elif silent + PATIENCE >= self._stall_timeout:
             call = self._call
-            self._fail(Transient(f"no byte for {self._stall_timeout:g} s", self._where, silent=silent))
+            self._fail(Transient(f"no byte for {self._stall_timeout:g} s", self._context, silent=silent))
             call()
             return
         else:
@@ -205,7 +205,7 @@ class HttpBody:
         try:
             self._connection.expect(1)
         except OSError as error:
-            self._fail(broken(error, self._where))
+            self._fail(broken(error, self._context))
         if self._connection.unread or self._failure is not None:
             self._on_readable()
 

@@ -10,17 +10,17 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from streamer.errors import SourceError, Transient, Where
+from streamer.errors import ErrorContext, SourceError, Transient
 from streamer.s3.client.faults import broken, not_understood
 from streamer.s3.http.body import HttpBody
-from streamer.s3.http.poller import Watcher
+from streamer.s3.http.poller import FairPoller
 from streamer.s3.http.pool import ConnectionPool
 from streamer.s3.http.response import ResponseHeader, ResponseReader
 
 if TYPE_CHECKING:
     from streamer.s3.http.connection import Connection
     from streamer.s3.http.tls import TlsContext
-    from streamer.s3.signing.requests import Place
+    from streamer.s3.signing.requests import BucketEndpoint
 
 
 class Response:
@@ -41,13 +41,13 @@ class Response:
         self._pool = pool
         self._stall_timeout = stall_timeout
 
-    def body(self, length: int, where: Where) -> HttpBody:
+    def body(self, length: int, context: ErrorContext) -> HttpBody:
         """The `length` bytes after the header, which has now the connection."""
         self._reader.release()
         return HttpBody(
             self._connection,
             length,
-            where,
+            context,
             stall_timeout=self._stall_timeout,
             give_back=self._pool.give if self.header.keep_alive else None,
         )
@@ -82,19 +82,19 @@ class HttpClient:
         self._stall_timeout = stall_timeout
         self._loop = asyncio.get_running_loop()
         self._tls = tls
-        self._watcher = Watcher()
+        self._poller = FairPoller()
         self._pools: dict[tuple[str, int], ConnectionPool] = {}
 
     def close(self) -> None:
         """Close idle connections; those in use close with their requests, and get no event any more."""
         for pool in self._pools.values():
             pool.close()
-        self._watcher.close()
+        self._poller.close()
 
     async def send(
         self,
-        place: Place,
-        where: Where,
+        endpoint: BucketEndpoint,
+        context: ErrorContext,
         request: Callable[[], Awaitable[bytes]],
         *,
         avoid: str | None = None,
@@ -105,32 +105,32 @@ class HttpClient:
         A request whose idle connection turns out to be closed is sent once more. `avoid`: an address not to
         use, if there is another. `on_sent` gets the address that the request goes to. Raises SourceError.
         """
-        pool = self._pools.get((place.host, place.port))
+        pool = self._pools.get((endpoint.host, endpoint.port))
         if pool is None:
-            tls = self._tls if place.tls else None
-            pool = self._pools[place.host, place.port] = ConnectionPool(
-                place.host, place.port, self._watcher, tls=tls
+            tls = self._tls if endpoint.tls else None
+            pool = self._pools[endpoint.host, endpoint.port] = ConnectionPool(
+                endpoint.host, endpoint.port, self._poller, tls=tls
             )
         while True:
             head = await request()
             began = self._loop.time()
             try:
-                connection = await pool.take(where, avoid=avoid, within=self._stall_timeout)
+                connection = await pool.take(context, avoid=avoid, within=self._stall_timeout)
             except SourceError:
                 raise
             except Exception as error:
-                raise not_understood(error, where) from error
+                raise not_understood(error, context) from error
             reused, connection.requests = connection.requests > 0, connection.requests + 1
             if on_sent is not None:
                 on_sent(connection.peer)
             reader = ResponseReader(
                 connection,
-                where,
+                context,
                 within=max(0.0, self._stall_timeout - (self._loop.time() - began)),
                 stall_timeout=self._stall_timeout,
             )
             try:
-                _write(connection, head, where)
+                _write(connection, head, context)
                 header = await reader.header()
             except BaseException as error:
                 connection.close()
@@ -138,17 +138,17 @@ class HttpClient:
                 if isinstance(error, Transient) and reused and not reader.begun:
                     continue  # it was closed as we took it; the request never reached anybody
                 if isinstance(error, OSError):  # the kernel refuses to watch the socket
-                    raise broken(error, where) from error
+                    raise broken(error, context) from error
                 if isinstance(error, Exception) and not isinstance(error, SourceError):
-                    raise not_understood(error, where) from error
+                    raise not_understood(error, context) from error
                 raise
             return Response(header, reader, connection, pool, stall_timeout=self._stall_timeout)
 
 
-def _write(connection: Connection, request: bytes, where: Where) -> None:
+def _write(connection: Connection, request: bytes, context: ErrorContext) -> None:
     try:
         sent = connection.send(request)
     except OSError as error:
-        raise broken(error, where) from error
+        raise broken(error, context) from error
     if not sent:
-        raise Transient("the request did not fit the socket", where)
+        raise Transient("the request did not fit the socket", context)

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from streamer.s3.http.poller import Watcher
+    from streamer.s3.http.poller import FairPoller
     from streamer.s3.http.tls import TlsContext
 
 GATHERED = 256 * 1024
@@ -52,7 +52,7 @@ class Connection:
     gathers = MOST_GATHERED
     """The most that `expect` lets it gather."""
 
-    def __init__(self, sock: socket.socket, watcher: Watcher) -> None:
+    def __init__(self, sock: socket.socket, poller: FairPoller) -> None:
         self.sock = sock
         self.fd = sock.fileno()
         self.requests = 0
@@ -63,7 +63,7 @@ class Connection:
         self.window = 0
         """Bytes that the socket holds while nobody reads it; 0 if that is not known."""
         self._low = 1
-        self._watcher = watcher
+        self._poller = poller
         self._watched = False
         self._on_readable: Callable[[], None] | None = None
 
@@ -74,14 +74,14 @@ class Connection:
 
     def _observe(self) -> None:
         if not self._watched:
-            self._watcher.add(self.fd, self._readable)
+            self._poller.add(self.fd, self._readable)
             self._watched = True
 
     def pause(self) -> None:
         """Leave what comes in the socket."""
         if self._watched:
             self._watched = False
-            self._watcher.remove(self.fd)
+            self._poller.remove(self.fd)
 
     def rest(self) -> None:
         """The response is read or given up: whatever comes now is unwanted."""
@@ -182,8 +182,8 @@ class TlsConnection(Connection):
     grain = TLS_RECORD
     gathers = GATHERED
 
-    def __init__(self, sock: socket.socket, watcher: Watcher, context: TlsContext, host: str) -> None:
-        super().__init__(sock, watcher)
+    def __init__(self, sock: socket.socket, poller: FairPoller, context: TlsContext, host: str) -> None:
+        super().__init__(sock, poller)
         self._tls = context.session(sock, host)
         self._dry = False
         """Whether the last reading found no whole record, so that part of one may have left the socket."""

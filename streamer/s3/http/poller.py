@@ -25,7 +25,7 @@ AT_ONCE = 8
 """Sockets told in one turn of the loop. What 8 objects of 100 KB bring is what a FIFO takes in one."""
 
 
-class Watcher:
+class FairPoller:
     """Calls back for sockets that are readable, at their end or in error."""
 
     def __init__(self) -> None:

@@ -15,12 +15,12 @@ import ssl
 import time
 from typing import TYPE_CHECKING, Any
 
-from streamer.errors import BadAnswer, Transient, Where
+from streamer.errors import BadAnswer, ErrorContext, Transient
 from streamer.s3.client.faults import untrusted
 from streamer.s3.http.connection import Connection, TlsConnection
 
 if TYPE_CHECKING:
-    from streamer.s3.http.poller import Watcher
+    from streamer.s3.http.poller import FairPoller
     from streamer.s3.http.tls import TlsContext
 
 CONNECT_TIMEOUT = 10.0
@@ -35,22 +35,22 @@ class ConnectionPool:
         self,
         host: str,
         port: int,
-        watcher: Watcher,
+        poller: FairPoller,
         *,
         tls: TlsContext | None = None,
     ) -> None:
-        """`watcher`: of the connections. `tls`: for a TLS host, whom to trust."""
+        """`poller`: of the connections. `tls`: for a TLS host, whom to trust."""
         self._host = host
         self._port = port
         self._tls = tls
-        self._watcher = watcher
+        self._poller = poller
         self._idle: list[Connection] = []
         self._addresses: list[tuple[Any, ...]] = []
         self._turn = itertools.count()
         self._asked_at = 0.0
 
     async def take(
-        self, where: Where, *, avoid: str | None = None, within: float = CONNECT_TIMEOUT
+        self, context: ErrorContext, *, avoid: str | None = None, within: float = CONNECT_TIMEOUT
     ) -> Connection:
         """An idle connection that is still good, or a new one; to an address other than `avoid` if possible.
 
@@ -65,7 +65,7 @@ class ConnectionPool:
                 if not connection.spoilt:
                     return connection
                 connection.close()  # surplus bytes of one response must not begin the next
-        return await self._connect(where, avoid, min(within, CONNECT_TIMEOUT))
+        return await self._connect(context, avoid, min(within, CONNECT_TIMEOUT))
 
     def give(self, connection: Connection) -> None:
         """Return a connection whose last response was read to its end."""
@@ -77,11 +77,11 @@ class ConnectionPool:
         while self._idle:
             self._idle.pop().close()
 
-    async def _connect(self, where: Where, avoid: str | None, within: float) -> Connection:
+    async def _connect(self, context: ErrorContext, avoid: str | None, within: float) -> Connection:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(within):
-                self._watcher.open()
+                self._poller.open()
                 family, kind, protocol, _, address = await self._next_address(loop, avoid)
                 sock = socket.socket(family, kind | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC, protocol)
                 with contextlib.ExitStack() as undo:
@@ -94,29 +94,29 @@ class ConnectionPool:
                 return connection
         except TimeoutError as error:
             raise Transient(
-                f"no connection to {self._host}:{self._port} in {within:g} s", where, silent=within
+                f"no connection to {self._host}:{self._port} in {within:g} s", context, silent=within
             ) from error
         except ssl.SSLCertVerificationError as error:
-            raise BadAnswer(untrusted(str(error)), where) from error
+            raise BadAnswer(untrusted(str(error)), context) from error
         except OSError as error:
             said = error.strerror or str(error)
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 raise Transient(
-                    f"no descriptor for a connection ({said}); raise `ulimit -n`", where
+                    f"no descriptor for a connection ({said}); raise `ulimit -n`", context
                 ) from error
             self._asked_at = 0.0
             raise Transient(
                 f"cannot connect to {self._host}:{self._port} ({said}); is the endpoint up, and "
                 "Penstock.Endpoint.Url right?",
-                where,
+                context,
             ) from error
 
     async def _connection(self, sock: socket.socket) -> Connection:
         if self._tls is None:
-            connection = Connection(sock, self._watcher)
+            connection = Connection(sock, self._poller)
             connection.widen()
             return connection
-        connection = TlsConnection(sock, self._watcher, self._tls, self._host)
+        connection = TlsConnection(sock, self._poller, self._tls, self._host)
         connection.widen()
         await connection.begin()
         return connection

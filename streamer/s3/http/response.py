@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import httptools
 
-from streamer.errors import BadAnswer, Transient, Where
+from streamer.errors import BadAnswer, ErrorContext, Transient
 from streamer.s3.client.faults import broken
 from streamer.s3.http.connection import Connection
 
@@ -95,8 +95,8 @@ class _Message:
 class HeaderParser:
     """The header of one response, after any interim ones. Pure."""
 
-    def __init__(self, where: Where) -> None:
-        self._where = where
+    def __init__(self, context: ErrorContext) -> None:
+        self._context = context
         self._data = b""
         self._interim = 0
         self.message = _Message()
@@ -110,22 +110,22 @@ class HeaderParser:
         used = len(data) if end < 0 else end + len(HEADER_END) - len(self._data)
         self._data += data[:used]
         if len(self._data) > MAX_HEADER:
-            raise BadAnswer(f"the response header is longer than {MAX_HEADER} bytes", self._where)
+            raise BadAnswer(f"the response header is longer than {MAX_HEADER} bytes", self._context)
         if end < 0:
             return used, False
         try:
             self.message.feed(self._data)
         except httptools.HttpParserError as error:
-            raise BadAnswer(f"not an HTTP response ({error})", self._where) from error
+            raise BadAnswer(f"not an HTTP response ({error})", self._context) from error
         status = self.message.header.status
         if not status:
-            raise BadAnswer("not an HTTP response (no status line)", self._where)
+            raise BadAnswer("not an HTTP response (no status line)", self._context)
         if not 100 <= status < 200:
             return used, True
         self._interim += 1
         if self._interim > MOST_INTERIM:
             raise BadAnswer(
-                f"over {MOST_INTERIM} interim (1xx) responses came before the response", self._where
+                f"over {MOST_INTERIM} interim (1xx) responses came before the response", self._context
             )
         self.message.release()
         self.message, self._data = _Message(), b""
@@ -135,23 +135,25 @@ class HeaderParser:
 class ResponseReader:
     """Reads one response header from a connection, and the body of an error after it."""
 
-    def __init__(self, connection: Connection, where: Where, *, within: float, stall_timeout: float) -> None:
+    def __init__(
+        self, connection: Connection, context: ErrorContext, *, within: float, stall_timeout: float
+    ) -> None:
         """`within`: seconds until the last byte that is read here; the rest of `stall_timeout`."""
         self.begun = False
         """Whether any byte of a response has arrived."""
         self._connection = connection
-        self._where = where
+        self._context = context
         self._stall_timeout = stall_timeout
         self._loop = asyncio.get_running_loop()
         self._deadline = self._loop.time() + within
-        self._parser = HeaderParser(where)
+        self._parser = HeaderParser(context)
         self._done: asyncio.Future[bool] | None = None
         self._step: Callable[[], bool] = self._read_header
 
     async def header(self) -> ResponseHeader:
         """Read the header. Raises SourceError."""
         if not await self._run(self._read_header):
-            raise Transient(f"no response for {self._stall_timeout:g} s", self._where)
+            raise Transient(f"no response for {self._stall_timeout:g} s", self._context)
         return self._parser.message.header
 
     async def error_body(self) -> bytes:
@@ -197,7 +199,7 @@ class ResponseReader:
         except BlockingIOError:
             return
         except OSError as error:
-            self._done.set_exception(broken(error, self._where))
+            self._done.set_exception(broken(error, self._context))
         except Exception as error:  # noqa: BLE001 - raised by the task that waits
             self._done.set_exception(error)
 
@@ -206,7 +208,7 @@ class ResponseReader:
         memory = memoryview(bytearray(HEADER_READ))
         count = self._connection.peek(memory)
         if not count:
-            raise Transient("the connection was closed before a response", self._where)
+            raise Transient("the connection was closed before a response", self._context)
         self.begun = True
         used, whole = self._parser.feed(bytes(memory[:count]))
         self._connection.recv_into(memory[:used])
@@ -219,5 +221,5 @@ class ResponseReader:
         try:
             message.feed(bytes(memory[:count]))
         except httptools.HttpParserError as error:
-            raise BadAnswer(f"not an HTTP response ({error})", self._where) from error
+            raise BadAnswer(f"not an HTTP response ({error})", self._context) from error
         return not count or message.complete or len(message.body) > MAX_ERROR_BODY

@@ -6,7 +6,7 @@ pyOpenSSL's own `recv_into`, straight into the caller's memory: that one allocat
 16 KiB once more. Measured, from sockets that are full, with AES of OpenSSL 3.0 and 4.0: Python's SSLSocket
 and MemoryBIO 1.1 CPU-s/GB, this 0.7.
 
-Whoever must use the system's OpenSSL, a validated one say, has the portable transport.
+Whoever must use the system's OpenSSL, a validated one say, has the aiobotocore transport.
 """
 
 from __future__ import annotations

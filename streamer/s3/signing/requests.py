@@ -16,11 +16,11 @@ from urllib.parse import quote, urlsplit
 from botocore.exceptions import NoCredentialsError
 
 from streamer import __version__
-from streamer.errors import Where
+from streamer.errors import ErrorContext
 from streamer.plan import Part
 from streamer.s3.client.faults import map_errors
 from streamer.s3.client.redirects import REGION
-from streamer.s3.client.session import Reading
+from streamer.s3.client.session import RequestOptions
 from streamer.s3.signing.sigv4 import GetSigner
 
 
@@ -35,7 +35,7 @@ def _region(name: str | None) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class BucketEndpoint:
     """Where a bucket's objects are."""
 
     host: str
@@ -52,7 +52,7 @@ class Place:
 class RangeSigner:
     """Writes request heads for one session; `anonymous` leaves them unsigned."""
 
-    def __init__(self, client: Any, credentials: Any, *, anonymous: bool, reading: Reading) -> None:
+    def __init__(self, client: Any, credentials: Any, *, anonymous: bool, reading: RequestOptions) -> None:
         """`client`: aiobotocore's S3 client. `credentials`: the session's, or None if anonymous."""
         self._client = client
         self.credentials = credentials
@@ -60,18 +60,18 @@ class RangeSigner:
         self._headers = reading.headers()
         self._regions: dict[str, str] = {}
         """By bucket, as far as botocore has resolved an endpoint for it."""
-        self._places: dict[str, Place] = {}
+        self._endpoints: dict[str, BucketEndpoint] = {}
         events = client.meta.events
         events.register("provide-client-params.s3.GetObject", _for_its_region)
         events.register("before-endpoint-resolution.s3", self._resolving)
         self.ahead = 0.0
         """Seconds by which this machine's clock is ahead of the endpoint's, as far as that has shown."""
 
-    async def place(self, bucket: str) -> Place:
+    async def endpoint(self, bucket: str) -> BucketEndpoint:
         """Where the bucket is. Raises SourceError for a bucket name that botocore refuses."""
-        found = self._places.get(bucket)
+        found = self._endpoints.get(bucket)
         if found is None:
-            with map_errors(Where(bucket)):
+            with map_errors(ErrorContext(bucket)):
                 url = await self._client.generate_presigned_url(
                     "get_object", Params={"Bucket": bucket, "Key": "k"}, ExpiresIn=60
                 )
@@ -82,7 +82,9 @@ class RangeSigner:
             host, port = parts.hostname or "", parts.port or usual
             authority = host if port == usual else f"{host}:{port}"
             prefix = parts.path.removesuffix("k")
-            found = self._places[bucket] = Place(host, port, tls, authority, prefix, GetSigner(region))
+            found = self._endpoints[bucket] = BucketEndpoint(
+                host, port, tls, authority, prefix, GetSigner(region)
+            )
         return found
 
     def _resolving(self, builtins: dict[str, Any], params: Any, **_: Any) -> None:
@@ -91,48 +93,50 @@ class RangeSigner:
             builtins["AWS::Region"] = self._client.meta.region_name
         bucket, region = params.get("Bucket", ""), _region(builtins["AWS::Region"])
         if self._regions.get(bucket, region) != region:
-            self._places.pop(bucket, None)
+            self._endpoints.pop(bucket, None)
         self._regions[bucket] = region
 
-    async def head(self, place: Place, part: Part, first: int) -> bytes:
+    async def head(self, endpoint: BucketEndpoint, part: Part, first: int) -> bytes:
         """The request for bytes `first` to `part.end` of the listed version. Raises Denied."""
         ref = part.object
         headers = {"Range": f"bytes={first}-{part.end - 1}", "If-Match": f'"{ref.etag}"', **self._headers}
-        return await self._request("GET", place, ref.bucket, ref.key, headers, version=ref.version)
+        return await self._request("GET", endpoint, ref.bucket, ref.key, headers, version=ref.version)
 
-    async def inquiry(self, place: Place, bucket: str, key: str, *, version: str | None) -> bytes:
+    async def inquiry(self, endpoint: BucketEndpoint, bucket: str, key: str, *, version: str | None) -> bytes:
         """The request for size and ETag of the object, or of that version. Raises Denied."""
-        return await self._request("HEAD", place, bucket, key, self._headers, version=version)
+        return await self._request("HEAD", endpoint, bucket, key, self._headers, version=version)
 
     async def _frozen_credentials(self, bucket: str, key: str) -> Any:
         if self.credentials is not None:
             try:
                 return await self.credentials.get_frozen_credentials()
             except Exception:  # mapped here and not around it: that costs every request a context manager
-                with map_errors(Where(bucket, key)):
+                with map_errors(ErrorContext(bucket, key)):
                     raise
-        with map_errors(Where(bucket, key)):
+        with map_errors(ErrorContext(bucket, key)):
             raise NoCredentialsError
 
     async def _request(
         self,
         method: str,
-        place: Place,
+        endpoint: BucketEndpoint,
         bucket: str,
         key: str,
         headers: dict[str, str],
         *,
         version: str | None,
     ) -> bytes:
-        path = place.prefix + quote(key, safe="/~")
+        path = endpoint.prefix + quote(key, safe="/~")
         query = f"versionId={quote(version, safe='~')}" if version else ""
         if not self._anonymous:
             frozen = await self._frozen_credentials(bucket, key)
             now = time.time() - self.ahead if self.ahead else None
-            headers = place.signer.sign(place.authority, path, query, headers, frozen, method=method, now=now)
+            headers = endpoint.signer.sign(
+                endpoint.authority, path, query, headers, frozen, method=method, now=now
+            )
         target = f"{path}?{query}" if query else path
         lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
         return (
-            f"{method} {target} HTTP/1.1\r\nHost: {place.authority}\r\n"
+            f"{method} {target} HTTP/1.1\r\nHost: {endpoint.authority}\r\n"
             f"User-Agent: penstock/{__version__}\r\n{lines}\r\n"
         ).encode("ascii")

@@ -22,32 +22,32 @@ from tests.unit import reference
 
 TRAINER = """
 import hashlib, os, sys
-from streamer.readers import PipeReader, lanes_of
+from streamer.readers import PipeReader, rank_channels
 
-lanes = lanes_of("train")
-reader = PipeReader(lanes[int(os.environ["LOCAL_RANK"])])
+channels = rank_channels("train")
+reader = PipeReader(channels[int(os.environ["LOCAL_RANK"])])
 for epoch in range(2):
     for record in reader:
         print(epoch, hashlib.sha256(record).hexdigest())
 """
 
 
-def laned(stub, base, count, *prefixes, **penstock):
-    """A job whose channel `train`, the first, has so many lanes."""
+def ranked(stub, base, count, *prefixes, **penstock):
+    """A job whose channel `train`, the first, has so many rank FIFOs."""
     prefixes = prefixes or ("b/train/",)
     document = job(stub.url, base, *prefixes, **{"MemoryBudget": "32MiB"} | penstock)
-    document["InputDataConfig"][0]["Penstock"] = {"Lanes": count}
+    document["InputDataConfig"][0]["Penstock"] = {"Ranks": count}
     return document
 
 
-def test_two_trainers_read_their_lanes_at_once(stub, tmp_path):
+def test_two_trainers_read_their_rank_fifos_at_once(stub, tmp_path):
     """Two epochs: each record once in each, in another order, from one listing."""
     fill(stub, [10_000 * number for number in range(40)], prefix="b/train/")
     due = sorted(hashlib.sha256(data).hexdigest() for data in stub.objects.values())
-    document = laned(stub, tmp_path / "ml", 2)
+    document = ranked(stub, tmp_path / "ml", 2)
     document["InputDataConfig"][0] |= {"RecordWrapperType": "RecordIO", "ShuffleConfig": {"Seed": 3}}
     with sidecar(write_job(tmp_path / "job.yaml", document)) as running:
-        assert running.wait_for("planned")["lanes"] == 2
+        assert running.wait_for("planned")["ranks"] == 2
         running.wait_for("ready")
         trainers = [
             subprocess.Popen(
@@ -59,24 +59,27 @@ def test_two_trainers_read_their_lanes_at_once(stub, tmp_path):
         ]  # fmt: skip
         read = [trainer.communicate()[0].splitlines() for trainer in trainers]
         assert [trainer.returncode for trainer in trainers] == [0, 0]
-        for lane in ("train-0", "train-1"):
-            running.wait_for("epoch complete", channel=lane, epoch=1)
+        for rank in ("train-0", "train-1"):
+            running.wait_for("epoch complete", channel=rank, epoch=1)
         status = running.status()["channels"]
         assert {name: found["epochs"] for name, found in status.items()} == {
             "train-0": {"complete": 2},
             "train-1": {"complete": 2},
         }
-        assert 'penstock_epochs_total{channel="train-1",verdict="complete"} 2.0' in running.get("/metrics")[1]
+        assert (
+            'penstock_epochs_total{channel="train-1",trailer_state="complete"} 2.0'
+            in running.get("/metrics")[1]
+        )
         assert running.end() == 0
     orders = []
     for epoch in "01":
         found = [[line.split()[1] for line in lines if line.startswith(epoch)] for lines in read]
-        assert [len(lane) for lane in found] == [20, 20]
+        assert [len(rank) for rank in found] == [20, 20]
         assert sorted(itertools.chain(*found)) == due
         orders.append(found)
     assert orders[0] != orders[1]
     assert leftovers(tmp_path / "ml") == [
-        f".train-{lane}_{epoch}.penstock.json" for lane in range(2) for epoch in range(2)
+        f".train-{rank}_{epoch}.penstock.json" for rank in range(2) for epoch in range(2)
     ]
     assert stub.listings == ["train/"]
 
@@ -89,10 +92,10 @@ def test_every_kind_of_channel_on_two_hosts(stub, tmp_path, kind, uri, arranged)
     channel = {"RecordWrapperType": "RecordIO", "ShuffleConfig": {"Seed": 7}} if arranged else {}
     document = job_of(stub, kind, uri, **channel)
     document["Penstock"]["ShardBy"] = "bytes" if arranged else "objects"
-    document["InputDataConfig"][0]["Penstock"] = {"Lanes": 3}
+    document["InputDataConfig"][0]["Penstock"] = {"Ranks": 3}
     path = write_job(tmp_path / "job.yaml", document)
     rows = reference.rows(kind, store, uri, ["image-ref", "label", "note"])
-    script = 'for lane in 0 1 2; do cat "${SM_CHANNEL_C}-${lane}_0" "${SM_CHANNEL_C}-${lane}_1"; done'
+    script = 'for rank in 0 1 2; do cat "${SM_CHANNEL_C}-${rank}_0" "${SM_CHANNEL_C}-${rank}_1"; done'
     for host in range(2):
         flags = ["--host-count", "2", "--host-index", str(host)]
         done = penstock("exec", "-c", path, *flags, "--", "sh", "-c", script, text=False)
@@ -106,10 +109,10 @@ def test_every_kind_of_channel_on_two_hosts(stub, tmp_path, kind, uri, arranged)
                 host=host,
                 hosts=2,
                 by="bytes" if arranged else "count",
-                lane=lane,
-                lanes=3,
+                rank=rank,
+                ranks=3,
             )
-            for lane in range(3)
+            for rank in range(3)
             for epoch in range(2)
         )
 
@@ -117,18 +120,18 @@ def test_every_kind_of_channel_on_two_hosts(stub, tmp_path, kind, uri, arranged)
 def test_compressed_objects(stub, tmp_path):
     contents = [bytes([number]) * 1000 * number for number in range(5)]
     stub.objects |= {f"b/train/{n}.gz": gzip.compress(content) for n, content in enumerate(contents)}
-    document = laned(stub, None, 2)
+    document = ranked(stub, None, 2)
     document["InputDataConfig"][0]["CompressionType"] = "Gzip"
     script = "cat ${SM_CHANNEL_TRAIN}-0_0 ${SM_CHANNEL_TRAIN}-1_0"
     done = penstock("exec", "-c", write_job(tmp_path / "job.yaml", document), "sh", "-c", script, text=False)
     assert done.stdout == b"".join(contents[0::2] + contents[1::2])
 
 
-def test_lanes_wait_for_nobody_and_drain(stub, tmp_path):
+def test_rank_fifos_wait_for_nobody_and_drain(stub, tmp_path):
     """One is read for two epochs while the reader of the second sleeps and the third has none."""
     fill(stub, [3_000_000, MORE_THAN_A_FIFO, 10], prefix="b/train/")
     contents = [stub.objects[f"b/train/000{number}"] for number in range(3)]
-    with sidecar(write_job(tmp_path / "job.yaml", laned(stub, tmp_path / "ml", 3))) as running:
+    with sidecar(write_job(tmp_path / "job.yaml", ranked(stub, tmp_path / "ml", 3))) as running:
         running.wait_for("ready")
         data = tmp_path / "ml" / "input" / "data"
         with open(data / "train-1_0", "rb", buffering=0) as sleeper:
@@ -142,7 +145,7 @@ def test_lanes_wait_for_nobody_and_drain(stub, tmp_path):
             running.wait_for("signal, draining")
             assert first + sleeper.readall() == contents[1]
         assert running.wait() == 0
-    assert read_trailer(str(data), "train-1", 0).verdict == "complete"
+    assert read_trailer(str(data), "train-1", 0).state == "complete"
     assert leftovers(tmp_path / "ml") == [
         ".train-0_0.penstock.json",
         ".train-0_1.penstock.json",
@@ -150,11 +153,11 @@ def test_lanes_wait_for_nobody_and_drain(stub, tmp_path):
     ]
 
 
-def test_the_trainer_finds_lanes_as_channels(stub, tmp_path):
+def test_the_trainer_finds_rank_fifos_as_channels(stub, tmp_path):
     """In inputdataconfig.json and the variables; the variable of the channel itself stays, for shells."""
     fill(stub, [10, 20], prefix="b/train/")
     fill(stub, [5], prefix="b/eval/")
-    document = laned(stub, None, 2, "b/train/", "b/eval/")
+    document = ranked(stub, None, 2, "b/train/", "b/eval/")
     document["InputDataConfig"][0]["ContentType"] = "text/csv"
     script = (
         "import json, os\n"
@@ -178,24 +181,24 @@ def test_the_trainer_finds_lanes_as_channels(stub, tmp_path):
     assert [os.path.basename(path) for path in paths] == ["eval", "train", "train-0", "train-1"]
 
 
-def test_plan_shows_lanes(stub, tmp_path):
+def test_plan_shows_rank_fifos(stub, tmp_path):
     fill(stub, [100, 30, 7], prefix="b/train/")
-    path = write_job(tmp_path / "job.yaml", laned(stub, None, 2))
+    path = write_job(tmp_path / "job.yaml", ranked(stub, None, 2))
     document = json.loads(penstock("plan", "-c", path, "--json").stdout)["channels"]["train"]
     assert (document["objects"], document["bytes"], len(document["keys"])) == (3, 137, 3)
-    lanes = document["lanes"]
-    assert {name: (lane["objects"], lane["bytes"]) for name, lane in lanes.items()} == {
+    ranks = document["ranks"]
+    assert {name: (rank["objects"], rank["bytes"]) for name, rank in ranks.items()} == {
         "train-0": (2, 107),
         "train-1": (1, 30),
     }
     shown = penstock("plan", "-c", path).stdout
-    for name, lane in lanes.items():
-        line = f"  {name}  {lane['objects']} objects, {lane['bytes']} bytes, digest {lane['digest'][:16]}\n"
+    for name, rank in ranks.items():
+        line = f"  {name}  {rank['objects']} objects, {rank['bytes']} bytes, digest {rank['digest'][:16]}\n"
         assert line in shown
     assert document["digest"] in shown
-    alone = laned(stub, None, 1)
+    alone = ranked(stub, None, 1)
     del alone["InputDataConfig"][0]["Penstock"]
     (found,) = json.loads(penstock("plan", "-c", write_job(tmp_path / "alone.yaml", alone), "--json").stdout)[
         "channels"
     ].values()
-    assert found == {key: value for key, value in document.items() if key != "lanes"}
+    assert found == {key: value for key, value in document.items() if key != "ranks"}

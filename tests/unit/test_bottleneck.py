@@ -1,4 +1,4 @@
-"""Who is slow, from two snapshots: each verdict by the numbers that must lead to it."""
+"""Who is slow, from two snapshots: each state by the numbers that must lead to it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from sidecar.observe.bottleneck import REMEDIES, WAITED_FOR, Moment, eta, judge, rate
+from sidecar.observe.bottleneck import REMEDIES, WAITED_FOR, Sample, diagnose, eta, rate
 from streamer.relay.statistics import CAUSES, STATES
 
-START = Moment(
+START = Sample(
     at=100.0, state="streaming", connected=True, error=None, epoch=2, total=1000, consumed=0,
     ever_consumed=5000,
     written=5000, seconds=dict.fromkeys(STATES, 7.0), starved=dict.fromkeys(CAUSES, 3.0), ok=10, failures=4,
@@ -30,14 +30,14 @@ def after(seconds=60.0, *, cause="first_byte", **spent):
 
 
 def test_the_trainer():
-    found = judge(START, after(blocked=0.83, starved=0.05))
+    found = diagnose(START, after(blocked=0.83, starved=0.05))
     assert found.kind == "trainer"
     assert found.text == "trainer is the bottleneck: storage waited 83% of the last minute"
 
 
 @pytest.mark.parametrize("cause", CAUSES)
 def test_storage_and_why(cause):
-    found = judge(START, after(20, starved=0.6, blocked=0.1, cause=cause))
+    found = diagnose(START, after(20, starved=0.6, blocked=0.1, cause=cause))
     assert found.kind == "storage"
     assert found.text == (
         f"storage is the bottleneck: the trainer waited 60% of the last 20 s, mostly {WAITED_FOR[cause]}"
@@ -47,48 +47,49 @@ def test_storage_and_why(cause):
 
 def test_time_without_a_reader_does_not_count():
     """Of 60 s the reader was there for 12, and waited for 9 of them."""
-    assert "waited 75%" in judge(START, after(idle=0.8, starved=0.15)).text
+    assert "waited 75%" in diagnose(START, after(idle=0.8, starved=0.15)).text
 
 
 def test_faults():
-    found = judge(START, replace(after(starved=0.5, cause="retry"), failures=54))
+    found = diagnose(START, replace(after(starved=0.5, cause="retry"), failures=54))
     assert found.kind == "faults"
     assert "33% of requests fail;" in found.text
     assert "asks for fewer" not in found.text
-    slow_down = judge(START, replace(after(starved=0.5, cause="throttled"), failures=54, throttled=30))
+    slow_down = diagnose(START, replace(after(starved=0.5, cause="throttled"), failures=54, throttled=30))
     assert "fail and it asks for fewer;" in slow_down.text
 
 
 def test_a_few_failures_are_not_the_storages_trouble():
-    assert judge(START, replace(after(starved=0.5), failures=START.failures + 5)).kind == "storage"
+    assert diagnose(START, replace(after(starved=0.5), failures=START.failures + 5)).kind == "storage"
 
 
 def test_faults_that_do_no_harm_are_mentioned():
-    found = judge(START, replace(after(blocked=0.9), failures=54))
+    found = diagnose(START, replace(after(blocked=0.9), failures=54))
     assert found.kind == "trainer"
     assert "S3 fails 33% of requests, so far without harm" in found.text
 
 
 def test_a_limit():
-    found = judge(START, after(limited=0.9, starved=0.05))
+    found = diagnose(START, after(limited=0.9, starved=0.05))
     assert (found.kind, "90%" in found.text) == ("limit", True)
 
 
 def test_nobody():
-    assert judge(START, after(blocked=0.1, starved=0.1)).kind == "even"
+    assert diagnose(START, after(blocked=0.1, starved=0.1)).kind == "even"
 
 
 def test_no_reader_and_failed():
     assert (
-        judge(START, replace(after(idle=1.0), connected=False)).text == "no reader: epoch 2 waits in its FIFO"
+        diagnose(START, replace(after(idle=1.0), connected=False)).text
+        == "no reader: epoch 2 waits in its FIFO"
     )
-    assert judge(START, replace(after(idle=1.0), connected=False, state="stopped")).text == "stopped"
-    failed = judge(START, replace(after(blocked=1.0), error="access denied: s3://b/k"))
+    assert diagnose(START, replace(after(idle=1.0), connected=False, state="stopped")).text == "stopped"
+    failed = diagnose(START, replace(after(blocked=1.0), error="access denied: s3://b/k"))
     assert (failed.kind, failed.text) == ("failed", "failed for good: access denied: s3://b/k")
 
 
 def test_one_snapshot_is_no_evidence():
-    assert judge(START, START).kind == "idle"
+    assert diagnose(START, START).kind == "idle"
     assert rate(START, START) == 0.0
     assert eta(START, START) is None
 

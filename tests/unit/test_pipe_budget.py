@@ -6,13 +6,15 @@ import pytest
 
 from streamer.plan import ObjectRef, Part
 from streamer.relay.staging.pipes import PIPE_SIZE, SMALLEST_PIPE, PipePool, PipeStages
-from streamer.schedule.budget import Allotment
-from streamer.schedule.concurrency import Pace
+from streamer.schedule.budget import MemoryBudget
+from streamer.schedule.concurrency import ConcurrencyController
 from streamer.units import MIB
 
 
 def stages(budget: int, pipes: int) -> PipeStages:
-    return PipeStages(Allotment(budget, Pace(4, 4 * MIB)).share(), PipePool(pipes, most=10_000))
+    return PipeStages(
+        MemoryBudget(budget, ConcurrencyController(4, 4 * MIB)).quota(), PipePool(pipes, most=10_000)
+    )
 
 
 def part(size: int) -> Part:
@@ -21,7 +23,7 @@ def part(size: int) -> Part:
 
 @pytest.mark.parametrize("size", [1, 100_000, 4 * MIB])
 def test_where_pipes_abound_a_part_costs_its_bytes(size):
-    assert stages(64 * MIB, 1024 * MIB).room(part(size)) == size
+    assert stages(64 * MIB, 1024 * MIB).reserved_bytes(part(size)) == size
 
 
 @pytest.mark.parametrize(
@@ -30,13 +32,13 @@ def test_where_pipes_abound_a_part_costs_its_bytes(size):
 )
 def test_where_pipes_are_scarce_a_pipe_costs_its_part_of_all_pipes(size, pipe):
     """256 MiB in flight but 64 MiB of pipes: each byte of a pipe counts for four."""
-    assert stages(256 * MIB, 64 * MIB).room(part(size)) == 4 * pipe
+    assert stages(256 * MIB, 64 * MIB).reserved_bytes(part(size)) == 4 * pipe
 
 
 def test_the_share_bounds_both_bytes_and_pipes():
     supply = stages(256 * MIB, 64 * MIB)
     for size in (100_000, 4 * MIB, 8 * MIB):
-        room = supply.room(part(size))
+        room = supply.reserved_bytes(part(size))
         fitting = 256 * MIB // room
         assert fitting * size <= 256 * MIB
         assert fitting * supply.pipe_size(part(size)) <= 64 * MIB

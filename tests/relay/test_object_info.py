@@ -10,13 +10,13 @@ from dataclasses import replace
 import pytest
 from aiohttp import web
 
-from sidecar.job.planning import patiently
+from sidecar.job.planning import plan_while_unavailable
 from streamer.errors import BadAnswer, Denied, GaveUp, Missing, PenstockError
 from streamer.plan import ObjectRef, S3Uri
 from streamer.retry import RetryPolicy
 from streamer.s3.catalog.manifests import plan_augmented, plan_manifest
-from streamer.s3.catalog.object_info import HEADS, PORTABLE_HEADS, open_heads
-from streamer.s3.client.session import Endpoint, Reading, open_clients
+from streamer.s3.catalog.object_info import HEADS, PORTABLE_HEADS, open_inspector
+from streamer.s3.client.session import Endpoint, RequestOptions, open_clients
 from tests.kit.harness import clients_of, fill
 from tests.kit.raw import etag
 from tests.kit.stub import Answer, fails
@@ -24,17 +24,17 @@ from tests.kit.stub import Answer, fails
 pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
 
 MANIFEST = S3Uri("b", "manifest")
-BOTH = pytest.mark.parametrize("portable", [True, False], ids=["portable", "own"])
+BOTH = pytest.mark.parametrize("by_aiobotocore", [True, False], ids=["aiobotocore", "own"])
 
 
 @contextlib.asynccontextmanager
-async def heads_of(stub, *, portable=False, give_up_after=30.0, stall_timeout=30.0):
+async def heads_of(stub, *, by_aiobotocore=False, give_up_after=30.0, stall_timeout=30.0):
     async with (
         clients_of(stub, stall_timeout=stall_timeout) as clients,
-        open_heads(clients, give_up_after=give_up_after, portable=portable) as heads,
+        open_inspector(clients, give_up_after=give_up_after, by_aiobotocore=by_aiobotocore) as inspector,
     ):
         await clients.control.get_object(Bucket="b", Key="manifest")  # botocore reads its models
-        yield heads
+        yield inspector
 
 
 @pytest.fixture
@@ -78,17 +78,17 @@ async def test_both_ways_make_the_same_plan(stub):
     rows.append({"a-ref": "s3://b/data/0000?versionId=v+1é", "n": 0, "b-ref": names[0]})
     stub.objects["b/manifest"] = "\n".join(map(json.dumps, rows)).encode()
     plans = []
-    for portable in (True, False):
+    for by_aiobotocore in (True, False):
         counts = []
         async with (
             clients_of(stub) as clients,
-            open_heads(clients, give_up_after=30, portable=portable) as heads,
+            open_inspector(clients, give_up_after=30, by_aiobotocore=by_aiobotocore) as inspector,
         ):
             asked = await plan_augmented(
                 clients.control,
                 MANIFEST,
                 ["a-ref", "n", "b-ref"],
-                heads=heads,
+                inspector=inspector,
                 progress=counts.append,
             )
         assert [*dict.fromkeys(counts)] == [*range(len(rows) + 1)]
@@ -99,28 +99,28 @@ async def test_both_ways_make_the_same_plan(stub):
 
 
 @BOTH
-async def test_never_more_at_once_than_the_bound(stub, *, portable):
+async def test_never_more_at_once_than_the_bound(stub, *, by_aiobotocore):
     """Many at once, on no more connections than that, each used again."""
-    bound = PORTABLE_HEADS if portable else HEADS
+    bound = PORTABLE_HEADS if by_aiobotocore else HEADS
     fill(stub, [10] * 600)
     names = [f"{number:04}" for number in range(600)]
     stub.objects["b/manifest"] = json.dumps([{"prefix": "s3://b/data/"}, *names]).encode()
     stub.together = {f"head b/data/{name}" for name in names[:bound]}
     async with (
         clients_of(stub) as clients,
-        open_heads(clients, give_up_after=30, portable=portable) as heads,
+        open_inspector(clients, give_up_after=30, by_aiobotocore=by_aiobotocore) as inspector,
     ):
-        plan = await plan_manifest(clients.control, MANIFEST, heads=heads)
+        plan = await plan_manifest(clients.control, MANIFEST, inspector=inspector)
     assert [ref.key for ref in plan.refs(0)] == [f"data/{name}" for name in names]
     assert stub.most_heads == bound
-    assert stub.heads == 600
+    assert stub.head_count == 600
     assert stub.head_connections <= bound
 
 
 async def test_one_connection_serves_one_after_the_other(objects):
-    async with heads_of(objects) as heads:
+    async with heads_of(objects) as inspector:
         for _ in range(5):
-            assert (await heads.find("b", "data/0002")).size == 70_000
+            assert (await inspector.stat("b", "data/0002")).size == 70_000
     assert objects.head_connections == 1
 
 
@@ -128,23 +128,23 @@ async def test_one_connection_serves_one_after_the_other(objects):
 @pytest.mark.parametrize(
     ("status", "error"), [(404, Missing), (403, Denied), (409, BadAnswer), (400, BadAnswer)]
 )
-async def test_a_refusal_names_the_object_and_the_request(objects, *, portable, status, error):
+async def test_a_refusal_names_the_object_and_the_request(objects, *, by_aiobotocore, status, error):
     """Without a body the status decides; the same words whoever asked."""
     objects.script_head(*[fails(status, "Whatever")] * 2, key="b/data/0000")
-    async with heads_of(objects, portable=portable) as heads:
+    async with heads_of(objects, by_aiobotocore=by_aiobotocore) as inspector:
         with pytest.raises(error, match=rf"S3 said {status}[ )].*s3://b/data/0000 \(request id REQERR\)"):
-            await heads.find("b", "data/0000")
-        assert (await heads.find("b", "data/0001")).size == 0
+            await inspector.stat("b", "data/0000")
+        assert (await inspector.stat("b", "data/0001")).size == 0
 
 
 async def test_both_ways_say_the_same(objects):
     said = []
-    for portable in (True, False):
+    for by_aiobotocore in (True, False):
         objects.script_head(fails(403, "AccessDenied"), key="b/data/0000")
-        async with heads_of(objects, portable=portable) as heads:
+        async with heads_of(objects, by_aiobotocore=by_aiobotocore) as inspector:
             for key in ("data/0000", "absent"):
                 with pytest.raises(PenstockError) as caught:
-                    await heads.find("b", key)
+                    await inspector.stat("b", key)
                 said.append((type(caught.value), str(caught.value)))
     assert said[:2] == said[2:]
     assert "s3:ListBucket" in said[0][1]
@@ -158,27 +158,27 @@ async def test_what_may_pass_is_asked_again(objects):
         raw(b"HTTP/1.1 200 OK\r\nContent-Le"),
         key="b/data/0000",
     )
-    async with heads_of(objects) as heads:
-        assert (await heads.find("b", "data/0000")).size == 10
+    async with heads_of(objects) as inspector:
+        assert (await inspector.stat("b", "data/0000")).size == 10
     assert len(objects.head_requests) == 4
 
 
 async def test_what_does_not_pass_is_given_up(objects):
     objects.script_head(*[fails(503, "SlowDown")] * 3, key="b/data/0000")
-    async with heads_of(objects, give_up_after=0.0) as heads:
+    async with heads_of(objects, give_up_after=0.0) as inspector:
         with pytest.raises(
             GaveUp, match=r"gave up after 0 s without an answer; first error: .*503.*s3://b/data/0000"
         ):
-            await heads.find("b", "data/0000")
+            await inspector.stat("b", "data/0000")
 
 
 async def test_an_idle_connection_that_was_closed_is_replaced(objects):
     """The server may close it as we send: that is neither an error nor a retry."""
     data = objects.objects["b/data/0000"]
     objects.script_head(raw(answer(data)), raw(b""), key="b/data/0000")
-    async with heads_of(objects) as heads:
+    async with heads_of(objects) as inspector:
         for _ in range(3):
-            assert (await heads.find("b", "data/0000")).etag == etag(data)
+            assert (await inspector.stat("b", "data/0000")).etag == etag(data)
 
 
 async def test_heads_in_pieces_and_interim_answers(objects):
@@ -188,8 +188,8 @@ async def test_heads_in_pieces_and_interim_answers(objects):
         raw(b"HTTP/1.1 100 Continue\r\n\r\n" + whole[:9], whole[9:-3], whole[-3:-1], whole[-1:]),
         key="b/data/0000",
     )
-    async with heads_of(objects) as heads:
-        assert await heads.find("b", "data/0000") == ObjectRef("b", "data/0000", 10, etag(data), None)
+    async with heads_of(objects) as inspector:
+        assert await inspector.stat("b", "data/0000") == ObjectRef("b", "data/0000", 10, etag(data), None)
     assert len(objects.head_requests) == 1
 
 
@@ -203,9 +203,9 @@ async def test_a_body_against_the_rules_is_not_the_next_answer(objects):
         return web.Response()
 
     objects.script_head(bodied, key="b/data/0000")
-    async with heads_of(objects) as heads:
-        assert (await heads.find("b", "data/0000")).size == 10
-        assert (await heads.find("b", "data/0002")).size == 70_000
+    async with heads_of(objects) as inspector:
+        assert (await inspector.stat("b", "data/0000")).size == 10
+        assert (await inspector.stat("b", "data/0002")).size == 70_000
     assert objects.head_connections == 2
 
 
@@ -220,9 +220,9 @@ async def test_a_body_against_the_rules_is_not_the_next_answer(objects):
 )  # fmt: skip
 async def test_an_answer_that_cannot_be_is_an_error(objects, said, words):
     objects.script_head(raw(said), key="b/data/0000")
-    async with heads_of(objects) as heads:
+    async with heads_of(objects) as inspector:
         with pytest.raises(BadAnswer, match=words):
-            await heads.find("b", "data/0000")
+            await inspector.stat("b", "data/0000")
 
 
 async def test_silence_is_a_broken_connection(objects):
@@ -233,8 +233,8 @@ async def test_silence_is_a_broken_connection(objects):
         return web.Response()
 
     objects.script_head(never, key="b/data/0000")
-    async with heads_of(objects, stall_timeout=0.5) as heads:
-        assert (await heads.find("b", "data/0000")).size == 10
+    async with heads_of(objects, stall_timeout=0.5) as inspector:
+        assert (await inspector.stat("b", "data/0000")).size == 10
     assert objects.head_connections == 2
 
 
@@ -243,9 +243,9 @@ async def test_a_redirected_bucket_is_left_to_aiobotocore(objects):
     objects.script_head(
         fails(307, "TemporaryRedirect", Location=f"{objects.url}/b/data/0002"), key="b/data/0000"
     )
-    async with heads_of(objects) as heads:
-        assert (await heads.find("b", "data/0000")).size == 10
-        assert (await heads.find("b", "data/0001")).size == 0
+    async with heads_of(objects) as inspector:
+        assert (await inspector.stat("b", "data/0000")).size == 10
+        assert (await inspector.stat("b", "data/0001")).size == 0
     agents = [seen["user-agent"] for seen in objects.head_requests]
     assert agents[0].startswith("penstock/")
     assert all("aiobotocore" in agent for agent in agents[1:])
@@ -254,13 +254,13 @@ async def test_a_redirected_bucket_is_left_to_aiobotocore(objects):
 
 async def test_what_reading_must_say_is_said(objects):
     """Requester pays, the key of SSE-C, and a signature."""
-    reading = Reading(requester_pays=True, sse_customer_key=bytes(32))
+    reading = RequestOptions(requester_pays=True, sse_customer_key=bytes(32))
     endpoint = Endpoint(url=objects.url, path_style=True, reading=reading)
     async with open_clients(endpoint, connections=1) as clients:
         await clients.control.get_object(Bucket="b", Key="manifest")
-        for portable in (True, False):
-            async with open_heads(clients, give_up_after=30, portable=portable) as heads:
-                await heads.find("b", "data/0000")
+        for by_aiobotocore in (True, False):
+            async with open_inspector(clients, give_up_after=30, by_aiobotocore=by_aiobotocore) as inspector:
+                await inspector.stat("b", "data/0000")
     told, own = ({k: v for k, v in seen.items() if k.startswith("x-amz-")} for seen in objects.head_requests)
     for headers in (told, own):
         del headers["x-amz-date"]
@@ -274,19 +274,21 @@ async def test_anonymous_requests_are_unsigned_and_missing_credentials_told(obje
     async with clients_of(objects) as clients:
         await clients.control.get_object(Bucket="b", Key="manifest")
         anonymous = replace(clients, anonymous=True, credentials=None)
-        async with open_heads(anonymous, give_up_after=30, portable=False) as heads:
-            await heads.find("b", "data/0000")
+        async with open_inspector(anonymous, give_up_after=30, by_aiobotocore=False) as inspector:
+            await inspector.stat("b", "data/0000")
         assert "authorization" not in objects.head_requests[0]
-        async with open_heads(replace(clients, credentials=None), give_up_after=30, portable=False) as heads:
+        async with open_inspector(
+            replace(clients, credentials=None), give_up_after=30, by_aiobotocore=False
+        ) as inspector:
             with pytest.raises(Denied, match="no usable credentials.*s3://b/data/0000"):
-                await heads.find("b", "data/0000")
+                await inspector.stat("b", "data/0000")
 
 
 async def test_behind_a_proxy_it_is_aiobotocore_that_asks(objects, monkeypatch):
     """Our client serves where the transport of our own would, and nowhere else."""
     monkeypatch.setenv("http_proxy", objects.url)
-    async with heads_of(objects) as heads:
-        assert (await heads.find("b", "data/0000")).size == 10
+    async with heads_of(objects) as inspector:
+        assert (await inspector.stat("b", "data/0000")).size == 10
     assert "aiobotocore" in objects.head_requests[0]["user-agent"]
 
 
@@ -298,19 +300,21 @@ async def test_over_tls(tls_stub, tmp_path):
     endpoint = Endpoint(url=tls_stub.url, path_style=True, ca_bundle=str(tmp_path / "ca.pem"))
     async with (
         open_clients(endpoint, connections=1) as clients,
-        open_heads(clients, give_up_after=30, portable=False) as heads,
+        open_inspector(clients, give_up_after=30, by_aiobotocore=False) as inspector,
     ):
-        plan = await plan_manifest(clients.control, MANIFEST, heads=heads)
+        plan = await plan_manifest(clients.control, MANIFEST, inspector=inspector)
     assert [ref.size for ref in plan.refs(0)] == [10] * 300
     assert all(seen["user-agent"].startswith("penstock/") for seen in tls_stub.head_requests)
     assert tls_stub.head_connections <= HEADS
 
 
 @BOTH
-async def test_a_plan_that_runs_out_of_time_names_the_first_failure(objects, portable):
+async def test_a_plan_that_runs_out_of_time_names_the_first_failure(objects, by_aiobotocore):
     """Not the lack of time alone: the HEAD is repeated for longer than the plan may take."""
-    async with heads_of(objects, portable=portable, give_up_after=300.0) as heads:
+    async with heads_of(objects, by_aiobotocore=by_aiobotocore, give_up_after=300.0) as inspector:
         objects.script_head(*[fails(500, "InternalError")] * 200, key="b/data/0000")
         with pytest.raises(GaveUp, match=r"first error: [^;]*S3 said 500") as caught:
-            await patiently(lambda _: heads.find("b", "data/0000"), RetryPolicy(give_up_after=1.5))
-        assert caught.value.where.bucket == "b"
+            await plan_while_unavailable(
+                lambda _: inspector.stat("b", "data/0000"), RetryPolicy(give_up_after=1.5)
+            )
+        assert caught.value.context.bucket == "b"

@@ -1,4 +1,4 @@
-"""What only the kernel transport can get wrong: lanes, heads, pipes, and when to step aside."""
+"""What only the splice transport can get wrong: requests, heads, pipes, and when to step aside."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import resource
 import pytest
 from aiohttp import web
 
-from streamer.errors import Transient, Where
+from streamer.errors import ErrorContext, Transient
 from streamer.relay.staging import pipes
 from streamer.s3.client.session import Endpoint, open_clients
 from streamer.s3.http import body
-from streamer.s3.http.poller import Watcher
+from streamer.s3.http.poller import FairPoller
 from streamer.s3.http.pool import ConnectionPool
 from streamer.s3.http_source import why_not, why_not_splice
 from tests.kit.faults import resets_after
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
 
 
 def kernel(stub, directory, **options):
-    return running_channel(stub, directory, transport="kernel", **options)
+    return running_channel(stub, directory, transport="splice", **options)
 
 
 def raw(*pieces: bytes):
@@ -61,16 +61,16 @@ async def test_heads_in_pieces_and_interim_answers(stub, tmp_path):
     stub.script(
         raw(b"HTTP/1.1 100 Continue\r\n\r\n", whole[:5], whole[5:-3], whole[-3:-1], whole[-1:], b"{body}")
     )
-    async with kernel(stub, tmp_path, connections=1) as running:
+    async with kernel(stub, tmp_path, requests_in_flight=1) as running:
         assert await off_loop(read_all, running.fifo(0)) == truth
         assert running.channel.statistics().retries == {}
 
 
-async def test_lanes_are_reused_and_a_closed_one_is_replaced(stub, tmp_path):
+async def test_connections_are_reused_and_a_closed_one_is_replaced(stub, tmp_path):
     """A server may close an idle connection at any time; that costs neither a retry nor an error."""
     truth = fill(stub, [10_000] * 30)
     stub.script(raw(head(stub, extra=b"Connection: close\r\n"), b"{body}"), key="b/data/0000")
-    async with kernel(stub, tmp_path, connections=1) as running:
+    async with kernel(stub, tmp_path, requests_in_flight=1) as running:
         assert await off_loop(read_all, running.fifo(0)) == truth
         assert running.channel.statistics().retries == {}
     assert stub.connections <= 3
@@ -80,33 +80,33 @@ async def test_a_request_that_crosses_with_a_close_is_sent_again(stub, tmp_path)
     """The server closes a kept connection as we ask for more on it: nobody has read that request."""
     truth = fill(stub, [10_000, 20_000])
     stub.script(raw(), key="b/data/0001")
-    async with kernel(stub, tmp_path, connections=1) as running:
+    async with kernel(stub, tmp_path, requests_in_flight=1) as running:
         assert await off_loop(read_all, running.fifo(0)) == truth
         assert running.channel.statistics().retries == {}
     assert [seen.key for seen in stub.seen[:3]] == ["data/0000", "data/0001", "data/0001"]
 
 
 @pytest.mark.parametrize("said", [b"", b"HTTP/1.1 408 Request Timeout\r\n\r\n"])
-async def test_an_idle_lane_closes_when_the_server_says_anything(said):
+async def test_an_idle_connection_closes_when_the_server_says_anything(said):
     """Be it the end alone: such a connection is of no use, and would keep a file open until it is taken."""
     arrived: asyncio.Queue[asyncio.StreamWriter] = asyncio.Queue()
     server = await asyncio.start_server(lambda _, writer: arrived.put(writer), "127.0.0.1")
     host, port = server.sockets[0].getsockname()
-    watcher = Watcher()
-    pool = ConnectionPool(host, port, watcher)
-    lane, peer = await pool.take(Where()), await arrived.get()
-    lane.watch(lambda: None)
-    pool.give(lane)
-    assert await pool.take(Where()) is lane
-    pool.give(lane)
+    poller = FairPoller()
+    pool = ConnectionPool(host, port, poller)
+    connection, peer = await pool.take(ErrorContext()), await arrived.get()
+    connection.watch(lambda: None)
+    pool.give(connection)
+    assert await pool.take(ErrorContext()) is connection
+    pool.give(connection)
     peer.write(said)
     peer.close()
-    await eventually(lambda: lane.closed)
-    other = await pool.take(Where())
-    assert other is not lane
+    await eventually(lambda: connection.closed)
+    other = await pool.take(ErrorContext())
+    assert other is not connection
     other.close()
     (await arrived.get()).close()
-    watcher.close()
+    poller.close()
     server.close()
     await server.wait_closed()
 
@@ -115,22 +115,22 @@ async def test_where_no_descriptor_is_left_the_first_connection_may_be_tried_aga
     """Not only the socket takes one."""
     server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.closing(Watcher()) as watcher:
-        pool = ConnectionPool(*server.sockets[0].getsockname(), watcher)
+    with contextlib.closing(FairPoller()) as poller:
+        pool = ConnectionPool(*server.sockets[0].getsockname(), poller)
         os.close(free := os.dup(0))
         resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
         try:
             with pytest.raises(Transient, match="no descriptor for a connection .* raise `ulimit -n`"):
-                await pool.take(Where())
+                await pool.take(ErrorContext())
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        (await pool.take(Where())).close()
+        (await pool.take(ErrorContext())).close()
     server.close()
     await server.wait_closed()
 
 
 async def test_an_answer_without_a_length_goes_through_user_space(stub, tmp_path):
-    """Chunked bodies cannot be spliced; the portable transport takes the part over."""
+    """Chunked bodies cannot be spliced; the aiobotocore transport takes the part over."""
 
     async def chunked(answer: Answer) -> web.StreamResponse:
         response = web.StreamResponse(status=206, headers=answer.headers)
@@ -175,7 +175,7 @@ async def test_a_redirect_to_the_same_place_is_asked_again(stub, tmp_path):
         return web.Response(status=307, headers={"Location": f"{stub.url}{answer.request.path}"})
 
     stub.script(redirect)
-    async with kernel(stub, tmp_path, connections=1) as running:
+    async with kernel(stub, tmp_path, requests_in_flight=1) as running:
         assert await off_loop(read_all, running.fifo(0)) == truth
 
 
@@ -192,7 +192,7 @@ async def test_a_redirect_to_the_same_place_is_asked_again(stub, tmp_path):
 async def test_what_is_no_http_is_an_error_by_name(stub, tmp_path, garbage, words):
     fill(stub, [1000])
     stub.script(*[raw(garbage)] * 3)
-    async with kernel(stub, tmp_path, connections=1) as running:
+    async with kernel(stub, tmp_path, requests_in_flight=1) as running:
         reader = await off_loop(os.open, running.fifo(0), os.O_RDONLY)
         await eventually(lambda: running.channel.error)
         os.close(reader)
@@ -213,7 +213,7 @@ async def test_a_slow_reader_holds_no_more_than_the_pipes(stub, tmp_path):
     async with kernel(stub, tmp_path, part_size=4_000_000, parts=3) as running:
         with open(await off_loop(os.open, running.fifo(0), os.O_RDONLY), "rb", buffering=0) as reader:
             got = await off_loop(reader.read, 10)
-            further = running.channel._share.quota // 4
+            further = running.channel._quota.byte_limit // 4
             for stage in [fetch.stage for fetch in running.channel._prefetcher._fetches.values()]:
                 assert stage.staged <= pipes.PIPE_SIZE + further
             got += await off_loop(reader.readall)
@@ -242,7 +242,7 @@ async def test_small_fragments_take_further_pipes(stub, tmp_path, monkeypatch):
 
 async def test_all_transports_deliver_the_same_stream(stub, tmp_path):
     truth = fill(stub, [0, 1, 4095, 4096, 4097, 65_537, 2_000_003])
-    for transport in ("portable", "copying", "kernel"):
+    for transport in ("aiobotocore", "buffered", "splice"):
         directory = tmp_path / transport
         directory.mkdir()
         async with running_channel(stub, directory, transport=transport, part_size=65_536) as running:
@@ -266,12 +266,12 @@ def test_connections_spread_over_all_addresses():
             return [(2, 1, 6, "", (address, port)) for address in ("127.0.0.1", "127.0.0.2", "127.0.0.3")]
 
         loop.getaddrinfo = resolve  # type: ignore[method-assign]
-        with contextlib.closing(Watcher()) as watcher:
-            pool = ConnectionPool("many.test", port, watcher)
+        with contextlib.closing(FairPoller()) as poller:
+            pool = ConnectionPool("many.test", port, poller)
             for _ in range(6):
-                lane = await pool.take(Where())
-                seen.append(lane.sock.getpeername()[0])
-                lane.close()
+                connection = await pool.take(ErrorContext())
+                seen.append(connection.sock.getpeername()[0])
+                connection.close()
         for server in servers:
             server.close()
             await server.wait_closed()
@@ -307,7 +307,7 @@ def test_bodies_stay_in_the_kernel_only_without_tls():
 
 
 async def test_a_reset_behind_a_full_pipe_is_noticed_when_there_is_room(stub, tmp_path, monkeypatch):
-    """The lane is not watched then, and of a socket that is in error already uvloop tells nobody.
+    """The connection is not watched then, and of a socket that is in error already uvloop tells nobody.
 
     A reset that comes before the pipe is full is noticed after `PATIENCE`, which is long here.
     """
@@ -326,7 +326,7 @@ async def test_a_reset_behind_a_full_pipe_is_noticed_when_there_is_room(stub, tm
         return web.Response(status=answer.status, body=answer.body, headers=answer.headers)
 
     stub.script(right, resets)
-    async with kernel(stub, tmp_path, part_size=size, parts=2, connections=2) as running:
+    async with kernel(stub, tmp_path, part_size=size, parts=2, requests_in_flight=2) as running:
         await asyncio.wait_for(over.wait(), 20)
         assert await off_loop(read_all, running.fifo(0)) == truth
         assert sum(running.channel.statistics().retries.values()) == 1

@@ -1,4 +1,4 @@
-"""The copying transport over real TLS, and what all transports owe to a slow or demanding server."""
+"""The buffered transport over real TLS, and what all transports owe to a slow or demanding server."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from urllib.parse import urlsplit
 import pytest
 from aiohttp import web
 
-from streamer.errors import BadAnswer, Where
-from streamer.s3.client.session import Reading
-from streamer.s3.http.poller import Watcher
+from streamer.errors import BadAnswer, ErrorContext
+from streamer.s3.client.session import RequestOptions
+from streamer.s3.http.poller import FairPoller
 from streamer.s3.http.pool import ConnectionPool
 from streamer.s3.http_source import tls_context
 from tests.kit.harness import fill, running_channel
@@ -30,12 +30,12 @@ pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
 
 @pytest.fixture
 def streaming():
-    """`running_channel` by the copying transport."""
+    """`running_channel` by the buffered transport."""
 
     def start(stub, directory, **options):
         if stub.url.startswith("https:"):
             options |= {"ca_bundle": str(directory / "ca.pem")}
-        return running_channel(stub, directory, transport="copying", **options)
+        return running_channel(stub, directory, transport="buffered", **options)
 
     return start
 
@@ -54,13 +54,13 @@ async def test_the_same_stream_over_tls(credentials, authority, tmp_path, versio
 async def test_the_portable_transport_gives_the_same_over_tls(tls_stub, tmp_path):
     truth = fill(tls_stub, [1, 131_073, 1_000_000])
     bundle = str(tmp_path / "ca.pem")
-    async with running_channel(tls_stub, tmp_path, transport="portable", ca_bundle=bundle) as running:
+    async with running_channel(tls_stub, tmp_path, transport="aiobotocore", ca_bundle=bundle) as running:
         assert await off_loop(read_all, running.fifo(0)) == truth
 
 
 async def test_many_small_objects_on_few_connections(tls_stub, tmp_path, streaming):
     truth = fill(tls_stub, [number * 17 for number in range(400)])
-    async with streaming(tls_stub, tmp_path, connections=4, parts=16) as running:
+    async with streaming(tls_stub, tmp_path, requests_in_flight=4, parts=16) as running:
         assert await off_loop(read_all, running.fifo(0)) == truth
         assert running.channel.statistics().retries == {}
     assert len(tls_stub.seen) >= 399
@@ -69,19 +69,19 @@ async def test_many_small_objects_on_few_connections(tls_stub, tmp_path, streami
 
 async def test_an_unknown_authority_is_refused_with_the_fix(tls_stub):
     url = urlsplit(tls_stub.url)
-    with contextlib.closing(Watcher()) as watcher:
-        pool = ConnectionPool(url.hostname, url.port, watcher, tls=tls_context(None))
+    with contextlib.closing(FairPoller()) as poller:
+        pool = ConnectionPool(url.hostname, url.port, poller, tls=tls_context(None))
         with pytest.raises(BadAnswer, match="TLS failed.*CaBundle"):
-            await pool.take(Where("b"))
+            await pool.take(ErrorContext("b"))
 
 
 async def test_a_certificate_for_another_host_is_refused(credentials, authority, tmp_path):
     with serving(authority, name="other.test") as stub:
         url = urlsplit(stub.url)
-        with contextlib.closing(Watcher()) as watcher:
-            pool = ConnectionPool(url.hostname, url.port, watcher, tls=tls_context(str(tmp_path / "ca.pem")))
+        with contextlib.closing(FairPoller()) as poller:
+            pool = ConnectionPool(url.hostname, url.port, poller, tls=tls_context(str(tmp_path / "ca.pem")))
             with pytest.raises(BadAnswer, match="TLS failed"):
-                await pool.take(Where("b"))
+                await pool.take(ErrorContext("b"))
 
 
 @contextlib.asynccontextmanager
@@ -139,7 +139,9 @@ async def test_a_line_that_breaks_in_mid_record_is_resumed(tls_stub, tmp_path, a
     """An end without close_notify is no end; what was decrypted before it stays valid."""
     truth = fill(tls_stub, [3_000_000])
     async with cut_line(tls_stub, after=after) as broken:
-        async with streaming(tls_stub, tmp_path, part_size=4_000_000, parts=2, connections=1) as running:
+        async with streaming(
+            tls_stub, tmp_path, part_size=4_000_000, parts=2, requests_in_flight=1
+        ) as running:
             assert await off_loop(read_all, running.fifo(0)) == truth
             assert sum(running.channel.statistics().retries.values()) == 1
         assert broken == [after]
@@ -151,14 +153,14 @@ async def test_a_line_that_breaks_in_mid_record_is_resumed(tls_stub, tmp_path, a
 async def test_close_notify_in_the_middle_of_a_body_is_resumed(tls_stub, tmp_path, streaming):
     truth = fill(tls_stub, [3_000_000, 5])
     tls_stub.script(cut_after(70_000), cut_after(1), fails(503, "SlowDown"), cut_after(0))
-    async with streaming(tls_stub, tmp_path, part_size=1_000_000, connections=2) as running:
+    async with streaming(tls_stub, tmp_path, part_size=1_000_000, requests_in_flight=2) as running:
         assert await off_loop(read_all, running.fifo(0)) == truth
         retries = running.channel.statistics().retries
     assert retries == {"truncated": 3, "throttled": 1}
 
 
 async def test_close_notify_after_a_body_costs_no_retry(tls_stub, tmp_path, streaming):
-    """`Connection: close`: the lane is not used again."""
+    """`Connection: close`: the request is not used again."""
 
     async def last(answer: Answer) -> web.StreamResponse:
         response = web.Response(status=206, body=answer.body, headers=answer.headers)
@@ -167,21 +169,21 @@ async def test_close_notify_after_a_body_costs_no_retry(tls_stub, tmp_path, stre
 
     truth = fill(tls_stub, [20_000] * 6)
     tls_stub.script(*[last] * 6)
-    async with streaming(tls_stub, tmp_path, connections=1) as running:
+    async with streaming(tls_stub, tmp_path, requests_in_flight=1) as running:
         assert await off_loop(read_all, running.fifo(0)) == truth
         assert running.channel.statistics().retries == {}
     assert tls_stub.connections >= 6
 
 
 @pytest.mark.parametrize("kind", ["stub", "tls_stub"])
-async def test_an_idle_lane_that_the_server_has_closed(request, authority, tmp_path, kind, streaming):
+async def test_an_idle_connection_that_the_server_has_closed(request, authority, tmp_path, kind, streaming):
     stub = request.getfixturevalue(kind)
     truth = fill(stub, [50_000] * 60)
-    async with streaming(stub, tmp_path, connections=2, parts=4) as running:
+    async with streaming(stub, tmp_path, requests_in_flight=2, parts=4) as running:
         assert await off_loop(read_all, running.fifo(0)) == truth
         before = stub.connections
         await eventually(
-            lambda: not running.channel.statistics().inflight
+            lambda: not running.channel.statistics().requests_in_flight
         )  # the next epoch's first parts are here, and wait
         for transport in list(stub.transports):
             stub.loop.call_soon_threadsafe(transport.close)
@@ -213,7 +215,7 @@ async def test_little_data_does_not_wait_for_more(server, run_own):
 @pytest.mark.parametrize("requester_pays", [True, False])
 async def test_every_read_says_who_pays_and_what_decrypts(stub, tmp_path, run, requester_pays):
     truth, key = fill(stub, [100, 120_000]), bytes(range(32))
-    reading = Reading(requester_pays=requester_pays, sse_customer_key=key)
+    reading = RequestOptions(requester_pays=requester_pays, sse_customer_key=key)
     async with run(stub, tmp_path, reading=reading) as running:
         assert await off_loop(read_all, running.fifo(0)) == truth
     prefix = "x-amz-server-side-encryption-customer-"
@@ -258,7 +260,7 @@ async def test_what_comes_behind_an_answer_is_never_part_of_the_next(server, run
         return web.Response()
 
     server.script(too_much)
-    async with run_own(connections=1) as running:
+    async with run_own(requests_in_flight=1) as running:
         assert await off_loop(read_all, running.fifo(0)) == truth
         assert running.channel.statistics().retries == {}
         assert server.connections == 2

@@ -10,7 +10,7 @@ import struct
 
 import pytest
 
-from streamer.s3.http.poller import AT_ONCE, Watcher
+from streamer.s3.http.poller import AT_ONCE, FairPoller
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
 
@@ -30,12 +30,12 @@ def pairs():
 
 @contextlib.asynccontextmanager
 async def watching():
-    watcher = Watcher()
-    watcher.open()
+    poller = FairPoller()
+    poller.open()
     try:
-        yield watcher
+        yield poller
     finally:
-        watcher.close()
+        poller.close()
 
 
 async def test_a_few_are_told_and_then_others_have_their_turn(pairs):
@@ -50,11 +50,11 @@ async def test_a_few_are_told_and_then_others_have_their_turn(pairs):
         else:
             everybody.set()
 
-    async with watching() as watcher:
+    async with watching() as poller:
         for number in range(many):
             ours, theirs = pairs()
             theirs.send(b"x")
-            watcher.add(ours.fileno(), lambda number=number: told.append(number))
+            poller.add(ours.fileno(), lambda number=number: told.append(number))
         loop.call_soon(turn)
         await everybody.wait()
     steps = [after - before for before, after in itertools.pairwise(turns)]
@@ -79,8 +79,8 @@ async def test_what_is_not_read_and_a_reset_are_told_until_they_are_heard(pairs)
         with ours:
             await asyncio.get_running_loop().sock_connect(ours, server.getsockname())
             theirs, _ = server.accept()
-            async with watching() as watcher:
-                watcher.add(ours.fileno(), tell)
+            async with watching() as poller:
+                poller.add(ours.fileno(), tell)
                 theirs.send(b"x")
                 await enough.wait()
                 assert ours.recv(2) == b"x"
@@ -101,11 +101,11 @@ async def test_what_one_raises_keeps_no_other_from_its_turn(pairs):
     def fail():
         raise ValueError("a callback failed")
 
-    async with watching() as watcher:
+    async with watching() as poller:
         for on_readable in (fail, heard.set):
             ours, theirs = pairs()
             theirs.send(b"x")
-            watcher.add(ours.fileno(), on_readable)
+            poller.add(ours.fileno(), on_readable)
         await heard.wait()
     assert isinstance(failures[0], ValueError)
 
@@ -114,37 +114,37 @@ async def test_whoever_is_told_may_remove_another(pairs):
     """One that was as ready, and whose turn would have been the same."""
     told, failures = [], []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
-    async with watching() as watcher:
+    async with watching() as poller:
         numbers = [ours.fileno() for ours, theirs in (pairs(), pairs()) if theirs.send(b"x")]
 
         def tell(index):
             told.append(index)
             for fd in numbers:
-                watcher.remove(fd)
+                poller.remove(fd)
 
         for index, fd in enumerate(numbers):
-            watcher.add(fd, lambda index=index: tell(index))
+            poller.add(fd, lambda index=index: tell(index))
         done = asyncio.get_running_loop().create_future()
         ours, theirs = pairs()
-        watcher.add(ours.fileno(), lambda: done.done() or done.set_result(None))
+        poller.add(ours.fileno(), lambda: done.done() or done.set_result(None))
         theirs.send(b"x")
         await done
         assert len(told) == 1
         assert not failures
         assert ours.recv(2) == b"x"
-        assert not watcher._epoll.poll(0)  # those that were removed are ready, and no concern of ours
+        assert not poller._epoll.poll(0)  # those that were removed are ready, and no concern of ours
 
 
 async def test_a_closed_watcher_calls_nobody(pairs):
     ours, theirs = pairs()
-    watcher = Watcher()
-    watcher.open()
+    poller = FairPoller()
+    poller.open()
     told = []
-    watcher.add(ours.fileno(), lambda: told.append(1))
-    watcher.close()
-    watcher.close()
-    watcher.remove(ours.fileno())
-    watcher.add(ours.fileno(), lambda: told.append(2))
+    poller.add(ours.fileno(), lambda: told.append(1))
+    poller.close()
+    poller.close()
+    poller.remove(ours.fileno())
+    poller.add(ours.fileno(), lambda: told.append(2))
     theirs.send(b"x")
     heard = asyncio.Event()
     async with watching() as other:  # the same socket, by another

@@ -137,7 +137,7 @@ class Scene:
         self._other: Counter[str] = Counter()
         if trial.naming != "prefix":
             self._write_manifests()
-        for name in self._share("heads", trial.heads):
+        for name in self._share("heads", trial.bad_headers):
             stub.script_head(fails(503, "SlowDown"), key=name)
             self._other["503 of a HEAD"] += 1
         if trial.listing != "right" and trial.naming == "prefix":
@@ -169,10 +169,10 @@ class Scene:
         """Have the listings of every prefix lead back, if they have pages enough."""
         for number, objects in enumerate(self.contents.channels):
             keys = sorted(name.removeprefix(f"{BUCKET}/") for name in objects)
-            ends = keys[self.trial.page - 1 :: self.trial.page]
+            write_ends = keys[self.trial.page - 1 :: self.trial.page]
             if len(keys) > 2 * self.trial.page:
-                back = f"c{number}/" if self.trial.listing == "goes round" else ends[0]
-                self.stub.tokens[ends[1]] = back
+                back = f"c{number}/" if self.trial.listing == "goes round" else write_ends[0]
+                self.stub.tokens[write_ends[1]] = back
                 self._other[f"listing {self.trial.listing}"] += 1
 
     @property
@@ -187,7 +187,7 @@ class Scene:
         return Arrangement(wrap=trial.wrap, seed=trial.shuffle, shard=trial.shard, inflate=trial.inflate)
 
     async def plans(self, client: Any) -> dict[str, Plan]:
-        """By channel, a lane being one. Raises BadAnswer for a listing that was bent, as it must be."""
+        """By channel, a rank being one. Raises BadAnswer for a listing that was bent, as it must be."""
         found: dict[str, Plan] = {}
         for number in range(len(self.trial.sizes)):
             uri, name = S3Uri(BUCKET, f"manifest{number}"), f"c{number}"
@@ -203,9 +203,9 @@ class Scene:
                     raise
                 self.account.epochs["refused"] += 1
                 raise
-            if number == 0 and self.trial.lanes > 1:
-                lanes = plan.lanes(self.trial.lanes)
-                found |= {f"{name}-{lane}": each for lane, each in enumerate(lanes)}
+            if number == 0 and self.trial.ranks > 1:
+                ranks = plan.ranks(self.trial.ranks)
+                found |= {f"{name}-{rank}": each for rank, each in enumerate(ranks)}
             else:
                 found[name] = plan
         if self.stub.tokens:

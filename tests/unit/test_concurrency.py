@@ -1,4 +1,4 @@
-"""Lanes and part size against simulated servers, on a simulated clock."""
+"""Requests and part size against simulated servers, on a simulated clock."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from streamer.schedule.concurrency import (
     LONGEST_HOLD,
     QUIET,
     SMALLEST_PART,
-    Pace,
+    ConcurrencyController,
 )
 from streamer.units import MIB
 
@@ -50,13 +50,15 @@ class World:
     would have got by now, plus their length.
     """
 
-    def __init__(self, pace: Pace, server: Server, *, now: float = 0.0, seed: int = 1) -> None:
-        self.pace = pace
+    def __init__(
+        self, concurrency: ConcurrencyController, server: Server, *, now: float = 0.0, seed: int = 1
+    ) -> None:
+        self.concurrency = concurrency
         self.server = server
         self.now = now
         self.received = 0
-        self.peak = pace.lanes
-        self.limits: list[tuple[float, int]] = [(now, pace.lanes)]
+        self.peak = concurrency.limit
+        self.limits: list[tuple[float, int]] = [(now, concurrency.limit)]
         self._moved = 0.0
         self._count = itertools.count()
         self._asked: list[tuple[float, int, float]] = []
@@ -66,18 +68,18 @@ class World:
     def run(self, until: float, *, full: bool = True, starved: bool = True, storm: bool = False) -> None:
         """Let requests go on until this moment; in a storm each one that ends is refused."""
         while self.now < until:
-            while (in_flight := len(self._asked) + len(self._bodies)) < self.pace.lanes:
+            while (in_flight := len(self._asked) + len(self._bodies)) < self.concurrency.limit:
                 first = self.server.first(in_flight + 1)
                 heapq.heappush(self._asked, (self.now + first, next(self._count), self.now))
             if full:
-                self.pace.full()
+                self.concurrency.full()
             answer = self._asked[0][0] if self._asked else until
             rate = self.server.rate(len(self._bodies) or 1)
             ending = self.now + (self._bodies[0][0] - self._moved) / rate if self._bodies else until
             then = min(answer, ending, until)
             self._moved += (then - self.now) * rate
             if starved:
-                self.pace.starved(then - self.now)
+                self.concurrency.starved(then - self.now)
             self.now = then
             if then == until:
                 return
@@ -91,13 +93,13 @@ class World:
 
     def _end(self, length: int, asked: float, first: float, *, storm: bool) -> None:
         if storm:
-            self.pace.throttled(self.now)
+            self.concurrency.throttled(self.now)
         else:
-            self.pace.landed(self.now, received=length, first_byte=first, seconds=self.now - asked)
+            self.concurrency.landed(self.now, received=length, first_byte=first, seconds=self.now - asked)
             self.received += length
-        if self.pace.lanes != self.limits[-1][1]:
-            self.limits.append((self.now, self.pace.lanes))
-        self.peak = max(self.peak, self.pace.lanes)
+        if self.concurrency.limit != self.limits[-1][1]:
+            self.limits.append((self.now, self.concurrency.limit))
+        self.peak = max(self.peak, self.concurrency.limit)
 
 
 LATENCY_BOUND = Server()
@@ -105,53 +107,53 @@ LATENCY_BOUND = Server()
 
 
 @pytest.mark.parametrize("worth", [0.0, 0.4])
-def test_lanes_grow_while_throughput_follows(worth):
-    pace = Pace(4, PART, worth=worth)
-    World(pace, LATENCY_BOUND).run(20)
-    assert pace.lanes == 256
+def test_requests_grow_while_throughput_follows(worth):
+    concurrency = ConcurrencyController(4, PART, worth=worth)
+    World(concurrency, LATENCY_BOUND).run(20)
+    assert concurrency.limit == 256
 
 
 @pytest.mark.parametrize("server", [LATENCY_BOUND, Server(connection=9e9)], ids=["by trial", "at once"])
 @pytest.mark.parametrize("busy", [0.85, 0.95])
-def test_no_lanes_are_added_while_the_process_itself_is_the_limit(server, busy):
-    """From 16 lanes on its thread works so much of the time; without that, any number would be taken."""
+def test_no_requests_are_added_while_the_process_itself_is_the_limit(server, busy):
+    """From 16 requests on its thread works so much of the time; without that, any number would be taken."""
 
     def worked():
-        ends = [*[since for since, _ in world.limits[1:]], world.now]
+        write_ends = [*[since for since, _ in world.limits[1:]], world.now]
         return sum(
-            (end - since) * (busy if lanes >= 16 else 0.5)
-            for end, (since, lanes) in zip(ends, world.limits, strict=True)
+            (end - since) * (busy if limit >= 16 else 0.5)
+            for end, (since, limit) in zip(write_ends, world.limits, strict=True)
         )
 
-    pace = Pace(4, PART, worked=worked)
-    world = World(pace, server)
+    concurrency = ConcurrencyController(4, PART, worked=worked)
+    world = World(concurrency, server)
     world.run(20)
-    assert pace.lanes == (256 if busy < BUSY else 16)
+    assert concurrency.limit == (256 if busy < BUSY else 16)
 
 
-def test_lanes_never_exceed_the_most():
-    pace = Pace(4, PART, most_lanes=50)
-    world = World(pace, LATENCY_BOUND)
+def test_requests_never_exceed_the_most():
+    concurrency = ConcurrencyController(4, PART, most=50)
+    world = World(concurrency, LATENCY_BOUND)
     world.run(20)
-    assert pace.lanes == world.peak == 50
+    assert concurrency.limit == world.peak == 50
 
 
 @pytest.mark.parametrize("unwanted", [{"full": False}, {"starved": False}])
-def test_lanes_do_not_grow_without_need(unwanted):
-    """Lanes that are not all taken, or a delivery that never waits, ask for no more."""
-    pace = Pace(4, PART)
-    world = World(pace, LATENCY_BOUND)
+def test_requests_do_not_grow_without_need(unwanted):
+    """Requests that are not all taken, or a delivery that never waits, ask for no more."""
+    concurrency = ConcurrencyController(4, PART)
+    world = World(concurrency, LATENCY_BOUND)
     world.run(20, **unwanted)
     assert world.peak == 4
 
 
 def test_a_vain_trial_is_reverted_and_the_next_waits_longer():
-    pace = Pace(8, PART)
-    world = World(pace, Server(first_byte=0.002, connection=1e9, network=1e9))
+    concurrency = ConcurrencyController(8, PART)
+    world = World(concurrency, Server(first_byte=0.002, connection=1e9, network=1e9))
     world.run(300)
-    begun = [at for at, lanes in world.limits if lanes > 8]
-    ended = [at for at, lanes in world.limits[1:] if lanes == 8]
-    assert {lanes for _, lanes in world.limits} == {8, 10, 16}  # the first doubles, later ones add a quarter
+    begun = [at for at, limit in world.limits if limit > 8]
+    ended = [at for at, limit in world.limits[1:] if limit == 8]
+    assert {limit for _, limit in world.limits} == {8, 10, 16}  # the first doubles, later ones add a quarter
     waits = [later - end for end, later in zip(ended, begun[1:], strict=False)]
     assert len(waits) >= 6
     for number, wait in enumerate(waits):
@@ -160,35 +162,35 @@ def test_a_vain_trial_is_reverted_and_the_next_waits_longer():
 
 
 @pytest.mark.parametrize(("worth", "kept"), [(0.1, True), (0.4, False)])
-def test_a_gain_must_be_worth_its_lanes(worth, kept):
-    """A sixth more throughput for twice the lanes."""
-    pace = Pace(2, PART, worth=worth)
-    world = World(pace, Server(first_byte=0.0001, connection=430e6, network=1e9))
+def test_a_gain_must_be_worth_its_requests(worth, kept):
+    """A sixth more throughput for twice the requests."""
+    concurrency = ConcurrencyController(2, PART, worth=worth)
+    world = World(concurrency, Server(first_byte=0.0001, connection=430e6, network=1e9))
     world.run(100)
-    changes = [*world.limits, (100.0, pace.lanes)]
-    held = {lanes for (at, lanes), (until, _) in itertools.pairwise(changes) if until - at > FIRST_HOLD / 2}
+    changes = [*world.limits, (100.0, concurrency.limit)]
+    held = {limit for (at, limit), (until, _) in itertools.pairwise(changes) if until - at > FIRST_HOLD / 2}
     assert (max(held) > 2) == kept
     assert world.peak > 2
 
 
-def test_lanes_that_wait_more_than_they_carry_double_at_once():
+def test_requests_that_wait_more_than_they_carry_double_at_once():
     """100 kB at 25 ms: no trial is needed, so a few round trips are enough."""
-    pace = Pace(64, PART)
-    world = World(pace, Server(connection=40e9))
+    concurrency = ConcurrencyController(64, PART)
+    world = World(concurrency, Server(connection=40e9))
     world.run(0.2)
-    assert pace.lanes == 256
+    assert concurrency.limit == 256
 
 
-def test_lanes_that_wait_do_not_double_where_first_bytes_queue():
-    pace = Pace(8, PART)
+def test_requests_that_wait_do_not_double_where_first_bytes_queue():
+    concurrency = ConcurrencyController(8, PART)
     server = Server(first_byte=0.03, connection=40e9, workers=8)
-    World(pace, server).run(60)
-    assert pace.lanes <= 32
+    World(concurrency, server).run(60)
+    assert concurrency.limit <= 32
 
 
 def test_short_waits_of_the_delivery_ask_for_nothing():
-    pace = Pace(4, PART)
-    world = World(pace, LATENCY_BOUND)
+    concurrency = ConcurrencyController(4, PART)
+    world = World(concurrency, LATENCY_BOUND)
     for step in range(1, 200):
         world.run(step * 0.1 - 0.003, starved=False)
         world.run(step * 0.1)
@@ -197,11 +199,11 @@ def test_short_waits_of_the_delivery_ask_for_nothing():
 
 @pytest.mark.parametrize("seed", range(8))
 def test_growth_stops_where_the_network_is_full(seed):
-    """Not many more lanes than the twelve or so that fill it, and nearly all of its bandwidth."""
-    pace = Pace(4, PART)
-    world = World(pace, Server(network=1e9, spread=0.5), seed=seed)
+    """Not many more requests than the twelve or so that fill it, and nearly all of its bandwidth."""
+    concurrency = ConcurrencyController(4, PART)
+    world = World(concurrency, Server(network=1e9, spread=0.5), seed=seed)
     world.run(20)
-    assert 12 <= pace.lanes <= 64
+    assert 12 <= concurrency.limit <= 64
     before = world.received
     world.run(40)
     assert world.received - before > 0.85 * 20 * 1e9
@@ -209,89 +211,91 @@ def test_growth_stops_where_the_network_is_full(seed):
 
 def test_first_bytes_that_come_much_later_stop_the_growth():
     """Bodies so quick that throughput still rises a little, while requests queue for a worker."""
-    pace = Pace(4, PART)
+    concurrency = ConcurrencyController(4, PART)
     server = Server(first_byte=0.03, connection=1e7, workers=8)
-    World(pace, server).run(60)
-    assert server.first(pace.lanes) <= INFLATED * 0.03 * 1.5
-    assert pace.lanes < 32
+    World(concurrency, server).run(60)
+    assert server.first(concurrency.limit) <= INFLATED * 0.03 * 1.5
+    assert concurrency.limit < 32
 
 
 def test_a_storm_halves_once_for_each_burst():
-    pace = Pace(64, PART)
+    concurrency = ConcurrencyController(64, PART)
     for delay in (10.0, 10.01, 10.3, 10.6, 10.9):  # one after the other without half a second of quiet
-        pace.throttled(delay)
-    assert pace.lanes == 32
-    pace.throttled(10.9 + QUIET)
-    assert pace.lanes == 16
+        concurrency.throttled(delay)
+    assert concurrency.limit == 32
+    concurrency.throttled(10.9 + QUIET)
+    assert concurrency.limit == 16
 
 
-def test_a_storm_never_takes_the_last_lane():
-    pace = Pace(2, PART)
+def test_a_storm_never_takes_the_last_request():
+    concurrency = ConcurrencyController(2, PART)
     for second in range(10, 30):
-        pace.throttled(float(second))
-    assert pace.lanes == 1
+        concurrency.throttled(float(second))
+    assert concurrency.limit == 1
 
 
-@pytest.mark.parametrize("lanes", [4, 16, 64, 256])
-def test_ten_seconds_after_a_storm_the_limit_is_back(lanes):
-    pace = Pace(lanes, PART)
-    world = World(pace, LATENCY_BOUND)
+@pytest.mark.parametrize("limit", [4, 16, 64, 256])
+def test_ten_seconds_after_a_storm_the_limit_is_back(limit):
+    concurrency = ConcurrencyController(limit, PART)
+    world = World(concurrency, LATENCY_BOUND)
     world.run(5, starved=False)
-    assert pace.lanes == lanes
+    assert concurrency.limit == limit
     world.run(35, storm=True)
-    assert 1 <= pace.lanes <= lanes // 2
+    assert 1 <= concurrency.limit <= limit // 2
     world.run(45, starved=False)
-    assert pace.lanes >= 0.95 * lanes
+    assert concurrency.limit >= 0.95 * limit
 
 
 def test_bursts_that_halve_again_and_again_are_recovered_from_too():
     """Refusals a second apart are a burst each; the limit to return to is that before the first."""
-    pace = Pace(64, PART)
-    world = World(pace, LATENCY_BOUND)
+    concurrency = ConcurrencyController(64, PART)
+    world = World(concurrency, LATENCY_BOUND)
     world.run(5, starved=False)
     for second in range(5, 35):
-        pace.throttled(second + 0.001)
-    assert pace.lanes == 1
-    world = World(pace, LATENCY_BOUND, now=35.0)
+        concurrency.throttled(second + 0.001)
+    assert concurrency.limit == 1
+    world = World(concurrency, LATENCY_BOUND, now=35.0)
     world.run(45, starved=False)
-    assert pace.lanes >= 0.95 * 64
+    assert concurrency.limit >= 0.95 * 64
 
 
 def test_a_storm_in_a_trial_returns_to_what_was_before_the_trial():
-    pace = Pace(8, PART)
-    world = World(pace, LATENCY_BOUND)
-    while pace.lanes == 8:
+    concurrency = ConcurrencyController(8, PART)
+    world = World(concurrency, LATENCY_BOUND)
+    while concurrency.limit == 8:
         world.run(world.now + 0.01)
-    assert pace.lanes == 16
-    pace.throttled(world.now)
-    assert pace.lanes == 8
+    assert concurrency.limit == 16
+    concurrency.throttled(world.now)
+    assert concurrency.limit == 8
     world.run(world.now + 10, starved=False)
-    assert pace.lanes == 8
+    assert concurrency.limit == 8
 
 
 def test_after_a_storm_the_limit_may_grow_beyond_it():
-    pace = Pace(8, PART)
-    pace.throttled(1.0)
-    world = World(pace, LATENCY_BOUND, now=1.0)
+    concurrency = ConcurrencyController(8, PART)
+    concurrency.throttled(1.0)
+    world = World(concurrency, LATENCY_BOUND, now=1.0)
     world.run(40)
-    assert pace.lanes > 8
+    assert concurrency.limit > 8
 
 
 def test_what_is_fixed_stays():
-    pace = Pace(12, 3 * MIB, fixed_lanes=True, fixed_part=True)
-    world = World(pace, LATENCY_BOUND)
+    concurrency = ConcurrencyController(12, 3 * MIB, fixed_limit=True, fixed_part=True)
+    world = World(concurrency, LATENCY_BOUND)
     world.run(10)
     world.run(12, storm=True)
     world.run(20)
-    assert world.peak == pace.lanes == 12
-    assert pace.part_size(100 * MIB) == pace.part_size(1) == 3 * MIB
+    assert world.peak == concurrency.limit == 12
+    assert concurrency.part_size(100 * MIB) == concurrency.part_size(1) == 3 * MIB
 
 
-def learnt(*, first_byte: float, rate: float, **options) -> Pace:
-    pace = Pace(4, PART, **options)
+def learnt(*, first_byte: float, rate: float, **options) -> ConcurrencyController:
+    concurrency = ConcurrencyController(4, PART, **options)
     for number in range(100):
-        pace.landed(number / 10, received=PART, first_byte=first_byte, seconds=first_byte + PART / rate)
-    return pace
+        concurrency.landed(
+            number / 10, received=PART, first_byte=first_byte, seconds=first_byte + PART / rate
+        )
+    return concurrency
 
 
 @pytest.mark.parametrize(
@@ -315,4 +319,4 @@ def test_a_part_is_no_larger_than_its_transport_wants():
     ("staging", "size"), [(4 * MIB, 4 * MIB), (4 * MIB - 1, 2 * MIB), (MIB, MIB), (1, SMALLEST_PART)]
 )
 def test_a_part_fits_its_stage_but_is_never_tiny(staging, size):
-    assert Pace(4, PART).part_size(staging) == size
+    assert ConcurrencyController(4, PART).part_size(staging) == size
