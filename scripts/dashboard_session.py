@@ -1,10 +1,9 @@
-"""Minutes of a training that are worth a picture: sidecars, readers, and a Prometheus beside them.
+"""Run minutes of training that are worth a picture: sidecars, readers, and a Prometheus beside them.
 
-    S3 stub ──▶ penstock run ──▶ FIFOs ──▶ a reader that takes so many MB/s      one of each for every host
+    S3 stub ──▶ penstock run ──▶ FIFOs ──▶ a reader of a limited rate      one of each for every host
                      └── /metrics ◀── Prometheus, with dashboards/prometheus.yml and its rules
 
-Nothing is made up but the weather: the storage sends slowly, or fails, or the trainer is slow, as `PHASES`
-says, and everything that Prometheus keeps is what real sidecars exported meanwhile.
+Only the storage and the trainer are made up, as `HOSTS` says. Real sidecars export every sample.
 """
 
 from __future__ import annotations
@@ -12,197 +11,129 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import json
-import subprocess
+import math
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlencode
-from urllib.request import urlopen
+from typing import NamedTuple
 
-import yaml
 from aiohttp import web
 
 from examples.demo.server import free_ports
 from tests.kit.processes import job, sidecar, write_job
 from tests.kit.stub import Answer, Fault, StubThread, cut_after, fails
+from tests.operate.scraping import Prometheus, scraping
 
-ROOT = Path(__file__).resolve().parents[1]
 MB = 1_000_000
 OBJECT = bytes(range(256)) * (1 << 14)
 """The content of every object, 4 MiB."""
 OBJECTS = {"train": 150, "eval": 20}
+"""Objects of each channel."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Phase:
-    """How storage and trainer of one host are, from `since` (0 to 1 of the whole) on; rates in MB/s."""
+class Phase(NamedTuple):
+    """What storage and trainer of one host do for a part of the session."""
 
-    since: float
-    storage: float | None = None
-    """What all answers together bring; None: as fast as it goes."""
-    trainer: float = 40
-    refused: float = 0.0
-    """Share of the requests that are answered with SlowDown."""
-    cut: float = 0.0
-    """Share of the answers that break off half-way."""
+    trainer: float
+    """MB/s that the reader takes."""
+    storage: float = math.inf
+    """MB/s that all responses bring together."""
+    refused: int = 0
+    """Requests of ten that are answered with SlowDown."""
+    cut: int = 0
+    """Requests of ten whose body breaks off half-way."""
 
 
-PHASES: dict[str, tuple[Phase, ...]] = {
-    "digits-0": (
-        Phase(since=0, trainer=30),
-        Phase(since=0.22, storage=12),
-        Phase(since=0.45, trainer=60, refused=0.3, cut=0.1),
-        Phase(since=0.62, trainer=15),
-        Phase(since=0.82, trainer=50),
-    ),
-    "digits-1": (Phase(since=0, trainer=30), Phase(since=0.5, trainer=20)),
-    "digits-2": (Phase(since=0, storage=16), Phase(since=0.7, storage=16, refused=0.2)),
+HOSTS = {
+    "digits-0": (Phase(30), Phase(30, storage=12), Phase(60, refused=3, cut=1), Phase(15), Phase(50)),
+    "digits-1": (Phase(30), Phase(20)),
+    "digits-2": (Phase(40, storage=16), Phase(40, storage=16), Phase(40, storage=16, refused=2)),
 }
-"""By host. The first has every condition in turn; of the others one is the slowest for its storage's sake."""
+"""Phases of equal length. The first host has every condition in turn; the last one has a slow storage."""
 
 
-@dataclass
-class Weather:
-    """The phases of one host as its S3 stub and its reader ask for them."""
+class Host:
+    """Storage and trainer of one host."""
 
-    phases: tuple[Phase, ...]
-    seconds: float
-    begun: float = field(default_factory=time.monotonic)
-    _asked: itertools.count[int] = field(default_factory=itertools.count)
-    _free_at: float = 0.0
+    def __init__(self, phases: tuple[Phase, ...], seconds: float) -> None:
+        self._phases, self._seconds, self._begun = phases, seconds, time.monotonic()
+        self._gets = itertools.count()
+        self._free_at = 0.0
 
     @property
-    def now(self) -> Phase:
-        """The phase that it is."""
-        at = (time.monotonic() - self.begun) / self.seconds
-        return [phase for phase in self.phases if phase.since <= at][-1]
+    def phase(self) -> Phase:
+        """The present phase; the last one once the session is over."""
+        share = (time.monotonic() - self._begun) / self._seconds
+        return self._phases[min(int(share * len(self._phases)), len(self._phases) - 1)]
 
-    def __call__(self, _name: str, _start: int, size: int) -> Fault | None:
-        """What a GET meets (`S3Stub.weather`)."""
-        phase, turn = self.now, next(self._asked) % 100
-        if turn % 10 < phase.refused * 10:
+    def weather(self, _name: str, _start: int, size: int) -> Fault | None:
+        """The fault of the next GET (`S3Stub.weather`)."""
+        phase, turn = self.phase, next(self._gets) % 10
+        if turn < phase.refused:
             return fails(503, "SlowDown")
-        if turn % 10 >= 10 - phase.cut * 10:
+        if turn < phase.refused + phase.cut:
             return cut_after(size // 2)
-        return None if phase.storage is None else self._slow
+        return None if phase.storage == math.inf else self._slow
 
     async def _slow(self, answer: Answer) -> web.StreamResponse:
         response = web.StreamResponse(status=answer.status, headers=answer.headers)
         response.content_length = len(answer.body)
         await response.prepare(answer.request)
         for start in range(0, len(answer.body), 1 << 17):
-            piece, limit = answer.body[start : start + (1 << 17)], self.now.storage
-            if limit is not None:
-                self._free_at = max(self._free_at, time.monotonic()) + len(piece) / (limit * MB)
-                await asyncio.sleep(self._free_at - time.monotonic())
+            piece = answer.body[start : start + (1 << 17)]
+            self._free_at = max(self._free_at, time.monotonic()) + len(piece) / (self.phase.storage * MB)
+            await asyncio.sleep(self._free_at - time.monotonic())
             await response.write(piece)
         return response
 
+    def read(self, directory: Path, over: threading.Event) -> None:
+        """Read epoch after epoch of both channels until `over`."""
+        for epoch, channel in ((epoch, channel) for epoch in itertools.count() for channel in OBJECTS):
+            path = directory / f"{channel}_{epoch}"
+            with contextlib.suppress(FileNotFoundError), open(path, "rb", buffering=0) as fifo:
+                due = time.monotonic()
+                while not over.is_set() and (piece := fifo.read(1 << 18)):
+                    due = max(due + len(piece) / (self.phase.trainer * MB), time.monotonic() - 0.1)
+                    time.sleep(max(0.0, due - time.monotonic()))
+            if over.is_set():
+                return
 
-@dataclass(frozen=True)
-class Prometheus:
-    """The API of a running one."""
-
-    url: str
-
-    def get(self, path: str, **parameters: Any) -> Any:
-        """The data of an API call. Raises OSError if it is refused."""
-        with urlopen(f"{self.url}/api/v1/{path}?{urlencode(parameters)}", timeout=30) as answer:  # noqa: S310
-            return json.load(answer)["data"]
-
-
-@contextlib.contextmanager
-def prometheus(work: Path, targets: dict[str, int]) -> Iterator[Prometheus]:
-    """A Prometheus that scrapes `targets` (ports by name), configured by dashboards/prometheus.yml."""
-    config = yaml.safe_load((ROOT / "dashboards/prometheus.yml").read_text(encoding="utf-8"))
-    (scrape,) = config["scrape_configs"]
-    scrape["static_configs"] = [
-        {"targets": [f"127.0.0.1:{port}"], "labels": {"instance": name}} for name, port in targets.items()
-    ]
-    rules = {
-        path.name: str(path) for place in ("deploy", "dashboards") for path in (ROOT / place).rglob("*.y*ml")
-    }
-    if "rule_files" in config:
-        config["rule_files"] = [rules[Path(name).name] for name in config["rule_files"]]
-    (work / "prometheus.yml").write_text(yaml.safe_dump(config), encoding="utf-8")
-    (port,) = free_ports(1)
-    command = [
-        "prometheus",
-        f"--config.file={work / 'prometheus.yml'}",
-        f"--storage.tsdb.path={work / 'tsdb'}",
-    ]
-    command += [f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn"]
-    running = subprocess.Popen(command)
-    try:
-        found = Prometheus(f"http://127.0.0.1:{port}")
-        for _ in range(300):
-            with contextlib.suppress(OSError):
-                found.get("status/buildinfo")
-                break
-            time.sleep(0.1)
-        yield found
-    finally:
-        running.terminate()
-        running.wait(30)
-
-
-@contextlib.contextmanager
-def host(work: Path, name: str, port: int, weather: Weather) -> Iterator[None]:
-    """An S3, a sidecar and a reader that goes through epoch after epoch of both channels."""
-    server = StubThread()
-    stub = server.start()
-    stub.objects |= {f"b/{ch}/{i:03}": OBJECT for ch, count in OBJECTS.items() for i in range(count)}
-    stub.weather = weather
-    work.mkdir()
-    document = job(stub.url, work / "ml", "b/train/", "b/eval/", MemoryBudget="128MiB", DrainFor=0)
-    document["Penstock"] |= {
-        "Admin": {"Port": port},
-        "Endpoint": {"Url": stub.url, "PathStyle": True, "Anonymous": True},
-    }
-    del document["Penstock"]["PartSize"]  # it adapts
-    document["TrainingJobName"] = name
-    over = threading.Event()
-    try:
-        with sidecar(write_job(work / "job.yaml", document)) as running:
+    @contextlib.contextmanager
+    def running(self, work: Path, port: int) -> Iterator[None]:
+        """Run S3 stub, sidecar and reader until the end of the block."""
+        document = job("", work / "ml", "b/train/", "b/eval/", MemoryBudget="128MiB", DrainFor=0)
+        server, over = StubThread(), threading.Event()
+        stub = server.start()
+        with contextlib.ExitStack() as stack:
+            stack.callback(server.stop)
+            stub.objects |= {f"b/{ch}/{i:03}": OBJECT for ch, count in OBJECTS.items() for i in range(count)}
+            stub.weather = self.weather
+            document["Penstock"]["Endpoint"] = {"Url": stub.url, "PathStyle": True, "Anonymous": True}
+            document["Penstock"]["Admin"]["Port"] = port
+            del document["Penstock"]["PartSize"]  # The sidecar chooses it.
+            work.mkdir()
+            running = stack.enter_context(sidecar(write_job(work / "job.yaml", document)))
             running.wait_for("ready")
-            reader = threading.Thread(target=_read, args=(work / "ml/input/data", weather, over.is_set))
+            reader = threading.Thread(target=self.read, args=(work / "ml/input/data", over))
             reader.start()
-            try:
-                yield
-            finally:
-                over.set()
-                running.end()
-                reader.join(10)
-    finally:
-        server.stop()
-
-
-def _read(directory: Path, weather: Weather, over: Callable[[], bool]) -> None:
-    for epoch, channel in ((epoch, channel) for epoch in itertools.count() for channel in OBJECTS):
-        with (
-            contextlib.suppress(FileNotFoundError),
-            open(directory / f"{channel}_{epoch}", "rb", buffering=0) as fifo,
-        ):
-            due = time.monotonic()
-            while not over() and (piece := fifo.read(1 << 18)):
-                due = max(due + len(piece) / (weather.now.trainer * MB), time.monotonic() - 0.1)
-                time.sleep(max(0.0, due - time.monotonic()))
-        if over():
-            return
+            stack.callback(reader.join, 10)
+            stack.callback(running.end)
+            stack.callback(over.set)
+            yield
 
 
 @contextlib.contextmanager
-def session(work: Path, *, seconds: float) -> Iterator[tuple[Prometheus, float, float]]:
-    """Run it all; the Prometheus, and between which times (Unix seconds) it is worth looking at."""
-    ports = dict(zip(PHASES, free_ports(len(PHASES)), strict=True))
+def session(work: Path, *, seconds: float) -> Iterator[Prometheus]:
+    """Run every host for `seconds`, and yield the Prometheus while they still run."""
+    ports = dict(zip(HOSTS, free_ports(len(HOSTS)), strict=True))
+    targets = [
+        {"targets": [f"127.0.0.1:{port}"], "labels": {"instance": name}} for name, port in ports.items()
+    ]
+    scrape = {"job_name": "penstock", "scrape_interval": "2s", "static_configs": targets}
     with contextlib.ExitStack() as stack:
-        server = stack.enter_context(prometheus(work, ports))
-        for name, phases in PHASES.items():
-            stack.enter_context(host(work / name, name, ports[name], Weather(phases, seconds)))
-        begun = time.time()
+        server = stack.enter_context(scraping(work, scrape_configs=[scrape]))
+        for name, phases in HOSTS.items():
+            stack.enter_context(Host(phases, seconds).running(work / name, ports[name]))
         time.sleep(seconds)
-        yield server, begun, time.time()
+        yield server

@@ -7,9 +7,12 @@ import math
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
+from pathlib import Path
+from typing import Any, TypeVar
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlencode
 from urllib.request import urlopen
@@ -19,6 +22,8 @@ import yaml
 from examples.demo.server import free_ports
 from tests.kit.patience import Patience
 from tests.operate.promql import ROOT
+
+T = TypeVar("T")
 
 # Reads epochs for ever: at the end of one FIFO the next one is there (contract §1.5).
 READER = """
@@ -31,7 +36,7 @@ for epoch in itertools.count():
 """
 
 
-def eventually(condition):
+def eventually(condition: Callable[[], T]) -> T:
     """The first true value of `condition()`; other programs' progress can only be asked for."""
     patience = Patience(60)
     while not (value := condition()):
@@ -41,7 +46,7 @@ def eventually(condition):
 
 
 @contextmanager
-def running(command, **options):
+def running(command: list[str], **options: Any) -> Iterator[subprocess.Popen[Any]]:
     """A child process until the end of the block; terminated, and killed if that does not help."""
     child = subprocess.Popen(command, **options)
     try:
@@ -55,7 +60,7 @@ def running(command, **options):
             child.wait()
 
 
-def reading(base, *channels):
+def reading(base: Path, *channels: str) -> AbstractContextManager[subprocess.Popen[Any]]:
     """A process that reads these channels, epoch after epoch, until the end of the block."""
     return running([sys.executable, "-c", READER, str(base / "input/data"), *channels])
 
@@ -64,7 +69,7 @@ def reading(base, *channels):
 class Prometheus:
     url: str
 
-    def get(self, path, **parameters):
+    def get(self, path: str, **parameters: Any) -> Any:
         """The data of an API call; None while the server does not answer."""
         query = urlencode(parameters, doseq=True)
         try:
@@ -79,7 +84,7 @@ class Prometheus:
         assert body["status"] == "success"
         return body["data"]
 
-    def ask(self, expression):
+    def ask(self, expression: str) -> list[tuple[dict[str, str], float]]:
         """Series with a number, as (labels, value) pairs."""
         data = self.get("query", query=expression)
         series = [] if data is None else data["result"]
@@ -88,7 +93,7 @@ class Prometheus:
 
 
 @contextmanager
-def scraping(work, *targets, **changes):
+def scraping(work: Path, *targets: str, **changes: Any) -> Iterator[Prometheus]:
     """A Prometheus configured by the committed file, with other targets and a shorter interval.
 
     `changes`: to that configuration, besides.

@@ -191,7 +191,6 @@ def test_the_page_has_the_markers():
 
 
 def test_picture_of_results(tmp_path):
-    pytest.importorskip("matplotlib", reason="matplotlib comes with `make bench`")
     from benchmarks.plot import draw
 
     path = tmp_path / "picture.png"

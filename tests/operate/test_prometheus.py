@@ -8,10 +8,12 @@ dealt over two rank FIFOs, of which both are read.
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import subprocess
 import sys
+import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from urllib.error import URLError
@@ -22,6 +24,8 @@ import pytest
 import yaml
 
 from dashboards.alerts import ALERTS
+from dashboards.build import PAGES
+from dashboards.fleet import FLEET
 from dashboards.rules import RECORDED
 from examples.demo.server import free_ports, running_s3
 from streamer import __version__
@@ -219,6 +223,37 @@ def test_what_the_fleet_says_is_true(scraped):
         "memory_budget": "16 MiB", "part_size": "1 MiB", "requests_in_flight": "auto", "bandwidth": "none",
     }  # fmt: skip
     assert count == 2
+
+
+def test_every_panel_is_drawn_with_its_answers(scraped):
+    """The titles in their order, a line with the values of its query, a table row for each sidecar."""
+    from scripts.dashboard_picture import Data, draw_page
+
+    query = concrete("penstock-overview")["Delivered by channel A"]
+
+    def settled():
+        """Two seconds ago, so that no scrape of that time is under way, every channel that is read moved."""
+        data = Data(scraped.server, time.time() - 2, 10)
+        return data if sum(float(one["value"][1]) > 0 for one in data.ask(query)) == 3 else None
+
+    data = eventually(settled)
+    for page in PAGES:
+        figure = draw_page(page, data)
+        figure.savefig(io.BytesIO())  # A layout that does not fit is a warning, and so an error.
+        wanted = [panel for _, row in page.rows for panel in row]
+        assert [axes.get_title(loc="left") for axes in figure.axes] == [panel.title for panel in wanted]
+        drawn = {panel.title: (panel, axes) for panel, axes in zip(wanted, figure.axes, strict=True)}
+        if page is FLEET:
+            cells = drawn["Every sidecar"][1].tables[0].get_celld()
+            assert cells[0, 1].get_text().get_text() == "Sidecar"
+            assert sorted(cells[line, 1].get_text().get_text() for line in (1, 2)) == sorted(scraped.targets)
+            continue
+        panel, axes = drawn["Delivered by channel"]
+        ((query, _),) = panel.targets
+        answers = {one["metric"]["channel"]: one["value"][1] for one in data.ask(query)}
+        ends = {line.get_label(): line.get_ydata()[-1] for line in axes.lines}
+        assert ends.keys() >= {"train", "train-0", "train-1"}
+        assert ends == {channel: float(answers[channel]) for channel in ends}
 
 
 def test_the_rules_are_loaded_and_evaluated(scraped):
