@@ -67,7 +67,7 @@ def build(page: Page) -> Any:
     finished = made.build()
     for link in finished.links or ():
         # On the page, not in a menu, which is the default of the SDK.
-        link.placement = None
+        link.placement = None  # type: ignore[assignment]
     return finished
 
 

@@ -9,7 +9,7 @@ add up to 24; a metric that the sidecar exports is in a panel or in `NOT_GRAPHED
 from __future__ import annotations
 
 from dashboards import queries as q
-from dashboards.panels import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Mapping, Page, Panel, graph, stat
+from dashboards.panels import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Mapping, Page, graph, stat
 
 NOT_GRAPHED: dict[str, str] = {
     "penstock_epoch_objects": "the epoch's bytes are graphed",
@@ -31,352 +31,156 @@ NOT_GRAPHED: dict[str, str] = {
 }
 """Metrics of the sidecar that no panel of either page shows, and why."""
 
+# fmt: off
 _GLANCE = (
-    stat(
-        "Ready",
-        "Whether every selected sidecar is ready: all FIFOs on offer, no channel failed.",
-        "short",
-        (f"min({q.sidecar('penstock_ready')})", "ready"),
+    stat("Ready", "short", (f"min({q.sidecar('penstock_ready')})", "ready"),
         thresholds=((None, RED), (1, GREEN)),
-        mappings=(
-            Mapping(low=0, high=0.99, text="Not ready", color=RED),
-            Mapping(low=1, high=None, text="Ready", color=GREEN),
-        ),
-        no_value="No sidecar",
-    ),
-    stat(
-        "Delivered now",
-        "Bytes per second that the FIFOs of all selected channels accept.",
-        "binBps",
-        (f"sum({q.WRITTEN})", "delivered"),
-        no_value="No sidecar",
-    ),
-    stat(
-        "Slower side",
-        "Time blocked on the trainer less time starved by storage, as a share of the time with a reader. "
-        "Above +10 % the trainer is the slower side, below -10 % storage is.",
-        "percentunit",
-        (q.SLOWER_SIDE, "blocked - starved"),
-        low=-1,
-        high=1,
-        mappings=(
-            Mapping(low=None, high=-0.1, text="Storage", color=PURPLE),
-            Mapping(low=-0.1, high=0.1, text="Balanced", color=GREEN),
-            Mapping(low=0.1, high=None, text="Trainer", color=ORANGE),
-        ),
+        mappings=(Mapping(0, 0.99, "Not ready", RED), Mapping(1, None, "Ready", GREEN)),
+        about="Whether every selected sidecar is ready: all FIFOs on offer, no channel failed."),
+    stat("Delivered now", "binBps", (f"sum({q.WRITTEN})", "delivered"),
+        about="Bytes per second that the FIFOs of all selected channels accept."),
+    stat("Slower side", "percentunit", (q.SLOWER_SIDE, "blocked - starved"), low=-1, high=1,
+        mappings=(Mapping(None, -0.1, "Storage", PURPLE), Mapping(-0.1, 0.1, "Balanced", GREEN),
+                  Mapping(0.1, None, "Trainer", ORANGE)),
         no_value="No reader",
-    ),
-    stat(
-        "Request errors",
-        "Share of the S3 requests that did not end well; those that the sidecar cancelled do not count.",
-        "percentunit",
-        (q.ERROR_RATIO, "errors"),
-        high=1,
-        decimals=1,
-        thresholds=((None, GREEN), (0.01, ORANGE), (0.05, RED)),
-        no_value="No requests",
-    ),
-    stat(
-        "Failed channels",
-        "Channels that failed for good; /status and the log name object and S3 request id.",
-        "short",
-        (f"sum({q.channel('penstock_channel_failed')})", "failed"),
+        about="Time blocked on the trainer less time starved by storage, as a share of the time with a "
+              "reader. Above +10 % the trainer is the slower side, below -10 % storage is."),
+    stat("Request errors", "percentunit", (q.ERROR_RATIO, "errors"), high=1, decimals=1,
+        thresholds=((None, GREEN), (0.01, ORANGE), (0.05, RED)), no_value="No requests",
+        about="Share of the S3 requests that did not end well; those that the sidecar cancelled do not "
+              "count."),
+    stat("Failed channels", "short", (f"sum({q.channel('penstock_channel_failed')})", "failed"),
         thresholds=((None, GREEN), (1, RED)),
-        no_value="No sidecar",
-    ),
-    Panel(
-        title="Epoch progress",
-        description="Share of the current epoch delivered; of several sidecars the slowest.",
-        unit="percentunit",
-        targets=((f"min by (channel) ({q.PROGRESS})", "{{channel}}"),),
-        kind="bargauge",
-        width=4,
-        height=4,
-        high=1,
-        thresholds=((None, BLUE),),
-        no_value="No sidecar",
-    ),
+        about="Channels that failed for good; /status and the log name object and S3 request id."),
+    graph("Epoch progress", "percentunit", q.by("channel", q.PROGRESS, "min"), kind="bargauge", width=4,
+        height=4, high=1, thresholds=((None, BLUE),), no_value="No sidecar",
+        about="Share of the current epoch delivered; of several sidecars the slowest."),
 )
 
 _DELIVERY = (
-    graph(
-        "Delivered by channel",
-        "Bytes per second accepted by the FIFOs. This is what the trainer gets.",
-        "binBps",
-        (f"sum by (channel) ({q.WRITTEN})", "{{channel}}"),
-    ),
-    graph(
-        "Received against delivered",
-        "Bytes per second from S3 and into the FIFOs. Received stays above delivered while read-ahead "
-        "fills, and for good only when bytes are fetched twice.",
-        "binBps",
-        (f"sum({q.RECEIVED})", "received"),
-        (f"sum({q.WRITTEN})", "delivered"),
-        colors={"received": BLUE, "delivered": GREEN},
-    ),
-    graph(
-        "Objects completed",
-        "Objects delivered to their last byte, per second.",
-        "ops",
-        (f"sum by (channel) ({q.rate(q.channel('penstock_objects_completed_total'))})", "{{channel}}"),
-    ),
+    graph("Delivered by channel", "binBps", q.by("channel", q.WRITTEN),
+        about="Bytes per second accepted by the FIFOs. This is what the trainer gets."),
+    graph("Received against delivered", "binBps", (f"sum({q.RECEIVED})", "received"),
+        (f"sum({q.WRITTEN})", "delivered"), colors={"received": BLUE, "delivered": GREEN},
+        about="Bytes per second from S3 and into the FIFOs. Received stays above delivered while "
+              "read-ahead fills, and for good only when bytes are fetched twice."),
+    graph("Objects completed", "ops", q.by("channel", q.rate(q.channel("penstock_objects_completed_total"))),
+        about="Objects delivered to their last byte, per second."),
 )
 
 _WAITING = (
-    graph(
-        "Where the time goes",
-        "Shares of the channels' time. blocked: the FIFO is full, the trainer is slower. starved: storage "
-        "is slower. limited: a bandwidth limit holds. moving: bytes are being copied. idle: no reader.",
-        "percentunit",
-        (q.STATE_SHARES, "{{state}}"),
-        width=12,
-        high=1,
+    graph("Where the time goes", "percentunit", (q.STATE_SHARES, "{{state}}"), width=12, high=1,
         stacked=True,
         colors={"idle": GREY, "blocked": ORANGE, "starved": PURPLE, "limited": BLUE, "moving": GREEN},
-    ),
-    graph(
-        "Blocked on the trainer, starved by storage",
-        "Seconds waited per second, by channel and sidecar. Blocked is what one wants: storage keeps up. "
-        "Starved: raise RequestsInFlight, and look at first byte and retries below.",
-        "percentunit",
+        about="Shares of the channels' time. blocked: the FIFO is full, the trainer is slower. starved: "
+              "storage is slower. limited: a bandwidth limit holds. moving: bytes are being copied. idle: "
+              "no reader."),
+    graph("Blocked on the trainer, starved by storage", "percentunit",
         (f"sum by (channel, instance) ({q.BLOCKED})", "{{channel}} {{instance}} blocked"),
-        (f"sum by (channel, instance) ({q.STARVED})", "{{channel}} {{instance}} starved"),
-        width=12,
-        high=1,
-    ),
-    graph(
-        "Starved, by cause",
-        "Seconds waited for storage per second, by what the part waited for was at. first_byte: latency; "
-        "body: bandwidth; throttled: S3 asks for less; queued: connections or memory are short.",
-        "percentunit",
-        (f"sum by (cause) ({q.STARVED_BY})", "{{cause}}"),
-        width=12,
-        stacked=True,
-    ),
-    graph(
-        "Wait for the next part",
-        "How long delivery waited each time that the part due next had no byte.",
-        "s",
-        *q.quantiles("penstock_head_wait_seconds"),
-        width=12,
-    ),
+        (f"sum by (channel, instance) ({q.STARVED})", "{{channel}} {{instance}} starved"), width=12, high=1,
+        about="Seconds waited per second, by channel and sidecar. Blocked is what one wants: storage keeps "
+              "up. Starved: raise RequestsInFlight, and look at first byte and retries below."),
+    graph("Starved, by cause", "percentunit", q.by("cause", q.STARVED_BY), width=12, stacked=True,
+        about="Seconds waited for storage per second, by what the part waited for was at. first_byte: "
+              "latency; body: bandwidth; throttled: S3 asks for less; queued: connections or memory are "
+              "short."),
+    graph("Wait for the next part", "s", *q.quantiles("penstock_head_wait_seconds"), width=12,
+        about="How long delivery waited each time that the part due next had no byte."),
 )
 
 _S3 = (
-    graph(
-        "Requests by outcome",
-        "S3 requests ended per second. throttled: the endpoint asks for fewer. truncated: a body broke "
-        "off. denied, missing and changed fail the channel; bad_answer does the third time in a row.",
-        "reqps",
-        (f"sum by (outcome) ({q.requests()})", "{{outcome}}"),
+    graph("Requests by outcome", "reqps", q.by("outcome", q.requests()),
         colors={"ok": GREEN, "throttled": ORANGE, "denied": RED, "missing": RED, "changed": RED},
-    ),
-    graph(
-        "Retries by kind",
-        "Requests asked again per second, by what went wrong. With a healthy endpoint all stay at zero.",
-        "reqps",
-        (f"sum by (kind) ({q.rate(q.channel('penstock_retries_total'))})", "{{kind}}"),
-    ),
-    graph(
-        "Requests in flight",
-        "Requests open now, and the most that are allowed. At the limit while starved: raise "
-        "RequestsInFlight.",
-        "short",
-        (f"sum({q.channel('penstock_requests_in_flight')})", "in flight"),
+        about="S3 requests ended per second. throttled: the endpoint asks for fewer. truncated: a body "
+              "broke off. denied, missing and changed fail the channel; bad_answer does the third time in "
+              "a row."),
+    graph("Retries by kind", "reqps", q.by("kind", q.rate(q.channel("penstock_retries_total"))),
+        about="Requests asked again per second, by what went wrong. With a healthy endpoint all stay at "
+              "zero."),
+    graph("Requests in flight", "short", (f"sum({q.channel('penstock_requests_in_flight')})", "in flight"),
         (f"sum({q.channel('penstock_channel_requests_in_flight_limit')})", "limit"),
         colors={"in flight": BLUE, "limit": RED},
-    ),
-    graph(
-        "Time to first byte",
-        "From the request to the head of its answer. It is latency, which more connections hide.",
-        "s",
-        *q.quantiles("penstock_first_byte_seconds"),
-        width=12,
-    ),
-    graph(
-        "Time per part",
-        "From the request to its last byte. Far above time to first byte: bandwidth is short.",
-        "s",
-        *q.quantiles("penstock_part_seconds"),
-        width=12,
-    ),
-    graph(
-        "Second requests",
-        "Parts asked for a second time per second, since the first request was late and delivery waited. "
-        "won: the second brought the bytes; lost: the first did after all.",
-        "reqps",
-        (f"sum by (fate) ({q.HEDGES})", "{{fate}}"),
-        width=6,
+        about="Requests open now, and the most that are allowed. At the limit while starved: raise "
+              "RequestsInFlight."),
+    graph("Time to first byte", "s", *q.quantiles("penstock_first_byte_seconds"), width=12,
+        about="From the request to the head of its answer. It is latency, which more connections hide."),
+    graph("Time per part", "s", *q.quantiles("penstock_part_seconds"), width=12,
+        about="From the request to its last byte. Far above time to first byte: bandwidth is short."),
+    graph("Second requests", "reqps", q.by("fate", q.HEDGES), width=6,
         colors={"issued": BLUE, "won": GREEN, "lost": ORANGE},
-    ),
-    graph(
-        "Bytes thrown away",
-        "Bytes per second fetched for nothing: their epoch was left early, their object was replaced, or "
-        "both of two requests brought them.",
-        "binBps",
-        (f"sum by (channel) ({q.WASTED})", "{{channel}}"),
-        width=6,
-    ),
-    graph(
-        "Objects changed",
-        "Objects that were not as listed, and what WhenChanged did: failed, refetched or skipped. Whoever "
-        "writes into a data set that is read must stop.",
-        "short",
-        (q.CHANGED, "{{done}}"),
-        width=6,
-        bars=True,
-        stacked=True,
+        about="Parts asked for a second time per second, since the first request was late and delivery "
+              "waited. won: the second brought the bytes; lost: the first did after all."),
+    graph("Bytes thrown away", "binBps", q.by("channel", q.WASTED), width=6,
+        about="Bytes per second fetched for nothing: their epoch was left early, their object was "
+              "replaced, or both of two requests brought them."),
+    graph("Objects changed", "short", (q.CHANGED, "{{done}}"), width=6, bars=True, stacked=True,
         colors={"failed": RED, "refetched": ORANGE, "skipped": GREY},
-    ),
-    graph(
-        "Objects checked",
-        "Whole objects compared with the checksums that S3 keeps, where Integrity asks for it. unverifiable: "
-        "S3 keeps none of the whole. mismatch fails the epoch.",
-        "short",
-        (q.CHECKED, "{{result}}"),
-        width=6,
-        bars=True,
-        stacked=True,
+        about="Objects that were not as listed, and what WhenChanged did: failed, refetched or skipped. "
+              "Whoever writes into a data set that is read must stop."),
+    graph("Objects checked", "short", (q.CHECKED, "{{result}}"), width=6, bars=True, stacked=True,
         colors={"verified": GREEN, "unverifiable": ORANGE, "mismatch": RED},
-    ),
+        about="Whole objects compared with the checksums that S3 keeps, where Integrity asks for it. "
+              "unverifiable: S3 keeps none of the whole. mismatch fails the epoch."),
 )
 
 _RANKS = (
-    graph(
-        "Delivered by channels with rank FIFOs",
-        "Bytes per second that all rank FIFOs of a channel deliver together. Each has its own line above, as "
-        "train-0, train-1 ...",
-        "binBps",
-        (q.RANK_BYTES, "{{whole}} {{instance}}"),
-    ),
-    graph(
-        "Ranks apart",
-        "Epochs between the first and the last rank FIFO of a channel. Above 1: one of the trainer's "
-        "processes reads slower, or does not read.",
-        "short",
-        (q.RANKS_APART, "{{whole}} {{instance}}"),
-        steps=True,
-        decimals=0,
-    ),
-    graph(
-        "Idlest rank FIFO",
-        "Seconds per second without a reader, of the rank FIFO with the most of them. Near 1: a process of "
-        "the trainer does not read its FIFO.",
-        "percentunit",
-        (q.RANKS_IDLE, "{{whole}} {{instance}}"),
-        high=1,
-    ),
+    graph("Delivered by channels with rank FIFOs", "binBps", (q.RANK_BYTES, "{{whole}} {{instance}}"),
+        about="Bytes per second that all rank FIFOs of a channel deliver together. Each has its own line "
+              "above, as train-0, train-1 ..."),
+    graph("Ranks apart", "short", (q.RANKS_APART, "{{whole}} {{instance}}"), steps=True, decimals=0,
+        about="Epochs between the first and the last rank FIFO of a channel. Above 1: one of the trainer's "
+              "processes reads slower, or does not read."),
+    graph("Idlest rank FIFO", "percentunit", (q.RANKS_IDLE, "{{whole}} {{instance}}"), high=1,
+        about="Seconds per second without a reader, of the rank FIFO with the most of them. Near 1: a "
+              "process of the trainer does not read its FIFO."),
 )
 
 _MEMORY = (
-    graph(
-        "Staged against budget",
-        "Bytes of parts requested and not yet delivered, and the most that are allowed.",
-        "bytes",
-        (f"sum({q.channel('penstock_reserved_bytes')})", "staged"),
+    graph("Staged against budget", "bytes", (f"sum({q.channel('penstock_reserved_bytes')})", "staged"),
         (f"sum({q.channel('penstock_channel_quota_bytes')})", "budget"),
         colors={"staged": BLUE, "budget": RED},
-    ),
-    graph(
-        "Resident memory",
-        "Memory of the sidecar process as the kernel counts it, and what its cgroup or the machine allows.",
-        "bytes",
-        (f"sum by (instance) ({q.sidecar('process_resident_memory_bytes')})", "{{instance}}"),
-        (f"min({q.sidecar('penstock_memory_limit_bytes')})", "limit"),
-        colors={"limit": RED},
-    ),
-    graph(
-        "FIFO capacity",
-        "What the kernel buffers in each FIFO. Far below 1 MiB: the user's pipe pages are used up, and "
-        "trainer and sidecar wake each other more often.",
-        "bytes",
-        (f"min by (channel) ({q.channel('penstock_fifo_capacity_bytes')})", "{{channel}}"),
+        about="Bytes of parts requested and not yet delivered, and the most that are allowed."),
+    graph("Resident memory", "bytes", q.by("instance", q.sidecar("process_resident_memory_bytes")),
+        (f"min({q.sidecar('penstock_memory_limit_bytes')})", "limit"), colors={"limit": RED},
+        about="Memory of the sidecar process as the kernel counts it, and what its cgroup or the machine "
+              "allows."),
+    graph("FIFO capacity", "bytes", q.by("channel", q.channel("penstock_fifo_capacity_bytes"), "min"),
         steps=True,
-    ),
+        about="What the kernel buffers in each FIFO. Far below 1 MiB: the user's pipe pages are used up, "
+              "and trainer and sidecar wake each other more often."),
 )
 
 _EPOCHS = (
-    graph(
-        "Epochs ended by state",
-        "complete: every byte delivered. abandoned: the reader closed early, which is legal. failed: the "
-        "source failed for good. stopped: the sidecar was told to stop.",
-        "short",
-        (q.EPOCHS_ENDED, "{{trailer_state}}"),
-        bars=True,
-        stacked=True,
+    graph("Epochs ended by state", "short", (q.EPOCHS_ENDED, "{{trailer_state}}"), bars=True, stacked=True,
         colors={"complete": GREEN, "abandoned": ORANGE, "failed": RED, "stopped": GREY},
-    ),
-    graph(
-        "Progress",
-        "Share of the current epoch delivered; of several sidecars the slowest.",
-        "percentunit",
-        (f"min by (channel) ({q.PROGRESS})", "{{channel}}"),
-        high=1,
-    ),
-    graph(
-        "Time left in the epoch",
-        "What is left of the epoch at the present rate; of several sidecars together.",
-        "s",
-        (q.TIME_LEFT, "{{channel}}"),
-    ),
-    graph(
-        "Epoch",
-        "Number of the epoch on offer; the first is 0. Of several sidecars the last to get there.",
-        "short",
-        (f"min by (channel) ({q.channel('penstock_epoch')})", "{{channel}}"),
-        steps=True,
-        decimals=0,
-    ),
-    graph(
-        "Epoch size",
-        "Bytes of one whole epoch. A change means that the listing changed.",
-        "bytes",
-        (f"max by (channel) ({q.SIZE})", "{{channel}}"),
-        steps=True,
-    ),
-    graph(
-        "Reader connected",
-        "Whether a reader holds the FIFO open. Without one the channel's time counts as idle.",
-        "bool_yes_no",
-        (f"min by (channel) ({q.channel('penstock_reader_connected')})", "{{channel}}"),
-        high=1,
-        steps=True,
-    ),
+        about="complete: every byte delivered. abandoned: the reader closed early, which is legal. failed: "
+              "the source failed for good. stopped: the sidecar was told to stop."),
+    graph("Progress", "percentunit", q.by("channel", q.PROGRESS, "min"), high=1,
+        about="Share of the current epoch delivered; of several sidecars the slowest."),
+    graph("Time left in the epoch", "s", (q.TIME_LEFT, "{{channel}}"),
+        about="What is left of the epoch at the present rate; of several sidecars together."),
+    graph("Epoch", "short", q.by("channel", q.channel("penstock_epoch"), "min"), steps=True, decimals=0,
+        about="Number of the epoch on offer; the first is 0. Of several sidecars the last to get there."),
+    graph("Epoch size", "bytes", q.by("channel", q.SIZE, "max"), steps=True,
+        about="Bytes of one whole epoch. A change means that the listing changed."),
+    graph("Reader connected", "bool_yes_no", q.by("channel", q.channel("penstock_reader_connected"), "min"),
+        high=1, steps=True,
+        about="Whether a reader holds the FIFO open. Without one the channel's time counts as idle."),
 )
 
 _PROCESS = (
-    stat(
-        "Version and transport",
-        "Release of the sidecars, and how their bytes move from socket to FIFO.",
-        "short",
-        (q.VERSIONS, "{{version}} {{transport}}"),
-        width=6,
-        height=8,
+    stat("Version and transport", "short", (q.VERSIONS, "{{version}} {{transport}}"), width=6, height=8,
         show_name=True,
-        no_value="No sidecar",
-    ),
-    graph(
-        "Processor",
-        "Cores that the sidecar keeps busy. They are taken from the trainer.",
-        "short",
-        (f"sum by (instance) ({q.PROCESSOR})", "{{instance}}"),
-        width=6,
-    ),
-    graph(
-        "Processor time per GB",
-        "CPU-seconds per 10^9 bytes delivered: what a byte costs the training node.",
-        "s",
-        (q.SECONDS_PER_GB, "per GB"),
-        width=6,
-    ),
-    graph(
-        "Open descriptors",
-        "Sockets and FIFOs open in the sidecar. It must not grow from epoch to epoch.",
-        "short",
-        (f"sum by (instance) ({q.sidecar('process_open_fds')})", "{{instance}}"),
-        width=6,
-    ),
+        about="Release of the sidecars, and how their bytes move from socket to FIFO."),
+    graph("Processor", "short", q.by("instance", q.PROCESSOR), width=6,
+        about="Cores that the sidecar keeps busy. They are taken from the trainer."),
+    graph("Processor time per GB", "s", (q.SECONDS_PER_GB, "per GB"), width=6,
+        about="CPU-seconds per 10^9 bytes delivered: what a byte costs the training node."),
+    graph("Open descriptors", "short", q.by("instance", q.sidecar("process_open_fds")), width=6,
+        about="Sockets and FIFOs open in the sidecar. It must not grow from epoch to epoch."),
 )
+
+# fmt: on
 
 OVERVIEW = Page(
     uid="penstock-overview",

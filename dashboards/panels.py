@@ -9,8 +9,8 @@ remembers the last value of the range would show a sidecar that is gone as if it
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from dataclasses import KW_ONLY, dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,8 +26,8 @@ with warnings.catch_warnings():
     from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 __all__ = [
-    "Column", "Mapping", "Page", "Panel", "dashboard", "datasource", "graph", "model", "panel_builder",
-    "stat", "table",
+    "Column", "Mapping", "Page", "Panel", "Target", "dashboard", "datasource", "graph", "model",
+    "panel_builder", "stat", "table",
 ]  # fmt: skip
 
 GREEN, ORANGE, RED, PURPLE, BLUE, GREY = "green", "orange", "red", "purple", "blue", "text"
@@ -44,8 +44,7 @@ def datasource() -> common_model.DataSourceRef:
     return common_model.DataSourceRef(type_val="prometheus", uid="${datasource}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mapping:
+class Mapping(NamedTuple):
     """Show `text` in `color` for values from `low` to `high`; None is infinity."""
 
     low: float | None
@@ -54,13 +53,14 @@ class Mapping:
     color: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Column:
     """One column of a table: a query with one value a row, or a label of the queries' answers."""
 
     title: str
-    label: str | None = None
     expression: str | None = None
+    _: KW_ONLY
+    label: str | None = None
     unit: Unit = "short"
     decimals: int | None = None
     thresholds: Thresholds = ()
@@ -115,40 +115,22 @@ class Page:
     """(title, panels) from top to bottom."""
 
 
-def graph(title: str, description: str, unit: Unit, *targets: Target, width: int = 8, **rest: Any) -> Panel:
+def graph(title: str, unit: Unit, *targets: Target, about: str, width: int = 8, **rest: Any) -> Panel:
     """A panel of lines over time."""
-    return Panel(title=title, description=description, unit=unit, targets=targets, width=width, **rest)
+    return Panel(title=title, description=about, unit=unit, targets=targets, width=width, **rest)
 
 
-def stat(
-    title: str, description: str, unit: Unit, target: Target, *, width: int = 4, height: int = 4, **rest: Any
-) -> Panel:
+def stat(title: str, unit: Unit, target: Target, *, about: str, **rest: Any) -> Panel:
     """A panel of one number, as it is now."""
-    return Panel(
-        title=title,
-        description=description,
-        unit=unit,
-        targets=(target,),
-        kind="stat",
-        width=width,
-        height=height,
-        **rest,
-    )
+    defaults: dict[str, Any] = {"kind": "stat", "width": 4, "height": 4, "no_value": "No sidecar"}
+    return graph(title, unit, target, about=about, **defaults | rest)
 
 
-def table(title: str, description: str, *columns: Column, sort: str, **rest: Any) -> Panel:
+def table(title: str, *, about: str, columns: tuple[Column, ...], sort: str, **rest: Any) -> Panel:
     """A panel with a row for each combination of the columns that are labels, as it is now."""
-    return Panel(
-        title=title,
-        description=description,
-        unit="short",
-        targets=tuple((column.expression, column.title) for column in columns if column.expression),
-        kind="table",
-        columns=columns,
-        sort=sort,
-        no_value="-",
-        **rest,
-    )
+    targets = [(column.expression, column.title) for column in columns if column.expression]
+    shown: dict[str, Any] = {"kind": "table", "columns": columns, "sort": sort, "no_value": "-"}
+    return graph(title, "short", *targets, about=about, **shown | rest)
 
 
 def panel_builder(panel: Panel, *, panel_id: int) -> Any:

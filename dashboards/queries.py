@@ -52,6 +52,11 @@ def by_sidecar(expression: str) -> str:
     return f"sum by ({SIDECAR}) ({expression})"
 
 
+def by(label: str, expression: str, function: str = "sum") -> tuple[str, str]:
+    """A target with a series for each value of `label`, which is its legend too."""
+    return f"{function} by ({label}) ({expression})", f"{{{{{label}}}}}"
+
+
 def most(expression: str) -> str:
     """The ten largest, for a graph with a line for each sidecar."""
     return f"topk(10, {expression})"
