@@ -195,7 +195,7 @@ CASES = (
             of_train("penstock_channel_failed", "0x35"),
         ],
         "10m",
-        TRAIN | {"state": "failed"},
+        TRAIN | {"trailer_state": "failed"},
     ),
     Case(
         "PenstockEpochFailed",
