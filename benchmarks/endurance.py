@@ -175,7 +175,8 @@ class Observer:
         """What the channel says of itself."""
         with urllib.request.urlopen(self._admin + "status", timeout=10) as answer:  # noqa: S310 - our own child
             status: dict[str, Any] = json.load(answer)
-        return {"transport": status["transport"]} | status["channels"][CHANNEL]
+        channel: dict[str, Any] = status["channels"][CHANNEL]
+        return {"transport": status["transport"]} | channel
 
 
 def read_epochs(data: DataSet, directory: str, *, wanted: int, found: Found) -> None:

@@ -181,7 +181,7 @@ class _RequestLimits(Penstock):
     ranks: int
 
     def job(self, task: Task, streams: list[Stream], base: str) -> Document:
-        made = Penstock.job(task, streams, base)
+        made = super().job(task, streams, base)
         made["InputDataConfig"][0]["Penstock"] = {"Ranks": self.ranks}
         return made
 

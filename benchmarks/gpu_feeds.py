@@ -53,7 +53,7 @@ def loader(order: Order, batch: int) -> DataLoader[Any]:
     )
 
 
-class _Memory(IterableDataset):
+class _Memory(IterableDataset):  # type: ignore[misc] # torch is not followed by the checker
     def __init__(self, batch: int) -> None:
         made = torch.randint(0, 256, (batch, RECORD), dtype=torch.uint8)
         made[:, IMAGE:] = torch.frombuffer(bytearray(MARK), dtype=torch.uint8)
@@ -64,7 +64,7 @@ class _Memory(IterableDataset):
             yield self._batch
 
 
-class _Shards(IterableDataset):
+class _Shards(IterableDataset):  # type: ignore[misc] # as above
     def __init__(self, order: Order, batch: int) -> None:
         self._order = order
         self._batch = batch
@@ -185,7 +185,9 @@ def _program(command: Callable[[Order, str], list[str]]) -> Callable[[Order, int
                 if process.stdout is None:
                     raise RuntimeError("no pipe")
                 fcntl.fcntl(process.stdout.fileno(), fcntl.F_SETPIPE_SZ, PIPE)
-                yield process.stdout
+                # The same pipe as a FileIO: the type of `Popen.stdout` has no `readinto`.
+                with open(process.stdout.fileno(), "rb", buffering=0, closefd=False) as file:
+                    yield file
             if process.returncode:
                 raise RuntimeError(f"{process.args!r} ended with exit code {process.returncode}")
 

@@ -73,8 +73,7 @@ class Penstock(Client):
         many = {"PartSize": "4MiB"} if streams > 8 else {}
         return many | (self.settings | self.small)[name] | self.always
 
-    @staticmethod
-    def job(task: Task, streams: list[Stream], base: str) -> dict[str, Any]:
+    def job(self, task: Task, streams: list[Stream], base: str) -> dict[str, Any]:
         """The job file: one channel per stream."""
         endpoint = {"Url": task.url, "Region": "us-east-1", "PathStyle": True}
         if task.ca_bundle:

@@ -85,7 +85,7 @@ def run(case: Case, origin: Origin) -> str:
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, **user) as child:
         if child.stdout is None:
             raise RuntimeError("no pipe")
-        while data := child.stdout.read1(MIB):
+        while data := os.read(child.stdout.fileno(), MIB):
             digest.update(data)
     if child.returncode:
         raise subprocess.CalledProcessError(child.returncode, command)

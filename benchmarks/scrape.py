@@ -15,9 +15,9 @@ from sidecar.observe.collector import exposition
 from sidecar.observe.state import JobState
 from streamer.plan import ObjectRef, Plan
 from streamer.relay.channel import Channel
-from streamer.relay.staging.buffers import MemoryStages
+from streamer.relay.staging.buffers import BufferPool, MemoryStages
 from streamer.retry import RetryPolicy
-from streamer.s3.ranges import Body, RangeRequest, RangeSource
+from streamer.s3.ranges import Body, RangeRequest
 from streamer.schedule.budget import MemoryBudget
 from streamer.schedule.concurrency import ConcurrencyController
 from streamer.units import MIB
@@ -25,7 +25,9 @@ from streamer.units import MIB
 CHANNELS, ROUNDS = 20, 200
 
 
-class _Nothing(RangeSource):
+class _NoSource:
+    """The transport of channels that never start."""
+
     name = "none"
 
     async def open(self, request: RangeRequest) -> Body:
@@ -48,13 +50,14 @@ async def main() -> None:
     state.memory_budget = memory_budget = MemoryBudget(
         512 * MIB, ConcurrencyController(64, MIB), members=CHANNELS
     )
+    buffers = BufferPool()
     plan = Plan.of([ObjectRef("b", f"key-{number}", 1000, "etag") for number in range(1000)])
     for name in names:
-        stages = MemoryStages(memory_budget.quota(), None)
+        stages = MemoryStages(memory_budget.quota(), buffers)
         channel = Channel(
             name,
             plan,
-            _Nothing(),
+            _NoSource(),
             stages,
             directory="/nowhere",
             policy=RetryPolicy(),

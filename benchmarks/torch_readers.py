@@ -172,7 +172,8 @@ def webdataset(place: str, workers: int) -> Iterable[int]:
     from torch.utils.data import DataLoader
 
     dataset = webdataset.WebDataset(shards_of(place), shardshuffle=False).map(length)
-    return DataLoader(dataset, batch_size=None, num_workers=workers) if workers else dataset
+    samples: Iterable[int] = DataLoader(dataset, batch_size=None, num_workers=workers) if workers else dataset
+    return samples
 
 
 def penstock(workers: int) -> Iterable[int]:
@@ -184,9 +185,17 @@ def penstock(workers: int) -> Iterable[int]:
     return DataLoader(dataset, batch_size=None, num_workers=workers) if workers else dataset
 
 
+class _StreamedTar(tarfile.TarFile):
+    members: list[tarfile.TarInfo]
+    """Every member read so far, which `tarfile` keeps; typeshed leaves the attribute out."""
+
+
 def with_tarfile(fifo: str) -> Iterator[int]:
     # One archive of several shards has an end in its middle; this contestant is for one shard.
-    with open(fifo, "rb", buffering=0) as file, tarfile.open(fileobj=file, mode="r|", bufsize=BLOCK) as tar:
+    with (
+        open(fifo, "rb", buffering=0) as file,
+        _StreamedTar.open(fileobj=file, mode="r|", bufsize=BLOCK) as tar,
+    ):
         total = 0
         for member in tar:
             body = tar.extractfile(member)

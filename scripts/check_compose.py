@@ -76,11 +76,12 @@ class Service:
 
     def environment(self) -> dict[str, str]:
         found = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/nonexistent"}
+        declared: dict[str, str] = self.said.get("environment", {})
         if self.ours:
             for word in shlex.split(STAGES["runtime"].last("ENV") or ""):
                 name, _, value = word.partition("=")
                 found[name] = value.replace("$PATH", found["PATH"])
-        return found | self.said.get("environment", {})
+        return found | declared
 
     def enter(self, command: list[str]) -> list[str]:
         """The command line that runs `command` in this service's container."""
