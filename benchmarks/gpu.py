@@ -140,7 +140,7 @@ class Place:
             found: Document = json.loads(self._line())
             found["cores"] = (self.cores.busy() - cpu) / (time.monotonic() - since)
             if sidecar is not None:
-                found["waits"] = waits(sidecar.admin.status())
+                found["waits"] = waits(sidecar.status())
             self.trainer.say("end")
             self._line("ended")
         if not found["right"]:
