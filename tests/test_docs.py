@@ -36,6 +36,7 @@ from streamer.relay.statistics import CAUSES, RESUMED, STATES, ChannelStatistics
 from streamer.s3.checksums import OUTCOMES as CHECKED
 from streamer.units import GIB, KIB, MIB
 from tests.test_arrows import BASE, MAY_IMPORT
+from tests.test_distributions import texts as files
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(
@@ -485,11 +486,7 @@ def test_every_citation_of_the_contract_resolves():
         re.findall(r"^##+ (\d(?:\.\d)?)\.? [^\n]*\n(.*?)(?=^##|\Z)", page, re.MULTILINE | re.DOTALL)
     )
     cited = set()
-    tracked = subprocess.run(
-        ["git", "ls-files", "*.py", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    for path in tracked.stdout.split():
-        text = (ROOT / path).read_text()
+    for text in (text for path, text in files().items() if path.suffix in {".py", ".md"}):
         for run in re.findall(r"contract ((?:(?:,| and| to)?\s*§\d(?:\.\d)?(?:-\d)?)+)", text):
             cited |= set(re.findall(r"§([\d.]*\d)(?:-(\d))?", run))
     assert len(cited) > 25

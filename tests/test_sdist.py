@@ -1,0 +1,67 @@
+"""The source distribution: it has every file of the repository, and the tests run from it.
+
+Whoever packages Penstock for a system builds from the source distribution and runs the tests there.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import hatchling.build
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SAMPLE = ["tests/unit/test_formats.py", "tests/test_arrows.py", "tests/readers/test_stream.py"]
+
+
+@pytest.fixture(scope="module")
+def unpacked(tmp_path_factory):
+    """The root of the source distribution, built from this tree and unpacked."""
+    place = tmp_path_factory.mktemp("sdist")
+    before = Path.cwd()
+    os.chdir(ROOT)
+    try:
+        name = hatchling.build.build_sdist(str(place))
+    finally:
+        os.chdir(before)
+    with tarfile.open(place / name) as archive:
+        archive.extractall(place, filter="data")
+    return place / name.removesuffix(".tar.gz")
+
+
+def run(unpacked: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
+    command += ["--basetemp", str(unpacked.parent / "temporary")]
+    # Without the variables of the pytest that runs this test.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    return subprocess.run(
+        command, cwd=unpacked, env=environment, capture_output=True, text=True, check=False, timeout=240
+    )
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="the repository is not here to compare with")
+def test_the_source_distribution_has_every_tracked_file(unpacked):
+    command = ["git", "ls-files", "-z"]
+    tracked = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    missing = [path for path in filter(None, tracked.split("\0")) if not (unpacked / path).is_file()]
+    assert not missing
+    executable = [path for path in filter(None, tracked.split("\0")) if os.access(ROOT / path, os.X_OK)]
+    assert executable
+    assert all(os.access(unpacked / path, os.X_OK) for path in executable)
+
+
+@pytest.mark.timeout(300)
+def test_the_tests_can_be_collected_from_the_source_distribution(unpacked):
+    done = run(unpacked, "--collect-only", "tests")
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+
+
+@pytest.mark.timeout(300)
+def test_tests_pass_in_the_source_distribution(unpacked):
+    done = run(unpacked, *SAMPLE)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+    assert " passed" in done.stdout
