@@ -1,5 +1,6 @@
 # make demo        the main job end to end: S3 server, sidecar, trainer (flags: make demo DEMO="--megabytes 50")
 # make test        system tools, lint, then every test, the slow ones last
+# make test-versions  tests on other Pythons and the oldest TensorFlow that this machine can have, two minutes
 # make night       every machine that looks for what breaks Penstock, some eight hours (flags: make night NIGHT="--hours 1")
 # make lint        ruff and mypy; changes nothing
 # make format      let ruff mend what it can
@@ -16,6 +17,7 @@ PYTHON ?= python3
 DEMO ?=
 BENCH ?=
 NIGHT ?=
+VERSIONS ?=
 # Test processes: most tests wait for other processes now and then.
 WORKERS ?= $(shell expr $$(nproc) + 1)
 # The distributions penstock-sidecar and penstock-readers. They are installed together, so that no index is asked for one.
@@ -27,7 +29,7 @@ READERS = --python-version 3.10 --no-warn-return-any --no-warn-unused-ignores -p
 # TensorFlow's C++ log: errors only, unless somebody wants to hear more.
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: demo test night lint format bench dashboards pictures docs images system-tools clean
+.PHONY: demo test test-versions night lint format bench dashboards pictures docs images system-tools clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.stamp-demo
@@ -37,6 +39,9 @@ test: system-tools lint
 	.venv/bin/python -m pytest --durations=10 --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder \
 		tests --ignore=tests/e2e
 	.venv/bin/python -m pytest --durations=10 --numprocesses=2 --dist=loadfile tests/e2e
+
+test-versions: .venv/.stamp-dev
+	@.venv/bin/python -m scripts.versions $(VERSIONS)
 
 night: system-tools .venv/.stamp-dev
 	@.venv/bin/python -m tests.night $(NIGHT)

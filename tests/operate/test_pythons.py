@@ -1,0 +1,64 @@
+"""The tests on other versions: which are run, and which files are left out there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from scripts import versions
+from tests.operate.promql import ROOT
+
+
+def test_the_oldest_version_named_is_the_oldest_allowed():
+    for directory in (".", "streamer"):
+        oldest = versions.supported(directory)[0]
+        assert versions.project(directory)["requires-python"] == f">={versions.dotted(oldest)}"
+    assert versions.oldest_tensorflow() == "tensorflow==2.16.*"
+
+
+def test_an_interpreter_is_found_by_its_version():
+    own = sys.version_info[:2]
+    found = versions.interpreter(own)
+    assert found is not None
+    code = "import sys; print(*sys.version_info[:2])"
+    assert subprocess.check_output([found, "-c", code], text=True).split() == [str(each) for each in own]
+    assert versions.interpreter((3, 99)) is None
+
+
+def test_a_machine_without_other_pythons_runs_nothing(monkeypatch, capsys):
+    monkeypatch.setattr(versions, "interpreter", lambda _: None)
+    monkeypatch.setattr(sys, "argv", ["versions"])
+    assert versions.main() == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert "3.10" in first
+    assert "nothing to run" in second
+
+
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [
+        ("import absent_framework", 0),
+        ("from absent_framework.inner import thing", 0),
+        ("import absent_dependency", 2),
+        ("raise RuntimeError('no')", 2),
+    ],
+)
+def test_only_files_that_need_an_absent_framework_are_left_out(tmp_path, text, status):
+    (tmp_path / "test_here.py").write_text("def test_here(): pass\n")
+    (tmp_path / "test_other.py").write_text(f"{text}\ndef test_other(): pass\n")
+    options = ["-p", "tests.kit.absent", "-p", "no:cacheprovider", f"--rootdir={tmp_path}"]
+    options += [f"--basetemp={tmp_path / 'base'}", "--without=absent_framework", str(tmp_path)]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-rs", *options],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == status, done.stdout + done.stderr
+    assert ("without absent_framework" in done.stdout) == (status == 0)
