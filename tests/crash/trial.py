@@ -377,6 +377,27 @@ class Run:
     # The outcome
 
     def _judge(self, outcome: Outcome, left: list[Reader]) -> None:
+        why = outcome.why
+        self._judge_readers(outcome, left)
+        self._judge_processes(why)
+        log = "".join(self._log)
+        why.extend(f"the log has {text!r}" for text in _UNEXPECTED if text in log)
+        due = ["a"] if self._shape.failing else []
+        suffered = [name for name in outcome.suffered if name not in due]
+        if suffered and (self._point is None or self._point.fault == "delay"):
+            why.append(f"{suffered} suffered without a fault")
+        self._judge_reach(outcome)
+        if why:
+            outcome.state = "broken"
+        elif any(code not in (0, -signal.SIGKILL) for code in self._codes[:-1]) or (
+            self._codes and self._codes[-1] not in (0, -signal.SIGKILL) and not self._failed
+        ):
+            outcome.state = "exit"
+        elif suffered:
+            outcome.state = "told"
+
+    def _judge_readers(self, outcome: Outcome, left: list[Reader]) -> None:
+        """What each reader has read, and which channels have suffered."""
         why, shape = outcome.why, self._shape
         keeper_died = self._keeper_code not in (None, 0) or not shape.keeper
         for reader in self._readers:
@@ -388,6 +409,9 @@ class Run:
                 outcome.suffered.append(reader.name)
             if reader in left and not reader.foreign and reader.name in self._failed:
                 why.append(f"{reader} was not told that its channel has failed")
+
+    def _judge_processes(self, why: list[str]) -> None:
+        """How sidecars and the keeper have ended."""
         for code in self._codes:
             # SIGTERM kills a sidecar that is just ending by itself: it has put the default action back.
             killed = code == -signal.SIGKILL and self._killed_by_us
@@ -401,26 +425,18 @@ class Run:
             why.append("the keeper was killed, and not by us")
         if self._keeper_code == 7 and self._keeper_ready:
             why.append("the keeper ended with 7 after it had begun")
-        log = "".join(self._log)
-        why.extend(f"the log has {text!r}" for text in _UNEXPECTED if text in log)
-        due = ["a"] if shape.failing else []
-        suffered = [name for name in outcome.suffered if name not in due]
-        due_to_sidecar = self._point is not None and self._point.process in ("sidecar", "successor")
-        if suffered and (self._point is None or self._point.fault == "delay"):
-            why.append(f"{suffered} suffered without a fault")
-        if self._point and self._point.errno and self._point.call in _OF_ONE and due_to_sidecar:
-            if any(code not in (0, -signal.SIGKILL) for code in self._codes) and not self._failed:
-                why.append("the fault of one connection or FIFO ended the process")
-            if len({name[0] for name in outcome.suffered}) > 1:
-                why.append("the fault of one connection or FIFO made both channels suffer")
-        if why:
-            outcome.state = "broken"
-        elif any(code not in (0, -signal.SIGKILL) for code in self._codes[:-1]) or (
-            self._codes and self._codes[-1] not in (0, -signal.SIGKILL) and not self._failed
-        ):
-            outcome.state = "exit"
-        elif suffered:
-            outcome.state = "told"
+
+    def _judge_reach(self, outcome: Outcome) -> None:
+        """Whether an error of one connection or FIFO has ended more than its channel."""
+        point = self._point
+        if point is None or not point.errno or point.call not in _OF_ONE:
+            return
+        if point.process not in ("sidecar", "successor"):
+            return
+        if any(code not in (0, -signal.SIGKILL) for code in self._codes) and not self._failed:
+            outcome.why.append("the fault of one connection or FIFO ended the process")
+        if len({name[0] for name in outcome.suffered}) > 1:
+            outcome.why.append("the fault of one connection or FIFO made both channels suffer")
 
     def _judge_epoch(
         self, reader: Reader, epoch: int, got: Any, truth: bytes, why: list[str], *, keeper_died: bool

@@ -143,11 +143,14 @@ class S3Stub:
             return await self.answer_listing(request, bucket)
         if request.method == "HEAD":
             return await self._head(request, f"{bucket}/{key}")
+        return await self._object(request, key, f"{bucket}/{key}")
+
+    async def _object(self, request: web.Request, key: str, name: str) -> web.StreamResponse:
+        """A GET of an object: noted, and refused unless it is for what there is."""
         wanted, if_match = request.headers.get("Range", ""), request.headers.get("If-Match")
         token = request.headers.get("X-Amz-Security-Token")
         amz = {name.lower(): value for name, value in request.headers.items() if name.lower()[:6] == "x-amz-"}
         self.seen.append(Seen(key, wanted, if_match, request.headers.get("Authorization"), token, amz))
-        name = f"{bucket}/{key}"
         if name not in self.objects:
             return error(404, "NoSuchKey")
         version = request.query.get("versionId")
@@ -156,6 +159,12 @@ class S3Stub:
             return error(412, "PreconditionFailed")
         if not wanted:
             return await self._whole(request, name, data)
+        return await self._range(request, name, data, wanted=wanted, version=version)
+
+    async def _range(
+        self, request: web.Request, name: str, data: bytes, *, wanted: str, version: str | None
+    ) -> web.StreamResponse:
+        """The range `wanted` of an object, or what a fault makes of it."""
         first, last = wanted.removeprefix("bytes=").split("-")
         start, end = int(first), min(int(last) + 1, len(data))
         answer = Answer(
