@@ -186,39 +186,45 @@ class _RequestLimits(Penstock):
         return made
 
 
-def measure(
-    load: str,
-    feeds: Sequence[str],
-    *,
-    origin: tuple[Origin, str],
-    directory: str,
-    data: Shards,
-    cores: Cores,
-    device: str,
-    workers: Sequence[int],
-    rounds: int,
-    seconds: float,
-) -> Document:
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What the measurements of all loads have in common."""
+
+    directory: str
+    origin: Origin
+    server: str
+    data: Shards
+    cores: Cores
+    device: str
+    workers: Sequence[int]
+    """Counts of DataLoader workers to choose from."""
+    rounds: int
+    seconds: float
+    """Of each run."""
+
+
+def measure(load: str, feeds: Sequence[str], setup: Setup) -> Document:
     """All feeds of one load; the part of the results document."""
-    ml = os.path.join(directory, "ml")
-    env = os.environ | environment(directory) | {"SAGEMAKER_BASE_DIR": ml, "OMP_NUM_THREADS": "1"}
+    ml = os.path.join(setup.directory, "ml")
+    env = os.environ | environment(setup.directory) | {"SAGEMAKER_BASE_DIR": ml, "OMP_NUM_THREADS": "1"}
     env["PATH"] = os.pathsep.join((os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)))
-    command = [sys.executable, "-m", "benchmarks.gpu_trainer", load, device, str(max(workers))]
+    command = [sys.executable, "-m", "benchmarks.gpu_trainer", load, setup.device, str(max(setup.workers))]
     entries: dict[str, Document] = {}
+    cores, seconds = setup.cores, setup.seconds
     with cores.on(cores.job):
         trainer = Child(f"the trainer of {load}", command, env=env, cwd=ROOT)
         try:
             name = trainer.line(deadline=time.monotonic() + _PATIENCE)
-            place = Place(directory, origin[0], origin[1], data, cores, trainer, ml)
+            place = Place(setup.directory, setup.origin, setup.server, setup.data, cores, trainer, ml)
             for feed in feeds:
-                choices = workers if feed != "memory" else [0]
+                choices = setup.workers if feed != "memory" else [0]
                 tried = {}
                 for count in choices if len(choices) > 1 else ():
                     tried[count] = place.run(feed, count, seconds / 2)
                     _say(f"{load}, {feed}: tried: {text(tried[count])}")
                 best = max(tried, key=lambda count: rate_of(tried[count]), default=choices[0])
                 entries[feed] = {"workers": best, "tried": tried, "runs": []}
-            for number, feed in in_turns(rounds, feeds):
+            for number, feed in in_turns(setup.rounds, feeds):
                 found = place.run(feed, entries[feed]["workers"], seconds)
                 entries[feed]["runs"].append(found)
                 _say(f"{load}, {feed}: run {number + 1}: {text(found)}")
@@ -351,19 +357,19 @@ def _measure(
         with contextlib.ExitStack() as stack:
             with divided.on(divided.origin):
                 origin = stack.enter_context(running_origin(data, os.path.join(made, "origin")))
+            setup = Setup(
+                directory=made,
+                origin=origin,
+                server=chosen.server,
+                data=data,
+                cores=divided,
+                device=chosen.device,
+                workers=[int(count) for count in chosen.workers.split(",")],
+                rounds=chosen.rounds,
+                seconds=chosen.seconds,
+            )
             for load in loads:
-                found = measure(
-                    load,
-                    feeds,
-                    origin=(origin, chosen.server),
-                    directory=made,
-                    data=data,
-                    cores=divided,
-                    device=chosen.device,
-                    workers=[int(count) for count in chosen.workers.split(",")],
-                    rounds=chosen.rounds,
-                    seconds=chosen.seconds,
-                )
+                found = measure(load, feeds, setup)
                 results["loads"][load] = found
                 results |= {
                     "date": dt.datetime.now(dt.UTC).strftime("%Y-%m-%d"),
