@@ -78,10 +78,10 @@ def limited(limit: int) -> Iterator[Cgroup]:
             raise NoCgroup(f"{path} takes no limit of memory: {error.strerror}") from error
         yield Cgroup(path, version)
     finally:
-        _patiently(lambda: os.rmdir(path))
+        _retry_while_busy(lambda: os.rmdir(path))
 
 
-def _patiently(step: Callable[[], None]) -> None:
+def _retry_while_busy(step: Callable[[], None]) -> None:
     """Repeat what the kernel refuses while it still clears up."""
     deadline = time.monotonic() + PATIENCE
     while True:

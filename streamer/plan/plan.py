@@ -52,8 +52,8 @@ class Arrangement:
         return Entries(wrap=self.wrap, inflate=self.inflate, objects_each=objects_each)
 
 
-class _Share(NamedTuple):
-    """What this host gets of one epoch."""
+class _EpochTotals(NamedTuple):
+    """Entries and bytes that this host streams in one epoch."""
 
     entries: int
     bytes: int
@@ -82,7 +82,7 @@ class Plan:
         """The format by which delivery joins objects, if it does."""
         self.base: S3Uri | None = None
         """The prefix that all objects share by their channel's definition, if it has one."""
-        self._shares: dict[int, _Share] = {}
+        self._totals: dict[int, _EpochTotals] = {}
         self._digests = digests or Digests(entries, seed=seed, shards=[self.shard], join=join)
 
     @classmethod
@@ -150,24 +150,24 @@ class Plan:
             return lightest(shuffled, self.entries.sizes, shard)
         return iter(shuffled)
 
-    def _share(self, epoch: int) -> _Share:
+    def _epoch_totals(self, epoch: int) -> _EpochTotals:
         if not self.varies:
             epoch = 0
-        found = self._shares.get(epoch)
+        found = self._totals.get(epoch)
         if found is None:
             entries, sizes = self.entries, self.entries.sizes
             if self.shard.count == 1:
-                found = _Share(len(entries), entries.total)
+                found = _EpochTotals(len(entries), entries.total)
             else:
                 number = total = 0
                 for index in self.order(epoch):
                     number += 1
                     total += sizes[index]
-                found = _Share(number, total)
+                found = _EpochTotals(number, total)
             # Insertion order is age; a fresh dict, since the totals of a later epoch may be asked for by
             # another thread.
-            kept = list(self._shares.items())[1 - _REMEMBERED :]
-            self._shares = dict([*kept, (epoch, found)])
+            kept = list(self._totals.items())[1 - _REMEMBERED :]
+            self._totals = dict([*kept, (epoch, found)])
         return found
 
     def total_bytes(self, epoch: int) -> int:
@@ -175,11 +175,11 @@ class Plan:
 
         Where `varies`, the first call takes some microseconds an entry.
         """
-        return self._share(epoch).bytes
+        return self._epoch_totals(epoch).bytes
 
     def objects(self, epoch: int) -> int:
         """Objects of the epoch, empty ones too."""
-        return self._share(epoch).entries * self.entries.objects_each
+        return self._epoch_totals(epoch).entries * self.entries.objects_each
 
     @property
     def framed(self) -> bool:
@@ -190,7 +190,7 @@ class Plan:
         """Records of the epoch if they are `framed`; else only a reader knows."""
         if not self.framed:
             return None
-        entries = self._share(epoch).entries
+        entries = self._epoch_totals(epoch).entries
         return entries and entries * len(self.entries.items(0))
 
     def refs(self, epoch: int) -> Iterator[ObjectRef]:

@@ -1,14 +1,14 @@
-"""How bytes move from a source to a sink, in order, within a budget.
+"""Moves bytes from a source to a sink, in order, within a memory budget.
 
-    plan ──parts──▶ Window ──admitted──▶ fetch tasks ──feed──▶ Stage ──drain──▶ outlet ──▶ reader
-                      ▲                                                  │
-                      └───────────── delivered: room, requests ─────────────┘
+    plan ──parts──▶ Window ──admitted──▶ PartFetch ──body──▶ Stage ──delivery──▶ outlet ──▶ reader
+                      ▲                                                 │
+                      └──────── reserved bytes, requests ◀──────────────┘
 
-`Window` (pure) decides which part may be requested next; `Prefetcher` is its async shell: a task per
-part in flight, a stage per admitted part, one delivering coroutine. `Channel` strings epochs together
-on FIFOs; `cat` uses the same prefetcher on standard output.
+`Window` (pure) decides which part may be requested next. `Prefetcher` is its async shell: a task for each
+part in flight, a stage for each admitted part, one delivering coroutine. `Channel` runs epoch after epoch on
+FIFOs; `once` runs one epoch on standard output.
 
-Who may block whom: the reader blocks the pipe; a full pipe stops delivery; undelivered bytes fill the
-budget; a spent budget admits no further part. Nothing else waits for anything, and no queue is without
-a bound: memory in use is at most the budget plus what the sockets' own buffers hold.
+Who may block whom: the reader blocks the FIFO; a full FIFO stops delivery; undelivered bytes use up the
+quota; a used-up quota admits no further part. No queue is unbounded: memory in use is at most the budget,
+plus what the sockets' own buffers hold.
 """

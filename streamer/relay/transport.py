@@ -182,7 +182,7 @@ class _RequestLimits:
     requests_in_flight: int | None
     part_size: int | None
     fit: int
-    """Ranks that open files allow, as many left for pipes."""
+    """Requests that open files allow, with as many left for pipes."""
 
     @property
     def most(self) -> int:

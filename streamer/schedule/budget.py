@@ -1,23 +1,22 @@
-"""Room and requests, shared by the channels of a process. Pure and synchronous.
+"""Divides memory, requests and bandwidth between the channels of a process. Pure and synchronous.
 
-Room. Every channel has a floor that nobody else can take: half of an equal part, or all if it is alone.
-The rest goes to those whose reader is there, in equal parts. A channel whose reader sleeps keeps what it
-holds, which is no more than such a part; one that waits for its reader holds its floor at the most. So a
-channel that is read alone has nearly everything, and one whose reader arrives has its floor at once and
-its part as soon as the others have delivered.
+Memory. Every channel has a guaranteed minimum, its floor: half of an equal part of the budget, or all of it
+for a channel that is alone. Channels with a reader share the rest equally. A channel without a reader may
+reserve its floor at most; one whose reader pauses keeps what it has reserved. So a channel that is read alone
+may use nearly the whole budget, and one whose reader arrives has its floor at once, and its equal part once
+the other channels have delivered.
 
-Requests are shared in equal parts too, but need no floor: a request that waits for a sleeping reader asks
-nothing of the server, so it does not count against those that are read.
+Requests. Channels share the concurrency limit equally, without a floor. Requests of a channel whose reader
+pauses ask nothing of the server, so they do not count against channels that are read.
 
-A channel that is refused is told when it may try again, and only then: when its own limit has grown, or when
-others have given back the room that it lacks. With a thousand channels, a look at each of them whenever a
-request ends cost more than the requests.
+Retrying a refusal. A refused channel is called back only when it can succeed: its own limit has grown, or
+other channels have returned the bytes that it lacks. Calling back a thousand channels after every request
+cost more than the requests.
 
-Bandwidth is limited for each channel and for all together, where it is limited at all.
+Bandwidth. Each channel may have a limit, and all channels together may have one.
 
-Invariants (held by property tests): the sum of what is held never exceeds the budget; a channel below its
-floor is never refused. A budget that is lowered while channels run holds from when what is held has been
-delivered.
+Invariants, held by property tests: the sum of reserved bytes never exceeds the budget; a channel below its
+floor is never refused. A budget that is lowered in mid-job applies once the excess has been delivered.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class MemoryBudget:
-    """`budget` bytes of room, and the requests that `concurrency` allows, for `members` channels."""
+    """`budget` bytes, and the requests that `concurrency` allows, for `members` channels."""
 
     def __init__(
         self,
@@ -45,9 +44,9 @@ class MemoryBudget:
         hedging: Hedging | None = None,
         unit: int = 1,
     ) -> None:
-        """`unit`: bytes of the buffers that parts are read into; a part takes whole ones."""
+        """`unit`: bytes of one buffer; a part that is read into buffers reserves whole ones."""
         if budget <= 0 or members <= 0:
-            raise ValueError("an allotment needs a budget and a member")
+            raise ValueError("a memory budget needs bytes and a member")
         self.concurrency = concurrency
         self.hedging = hedging or Hedging(0)
         self.members = members
@@ -58,14 +57,14 @@ class MemoryBudget:
         """Channels whose reader is there."""
         self._quotas: list[ChannelQuota] = []
         self._without_request: dict[ChannelQuota, None] = {}
-        """Refused a request; first come, first served."""
+        """Channels that were refused a request, in order of refusal."""
         self._without_quota: dict[ChannelQuota, int] = {}
-        """Refused so much room by their own quota."""
-        self._without_room: dict[ChannelQuota, int] = {}
-        """Refused so much room, because others hold it."""
+        """Channels whose own quota refused so many bytes."""
+        self._without_bytes: dict[ChannelQuota, int] = {}
+        """Channels refused so many bytes that others had reserved."""
         self._least_requests = (0, 0)
-        """Of `_requests_each`, the least since they were last offered."""
-        self._settle(budget)
+        """Lowest `_requests_each` since channels were last called back."""
+        self._set_budget(budget)
 
     def __repr__(self) -> str:
         return (
@@ -73,54 +72,52 @@ class MemoryBudget:
         )
 
     def quota(self) -> ChannelQuota:
-        """A channel's. Raises ValueError for more than `members` of them."""
+        """Return the quota of one more channel. Raises ValueError beyond `members`."""
         if len(self._quotas) == self.members:
             raise ValueError(f"the allotment is for {self.members} channels")
         quota = ChannelQuota(self)
         self._quotas.append(quota)
         return quota
 
-    def _settle(self, budget: int) -> None:
+    def _set_budget(self, budget: int) -> None:
         self.budget = budget
         self.floor = budget if self.members == 1 else budget // (2 * self.members)
         self.committed = sum(max(quota.reserved_bytes, self.floor) for quota in self._quotas)
-        """Bytes that are held, or kept free for those below their floor."""
+        """Bytes that are reserved, or kept free for channels below their floor."""
         self.committed += (self.members - len(self._quotas)) * self.floor
 
     @property
     def least_budget(self) -> int:
-        """Bytes below which a part that is already cut might fit no more."""
+        """Least budget under which every part that is already cut still fits."""
         largest = -(-self.concurrency.largest_part // self._unit) * self._unit
         return largest * (1 if self.members == 1 else 2 * self.members)
 
     def change_budget(self, budget: int) -> None:
-        """Another budget from now on. Raises ValueError if it is below `least_budget`."""
+        """Change the budget. Raises ValueError below `least_budget`."""
         if budget < self.least_budget:
             raise ValueError(f"the budget must be at least {self.least_budget} bytes")
-        self._settle(budget)
+        self._set_budget(budget)
         self._offer_quotas(None)
 
     def change_requests(self, requests: int | None) -> None:
-        """As many requests as that from now on; None: as many as suit."""
+        """Change the limit of requests in flight; None lets it adapt."""
         self.concurrency.fix_limit(requests)
         self.offer_requests(None)
 
-    def activated(self, giver: ChannelQuota, *, active: bool) -> None:
-        """A channel's reader has come, or gone: the quotas and requests of the others are smaller, or
-        larger.
-        """
+    def reader_changed(self, giver: ChannelQuota, *, active: bool) -> None:
+        """Note that a channel's reader has come or gone, and call back those whose limits have grown."""
         self.active += 1 if active else -1
         self.offer_requests(giver)
         self._offer_quotas(giver)
 
     @property
     def _requests_each(self) -> tuple[int, int]:
-        """Ranks of a channel whose reader is there, and of one whose reader is not."""
+        """Limits of a channel with a reader, and of one without."""
         requests = self.concurrency.limit
         return max(1, requests // max(1, self.active)), max(1, requests // self.members)
 
     def refuse(self, quota: ChannelQuota, count: int | None) -> None:
-        """Note what `quota` is refused: so many bytes of room, or a request."""
+        """Note that `quota` was refused so many bytes, or a request if None."""
         if count is None:
             self._without_request[quota] = None
             read, unread = self._requests_each
@@ -128,47 +125,47 @@ class MemoryBudget:
         elif quota.reserved_bytes + count > quota.byte_limit:
             self._without_quota[quota] = count
         else:
-            self._without_room[quota] = count
+            self._without_bytes[quota] = count
 
     def _forget(self, quota: ChannelQuota) -> None:
         self._without_request.pop(quota, None)
         self._without_quota.pop(quota, None)
-        self._without_room.pop(quota, None)
+        self._without_bytes.pop(quota, None)
 
     def is_refused(self, quota: ChannelQuota) -> bool:
-        """Whether something was refused that the share is still to be told of."""
-        return quota in self._without_request or quota in self._without_quota or quota in self._without_room
+        """Whether the channel was refused and has not been called back."""
+        return quota in self._without_request or quota in self._without_quota or quota in self._without_bytes
 
     def offer_requests(self, giver: ChannelQuota | None) -> None:
-        """Let those that were refused a request try again, if there are more for each now."""
+        """Call back channels that were refused a request, if each may have more now."""
         least, self._least_requests = self._least_requests, self._requests_each
         if any(now > before for now, before in zip(self._least_requests, least, strict=True)):
             for quota in [
                 quota for quota in self._without_request if quota.requests_in_flight < quota.requests_limit
             ]:
-                self._tell(quota, giver)
+                self._call_back(quota, giver)
 
     def _offer_quotas(self, giver: ChannelQuota | None) -> None:
-        """Let those that were refused room by their quota try again, if it is large enough now."""
+        """Call back channels that their quota refused, if it is large enough now."""
         for quota in [
             quota
             for quota, count in self._without_quota.items()
             if quota.reserved_bytes + count <= quota.byte_limit
         ]:
-            self._tell(quota, giver)
-        self._offer_room(giver)
+            self._call_back(quota, giver)
+        self._offer_bytes(giver)
 
     def returned(self, giver: ChannelQuota) -> None:
-        """Others may have room that a share held beyond its floor."""
-        if self._without_room and self.committed < self.budget:
-            self._offer_room(giver)
+        """Call back channels that can have the bytes that `giver` has returned."""
+        if self._without_bytes and self.committed < self.budget:
+            self._offer_bytes(giver)
 
-    def _offer_room(self, giver: ChannelQuota | None) -> None:
-        for quota, count in list(self._without_room.items()):
+    def _offer_bytes(self, giver: ChannelQuota | None) -> None:
+        for quota, count in list(self._without_bytes.items()):
             if quota.allows(count):
-                self._tell(quota, giver)
+                self._call_back(quota, giver)
 
-    def _tell(self, quota: ChannelQuota, giver: ChannelQuota | None) -> None:
+    def _call_back(self, quota: ChannelQuota, giver: ChannelQuota | None) -> None:
         if quota is not giver and self.is_refused(quota):
             self._forget(quota)
             if quota.on_available is not None:
@@ -176,20 +173,20 @@ class MemoryBudget:
 
 
 class ChannelQuota:
-    """One channel's part."""
+    """What one channel may use of the budget."""
 
     def __init__(self, whole: MemoryBudget) -> None:
         self._whole = whole
         self.bandwidth = Bandwidth()
         """Of this channel alone."""
         self.reserved_bytes = 0
-        """Bytes of room."""
+        """Bytes that its parts have reserved."""
         self.requests_in_flight = 0
-        """Ranks in use."""
+        """Requests that are running."""
         self.active = False
         """Whether the channel's reader is there."""
         self.on_available: Callable[[], None] | None = None
-        """Called when what was refused may be had."""
+        """Called when what was refused can be had."""
 
     def __repr__(self) -> str:
         requests = f"{self.requests_in_flight}/{self.requests_limit} requests"
@@ -205,7 +202,7 @@ class ChannelQuota:
 
     @property
     def budget(self) -> int:
-        """Bytes of room of all channels together."""
+        """Bytes of all channels together."""
         return self._whole.budget
 
     @property
@@ -215,12 +212,12 @@ class ChannelQuota:
 
     @property
     def refused(self) -> bool:
-        """Whether something was refused that this channel is still to be told of."""
+        """Whether this channel was refused and has not been called back."""
         return self._whole.is_refused(self)
 
     @property
     def byte_limit(self) -> int:
-        """Bytes that this channel may hold now."""
+        """Bytes that this channel may reserve now."""
         whole = self._whole
         if not self.active:
             return whole.floor
@@ -234,36 +231,36 @@ class ChannelQuota:
         return max(1, whole.concurrency.limit // (whole.active if self.active else whole.members))
 
     def activate(self, *, active: bool) -> None:
-        """The channel's reader has come, or gone."""
+        """Note that the channel's reader has come, or gone."""
         if active != self.active:
             self.active = active
-            self._whole.activated(self, active=active)
+            self._whole.reader_changed(self, active=active)
 
     def landed(self, now: float, *, received: int, first_byte: float, seconds: float) -> None:
-        """A request has ended well, as `ConcurrencyController.landed` and `Hedging.landed` want to know."""
+        """Pass a request that has ended well on to `ConcurrencyController` and `Hedging`."""
         self.concurrency.landed(now, received=received, first_byte=first_byte, seconds=seconds)
         self.hedging.landed(received=received, first_byte=first_byte, seconds=seconds)
 
     def wait(self, now: float) -> float:
-        """Seconds that limits of bandwidth hold delivery back; 0 for none."""
+        """Seconds that delivery must wait for bandwidth limits; 0 for none."""
         return max(self.bandwidth.wait(now), self._whole.bandwidth.wait(now))
 
     def sent(self, count: int, now: float) -> None:
-        """So many bytes have been delivered."""
+        """Note that `count` bytes have been delivered."""
         self.bandwidth.sent(count, now)
         self._whole.bandwidth.sent(count, now)
 
     @property
     def limited(self) -> bool:
-        """Whether there is a limit of bandwidth."""
+        """Whether a bandwidth limit applies."""
         return self.bandwidth.limit is not None or self._whole.bandwidth.limit is not None
 
     def starved(self, seconds: float) -> None:
-        """The channel's reader has waited for storage so long."""
+        """Note that the channel's reader waited `seconds` for storage."""
         self._whole.concurrency.starved(seconds / max(1, self._whole.active))
 
     def may_request(self) -> bool:
-        """Whether a request may begin."""
+        """Whether one more request may begin; a refusal is noted."""
         if self.requests_in_flight < self.requests_limit:
             return True
         self.concurrency.full()
@@ -271,23 +268,23 @@ class ChannelQuota:
         return False
 
     def begin(self) -> None:
-        """A request begins."""
+        """Note that a request begins."""
         self.requests_in_flight += 1
 
     def end(self) -> None:
-        """A request has ended."""
+        """Note that a request has ended."""
         self.requests_in_flight -= 1
         self._whole.offer_requests(self)
 
     def fits(self, count: int) -> bool:
-        """Whether `count` more bytes may be taken."""
+        """Whether `count` more bytes may be reserved; a refusal is noted."""
         if self.allows(count):
             return True
         self._whole.refuse(self, count)
         return False
 
     def allows(self, count: int) -> bool:
-        """As `fits`, for somebody who asks on behalf of this share."""
+        """Whether `count` more bytes may be reserved."""
         whole, after = self._whole, self.reserved_bytes + count
         if after <= whole.floor:
             return True
@@ -297,11 +294,11 @@ class ChannelQuota:
         )
 
     def take(self, count: int) -> None:
-        """Take what fits."""
+        """Reserve `count` bytes, which fit."""
         self._hold(self.reserved_bytes + count)
 
     def give(self, count: int) -> None:
-        """Give back."""
+        """Return `count` bytes."""
         before = self._whole.committed
         self._hold(self.reserved_bytes - count)
         if self._whole.committed < before:

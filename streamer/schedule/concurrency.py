@@ -1,18 +1,17 @@
-"""How many requests run at once, and how large they are: what the requests themselves have shown. Pure.
+"""Adapts the number of requests in flight and the size of parts to what requests show. Pure.
 
-Requests. More requests in flight help as long as delivery waits for storage and the limit is reached. If
-requests spend their time on waiting for first bytes, as with small objects, they compete for nothing and the
-limit doubles at once. Else it is raised on trial: if throughput does not follow, or first bytes come much
-later, it goes back and the next trial waits longer. S3 asks for less by SlowDown: that halves the limit, and
-it returns in steps once the storm is over (additive increase, multiplicative decrease). Too many requests
-cost as well: bytes that wait for their turn leave the processor's cache. Where that costs much, a trial must
-be `worth` more. And none is made while this process itself is what delivery waits for: its thread has worked,
-or waited for a processor, nearly all the time.
+Requests in flight. More requests help while delivery waits for storage and the limit is reached. If requests
+spend their time waiting for first bytes, as with small objects, the limit doubles at once. Otherwise it is
+raised on trial: if throughput does not follow, or first bytes come much later, the limit goes back and the
+next trial waits longer. SlowDown halves the limit; it returns in steps once S3 is quiet (additive increase,
+multiplicative decrease). Too many requests cost CPU, since waiting bytes leave the processor's cache; `worth`
+says how much a trial must gain. There is no trial while this process is the bottleneck: its thread has
+worked, or waited for a processor, nearly all the time.
 
-Parts. A request's body should take at least twice as long as its first byte, or requests wait more than they
-carry; and no longer than the room for it allows.
+Parts. The body of a request should take at least twice as long as its first byte, and no longer than the
+memory reserved for it allows.
 
-Time is what callers say it is: seconds of a clock that never goes back.
+Times are given by the caller, in seconds of a clock that never goes back.
 """
 
 from __future__ import annotations
@@ -24,40 +23,41 @@ from streamer.units import MIB
 
 MOST_REQUESTS = 256
 WORTH = 0.25
-"""What throughput must gain by a trial for the raised limit to stay, as a part of what the limit gained."""
+"""Gain in throughput that keeps a raised limit, as a fraction of the gain in the limit."""
 INFLATED = 4.0
-"""First bytes this many times later than the earliest seen mean that requests queue at the server."""
+"""First bytes that come this many times later than the earliest seen: requests queue at the server."""
 WAITING = 0.5
-"""Part of a request's time, up to its first byte, beyond which requests wait more than they carry."""
+"""Fraction of a request's time before its first byte, above which the limit doubles."""
 STARVED = 0.05
-"""Part of the time that delivery waits for storage, for more requests to be wanted."""
+"""Fraction of the time that delivery waits for storage, above which more requests are wanted."""
 BUSY = 0.9
-"""Part of the time that the loop's thread works, from which on storage is not what delivery waits for."""
+"""Fraction of the time that the loop's thread works, above which this process is the bottleneck."""
 INTERVAL = 0.1
-"""Seconds, at the least, over which throughput is compared."""
+"""Minimum seconds over which throughput is compared."""
 LANDINGS = 2
-"""Landings per request, likewise; requests that began together land in waves, and one wave shows little."""
+"""Minimum ended requests for each request in flight, over which throughput is compared. Requests that
+begin together end together, and one such wave shows little."""
 FIRST_HOLD, LONGEST_HOLD = 1.0, 60.0
-"""Seconds between trials: doubled whenever one was in vain."""
+"""Seconds between trials; doubled after each that failed."""
 QUIET = 0.5
-"""Seconds without SlowDown for every step back."""
+"""Seconds without SlowDown before each step back up."""
 SMALLEST_PART, LARGEST_PART = 1 * MIB, 16 * MIB
 
 
 @dataclass(slots=True)
 class _Trial:
     limit: int
-    """The limit before it."""
+    """The limit before the trial."""
     rate: float
-    """Bytes per second before it."""
+    """Bytes per second before the trial."""
 
     def due(self, limit: int, worth: float) -> float:
-        """By what throughput must have risen with that limit."""
+        """Factor by which throughput must have risen at this limit."""
         return 1 + worth * (limit / self.limit - 1)
 
 
 class ConcurrencyController:
-    """The limit of requests, and the size of parts, of everything that shares one endpoint."""
+    """The number of requests in flight and the size of parts, of all channels of one endpoint."""
 
     def __init__(
         self,
@@ -73,10 +73,9 @@ class ConcurrencyController:
     ) -> None:
         """Begin with `limit` requests of `part_size` bytes; what is fixed stays so.
 
-        `worth`: how much of a trial's further requests must come back as throughput: 0.4 of twice the
-        requests is 1.4 times the throughput. More, where requests beyond those needed cost more than a
-        request. `worked`: seconds so far that the thread which moves the bytes has run, or waited for a
-        processor.
+        `worth`: gain in throughput that keeps a raised limit, as a fraction of the gain in the limit: at 0.4,
+        twice the requests must bring 1.4 times the throughput. `worked` returns the seconds so far that the
+        thread which moves the bytes has run, or waited for a processor.
         """
         self._most = most
         self.limit = limit
@@ -116,27 +115,27 @@ class ConcurrencyController:
 
     @property
     def largest_part(self) -> int:
-        """Bytes that no part exceeds."""
+        """Upper bound of a part, in bytes."""
         return self._part_size if self._fixed_part else self._largest_part
 
     @property
     def fixed(self) -> bool:
-        """Whether the limit of requests stays as it is."""
+        """Whether the limit does not adapt."""
         return self._fixed_limit
 
     def fix_limit(self, limit: int | None) -> None:
-        """Stay at so many requests; None: adapt from here on."""
+        """Stop adapting, at `limit` requests; None resumes adapting from the present limit."""
         self._fixed_limit = limit is not None
         self.limit = limit or self.limit
         self._trial, self._since, self._unsettled, self._goal = None, None, 0, 0
         self._hold, self._hold_until = FIRST_HOLD, 0.0
 
     def full(self) -> None:
-        """A request could have begun but for want of a request."""
+        """Note that a part waited because the limit was reached."""
         self._full = True
 
     def starved(self, seconds: float) -> None:
-        """Delivery has waited for storage; of several, their mean."""
+        """Note that delivery waited for storage; of several channels, their mean."""
         self._starved += seconds
 
     def throttled(self, now: float) -> None:

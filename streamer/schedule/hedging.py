@@ -1,15 +1,15 @@
-"""When a second request is worth its bytes: the head of line is held up by one slow connection. Pure.
+"""Decides when a second request for a part is worth its bytes. Pure.
 
-S3 answers from many machines, and one in some hundred requests meets a slow one. Ahead of delivery that
-costs nothing. At the head of line it stops the trainer, so there, and only while the pipe is empty and
-delivery waits, the part is looked at again every `patience` seconds: if what is missing would come much
-sooner by a request made now, as those of late have gone, that request is made as well, on another
-connection and address. The first of the two to answer goes on, from the next byte that is missing; nothing
-is fetched twice but what the loser had under way.
+S3 answers from many machines, and about one request in a hundred meets a slow one. Ahead of delivery that
+costs nothing; at the head of line it stops the trainer. So while delivery waits for the head of line, and
+only then, the part is examined every `patience` seconds. If a new request would bring the missing bytes much
+sooner than the present one, judged by recent requests, the part is hedged: requested a second time, on
+another connection and address. The first of the two to answer goes on, from the next missing byte; only what
+the other had under way is fetched twice.
 
-Patience is learned as TCP learns its timeout (RFC 6298 §2): the mean of first bytes and four times their
-mean deviation, never less than `LEAST_PATIENCE`. Hedges may fetch a small part of all bytes again, so that
-a slow day of the whole store is not made worse.
+`patience` is learned as TCP learns its timeout (RFC 6298 §2): the mean of first bytes plus four times their
+mean deviation, at least `LEAST_PATIENCE`. Hedges may fetch a small fraction of all bytes again, so they do
+not add load when the whole store is slow.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from dataclasses import dataclass
 from streamer.units import MIB
 
 LEAST_PATIENCE = 0.1
-"""Seconds; below that our own work would be taken for the server's."""
+"""Seconds; a shorter wait may be this process's own work."""
 MOST_PATIENCE = 5.0
 MUCH_SOONER = 3.0
-"""How many times longer than a new request the present one must be about to take."""
+"""A hedge is worth it if the present request is about to take this many times longer than a new one."""
 STARVED = 0.8
-"""Part of the time looked at that delivery must have waited for storage: else its reader is the slow one."""
+"""Fraction of the time that delivery must have waited for storage; otherwise the reader is slow."""
 CREDIT = 32 * MIB
-"""Bytes that may be hedged before anything has arrived."""
+"""Bytes that may be hedged before any have arrived."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +42,10 @@ class HeadSample:
 
 
 class Hedging:
-    """What requests of late have shown, and the bytes left for hedges, for all that shares one endpoint."""
+    """Recent requests of one endpoint, and the bytes that hedges may still fetch."""
 
     def __init__(self, part: float) -> None:
-        """`part`: of all bytes received, those that hedges may fetch once more; 0 for no hedges."""
+        """`part`: fraction of all received bytes that hedges may fetch again; 0 for no hedges."""
         self._part = part
         self._credit = float(CREDIT) if part else 0.0
         self._first_byte = 0.0
@@ -61,11 +61,11 @@ class Hedging:
 
     @property
     def patience(self) -> float:
-        """Seconds after which a head of line that delivery waits for is looked at (again)."""
+        """Seconds between two examinations of a head of line that delivery waits for."""
         return min(MOST_PATIENCE, max(LEAST_PATIENCE, self._first_byte + 4 * self._deviation))
 
     def landed(self, *, received: int, first_byte: float, seconds: float) -> None:
-        """A request has ended well, as told to `ConcurrencyController.landed`."""
+        """Note a request that has ended well."""
         self._credit = min(self._credit + self._part * received, 2.0 * CREDIT)
         if not self._first_byte:
             self._first_byte, self._deviation = first_byte, first_byte / 2
@@ -77,9 +77,9 @@ class Hedging:
             self._body_rate += (rate - self._body_rate) * (0.1 if self._body_rate else 1)
 
     def worth(self, before: HeadSample, now: HeadSample, missing: int) -> bool:
-        """Whether to ask again for the `missing` bytes of a part that has been head of line since `before`.
+        """Whether to hedge the `missing` bytes of a part that has been head of line since `before`.
 
-        If so, they are taken from what hedges may fetch.
+        If so, they are charged to the bytes that hedges may fetch.
         """
         seconds = now.at - before.at
         if missing > self._credit or not self._body_rate or now.starved - before.starved < STARVED * seconds:

@@ -1,17 +1,16 @@
-"""The window: which parts are wanted now. Pure and synchronous.
+"""Decides which parts are requested now. Pure and synchronous.
 
-Parts come from one iterator over all epochs, in delivery order. A part is *admitted* when the channel's share
-has a request and the room for its stage; admitted parts form a queue whose first is the *head of line*, the
-only one that may be delivered. What a stage holds depends on the transport (a whole part in memory, or what a
-kernel pipe takes of it), so the room of a part is given by `reserved_bytes`. It comes back when the part is
-delivered; a request comes back when its request ends.
+Parts come from one iterator over all epochs, in delivery order. The window admits a part when the channel's
+quota has a request and the bytes for it. Admitted parts form a queue; the first is the *head of line*, the
+only part that may be delivered. `reserved_bytes` gives the bytes that a part reserves, which depend on the
+transport: a whole part in memory, or what a kernel pipe takes of it. The bytes are returned when the part is
+delivered, the request when it ends.
 
-Parts of a later epoch than the one being delivered may hold a quarter of the share: enough for a reader
-that turns the epoch to find bytes waiting, and no more is in vain if it never does.
+Parts of a later epoch than the one being delivered may reserve a quarter of the quota: enough for a reader
+that turns the epoch to find bytes waiting, and little to throw away if it does not.
 
-Invariants (held by property tests): what is held never exceeds the share; parts are delivered in the
-iterator's order, each byte once; whenever nothing is admitted and parts are left, one can be admitted (no
-dead end).
+Invariants, held by property tests: reserved bytes never exceed the quota; parts are delivered in the
+iterator's order, each byte once; whenever nothing is admitted and parts are left, one can be admitted.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Ranks and other FIFOs read as one: order, ends, errors, epochs that belong together."""
+"""Rank FIFOs and other FIFOs read as one: order, ends, errors, epochs that belong together."""
 
 from __future__ import annotations
 

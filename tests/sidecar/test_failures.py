@@ -147,7 +147,7 @@ def test_a_keeper_holds_what_has_failed_beyond_the_end_of_the_sidecar(stub, tmp_
 
 @pytest.mark.parametrize("policy", ["poison", "close"])
 def test_a_restart_goes_on_with_the_epoch_after_one_that_was_ended(stub, tmp_path, policy):
-    """Ranks fail one by one; what ended is over, and a new sidecar offers the next epoch."""
+    """Rank FIFOs fail one by one; what ended is over, and a new sidecar offers the next epoch."""
     found, _ = records("train", tfrecord.encode, objects=2)
     stub.objects |= found
     faults = Faults(stub, train=(65_536, fails(404, "NoSuchKey")))

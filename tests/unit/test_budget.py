@@ -213,7 +213,7 @@ def test_no_more_members_than_agreed():
 
 @pytest.mark.parametrize(("budget", "members"), [(0, 1), (1, 0), (-1, 1)])
 def test_an_allotment_of_nothing_is_refused(budget, members):
-    with pytest.raises(ValueError, match="needs a budget"):
+    with pytest.raises(ValueError, match="needs bytes"):
         memory_budget(members, budget=budget)
 
 
