@@ -78,61 +78,16 @@ def train(base: str, *, epochs: int, batch_size: int) -> dict[str, Any]:
     started = time.monotonic()
     import tensorflow as tf
 
-    from streamer.readers.tensorflow import PipeModeDataset
-
     imported = time.monotonic()
-    config = os.path.join(base, "input", "config")
-    with open(os.path.join(config, "hyperparameters.json"), encoding="utf-8") as file:
+    with open(os.path.join(base, "input", "config", "hyperparameters.json"), encoding="utf-8") as file:
         parameters = json.load(file)
-
-    features = {
-        "label": tf.io.FixedLenFeature([], tf.int64),
-        "data": tf.io.FixedLenFeature([], tf.string),
-    }
-
-    def parse(records: Any) -> tuple[Any, Any]:
-        examples = tf.io.parse_example(records, features)
-        vectors = tf.io.decode_raw(examples["data"], tf.float64)
-        return tf.cast(tf.ensure_shape(vectors, [None, DIMENSIONS]), tf.float32), examples["label"]
-
-    def batches(channel: str, counter: EpochCounter, *, passes: int) -> Any:
-        def count(indices: Any, records: Any) -> Any:
-            tf.numpy_function(counter.note, [indices], [])
-            return records
-
-        dataset = PipeModeDataset(
-            channel=channel,
-            record_format="TFRecord",
-            pipe_dir=os.path.join(base, "input", "data"),
-            config_dir=config,
-            state_dir=os.path.join(base, "pipe_state"),
-        )
-        return (
-            dataset.enumerate()
-            .repeat(passes)
-            .batch(batch_size)
-            .map(count)  # one after the other; `parse` may run on several threads
-            .map(parse, num_parallel_calls=tf.data.AUTOTUNE)
-            .prefetch(tf.data.AUTOTUNE)
-        )
-
     tf.keras.utils.set_random_seed(1)
-    model = tf.keras.Sequential(
-        [
-            tf.keras.Input([DIMENSIONS]),
-            tf.keras.layers.Dense(int(parameters["classes"]), activation="softmax"),
-        ]
-    )
-    model.compile(
-        optimizer=tf.keras.optimizers.Adam(LEARNING_RATE),
-        loss="sparse_categorical_crossentropy",
-        metrics=["accuracy"],
-    )
+    model = _classifier(tf, int(parameters["classes"]))
     trained, evaluated = EpochCounter(), EpochCounter()
     due = {name: int(parameters[f"{name}-records"]) * RECORD_BYTES for name in ("train", "eval")}
     with progress("train", epochs * due["train"]) as advance:
         model.fit(
-            batches("train", trained, passes=epochs),
+            _batches(tf, base, "train", trained, passes=epochs, size=batch_size),
             verbose=0,
             shuffle=False,
             callbacks=[_watch(tf, advance, batch_size=batch_size)],
@@ -140,7 +95,7 @@ def train(base: str, *, epochs: int, batch_size: int) -> dict[str, Any]:
     fitted = time.monotonic()
     with progress("evaluate", due["eval"]) as advance:
         scores = model.evaluate(
-            batches("eval", evaluated, passes=1),
+            _batches(tf, base, "eval", evaluated, passes=1, size=batch_size),
             verbose=0,
             return_dict=True,
             callbacks=[_watch(tf, advance, batch_size=batch_size)],
@@ -157,6 +112,54 @@ def train(base: str, *, epochs: int, batch_size: int) -> dict[str, Any]:
         "tensorflow": tf.__version__,
         "devices": [device.device_type for device in tf.config.list_physical_devices()],
     }
+
+
+def _batches(tf: Any, base: str, channel: str, counter: EpochCounter, *, passes: int, size: int) -> Any:
+    """A dataset of `passes` epochs of a channel, in batches of vectors and labels."""
+    from streamer.readers.tensorflow import PipeModeDataset
+
+    features = {
+        "label": tf.io.FixedLenFeature([], tf.int64),
+        "data": tf.io.FixedLenFeature([], tf.string),
+    }
+
+    def count(indices: Any, records: Any) -> Any:
+        tf.numpy_function(counter.note, [indices], [])
+        return records
+
+    def parse(records: Any) -> tuple[Any, Any]:
+        examples = tf.io.parse_example(records, features)
+        vectors = tf.io.decode_raw(examples["data"], tf.float64)
+        return tf.cast(tf.ensure_shape(vectors, [None, DIMENSIONS]), tf.float32), examples["label"]
+
+    dataset = PipeModeDataset(
+        channel=channel,
+        record_format="TFRecord",
+        pipe_dir=os.path.join(base, "input", "data"),
+        config_dir=os.path.join(base, "input", "config"),
+        state_dir=os.path.join(base, "pipe_state"),
+    )
+    return (
+        dataset.enumerate()
+        .repeat(passes)
+        .batch(size)
+        .map(count)  # one after the other; `parse` may run on several threads
+        .map(parse, num_parallel_calls=tf.data.AUTOTUNE)
+        .prefetch(tf.data.AUTOTUNE)
+    )
+
+
+def _classifier(tf: Any, classes: int) -> Any:
+    """A linear model of so many classes, ready to fit."""
+    model = tf.keras.Sequential(
+        [tf.keras.Input([DIMENSIONS]), tf.keras.layers.Dense(classes, activation="softmax")]
+    )
+    model.compile(
+        optimizer=tf.keras.optimizers.Adam(LEARNING_RATE),
+        loss="sparse_categorical_crossentropy",
+        metrics=["accuracy"],
+    )
+    return model
 
 
 def _watch(tf: Any, advance: Callable[[int], None], *, batch_size: int) -> Any:
