@@ -141,20 +141,9 @@ class SeedRun:
         self._plans: dict[str, Plan] = {}
 
     async def run(self) -> None:
+        """Make the channels, let everybody act, and check what came of it."""
         trial = self._trial
-        client, bundle = _Client(tls=trial.tls), None
-        if trial.tls:
-            bundle = f"{self._directory}/.ca.pem"
-            with open(bundle, "wb") as file:
-                file.write(authority()[1])
-        source = HttpSource(
-            RangeSigner(client, None, anonymous=True, reading=RequestOptions()),
-            _Fallback(),  # type: ignore[arg-type]
-            tls=tls_context(bundle) if trial.tls else None,
-            stall_timeout=STALL_TIMEOUT,
-        )
-        clients = Clients(client, client, None, True, RequestOptions(), bundle, STALL_TIMEOUT)
-        inspector = HttpHeadClient(clients, give_up_after=60)
+        source, inspector = self._http()
         concurrency = ConcurrencyController(
             trial.requests_in_flight,
             trial.part_size,
@@ -175,25 +164,7 @@ class SeedRun:
             quota = memory_budget.quota()
             supply = PipeStages(quota, pipes) if trial.splice else MemoryStages(quota, buffers)
             channels.append(self._channel(each, source, supply, inspector))
-        tasks: list[asyncio.Task[None]] = []
-        try:
-            async with asyncio.timeout(LONGEST):
-                for channel in channels:
-                    channel.prepare()
-                    tasks.append(self._loop.create_task(channel.run(), name=channel.name))
-                others = [self._loop.create_task(self._change())]
-                others += [
-                    self._loop.create_task(self._act(when, what, channels, tasks, memory_budget))
-                    for when, what in trial.actions
-                ]
-                readers = [self._loop.create_task(self._read(each)) for each in trial.channels]
-                await asyncio.gather(*readers, *others)
-                for channel in channels:
-                    channel.drain()
-                await asyncio.wait(tasks)
-        except TimeoutError:
-            now = [str(channel.statistics()) for channel in channels]
-            raise Broken(f"hangs: readers have {self._got}; {now}") from None
+        tasks = await self._play(channels, memory_budget)
         for channel, task in zip(channels, tasks, strict=True):
             if not task.cancelled() and task.exception() is not None:
                 raise Broken(f"{channel.name} ended with what no channel may raise") from task.exception()
@@ -205,6 +176,46 @@ class SeedRun:
         pipes.close()
         await asyncio.sleep(100)  # threads of a loop return, and sockets that are closed are told
         self.found.faults += self._server.struck
+
+    def _http(self) -> tuple[HttpSource, HttpHeadClient]:
+        """The transport and the client of HEAD requests, which are ours."""
+        trial = self._trial
+        client, bundle = _Client(tls=trial.tls), None
+        if trial.tls:
+            bundle = f"{self._directory}/.ca.pem"
+            with open(bundle, "wb") as file:
+                file.write(authority()[1])
+        source = HttpSource(
+            RangeSigner(client, None, anonymous=True, reading=RequestOptions()),
+            _Fallback(),  # type: ignore[arg-type]
+            tls=tls_context(bundle) if trial.tls else None,
+            stall_timeout=STALL_TIMEOUT,
+        )
+        clients = Clients(client, client, None, True, RequestOptions(), bundle, STALL_TIMEOUT)
+        return source, HttpHeadClient(clients, give_up_after=60)
+
+    async def _play(self, channels: list[Channel], memory_budget: MemoryBudget) -> list[asyncio.Task[None]]:
+        """Run the channels, readers and actions until all have ended; the channels' tasks. Raises Broken."""
+        tasks: list[asyncio.Task[None]] = []
+        try:
+            async with asyncio.timeout(LONGEST):
+                for channel in channels:
+                    channel.prepare()
+                    tasks.append(self._loop.create_task(channel.run(), name=channel.name))
+                others = [self._loop.create_task(self._change())]
+                others += [
+                    self._loop.create_task(self._act(when, what, channels, tasks, memory_budget))
+                    for when, what in self._trial.actions
+                ]
+                readers = [self._loop.create_task(self._read(each)) for each in self._trial.channels]
+                await asyncio.gather(*readers, *others)
+                for channel in channels:
+                    channel.drain()
+                await asyncio.wait(tasks)
+        except TimeoutError:
+            now = [str(channel.statistics()) for channel in channels]
+            raise Broken(f"hangs: readers have {self._got}; {now}") from None
+        return tasks
 
     def _channel(self, each: ChannelTrial, source: Any, supply: Any, inspector: HttpHeadClient) -> Channel:
         refs = [ObjectRef(BUCKET, key, len(data), etag(data)) for key, data in each.objects.items()]
