@@ -201,7 +201,7 @@ def no_blocking():
             function.can_block_in("streamer/s3/catalog/manifests.py", {"_read"})
             function.can_block_in("streamer/s3/catalog/object_info.py", {"find", "_http"})
             # /proc is no disk; and this socket is non-blocking, which os.read does not show.
-            function.can_block_in("streamer/relay/staging/pipes.py", {"pipe_allowance", "_read_into_memory"})
+            function.can_block_in("streamer/linux.py", {"pipe_allowance"})
             # A trailer is one small file, written and read (here, by tests) whole.
             function.can_block_in("streamer/trailer.py", {"write_trailer", "read_trailer"})
         yield

@@ -20,15 +20,16 @@ MAY_IMPORT = {
     "streamer.trailer": set(),
     "streamer.secrets": set(),
     "streamer.aio": set(),
+    "streamer.linux": set(),
     "streamer.retry": set(),
     "streamer.formats": set(),
     "streamer.plan": {"streamer.formats"},
     "streamer.schedule": {"streamer.plan"},
     "streamer.helpers": {"streamer.plan"},
-    "streamer.sink": {"streamer.helpers", "streamer.plan", "streamer.trailer"},
-    "streamer.s3.client": {"streamer.retry", "streamer.secrets"},
+    "streamer.sink": {"streamer.helpers", "streamer.linux", "streamer.plan", "streamer.trailer"},
+    "streamer.s3.client": {"streamer.linux", "streamer.retry", "streamer.secrets"},
     "streamer.s3.signing": {"streamer.plan", "streamer.s3.client"},
-    "streamer.s3.http": {"streamer.s3.client", "streamer.s3.signing"},
+    "streamer.s3.http": {"streamer.linux", "streamer.s3.client", "streamer.s3.signing"},
     "streamer.s3": {
         "streamer.plan", "streamer.secrets",
         "streamer.s3.client", "streamer.s3.http", "streamer.s3.signing",
@@ -39,7 +40,7 @@ MAY_IMPORT = {
     },
     "streamer.relay.statistics": {"streamer.s3"},
     "streamer.relay.staging": {
-        "streamer.plan", "streamer.relay.statistics", "streamer.s3", "streamer.schedule",
+        "streamer.linux", "streamer.plan", "streamer.relay.statistics", "streamer.s3", "streamer.schedule",
     },
     "streamer.relay.fetch": {
         "streamer.plan", "streamer.relay.staging", "streamer.relay.statistics", "streamer.retry",
@@ -50,10 +51,10 @@ MAY_IMPORT = {
         "streamer.relay.statistics", "streamer.retry", "streamer.s3", "streamer.schedule", "streamer.sink",
     },
     "streamer.relay": {
-        "streamer.aio", "streamer.helpers", "streamer.plan", "streamer.relay.deliver", "streamer.relay.fetch",
-        "streamer.relay.staging", "streamer.relay.statistics", "streamer.retry", "streamer.s3",
-        "streamer.s3.client", "streamer.s3.http", "streamer.s3.signing", "streamer.schedule", "streamer.sink",
-        "streamer.trailer",
+        "streamer.aio", "streamer.helpers", "streamer.linux", "streamer.plan", "streamer.relay.deliver",
+        "streamer.relay.fetch", "streamer.relay.staging", "streamer.relay.statistics", "streamer.retry",
+        "streamer.s3", "streamer.s3.client", "streamer.s3.http", "streamer.s3.signing", "streamer.schedule",
+        "streamer.sink", "streamer.trailer",
     },
     "streamer.readers.core": {"streamer.formats", "streamer.trailer"},
     "streamer.readers.samples": {"streamer.formats"},
@@ -78,10 +79,10 @@ MAY_IMPORT = {
 }  # fmt: skip
 """By room, the rooms that it may import."""
 ENGINE = {
-    "streamer.aio", "streamer.helpers", "streamer.plan", "streamer.relay", "streamer.relay.deliver",
-    "streamer.relay.fetch", "streamer.relay.staging", "streamer.relay.statistics", "streamer.retry",
-    "streamer.s3", "streamer.s3.catalog", "streamer.s3.client", "streamer.schedule", "streamer.secrets",
-    "streamer.sink", "streamer.trailer",
+    "streamer.aio", "streamer.helpers", "streamer.linux", "streamer.plan", "streamer.relay",
+    "streamer.relay.deliver", "streamer.relay.fetch", "streamer.relay.staging", "streamer.relay.statistics",
+    "streamer.retry", "streamer.s3", "streamer.s3.catalog", "streamer.s3.client", "streamer.schedule",
+    "streamer.secrets", "streamer.sink", "streamer.trailer",
 }  # fmt: skip
 """What every room of `sidecar` may use of the library."""
 FOREIGN = {
@@ -186,6 +187,24 @@ def test_the_keeper_is_the_standard_library_alone():
     """It runs without site-packages, and nothing of ours can break it."""
     loaded = imports(ROOT / "streamer" / "helpers" / "keeper.py")
     assert {name.split(".")[0] for name in loaded} <= set(sys.stdlib_module_names)
+
+
+def test_the_keeper_s_copies_equal_the_definitions_in_the_linux_room():
+    """The keeper imports nothing of ours, so a change of one text must reach the other."""
+    names = {"PIPE_SIZE", "SPLICE_FLAGS", "descriptor_path", "bytes_unread", "set_pipe_size"}
+
+    def definitions(path: Path) -> dict[str, str]:
+        named = {}
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.FunctionDef):
+                named[node.name] = ast.unparse(node)
+            elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                named[node.targets[0].id] = ast.unparse(node)
+        return {name: named[name] for name in names & named.keys()}
+
+    defined = definitions(ROOT / "streamer" / "linux.py")
+    assert defined.keys() == names
+    assert definitions(ROOT / "streamer" / "helpers" / "keeper.py") == defined
 
 
 def test_readers_load_nothing_but_the_standard_library():

@@ -13,6 +13,7 @@ from sidecar.job.planning import plan_while_unavailable
 from sidecar.process.exits import Exit
 from sidecar.process.memory import freeze_gc, memory_limit
 from streamer.errors import ReaderGone
+from streamer.linux import descriptor_path
 from streamer.plan import Arrangement
 from streamer.relay.once import stream_once
 from streamer.relay.statistics import ChannelCounters
@@ -115,7 +116,7 @@ def _standard_output(on_gone: Callable[[], None], *, give_up_after: float) -> Ou
     if not stat.S_ISFIFO(os.fstat(1).st_mode):
         return FileOutlet(1)
     try:
-        fd = os.open("/proc/self/fd/1", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = os.open(descriptor_path(1), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except PermissionError:  # a pipe that another user made, as under sudo
         fd = os.dup(1)
     except OSError as error:  # ENXIO: nobody has the read end any more

@@ -14,7 +14,7 @@ from sidecar.job import rehearsal
 from sidecar.process.exits import Exit, exit_code
 from sidecar.process.memory import memory_limit
 from streamer.errors import PenstockError, SinkError
-from streamer.relay.staging.pipes import PIPE_SIZE, pipe_allowance
+from streamer.linux import PIPE_SIZE, largest_pipe, pipe_allowance
 from streamer.units import MIB, human_bytes
 
 if TYPE_CHECKING:
@@ -65,10 +65,9 @@ def pipes(job: Job) -> Finding:
     """What the kernel grants this user (pipe(7))."""
     fifos = max(1, sum(len(job.fifos(channel)) for channel in job.channels("Pipe")))
     allowance = pipe_allowance()
-    with open("/proc/sys/fs/pipe-max-size", encoding="ascii") as file:
-        largest = int(file.read())
-    said = "no limit" if allowance is None else human_bytes(allowance)
-    text = f"pipes of up to {human_bytes(largest)}, {said} in all, for {fifos} FIFOs"
+    largest = largest_pipe()
+    in_all = "no limit" if allowance is None else human_bytes(allowance)
+    text = f"pipes of up to {human_bytes(largest)}, {in_all} in all, for {fifos} FIFOs"
     if largest < PIPE_SIZE:
         return Finding("pipes", "warning", text, "Set fs.pipe-max-size to 1048576: smaller FIFOs cost CPU.")
     if allowance is not None and allowance < 4 * fifos * PIPE_SIZE:

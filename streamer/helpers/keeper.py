@@ -68,8 +68,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 VERSION = 2
-PIPE_SIZE = 1 << 20
-"""Of FIFO and pipe; the most that an unprivileged process may ask for (pipe(7))."""
 LONGEST_MESSAGE = 64 * 1024
 LONGEST_MARK = 16
 RETRY = 0.1
@@ -78,29 +76,31 @@ BACKLOG = 128
 """Sidecars that may wait: each start of one while the keeper stands still leaves a connection."""
 _STACK = 128 * 1024
 """Bytes of a thread's stack, which has little to do; there may be a thousand."""
-_FLAGS = os.SPLICE_F_NONBLOCK | os.SPLICE_F_MOVE
+
+# A copy of definitions in streamer/linux.py, since this file runs alone; tests/test_arrows.py compares them.
+PIPE_SIZE = 1 << 20
+SPLICE_FLAGS = os.SPLICE_F_NONBLOCK | os.SPLICE_F_MOVE
 
 Act = tuple[Callable[..., None], Any]
 """What there is to do, and with which channel, opening or None."""
 
 
-def by_descriptor(path_fd: int) -> str:
-    """A path that leads to the inode of an O_PATH descriptor, whatever its own path is now (open(2))."""
-    return f"/proc/self/fd/{path_fd}"
+def descriptor_path(fd: int) -> str:
+    """Return a path to the inode of a descriptor; it stays valid when the file is renamed (proc(5))."""
+    return f"/proc/self/fd/{fd}"
 
 
-def unread(fd: int) -> int:
-    """Bytes in a pipe."""
+def bytes_unread(fd: int) -> int:
+    """Return how many bytes wait in a pipe (FIONREAD, pipe(7)) or TCP socket (SIOCINQ, tcp(7))."""
     return int(struct.unpack("i", fcntl.ioctl(fd, termios.FIONREAD, b"\0\0\0\0"))[0])
 
 
-def enlarge(fd: int) -> int:
-    """Ask for a 1 MiB pipe, or as near as the kernel grants; return its size in bytes.
+def set_pipe_size(fd: int, size: int = PIPE_SIZE, *, least: int = 128 * 1024) -> int:
+    """Ask for a pipe of `size` bytes, then for halves of it down to `least`; return the pipe's size.
 
     Past a user's 64 MiB of pipe pages F_SETPIPE_SZ answers EPERM and the pipe keeps its size (pipe(7)).
     """
-    size = PIPE_SIZE
-    while size > 64 * 1024:
+    while size >= least:
         with contextlib.suppress(OSError):
             return fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, size)
         size //= 2
@@ -146,7 +146,7 @@ class Channel:
     @property
     def accepted(self) -> int:
         """Bytes that the FIFO has accepted or will; exact while no sidecar writes."""
-        return self.moved + (unread(self.read_fd) if self.fifo >= 0 else 0)
+        return self.moved + (bytes_unread(self.read_fd) if self.fifo >= 0 else 0)
 
     def account(self) -> dict[str, object]:
         """What the next sidecar must know."""
@@ -173,7 +173,7 @@ class Opening:
 
     def _open(self) -> None:
         try:
-            self.fd = os.open(by_descriptor(self.path_fd), os.O_WRONLY | os.O_CLOEXEC)
+            self.fd = os.open(descriptor_path(self.path_fd), os.O_WRONLY | os.O_CLOEXEC)
         except Exception as error:  # noqa: BLE001 - the sidecar must hear of it, whatever it is
             self.error = error
         self._arrived(self)
@@ -554,7 +554,7 @@ class Keeper:
         self._owners |= {fifo: channel, channel.read_fd: channel}
         for fd in (fifo, channel.write_fd):
             with contextlib.suppress(OSError):
-                enlarge(fd)
+                set_pipe_size(fd)
         self.perform((self._move, channel))
 
     def _move(self, channel: Channel) -> None:
@@ -565,9 +565,9 @@ class Keeper:
         if channel.full is None:
             self._await(channel, full=False)
         try:
-            channel.moved += os.splice(channel.read_fd, channel.fifo, PIPE_SIZE, flags=_FLAGS)
+            channel.moved += os.splice(channel.read_fd, channel.fifo, PIPE_SIZE, flags=SPLICE_FLAGS)
         except BlockingIOError:
-            self._await(channel, full=unread(channel.read_fd) > 0)
+            self._await(channel, full=bytes_unread(channel.read_fd) > 0)
         except BrokenPipeError:
             self._leave(channel)
         self._settle(channel)
@@ -596,7 +596,7 @@ class Keeper:
         self._settle(channel)
 
     def _settle(self, channel: Channel) -> None:
-        if channel.settling and (channel.state != "open" or not unread(channel.read_fd)):
+        if channel.settling and (channel.state != "open" or not bytes_unread(channel.read_fd)):
             channel.settling = False
             self._say("settled", channel)
 
@@ -618,7 +618,7 @@ class Keeper:
         """Have a thread return from open(2), by a reader of our own, which `_opened` closes."""
         if not opening.over and opening.read_end < 0:
             flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
-            opening.read_end = os.open(by_descriptor(opening.path_fd), flags)
+            opening.read_end = os.open(descriptor_path(opening.path_fd), flags)
 
 
 def _first(fds: list[int]) -> int:
@@ -634,7 +634,7 @@ def address(path: str) -> Iterator[str]:
     directory, name = os.path.split(os.path.abspath(path))
     fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        yield os.path.join(by_descriptor(fd), name)
+        yield os.path.join(descriptor_path(fd), name)
     finally:
         os.close(fd)
 

@@ -14,9 +14,10 @@ from typing import Literal
 
 from streamer.aio import thread_worked
 from streamer.errors import ConfigError, SinkError
+from streamer.linux import PIPE_SIZE, pipe_allowance
 from streamer.plan import Plan
 from streamer.relay.staging.buffers import BUFFER_SIZE, BufferPool, MemoryStages
-from streamer.relay.staging.pipes import PIPE_SIZE, PipePool, PipeStages, pipe_allowance
+from streamer.relay.staging.pipes import PipePool, PipeStages
 from streamer.relay.staging.stage import Stages
 from streamer.s3.aiobotocore_source import AiobotocoreSource
 from streamer.s3.client.session import Clients

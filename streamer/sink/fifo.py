@@ -32,7 +32,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from streamer.errors import Shortage, SinkError
-from streamer.helpers.keeper import by_descriptor
+from streamer.linux import descriptor_path
 from streamer.sink.outlet import PipeOutlet
 from streamer.sink.write_ends import LocalWriteEnds, WriteEnds
 from streamer.trailer import Trailer, fifo_path, read_trailer, trailer_path, write_trailer
@@ -119,7 +119,7 @@ class FifoDirectory:
             try:
                 _check(path, os.fstat(path_fd))
                 # mkfifo(3) applies the umask; the mode is for the trainer's user or group.
-                os.chmod(by_descriptor(path_fd), self._mode)
+                os.chmod(descriptor_path(path_fd), self._mode)
             except (OSError, Shortage):
                 os.close(path_fd)
                 raise

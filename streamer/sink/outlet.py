@@ -23,7 +23,7 @@ import time
 from typing import TYPE_CHECKING, Protocol
 
 from streamer.errors import ReaderGone, Shortage, SinkError
-from streamer.helpers.keeper import enlarge, unread
+from streamer.linux import bytes_unread, set_pipe_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,7 +78,7 @@ class PipeOutlet:
         self.on_short: Callable[[Shortage], None] | None = None
         """Told when the kernel begins to refuse."""
         self._waiter: asyncio.Future[None] | None = None
-        self.capacity = enlarge(fd)
+        self.capacity = set_pipe_size(fd)
         """Bytes that the pipe holds; what the kernel granted."""
         self._epoll = epoll or select.epoll()
         self._epoll.register(fd, 0)
@@ -95,8 +95,8 @@ class PipeOutlet:
 
     @property
     def unread(self) -> int:
-        """Bytes in the pipe (FIONREAD, pipe(7)); with a keeper, on their way to it."""
-        return 0 if self._fd < 0 else unread(self._fd)
+        """Bytes in the pipe; with a keeper, on their way to it."""
+        return 0 if self._fd < 0 else bytes_unread(self._fd)
 
     def push(self, source: Drainable) -> int:
         try:

@@ -19,7 +19,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Protocol
 
 from streamer.errors import ReaderGone, SinkError
-from streamer.helpers.keeper import by_descriptor
+from streamer.linux import descriptor_path
 from streamer.sink.outlet import PipeOutlet
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class LocalWriteEnds:
 
     async def _opened(self, path_fd: int) -> int:
         """The write end, once a reader has come; `path_fd` is closed."""
-        opening = self._executor.submit(os.open, by_descriptor(path_fd), os.O_WRONLY | os.O_CLOEXEC)
+        opening = self._executor.submit(os.open, descriptor_path(path_fd), os.O_WRONLY | os.O_CLOEXEC)
         try:
             fd = await asyncio.wrap_future(opening)
         except asyncio.CancelledError:
@@ -120,7 +120,7 @@ class LocalWriteEnds:
     @staticmethod
     def _release(opening: Future[int], path_fd: int) -> None:
         """Wake the thread blocked in open(2); it closes everything when it has returned."""
-        read_end = os.open(by_descriptor(path_fd), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        read_end = os.open(descriptor_path(path_fd), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
 
         def close_all(opened: Future[int]) -> None:
             os.close(read_end)

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from streamer.linux import PIPE_SIZE
 from streamer.plan import Plan, Position, S3Uri
 from streamer.relay.channel import Channel
 from streamer.relay.deliver.delivery import BEGIN
 from streamer.relay.deliver.frame_aligner import Framing, WhenFailed
 from streamer.relay.deliver.object_changes import Changes, WhenChanged
 from streamer.relay.staging.buffers import BUFFER_SIZE
-from streamer.relay.staging.pipes import PIPE_SIZE
 from streamer.relay.transport import Wish, open_transport
 from streamer.retry import RetryPolicy
 from streamer.s3.catalog.listing import plan_prefix

@@ -21,13 +21,14 @@ import stamina.instrumentation
 
 from streamer.errors import ChannelError, StreamError
 from streamer.formats import recordio
+from streamer.linux import PIPE_SIZE
 from streamer.plan import Arrangement, ObjectRef, Plan
 from streamer.readers.core.stream import PipeStream
 from streamer.relay.channel import Channel
 from streamer.relay.deliver.object_changes import Changes
 from streamer.relay.staging import stage as stages
 from streamer.relay.staging.buffers import BUFFER_SIZE, BufferPool, MemoryStages
-from streamer.relay.staging.pipes import PIPE_SIZE, PipePool, PipeStages
+from streamer.relay.staging.pipes import PipePool, PipeStages
 from streamer.retry import RetryPolicy
 from streamer.s3.catalog.object_info import HttpHeadClient
 from streamer.s3.client.session import Clients, RequestOptions

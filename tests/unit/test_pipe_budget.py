@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from streamer.linux import PIPE_SIZE
 from streamer.plan import ObjectRef, Part
-from streamer.relay.staging.pipes import PIPE_SIZE, SMALLEST_PIPE, PipePool, PipeStages
+from streamer.relay.staging.pipes import SMALLEST_PIPE, PipePool, PipeStages
 from streamer.schedule.budget import MemoryBudget
 from streamer.schedule.concurrency import ConcurrencyController
 from streamer.units import MIB

@@ -23,42 +23,24 @@ pipe worth having, bytes go through user memory instead, within the same room.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
 import select
 from collections import deque
 from collections.abc import Callable
 
 from streamer.errors import SourceError
+from streamer.linux import PIPE_SIZE, SPLICE_FLAGS, is_ready, set_pipe_size
 from streamer.plan import Part
 from streamer.relay.staging.stage import Stage, StageFull, bytes_per_request
 from streamer.relay.statistics import ChannelCounters
 from streamer.s3.ranges import Body
 from streamer.schedule.budget import ChannelQuota
-from streamer.units import KIB, MIB
+from streamer.units import KIB
 
-PIPE_SIZE = 1 * MIB
-"""/proc/sys/fs/pipe-max-size, the most that an unprivileged process may ask for."""
 WORTH_HAVING = 256 * KIB
 """A smaller pipe costs more in splices and wake-ups than it saves in copies."""
 SMALLEST_PIPE = 64 * KIB
 READ_SIZE = 256 * KIB
-_FLAGS = os.SPLICE_F_NONBLOCK | os.SPLICE_F_MOVE
-_CAPABLE = (1 << 24) | (1 << 21)
-"""CAP_SYS_RESOURCE, CAP_SYS_ADMIN: either lifts the limit on pipe pages (pipe(7))."""
-
-
-def pipe_allowance() -> int | None:
-    """Bytes of pipes that this user may have in all; None if there is no limit."""
-    try:
-        with open("/proc/self/status", encoding="ascii") as status:
-            capabilities = next(int(line.split()[1], 16) for line in status if line.startswith("CapEff:"))
-        with open("/proc/sys/fs/pipe-user-pages-soft", encoding="ascii") as limit:
-            pages = int(limit.read())
-    except (OSError, ValueError, StopIteration):
-        return 64 * MIB
-    return None if capabilities & _CAPABLE or pages == 0 else pages * os.sysconf("SC_PAGE_SIZE")
 
 
 class Pipe:
@@ -74,7 +56,7 @@ class Pipe:
         """Whether it came on top of the room that is reserved for a part."""
         self.cost = 0
         """What it then takes of the share."""
-        self.size = resize(self.write_fd, size)
+        self.size = set_pipe_size(self.write_fd, size, least=size)
         self.full_at = self.size
         """The count at which no more goes in; less than the size once small fragments used up the slots."""
         if self.size < min(size, WORTH_HAVING):
@@ -84,13 +66,6 @@ class Pipe:
     def close(self) -> None:
         os.close(self.read_fd)
         os.close(self.write_fd)
-
-
-def resize(fd: int, size: int) -> int:
-    """Ask for a pipe of `size` bytes; return what it has (F_SETPIPE_SZ, fcntl(2))."""
-    with contextlib.suppress(OSError):
-        fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, size)
-    return fcntl.fcntl(fd, fcntl.F_GETPIPE_SZ)
 
 
 class PipePool:
@@ -267,7 +242,7 @@ class PipeStage(Stage):
     def _drain_rest(self, fd: int) -> int:
         if self._piped:
             pipe = self._pipes[0]
-            count = os.splice(pipe.read_fd, fd, pipe.count, flags=_FLAGS)
+            count = os.splice(pipe.read_fd, fd, pipe.count, flags=SPLICE_FLAGS)
             pipe.count -= count
             self._piped -= count
             if not pipe.count:
@@ -291,7 +266,7 @@ class PipeStage(Stage):
                 return self._write_memory(fd)
             count = body.splice_into(fd, body.left)
         except BlockingIOError:
-            if writable(fd):
+            if is_ready(fd, select.POLLOUT):  # the pipe has room, or nobody reads it
                 self._dry = True
                 body.notify(self._on_bytes)
                 return 0
@@ -309,10 +284,3 @@ class PipeStage(Stage):
         while self._pipes:
             self._stages.give(self._pipes.pop())
         self._piped = 0
-
-
-def writable(fd: int) -> bool:
-    """Whether the pipe has room, or nobody reads it."""
-    poller = select.poll()
-    poller.register(fd, select.POLLOUT)
-    return bool(poller.poll(0))

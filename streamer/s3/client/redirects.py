@@ -23,6 +23,7 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urljoin, urlsplit
 from aiobotocore.httpsession import AIOHTTPSession
 
 from streamer.errors import ErrorContext, Transient, WrongEndpoint
+from streamer.linux import is_ready
 from streamer.secrets import quoted
 
 if TYPE_CHECKING:
@@ -81,9 +82,7 @@ def _readable(transport: asyncio.BaseTransport | None) -> bool:
     """Whether bytes, or the end, wait in the socket and have not reached aiohttp."""
     if transport is None or (sock := transport.get_extra_info("socket")) is None:
         return False
-    poller = select.poll()
-    poller.register(sock.fileno(), select.POLLIN)
-    return bool(poller.poll(0))
+    return is_ready(sock.fileno(), select.POLLIN)
 
 
 class _Unfollowing:

@@ -18,6 +18,7 @@ import os
 from collections.abc import Callable
 
 from streamer.errors import ErrorContext, SourceError, Transient, Truncated
+from streamer.linux import SPLICE_FLAGS
 from streamer.s3.client.faults import broken
 from streamer.s3.http.connection import Connection
 
@@ -27,7 +28,6 @@ WORTH_WAITING = 0.02
 """Seconds for which more bytes than usual may be waited for, at a connection's own rate."""
 CLOCK = 0.001
 """Resolution of uvloop's clock, in seconds."""
-_SPLICE_FLAGS = os.SPLICE_F_NONBLOCK | os.SPLICE_F_MOVE
 
 
 class HttpBody:
@@ -67,7 +67,7 @@ class HttpBody:
         if self._failure is not None:
             raise self._failure
         try:
-            count = os.splice(self._connection.fd, pipe_fd, min(most, self.left), flags=_SPLICE_FLAGS)
+            count = os.splice(self._connection.fd, pipe_fd, min(most, self.left), flags=SPLICE_FLAGS)
         except (BlockingIOError, BrokenPipeError):
             raise
         except OSError as error:

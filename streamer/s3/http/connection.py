@@ -9,12 +9,11 @@ once. A request that was sent before that was noticed fails without a byte, and 
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import socket
-import sys
-import termios
 from collections.abc import Callable
 from typing import TYPE_CHECKING
+
+from streamer.linux import bytes_unread
 
 if TYPE_CHECKING:
     from streamer.s3.http.poller import FairPoller
@@ -115,7 +114,7 @@ class Connection:
     @property
     def spoilt(self) -> bool:
         """Whether more has come than the responses that were read."""
-        return self._in_socket() > 0
+        return bytes_unread(self.fd) > 0
 
     def send(self, request: bytes) -> bool:
         """Whether the whole request was taken: a kilobyte fits the empty send buffer."""
@@ -135,11 +134,7 @@ class Connection:
     @property
     def unread(self) -> int:
         """Bytes that have come and are with no reader."""
-        return self._in_socket()
-
-    def _in_socket(self) -> int:
-        """SIOCINQ, tcp(7)."""
-        return int.from_bytes(fcntl.ioctl(self.fd, termios.FIONREAD, b"\0\0\0\0"), sys.byteorder)
+        return bytes_unread(self.fd)
 
     def _wake_at(self, low: int) -> None:
         if low != self._low:
@@ -213,7 +208,7 @@ class TlsConnection(Connection):
     @property
     def spoilt(self) -> bool:
         # What is in the socket may be a session ticket.
-        return self._tls.pending > 0 or (self._in_socket() > 0 and not self.usable())
+        return self._tls.pending > 0 or (bytes_unread(self.fd) > 0 and not self.usable())
 
     def send(self, request: bytes) -> bool:
         return self._tls.send(request) == len(request)
@@ -224,7 +219,7 @@ class TlsConnection(Connection):
 
     @property
     def unread(self) -> int:
-        return self._in_socket() + self._tls.pending + (TLS_RECORD if self._dry else 0)
+        return bytes_unread(self.fd) + self._tls.pending + (TLS_RECORD if self._dry else 0)
 
     def expect(self, count: int, worth: int = GATHERED) -> None:
         # Up to one record is in OpenSSL's hands.

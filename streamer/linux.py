@@ -1,0 +1,71 @@
+"""Calls to the Linux kernel that several rooms make: pipes, their limits, and bytes that wait unread.
+
+The keeper runs alone by path and imports nothing of ours, so it has a copy of what it uses:
+`descriptor_path`, `bytes_unread`, `set_pipe_size`, `PIPE_SIZE` and `SPLICE_FLAGS`. tests/test_arrows.py
+compares the two texts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import struct
+import termios
+
+from streamer.units import MIB
+
+PIPE_SIZE = 1 << 20
+"""Default of /proc/sys/fs/pipe-max-size: the largest pipe in bytes that an unprivileged process may have."""
+SPLICE_FLAGS = os.SPLICE_F_NONBLOCK | os.SPLICE_F_MOVE
+_UNLIMITED_CAPABILITIES = (1 << 24) | (1 << 21)
+"""CAP_SYS_RESOURCE, CAP_SYS_ADMIN: either lifts the limit on pipe pages (pipe(7))."""
+
+
+def descriptor_path(fd: int) -> str:
+    """Return a path to the inode of a descriptor; it stays valid when the file is renamed (proc(5))."""
+    return f"/proc/self/fd/{fd}"
+
+
+def bytes_unread(fd: int) -> int:
+    """Return how many bytes wait in a pipe (FIONREAD, pipe(7)) or TCP socket (SIOCINQ, tcp(7))."""
+    return int(struct.unpack("i", fcntl.ioctl(fd, termios.FIONREAD, b"\0\0\0\0"))[0])
+
+
+def set_pipe_size(fd: int, size: int = PIPE_SIZE, *, least: int = 128 * 1024) -> int:
+    """Ask for a pipe of `size` bytes, then for halves of it down to `least`; return the pipe's size.
+
+    Past a user's 64 MiB of pipe pages F_SETPIPE_SZ answers EPERM and the pipe keeps its size (pipe(7)).
+    """
+    while size >= least:
+        with contextlib.suppress(OSError):
+            return fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, size)
+        size //= 2
+    return fcntl.fcntl(fd, fcntl.F_GETPIPE_SZ)
+
+
+def is_ready(fd: int, events: int) -> bool:
+    """Return whether poll(2) reports one of `events`, an error or a closed other end now."""
+    poller = select.poll()
+    poller.register(fd, events)
+    return bool(poller.poll(0))
+
+
+def largest_pipe() -> int:
+    """Return /proc/sys/fs/pipe-max-size in bytes. Raises OSError."""
+    with open("/proc/sys/fs/pipe-max-size", encoding="ascii") as file:
+        return int(file.read())
+
+
+def pipe_allowance() -> int | None:
+    """Return the bytes of pipes that this user may have in all; None if there is no limit."""
+    try:
+        with open("/proc/self/status", encoding="ascii") as status:
+            capabilities = next(int(line.split()[1], 16) for line in status if line.startswith("CapEff:"))
+        with open("/proc/sys/fs/pipe-user-pages-soft", encoding="ascii") as limit:
+            pages = int(limit.read())
+    except (OSError, ValueError, StopIteration):
+        return 64 * MIB
+    unlimited = capabilities & _UNLIMITED_CAPABILITIES or pages == 0
+    return None if unlimited else pages * os.sysconf("SC_PAGE_SIZE")
