@@ -184,9 +184,9 @@ class Job(Model):
         return any(channel.penstock.integrity == "checksum" for channel in self.channels("Pipe"))
 
     @property
-    def frames(self) -> bool:
-        """Whether any channel's records must be told apart."""
-        return any(channel.poison for channel in self.channels("Pipe"))
+    def needs_records(self) -> bool:
+        """Whether any channel's records must be separated."""
+        return any(channel.failure_policy.needs_records for channel in self.channels("Pipe"))
 
 
 def warnings(job: Job) -> list[str]:

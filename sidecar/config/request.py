@@ -23,6 +23,7 @@ from pydantic import (
 from sidecar.config.model import Model
 from streamer.errors import ConfigError
 from streamer.plan import Join, S3Uri, parse_s3_uri
+from streamer.relay.deliver.failure_policy import FailurePolicy
 from streamer.relay.deliver.frame_aligner import Framing, WhenFailed
 from streamer.relay.deliver.object_changes import WhenChanged
 
@@ -242,11 +243,12 @@ class ChannelConfig(Model):
         return self
 
     @property
-    def poison(self) -> Framing | None:
-        """The framing by which a failed epoch is made unreadable, if it shall be."""
-        if self.penstock.when_failed != "poison":
-            return None
-        return self.penstock.framing or "RecordIO"
+    def failure_policy(self) -> FailurePolicy:
+        """What happens to the FIFO of a failed epoch; RecordWrapperType may give the framing."""
+        when_failed = self.penstock.when_failed
+        if when_failed != "poison":
+            return FailurePolicy(when_failed)
+        return FailurePolicy(when_failed, self.penstock.framing or "RecordIO")
 
     @property
     def source(self) -> S3DataSource:

@@ -222,7 +222,7 @@ def _clock(date: str | None) -> Finding:
 async def speed(job: Job, clients: Clients, samples: list[ObjectRef]) -> Finding:
     """Bytes per second of the first objects, over the job's own transport, into a pipe that is emptied."""
     penstock, counters, plan = job.penstock, ChannelCounters(), Plan.of(samples)
-    why = why_read(plan, check=job.checks, frame=job.frames)
+    why = why_read(plan, check=job.checks, separate=job.needs_records)
     try:
         async with open_transport(
             clients,

@@ -45,7 +45,7 @@ class Fifo:
     def why_read(self) -> str | None:
         """As `streamer.relay.transport.why_read`."""
         check = self.channel.penstock.integrity == "checksum"
-        return why_read(self.plan, check=check, frame=self.channel.poison is not None)
+        return why_read(self.plan, check=check, separate=self.channel.failure_policy.needs_records)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +140,5 @@ def make_channel(state: JobState, fifo: Fifo, engine: Engine, begin: StartPositi
         else KeeperWriteEnds(engine.keeper, fifo.name, digest=fifo.plan.digest),
         held=begin.held,
         refused=begin.refused,
-        when_failed=config.penstock.when_failed,
-        framing=config.poison,
+        when_failed=config.failure_policy,
     )

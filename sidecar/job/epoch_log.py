@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from sidecar.job.failures import advice, fate, place
+from sidecar.job.failures import FATES, advice, place
 from sidecar.observe.bottleneck import Sample, diagnose
 from sidecar.process.logs import log
 from streamer.units import human_bytes
@@ -88,9 +88,10 @@ class EpochLog:
     def _failure(self) -> dict[str, Any]:
         """Fields of a failed epoch: the place in S3, what has become of the FIFO, what to do."""
         channel = self._state.channels[self._name]
-        if channel.error is None:
+        failure = channel.failure
+        if failure is None:
             return {}
-        return place(channel.error) | {
-            "fifo": fate(channel),
-            "do": advice(channel.error, mendable=channel.mendable),
+        return place(failure.error) | {
+            "fifo": FATES[failure.fifo],
+            "do": advice(failure.error, mendable=channel.mendable),
         }

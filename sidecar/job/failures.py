@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from streamer.errors import SourceError
     from streamer.relay.channel import Channel
+    from streamer.relay.deliver.failure_policy import FifoFate
 
 REMIND_EVERY = 300.0
 """Seconds between two lines about channels that are held."""
@@ -56,11 +57,12 @@ def advice(error: SourceError | SinkError, *, mendable: bool) -> str:
     return f"{remedy}, and restart sidecar and trainer"
 
 
-def fate(channel: Channel) -> str:
-    """What has become of the FIFO of a failed epoch."""
-    if channel.holds:
-        return "held open"
-    return "poisoned and closed" if channel.poisoned else "closed"
+FATES: dict[FifoFate, str] = {
+    "held": "held open",
+    "closed": "closed",
+    "poisoned": "poisoned and closed",
+}
+"""Log texts for the state of a failed epoch's FIFO."""
 
 
 async def remind(channels: Mapping[str, Channel]) -> None:
@@ -68,11 +70,12 @@ async def remind(channels: Mapping[str, Channel]) -> None:
     while True:
         await asyncio.sleep(REMIND_EVERY)
         for name, channel in channels.items():
-            if channel.error is not None and channel.holds:
+            failure = channel.failure
+            if failure is not None and failure.fifo == "held":
                 log.error(
                     "still held",
                     channel=name,
-                    seconds=round(time.monotonic() - channel.failed_at),
-                    error=str(channel.error),
-                    do=advice(channel.error, mendable=channel.mendable),
+                    seconds=round(time.monotonic() - failure.at),
+                    error=str(failure.error),
+                    do=advice(failure.error, mendable=channel.mendable),
                 )

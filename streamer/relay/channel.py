@@ -11,7 +11,7 @@ or removed) is told, and waited for as storage is: `GiveUpAfter` seconds. Then t
 FIFO is held open whatever the policy. Only a keeper that has died ends the process.
 
 A failed epoch is told first by its trailer, `failed`, and then to readers that know no trailers as the
-channel's `WhenFailed` has it (`streamer.relay.deliver.frame_aligner`): by default the FIFO stays open, and
+channel's policy has it (`streamer.relay.deliver.failure_policy`): by default the FIFO stays open, and
 never looks like an end. The channel stays in state `failed` until the process stops, and a keeper holds the
 FIFO beyond that. Other channels go on.
 
@@ -30,14 +30,14 @@ import contextlib
 import math
 import time
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from streamer.aio import first_of
 from streamer.errors import KeeperLost, ReaderGone, Shortage, SinkError, SourceError
 from streamer.plan import NOWHERE, Position, ResumePoint
 from streamer.relay.deliver.delivery import BEGIN, Prefetcher
-from streamer.relay.deliver.frame_aligner import POISON, Framing, WhenFailed
+from streamer.relay.deliver.failure_policy import HOLD, FailurePolicy, FifoFate
 from streamer.relay.deliver.object_changes import Changes, is_change
 from streamer.relay.deliver.transform import ByteQueue
 from streamer.relay.local_retry import retry_while_refused
@@ -63,6 +63,19 @@ if TYPE_CHECKING:
 Phase = Literal["waiting", "streaming", "failed", "stopped"]
 
 
+@dataclass(frozen=True, slots=True)
+class ChannelFailure:
+    """Why a channel has failed for good, and the state of its last FIFO."""
+
+    error: SourceError | SinkError
+    fifo: FifoFate
+    """What happens to the FIFO; a restart can go on with a held one."""
+    at: float
+    """Time of the failure, by time.monotonic()."""
+    fifo_ended: bool = False
+    """Whether a FIFO that is not held has been closed, and the next epoch's FIFO exists."""
+
+
 class Channel:
     """Streams `plan` into the FIFOs `<directory>/<name>_<epoch>`."""
 
@@ -86,8 +99,7 @@ class Channel:
         write_ends: WriteEnds | None = None,
         held: bool = False,
         refused: SourceError | None = None,
-        when_failed: WhenFailed = "hold",
-        framing: Framing | None = None,
+        when_failed: FailurePolicy = HOLD,
     ) -> None:
         """`on_epoch_end` is called with every epoch's last trailer, at the epoch's end.
 
@@ -102,24 +114,12 @@ class Channel:
         they hold the FIFO of `start` already, from an earlier sidecar. `refused`: why that cannot be gone on
         with; the channel has failed then before it begins, and its FIFO is held.
 
-        `when_failed`: what becomes of the FIFO of a failed epoch. `framing`: of the stream, required for
-        `poison`; the transport must bring bytes into memory then. Raises ValueError for one without the
-        other.
+        `when_failed`: what happens to the FIFO of a failed epoch; the transport must bring bytes into memory
+        if the policy needs records.
         """
-        if (when_failed == "poison") != (framing is not None):
-            raise ValueError("poison needs a framing, and nothing else does")
         self.name = name
-        self.error: SourceError | SinkError | None = None
-        """Why the channel failed, once it has."""
-        self.holds = False
-        """Whether the FIFO of the failed epoch is to stay open, so that a restart may go on with it."""
-        self.poisoned = False
-        """Whether it is ended by bytes that no reader accepts."""
-        self.failed_at = 0.0
-        """When it failed, by time.monotonic()."""
+        self.failure: ChannelFailure | None = None
         self._when_failed = when_failed
-        self._framing = framing
-        self._poison = POISON[framing] if framing else b""
         self._plan = plan
         self._source = source if stored_checksums is None else ChecksummingSource(source, stored_checksums)
         self._stored_checksums = stored_checksums
@@ -150,8 +150,6 @@ class Channel:
         self._held = held
         self._refused = refused
         self._left = False
-        self._closed = False
-        """Whether the failed epoch's FIFO has been ended, and the next one's is there."""
         self._epoch = start.epoch
         self._ended: Counter[str] = Counter()
         self._outlet: PipeOutlet | None = None
@@ -163,14 +161,20 @@ class Channel:
         """Set when `run` is over, or when the channel has drained."""
 
     @property
+    def error(self) -> SourceError | SinkError | None:
+        """Why the channel failed, if it has."""
+        return None if self.failure is None else self.failure.error
+
+    @property
     def mendable(self) -> bool:
         """Whether another sidecar can go on with the failed epoch, once its cause is gone."""
-        return self.holds and self._position().mark.fetched != NOWHERE
+        held = self.failure is not None and self.failure.fifo == "held"
+        return held and self._position().mark.fetched != NOWHERE
 
     @property
     def fifo_survives_exit(self) -> bool:
         """Whether the failed epoch's FIFO stays open when this process has ended."""
-        return self.error is not None and not self._closed and self._write_ends.lasting
+        return self.failure is not None and not self.failure.fifo_ended and self._write_ends.lasting
 
     def __repr__(self) -> str:
         return f"<Channel {self.name} {self._phase}, epoch {self._epoch}, {self._quota}>"
@@ -229,7 +233,7 @@ class Channel:
                     verifier=self._verifier(),
                     start=self._start,
                     on_resume_point=self._note_mark,
-                    framing=self._framing,
+                    when_failed=self._when_failed,
                 )
                 try:
                     if self._refused is not None:
@@ -384,19 +388,19 @@ class Channel:
 
         After a failure of this machine the FIFO is held, for its policy might need what has failed.
         """
-        self.error = error
-        self.failed_at = time.monotonic()
+        outlet = self._outlet
+        fate = self._when_failed.fifo_fate(
+            local=isinstance(error, SinkError),
+            reader_came=outlet is not None,
+            at_border=prefetcher.at_border,
+        )
+        poison = self._when_failed.poison if fate == "poisoned" else b""
+        self.failure = ChannelFailure(error, fate, at=time.monotonic())
         self._counters.note(error.kind, error)
         if isinstance(error, SourceError) and is_change(error):
             self._changes.totals["failed"] += 1
         self._phase = "failed"
         self._counters.timer.enter("idle")
-        outlet = self._outlet
-        local = isinstance(error, SinkError)
-        poison = self._poison if outlet is not None and not local and prefetcher.at_border else b""
-        # Without an outlet it is an epoch that another sidecar began, which the right plan would go on with.
-        self.holds = outlet is None or local or not (poison or self._when_failed == "close")
-        self.poisoned = bool(poison)
         trailer = replace(self._trailer("failed"), poison=len(poison))
 
         def publish() -> None:
@@ -424,8 +428,10 @@ class Channel:
         prefetcher.close()
         if not published:
             await first_of(retry_while_refused(publish_later, endless, lambda _: None), self._draining.wait())
-        if published and outlet is not None and not self.holds:
+        if published and outlet is not None and fate != "held":
             await self._end_failed(outlet, trailer, poison, endless)
+            self.failure = replace(self.failure, fifo_ended=True)
+            self._fifos.retire(self._epoch, outlet)
         await self._draining.wait()
 
     async def _end_failed(
@@ -446,8 +452,6 @@ class Channel:
 
         await retry_while_refused(conclude, policy, self._note_shortage)
         self._outlet = None
-        self._closed = True
-        self._fifos.retire(self._epoch, outlet)
 
     def _stop_outlet(self) -> None:
         """Close what is still open when the channel ends in mid-epoch."""
@@ -476,7 +480,7 @@ class Channel:
 
     def _position(self) -> Position:
         """How far the epoch has come."""
-        if self._closed:
+        if self.failure is not None and self.failure.fifo_ended:
             return Position(self._epoch + 1)
         delivered = self._prefetcher.delivered if self._prefetcher else self._start.offset
         epoch, mark = self._mark
@@ -495,7 +499,7 @@ class Channel:
             bytes_total=None if self._open_ended else self._plan.total_bytes(epoch),
             bytes_skipped=self._start.skipped if epoch == self._start.epoch else 0,
             objects=self._plan.objects(epoch),
-            poison=len(self._poison),
+            poison=len(self._when_failed.poison),
         )
 
     def _trailer(self, state: TrailerState) -> Trailer:

@@ -66,10 +66,11 @@ class Transport:
         return PipeStages(quota, self.pipes)
 
 
-def why_read(plan: Plan, *, check: bool = False, frame: bool = False) -> str | None:
+def why_read(plan: Plan, *, check: bool = False, separate: bool = False) -> str | None:
     """Why the bytes of a channel must be read, or None where they may be spliced.
 
-    `check`: they are compared with checksums. `frame`: `WhenFailed: poison` needs the borders of records.
+    `check`: they are compared with checksums. `separate`: records are separated, as
+    `FailurePolicy.needs_records` says.
     """
     if plan.inflate:
         return "compressed objects are inflated in memory"
@@ -77,7 +78,7 @@ def why_read(plan: Plan, *, check: bool = False, frame: bool = False) -> str | N
         return "archives are joined in memory"
     if check:
         return "checksums are computed in memory"
-    return "records are told apart in memory, for WhenFailed: poison" if frame else None
+    return "records are told apart in memory, for WhenFailed: poison" if separate else None
 
 
 @contextlib.asynccontextmanager

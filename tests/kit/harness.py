@@ -14,6 +14,7 @@ from streamer.linux import PIPE_SIZE
 from streamer.plan import Plan, Position, S3Uri
 from streamer.relay.channel import Channel
 from streamer.relay.deliver.delivery import BEGIN
+from streamer.relay.deliver.failure_policy import FailurePolicy
 from streamer.relay.deliver.frame_aligner import Framing, WhenFailed
 from streamer.relay.deliver.object_changes import Changes, WhenChanged
 from streamer.relay.staging.buffers import BUFFER_SIZE
@@ -134,8 +135,7 @@ async def running_channel(
             on_epoch_end=states.append,
             changes=Changes(when_changed, AiobotocoreHeadClient(clients.control).stat),
             stored_checksums=StoredChecksums(clients.control, clients.credentials) if check else None,
-            when_failed=when_failed,
-            framing=framing,
+            when_failed=FailurePolicy(when_failed, framing),
             start=start,
             on_end_believed=on_end_believed,
         )

@@ -293,9 +293,9 @@ PLANTS = (
     ),
     Plant(
         "poison omitted",
-        "streamer/relay/channel.py",
-        'poison = self._poison if outlet is not None and not local and prefetcher.at_border else b""',
-        'poison = b""',
+        "streamer/relay/deliver/failure_policy.py",
+        "if self.poison and at_border:",
+        "if self.poison and at_border and local:",
         ("tests/relay/test_failures.py",),
     ),
     Plant(
@@ -322,9 +322,9 @@ PLANTS = (
     ),
     Plant(
         "held FIFO of a failed epoch reported as closed",
-        "streamer/relay/channel.py",
-        "        self.holds = outlet is None or local or not (poison",
-        "        self.holds = local or outlet is not None and not (poison",
+        "streamer/relay/deliver/failure_policy.py",
+        "        if local or not reader_came:\n",
+        '        if not reader_came:\n            return "closed"\n        if local:\n',
         ("tests/sidecar/test_keeper.py::test_a_changed_plan_fails_by_name_and_the_fifo_stays_open",),
     ),
     # Checksums

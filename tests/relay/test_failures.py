@@ -87,7 +87,7 @@ async def test_poison_comes_behind_the_last_whole_record(run, stub, tmp_path, *,
         got = await off_loop(read_all, running.fifo(0))
         await eventually(lambda: running.fifo(1).exists() and not running.fifo(0).exists())
         trailer, after = (read_trailer(str(tmp_path), "train", epoch) for epoch in (0, 1))
-        assert running.channel.poisoned
+        assert running.channel.failure.fifo == "poisoned"
         assert running.channel.statistics().state == "failed"
         await end(running)
     assert got.endswith(POISON[framing])
@@ -208,7 +208,7 @@ async def test_inside_a_record_that_cannot_be_kept_back_the_fifo_is_held(run, st
             await eventually(lambda: running.channel.error)
             os.set_blocking(reader.fileno(), False)
             assert reader.read(1) is None
-            assert (running.channel.holds, running.channel.poisoned) == (True, False)
+            assert running.channel.failure.fifo == "held"
             assert read_trailer(str(tmp_path), "train", 0).poison == 0
         await end(running)
 
@@ -225,8 +225,8 @@ async def test_an_epoch_that_is_gone_on_with(run, stub, tmp_path, *, skipped, fa
     async with run(stub, tmp_path, when_failed="poison", framing="TFRecord", start=start) as running:
         with open(await off_loop(os.open, running.fifo(0), os.O_RDONLY), "rb", buffering=0) as reader:
             await eventually(lambda: running.channel.error)
-            assert (running.channel.poisoned, running.channel.holds) == (poisoned, not poisoned)
-            assert running.channel.mendable == running.channel.holds
+            assert running.channel.failure.fifo == ("poisoned" if poisoned else "held")
+            assert running.channel.mendable == (not poisoned)
             os.set_blocking(reader.fileno(), False)
             got = reader.read(1 << 20)
             assert got.endswith(POISON["TFRecord"]) == poisoned

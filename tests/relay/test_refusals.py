@@ -68,7 +68,7 @@ async def test_a_directory_that_stays_away_fails_the_channel_and_ends_no_fifo(st
         await eventually(lambda: running.states)
         assert running.states[-1].state == "failed"
         assert isinstance(running.channel.error, Shortage)
-        assert running.channel.holds
+        assert running.channel.failure.fifo == "held"
         assert running.channel.statistics().error_kind == "local"
         assert has_no_end(reader)
         assert not running.task.done()

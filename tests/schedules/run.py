@@ -25,6 +25,7 @@ from streamer.linux import PIPE_SIZE
 from streamer.plan import Arrangement, ObjectRef, Plan
 from streamer.readers.core.stream import PipeStream
 from streamer.relay.channel import Channel
+from streamer.relay.deliver.failure_policy import FailurePolicy
 from streamer.relay.deliver.object_changes import Changes
 from streamer.relay.staging import stage as stages
 from streamer.relay.staging.buffers import BUFFER_SIZE, BufferPool, MemoryStages
@@ -231,8 +232,7 @@ class SeedRun:
             policy=POLICY,
             on_epoch_end=self._tell,
             changes=Changes(each.policy, inspector.stat),
-            when_failed=each.when_failed,
-            framing="RecordIO" if each.when_failed == "poison" else None,
+            when_failed=FailurePolicy(each.when_failed, "RecordIO" if each.when_failed == "poison" else None),
         )
 
     def _tell(self, trailer: Trailer) -> None:

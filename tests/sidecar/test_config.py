@@ -386,8 +386,8 @@ def test_framing_is_what_the_wrapper_or_the_job_says(tmp_path, extras, channel, 
     job = document(InputDataConfig__0__Penstock=extras)
     job["InputDataConfig"][0] |= channel
     found = load(tmp_path, job)
-    assert found.input_data_config[0].poison == framing
-    assert found.frames == (framing is not None)
+    assert found.input_data_config[0].failure_policy.framing == framing
+    assert found.needs_records == (framing is not None)
 
 
 def test_lines_of_attributes_cannot_lose_one(tmp_path):

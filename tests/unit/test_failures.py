@@ -18,6 +18,7 @@ from streamer.formats.crc import masked_crc32c
 from streamer.formats.recordio import RecordIOReader
 from streamer.formats.tfrecord import TFRecordReader
 from streamer.relay.deliver import frame_aligner as failures
+from streamer.relay.deliver.failure_policy import FailurePolicy
 from streamer.relay.deliver.frame_aligner import MOST_HELD, POISON, FrameAligner
 from tests.sidecar import foreign
 
@@ -52,6 +53,38 @@ def test_the_operator_is_told_what_to_do(error, words):
     assert "restart sidecar and trainer" in advice(error, mendable=False)
     mends = not isinstance(error, errors.Mismatch)
     assert ("`penstock restart` goes on" in advice(error, mendable=True)) == mends
+
+
+@pytest.mark.parametrize("local", [False, True])
+@pytest.mark.parametrize("reader_came", [False, True])
+@pytest.mark.parametrize("at_border", [False, True])
+def test_a_fifo_ends_only_where_the_policy_can_be_carried_out(local, reader_came, at_border):
+    fates = {
+        policy: policy.fifo_fate(local=local, reader_came=reader_came, at_border=at_border)
+        for policy in (FailurePolicy("hold"), FailurePolicy("close"), FailurePolicy("poison", "TFRecord"))
+    }
+    can_end = reader_came and not local
+    assert list(fates.values()) == [
+        "held",
+        "closed" if can_end else "held",
+        "poisoned" if can_end and at_border else "held",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("when_failed", "framing"), [("poison", None), ("hold", "RecordIO"), ("close", "TFRecord")]
+)
+def test_a_policy_has_a_framing_for_poison_alone(when_failed, framing):
+    with pytest.raises(ValueError, match="poison needs a framing"):
+        FailurePolicy(when_failed, framing)
+
+
+def test_a_policy_makes_what_its_framing_needs():
+    assert FailurePolicy("close").aligner(at_record=True) is None
+    assert FailurePolicy("close").poison == b""
+    policy = FailurePolicy("poison", "RecordIO")
+    assert policy.poison == POISON["RecordIO"]
+    assert [policy.aligner(at_record=known).at_border for known in (True, False)] == [True, False]
 
 
 def parts(payload):

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from streamer.errors import GaveUp, ReaderGone, SourceError
 from streamer.plan import NOWHERE, Part, Plan, Position, ResumePoint, Segment, cut
-from streamer.relay.deliver.frame_aligner import FrameAligner, Framing
+from streamer.relay.deliver.failure_policy import HOLD, FailurePolicy
 from streamer.relay.deliver.object_changes import MOST_TRIES, Change, Changes, is_change
 from streamer.relay.deliver.transform import MOST_TAKEN, BodyTransformer, joiner_of
 from streamer.relay.fetch.hedger import Hedger
@@ -99,19 +99,19 @@ class Prefetcher:
         verifier: ChecksumVerifier | None = None,
         start: Position = BEGIN,
         on_resume_point: Callable[[ResumePoint], None] | None = None,
-        framing: Framing | None = None,
+        when_failed: FailurePolicy = HOLD,
     ) -> None:
         """Nothing is requested before `allow`; tasks are started in `requests`.
 
         `verifier`: where whole objects are compared with their checksums; `source` then sums what it fetches.
         `start`: where the first epoch begins. `on_resume_point` is told now and then where an object does
-        that is inflated or joined, and when the stream leaves the plan. `framing`: of the stream, to deliver
-        whole records; bytes must be in memory then.
+        that is inflated or joined, and when the stream leaves the plan. `when_failed` decides whether whole
+        records must be delivered; bytes must be in memory then.
         """
         self._verifier = verifier
         self._changes = changes or Changes()
         self._detour: _Detour | None = None
-        self._framing = framing
+        self._when_failed = when_failed
         self._transformer: BodyTransformer | None = None
         """Of the epoch that is being delivered, or was last, where there is one."""
         self._plan = plan
@@ -173,7 +173,7 @@ class Prefetcher:
         with contextlib.ExitStack() as stack:
             transformer = self._transformer = None
             rewrites, join = self._plan.rewrites, self._plan.join
-            if rewrites or self._framing is not None:
+            if rewrites or self._when_failed.needs_records:
                 first = self._first if epoch == self._first.epoch else Position(epoch)
                 transformer = self._transformer = BodyTransformer(
                     outlet,
@@ -183,8 +183,7 @@ class Prefetcher:
                     account=self._written,
                     again=self.delivered - first.mark.streamed if rewrites and first is self._first else 0,
                     # A FIFO begins with a record, and what another sidecar has put into it may end anywhere.
-                    aligner=self._framing
-                    and FrameAligner(self._framing, known=self.delivered == first.skipped),
+                    aligner=self._when_failed.aligner(at_record=self.delivered == first.skipped),
                     joiner=None if join is None else joiner_of(join, resumed=first.mark.streamed > 0),
                 )
                 stack.callback(transformer.close)
@@ -201,7 +200,7 @@ class Prefetcher:
 
     @property
     def at_border(self) -> bool:
-        """Whether `delivered` is surely between two records; never without `framing`."""
+        """Whether `delivered` is surely between two records; never where none are separated."""
         return self._transformer is not None and self._transformer.at_border
 
     async def _deliver(self, epoch: int, outlet: Outlet, transformer: BodyTransformer | None) -> None:
