@@ -257,10 +257,10 @@ def short_of_processes(most: int) -> Callable[[str, str], Outcomes]:
                 return [state] * stage.channels, {"code": code}
             limited.set("pids.max", "max")
             with contextlib.ExitStack() as stack:
-                last = running
+                current = running
                 if ended:
-                    last = stack.enter_context(sidecar(stage.path, "--keeper", "auto"))
-                return stage.states(), {"code": last.end(), "met": limited.events("pids")["max"]}
+                    current = stack.enter_context(sidecar(stage.path, "--keeper", "auto"))
+                return stage.states(), {"code": current.end(), "met": limited.events("pids")["max"]}
 
     return scene
 

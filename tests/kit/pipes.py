@@ -8,6 +8,9 @@ import os
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 def read_all(path: Path) -> bytes:
@@ -30,15 +33,15 @@ def probe(path: Path) -> None:
     os.close(os.open(path, os.O_RDONLY))
 
 
-async def off_loop(function: Callable, *args: object) -> object:
+async def off_loop(function: Callable[..., T], *args: object) -> T:
     """Run a blocking reader in a thread, for which nobody waits if the test has failed meanwhile.
 
     The loop's own executor would be joined at its end, and so would a reader of a FIFO that nobody writes.
     """
     loop = asyncio.get_running_loop()
-    outcome: asyncio.Future[object] = loop.create_future()
+    outcome: asyncio.Future[T] = loop.create_future()
 
-    def settle(result: object, error: BaseException | None) -> None:
+    def settle(result: Any, error: BaseException | None) -> None:
         if outcome.done():
             return
         if error is None:
@@ -47,7 +50,8 @@ async def off_loop(function: Callable, *args: object) -> object:
             outcome.set_exception(error)
 
     def run() -> None:
-        result, error = None, None
+        result: T | None = None
+        error: BaseException | None = None
         try:
             result = function(*args)
         except BaseException as caught:  # noqa: BLE001 - raised where it is awaited

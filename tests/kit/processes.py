@@ -14,6 +14,7 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -50,7 +51,7 @@ def write_job(path: Path, document: dict) -> str:
     return str(path)
 
 
-def penstock(*arguments: str, **options: object) -> subprocess.CompletedProcess:
+def penstock(*arguments: str, **options: Any) -> subprocess.CompletedProcess[Any]:
     """Run to the end; text output. A warm start, unless other options of `subprocess.run` are given."""
     if options.keys() <= {"text", "env"}:
         return _warm_penstock(*arguments, **options)

@@ -375,18 +375,19 @@ def _real_epoll() -> Iterator[None]:
 def virtual(seed: int) -> Iterator[ScheduledLoop]:
     """A loop for `seed`, and its clock for everybody, until the end of the block."""
     loop = ScheduledLoop(seed)
-    clock, wall, epoll, executor = time.monotonic, time.time, select.epoll, write_ends.ThreadPoolExecutor
+    clock, wall, epoll = time.monotonic, time.time, select.epoll
+    executor = write_ends.ThreadPoolExecutor  # type: ignore[attr-defined]
     time.monotonic = lambda: loop.now
     time.time = lambda: 1.8e9 + loop.now
-    select.epoll = Epoll  # type: ignore[assignment,misc]
-    write_ends.ThreadPoolExecutor = OnLoop  # type: ignore[assignment,misc]
+    select.epoll = Epoll  # type: ignore[assignment,attr-defined,misc]
+    write_ends.ThreadPoolExecutor = OnLoop  # type: ignore[assignment,attr-defined,misc]
     random.seed(seed)
     Task._numbers = itertools.count()
     try:
         yield loop
     finally:
         time.monotonic, time.time, select.epoll = clock, wall, epoll  # type: ignore[misc]
-        write_ends.ThreadPoolExecutor = executor  # type: ignore[misc]
+        write_ends.ThreadPoolExecutor = executor  # type: ignore[attr-defined,misc]
         loop.close()
 
 

@@ -8,6 +8,7 @@ stay silent.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 HERE = {"job": "penstock", "instance": "a:9781"}
 TRAIN = HERE | {"channel": "train"}
@@ -459,7 +460,7 @@ HEALTHY = [
 ]
 """A job whose trainer is the slower side."""
 
-RECORDED = {
+RECORDED: dict[str, Any] = {
     "channel:penstock_channel_seconds:share5m": [
         (TRAIN | {"state": "starved"}, 1 / 3),
         (TRAIN | {"state": "blocked"}, 2 / 3),

@@ -27,7 +27,7 @@ import pytest
 
 from benchmarks import __main__ as program
 from benchmarks import clients, endurance, gpu, lineup, measure, origin, readers, report, scenarios, stats
-from benchmarks.dataset import MIB, DataSet, Shape, listing, nginx_etag
+from benchmarks.dataset import MIB, DataSet, Shape, directory_in_memory, listing, nginx_etag
 from benchmarks.peers.agent import in_order
 from benchmarks.process import Child, ProcessFailed, cpu_seconds, memory
 from benchmarks.task import Stream, Task
@@ -243,9 +243,11 @@ def test_every_scenario_has_settings_for_every_client():
 @pytest.mark.parametrize("name", ["penstock", "penstock-aiobotocore"])
 @pytest.mark.parametrize("streams", [1, 20])
 def test_every_setting_of_ours_is_a_valid_job(name, streams):
+    from benchmarks.ours import Penstock
     from sidecar.config.job import Job
 
     client = lineup.CLIENTS[name]
+    assert isinstance(client, Penstock)
     if reason := client.unavailable():
         pytest.skip(reason)
     channels = [
@@ -501,7 +503,7 @@ def test_origin_answers_as_s3_does(tmp_path, data, server):
 
 
 def test_objects_are_removed_whatever_happens():
-    with pytest.raises(SystemExit), program.directory_in_memory("penstock-bench-") as directory:
+    with pytest.raises(SystemExit), directory_in_memory("penstock-bench-") as directory:
         DataSet(Shape("tiny", 1, 1, 10), os.path.join(directory, "data")).create()
         raise SystemExit(1)
     assert not os.path.exists(directory)
@@ -630,17 +632,17 @@ def test_a_training_job_is_fed_by_whoever_is_asked(tmp_path):
 def test_a_record_that_is_not_whole_is_no_result(monkeypatch, tmp_path):
     """A feed that loses a byte is found out by every record behind it."""
     torch = pytest.importorskip("torch")
-    from benchmarks import gpu_trainer
+    from benchmarks import gpu_task, gpu_trainer
 
-    batch = torch.zeros((16, gpu.RECORD), dtype=torch.uint8)
-    batch[:, gpu.IMAGE :] = torch.frombuffer(bytearray(gpu.MARK), dtype=torch.uint8)
+    batch = torch.zeros((16, gpu_task.RECORD), dtype=torch.uint8)
+    batch[:, gpu_task.IMAGE :] = torch.frombuffer(bytearray(gpu_task.MARK), dtype=torch.uint8)
     said = []
     monkeypatch.setattr(gpu_trainer, "say", said.append)
     monkeypatch.setattr(sys, "stdin", io.StringIO("end\nend\n"))
-    order = gpu.Order(
+    order = gpu_task.Order(
         feed="memory", url="", bucket="", keys=[], directory="", size=0, workers=0, seconds=0.05
     )
-    load = gpu.LOADS["tiny"]
+    load = gpu_task.LOADS["tiny"]
     for brought in (batch, batch.roll(-1)):
         monkeypatch.setattr(gpu_trainer, "loader", lambda *_, brought=brought: itertools.repeat(brought))
         gpu_trainer.run(order, load, lambda _: None, "cpu")

@@ -140,7 +140,7 @@ def test_leaving_a_loop_ends_the_epoch_of_all(ranks, block):
     reader = InterleavedReader("train", "TFRecord", block=block)
     records = iter(reader)
     next(records)
-    records.close()
+    records.close()  # type: ignore[attr-defined]  # it is a generator
     for each in feeds:
         each.join()
     for _ in reader:

@@ -39,7 +39,7 @@ def begun(stub, tmp_path, monkeypatch):
         found[-1].wait_for("ready")
         return found[-1]
 
-    begin.path = path
+    begin.path = path  # type: ignore[attr-defined]  # the function is the fixture, its job rides along
     yield begin
     for each in found:
         if each.process.poll() is None:

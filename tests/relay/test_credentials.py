@@ -128,10 +128,10 @@ def _write_keys(path: Path, number: int) -> None:
 async def _source(kind: str, directory: Path, monkeypatch):
     """One source of credentials, set up as its users do; yields what issues them, and how to rotate."""
     if kind == "process":
-        issuer: Issuer = ProcessIssuer(directory)
-        (directory / "config").write_text(issuer.config())
+        process = ProcessIssuer(directory)
+        (directory / "config").write_text(process.config())
         monkeypatch.setenv("AWS_CONFIG_FILE", str(directory / "config"))
-        yield issuer, lambda: None
+        yield process, lambda: None
     elif kind == "file":
         issuer, path = Issuer(directory), directory / "credentials"
         _write_keys(path, 0)

@@ -11,6 +11,7 @@ import pytest
 from aiohttp import web
 
 from streamer.errors import ErrorContext, Transient
+from streamer.linux import PIPE_SIZE
 from streamer.relay.staging import pipes
 from streamer.s3.client.session import Endpoint, open_clients
 from streamer.s3.http import body
@@ -116,7 +117,7 @@ async def test_where_no_descriptor_is_left_the_first_connection_may_be_tried_aga
     server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.closing(FairPoller()) as poller:
-        pool = ConnectionPool(*server.sockets[0].getsockname(), poller)
+        pool = ConnectionPool("127.0.0.1", server.sockets[0].getsockname()[1], poller)
         os.close(free := os.dup(0))
         resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
         try:
@@ -215,7 +216,7 @@ async def test_a_slow_reader_holds_no_more_than_the_pipes(stub, tmp_path):
             got = await off_loop(reader.read, 10)
             further = running.channel._quota.byte_limit // 4
             for stage in [fetch.stage for fetch in running.channel._prefetcher._fetches.values()]:
-                assert stage.staged <= pipes.PIPE_SIZE + further
+                assert stage.staged <= PIPE_SIZE + further
             got += await off_loop(reader.readall)
         assert got == truth
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ from tests.kit.stub import cut_after, fails
 SIZES = [2_500_000, 0, 70_000]
 
 
-def run_exec(path: str, *command: str, **options: object) -> subprocess.CompletedProcess:
+def run_exec(path: str, *command: str, **options: Any) -> subprocess.CompletedProcess[Any]:
     return penstock("exec", "-c", path, "--", *command, **options)
 
 
@@ -133,7 +134,7 @@ def test_exec_leaves_no_grandchild_that_takes_our_end_for_the_data_s(stub, tmp_p
     assert (tmp_path / "count").read_text() == ""
 
 
-def cat(stub, *uris: str, **options: object) -> subprocess.CompletedProcess:
+def cat(stub, *uris: str, **options: Any) -> subprocess.CompletedProcess[Any]:
     return penstock("cat", *uris, "--endpoint-url", stub.url, "--path-style", **{"text": False} | options)
 
 

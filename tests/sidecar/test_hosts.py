@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.config.hosts import Hosts, Shard, identify, local_job
+from sidecar.config.hosts import Hosts, identify, local_job
 from sidecar.config.job import Job
 from streamer.errors import ConfigError
+from streamer.plan import Shard
 from tests.kit.harness import fill
 from tests.kit.processes import job as process_job
 from tests.kit.processes import penstock, write_job

@@ -12,6 +12,7 @@ import copy
 import json
 import os
 import time
+from typing import Any
 
 import pytest
 import yaml
@@ -329,7 +330,7 @@ def test_a_platform_s_file_is_valid_or_refused(file, place, value):
     at[place[-1]] = value
     with open(os.path.join(layout.config, "resourceconfig.json"), "w", encoding="ascii") as resources:
         json.dump(document, resources)
-    job = copy.deepcopy(WHOLE)
+    job: dict[str, Any] = copy.deepcopy(WHOLE)
     del job["Penstock"]["Hosts"]
     del job["ResourceConfig"]
     del job["InputDataConfig"][0]["DataSource"]["S3DataSource"]["InstanceGroupNames"]

@@ -285,7 +285,7 @@ def test_a_url_with_secrets_is_refused_unseen():
         "PLANTED", "https://h#PLANTED",
     ):  # fmt: skip
         with pytest.raises(ValidationError) as caught:
-            EndpointConfig(Url=url)
+            EndpointConfig.model_validate({"Url": url})
         said = explain(caught.value)
         assert found_in(said) == []
         assert "must be http:// or https:// and a host" in said

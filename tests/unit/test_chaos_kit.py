@@ -47,7 +47,7 @@ def line(server):
             with urllib.request.urlopen(request, timeout=0.5) as answer:
                 return answer.read()
 
-        ask.proxy = found
+        ask.proxy = found  # type: ignore[attr-defined]  # the function is the fixture, its proxy rides along
         yield ask
 
 
