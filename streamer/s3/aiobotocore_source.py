@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from streamer.errors import ErrorContext, SourceError, Truncated
 from streamer.s3.client.bounded import within_stall
-from streamer.s3.client.credentials import LastingCredentials, renewing
+from streamer.s3.client.credentials import RenewableCredentials, renewing
 from streamer.s3.client.faults import map_errors, of_listed
 from streamer.s3.client.redirects import escaped_id
 from streamer.s3.ranges import check_header
@@ -38,7 +38,7 @@ class AiobotocoreSource:
 
     name = "aiobotocore"
 
-    def __init__(self, client: Any, credentials: LastingCredentials | None = None) -> None:
+    def __init__(self, client: Any, credentials: RenewableCredentials | None = None) -> None:
         """`credentials`: the client's, to be told if they are refused."""
         self._client = client
         self._credentials = credentials

@@ -34,7 +34,7 @@ from streamer.errors import (
     SourceChanged,
 )
 from streamer.plan.segments import bare_etag
-from streamer.s3.client.credentials import LastingCredentials, renewing
+from streamer.s3.client.credentials import RenewableCredentials, renewing
 from streamer.s3.client.faults import map_errors, of_listed
 from streamer.s3.ranges import check_version
 
@@ -98,7 +98,7 @@ def stored_sum(answer: Mapping[str, Any]) -> Stored | None:
 class StoredChecksums:
     """What S3 has stored, asked for once an object."""
 
-    def __init__(self, client: Any, credentials: LastingCredentials | None) -> None:
+    def __init__(self, client: Any, credentials: RenewableCredentials | None) -> None:
         """`client`: aiobotocore's for control calls, not owned; `credentials`: its own."""
         self._credentials = credentials
         self._client = client

@@ -16,7 +16,7 @@ from botocore import UNSIGNED
 
 from streamer.errors import ClockSkew, ConfigError, ErrorContext, ObjectMissing, SourceError, WrongEndpoint
 from streamer.s3.client.credentials import renewing
-from streamer.s3.client.faults import CODE, MANY_REASONS, cut_off, deleted, from_answer
+from streamer.s3.client.faults import CODE, MANY_REASONS, cut_off, deleted, error_from_response
 from streamer.s3.client.redirects import escaped_id
 from streamer.s3.client.session import STALL_TIMEOUT, certificate_file
 from streamer.s3.http.client import HttpClient
@@ -155,7 +155,7 @@ def error_of(header: ResponseHeader, body: bytes, context: ErrorContext) -> Sour
     if code is None and broken and header.status in MANY_REASONS:
         return cut_off(header.status, context)
     fields: Any = header.fields
-    return from_answer(
+    return error_from_response(
         status=header.status,
         code=code[1].decode("utf-8", "replace") if code else str(header.status),
         message=message[1].decode("utf-8", "replace") if message else "",

@@ -24,7 +24,7 @@ from streamer.errors import Denied, Expired, GaveUp, SourceError
 from streamer.plan import S3Uri
 from streamer.retry import RetryPolicy
 from streamer.s3.catalog.listing import plan_prefix
-from streamer.s3.client.credentials import LastingCredentials
+from streamer.s3.client.credentials import RenewableCredentials
 from tests.kit.harness import clients_of, fill, running_channel
 from tests.kit.pipes import eventually, off_loop, read_all
 from tests.kit.stub import stalls
@@ -335,7 +335,7 @@ async def test_many_that_wait_for_a_chain_that_fails_ask_it_once():
         await asyncio.sleep(0)
         raise ConnectionRefusedError
 
-    lasting = LastingCredentials(Found(0), load, limit=30)
+    lasting = RenewableCredentials(Found(0), load, limit=30)
     assert lasting.refused(asyncio.get_running_loop().time())
     outcomes = await asyncio.gather(
         *[lasting.get_frozen_credentials() for _ in range(64)], return_exceptions=True
@@ -353,7 +353,7 @@ async def test_many_refusals_ask_the_chain_once():
         await asyncio.sleep(0)
         return Found(asked)
 
-    lasting = LastingCredentials(Found(0), load, limit=30)
+    lasting = RenewableCredentials(Found(0), load, limit=30)
     assert (await lasting.get_frozen_credentials()).access_key == "AKID0"
     now = asyncio.get_running_loop().time()
     assert all(lasting.refused(now) for _ in range(64))

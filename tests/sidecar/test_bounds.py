@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from streamer.errors import Expired
-from streamer.s3.client.credentials import LastingCredentials
+from streamer.s3.client.credentials import RenewableCredentials
 from tests.kit.harness import fill
 from tests.kit.processes import job, penstock, write_job
 from tests.kit.raw import Request, answer, listing, raw_server
@@ -112,7 +112,7 @@ async def test_credentials_that_never_come_are_waited_for_as_long_as_a_request()
             await never.wait()
 
     never = asyncio.Event()
-    lasting = LastingCredentials(Silent(), never.wait, limit=0.05)
+    lasting = RenewableCredentials(Silent(), never.wait, limit=0.05)
     with pytest.raises(Expired, match=r"did not answer in 0\.05 s"):
         async with asyncio.timeout(20):
             await lasting.get_frozen_credentials()

@@ -24,7 +24,7 @@ from streamer.errors import BadAnswer, ErrorContext, Transient
 from streamer.plan import ObjectRef, bare_etag, is_etag
 from streamer.retry import Attempts, RetryPolicy, retry_while_unavailable
 from streamer.s3.catalog.validation import described_object
-from streamer.s3.client.faults import from_answer, map_errors
+from streamer.s3.client.faults import error_from_response, map_errors
 from streamer.s3.client.redirects import escaped_id
 from streamer.s3.http.client import HttpClient
 from streamer.s3.http_source import tls_context, why_not
@@ -119,7 +119,7 @@ class HttpHeadClient:
             return await self._fallback.stat(bucket, key, version)
         context = ErrorContext(bucket, key)
         endpoint = await self._signer.endpoint(bucket)
-        self._clients.asked["HeadObject"] += 1
+        self._clients.request_counts["HeadObject"] += 1
         response = await self._http.send(
             endpoint, context, lambda: self._signer.inquiry(endpoint, bucket, key, version=version)
         )
@@ -135,7 +135,7 @@ class HttpHeadClient:
             # A redirected bucket will redirect the others too, and botocore remembers where to.
             self._by_aiobotocore[bucket] = status != http.HTTPStatus.BAD_REQUEST
             return await self._fallback.stat(bucket, key, version)
-        raise from_answer(
+        raise error_from_response(
             status=status,
             code=str(status),
             message=http.client.responses.get(status, ""),

@@ -9,11 +9,11 @@ limits of its own (`within_stall`).
 A document also has at most `MAX_TAGS` tags: a million of them kept the event loop busy for 2 s.
 
 S3 writes XML in UTF-8 and without a document type. An XML parser expands what a document type declares, and
-other encodings could hide one, so such a document never reaches the parser. Of an error response the status
-then decides.
+other encodings could hide one, so such a document never reaches the parser. An error response with such a
+body is judged by its status alone.
 
-Of an error body that breaks off, only the code counts. A refusal that breaks off before its code raises
-RefusalCutOff, which botocore repeats as any broken connection.
+Of an error body that breaks off, only the code counts. An error body that breaks off before its code raises
+RefusalCutOff, and botocore repeats the request as after any broken connection.
 """
 
 from __future__ import annotations
@@ -34,22 +34,23 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
 MAX_ERROR_BODY = 256 * 1024
-"""Bytes of an error response that are read; S3's own have less than 1 KiB."""
+"""Bytes of an error body that are read at most; S3's error bodies have less than 1 KiB."""
 MAX_DOCUMENT = 6 * 1024 * 1024
-"""Bytes of a listing. A thousand keys of 1,024 bytes, each written as `%XX`, are 4 MB."""
+"""Bytes of a listing page at most. A thousand keys of 1,024 bytes, each written as `%XX`, are 4 MB."""
 MAX_TAGS = 200_000
-"""Tags of a listing, which is parsed in one turn of the event loop. A thousand keys have some 30,000."""
+"""Tags of a listing page at most; one turn of the event loop parses the page. A thousand keys have about
+30,000 tags."""
 FIRST_ERROR_STATUS = 300
-GRAIN = 1 / 64
-"""Part of a stall timeout within which the timer of a body is moved once."""
+RESCHEDULE_FRACTION = 1 / 64
+"""Fraction of the stall timeout that passes before a body's timer is moved again."""
 _ENCODING = re.compile(rb"""<\?xml[^>]{0,100}encoding\s{0,9}=\s{0,9}["']([^"']{1,40})""")
 
 
 class BoundedSession(PinnedSession):
-    """Sends requests for one client."""
+    """The HTTP session of one client."""
 
     async def send(self, request: Any) -> Any:
-        """The response; its body too, unless it is a stream. Raises botocore's errors, BadAnswer."""
+        """Return the response, with its body unless that is streamed. Raises botocore's errors, BadAnswer."""
         streamed, request.stream_output = request.stream_output, True
         response: Any = None
         body, broken = bytearray(), False
@@ -57,9 +58,9 @@ class BoundedSession(PinnedSession):
             async with asyncio.timeout(self._timeout.sock_read):
                 response = await super().send(request)
                 if response.status_code >= FIRST_ERROR_STATUS:
-                    await _read(response.raw, MAX_ERROR_BODY, body)
+                    await _read_body(response.raw, MAX_ERROR_BODY, body)
                 elif not streamed:
-                    response._content = await _document(response.raw)  # noqa: SLF001
+                    response._content = await _read_document(response.raw)  # noqa: SLF001
         except TimeoutError as error:
             if response is None or response.status_code < FIRST_ERROR_STATUS:
                 raise ReadTimeoutError(endpoint_url=request.url, error=error) from error
@@ -71,13 +72,16 @@ class BoundedSession(PinnedSession):
         finally:
             request.stream_output = streamed
         if response.status_code >= FIRST_ERROR_STATUS:
-            content = _begun(body, response.status_code) if broken else _plain(body)
+            content = _body_before_break(body, response.status_code) if broken else _checked_document(body)
             response._content = content or b""  # noqa: SLF001
         return response
 
 
-def _begun(body: bytearray, status: int) -> bytes:
-    """The code of an error whose body broke off, as a document; empty if the status suffices without it."""
+def _body_before_break(body: bytearray, status: int) -> bytes:
+    """Return the code of an error whose body broke off, as a document; empty if the status suffices.
+
+    Raises RefusalCutOff.
+    """
     if code := CODE.search(body):
         return b"<Error>%s</Error>" % code[0]
     if status in MANY_REASONS:
@@ -85,8 +89,8 @@ def _begun(body: bytearray, status: int) -> bytes:
     return b""
 
 
-async def _read(raw: Any, limit: int, body: bytearray) -> None:
-    """Read the first bytes of the body, `limit` or a few more; the connection survives only a whole one."""
+async def _read_body(raw: Any, limit: int, body: bytearray) -> None:
+    """Read at least `limit` bytes of the body, or all of it. Only a whole body leaves the connection open."""
     try:
         while len(body) <= limit and (data := await raw.content.readany()):
             body += data
@@ -97,24 +101,29 @@ async def _read(raw: Any, limit: int, body: bytearray) -> None:
             raw.close()
 
 
-async def _document(raw: Any) -> bytes:
-    """The body of a listing. Raises BadAnswer."""
+async def _read_document(raw: Any) -> bytes:
+    """Read the body of a listing. Raises BadAnswer."""
     body = bytearray()
-    await _read(raw, MAX_DOCUMENT, body)
+    await _read_body(raw, MAX_DOCUMENT, body)
     if len(body) > MAX_DOCUMENT:
         raise BadAnswer(f"the response is longer than {MAX_DOCUMENT} bytes, which no page of a listing is")
     if body.count(b"<") > MAX_TAGS:
         raise BadAnswer(f"the response has more than {MAX_TAGS} tags, which no page of a listing has")
-    if (plain := _plain(body)) is None:
+    if (content := _checked_document(body)) is None:
         raise BadAnswer("the response is XML with a document type or not in UTF-8, which S3 never sends")
-    return plain
+    return content
 
 
-def _plain(body: bytearray) -> bytes | None:
-    """The body, or None for XML that a parser should not see."""
+def _checked_document(body: bytearray) -> bytes | None:
+    """Return the body, or None for XML that the parser must not get."""
     encoding = _ENCODING.search(body, 0, 256)
-    other = encoding is not None and encoding[1].lower() not in (b"utf-8", b"us-ascii")
-    if other or b"\0" in body[:256] or body.startswith((b"\xff\xfe", b"\xfe\xff")) or b"<!DOCTYPE" in body:
+    other_encoding = encoding is not None and encoding[1].lower() not in (b"utf-8", b"us-ascii")
+    if (
+        other_encoding
+        or b"\0" in body[:256]
+        or body.startswith((b"\xff\xfe", b"\xfe\xff"))
+        or b"<!DOCTYPE" in body
+    ):
         return None
     return bytes(body)
 
@@ -122,8 +131,8 @@ def _plain(body: bytearray) -> bytes | None:
 class Stall:
     """The timer of one body: `moved` restarts the timer, `pause` stops it until the next `moved`.
 
-    A body can arrive in a hundred thousand pieces, so not each of them moves the timer. The timer ends
-    between `seconds` and `(1 + GRAIN) * seconds` after the last byte.
+    A body can arrive in a hundred thousand pieces, so not every piece moves the timer. The timer ends
+    between `seconds` and `(1 + RESCHEDULE_FRACTION) * seconds` after the last byte.
     """
 
     def __init__(self, seconds: float, limit: asyncio.Timeout) -> None:
@@ -131,17 +140,17 @@ class Stall:
         self._limit = limit
         self._loop = asyncio.get_running_loop()
         self._due = 0.0
-        """Until this moment of the loop's clock the timer need not be moved."""
+        """Time of the loop's clock before which the timer is not moved."""
 
     def moved(self) -> None:
-        """A byte of the body has arrived, or the receiver has room again."""
+        """Restart the timer: a byte of the body has arrived, or the receiver has room again."""
         now = self._loop.time()
         if now >= self._due:
-            self._due = now + GRAIN * self._seconds
+            self._due = now + RESCHEDULE_FRACTION * self._seconds
             self._limit.reschedule(self._due + self._seconds)
 
     def pause(self) -> None:
-        """The receiver is full: the body waits for the receiver, not for S3."""
+        """Stop the timer: the receiver is full, so the body waits for the receiver and not for S3."""
         self._due = 0.0
         self._limit.reschedule(None)
 

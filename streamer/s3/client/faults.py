@@ -1,8 +1,8 @@
-"""The boundary with botocore and aiohttp: their errors become ours, with the place and the fix.
+"""Maps errors of botocore and aiohttp to `streamer.errors`, with their context and the fix.
 
-`map_errors` wraps every foreign call. A code that botocore reports decides first, then the HTTP
-status, then the exception's type. Any other exception means that a parser met a response for which it was not
-made: `not_understood`, with that exception as the cause.
+`map_errors` wraps every foreign call. The code that botocore reports decides first, then the HTTP status,
+then the exception's type. Any other exception means that a parser cannot read the response: that becomes
+`not_understood`, with the exception as its cause.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ _EXPIRED = {
     "TokenRefreshRequired",
     "InvalidAccessKeyId",
 }
-"""What renewed credentials may mend; a key that is unknown may have been rotated."""
+"""Codes after which new credentials may help; a key that S3 does not know may have been rotated."""
 _GONE = {"NoSuchKey", "NotFound", "404"}
-ELSEWHERE = {
+OTHER_REGION = {
     "AuthorizationHeaderMalformed",
     "IllegalLocationConstraintException",
     "PermanentRedirect",
@@ -75,11 +75,12 @@ _CHANGED = {"PreconditionFailed", "InvalidRange", "NoSuchVersion"}
 
 CODE = re.compile(rb"<Code>([^<]{1,200})</Code>")
 MANY_REASONS = {400, 401, 403}
-"""Statuses of which only the code tells what may pass: credentials that have expired, a wrong clock."""
+"""Statuses after which only the code shows whether a retry may help: after expired credentials, a wrong
+clock."""
 _NOT_OFFERED = (501, 505)
-"""Statuses of 500 and above that do not pass: not implemented, HTTP version not supported."""
+"""Statuses of 500 and above that are not retried: not implemented, HTTP version not supported."""
 
-_FIX = {
+_EXPLANATIONS = {
     "NoSuchBucket": "no such bucket",
     "NoSuchKey": "no such object",
     "AccessDenied": "access denied; the credentials need s3:ListBucket on the bucket and s3:GetObject in it",
@@ -98,9 +99,10 @@ _FIX = {
     "InvalidRange": "the object is shorter than when it was listed",
 }
 _REFUSED_SKEW = 900.0
-"""Seconds that a signature may be off (RequestTimeTooSkewed); a refusal of HEAD does not say why."""
+"""Seconds by which a signature's time may differ from S3's (RequestTimeTooSkewed). A 403 to HEAD has no code,
+so a larger difference is taken for the reason."""
 _EARLIEST, _LATEST = 2020, 2200
-"""Years that an endpoint's clock may show; a Date outside them is none."""
+"""Years of a Date header that is believed; a Date outside them is ignored."""
 _ABSENT = (boto.NoCredentialsError, boto.PartialCredentialsError, boto.CredentialRetrievalError)
 _MISCONFIGURED = (
     boto.ProfileNotFound,
@@ -121,11 +123,11 @@ _BROKEN = (
 
 @contextlib.contextmanager
 def map_errors(context: ErrorContext) -> Iterator[None]:
-    """Let no foreign exception pass: raise the SourceError (or ConfigError) that it means instead."""
+    """Raise our SourceError or ConfigError for every foreign exception of the block."""
     try:
         yield
     except SourceError as error:
-        if error.context.bucket is None:  # raised within aiobotocore, which does not say for what
+        if error.context.bucket is None:  # raised inside aiobotocore, without the object
             error.context = replace(context, request_id=error.context.request_id)
         raise
     except PenstockError:
@@ -136,7 +138,7 @@ def map_errors(context: ErrorContext) -> Iterator[None]:
 
 @contextlib.contextmanager
 def of_listed() -> Iterator[None]:
-    """Around a request for an object that was listed: if it is not there, it was deleted since then."""
+    """Wrap a request for a listed object. Raises Deleted if the object is missing now."""
     try:
         yield
     except ObjectMissing as error:
@@ -144,35 +146,35 @@ def of_listed() -> Iterator[None]:
 
 
 def deleted(error: ObjectMissing) -> Deleted:
-    """What it means that a listed object is not there."""
+    """Return the error for a listed object that is missing now."""
     return Deleted(f"the object was deleted after it was listed: {error.message}", error.context)
 
 
 def first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first of our errors in what a TaskGroup raised; the group itself if it is about something else."""
+    """Return the first of our errors in a TaskGroup's; the group itself if none is ours."""
     for error in errors.exceptions:
-        found = first_error(error) if isinstance(error, BaseExceptionGroup) else error
-        if isinstance(found, PenstockError):
-            return found
+        first = first_error(error) if isinstance(error, BaseExceptionGroup) else error
+        if isinstance(first, PenstockError):
+            return first
     return errors
 
 
 def mapped(error: BaseException, context: ErrorContext) -> PenstockError:
-    """Our error for a foreign one that was met at `context`."""
+    """Return our error for a foreign one."""
     if isinstance(error, boto.ClientError):
         return _from_client_error(error, context)
-    said = quoted(error_text(error))
+    text = quoted(error_text(error))
     if isinstance(error, _ABSENT):
         return Denied(
-            f"no usable credentials ({said}); set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, "
+            f"no usable credentials ({text}); set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, "
             "or Penstock.Endpoint.Anonymous: true",
             context,
         )
     if isinstance(error, boto.SSLError):
-        if "CERTIFICATE_VERIFY_FAILED" in said:
-            return BadAnswer(untrusted(said), context)
+        if "CERTIFICATE_VERIFY_FAILED" in text:
+            return BadAnswer(untrusted(text), context)
         return BadAnswer(
-            f"TLS failed ({said}); does the server speak TLS at this port? If not, write http:// in "
+            f"TLS failed ({text}); does the server speak TLS at this port? If not, write http:// in "
             "Penstock.Endpoint.Url",
             context,
         )
@@ -181,76 +183,78 @@ def mapped(error: BaseException, context: ErrorContext) -> PenstockError:
     if isinstance(error, (aiohttp.ClientPayloadError, boto.IncompleteReadError)):
         return Truncated("the body broke off", context)
     if isinstance(error, boto.EndpointConnectionError):
-        return Transient(f"{said}; is the endpoint up, and Penstock.Endpoint.Url right?", context)
+        return Transient(f"{text}; is the endpoint up, and Penstock.Endpoint.Url right?", context)
     if isinstance(error, _BROKEN):
-        return Transient(f"the connection failed ({type(error).__name__}: {said})", context)
+        return Transient(f"the connection failed ({type(error).__name__}: {text})", context)
     if isinstance(error, ResponseParserError):
-        return BadAnswer(f"the answer cannot be understood ({said})", context)
+        return BadAnswer(f"the answer cannot be understood ({text})", context)
     if isinstance(error, boto.PaginationError):
-        return BadAnswer(f"the listing does not advance ({said})", context)
+        return BadAnswer(f"the listing does not advance ({text})", context)
     if isinstance(error, boto.ParamValidationError):
-        return ConfigError(f"{said}; correct the S3 URI {context}")
+        return ConfigError(f"{text}; correct the S3 URI {context}")
     if isinstance(error, _MISCONFIGURED):
-        return ConfigError(f"{said}; see Penstock.Endpoint")
+        return ConfigError(f"{text}; see Penstock.Endpoint")
     if isinstance(error, boto.BotoCoreError):
-        return BadAnswer(f"{type(error).__name__}: {said}", context)
+        return BadAnswer(f"{type(error).__name__}: {text}", context)
     return not_understood(error, context)
 
 
 def not_understood(error: BaseException, context: ErrorContext) -> BadAnswer:
-    """Our error for an exception that a response caused and no code of ours or botocore's expects."""
+    """Return our error for an exception that a response caused and that no other rule covers."""
     return BadAnswer(
         f"the response cannot be understood ({type(error).__name__}: {quoted(str(error))})", context
     )
 
 
 class RefusalCutOff(boto.HTTPClientError):  # type: ignore[misc]
-    """One of `MANY_REASONS` whose body broke off before its code, as botocore's own retries understand it."""
+    """Error response with a status of `MANY_REASONS` whose body broke off before its code; botocore repeats
+    the request.
+    """
 
     fmt = "answered {status}, and the reason was cut off"
 
 
 def broken(error: OSError, context: ErrorContext) -> Transient:
-    """The error for a connection that the kernel or OpenSSL says has broken."""
+    """Return the error for a connection that failed in the kernel or in OpenSSL."""
     return Transient(f"the connection broke ({error.strerror or error})", context)
 
 
 def cut_off(status: int, context: ErrorContext) -> Truncated:
-    """The error for one of `MANY_REASONS` whose body broke off before its code."""
+    """Return the error for a status of `MANY_REASONS` whose body broke off before its code."""
     return Truncated(f"answered {status}, and the reason was cut off", context)
 
 
-def untrusted(said: str) -> str:
-    """The error about a certificate that is not trusted."""
+def untrusted(reason: str) -> str:
+    """Return the text of the error for a certificate that is not trusted."""
     return (
-        f"TLS failed ({said}); Penstock.Endpoint.CaBundle must hold the certificate of the server's "
+        f"TLS failed ({reason}); Penstock.Endpoint.CaBundle must hold the certificate of the server's "
         "authority if that is a private one, and Penstock.Endpoint.Url a name that the certificate has"
     )
 
 
 def answered_code(error: PenstockError) -> str:
-    """The code of the S3 answer that the error was made from; empty if there was none."""
+    """Return the code of the S3 response that the error was made from; empty if there was none."""
     cause = error.__cause__
     return str(cause.response.get("Error", {}).get("Code", "")) if isinstance(cause, boto.ClientError) else ""
 
 
 def error_text(error: BaseException) -> str:
-    """The error's text, less what a credential_process wrote: nobody knows which word of that is secret."""
+    """Return the error's text, without the output of a credential_process: any word of that may be secret."""
     if isinstance(error, boto.CredentialRetrievalError) and error.kwargs.get("provider") == "custom-process":
         return "the credential_process failed; run it by hand to see why"
     return str(error)
 
 
 def _from_client_error(error: Any, context: ErrorContext) -> SourceError:
-    """Our error for an answer that botocore has parsed."""
-    answer = error.response
-    metadata = answer.get("ResponseMetadata", {})
-    said = answer.get("Error", {})
-    region = metadata.get("HTTPHeaders", {}).get("x-amz-bucket-region") or said.get("Region")
-    return from_answer(
+    """Return our error for an error response that botocore has parsed."""
+    response = error.response
+    metadata = response.get("ResponseMetadata", {})
+    details = response.get("Error", {})
+    region = metadata.get("HTTPHeaders", {}).get("x-amz-bucket-region") or details.get("Region")
+    return error_from_response(
         status=int(metadata.get("HTTPStatusCode", 0)),
-        code=str(said.get("Code", "")),
-        message=said.get("Message") or "",
+        code=str(details.get("Code", "")),
+        message=details.get("Message") or "",
         request_id=metadata.get("RequestId"),
         retry_after=metadata.get("HTTPHeaders", {}).get("retry-after"),
         date=metadata.get("HTTPHeaders", {}).get("date"),
@@ -259,7 +263,7 @@ def _from_client_error(error: Any, context: ErrorContext) -> SourceError:
     )
 
 
-def from_answer(
+def error_from_response(
     *,
     status: int,
     code: str,
@@ -270,45 +274,45 @@ def from_answer(
     region: str | None = None,
     context: ErrorContext,
 ) -> SourceError:
-    """Our error for an answer of S3's that is none of what was asked for.
+    """Return our error for an error response of S3.
 
-    `date`: its header of that name. `region`: that of the bucket, if the answer names it.
+    `date`: the response's Date header. `region`: the bucket's region, if the response names it.
     """
-    place = ErrorContext(context.bucket, context.key, context.offset, context.attempt, escaped_id(request_id))
-    text = f"{_FIX.get(code) or quoted(message or code)} (S3 said {_status(status, code)})"
+    context = replace(context, request_id=escaped_id(request_id))
+    text = f"{_EXPLANATIONS.get(code) or quoted(message or code)} (S3 said {_status(status, code)})"
     if code in _THROTTLE or status in (429, 503):
-        return Throttled(text, place, retry_after=_seconds(retry_after))
+        return Throttled(text, context, retry_after=_seconds(retry_after))
     if code == "NotImplemented" or status in _NOT_OFFERED:
-        return BadAnswer(text, place)
+        return BadAnswer(text, context)
     if code in _TRANSIENT or status >= 500:
-        return Transient(text, place, retry_after=_seconds(retry_after))
-    if code in ELSEWHERE or 300 <= status < 400:
-        return WrongEndpoint(f"{_elsewhere(region)} (S3 said {_status(status, code)})", place)
+        return Transient(text, context, retry_after=_seconds(retry_after))
+    if code in OTHER_REGION or 300 <= status < 400:
+        return WrongEndpoint(f"{_region_fix(region)} (S3 said {_status(status, code)})", context)
     if code in _CHANGED or status in (412, 416):
-        return SourceChanged(text, place)
+        return SourceChanged(text, context)
     if code in _EXPIRED:
-        return Expired(text, place)
+        return Expired(text, context)
     ahead = clock_ahead(date) or 0.0
     if code == "RequestTimeTooSkewed" or (code == "403" and abs(ahead) > _REFUSED_SKEW):
         off = f"it is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the endpoint's"
-        text = f"{_FIX['RequestTimeTooSkewed']}; {off} (S3 said {_status(status, code)})"
-        return ClockSkew(text, place, ahead=ahead)
+        text = f"{_EXPLANATIONS['RequestTimeTooSkewed']}; {off} (S3 said {_status(status, code)})"
+        return ClockSkew(text, context, ahead=ahead)
     if code in _GONE or (status == 404 and code != "NoSuchBucket"):
-        return ObjectMissing(text, place) if place.key else Missing(text, place)
+        return ObjectMissing(text, context) if context.key else Missing(text, context)
     if status == 404:
-        return Missing(text, place)
-    if status in (401, 403) or code in _FIX:
-        return Denied(text, place)
-    return BadAnswer(text, place)
+        return Missing(text, context)
+    if status in (401, 403) or code in _EXPLANATIONS:
+        return Denied(text, context)
+    return BadAnswer(text, context)
 
 
 def _status(status: int, code: str) -> str:
-    """Both, or one: the status stands for the code where the answer has none."""
+    """Return status and code; the status alone if the response has no code."""
     return str(status) if code in ("", str(status)) else f"{status} {quoted(code)}"
 
 
-def _elsewhere(region: str | None) -> str:
-    """What to do about a bucket that is in another region."""
+def _region_fix(region: str | None) -> str:
+    """Return what to change for a bucket that is in another region."""
     if region is None or not REGION.fullmatch(region):
         return "the bucket is in another region; set Penstock.Endpoint.Region to it"
     return (
@@ -318,18 +322,18 @@ def _elsewhere(region: str | None) -> str:
 
 
 def clock_ahead(date: str | None) -> float | None:
-    """Seconds by which our clock is ahead of a response's Date; None for no Date, or none that can be."""
+    """Return the seconds by which our clock is ahead of a response's Date; None without a plausible Date."""
     try:
-        found = parsedate_to_datetime(date or "")
-        return time.time() - found.timestamp() if _EARLIEST <= found.year < _LATEST else None
+        moment = parsedate_to_datetime(date or "")
+        return time.time() - moment.timestamp() if _EARLIEST <= moment.year < _LATEST else None
     except (ValueError, OverflowError, TypeError):
         return None
 
 
 def _seconds(header: str | None) -> float | None:
-    """A Retry-After in its number form; a date is as good as none here."""
+    """Return a Retry-After in seconds; None for any other form, a date included."""
     try:
-        found = float(header) if header else None
+        seconds = float(header) if header else None
     except ValueError:
         return None
-    return found if found is not None and 0 <= found < math.inf else None
+    return seconds if seconds is not None and 0 <= seconds < math.inf else None

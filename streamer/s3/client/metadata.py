@@ -1,6 +1,6 @@
-"""Credentials from the metadata services of containers and instances, asked without following redirects.
+"""Keeps aiobotocore's requests to metadata services of containers and instances from following redirects.
 
-aiobotocore asks these services through HTTP sessions of its own, which follow redirects. The requests carry
+aiobotocore sends these requests through HTTP sessions of its own, which follow redirects. The requests carry
 the container's authorization token or the instance's session token. A redirect would send the token to
 another server and take that server's credentials. `refuse_redirects` gives the fetchers a session that
 follows none: a redirect then counts as any other response that is not 200.
@@ -22,6 +22,6 @@ class _InstanceSession(AioIMDSFetcher._ref_counted_session_cls, UnfollowingSessi
 
 
 def refuse_redirects() -> None:
-    """Have every fetcher of this process that is made from now on follow no redirect."""
+    """Make every fetcher that this process creates from now on follow no redirect."""
     AioContainerMetadataFetcher._ref_counted_session_cls = _ContainerSession  # noqa: SLF001
     AioIMDSFetcher._ref_counted_session_cls = _InstanceSession  # noqa: SLF001

@@ -1,14 +1,14 @@
-"""aiobotocore's HTTP session, which sends requests to no stranger and takes no response of another request.
+"""aiobotocore's HTTP session, which follows no redirect to another server and reads no stale response.
 
 Requests go to the endpoint that the job file names, or that AWS's endpoint rules yield.
 
-    3xx that names a region    botocore resolves the endpoint anew for that region, signs, and asks once more
-    3xx to the very same URL   Transient: the server asks for the same request again
-    any other 3xx              WrongEndpoint: names the place, and sends nothing there
+    3xx that names a region    botocore resolves the endpoint for that region and sends the request again
+    3xx to the very same URL   Transient: the server wants the same request again
+    any other 3xx              WrongEndpoint: names the target; no request goes there
 
-Nothing follows a redirect's Location: otherwise whoever answers would choose who gets the session token and
-the SSE-C key, and whose bytes are streamed. aiobotocore's HTTP client would follow it. Our own HTTP client
-leaves every redirect to aiobotocore's, so these rules are the only ones.
+No client follows a redirect's Location: otherwise the responding server would choose which server gets the
+session token and the SSE-C key, and which server's bytes are streamed. aiobotocore's HTTP client alone would
+follow it. Our own HTTP client leaves every redirect to aiobotocore's, so these rules are the only ones.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from aiohttp.connector import Connection
 
 REGION = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
-"""A region's name is a label of a host's name; AWS's endpoint rules put it into one."""
-_USUAL = {"http": 80, "https": 443}
+"""A region's name: one label of a host name, because AWS's endpoint rules put it into one."""
+_DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 class UnfollowingSession(AIOHTTPSession):  # type: ignore[misc]
@@ -41,7 +41,7 @@ class UnfollowingSession(AIOHTTPSession):  # type: ignore[misc]
 
     async def _create_connector(self, proxy_url: str | None) -> Any:
         connector = await super()._create_connector(proxy_url)
-        connector.connect = partial(_unspoilt, connector.connect)
+        connector.connect = partial(_clean_connection, connector.connect)
         return connector
 
     async def _get_session(self, proxy_url: str | None) -> _Unfollowing:
@@ -49,7 +49,7 @@ class UnfollowingSession(AIOHTTPSession):  # type: ignore[misc]
 
 
 class PinnedSession(UnfollowingSession):
-    """The same for requests to S3: a redirect is an error that names its target, or names a region."""
+    """The same for requests to S3: a redirect that botocore may not follow raises an error that names it."""
 
     async def send(self, request: Any) -> Any:
         response = await super().send(request)
@@ -62,13 +62,13 @@ class PinnedSession(UnfollowingSession):
         return response
 
 
-async def _unspoilt(
+async def _clean_connection(
     connect: Callable[..., Awaitable[Connection]], *request: Any, **options: Any
 ) -> Connection:
-    """A connection on which nothing has come since its last response, from `connect` of the pool.
+    """Return a connection of the pool on which no byte has arrived since its last response.
 
-    aiohttp keeps a connection whose server sent more than its response, and takes the surplus for the next
-    response: bytes of another object, or of another version.
+    aiohttp keeps a connection whose server sent more than its response, and parses the surplus as the next
+    response: bytes of another object, or of another version. `connect`: the pool's method.
     """
     while True:
         connection = await connect(*request, **options)
@@ -79,7 +79,7 @@ async def _unspoilt(
 
 
 def _readable(transport: asyncio.BaseTransport | None) -> bool:
-    """Whether bytes, or the end, wait in the socket and have not reached aiohttp."""
+    """Return whether the socket holds bytes, or the end of file, that aiohttp has not read."""
     if transport is None or (sock := transport.get_extra_info("socket")) is None:
         return False
     return is_ready(sock.fileno(), select.POLLIN)
@@ -92,12 +92,12 @@ class _Unfollowing:
         self._session = session
 
     async def request(self, method: str, **options: Any) -> Any:
-        self._session.cookie_jar.clear()  # S3 has none, so what a server sets is neither kept nor sent back
+        self._session.cookie_jar.clear()  # S3 sets no cookies: none is kept or sent back
         return await self._session.request(method, **options, allow_redirects=False)
 
 
 def check_redirect(url: str, status: int, headers: Any) -> None:
-    """Return for a redirect that botocore's rules may follow. Raises WrongEndpoint, Transient."""
+    """Accept only a redirect that names a region; botocore follows it. Raises WrongEndpoint, Transient."""
     context = ErrorContext(request_id=escaped_id(headers.get("x-amz-request-id")))
     if (region := headers.get("x-amz-bucket-region")) is not None:
         if not REGION.fullmatch(region):
@@ -106,14 +106,14 @@ def check_redirect(url: str, status: int, headers: Any) -> None:
     location = headers.get("location")
     if not location:
         raise WrongEndpoint(f"S3 said {status} without saying where to, or which region", context)
-    here = urlsplit(url)
+    source = urlsplit(url)
     try:
-        there = urlsplit(urljoin(url, location))
-        origin = _origin(there)
+        target = urlsplit(urljoin(url, location))
+        origin = _origin(target)
     except ValueError:
         raise WrongEndpoint(f"S3 said {status} to a place that cannot be understood", context) from None
-    if origin == _origin(here) and "@" not in there.netloc:
-        if _resource(there) == _resource(here):
+    if origin == _origin(source) and "@" not in target.netloc:
+        if _resource(target) == _resource(source):
             raise Transient(f"S3 said {status}: the same request is to be sent again", context)
         raise WrongEndpoint(
             f"S3 said {status} to another path of the endpoint, which may be another object", context
@@ -126,16 +126,16 @@ def check_redirect(url: str, status: int, headers: Any) -> None:
 
 
 def escaped_id(request_id: str | None) -> str | None:
-    """A request id as errors may name it: a server may repeat a secret of the request there."""
+    """Return a request id as errors show it, redacted: a server may repeat a secret of the request in it."""
     return quoted(request_id) if request_id else None
 
 
 def _origin(url: SplitResult) -> str:
-    """Scheme, host and port; neither credentials nor path, which may be secret."""
+    """Return scheme, host and port, without credentials and path, which may be secret."""
     host = url.hostname or ""
     host = f"[{host}]" if ":" in host else host
     port = url.port
-    return f"{url.scheme}://{host}" + ("" if port in (None, _USUAL.get(url.scheme)) else f":{port}")
+    return f"{url.scheme}://{host}" + ("" if port in (None, _DEFAULT_PORTS.get(url.scheme)) else f":{port}")
 
 
 def _resource(url: SplitResult) -> tuple[str, list[tuple[str, str]]]:

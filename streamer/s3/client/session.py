@@ -1,10 +1,10 @@
 """One aiobotocore session per process, and two S3 clients from it.
 
 Endpoint, region, profile and credentials are resolved by botocore's own chain (environment, files,
-container, instance, web identity), once, and refreshed by it. The clients differ in who retries:
-control calls (list, head) are small and rare, so botocore's standard mode repeats them; part GETs
-must resume inside a body, and botocore's shared retry quota would starve many ranges at once
-(100 retries for the whole process, then failure), so that client never repeats by itself.
+container, instance, web identity), once, and refreshed by it. The clients differ in who retries.
+botocore's standard mode repeats control requests (LIST, HEAD), which are small and rare. The relay repeats
+GETs of parts, because they must resume inside a body; botocore's shared retry quota would also fail many
+ranges at once (100 retries for the whole process).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from streamer import __version__
 from streamer.errors import ConfigError, ErrorContext, SourceError, Transient
 from streamer.retry import note_failure
 from streamer.s3.client.bounded import BoundedSession
-from streamer.s3.client.credentials import LastingCredentials, OfSession
+from streamer.s3.client.credentials import FixedProvider, RenewableCredentials
 from streamer.s3.client.faults import map_errors, mapped
 from streamer.s3.client.metadata import refuse_redirects
 from streamer.s3.client.xml_parser import StrictParserFactory
@@ -44,32 +44,32 @@ if TYPE_CHECKING:
 CONTROL_ATTEMPTS = 5
 CONNECT_TIMEOUT = 10
 STALL_TIMEOUT = 30.0
-"""Seconds without a byte before a connection counts as dead; S3's own first byte takes well under 1 s."""
+"""Seconds without a byte before a connection counts as dead. S3's first byte takes well under 1 s."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestOptions:
-    """What every listing and every read of an object must say besides."""
+    """Options that every LIST, HEAD and GET carries."""
 
     requester_pays: bool = False
     sse_customer_key: bytes | None = field(default=None, repr=False)
-    """The 32 bytes that the objects were encrypted with (SSE-C)."""
+    """The 32-byte key that the objects were encrypted with (SSE-C)."""
 
-    def teach(self, client: Any) -> None:
-        """Let `client`, botocore's, say it with every listing and every read."""
-        listing: dict[str, Any] = {"RequestPayer": "requester"} if self.requester_pays else {}
-        reading = dict(listing)
+    def add_to(self, client: Any) -> None:
+        """Add these options to every LIST, HEAD and GET of `client`, aiobotocore's."""
+        to_list: dict[str, Any] = {"RequestPayer": "requester"} if self.requester_pays else {}
+        to_read = dict(to_list)
         if self.sse_customer_key is not None:
-            reading |= {"SSECustomerAlgorithm": "AES256", "SSECustomerKey": self.sse_customer_key}
-        for operation, said in (("ListObjectsV2", listing), ("GetObject", reading), ("HeadObject", reading)):
+            to_read |= {"SSECustomerAlgorithm": "AES256", "SSECustomerKey": self.sse_customer_key}
+        for operation, extra in (("ListObjectsV2", to_list), ("GetObject", to_read), ("HeadObject", to_read)):
 
-            def add(params: dict[str, Any], said: dict[str, Any] = said, **_: Any) -> dict[str, Any]:
-                return params | said
+            def add(params: dict[str, Any], extra: dict[str, Any] = extra, **_: Any) -> dict[str, Any]:
+                return params | extra
 
             client.meta.events.register(f"provide-client-params.s3.{operation}", add)
 
     def headers(self) -> dict[str, str]:
-        """The same for a request of our own."""
+        """Return these options as headers of a GET or HEAD."""
         headers = {"x-amz-request-payer": "requester"} if self.requester_pays else {}
         if self.sse_customer_key is not None:
             key = self.sse_customer_key
@@ -82,7 +82,7 @@ class RequestOptions:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where S3 is, and who we are there. Unset fields are left to botocore's own chain."""
+    """Address of S3 and the identity to use there. botocore's own chain decides unset fields."""
 
     url: str | None = None
     region: str | None = None
@@ -100,35 +100,35 @@ class Clients:
     control: Any
     data: Any
     credentials: Any
-    """The session's `LastingCredentials`; None if anonymous or absent."""
+    """The session's `RenewableCredentials`; None for anonymous access, or if there are none."""
     anonymous: bool
     reading: RequestOptions
     ca_bundle: str | None
-    """Certificates to trust, by configuration or environment; None for botocore's own."""
+    """PEM file of certificates to trust, by configuration or environment; None for botocore's own."""
     stall_timeout: float
     """Seconds without a byte before a connection counts as dead."""
-    asked: Counter[str] = field(default_factory=Counter)
-    """Requests beside those for parts, repeated ones included, by S3's name of the operation."""
+    request_counts: Counter[str] = field(default_factory=Counter)
+    """Requests other than GETs of parts, repeated ones included, by S3's name of the operation."""
 
 
 def _timestamp(value: Any) -> datetime:
-    """As botocore reads timestamps, but a tenth of its time for S3's own form.
+    """Parse a timestamp as botocore does, but in a tenth of its time for S3's own form.
 
-    Every listed object has one, and botocore's way took three quarters of a listing's CPU time.
+    Every listed object has one, and botocore's parser took three quarters of a listing's CPU time.
     """
     try:
-        found = datetime.fromisoformat(value)
+        timestamp = datetime.fromisoformat(value)
     except (TypeError, ValueError):
-        found = None
-    if found is None or found.tzinfo is None:
-        other: datetime = parse_timestamp(value)
-        return other
-    return found
+        timestamp = None
+    if timestamp is None or timestamp.tzinfo is None:
+        parsed: datetime = parse_timestamp(value)
+        return parsed
+    return timestamp
 
 
 @functools.cache
 def _models(data_path: str | None) -> Loader:
-    """Botocore's reader of service models, which keeps what it has read: a tenth of a second for a client."""
+    """Return botocore's cached loader of service models: loading them takes 0.1 s a client."""
     return create_loader(data_path)
 
 
@@ -136,9 +136,9 @@ def _models(data_path: str | None) -> Loader:
 async def open_clients(
     endpoint: Endpoint, *, connections: int, stall_timeout: float = STALL_TIMEOUT
 ) -> AsyncIterator[Clients]:
-    """Both clients, closed at the end.
+    """Open both clients; close them at the end of the block.
 
-    `connections` bounds the data client's pool: the sum of what all channels may have in flight.
+    `connections` bounds the data client's pool: the sum of all channels' requests in flight.
     `stall_timeout`: seconds without a byte before a connection counts as dead.
     Raises ConfigError for an unknown profile, a missing region or an unreadable CA bundle, Denied for
     broken credentials files.
@@ -159,7 +159,7 @@ async def open_clients(
         # Some compatible servers send a whole object's checksum with a range, and botocore would then
         # refuse every part; ranges are checked by length, ETag and Content-Range instead.
         "response_checksum_validation": "when_required",
-        # S3 answers from many addresses; look them up again often and use them all.
+        # S3 has many addresses; short-lived DNS entries use them all.
         "connector_args": {"ttl_dns_cache": 10},
         "http_session_cls": BoundedSession,
     }
@@ -181,11 +181,11 @@ async def open_clients(
         "verify": endpoint.ca_bundle,
     }
     async with contextlib.AsyncExitStack() as stack:
-        with map_errors(ErrorContext()), _refusals_told():
+        with map_errors(ErrorContext()), _map_endpoint_errors():
             session = _session(endpoint.profile)
             session.register_component("data_loader", _models(session.get_config_variable("data_path")))
             credentials = (
-                None if endpoint.anonymous else await _lasting(session, endpoint.profile, stall_timeout)
+                None if endpoint.anonymous else await _renewable(session, endpoint.profile, stall_timeout)
             )
             parsers = StrictParserFactory()
             parsers.set_parser_defaults(timestamp_parser=_timestamp)
@@ -200,11 +200,11 @@ async def open_clients(
                 stall_timeout=stall_timeout,
             )
             check_endpoint(clients.data.meta.endpoint_url)
-        endpoint.reading.teach(clients.control)
-        endpoint.reading.teach(clients.data)
+        endpoint.reading.add_to(clients.control)
+        endpoint.reading.add_to(clients.data)
 
         def count(event_name: str, **_: Any) -> None:
-            clients.asked[event_name.rpartition(".")[2]] += 1
+            clients.request_counts[event_name.rpartition(".")[2]] += 1
 
         clients.control.meta.events.register("before-send.s3", count)
         clients.control.meta.events.register("response-received.s3", _note_failure)
@@ -214,7 +214,7 @@ async def open_clients(
 def _note_failure(
     exception: BaseException | None, parsed_response: Any, context: Any, event_name: str, **_: Any
 ) -> None:
-    """Note why a request has failed: botocore repeats the request and raises only the last error."""
+    """Note the error of a failed request: botocore repeats the request and raises only the last error."""
     if exception is None and parsed_response and parsed_response.get("Error"):
         exception = ClientError(parsed_response, event_name.rpartition(".")[2])
     if exception is not None:
@@ -225,7 +225,7 @@ def _note_failure(
 
 
 def check_endpoint(url: str) -> None:
-    """Refuse what is no address of a server. Raises ValueError, whose text does not show the URL."""
+    """Refuse a URL that is no server's address. Raises ValueError, whose text does not show the URL."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     if ":" in host:
@@ -239,7 +239,7 @@ def check_endpoint(url: str) -> None:
 
 
 @contextlib.contextmanager
-def _refusals_told() -> Iterator[None]:
+def _map_endpoint_errors() -> Iterator[None]:
     """Map the ValueError that botocore raises for an endpoint or a region. Raises ConfigError."""
     try:
         yield
@@ -251,9 +251,9 @@ def _refusals_told() -> Iterator[None]:
 
 
 def _session(profile: str | None) -> Any:
-    """A session whose clients follow no redirect and have limits, those that ask STS included.
+    """Return a session whose clients, those for STS included, follow no redirect and have limits.
 
-    Its requests to metadata services follow none either.
+    Its requests to metadata services follow no redirect either.
     """
     from aiobotocore.config import AioConfig
     from aiobotocore.session import AioSession
@@ -264,22 +264,22 @@ def _session(profile: str | None) -> Any:
     return session
 
 
-async def _lasting(session: Any, profile: str | None, limit: float) -> LastingCredentials | None:
-    """The session's credentials, which it uses from now on for its clients too; None if it has none."""
+async def _renewable(session: Any, profile: str | None, limit: float) -> RenewableCredentials | None:
+    """Return renewable credentials and give them to the session's clients; None if the session has none."""
 
     async def load() -> Any:
         return await _session(profile).get_credentials()
 
-    # Not by `get_credentials`, which would remember what it found and give that to the clients.
+    # `session.get_credentials` would cache the credentials and give those to the clients.
     try:
         async with asyncio.timeout(limit):
-            found = await session.get_component("credential_provider").load_credentials()
+            credentials = await session.get_component("credential_provider").load_credentials()
     except TimeoutError as error:
         raise Transient(f"the credentials' source did not answer in {limit:g} s; see to it") from error
-    if found is None:
+    if credentials is None:
         return None
-    lasting = LastingCredentials(found, load, limit=limit)
-    session.register_component("credential_provider", OfSession(lasting))
+    lasting = RenewableCredentials(credentials, load, limit=limit)
+    session.register_component("credential_provider", FixedProvider(lasting))
     return lasting
 
 

@@ -15,7 +15,7 @@ REST_XML = "rest-xml"
 
 
 class _StrictParser(AioRestXMLParser):  # type: ignore[misc]
-    """Parses S3's responses."""
+    """Parser of S3's responses that refuses repeated elements."""
 
     def _parse_shape(self, shape: Any, node: Any) -> Any:
         if isinstance(node, list) and shape.type_name not in ("list", "map"):
@@ -28,7 +28,7 @@ class StrictParserFactory(AioResponseParserFactory):  # type: ignore[misc]
     """Makes aiobotocore's parsers, and the strict one for S3's protocol."""
 
     def create_parser(self, protocol_name: str) -> Any:
-        """The parser of a protocol's responses."""
+        """Return the parser of a protocol's responses."""
         if protocol_name == REST_XML:
             return _StrictParser(**self._defaults)
         return super().create_parser(protocol_name)
