@@ -43,6 +43,7 @@ PUBLIC = {
     r"`(?:Lanes|Connections)`|\bLanes: |--connections\b": "Ranks, RequestsInFlight, --requests-in-flight",
     r"penstock_(?:lanes_limit|requests_limit|staged_bytes|budget_bytes)": "the metrics of docs/metrics.md",
     r"penstock_epochs_total\{verdict|\"verdict\":": "trailer_state, state or bottleneck",
+    r"\b[Ll]anes?\b|\blanes?_of\b": "rank FIFO, rank_channels, connection or request",
     r"kernel splice\b": "splice",
 }  # fmt: skip
 """By pattern of a retired public name, the name to use."""
