@@ -28,7 +28,7 @@ ONCE_BROKEN = [
     "kept-wrapped:successor:splice:13:EIO",
     # So did a lock that the file system refuses, a limit that may not be raised, no descriptor at the start.
     "kept-aiobotocore:sidecar:flock:1:ENOLCK",
-    "kernel:sidecar:prlimit64:2:EPERM",
+    "splice:sidecar:prlimit64:2:EPERM",
     "resumed:sidecar:socket:3:EMFILEx20",
     "kept-tls-aiobotocore:sidecar:socket:1:EMFILEx20",
 ]
@@ -51,7 +51,7 @@ SHAPES = ["kept-splice", "kept-tls", "kept-gzip-wrapped", "ranks", "kept-poison"
 
 
 @pytest.mark.timeout(600)
-def test_two_hundred_seeded_points():
+def test_seeded_points():
     # Most of a run is waiting: six at a time keep two cores busy. Kills alone: how often a call is made
     # varies, so a seed draws other points each time, and the night's run takes the other faults.
-    crash("--points=200", "--seed=16", "--workers=6", "--fault=kill", *(f"--shape={name}" for name in SHAPES))
+    crash("--points=120", "--seed=16", "--workers=6", "--fault=kill", *(f"--shape={name}" for name in SHAPES))

@@ -70,7 +70,7 @@ def check(found) -> None:
     assert found.longest_wait < 20
 
 
-def test_kernel_transport(stub, tmp_path):
+def test_splice_transport(stub, tmp_path):
     check(outcome(stub, tmp_path, wish="splice", zipped=False))
 
 
