@@ -1,11 +1,19 @@
-"""How long requests that may pass are repeated, and with which waits.
+"""How long a request or a step that failed is repeated, and with which waits.
+
+    retry ── attempt ──▶ result
+      │ failed
+      ├── Attempts.wait_after: seconds ──▶ sleep, and repeat
+      └── Attempts.wait_after: raises
+
+`Attempts` decides and `retry` waits, for parts, plans, HEADs and what this machine refuses. botocore repeats
+a control call a few times by itself before an error arrives here. The keeper runs alone and has its own loop.
 
 Waits are exponential with full jitter (uniform between 0 and the step), which keeps many requests that failed
 together from returning together. A server's Retry-After is a lower bound, as far as the policy believes it,
 and the jitter on top of it is at least as long, since the server told all of them at once.
 
-No wait and no request outlasts `give_up_after`, but for the last request, which has `LAST_REQUEST` seconds at
-least.
+No wait outlasts `give_up_after`. A request that `bounded` runs does not either, but for the last one, which
+has `LAST_REQUEST` seconds at least.
 """
 
 from __future__ import annotations
@@ -15,16 +23,30 @@ import random
 import time
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from streamer.errors import ClockSkew, GaveUp, SourceError, Transient
+from streamer.errors import (
+    BadAnswer,
+    ClockSkew,
+    Expired,
+    GaveUp,
+    PenstockError,
+    Shortage,
+    SourceError,
+    Transient,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
 LAST_REQUEST = 1.0
 """Seconds that the last request has, after `give_up_after` has passed."""
+UNAVAILABLE: tuple[type[SourceError], ...] = (Transient, ClockSkew)
+"""Storage is away, or this machine's clock is wrong."""
+PART_FAILED: tuple[type[SourceError], ...] = (Transient, ClockSkew, Expired, BadAnswer)
+"""Errors after which a part is requested again."""
 T = TypeVar("T")
+E = TypeVar("E", bound=PenstockError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,25 +75,36 @@ class RetryPolicy:
         return max(0.0, min(wanted, self.give_up_after - spent))
 
 
-_around: ContextVar[Attempts | None] = ContextVar("attempts", default=None)
+_around: ContextVar[Attempts[Any] | None] = ContextVar("attempts", default=None)
 """The attempts that the running code is part of."""
 
 
-def note_failure(error: SourceError) -> None:
+def note_failure(error: PenstockError) -> None:
     """Note a failure inside an attempt, even one repeated there; an attempt out of time raises the first."""
-    if (attempts := _around.get()) is not None and isinstance(error, (Transient, ClockSkew)):
+    if (attempts := _around.get()) is not None and isinstance(error, UNAVAILABLE):
         attempts.note(error)
 
 
-class Attempts:
+class Attempts(Generic[E]):
     """The attempts at one thing: how long they have gone on without progress, and the first error since."""
 
-    def __init__(self, policy: RetryPolicy) -> None:
-        self._policy = policy
+    def __init__(
+        self, policy: RetryPolicy, passing: tuple[type[E], ...], *, what: str, since: float | None = None
+    ) -> None:
+        """`passing`: the errors that are waited out. `what`: what is missing, for the text of GaveUp.
+
+        `since`: time.monotonic() when the first attempt began, if it began before this call.
+        """
+        self.passing = passing
         self.failures = 0
-        self.since = time.monotonic()
-        """When the last progress was."""
-        self.first: SourceError | None = None
+        """Failures since the last progress."""
+        self.since = time.monotonic() if since is None else since
+        """time.monotonic() of the last progress."""
+        self._policy = policy
+        self._what = what
+        self._wrong = 0
+        """Wrong answers since the last progress."""
+        self._first: E | None = None
         self._limit: asyncio.Timeout | None = None
         self._noted: SourceError | None = None
         """The first failure inside the running attempt, since its last progress."""
@@ -80,22 +113,24 @@ class Attempts:
         """Note the error of a request inside the running attempt."""
         self._noted = self._noted or error
 
-    def progressed(self) -> None:
-        """Something of what is wanted has arrived: all time is there again."""
-        self.since, self.failures, self.first, self._noted = time.monotonic(), 0, None, None
+    def progressed(self, silent: float = 0.0) -> None:
+        """Restart the clock: something of what is wanted arrived `silent` seconds ago."""
+        self.since, self.failures, self._wrong = time.monotonic() - silent, 0, 0
+        self._first = self._noted = None
         if self._limit is not None and not self._limit.expired():
-            self._limit.reschedule(self._deadline())
+            self._limit.reschedule(asyncio.get_running_loop().time() + self.left)
 
-    def _deadline(self) -> float:
-        left = self._policy.give_up_after - (time.monotonic() - self.since)
-        return asyncio.get_running_loop().time() + max(left, LAST_REQUEST)
+    @property
+    def left(self) -> float:
+        """Seconds that the next request has."""
+        return max(self._policy.give_up_after - (time.monotonic() - self.since), LAST_REQUEST)
 
-    async def one(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """One attempt, cut off where the time without progress ends. Raises Transient for that."""
+    async def bounded(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """Run one attempt, cut off where the time without progress ends. Raises Transient for that."""
         self._noted = None
         around = _around.set(self)
         try:
-            async with asyncio.timeout_at(self._deadline()) as self._limit:
+            async with asyncio.timeout(self.left) as self._limit:
                 return await ask()
         except TimeoutError as error:
             spent = time.monotonic() - self.since
@@ -107,37 +142,75 @@ class Attempts:
             self._limit = None
             _around.reset(around)
 
-    def wait_after(self, error: SourceError, what: str) -> float:
-        """Seconds to wait before the next attempt. Raises GaveUp when the time is over."""
-        spent = time.monotonic() - self.since
-        self.first = self.first or error
+    def wait_after(self, error: E) -> float:
+        """Return the seconds to wait before the next attempt.
+
+        Raises GaveUp when the time is over, and `error` itself if that is a shortage of this machine, or a
+        wrong answer that came as often as the policy doubts it.
+        """
         note_failure(error)
+        if isinstance(error, BadAnswer):
+            self._wrong += 1
+            if self._wrong >= self._policy.wrong_answers:
+                raise error
+        first = self._first = self._first or error
+        spent = time.monotonic() - self.since
         if spent >= self._policy.give_up_after:
+            if (
+                not isinstance(error, SourceError)
+                or not isinstance(first, SourceError)
+                or not error.retryable
+            ):
+                raise error
+            context = first.context if error.context.bucket is None else error.context
             raise GaveUp(
-                f"gave up after {spent:.0f} s without {what}; first error: {self.first.message}; "
+                f"gave up after {spent:.0f} s without {self._what}; "
+                f"first error: {first.message if first.context == context else first}; "
                 f"last error: {error.message}",
-                self.first.context if error.context.bucket is None else error.context,
+                context,
             ) from error
         self.failures += 1
-        return self._policy.wait(self.failures - 1, error.retry_after, spent=spent)
+        retry_after = error.retry_after if isinstance(error, SourceError) else None
+        return self._policy.wait(self.failures - 1, retry_after, spent=spent)
 
 
-async def retry_while_unavailable(
-    ask: Callable[[], Awaitable[T]],
-    attempts: Attempts,
+async def retry(
+    attempt: Callable[[], Awaitable[T]],
+    attempts: Attempts[E],
     *,
-    what: str,
-    on_wait: Callable[[SourceError], None] | None = None,
+    failed: E | None = None,
+    on_wait: Callable[[E], None] | None = None,
 ) -> T:
-    """What `ask` returns, asked again while storage is away or this machine's clock is wrong.
+    """Return what `attempt` returns, repeated as `attempts` decides.
 
-    `what`: what is missing, for the error. `on_wait` is told why, at every attempt. Raises SourceError.
+    `failed`: the error of an attempt that the caller has made. `on_wait` gets every error that is waited out.
     """
     while True:
         try:
-            return await attempts.one(ask)
-        except (Transient, ClockSkew) as error:
-            pause = attempts.wait_after(error, what)
+            if failed is not None:
+                raise failed
+            return await attempt()
+        except attempts.passing as error:
+            failed = None
+            pause = attempts.wait_after(error)
             if on_wait is not None:
                 on_wait(error)
         await asyncio.sleep(pause)
+
+
+async def retry_while_refused(
+    step: Callable[[], Awaitable[T]], policy: RetryPolicy, on_wait: Callable[[Shortage], None]
+) -> T:
+    """Return what `step` returns, repeated while this machine refuses it: space, a descriptor, a file system.
+
+    Such a refusal passes: files are removed, connections close, a permission is given back. A FIFO stays as
+    it is until then, since closing it would look like an end to its reader. `on_wait` gets the first such
+    failure. Raises SinkError.
+    """
+    attempts = Attempts(policy, (Shortage,), what="success")
+
+    def note(shortage: Shortage) -> None:
+        if attempts.failures == 1:
+            on_wait(shortage)
+
+    return await retry(step, attempts, on_wait=note)

@@ -13,7 +13,6 @@ import threading
 import hypothesis
 import pytest
 import pytest_timeout
-import stamina.instrumentation
 import trustme
 import uvloop
 from blockbuster import blockbuster_ctx
@@ -77,9 +76,6 @@ def _within(seconds, test):
 # Nothing here asserts how long anything takes; machines are slow at times.
 hypothesis.settings.register_profile("patient", deadline=None)
 hypothesis.settings.load_profile("patient")
-
-# As the service does: the default hooks log and count every retry a second time.
-stamina.instrumentation.set_on_retry_hooks([])
 
 # A shell has what it starts in the background ignore Ctrl-C, and so would all that tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -96,7 +96,6 @@ FOREIGN = {
     "tensorflow": {"streamer.readers.tensorflow", "streamer.readers.samples"},
     "numpy": {"streamer.readers", "streamer.readers.tensorflow", "streamer.readers.torch"},
     "torch": {"streamer.readers.torch", "streamer.readers"},
-    "stamina": {"streamer.relay.fetch", "streamer.s3", "sidecar.process"},
     "isal": {"streamer.relay.deliver"},
     "backports": {"streamer.relay.deliver"},
 }

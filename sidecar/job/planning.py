@@ -17,7 +17,7 @@ from sidecar.job.endmarks import JOIN_ADVICE, unjoined
 from sidecar.job.rehearsal import disk
 from sidecar.process.logs import log
 from streamer.plan import Arrangement, Shard
-from streamer.retry import Attempts, RetryPolicy, retry_while_unavailable
+from streamer.retry import UNAVAILABLE, Attempts, RetryPolicy, retry
 from streamer.s3.catalog.listing import plan_prefix
 from streamer.s3.catalog.manifests import plan_augmented, plan_manifest
 from streamer.s3.catalog.object_info import open_inspector
@@ -69,7 +69,7 @@ async def plan_while_unavailable(
     """
     if policy.give_up_after <= 0:
         return await plan(lambda: None)
-    attempts, furthest = Attempts(policy), 0
+    attempts, furthest = Attempts(policy, UNAVAILABLE, what="a listing"), 0
 
     async def anew() -> Plan:
         reached = 0
@@ -83,7 +83,7 @@ async def plan_while_unavailable(
 
         return await plan(progressed)
 
-    return await retry_while_unavailable(anew, attempts, what="a listing", on_wait=on_wait)
+    return await retry(partial(attempts.bounded, anew), attempts, on_wait=on_wait)
 
 
 async def plan_job(

@@ -13,7 +13,6 @@ import logging
 import sys
 from typing import Any
 
-import stamina.instrumentation
 import structlog
 
 from streamer.secrets import escape_control, redact
@@ -65,8 +64,6 @@ def configure(*, level: str = "info", json_lines: bool | None = None) -> None:
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=True,
     )
-    # Retries are counted in our own metrics; stamina's default hooks would log and count them again.
-    stamina.instrumentation.set_on_retry_hooks([])
 
 
 def _on_one_line(_: Any, __: str, event: dict[str, Any]) -> dict[str, Any]:

@@ -40,9 +40,9 @@ from streamer.relay.deliver.delivery import BEGIN, Prefetcher
 from streamer.relay.deliver.failure_policy import HOLD, FailurePolicy, FifoFate
 from streamer.relay.deliver.object_changes import Changes, is_change
 from streamer.relay.deliver.transform import ByteQueue
-from streamer.relay.local_retry import retry_while_refused
 from streamer.relay.staging.stage import Stages
 from streamer.relay.statistics import ChannelCounters, ChannelStatistics
+from streamer.retry import RetryPolicy, retry_while_refused
 from streamer.s3.checksums import ChecksummingSource, ChecksumVerifier
 from streamer.sink.fifo import FifoDirectory
 from streamer.sink.write_ends import LocalWriteEnds
@@ -53,7 +53,6 @@ if TYPE_CHECKING:
 
     from streamer.helpers.keeper_client import KeeperClient
     from streamer.plan import ObjectRef, Plan
-    from streamer.retry import RetryPolicy
     from streamer.s3.checksums import Outcome, StoredChecksums
     from streamer.s3.ranges import RangeSource
     from streamer.sink.outlet import PipeOutlet

@@ -35,7 +35,6 @@ import threading
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
-import stamina.instrumentation
 import trustme
 import uvloop
 
@@ -122,7 +121,6 @@ def prepare() -> None:
         "AWS_CONFIG_FILE": "/nonexistent",
         "AWS_SHARED_CREDENTIALS_FILE": "/nonexistent",
     }
-    stamina.instrumentation.set_on_retry_hooks([])
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as first:
         first.run(asyncio.sleep(0))  # libuv makes one pipe for signals per process, at its first loop
     warm()  # its socket stays open, and is no leak of a trial's

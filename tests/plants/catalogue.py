@@ -223,16 +223,16 @@ PLANTS = (
     ),
     Plant(
         "wrong answers counted over progress",
-        "streamer/relay/fetch/part_fetch.py",
-        "self._failures, self._wrong, self.since, self.first_error = 0, 0, now - silent, None",
-        "self._failures, self.since, self.first_error = 0, now - silent, None",
+        "streamer/retry.py",
+        "self.since, self.failures, self._wrong = time.monotonic() - silent, 0, 0",
+        "self.since, self.failures = time.monotonic() - silent, 0",
         ("tests/unit/test_retry.py", f"{FAULTS}::test_progress_forgets_wrong_answers"),
     ),
     Plant(
         "progress does not restart GiveUpAfter",
-        "streamer/relay/fetch/part_fetch.py",
-        "self._failures, self._wrong, self.since, self.first_error = 0, 0, now - silent, None",
-        "self._failures, self._wrong, self.first_error = 0, 0, None",
+        "streamer/retry.py",
+        "self.since, self.failures, self._wrong = time.monotonic() - silent, 0, 0",
+        "self.failures, self._wrong = 0, 0",
         ("tests/unit/test_retry.py", f"{FAULTS}::test_progress_restarts_the_clock"),
     ),
     Plant(

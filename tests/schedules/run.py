@@ -17,8 +17,6 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-import stamina.instrumentation
-
 from streamer.errors import ChannelError, StreamError
 from streamer.formats import recordio
 from streamer.linux import PIPE_SIZE
@@ -471,6 +469,5 @@ def _end_all(loop: ScheduledLoop) -> None:
 
 def prepare() -> None:
     """What a process that runs seeds needs: no library that counts retries."""
-    stamina.instrumentation.set_on_retry_hooks([])
     gc.collect()
     gc.freeze()  # each seed collects what it has left

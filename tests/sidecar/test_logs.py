@@ -13,7 +13,7 @@ import asyncio, logging, sys, warnings
 from sidecar.process.logs import configure, log
 
 configure(level=sys.argv[1], json_lines=True)
-import aiobotocore, aiohttp, botocore, stamina  # noqa: what brings loggers of its own
+import aiobotocore, aiohttp, botocore  # noqa: what brings loggers of its own
 log.debug("ours", channel="train")
 log.info("ours", channel="train")
 for name in "botocore.retryhandler aiobotocore.session aiohttp.server asyncio urllib3 anything".split():

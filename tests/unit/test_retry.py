@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+import time
 from collections import Counter
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamer.retry import RetryPolicy
+from streamer.errors import BadAnswer, ErrorContext, GaveUp, Shortage, SourceError, Transient, Truncated
+from streamer.retry import PART_FAILED, Attempts, RetryPolicy, retry, retry_while_refused
 
 PARTS = 64
 
@@ -45,3 +48,79 @@ def test_waits_grow_to_their_longest():
     for failures, most in ((0, 0.1), (1, 0.2), (4, 1.6), (5, 2.0), (5000, 2.0)):
         waits = [policy.wait(failures, None) for _ in range(300)]
         assert most * 0.8 < max(waits) <= most
+
+
+def long_ago() -> float:
+    """When an attempt began whose time is over."""
+    return time.monotonic() - 10
+
+
+def test_without_time_the_first_and_the_last_error_are_named():
+    attempts = Attempts(RetryPolicy(give_up_after=5), PART_FAILED, what="a byte")
+    attempts.wait_after(Transient("refused", ErrorContext("b", "k", 0, 1, "R1")))
+    attempts.since = long_ago()
+    with pytest.raises(GaveUp) as failure:
+        attempts.wait_after(Truncated("cut", ErrorContext("b", "k", 7, 2)))
+    assert str(failure.value) == (
+        "gave up after 10 s without a byte; "
+        "first error: refused: s3://b/k (offset 0, attempt 1, request id R1); "
+        "last error: cut: s3://b/k (offset 7, attempt 2)"
+    )
+
+
+def test_what_no_time_can_mend_is_raised_as_it_is():
+    for error in (BadAnswer("no ETag"), Shortage("no space")):
+        attempts = Attempts(RetryPolicy(give_up_after=5), (type(error),), what="a byte", since=long_ago())
+        with pytest.raises(type(error), match=str(error)):
+            attempts.wait_after(error)
+
+
+def test_progress_gives_back_all_time_but_the_silence_before_it():
+    attempts = Attempts(RetryPolicy(give_up_after=5), PART_FAILED, what="a byte", since=long_ago())
+    attempts.progressed(silent=1)
+    assert attempts.wait_after(Transient("reset")) <= 4
+    attempts.progressed(silent=6)
+    with pytest.raises(GaveUp, match="first error: again; last error: again"):
+        attempts.wait_after(Transient("again"))
+
+
+def test_wrong_answers_are_believed_the_third_time_without_progress():
+    attempts = Attempts(RetryPolicy(), PART_FAILED, what="a byte")
+    for _ in range(2):
+        for _ in range(2):
+            attempts.wait_after(BadAnswer("no ETag"))
+        attempts.progressed()
+    attempts.wait_after(BadAnswer("no ETag"))
+    attempts.wait_after(BadAnswer("no ETag"))
+    with pytest.raises(BadAnswer):
+        attempts.wait_after(BadAnswer("no ETag"))
+
+
+def test_the_callers_attempt_counts_and_others_errors_pass_through():
+    waited: list[SourceError] = []
+    outcomes: list[Exception] = [Truncated("second"), ValueError("none of ours")]
+
+    async def ask() -> None:
+        raise outcomes.pop(0)
+
+    async def all_attempts() -> None:
+        attempts = Attempts(RetryPolicy(first_wait=0), PART_FAILED, what="a byte")
+        await retry(ask, attempts, failed=Transient("first"), on_wait=waited.append)
+
+    with pytest.raises(ValueError, match="none of ours"):
+        asyncio.run(all_attempts())
+    assert [error.message for error in waited] == ["first", "second"]
+
+
+def test_a_refusal_of_this_machine_is_noted_once():
+    noted: list[Shortage] = []
+    outcomes = [Shortage("no space"), Shortage("no space, again")]
+
+    async def step() -> str:
+        if outcomes:
+            raise outcomes.pop(0)
+        return "done"
+
+    policy = RetryPolicy(first_wait=0)
+    assert asyncio.run(retry_while_refused(step, policy, noted.append)) == "done"
+    assert [str(each) for each in noted] == ["no space"]

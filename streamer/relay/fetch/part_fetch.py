@@ -10,7 +10,7 @@ stall timeout, which is not longer, and `_first_byte_within` bounds each later o
 long a wait is: `RetryPolicy`.
 
     Transient, Throttled, Truncated, Expired,
-    Skewed                                     may pass: waited out
+    ClockSkew                                  may pass: waited out
     BadAnswer                                  a sick proxy or front end: asked again twice, then believed
     the others                                 certain: raised at once
 """
@@ -20,12 +20,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
-import stamina
-
-from streamer.errors import BadAnswer, ErrorContext, Expired, GaveUp, SourceError, Throttled, Transient
-from streamer.retry import LAST_REQUEST
+from streamer.errors import ErrorContext, Expired, SourceError, Throttled, Transient
+from streamer.retry import PART_FAILED, Attempts, retry
 from streamer.s3.ranges import RangeRequest
 
 if TYPE_CHECKING:
@@ -63,6 +62,10 @@ class PartFetch:
         """Whether a part that is given up is lost: delivery waited for it, or has asked for it again."""
         self.task: asyncio.Task[None] | None = None
         """The task that runs this; its starter's to set."""
+        self._attempts = 1
+        """Requests sent, the first one included."""
+        self._received = 0
+        """Bytes in the stage when the last request failed."""
         self._source = source
         self._policy = policy
         self._counters = counters
@@ -82,30 +85,38 @@ class PartFetch:
 
         `failed`: how the first request ended, if it has been sent already.
         """
-        backoff = _Backoff(self, self._policy, self._counters)
+        since, self._received = time.monotonic(), self.stage.received
         if failed is None:
             try:
                 await self._attempt(1)
             except SourceError as error:
                 failed = error
             else:
-                return  # nearly always: the retry machinery costs more than a small object's request
+                return  # nearly always: what repeats a request costs more than one for a small object
+        if self._has_progressed():
+            since = time.monotonic() - _silence_before(failed)
+        attempts = Attempts(self._policy, PART_FAILED, what="a byte", since=since)
+        await retry(partial(self._again, attempts), attempts, failed=failed, on_wait=self._note_wait)
+
+    async def _again(self, attempts: Attempts[SourceError]) -> None:
+        """Request what is still missing of the part. Raises SourceError."""
+        self._attempts += 1
         try:
-            async for turn in stamina.retry_context(on=backoff, attempts=None, timeout=None):
-                with turn:
-                    if turn.num == 1:
-                        raise failed
-                    async with _first_byte_within(backoff.left, self.stage):
-                        await self._attempt(turn.num)
+            async with _first_byte_within(attempts.left, self.stage):
+                await self._attempt(self._attempts)
         except SourceError as error:
-            if not error.retryable:
-                raise
-            spent = time.monotonic() - backoff.since
-            raise GaveUp(
-                f"gave up after {spent:.0f} s without a byte; first error: {backoff.first_error}; "
-                f"last error: {error}",
-                error.context,
-            ) from error
+            if self._has_progressed():
+                attempts.progressed(_silence_before(error))
+            raise
+
+    def _has_progressed(self) -> bool:
+        """Return whether bytes have arrived since the last failure."""
+        before, self._received = self._received, self.stage.received
+        return self._received > before
+
+    def _note_wait(self, error: SourceError) -> None:
+        self._counters.retries[error.kind] += 1
+        self.enter(_waiting_for(error))
 
     async def _attempt(self, attempt: int) -> None:
         stage = self.stage
@@ -167,47 +178,9 @@ class PartFetch:
             self._quota.concurrency.throttled(time.monotonic())
 
 
-class _Backoff:
-    """stamina's hook: whether to retry an error, and after how many seconds."""
-
-    def __init__(self, fetch: PartFetch, policy: RetryPolicy, counters: ChannelCounters) -> None:
-        self._fetch = fetch
-        self._stage = fetch.stage
-        self._policy = policy
-        self._counters = counters
-        self._failures = 0
-        self._wrong = 0
-        self._received = fetch.stage.received
-        self.since = time.monotonic()
-        """When the part last made progress, as far as a failure has shown."""
-        self.first_error: Exception | None = None
-
-    def __call__(self, error: Exception) -> bool | float:
-        if not isinstance(error, SourceError):
-            return False
-        now = time.monotonic()
-        if self._stage.received > self._received:
-            self._received = self._stage.received
-            silent = error.silent if isinstance(error, Transient) else 0.0
-            self._failures, self._wrong, self.since, self.first_error = 0, 0, now - silent, None
-        if isinstance(error, BadAnswer):
-            self._wrong += 1
-            if self._wrong >= self._policy.wrong_answers:
-                return False
-        elif not error.retryable:
-            return False
-        self.first_error = self.first_error or error
-        if now - self.since >= self._policy.give_up_after:
-            return False
-        self._counters.retries[error.kind] += 1
-        self._fetch.enter(_waiting_for(error))
-        self._failures += 1
-        return self._policy.wait(self._failures - 1, error.retry_after, spent=now - self.since)
-
-    @property
-    def left(self) -> float:
-        """Seconds that the next request has until its first byte."""
-        return max(LAST_REQUEST, self._policy.give_up_after - (time.monotonic() - self.since))
+def _silence_before(error: SourceError) -> float:
+    """Seconds since the last byte when the error came."""
+    return error.silent if isinstance(error, Transient) else 0.0
 
 
 def _waiting_for(error: SourceError) -> Phase:

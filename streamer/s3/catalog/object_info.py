@@ -17,12 +17,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import http.client
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from streamer.errors import BadAnswer, ErrorContext, Transient
 from streamer.plan import ObjectRef, bare_etag, is_etag
-from streamer.retry import Attempts, RetryPolicy, retry_while_unavailable
+from streamer.retry import UNAVAILABLE, Attempts, RetryPolicy, retry
 from streamer.s3.catalog.validation import described_object
 from streamer.s3.client.faults import error_from_response, map_errors
 from streamer.s3.client.redirects import escaped_id
@@ -99,15 +99,13 @@ class HttpHeadClient:
     async def stat(self, bucket: str, key: str, version: str | None = None) -> ObjectRef:
         """See `ObjectInspector`. Raises GaveUp for what went on failing."""
         async with self._turns:
-            attempts = Attempts(self._policy)
+            attempts = Attempts(self._policy, UNAVAILABLE, what="an answer")
             try:
                 return await self._ask(bucket, key, version)
             except Transient as error:
-                pause = attempts.wait_after(error, "an answer")
-            await asyncio.sleep(pause)
-            return await retry_while_unavailable(
-                lambda: self._ask(bucket, key, version), attempts, what="an answer"
-            )
+                failed = error
+            ask = partial(self._ask, bucket, key, version)
+            return await retry(partial(attempts.bounded, ask), attempts, failed=failed)
 
     async def _ask(self, bucket: str, key: str, version: str | None) -> ObjectRef:
         by_aiobotocore = self._by_aiobotocore.get(bucket)
