@@ -48,7 +48,7 @@ class Exit(IntEnum):
     """The reader of standard output closed it early, as SIGPIPE would say."""
 
 
-def exit_code(error: PenstockError) -> Exit:
+def exit_code(error: PenstockError) -> Exit:  # noqa: PLR0911 - a table; the first error that fits decides
     """The code for an error that ends the process."""
     if isinstance(error, (ConfigError, WrongEndpoint)):
         return Exit.CONFIG

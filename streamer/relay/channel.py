@@ -78,7 +78,7 @@ class ChannelFailure:
 class Channel:
     """Streams `plan` into the FIFOs `<directory>/<name>_<epoch>`."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - called in one place; most have defaults
         self,
         name: str,
         plan: Plan,

@@ -82,7 +82,7 @@ def why_read(plan: Plan, *, check: bool = False, separate: bool = False) -> str 
 
 
 @contextlib.asynccontextmanager
-async def open_transport(
+async def open_transport(  # noqa: PLR0913 - options of a job, by keyword; half have defaults
     clients: Clients,
     *,
     wish: Wish,

@@ -122,7 +122,7 @@ class RangeSource(Protocol):
 _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19})")
 
 
-def check_header(
+def check_header(  # noqa: PLR0913 - the fields of a response header, one by one
     ref: ObjectRef,
     first: int,
     end: int,

@@ -76,7 +76,7 @@ class Running:
 
 
 @contextlib.asynccontextmanager
-async def running_channel(
+async def running_channel(  # noqa: PLR0913 - a test names only what it is about
     stub: S3Stub,
     directory: Path,
     *,

@@ -58,7 +58,9 @@ def permutation(n, seed, epoch):
     return [image(position) for position in range(n)]
 
 
-def stream(found, *, epoch, wrap=False, seed=None, host=0, hosts=1, by="count", rank=0, ranks=1):
+def stream(  # noqa: PLR0913 - the parameters of the contract, one by one
+    found, *, epoch, wrap=False, seed=None, host=0, hosts=1, by="count", rank=0, ranks=1
+):
     """The bytes of `<channel>_<epoch>` on one host: shuffle, then shard, then wrap (contract §3.2, §3.3).
 
     With rank FIFOs those of `<channel>-<rank FIFO>_<epoch>`: docs/semantics.md, Rank FIFOs.

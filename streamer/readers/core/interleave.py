@@ -80,7 +80,7 @@ class InterleavedReader:
     same epoch: together they would be none.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - public; options with defaults
         self,
         channels: str | Sequence[str],
         record_format: str = "RecordIO",

@@ -104,7 +104,7 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
     Every host reads a FIFO of its own, so tf.distribute must not divide it again: auto-sharding is off.
     """
 
-    def __init__(  # noqa: PLR0917 - the incumbent's signature
+    def __init__(  # noqa: PLR0913, PLR0917 - the incumbent's signature
         self,
         channel: str,
         record_format: str = "RecordIO",
@@ -180,7 +180,7 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
         )
         return made
 
-    def _prepare(
+    def _prepare(  # noqa: PLR0913 - the options of the constructor
         self,
         record_format: str,
         streams: Callable[[], PipeStream],

@@ -87,7 +87,7 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
     their own. Iterating raises ChannelError, TruncatedStream and CorruptRecord, in a worker by name.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - public; options with defaults
         self,
         channel: str | Sequence[str],
         record_format: str = "RecordIO",

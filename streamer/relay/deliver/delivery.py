@@ -86,7 +86,7 @@ def all_epochs(plan: Plan, part_size: Callable[[], int], start: Position = BEGIN
 class Prefetcher:
     """Fetches a plan's parts ahead of delivery, within a window, over object and epoch borders."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - called in one place, by keyword
         self,
         plan: Plan,
         source: RangeSource,

@@ -159,7 +159,7 @@ def first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:
     return errors
 
 
-def mapped(error: BaseException, context: ErrorContext) -> PenstockError:
+def mapped(error: BaseException, context: ErrorContext) -> PenstockError:  # noqa: C901, PLR0911, PLR0912 - a table; the first error that fits decides
     """Return our error for a foreign one."""
     if isinstance(error, boto.ClientError):
         return _from_client_error(error, context)
@@ -263,7 +263,7 @@ def _from_client_error(error: Any, context: ErrorContext) -> SourceError:
     )
 
 
-def error_from_response(
+def error_from_response(  # noqa: PLR0911 - a table; the first status or code that fits decides
     *,
     status: int,
     code: str,
