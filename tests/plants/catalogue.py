@@ -114,15 +114,15 @@ PLANTS = (
     Plant(
         "listing in the server's order",
         "streamer/s3/catalog/listing.py",
-        "    ordered = found.in_key_order()",
-        "    ordered = found",
+        "    ordered = entries.in_key_order()",
+        "    ordered = entries",
         (PLAN, "tests/relay/test_listing.py"),
     ),
     Plant(
         "listing that repeats a page accepted",
         "streamer/s3/catalog/listing.py",
-        "            if name in begun:\n",
-        "            if name in begun and not first:\n",
+        "            if name in seen:\n",
+        "            if name in seen and not first:\n",
         ("tests/relay/test_listing.py",),
     ),
     # The plan

@@ -15,7 +15,7 @@ from streamer.errors import BadAnswer, Denied, GaveUp, Missing, PenstockError
 from streamer.plan import ObjectRef, S3Uri
 from streamer.retry import RetryPolicy
 from streamer.s3.catalog.manifests import plan_augmented, plan_manifest
-from streamer.s3.catalog.object_info import HEADS, PORTABLE_HEADS, open_inspector
+from streamer.s3.catalog.object_info import AIOBOTOCORE_HEADS, HEADS, open_inspector
 from streamer.s3.client.session import Endpoint, RequestOptions, open_clients
 from tests.kit.harness import clients_of, fill
 from tests.kit.raw import etag
@@ -101,7 +101,7 @@ async def test_both_ways_make_the_same_plan(stub):
 @BOTH
 async def test_never_more_at_once_than_the_bound(stub, *, by_aiobotocore):
     """Many at once, on no more connections than that, each used again."""
-    bound = PORTABLE_HEADS if by_aiobotocore else HEADS
+    bound = AIOBOTOCORE_HEADS if by_aiobotocore else HEADS
     fill(stub, [10] * 600)
     names = [f"{number:04}" for number in range(600)]
     stub.objects["b/manifest"] = json.dumps([{"prefix": "s3://b/data/"}, *names]).encode()

@@ -1,18 +1,18 @@
-"""Listing: which object versions a prefix names, as S3 sees them now.
+"""Lists the objects of a prefix, with their current versions.
 
-Called once per channel and job; what it returns is frozen into the plan. A prefix is a pure string
+A listing is made once per channel and job, and the plan keeps its result. A prefix is a pure string
 prefix without delimiter, as in SageMaker: `s3://b/train` also names `train-old/x` (contract §3.1).
 
-S3 gives a thousand keys an answer, and the next answer only after the last. So a prefix that is not
-through after some pages is asked for its "folders" (common prefixes up to the next `/`), and each is
-listed on its own, many at a time, the large ones by the same rule again:
+S3 sends a thousand keys per page, and each page needs a token of the page before it. So if a prefix has more
+pages after the first `PAGES_IN_TURN`, its "folders" (common prefixes up to the next `/`) are listed instead,
+many at a time, the large ones by the same rule again:
 
     prefix ─ pages, in turn ─ still more? ─ folders ─┬─ pages, in turn ─ …      16 requests at a time
                                                      └─ pages, in turn ─ …
 
-Where there are so many folders that they may hardly be larger than a page, the pages go on in turn.
-The result does not depend on any of this: a folder's keys are those with its prefix, whatever order the
-server has, and the whole is put into the byte order of keys.
+If there are more than `MOST_FOLDERS` folders, which are then hardly larger than a page each, the pages are
+listed in turn after all. The result is the same either way: a folder's keys are those with its prefix, in
+whatever order the server sends them, and the whole list is sorted by the bytes of the keys.
 """
 
 from __future__ import annotations
@@ -33,25 +33,20 @@ if TYPE_CHECKING:
 
 LISTS = 16
 """Listing requests in flight for one prefix."""
-PATIENCE = 4
-"""Pages taken in turn before folders are looked for: a small prefix costs no further request."""
+PAGES_IN_TURN = 4
+"""Pages listed in turn before folders are listed, so that a small prefix costs no further request."""
 MOST_FOLDERS = 256
-"""With more on one level a request for each would hardly be worth it."""
-
-
+"""Folders on one level that are listed one by one; with more, most requests would return few keys."""
 MOST_EMPTY = 1000
-"""Pages in a row that may name nothing; S3 sends such pages where it passes over what was deleted."""
-
-_NAMED = (("Contents", "Key"), ("CommonPrefixes", "Prefix"))
-"""What a page of a listing names, and how."""
-
-
-_WANTED = {"Contents": {"Key", "Size", "ETag"}, "CommonPrefixes": {"Prefix"}}
-"""What every entry of a listing must say."""
+"""Empty pages in a row at most; S3 sends empty pages where it skips deleted objects."""
+_NAME_FIELDS = (("Contents", "Key"), ("CommonPrefixes", "Prefix"))
+"""The lists of a page, and the field of their entries that holds the name."""
+_REQUIRED_FIELDS = {"Contents": {"Key", "Size", "ETag"}, "CommonPrefixes": {"Prefix"}}
+"""By list of a page, the fields that every entry must have."""
 
 
 class _Lister:
-    """One listing of one bucket."""
+    """One listing of one prefix."""
 
     def __init__(
         self,
@@ -66,30 +61,31 @@ class _Lister:
         self._arrangement = arrangement
         self._turns = asyncio.Semaphore(LISTS)
         self._progress = progress
-        self._known = 0
+        self._listed = 0
         self._empty = 0
-        """Pages in a row that named nothing."""
+        """Empty pages in a row so far."""
 
-    async def page(self, prefix: str, **asked: str) -> dict[str, Any]:
-        """One page, as far as it can be true. Raises SourceError."""
+    async def page(self, prefix: str, **params: str) -> dict[str, Any]:
+        """Fetch one page and check it. Raises SourceError."""
         context = ErrorContext(self._bucket, prefix)
         async with self._turns:
             with map_errors(context):
                 page: dict[str, Any] = await self._client.list_objects_v2(
-                    Bucket=self._bucket, Prefix=prefix, **asked
+                    Bucket=self._bucket, Prefix=prefix, **params
                 )
         if "IsTruncated" not in page:
             raise BadAnswer("the listing cannot be understood (it does not say whether it ends)", context)
-        for name, wanted in _WANTED.items():
+        for name, required in _REQUIRED_FIELDS.items():
             for entry in page.get(name, ()):
-                if not wanted <= entry.keys():
+                if not required <= entry.keys():
                     raise BadAnswer(
-                        f"the listing has an entry without its {', '.join(sorted(wanted))}", context
+                        f"the listing has an entry without its {', '.join(sorted(required))}", context
                     )
-                for found in (entry.get("Key"), entry.get("Prefix")):
-                    if found is not None and not found.startswith(prefix):
+                for listed in (entry.get("Key"), entry.get("Prefix")):
+                    if listed is not None and not listed.startswith(prefix):
                         raise BadAnswer(
-                            f"the listing names {short(found)}, which does not begin with the prefix", context
+                            f"the listing names {short(listed)}, which does not begin with the prefix",
+                            context,
                         )
         if page.get("NextContinuationToken") and not page["IsTruncated"]:
             raise BadAnswer("the listing cannot be understood (it ends, and names a further page)", context)
@@ -97,24 +93,24 @@ class _Lister:
             raise BadAnswer("the listing does not advance (truncated, without a further token)", context)
         return page
 
-    def _advances(self, prefix: str, page: dict[str, Any], begun: set[str]) -> None:
-        """Raise BadAnswer for a page that begins as one before it did, or has the token of one.
+    def _check_progress(self, prefix: str, page: dict[str, Any], seen: set[str]) -> None:
+        """Raise BadAnswer for a page whose first name, or whose token, an earlier page had too.
 
-        `begun`: first names and tokens of the pages before. A server, or a cache before it, that goes round
-        in a circle would be listed for ever; one that sends a page again would have its objects streamed
-        twice.
+        `seen`: first names and tokens of the earlier pages; this page's are added. A server or cache that
+        repeats pages in a circle would be listed for ever, and a page sent twice would have its objects
+        streamed twice.
         """
-        first = [page[name][0][key] for name, key in _NAMED if page.get(name)]
+        first = [page[name][0][key] for name, key in _NAME_FIELDS if page.get(name)]
         if page["IsTruncated"]:
             first.append(f"token\0{page['NextContinuationToken']}")
         for name in first:
-            if name in begun:
+            if name in seen:
                 raise BadAnswer(
                     f"the listing does not advance (a page begins again with {name!r})",
                     ErrorContext(self._bucket, prefix),
                 )
-        begun.update(first)
-        self._empty = 0 if any(page.get(name) for name, _ in _NAMED) else self._empty + 1
+        seen.update(first)
+        self._empty = 0 if any(page.get(name) for name, _ in _NAME_FIELDS) else self._empty + 1
         if self._empty > MOST_EMPTY:
             raise BadAnswer(
                 f"the listing does not advance ({MOST_EMPTY} pages in a row name nothing)",
@@ -122,59 +118,59 @@ class _Lister:
             )
 
     def refs(self, page: dict[str, Any], claim: PlanClaim) -> list[ObjectRef]:
-        """The objects of a page, without folder markers. Raises BadAnswer, ConfigError."""
-        described = [
+        """Return the objects of a page, without folder markers. Raises BadAnswer, ConfigError."""
+        objects = [
             described_object(
                 ErrorContext(self._bucket, entry["Key"]), entry["Key"], size=entry["Size"], etag=entry["ETag"]
             )
             for entry in page.get("Contents", ())
         ]
-        found = [ref for ref in described if not is_folder_marker(ref)]
-        claim.take(found)
-        return found
+        refs = [ref for ref in objects if not is_folder_marker(ref)]
+        claim.take(refs)
+        return refs
 
     async def below(self, prefix: str, claim: PlanClaim) -> Entries:
-        """Every object whose key starts with `prefix`, as far as the server keeps order in order.
+        """List every object whose key starts with `prefix`, in the server's order.
 
-        The objects are counted in `claim`. Raises SourceError, or a group of such; ConfigError for an object
+        The objects are counted in `claim`. Raises SourceError, or a group of them; ConfigError for an object
         that cannot be wrapped.
         """
         in_turn = claim.claim()
         entries = self._arrangement.entries()
-        asked: dict[str, str] = {}
-        begun: set[str] = set()
+        params: dict[str, str] = {}
+        seen: set[str] = set()
         pages = 0
         while True:
-            page = await self.page(prefix, **asked)
-            self._advances(prefix, page, begun)
+            page = await self.page(prefix, **params)
+            self._check_progress(prefix, page, seen)
             for ref in self.refs(page, in_turn):
                 entries.add(ref)
-            self._known += len(page.get("Contents", ()))
-            if self._progress is not None and page.get("Contents"):  # an empty page is no progress
-                self._progress(self._known)
+            self._listed += len(page.get("Contents", ()))
+            if self._progress is not None and page.get("Contents"):
+                self._progress(self._listed)
             if not page["IsTruncated"]:
                 return entries
-            asked = {"ContinuationToken": page["NextContinuationToken"]}
+            params = {"ContinuationToken": page["NextContinuationToken"]}
             pages += 1
-            if pages == PATIENCE:
-                before, by_folders = self._known, claim.claim()
-                if (found := await self._by_folders(prefix, by_folders)) is not None:
+            if pages == PAGES_IN_TURN:
+                before, by_folders = self._listed, claim.claim()
+                if (entries_by_folder := await self._by_folders(prefix, by_folders)) is not None:
                     in_turn.release()
-                    return found
+                    return entries_by_folder
                 by_folders.release()
-                self._known = before
+                self._listed = before
 
     async def _by_folders(self, prefix: str, claim: PlanClaim) -> Entries | None:
-        """The same, folder by folder; None if there are too many for that."""
+        """List the same objects folder by folder; return None if there are more than `MOST_FOLDERS`."""
         runs: list[Entries | asyncio.Task[Entries]] = [self._arrangement.entries()]
         async with asyncio.TaskGroup() as group:
             folders = 0
             async for item in self._level(prefix, claim):
-                loose = runs[-1]
+                last_run = runs[-1]
                 if isinstance(item, ObjectRef):
-                    if not isinstance(loose, Entries):
-                        runs.append(loose := self._arrangement.entries())
-                    loose.add(item)
+                    if not isinstance(last_run, Entries):
+                        runs.append(last_run := self._arrangement.entries())
+                    last_run.add(item)
                     continue
                 folders += 1
                 if folders > MOST_FOLDERS or item == prefix:
@@ -189,28 +185,28 @@ class _Lister:
         return entries
 
     async def _level(self, prefix: str, claim: PlanClaim) -> AsyncIterator[ObjectRef | str]:
-        """What is directly below `prefix`: objects, and the names of folders at their place among them."""
-        asked: dict[str, str] = {}
-        begun: set[str] = set()
+        """Yield the objects and the names of folders directly below `prefix`, each page in key order."""
+        params: dict[str, str] = {}
+        seen: set[str] = set()
         while True:
-            page = await self.page(prefix, Delimiter="/", **asked)
-            self._advances(prefix, page, begun)
-            found: list[tuple[bytes, ObjectRef | str]] = [
+            page = await self.page(prefix, Delimiter="/", **params)
+            self._check_progress(prefix, page, seen)
+            items: list[tuple[bytes, ObjectRef | str]] = [
                 (ref.key.encode(), ref) for ref in self.refs(page, claim)
             ]
-            found += [(each["Prefix"].encode(), each["Prefix"]) for each in page.get("CommonPrefixes", ())]
-            found.sort(key=itemgetter(0))
-            if self._progress is not None and found:
-                self._progress(self._known)
-            for _, item in found:
+            items += [(each["Prefix"].encode(), each["Prefix"]) for each in page.get("CommonPrefixes", ())]
+            items.sort(key=itemgetter(0))
+            if self._progress is not None and items:
+                self._progress(self._listed)
+            for _, item in items:
                 yield item
             if not page["IsTruncated"]:
                 return
-            asked = {"ContinuationToken": page["NextContinuationToken"]}
+            params = {"ContinuationToken": page["NextContinuationToken"]}
 
 
 async def first_page(client: Any, uri: S3Uri) -> tuple[list[ObjectRef], bool]:
-    """The objects on the first page of a prefix, and whether further pages follow. Raises SourceError."""
+    """Return the objects on a prefix's first page, and whether more pages follow. Raises SourceError."""
     lister = _Lister(client, uri.bucket, Arrangement(), progress=None)
     page = await lister.page(uri.key)
     return lister.refs(page, PlanMemory().claim()), bool(page["IsTruncated"])
@@ -224,27 +220,27 @@ async def list_prefix(
     progress: Callable[[int], None] | None = None,
     memory: PlanMemory | None = None,
 ) -> Entries:
-    """Every object whose key starts with `uri.key`, in the byte order of keys, without folder markers.
+    """List every object whose key starts with `uri.key`, in the byte order of keys, without folder markers.
 
     Raises SourceError: Missing for an absent bucket, Denied, Transient once the client's own attempts
     are used up, BadAnswer for a listing that does not advance. ConfigError if an object cannot be wrapped.
-    `progress` is told about how many objects have been heard of, some of them twice. `memory`: what all plans
-    may take; ConfigError if they take more.
+    `progress` is called with the approximate number of objects listed; some count twice. `memory`: the memory
+    for all plans; ConfigError if they need more.
     """
     arrangement = arrangement or Arrangement()
     try:
         with (memory or PlanMemory()).claim() as claim:
-            found = await _Lister(client, uri.bucket, arrangement, progress=progress).below(uri.key, claim)
+            entries = await _Lister(client, uri.bucket, arrangement, progress=progress).below(uri.key, claim)
     except BaseExceptionGroup as errors:
         raise first_error(errors) from errors
-    ordered, twice = await asyncio.to_thread(_in_order, found)  # a second or two for a million
-    if twice is not None:
-        raise BadAnswer("the listing names the object twice", ErrorContext(uri.bucket, twice))
+    ordered, duplicate = await asyncio.to_thread(_in_order, entries)  # a second or two for a million
+    if duplicate is not None:
+        raise BadAnswer("the listing names the object twice", ErrorContext(uri.bucket, duplicate))
     return ordered
 
 
-def _in_order(found: Entries) -> tuple[Entries, str | None]:
-    ordered = found.in_key_order()
+def _in_order(entries: Entries) -> tuple[Entries, str | None]:
+    ordered = entries.in_key_order()
     return ordered, ordered.key_twice()
 
 
@@ -256,7 +252,7 @@ async def plan_prefix(
     progress: Callable[[int], None] | None = None,
     memory: PlanMemory | None = None,
 ) -> Plan:
-    """The plan of an `S3Prefix` channel. Raises as `list_prefix` does, and Missing if no object matches."""
+    """Plan an `S3Prefix` channel. Raises what `list_prefix` raises, and Missing if no object matches."""
     arrangement = arrangement or Arrangement()
     entries = await list_prefix(client, uri, arrangement, progress=progress, memory=memory)
     if not len(entries):
@@ -276,13 +272,13 @@ async def plan_uris(
     progress: Callable[[int], None] | None = None,
     memory: PlanMemory | None = None,
 ) -> Plan:
-    """The plan of `penstock cat`: the URIs in the order given. `progress`, `memory`: as of `list_prefix`.
+    """Plan `penstock cat`: the URIs in the order given. `progress`, `memory`: as for `list_prefix`.
 
-    An exact key is that one object; anything else is a prefix. Raises as `plan_prefix` does.
+    A URI that is an object's key names that object; any other is a prefix. Raises what `plan_prefix` raises.
     """
     objects: list[ObjectRef] = []
     for uri in uris:
-        found = [*(await plan_prefix(client, uri, progress=progress, memory=memory)).refs(0)]
+        refs = [*(await plan_prefix(client, uri, progress=progress, memory=memory)).refs(0)]
         # An exact key sorts before every key that it is a prefix of.
-        objects += found[:1] if found[0].key == uri.key else found
+        objects += refs[:1] if refs[0].key == uri.key else refs
     return Plan.of(objects, arrangement)

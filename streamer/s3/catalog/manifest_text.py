@@ -1,11 +1,11 @@
-"""The text of manifests: pure scanners that take it piece by piece.
+"""Parsers of manifests: pure, fed piece by piece.
 
-    Gunzip        inflates what begins with gzip's magic and passes anything else through
-    ArrayScanner  `ManifestFile`: one JSON array, a prefix and suffixes; gives each object's URI
-    LineScanner   `AugmentedManifestFile`: a JSON object a line; gives each line's listed attributes
+    Gunzip        inflates data that begins with gzip's magic and passes other data through
+    ArrayScanner  `ManifestFile`: one JSON array, a prefix and suffixes; yields each object's URI
+    LineScanner   `AugmentedManifestFile`: a JSON object per line; yields each line's listed attributes
 
-Each holds one token or line at most, and that has a bound. Every error is a ConfigError that names the
-manifest and the place: the entry of an array, the line and attribute of JSON Lines, counted from 1.
+Each keeps at most one token or line, of bounded size. Every error is a ConfigError that names the manifest
+and the entry of the array, or the line and attribute of JSON Lines, counted from 1.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class ArrayScanner:
         self._decoder = codecs.getincrementaldecoder("utf-8")()
         self._text = ""
         self.prefix: str | None = None
-        """The URI that all suffixes are appended to, once it has been read."""
+        """The URI before every suffix; None until its entry has been read."""
         self._entry = 0
         """Entries read; 0 before the opening bracket too."""
         self._opened = self._closed = False
@@ -98,25 +98,25 @@ class ArrayScanner:
         raise ConfigError(f"{self._name}: entry {self._entry + 1}: {why}")
 
     def feed(self, data: bytes, *, last: bool) -> Iterator[tuple[str, str]]:
-        """The place and URI of every entry that is whole now. Raises ConfigError."""
+        """Yield the error context and the URI of every entry that is complete now. Raises ConfigError."""
         try:
             text = self._text + self._decoder.decode(data, final=last)
         except UnicodeDecodeError as error:
             self._refuse(f"not UTF-8 ({error.reason})")
-        place = _past_space(text, 0)
-        if not self._opened and place < len(text):
-            if text[place] != "[":
+        position = _skip_space(text, 0)
+        if not self._opened and position < len(text):
+            if text[position] != "[":
                 self._refuse('a manifest is a JSON array: [{"prefix": "s3://BUCKET/…"}, "KEY", …]')
-            self._opened, place = True, _past_space(text, place + 1)
-        while self._opened and not self._closed and (match := _TOKEN.match(text, place)):
-            token, follows = match.groups()
+            self._opened, position = True, _skip_space(text, position + 1)
+        while self._opened and not self._closed and (match := _TOKEN.match(text, position)):
+            token, delimiter = match.groups()
             uri = self._take(token)
             self._entry += 1
-            place = _past_space(text, match.end())
-            self._closed = follows == "]"
+            position = _skip_space(text, match.end())
+            self._closed = delimiter == "]"
             if uri is not None:
                 yield f"{self._name}: entry {self._entry}", uri
-        self._text = text[place:]
+        self._text = text[position:]
         if self._closed and self._text:
             raise ConfigError(f"{self._name}: there is text behind the array's closing bracket")
         if len(self._text) > MAX_TOKEN or (last and not self._closed):
@@ -125,7 +125,7 @@ class ArrayScanner:
             self._refuse("the manifest names no object: add one or more strings behind the prefix")
 
     def _take(self, token: str) -> str | None:
-        """The URI of a suffix; None for the prefix."""
+        """Return the URI of a suffix's entry; None for the prefix's entry."""
         try:
             value = json.loads(token)
         except (ValueError, RecursionError) as error:
@@ -147,9 +147,9 @@ class ArrayScanner:
         return self.prefix + value
 
 
-def _past_space(text: str, place: int) -> int:
-    match = _SPACE.match(text, place)
-    return match.end() if match else place
+def _skip_space(text: str, position: int) -> int:
+    match = _SPACE.match(text, position)
+    return match.end() if match else position
 
 
 def _keep(token: str) -> str:
@@ -161,64 +161,64 @@ def _no_constant(token: str) -> NoReturn:
 
 
 _DECODER = json.JSONDecoder(parse_int=_keep, parse_float=_keep, parse_constant=_no_constant)
-"""Numbers stay text: their values do not matter, and a long one would cost time or fail."""
+"""Leaves numbers as text: their values are not needed, and a long one would take time or fail."""
 
 
 class LineScanner:
-    """JSON Lines: of each line the listed attributes, in the list's order (contract §4.2).
+    """JSON Lines: the listed attributes of each line, in the list's order (contract §4.2).
 
-    The value of an attribute `…-ref` is the URI of an object, given as `str`. Any other is given as the
-    bytes to stream: a string's own text, and of everything else the line's token as it is written.
+    The value of an attribute `…-ref` is the URI of an object, yielded as `str`. Any other value is yielded as
+    the bytes to stream: the text of a string, or the token as the line has it.
     """
 
     def __init__(self, name: str, attributes: Sequence[str]) -> None:
         self._name = name
         self._attributes = tuple(attributes)
         self._rest: list[bytes] = []
-        self._held = 0
+        self._rest_bytes = 0
         self._line = 0
-        self._blank = 0
-        """Number of the first blank line behind the last object; they are allowed at the end alone."""
+        self._first_blank = 0
+        """Number of the first blank line after the last object; blank lines are allowed only at the end."""
 
     def _refuse(self, why: str, attribute: str | None = None) -> NoReturn:
-        place = f"{self._name}: line {self._line}"
+        context = f"{self._name}: line {self._line}"
         raise ConfigError(
-            f"{place}: {why}" if attribute is None else f"{place}: attribute {attribute!r} {why}"
+            f"{context}: {why}" if attribute is None else f"{context}: attribute {attribute!r} {why}"
         )
 
     def feed(self, data: bytes, *, last: bool) -> Iterator[tuple[str, list[bytes | str]]]:
-        """The place and attributes of every line that is whole now. Raises ConfigError."""
+        """Yield the error context and attributes of every line that is complete now. Raises ConfigError."""
         lines = data.split(b"\n")
         lines[0] = b"".join((*self._rest, lines[0])) if len(lines) > 1 or last else lines[0]
         if len(lines) > 1 or last:
             self._rest.clear()
-            self._held = 0
-        ends = lines if last else lines[:-1]
-        for line in ends:
+            self._rest_bytes = 0
+        whole_lines = lines if last else lines[:-1]
+        for line in whole_lines:
             self._line += 1
             if len(line) > MAX_LINE:
                 self._refuse(f"longer than {MAX_LINE} bytes; is this a JSON Lines file?")
             if not line.strip(b" \t\r"):
-                self._blank = self._blank or self._line
+                self._first_blank = self._first_blank or self._line
                 continue
-            if self._blank:
-                self._line = self._blank
+            if self._first_blank:
+                self._line = self._first_blank
                 self._refuse("blank, with lines behind it; remove it")
             yield f"{self._name}: line {self._line}", self._values(line)
         if not last and lines[-1]:
             self._rest.append(lines[-1])
-            self._held += len(lines[-1])
-            if self._held > MAX_LINE:
+            self._rest_bytes += len(lines[-1])
+            if self._rest_bytes > MAX_LINE:
                 self._line += 1
                 self._refuse(f"longer than {MAX_LINE} bytes; is this a JSON Lines file?")
 
     def _values(self, line: bytes) -> list[bytes | str]:
-        found = self._tokens(line)
+        tokens = self._tokens(line)
         values: list[bytes | str] = []
         for name in self._attributes:
-            if name not in found:
+            if name not in tokens:
                 self._refuse("is missing; every line needs all of AttributeNames", name)
-            value, token = found[name]
+            value, token = tokens[name]
             if name.endswith("-ref"):
                 if not isinstance(value, str) or not token.startswith('"'):
                     self._refuse("must be the URI of an object, in quotes", name)
@@ -235,42 +235,42 @@ class LineScanner:
         return values
 
     def _tokens(self, line: bytes) -> dict[str, tuple[Any, str]]:
-        """By attribute, the value and the text that it is written with."""
+        """Return, by attribute, the value and the token that it is parsed from."""
         try:
             text = line.decode()
-            place = _past_space(text, 0)
-            if text[place : place + 1] != "{":
+            position = _skip_space(text, 0)
+            if text[position : position + 1] != "{":
                 self._refuse("not a JSON object; each line must be one")
-            found: dict[str, tuple[Any, str]] = {}
-            place = _past_space(text, place + 1)
-            more = text[place : place + 1] != "}"
+            tokens: dict[str, tuple[Any, str]] = {}
+            position = _skip_space(text, position + 1)
+            more = text[position : position + 1] != "}"
             while more:
-                name, place = _DECODER.raw_decode(text, place)
-                # Numbers decode as text too, so the token's own first character must tell.
-                if not isinstance(name, str) or text[place - 1] != '"':
+                name, position = _DECODER.raw_decode(text, position)
+                # Numbers are decoded as text too, so the token's last character decides.
+                if not isinstance(name, str) or text[position - 1] != '"':
                     self._refuse("not JSON: the name of an attribute must be a string")
-                place = _expect(text, place, ":")
-                value, end = _DECODER.raw_decode(text, place)
-                if name in found:
+                position = _expect(text, position, ":")
+                value, end = _DECODER.raw_decode(text, position)
+                if name in tokens:
                     self._refuse("comes twice in this line", name)
-                found[name] = value, text[place:end]
-                place = _past_space(text, end)
-                more = text[place : place + 1] == ","
+                tokens[name] = value, text[position:end]
+                position = _skip_space(text, end)
+                more = text[position : position + 1] == ","
                 if more:
-                    place = _past_space(text, place + 1)
-            place = _expect(text, place, "}")
+                    position = _skip_space(text, position + 1)
+            position = _expect(text, position, "}")
         except UnicodeDecodeError as error:
             self._refuse(f"not UTF-8 ({error.reason} at byte {error.start})")
         except (ValueError, RecursionError) as error:
             self._refuse(f"not JSON ({error})")
-        if place != len(text):
+        if position != len(text):
             self._refuse("not JSON: there is text behind the object")
-        return found
+        return tokens
 
 
-def _expect(text: str, place: int, mark: str) -> int:
-    """The place behind `mark` and the space around it. Raises ValueError if it is not there."""
-    place = _past_space(text, place)
-    if text[place : place + 1] != mark:
-        raise ValueError(f"expected {mark!r} at character {place + 1}")
-    return _past_space(text, place + 1)
+def _expect(text: str, position: int, delimiter: str) -> int:
+    """Skip `delimiter` and the space around it; return the position. Raises ValueError if it is missing."""
+    position = _skip_space(text, position)
+    if text[position : position + 1] != delimiter:
+        raise ValueError(f"expected {delimiter!r} at character {position + 1}")
+    return _skip_space(text, position + 1)

@@ -1,14 +1,14 @@
-"""Manifests: the entries of a channel named one by one (contract §4).
+"""Plans channels from manifests, which name the objects one by one (contract §4).
 
-    S3 ─ body, resumed where it breaks ─ gunzip, if its magic says so ─ scanner ─ many HEADs ─ entries
+    S3 ─ body, resumed after a failure ─ gunzip, if it is gzip ─ scanner ─ many HEADs ─ entries
 
-A manifest is never held whole: its text passes through as it arrives, and what stays is an entry of the plan.
-The HEADs that give size and ETag (`inspector`) run side by side and end in any order; entries are added in
-the manifest's. A row whose HEADs are slow holds back later ones, never their HEADs, until `ROWS` wait: then
-the manifest is read no further. A manifest that cannot be read to its proven end is an error, for a truncated
-one might look like a shorter one.
+A manifest is parsed as it arrives and never kept as a whole; only the plan's entries stay. The HEADs for size
+and ETag (`inspector`) run concurrently and end in any order; entries are added in the manifest's order. While
+a row's HEADs are slow, the HEADs of later rows go on, until `ROWS` rows wait; then reading the manifest
+pauses. A manifest that cannot be read to its proven end is an error, because a truncated manifest may look
+like a shorter one.
 
-The rules of the text itself are in `manifest_text`.
+`manifest_text` parses the text.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ if TYPE_CHECKING:
     from streamer.s3.catalog.object_info import ObjectInspector
 
     Progress = Callable[[int], None]
-    """Told how many entries there are so far, at each and at each piece of the manifest."""
+    """Called with the number of entries so far, after each entry and each piece of the manifest."""
 
 ROWS = 2048
-"""Rows, and objects in them, whose HEADs are awaited at one time."""
+"""Rows, and objects in them, whose HEADs may be in flight."""
 ATTEMPTS = 5
-"""Requests for the rest of a manifest whose body breaks off, without a byte of progress."""
-_PLAIN_READ = 256 * 1024
+"""Requests for the rest of a manifest at most, without a byte of progress."""
+_READ_SIZE = 256 * 1024
 
 
 async def plan_manifest(
@@ -62,21 +62,21 @@ async def plan_manifest(
     progress: Progress | None = None,
     memory: PlanMemory | None = None,
 ) -> Plan:
-    """The plan of a `ManifestFile` channel (contract §4.1): the objects in the manifest's order.
+    """Plan a `ManifestFile` channel (contract §4.1): the objects in the manifest's order.
 
-    `client` reads the manifest and `inspector` finds what it names; without `inspector`, `client` does.
-    `memory`: what all plans may take; ConfigError if they take more. Raises
-    ConfigError naming the position for a manifest that breaks a rule, SourceError otherwise.
+    `client` reads the manifest; `inspector`, or `client` if there is none, sends the HEADs. `memory`: the
+    memory for all plans; ConfigError if they need more. Raises ConfigError naming the entry for a manifest
+    that breaks a rule, SourceError otherwise.
     """
     arrangement = arrangement or Arrangement()
     entries = arrangement.entries()
     scanner = ArrayScanner(str(uri))
 
     def rows(text: bytes, *, last: bool) -> Iterator[_Row]:
-        for place, name in scanner.feed(text, last=last):
-            yield _Row(place, [name])
+        for context, name in scanner.feed(text, last=last):
+            yield _Row(context, [name])
 
-    await _Filling(inspector or AiobotocoreHeadClient(client), entries, progress, memory).run(
+    await _PlanFiller(inspector or AiobotocoreHeadClient(client), entries, progress, memory).run(
         client, uri, rows
     )
     plan = Plan.arranged(entries, arrangement)
@@ -94,11 +94,11 @@ async def plan_augmented(
     progress: Progress | None = None,
     memory: PlanMemory | None = None,
 ) -> Plan:
-    """The plan of an `AugmentedManifestFile` channel (contract §4.2): one entry a line.
+    """Plan an `AugmentedManifestFile` channel (contract §4.2): one entry per line.
 
-    An entry is the listed attributes in the order of `attributes`: of one whose name ends in `-ref` the
-    object that it names, of any other its text. `inspector` and `progress` as of `plan_manifest`. Raises
-    ConfigError naming line and attribute for a manifest that breaks a rule, SourceError otherwise.
+    An entry is the listed attributes in the order of `attributes`: an attribute whose name ends in `-ref` is
+    the object that it names, any other is its text. `inspector` and `progress`: as for `plan_manifest`.
+    Raises ConfigError naming line and attribute for a manifest that breaks a rule, SourceError otherwise.
     """
     if not attributes:
         raise ConfigError("AttributeNames is empty: list the attributes to stream, in order")
@@ -108,22 +108,25 @@ async def plan_augmented(
     scanner = LineScanner(str(uri), attributes)
 
     def rows(text: bytes, *, last: bool) -> Iterator[_Row]:
-        for place, values in scanner.feed(text, last=last):
-            yield _Row(place, values)
+        for context, values in scanner.feed(text, last=last):
+            yield _Row(context, values)
 
-    await _Filling(inspector or AiobotocoreHeadClient(client), entries, progress, memory).run(
+    await _PlanFiller(inspector or AiobotocoreHeadClient(client), entries, progress, memory).run(
         client, uri, rows
     )
     return Plan.arranged(entries, arrangement)
 
 
 class _Row:
-    """An entry to be: literals as bytes, objects as URIs, then as the tasks that ask for them."""
+    """An entry in the making: literals as bytes; objects as URIs, then as the tasks of their HEADs.
 
-    __slots__ = ("items", "place")
+    `context` names manifest and row in errors.
+    """
 
-    def __init__(self, place: str, items: Sequence[bytes | str]) -> None:
-        self.place = place
+    __slots__ = ("context", "items")
+
+    def __init__(self, context: str, items: Sequence[bytes | str]) -> None:
+        self.context = context
         self.items: list[bytes | str | asyncio.Task[ObjectRef]] = list(items)
 
     @property
@@ -132,13 +135,13 @@ class _Row:
 
 
 class _Rows(Protocol):
-    """A scanner's rows as they become whole."""
+    """Returns the rows that are complete after a further piece of text."""
 
     def __call__(self, text: bytes, *, last: bool) -> Iterator[_Row]: ...
 
 
-class _Filling:
-    """Adds an entry for every row of one manifest, with the HEADs of later rows under way meanwhile."""
+class _PlanFiller:
+    """Adds an entry for every row of one manifest, while the HEADs of later rows are in flight."""
 
     def __init__(
         self,
@@ -155,7 +158,7 @@ class _Filling:
         self._running = 0
 
     async def run(self, client: Any, uri: S3Uri, rows: _Rows) -> None:
-        """Raises ConfigError, SourceError."""
+        """Read the manifest and add its entries. Raises ConfigError, SourceError."""
         try:
             with self._claim:
                 await self._fill(client, uri, rows)
@@ -168,59 +171,59 @@ class _Filling:
         async with asyncio.TaskGroup() as group, aclosing(_read(client, uri)) as body:
             inflate = Gunzip(str(uri))
             async for chunk in body:
-                self._tell()
+                self._report_progress()
                 for text in inflate.feed(chunk):
                     for row in rows(text, last=False):
                         await self._take(row, group)
             for row in rows(inflate.finish(), last=True):
                 await self._take(row, group)
             while self._pending:
-                await self._settle()
+                await self._add_oldest()
 
     async def _take(self, row: _Row, group: asyncio.TaskGroup) -> None:
         row.items = [
-            group.create_task(self._find(item, row.place)) if isinstance(item, str) else item
+            group.create_task(self._stat(item, row.context)) if isinstance(item, str) else item
             for item in row.items
         ]
         self._running += row.tasks
         self._pending.append(row)
         while max(self._running, len(self._pending)) > ROWS:
-            await self._settle()
+            await self._add_oldest()
 
-    async def _settle(self) -> None:
+    async def _add_oldest(self) -> None:
         row = self._pending.popleft()
         self._running -= row.tasks
-        found: list[ObjectRef | bytes] = []
+        items: list[ObjectRef | bytes] = []
         for item in row.items:
             if isinstance(item, asyncio.Task):
-                found.append(ref := await item)
+                items.append(ref := await item)
                 self._claim.take([ref])
             elif isinstance(item, bytes):
-                found.append(item)
+                items.append(item)
         try:
-            self._entries.add(*found)
+            self._entries.add(*items)
         except ConfigError as error:
-            raise ConfigError(f"{row.place}: {error}") from error
-        self._tell()
+            raise ConfigError(f"{row.context}: {error}") from error
+        self._report_progress()
 
-    def _tell(self) -> None:
+    def _report_progress(self) -> None:
         if self._progress is not None:
             self._progress(len(self._entries))
 
-    async def _find(self, uri: str, place: str) -> ObjectRef:
-        """The object, or the version that the URI asks for."""
+    async def _stat(self, uri: str, context: str) -> ObjectRef:
+        """Send the HEAD of the object, or of the version that the URI names."""
         try:
             (bucket, key), version = parse_object_uri(uri)
         except ConfigError as error:
-            raise ConfigError(f"{place}: {error}") from error
+            raise ConfigError(f"{context}: {error}") from error
         try:
             return await self._inspector.stat(bucket, key, version)
         except SourceError as error:
-            raise type(error)(f"{place}: {error.message}", error.context) from error
+            raise type(error)(f"{context}: {error.message}", error.context) from error
 
 
 async def _read(client: Any, uri: S3Uri) -> AsyncGenerator[bytes, None]:
-    """The body of one object in pieces, of one version, resumed where it breaks off. Raises SourceError."""
+    """Yield one version of an object in pieces; resume after a failure. Raises SourceError."""
     received, size, failures, etag = 0, -1, 0, ""
     pinned: dict[str, str] = {}
     while received != size:
@@ -228,13 +231,13 @@ async def _read(client: Any, uri: S3Uri) -> AsyncGenerator[bytes, None]:
         before = received
         try:
             with map_errors(context):
-                answer = await client.get_object(Bucket=uri.bucket, Key=uri.key, **pinned)
-                async with answer["Body"] as body:
-                    status = answer["ResponseMetadata"]["HTTPStatusCode"]
+                response = await client.get_object(Bucket=uri.bucket, Key=uri.key, **pinned)
+                async with response["Body"] as body:
+                    status = response["ResponseMetadata"]["HTTPStatusCode"]
                     if size < 0:
                         if status != http.HTTPStatus.OK:
                             raise BadAnswer(f"answered {status} to a GET without a range", context)
-                        size, etag = answer.get("ContentLength", -1), answer.get("ETag", "")
+                        size, etag = response.get("ContentLength", -1), response.get("ETag", "")
                         if size < 0:
                             raise BadAnswer(
                                 "answered without Content-Length, so nothing proves the end", context
@@ -246,14 +249,14 @@ async def _read(client: Any, uri: S3Uri) -> AsyncGenerator[bytes, None]:
                             size,
                             context,
                             status=status,
-                            content_range=answer.get("ContentRange"),
-                            content_length=answer.get("ContentLength"),
-                            etag=answer.get("ETag"),
+                            content_range=response.get("ContentRange"),
+                            content_length=response.get("ContentLength"),
+                            etag=response.get("ETag"),
                             version=None,
                         )
                     content = body.raw_stream.content
                     async with within_stall(client.meta.config.read_timeout, context) as stall:
-                        while data := await content.read(_PLAIN_READ):
+                        while data := await content.read(_READ_SIZE):
                             received += len(data)
                             if received > size:
                                 raise BadAnswer(f"sent more than the {size} bytes that it promised", context)
@@ -268,5 +271,5 @@ async def _read(client: Any, uri: S3Uri) -> AsyncGenerator[bytes, None]:
                 raise
             if size >= 0:
                 if not is_etag(bare_etag(etag)):
-                    raise  # to be read anew, whole: without an ETag the rest may be of another version
+                    raise  # without an ETag the rest may be of another version
                 pinned = {"IfMatch": etag, "Range": f"bytes={received}-{size - 1}"}

@@ -1,15 +1,15 @@
-"""Size and ETag of objects that are named one by one: HEADs, many at once.
+"""Finds size and ETag of objects by HEAD, many at once.
 
-    find() ─ a turn of 128 ─┬─ our own HTTP client: sign, send, parse a response header    nearly always
-                            └─ aiobotocore's head_object, 64 at once                      the rest
+    stat() ─ at most 128 ─┬─ our own HTTP client: sign, send, parse a response header    nearly always
+                          └─ aiobotocore's head_object, 64 at once                       the rest
 
-The rest is what our own client does not stand in for (`why_not`), and each answer that it was not made for:
-a redirect, or 400, which S3 also gives for a request signed for another region. Both ways give the same
-objects and the same errors. A HEAD is repeated as a part is: for `give_up_after` seconds, with growing
-waits; it keeps its turn meanwhile, so a server that throttles is asked less.
+aiobotocore sends the HEADs that our own client does not support (`why_not`), and repeats those that end in a
+redirect, or in 400, which S3 also sends for a request signed for another region. Both clients return the same
+objects and raise the same errors. A HEAD is retried as a part is: for `give_up_after` seconds, with growing
+waits. It counts as in flight meanwhile, so a server that throttles gets fewer requests.
 
-The answer to HEAD has no body whatever its Content-Length says (RFC 9110 §9.3.2), also where it is an error;
-so S3's own error code is never heard, and its status decides.
+The response to HEAD has no body whatever its Content-Length says (RFC 9110 §9.3.2), even if it is an error.
+So S3's error code is unknown, and the status decides.
 """
 
 from __future__ import annotations
@@ -37,43 +37,45 @@ if TYPE_CHECKING:
     from streamer.s3.client.session import Clients
 
 HEADS = 128
-"""HEADs in flight for the whole process, and so its connections for them."""
-PORTABLE_HEADS = 64
-"""Of those by aiobotocore; its pool has so many connections."""
+"""HEADs in flight at most, and connections for them, in the whole process."""
+AIOBOTOCORE_HEADS = 64
+"""HEADs in flight by aiobotocore at most: the connections of its pool."""
 LONGEST_WAIT = 20.0
 """Seconds at most before a repetition, unless the server asks for more."""
 
 
 class ObjectInspector(Protocol):
-    """Finds objects, many at once."""
+    """Finds size and ETag of objects, many at once."""
 
     async def stat(self, bucket: str, key: str, version: str | None = None) -> ObjectRef:
-        """The object as S3 has it now, or that version of it. Raises SourceError."""
+        """Find the object's current version, or `version`. Raises SourceError."""
 
 
 class AiobotocoreHeadClient:
-    """By aiobotocore's client, which it does not own and which repeats by itself."""
+    """An `ObjectInspector` over aiobotocore's client, which it does not own; that client retries."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
-        self._turns = asyncio.Semaphore(PORTABLE_HEADS)
+        self._turns = asyncio.Semaphore(AIOBOTOCORE_HEADS)
 
     async def stat(self, bucket: str, key: str, version: str | None = None) -> ObjectRef:
         """See `ObjectInspector`."""
         context = ErrorContext(bucket, key)
-        asked = {"VersionId": version} if version else {}
+        params = {"VersionId": version} if version else {}
         async with self._turns:
             with map_errors(context):
-                answer = await self._client.head_object(Bucket=bucket, Key=key, **asked)
-        found = answer.get("VersionId")
-        return _found(context, version, found, length=answer.get("ContentLength"), etag=answer.get("ETag"))
+                response = await self._client.head_object(Bucket=bucket, Key=key, **params)
+        version_id = response.get("VersionId")
+        return _described(
+            context, version, version_id, length=response.get("ContentLength"), etag=response.get("ETag")
+        )
 
 
 class HttpHeadClient:
-    """By our own HTTP client, and by `AiobotocoreHeadClient` where that does not serve."""
+    """An `ObjectInspector` over our own HTTP client, with `AiobotocoreHeadClient` as its fallback."""
 
     def __init__(self, clients: Clients, *, give_up_after: float) -> None:
-        """`give_up_after`: seconds that one HEAD may fail for, if repeating may help."""
+        """`give_up_after`: seconds for which a HEAD that fails is retried."""
         self._clients = clients
         self._policy = RetryPolicy(give_up_after, longest_wait=LONGEST_WAIT)
         self._fallback = AiobotocoreHeadClient(clients.control)
@@ -82,7 +84,7 @@ class HttpHeadClient:
         )
         self._turns = asyncio.Semaphore(HEADS)
         self._by_aiobotocore: dict[str, bool] = {}
-        """Of each bucket met, whether it is left to the fallback."""
+        """By bucket, whether the fallback sends its HEADs."""
 
     @cached_property
     def _http(self) -> HttpClient:
@@ -93,21 +95,21 @@ class HttpHeadClient:
         )
 
     def close(self) -> None:
-        """Close the connections. No `find` may be under way."""
+        """Close the connections. No `stat` may be running."""
         self._http.close()
 
     async def stat(self, bucket: str, key: str, version: str | None = None) -> ObjectRef:
-        """See `ObjectInspector`. Raises GaveUp for what went on failing."""
+        """See `ObjectInspector`. Raises GaveUp if the HEAD still fails after `give_up_after` seconds."""
         async with self._turns:
             attempts = Attempts(self._policy, UNAVAILABLE, what="an answer")
             try:
-                return await self._ask(bucket, key, version)
+                return await self._send_head(bucket, key, version)
             except Transient as error:
                 failed = error
-            ask = partial(self._ask, bucket, key, version)
+            ask = partial(self._send_head, bucket, key, version)
             return await retry(partial(attempts.bounded, ask), attempts, failed=failed)
 
-    async def _ask(self, bucket: str, key: str, version: str | None) -> ObjectRef:
+    async def _send_head(self, bucket: str, key: str, version: str | None) -> ObjectRef:
         by_aiobotocore = self._by_aiobotocore.get(bucket)
         if by_aiobotocore is None:
             by_aiobotocore = self._by_aiobotocore[bucket] = (
@@ -125,12 +127,12 @@ class HttpHeadClient:
         status, headers = response.header.status, response.header.fields
         context = ErrorContext(bucket, key, request_id=escaped_id(headers.get("x-amz-request-id")))
         if status == http.HTTPStatus.OK:
-            found = headers.get("x-amz-version-id")
-            return _found(
-                context, version, found, length=response.header.content_length, etag=headers.get("etag")
+            version_id = headers.get("x-amz-version-id")
+            return _described(
+                context, version, version_id, length=response.header.content_length, etag=headers.get("etag")
             )
         if 300 <= status < 400 or status == http.HTTPStatus.BAD_REQUEST:
-            # A redirected bucket will redirect the others too, and botocore remembers where to.
+            # Every HEAD of a redirected bucket is redirected, and botocore remembers the region.
             self._by_aiobotocore[bucket] = status != http.HTTPStatus.BAD_REQUEST
             return await self._fallback.stat(bucket, key, version)
         raise error_from_response(
@@ -148,7 +150,7 @@ class HttpHeadClient:
 async def open_inspector(
     clients: Clients, *, give_up_after: float, by_aiobotocore: bool
 ) -> AsyncIterator[ObjectInspector]:
-    """The HEADs of the whole process, until the end of the block. `by_aiobotocore`: by aiobotocore alone."""
+    """Open the process's inspector for the block. `by_aiobotocore`: use aiobotocore alone."""
     if by_aiobotocore:
         yield AiobotocoreHeadClient(clients.control)
         return
@@ -156,10 +158,15 @@ async def open_inspector(
         yield inspector
 
 
-def _found(
-    context: ErrorContext, version: str | None, found: str | None, *, length: int | None, etag: str | None
+def _described(
+    context: ErrorContext,
+    wanted_version: str | None,
+    version_id: str | None,
+    *,
+    length: int | None,
+    etag: str | None,
 ) -> ObjectRef:
     if length is None or not etag or not is_etag(bare_etag(etag)):
         raise BadAnswer("answered HEAD without Content-Length or ETag", context)
-    check_version(version, found, context)
-    return described_object(context, context.key or "", size=length, etag=etag, version=version)
+    check_version(wanted_version, version_id, context)
+    return described_object(context, context.key or "", size=length, etag=etag, version=wanted_version)

@@ -1,8 +1,8 @@
-"""What a server says of an object, checked before a plan keeps it or a request repeats it.
+"""Checks a server's description of an object before a plan keeps it or a request repeats it.
 
-An ETag goes into the `If-Match` header of later requests, so only printable ASCII may be in it. Lengths are
-bounded: a plan keeps every key and ETag in memory, and `PlanMemory` bounds the sum of them for the whole
-process. What is listed again, or comes to nothing, is released.
+An ETag becomes the `If-Match` header of later requests, so it must be printable ASCII. Lengths are bounded: a
+plan keeps every key and ETag in memory, and `PlanMemory` bounds their sum for the whole process. A listing
+that is repeated or fails releases its bytes.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ LARGEST_OBJECT = 1 << 60
 """Bytes. S3 allows 50 TB."""
 LONGEST_ETAG = 1024
 PER_OBJECT = 32
-"""Bytes that a plan takes for an object besides its key and ETag."""
+"""Bytes of a plan per object, besides its key and ETag."""
 
 
 def described_object(
     context: ErrorContext, key: str, *, size: object, etag: object, version: str | None = None
 ) -> ObjectRef:
-    """The object that a listing or the response to a HEAD describes. Raises BadAnswer."""
+    """Return the object that a listing or the response to a HEAD describes. Raises BadAnswer."""
     if not isinstance(size, int) or not 0 <= size <= LARGEST_OBJECT:
         raise BadAnswer(f"the endpoint gives an object the size {short(size)}", context)
     bare = bare_etag(etag) if isinstance(etag, str) else ""
@@ -42,7 +42,7 @@ def described_object(
 
 
 def short(value: object) -> str:
-    """What a server said, to stand within an error."""
+    """Return a server's value, shortened for an error text."""
     if isinstance(value, int) and abs(value) > LARGEST_OBJECT:
         return "of over 2^60 bytes" if value > 0 else "below zero"  # str() refuses 5,000 digits
     text = repr(value)
@@ -50,28 +50,28 @@ def short(value: object) -> str:
 
 
 class PlanMemory:
-    """The memory that all plans of the process may take while they are made."""
+    """The memory for all plans of the process while they are made."""
 
     def __init__(self, limit: int = sys.maxsize) -> None:
-        """`limit`: bytes."""
+        """`limit`: bytes for all plans."""
         self._limit = limit
-        self._taken = 0
+        self._bytes = 0
         self._objects = 0
 
     @property
     def objects(self) -> int:
-        """Objects that are counted now."""
+        """Objects counted so far."""
         return self._objects
 
     def claim(self) -> PlanClaim:
-        """A part of this memory that can be released, for a listing or a manifest."""
+        """Return a claim on this memory, for a listing or a manifest; it can be released."""
         return PlanClaim(self)
 
-    def count(self, objects: int, taken: int) -> None:
-        """Count more objects and bytes, or fewer. Raises ConfigError when the plans are too large."""
+    def count(self, objects: int, size: int) -> None:
+        """Add objects and bytes, negative ones too. Raises ConfigError when the plans are too large."""
         self._objects += objects
-        self._taken += taken
-        if taken > 0 and self._taken > self._limit:
+        self._bytes += size
+        if size > 0 and self._bytes > self._limit:
             raise ConfigError(
                 f"the plan has {self._objects} objects so far, and their names fill "
                 f"{human_bytes(self._limit)}, half of the memory that this process may use; narrow S3Uri, or "
@@ -80,34 +80,34 @@ class PlanMemory:
 
 
 class PlanClaim:
-    """What one listing, a folder of it, or a manifest has taken of the memory for plans.
+    """The part of the plans' memory that a listing, a folder of it, or a manifest has taken.
 
-    A context manager: releases everything if the block raises.
+    A context manager that releases everything if the block raises.
     """
 
     def __init__(self, outer: PlanMemory | PlanClaim) -> None:
         self._outer = outer
-        self._taken = 0
+        self._bytes = 0
         self._objects = 0
 
     def claim(self) -> PlanClaim:
-        """A part of this claim."""
+        """Return a claim within this one."""
         return PlanClaim(self)
 
     def take(self, refs: Iterable[ObjectRef]) -> None:
-        """Count more objects. Raises ConfigError when the plans are too large."""
+        """Add objects. Raises ConfigError when the plans are too large."""
         sizes = [PER_OBJECT + len(ref.key) + len(ref.etag) for ref in refs]
         self.count(len(sizes), sum(sizes))
 
-    def count(self, objects: int, taken: int) -> None:
-        """As of `PlanMemory`."""
+    def count(self, objects: int, size: int) -> None:
+        """Add objects and bytes here and in the memory that this claim is part of."""
         self._objects += objects
-        self._taken += taken
-        self._outer.count(objects, taken)
+        self._bytes += size
+        self._outer.count(objects, size)
 
     def release(self) -> None:
-        """Give back everything: what was counted is not part of a plan."""
-        self.count(-self._objects, -self._taken)
+        """Give back everything, since none of it is part of a plan."""
+        self.count(-self._objects, -self._bytes)
 
     def __enter__(self) -> Self:
         return self
