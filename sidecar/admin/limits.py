@@ -1,9 +1,9 @@
 """Limits that may change while a job runs: bandwidth, requests in flight, memory.
 
-    GET /limits     what holds now
-    PATCH /limits   changes what is named; needs the admin token, and is refused if the job file names none
+    GET /limits     returns the current limits
+    PATCH /limits   changes the named limits; needs the admin token, and is refused if the job file names none
 
-All is checked before anything is changed. A change holds until the process ends: the job file stays as it is.
+A request with an error changes nothing. A change lasts until the process ends: the job file stays as it is.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Rate = Annotated[ByteSize, Field(gt=0)]
 
 
 class Change(Model):
-    """What `PATCH /limits` may say. None lifts a limit, or lets it adapt; what is left out stays."""
+    """Body of `PATCH /limits`. None lifts a limit, or lets it adapt; a limit that is left out stays."""
 
     model_config = ConfigDict(alias_generator=None)
 
@@ -35,8 +35,8 @@ class Change(Model):
     channel_bandwidth: dict[str, Rate | None] = {}  # noqa: RUF012 - pydantic copies defaults
 
 
-def shown(state: JobState) -> dict[str, Any]:
-    """The limits as they are."""
+def current(state: JobState) -> dict[str, Any]:
+    """Return the current limits; an empty document before the job has started."""
     memory_budget = state.memory_budget
     if memory_budget is None:
         return {}
@@ -50,20 +50,21 @@ def shown(state: JobState) -> dict[str, Any]:
 
 
 def change(state: JobState, document: object) -> dict[str, Any]:
-    """Carry a change out, and return what then holds. Raises ConfigError, having changed nothing."""
+    """Apply a change and return the limits after it. Raises ConfigError, and then changes nothing."""
     try:
-        asked = Change.model_validate(document)
+        wanted = Change.model_validate(document)
     except ValidationError as error:
         raise ConfigError(f"limits: {explain(error)}") from None
     memory_budget, now = state.memory_budget, time.monotonic()
     if memory_budget is None:
         raise ConfigError("the job has not started yet; try again when it is ready")
-    if unknown := asked.channel_bandwidth.keys() - state.bandwidth.keys():
-        known = ", ".join(state.bandwidth)
-        raise ConfigError(f"no Pipe channel is called {min(unknown)!r}; there are {known}")
-    named = asked.model_fields_set
-    budget = asked.memory_budget
-    if "memory_budget" in named and budget is None:
+    if unknown := wanted.channel_bandwidth.keys() - state.bandwidth.keys():
+        raise ConfigError(
+            f"no Pipe channel is called {min(unknown)!r}; there are {', '.join(state.bandwidth)}"
+        )
+    fields = wanted.model_fields_set
+    budget = wanted.memory_budget
+    if "memory_budget" in fields and budget is None:
         raise ConfigError("memory_budget must be a size, such as 512MiB")
     if budget is not None and budget < memory_budget.least_budget:
         raise ConfigError(
@@ -72,10 +73,10 @@ def change(state: JobState, document: object) -> dict[str, Any]:
         )
     if budget is not None:
         memory_budget.change_budget(int(budget))
-    if "requests_in_flight" in named:
-        memory_budget.change_requests(asked.requests_in_flight)
-    if "bandwidth" in named:
-        memory_budget.bandwidth.change(asked.bandwidth, now)
-    for name, limit in asked.channel_bandwidth.items():
+    if "requests_in_flight" in fields:
+        memory_budget.change_requests(wanted.requests_in_flight)
+    if "bandwidth" in fields:
+        memory_budget.bandwidth.change(wanted.bandwidth, now)
+    for name, limit in wanted.channel_bandwidth.items():
         state.bandwidth[name].change(limit, now)
-    return shown(state)
+    return current(state)

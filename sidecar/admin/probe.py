@@ -1,6 +1,6 @@
-"""Asking a running sidecar whether it is ready.
+"""Readiness check of a running sidecar (`penstock probe`).
 
-It imports little, since health checks run it every few seconds.
+The module imports little, because health checks run it every few seconds.
 """
 
 from __future__ import annotations
@@ -13,26 +13,35 @@ from urllib.request import HTTPRedirectHandler, ProxyHandler, build_opener
 from streamer.errors import ConfigError
 
 WITHIN = 5
-"""Seconds for the answer."""
+"""Seconds in which the sidecar must respond."""
 
 
 class _NoRedirect(HTTPRedirectHandler):
-    """Makes an error of every redirect."""
+    """Turns every redirect into an error."""
 
     def redirect_request(self, *_: Any) -> None:
-        """Follow none."""
+        """Return None: urllib then raises HTTPError."""
 
 
 direct = build_opener(ProxyHandler({}), _NoRedirect())
-"""Asks a sidecar itself: a token goes neither to a proxy of the environment nor where a redirect leads."""
+"""URL opener without proxies and redirects, so that the token reaches the sidecar only."""
+
+
+def base_url(url: str) -> str:
+    """Return the URL of an admin server without its last `/`. Raises ConfigError if it is not http://."""
+    if urlsplit(url).scheme != "http":
+        raise ConfigError(f"{url!r} is not an http:// URL")
+    return url.rstrip("/")
 
 
 def ready(url: str) -> bool:
-    """Whether the sidecar whose admin server is at `url` offers its FIFOs and none has failed."""
-    if urlsplit(url).scheme != "http":
-        raise ConfigError(f"{url!r} is not an http:// URL")
+    """Return whether the sidecar with the admin server `url` offers every FIFO and no channel has failed.
+
+    Raises ConfigError.
+    """
+    endpoint = base_url(url) + "/readyz"
     try:
-        with direct.open(url.rstrip("/") + "/readyz", timeout=WITHIN) as answer:
-            return bool(answer.status == 200)
+        with direct.open(endpoint, timeout=WITHIN) as response:
+            return bool(response.status == 200)
     except (URLError, OSError):
         return False

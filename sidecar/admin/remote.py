@@ -1,4 +1,4 @@
-"""A running sidecar as its admin port shows it: what `penstock top` reads and `penstock set` changes."""
+"""Client of the admin server of a running sidecar, for `penstock top` and `penstock set`."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import contextlib
 import json
 from typing import TYPE_CHECKING, Any
 from urllib.error import HTTPError, URLError
-from urllib.parse import urlsplit
 from urllib.request import Request
 
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
-from sidecar.admin.probe import direct
+from sidecar.admin.probe import base_url, direct
 from streamer.errors import ConfigError, SinkError
 from streamer.secrets import escape_control
 
@@ -19,43 +18,47 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 WITHIN = 5
-"""Seconds for an answer, and between two events."""
+"""Seconds in which the sidecar must respond, and at most between two events."""
 _LIFTED = ("none", "auto")
+"""Values that lift a limit."""
 
 
 def events(url: str, token: str | None = None) -> Iterator[dict[str, Any]]:
-    """The documents of `/events`, until the sidecar ends; `token` where all needs it.
+    """Yield the documents of `/events` until the sidecar ends.
 
-    What is text in them has its control characters made visible, for it goes to a terminal. Raises SinkError
-    if no sidecar answers, ConfigError for a refusal.
+    `token`: for a sidecar under `Protect: all`. Control characters of texts are escaped, because the texts go
+    to a terminal. Raises SinkError if no sidecar responds, ConfigError if it refuses.
     """
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-    with _answered(url, Request(_checked(url) + "/events", headers=headers)) as answer:  # noqa: S310 - checked
-        for line in answer:
+    with _response(url, Request(base_url(url) + "/events", headers=headers)) as response:  # noqa: S310 - http
+        for line in response:
             if line.startswith(b"data: "):
-                yield _visible(json.loads(line.removeprefix(b"data: ")))
+                yield _escaped(json.loads(line.removeprefix(b"data: ")))
 
 
-def _visible(value: Any) -> Any:
+def _escaped(value: Any) -> Any:
     if isinstance(value, str):
         return escape_control(value)
     if isinstance(value, list):
-        return [_visible(each) for each in value]
-    return {name: _visible(each) for name, each in value.items()} if isinstance(value, dict) else value
+        return [_escaped(each) for each in value]
+    return {name: _escaped(each) for name, each in value.items()} if isinstance(value, dict) else value
 
 
 def change(url: str, document: dict[str, Any], token: str) -> dict[str, Any]:
-    """Change limits; return those that then hold. Raises ConfigError for a refusal, SinkError for silence."""
+    """Change limits; return the limits after the change.
+
+    Raises SinkError if no sidecar responds, ConfigError if it refuses.
+    """
     headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
     body = json.dumps(document).encode()
-    request = Request(_checked(url) + "/limits", body, headers, method="PATCH")  # noqa: S310 - checked
-    with _answered(url, request) as answer:
-        found: dict[str, Any] = json.load(answer)
-    return found
+    request = Request(base_url(url) + "/limits", body, headers, method="PATCH")  # noqa: S310 - http
+    with _response(url, request) as response:
+        limits: dict[str, Any] = json.load(response)
+    return limits
 
 
 def parse_limits(words: tuple[str, ...]) -> dict[str, Any]:
-    """`bandwidth=200MB`, `train.bandwidth=none`, ... as a document. Raises ConfigError."""
+    """Return `bandwidth=200MB`, `train.bandwidth=none`, ... as a document. Raises ConfigError."""
     document: dict[str, Any] = {}
     for word in words:
         name, equals, value = word.partition("=")
@@ -67,15 +70,15 @@ def parse_limits(words: tuple[str, ...]) -> dict[str, Any]:
             )
         if channel and limit != "bandwidth":
             raise ConfigError(f"{word!r}: a channel has a bandwidth alone; {limit} is of the process")
-        found = _value(word, limit, value)
+        number = _parse_value(word, limit, value)
         if channel:
-            document.setdefault("channel_bandwidth", {})[channel] = found
+            document.setdefault("channel_bandwidth", {})[channel] = number
         else:
-            document[limit] = found
+            document[limit] = number
     return document
 
 
-def _value(word: str, limit: str, value: str) -> int | None:
+def _parse_value(word: str, limit: str, value: str) -> int | None:
     if value in _LIFTED:
         return None
     try:
@@ -88,17 +91,12 @@ def _value(word: str, limit: str, value: str) -> int | None:
         ) from None
 
 
-def _checked(url: str) -> str:
-    if urlsplit(url).scheme != "http":
-        raise ConfigError(f"{url!r} is not an http:// URL")
-    return url.rstrip("/")
-
-
 @contextlib.contextmanager
-def _answered(url: str, request: Request) -> Iterator[Any]:
+def _response(url: str, request: Request) -> Iterator[Any]:
+    """Send a request and yield the response. Raises SinkError or ConfigError, which name `url`."""
     try:
-        with direct.open(request, timeout=WITHIN) as answer:
-            yield answer
+        with direct.open(request, timeout=WITHIN) as response:
+            yield response
     except HTTPError as error:
         with error:
             text = error.read(4096).decode("utf-8", "replace")
@@ -106,5 +104,5 @@ def _answered(url: str, request: Request) -> Iterator[Any]:
             text = json.loads(text)["error"]
         raise ConfigError(f"{url} refuses: {text}") from error
     except (URLError, OSError, ValueError) as error:
-        said = error.reason if isinstance(error, URLError) else error
-        raise SinkError(f"no sidecar answers at {url} ({said}); is it running, and --url right?") from error
+        reason = error.reason if isinstance(error, URLError) else error
+        raise SinkError(f"no sidecar answers at {url} ({reason}); is it running, and --url right?") from error

@@ -1,14 +1,14 @@
-"""The admin HTTP server: metrics, probes, status. Holds no secret but its own token.
+"""The admin HTTP server: metrics, probes, status. Its only secret is the admin token.
 
-/          the status page        /metrics   Prometheus text
-/events    its data, live         /livez     200 while the loop turns
-/status    JSON, for scripts      /readyz    200 while every FIFO is offered and no channel failed
-/limits    what may be changed while the job runs; changing it needs the token
+/          status page              /metrics   Prometheus text
+/events    the page's data, live    /livez     200 while the event loop runs
+/status    JSON, for scripts        /readyz    200 while every FIFO is offered and no channel has failed
+/limits    limits that may change while the job runs; a change needs the token
 
-Who may ask what is `sidecar.admin.access`'s.
+`sidecar.admin.access` decides which requests are admitted.
 
-The page is one file without any reference to another host. Those who follow `/events` are sent a document a
-second; more than `MOST_FOLLOWERS` are turned away, and one that does not read is cut off by its own socket.
+The page is one file that refers to no other host. A client of `/events` gets one document a second; the
+server refuses more than `MOST_FOLLOWERS` such clients.
 """
 
 from __future__ import annotations
@@ -48,27 +48,28 @@ if TYPE_CHECKING:
 
 PAGE = Path(__file__).with_name("page.html")
 MOST_FOLLOWERS = 16
+"""Clients of `/events` at one time."""
 MOST_BODY = 16 * 1024
-"""Bytes of a request."""
+"""Bytes of a request body."""
 BODY_WITHIN = 5.0
-"""Seconds for a request's body to arrive."""
+"""Seconds in which the body of a request must arrive."""
 POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{script}'; connect-src 'self'; "
     "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""Of the page: no script but its own, and nothing from anywhere else."""
+"""Content-Security-Policy of the page: its own script only, and nothing from another host."""
 
 
 class Admin:
-    """The handlers of one state."""
+    """HTTP handlers that serve the state of one job."""
 
     def __init__(self, state: JobState) -> None:
-        """Raises ConfigError if the file of the token does not hold one."""
+        """Raises ConfigError if the token file does not contain a token."""
         self._state = state
         admin = state.job.penstock.admin
-        self._guard = AccessPolicy(admin.host, token=admin.token(), protect_all=admin.protect == "all")
+        self._access = AccessPolicy(admin.host, token=admin.token(), protect_all=admin.protect == "all")
         self._page = PAGE.read_text(encoding="utf-8")
-        self._policy = POLICY.format(script=_digest(self._page))
+        self._content_policy = POLICY.format(script=_script_digest(self._page))
         self._followers = 0
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
@@ -76,15 +77,15 @@ class Admin:
         GCCollector(registry=self._registry)
         self._closing = asyncio.Event()
 
-    def app(self, heard: Callable[[asyncio.BaseTransport | None], None]) -> web.Application:
-        """All routes; `heard` is told the connection of every request."""
+    def app(self, on_request: Callable[[asyncio.BaseTransport | None], None]) -> web.Application:
+        """Return the application with all routes. It calls `on_request` with each request's connection."""
 
         @web.middleware
         async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
-            heard(request.transport)
+            on_request(request.transport)
             headers = {name.lower(): value for name, value in request.headers.items()}
-            check = self._guard.check(method=request.method, path=request.path, headers=headers)
-            return check or await handler(request)
+            refused = self._access.check(method=request.method, path=request.path, headers=headers)
+            return refused or await handler(request)
 
         app = web.Application(client_max_size=MOST_BODY, middlewares=[check])
         app.on_response_prepare.append(harden)
@@ -100,11 +101,11 @@ class Admin:
                 web.patch("/limits", self._change),
             ]
         )
-        app.on_shutdown.append(self._dismiss)
+        app.on_shutdown.append(self._end_events)
         return app
 
     async def _index(self, _: web.Request) -> web.Response:
-        headers = {"Content-Security-Policy": self._policy, "Cache-Control": "no-cache"}
+        headers = {"Content-Security-Policy": self._content_policy, "Cache-Control": "no-cache"}
         return web.Response(text=self._page, content_type="text/html", headers=headers)
 
     async def _metrics(self, _: web.Request) -> web.Response:
@@ -123,21 +124,21 @@ class Admin:
         return web.json_response(status(self._state))
 
     async def _limits(self, _: web.Request) -> web.Response:
-        return web.json_response(limits.shown(self._state))
+        return web.json_response(limits.current(self._state))
 
     async def _change(self, request: web.Request) -> web.Response:
         try:
             async with asyncio.timeout(BODY_WITHIN):
-                asked = await request.json()
-            found = limits.change(self._state, asked)
+                document = await request.json()
+            changed = limits.change(self._state, document)
         except TimeoutError:
             return refusal(408, f"the body did not come in {BODY_WITHIN:g} s")
         except (ConfigError, ValueError, RecursionError) as error:
             return refusal(400, str(error))
-        return web.json_response(found)
+        return web.json_response(changed)
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
-        """Server-sent events (HTML Standard, section 9.2)."""
+        """Stream server-sent events (HTML Standard, section 9.2)."""
         if self._followers >= MOST_FOLLOWERS:
             return refusal(503, f"{MOST_FOLLOWERS} follow already; close a page, or read /status")
         response = web.StreamResponse(
@@ -155,12 +156,12 @@ class Admin:
             self._followers -= 1
         return response
 
-    async def _dismiss(self, _: web.Application) -> None:
+    async def _end_events(self, _: web.Application) -> None:
         self._closing.set()
 
 
-def _digest(page: str) -> str:
-    """Of the page's one script, as a Content-Security-Policy names it."""
+def _script_digest(page: str) -> str:
+    """Return the SHA-256 of the page's only script, in the form of a Content-Security-Policy."""
     script = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)[0]
     return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
@@ -169,18 +170,18 @@ def _digest(page: str) -> str:
 async def serve_admin(state: JobState, *, host: str, port: int) -> AsyncIterator[int]:
     """Serve until the end of the block; yields the port.
 
-    Raises SinkError if the port cannot be had, ConfigError for a token file that holds no token.
+    Raises SinkError if the port cannot be had, ConfigError if the token file does not contain a token.
     """
-    door = ConnectionLimiter()
-    runner = web.AppRunner(Admin(state).app(door.heard), access_log=None, shutdown_timeout=1)
+    limiter = ConnectionLimiter()
+    runner = web.AppRunner(Admin(state).app(limiter.request_received), access_log=None, shutdown_timeout=1)
     try:
         await runner.setup()
     except OSError as error:
         raise SinkError(f"cannot listen on {host}:{port}: {error.strerror}; raise `ulimit -n`") from error
     assert runner.server is not None  # noqa: S101 - set up
     try:
-        async with listening(door.before(runner.server), host, port) as found:
-            yield found
+        async with listening(limiter.limited(runner.server), host, port) as bound:
+            yield bound
     finally:
         await runner.cleanup()
 
@@ -195,15 +196,15 @@ async def listening(factory: Callable[[], asyncio.BaseProtocol], host: str, port
             f"cannot listen on {host}:{port} ({getattr(error, 'strerror', None) or error}); "
             "set Penstock.Admin.Port, 0 for any free one"
         ) from error
-    if not server.sockets:  # uvloop makes none where it has no descriptor, and says nothing
+    if not server.sockets:  # without a free descriptor uvloop makes no socket and raises no error
         raise SinkError(f"cannot listen on {host}:{port}: no descriptor is left; raise `ulimit -n`")
     try:
         try:
-            found = server.sockets[0].getsockname()[1]
-        except (AttributeError, OSError) as error:  # uvloop's socket is gone where listen(2) failed
+            bound = server.sockets[0].getsockname()[1]
+        except (AttributeError, OSError) as error:  # listen(2) failed, and uvloop has closed the socket
             raise SinkError(
                 f"cannot listen on {host}:{port}; set Penstock.Admin.Port, 0 for any free one"
             ) from error
-        yield found
+        yield bound
     finally:
         server.close()

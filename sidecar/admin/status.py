@@ -1,6 +1,6 @@
-"""What people are shown of a running sidecar: `/status` for scripts, and `view` for page and terminal.
+"""Status documents of a running sidecar: `status` for scripts, `view` for the status page and `penstock top`.
 
-Both are read from snapshots and change nothing. No secret is in them; errors name object keys.
+Both read snapshots and change nothing. They contain no secret; their error texts contain object keys.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from sidecar.admin.limits import shown
+from sidecar.admin.limits import current
 from sidecar.observe.collector import request_cost
 from streamer import __version__
 
@@ -19,19 +19,20 @@ if TYPE_CHECKING:
     from sidecar.observe.state import JobState
     from streamer.relay.statistics import ChannelStatistics
 
-_FOR_METRICS = ("first_byte", "part", "head_wait")
+_HISTOGRAMS = ("first_byte", "part", "head_wait")
+"""Statistics that only `/metrics` exports."""
 
 
 def status(state: JobState) -> dict[str, Any]:
-    """The document of `/status`: everything that is known."""
+    """Return the document of `/status`: all statistics but the histograms."""
     return {
         "version": __version__,
         "ready": state.ready,
         "transport": state.transport,
         "process": _process(),
-        "limits": shown(state),
+        "limits": current(state),
         "channels": {
-            name: {field: value for field, value in asdict(statistics).items() if field not in _FOR_METRICS}
+            name: {field: value for field, value in asdict(statistics).items() if field not in _HISTOGRAMS}
             | {"bottleneck": asdict(state.history.bottleneck(name))}
             for name, statistics in state.statistics().items()
         },
@@ -39,7 +40,7 @@ def status(state: JobState) -> dict[str, Any]:
 
 
 def view(state: JobState) -> dict[str, Any]:
-    """One event of `/events`: what fits on a page, with the last minute's rates."""
+    """Return one event of `/events`: the figures of the status page, with the rates of the last minute."""
     channels = state.statistics()
     return {
         "version": __version__,
@@ -51,11 +52,11 @@ def view(state: JobState) -> dict[str, Any]:
         "host": {"name": state.hosts.current, "of": len(state.hosts.names)},
         "process": _process(),
         "requests": {
-            "planning": sum(state.asked.values()),
+            "planning": sum(state.control_requests.values()),
             "parts": sum(sum(each.requests.values()) for each in channels.values()),
             "dollars": request_cost(state, channels),
         },
-        "limits": shown(state),
+        "limits": current(state),
         "channels": [_channel(state, name, each) for name, each in channels.items()],
     }
 
@@ -99,6 +100,6 @@ def _process() -> dict[str, Any]:
 
 
 def _resident() -> int:
-    """Bytes of this process in memory (proc(5), statm)."""
+    """Return the resident set size of this process in bytes (proc(5), statm)."""
     with open("/proc/self/statm", encoding="ascii") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,7 +1,7 @@
 """`penstock top`: the status page in a terminal, from the same events.
 
-One frame is a pure function of one event, so that what is shown can be compared. The screen is the alternate
-one, and is redrawn when an event comes, once a second.
+A frame is a pure function of one event, so that tests can compare frames. The terminal's alternate screen is
+redrawn with every event, once a second.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from streamer.units import MIB, human_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-TONES = {
+COLOURS = {
     "trainer": "green", "storage": "magenta", "faults": "red", "failed": "red", "limit": "yellow",
     "even": "blue", "idle": "bright_black",
 }  # fmt: skip
@@ -36,7 +36,7 @@ SHOWN_ERRORS = 2
 
 
 def watch(events: Iterable[dict[str, Any]], *, once: bool) -> None:
-    """Show events until they end or the user interrupts; with `once` the first alone, as plain output."""
+    """Show events until they end or the user interrupts. `once`: print the first event and return."""
     console = Console()
     if once:
         console.print(frame(next(iter(events))))
@@ -47,8 +47,8 @@ def watch(events: Iterable[dict[str, Any]], *, once: bool) -> None:
 
 
 def frame(event: dict[str, Any]) -> Group:
-    """One event as it is shown."""
-    head = Text.assemble(
+    """Return the screen that shows one event."""
+    header = Text.assemble(
         ("Penstock ", "bold"),
         ("ready", "bold green") if event["ready"] else ("not ready: " + event["why"], "bold red"),
         (f"  {event['host']['name']} · {event['transport']}", "bright_black"),
@@ -56,7 +56,7 @@ def frame(event: dict[str, Any]) -> Group:
     limits, process = event["limits"], event["process"]
     adapt = "requests in flight adapt, now" if limits["requests_in_flight_adapt"] else "requests in flight"
     limit = f"at most {_rate(limits['bandwidth'])}" if limits["bandwidth"] else "no bandwidth limit"
-    foot = Text(
+    footer = Text(
         f"{adapt} {limits['requests_in_flight']} · "
         f"memory budget {human_bytes(limits['memory_budget'])} · {limit} · "
         f"process {process['rss_bytes'] // MIB} MiB, {process['cpu_seconds']:.1f} CPU-s · "
@@ -64,35 +64,35 @@ def frame(event: dict[str, Any]) -> Group:
         f"about ${event['requests']['dollars']:.2g}",
         style="bright_black",
     )
-    return Group(head, *(_channel(each) for each in event["channels"]), foot)
+    return Group(header, *(_channel(each) for each in event["channels"]), footer)
 
 
 def _channel(channel: dict[str, Any]) -> Panel:
     bottleneck, rates = channel["bottleneck"], channel["rates"]
-    tone = TONES[bottleneck["kind"]]
+    colour = COLOURS[bottleneck["kind"]]
     done = channel["consumed"] / channel["bytes"] if channel["bytes"] else 0.0
     left = "" if channel["eta"] is None else f" · {channel['eta']:.0f} s left"
     lines = Table.grid(padding=(0, 1), expand=True)
     lines.add_column(width=10, style="bright_black")
     lines.add_column(ratio=1)
-    lines.add_row("bottleneck", Text(bottleneck["text"], style=f"bold {tone}"))
+    lines.add_row("bottleneck", Text(bottleneck["text"], style=f"bold {colour}"))
     if bottleneck["remedy"]:
         lines.add_row("", Text(bottleneck["remedy"], style="bright_black"))
     lines.add_row(
         f"epoch {channel['epoch']}",
         Group(
-            ProgressBar(total=1, completed=done, complete_style=tone, finished_style=tone),
+            ProgressBar(total=1, completed=done, complete_style=colour, finished_style=colour),
             Text(f"{done:.0%} of {human_bytes(channel['bytes'])}, {channel['objects']} objects{left}"),
         ),
     )
-    lines.add_row("minute", Text.assemble((_spark(rates), tone), f" {_rate(_lately(rates))}"))
+    lines.add_row("minute", Text.assemble((_sparkline(rates), colour), f" {_rate(_recent(rates))}"))
     shares = channel["shares"]
-    words = [
+    texts = [
         (f"{text} {shares[state]:.0%}   ", style)
         for state, text, style in STATES
         if shares.get(state, 0) >= 0.005
     ]
-    lines.add_row("time", Text.assemble(*words))
+    lines.add_row("time", Text.assemble(*texts))
     lines.add_row(
         "in use",
         f"requests {channel['requests_in_flight']}/{channel['requests_in_flight_limit']}   "
@@ -105,16 +105,17 @@ def _channel(channel: dict[str, Any]) -> Panel:
     return Panel(lines, title=title, title_align="left", border_style="bright_black")
 
 
-def _lately(rates: list[float]) -> float:
-    lately = rates[-5:]
-    return sum(lately) / len(lately) if lately else 0.0
+def _recent(rates: list[float]) -> float:
+    """Return the mean of the last five rates."""
+    recent = rates[-5:]
+    return sum(recent) / len(recent) if recent else 0.0
 
 
-def _rate(count: float) -> str:
-    return f"{count / 1e6:.1f} MB/s"
+def _rate(bytes_per_second: float) -> str:
+    return f"{bytes_per_second / 1e6:.1f} MB/s"
 
 
-def _spark(rates: list[float]) -> str:
-    """One character a second."""
-    most = max(rates, default=0.0) or 1.0
-    return "".join(SPARKS[round(rate / most * (len(SPARKS) - 1))] for rate in rates)
+def _sparkline(rates: list[float]) -> str:
+    """Return a bar chart of the rates, one character for each."""
+    highest = max(rates, default=0.0) or 1.0
+    return "".join(SPARKS[round(rate / highest * (len(SPARKS) - 1))] for rate in rates)

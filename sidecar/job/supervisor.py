@@ -95,7 +95,7 @@ class Supervisor:
             url = f"http://{admin.host}:{port}/"
             log.info("starting", admin=url)
             clients = await stack.enter_async_context(job_clients(job))
-            state.asked = clients.request_counts
+            state.control_requests = clients.request_counts
             began = time.monotonic()
             plans = await plan_job(state, clients, give_up_after=job.penstock.give_up_after, layout=layout)
             state.waiting_for, state.planning_seconds = "", time.monotonic() - began

@@ -131,7 +131,7 @@ def _process(name: str, state: JobState, channels: dict[str, ChannelStatistics])
             yield f"{name} {_number(request_cost(state, channels))}\n"
         case "penstock_control_requests_total":
             for operation in OPERATIONS:
-                yield f'{name}{{operation="{operation}"}} {_number(state.asked[operation])}\n'
+                yield f'{name}{{operation="{operation}"}} {_number(state.control_requests[operation])}\n'
         case "penstock_channel_unjoined":
             for channel in channels:
                 yield f'{name}{{channel="{channel}"}} {_number(channel in state.unjoined)}\n'
@@ -151,10 +151,10 @@ def _process(name: str, state: JobState, channels: dict[str, ChannelStatistics])
 
 def request_cost(state: JobState, channels: dict[str, ChannelStatistics]) -> float:
     """Dollars for all requests so far, as the job file has their prices; those in flight do not count yet."""
-    prices, asked = state.job.penstock.request_prices, state.asked
+    prices, requests = state.job.penstock.request_prices, state.control_requests
     gets = sum(sum(statistics.requests.values()) for statistics in channels.values())
-    gets += asked["GetObject"] + asked["HeadObject"]
-    return (gets * prices.get + asked["ListObjectsV2"] * prices.list) / 1000
+    gets += requests["GetObject"] + requests["HeadObject"]
+    return (gets * prices.get + requests["ListObjectsV2"] * prices.list) / 1000
 
 
 @lru_cache

@@ -47,7 +47,7 @@ class JobState:
         """Why this transport."""
         self.memory_budget: MemoryBudget | None = None
         """What the channels share, once there is a transport."""
-        self.asked: Counter[str] = Counter()
+        self.control_requests: Counter[str] = Counter()
         """Requests other than those for parts, by operation."""
         self.unjoined: dict[str, Join] = {}
         """By FIFO, the format of objects that carry end marks and are not joined."""
