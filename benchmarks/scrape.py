@@ -15,6 +15,7 @@ from sidecar.observe.collector import exposition
 from sidecar.observe.state import JobState
 from streamer.plan import ObjectRef, Plan
 from streamer.relay.channel import Channel
+from streamer.relay.channel_spec import ChannelSpec
 from streamer.relay.staging.buffers import BufferPool, MemoryStages
 from streamer.retry import RetryPolicy
 from streamer.s3.ranges import Body, RangeRequest
@@ -54,16 +55,8 @@ async def main() -> None:
     plan = Plan.of([ObjectRef("b", f"key-{number}", 1000, "etag") for number in range(1000)])
     for name in names:
         stages = MemoryStages(memory_budget.quota(), buffers)
-        channel = Channel(
-            name,
-            plan,
-            _NoSource(),
-            stages,
-            directory="/nowhere",
-            policy=RetryPolicy(),
-            on_epoch_end=lambda _: None,
-        )
-        state.channels[name] = channel
+        spec = ChannelSpec(name=name, plan=plan, directory="/nowhere", retry=RetryPolicy())
+        state.channels[name] = Channel(spec, _NoSource(), stages)
     state.history.take()
     times, text = [], ""
     for _ in range(ROUNDS):

@@ -11,7 +11,8 @@ from sidecar.job.epoch_log import EpochLog
 from sidecar.process.logs import log
 from streamer.errors import SinkError
 from streamer.relay.channel import Channel
-from streamer.relay.deliver.object_changes import Changes
+from streamer.relay.channel_spec import ChannelSpec
+from streamer.relay.deliver.object_changes import ChangePolicy
 from streamer.relay.transport import Transport, open_transport, why_read
 from streamer.retry import RetryPolicy
 from streamer.s3.client.session import open_clients
@@ -24,10 +25,10 @@ if TYPE_CHECKING:
     from sidecar.config.job import Job
     from sidecar.config.request import ChannelConfig
     from sidecar.job.planning import Planned
-    from sidecar.job.resume import StartPosition
     from sidecar.observe.state import JobState
     from streamer.helpers.keeper_client import KeeperClient
     from streamer.plan import Plan
+    from streamer.relay.channel_spec import StartPosition
     from streamer.s3.catalog.object_info import ObjectInspector
     from streamer.s3.checksums import StoredChecksums
     from streamer.s3.client.session import Clients
@@ -114,31 +115,28 @@ async def job_transport(state: JobState, clients: Clients, streams: list[Fifo]) 
         yield transport
 
 
-def make_channel(state: JobState, fifo: Fifo, engine: Engine, begin: StartPosition) -> Channel:
-    """The channel of one FIFO; it writes its log lines by itself."""
+def make_channel(state: JobState, fifo: Fifo, engine: Engine, start: StartPosition) -> Channel:
+    """Return the channel of one FIFO, with its log lines."""
     penstock, config = state.job.penstock, fifo.channel
-    lines = EpochLog(state, fifo.name)
     stages = engine.transport.stages(fifo.why_read)
     stages.quota.bandwidth = state.bandwidth[config.channel_name]
-    return Channel(
-        fifo.name,
-        fifo.plan,
-        engine.transport.source,
-        stages,
+    spec = ChannelSpec(
+        name=fifo.name,
+        plan=fifo.plan,
         directory=engine.directory,
         fifo_mode=penstock.fifo_mode,
-        policy=RetryPolicy(give_up_after=penstock.give_up_after),
-        on_epoch_end=lines.epoch_ended,
-        changes=Changes(config.penstock.when_changed, engine.inspector.stat, lines.object_changed),
+        retry=RetryPolicy(give_up_after=penstock.give_up_after),
+        start=start,
+        when_failed=config.failure_policy,
+        when_changed=ChangePolicy(config.penstock.when_changed, engine.inspector.stat),
         stored_checksums=engine.stored_checksums if config.penstock.integrity == "checksum" else None,
-        on_unverifiable=lines.unverifiable,
-        on_shortage=lines.shortage,
-        on_end_believed=lines.end_believed,
-        start=begin.position,
+    )
+    return Channel(
+        spec,
+        engine.transport.source,
+        stages,
+        events=EpochLog(state, fifo.name),
         write_ends=None
         if engine.keeper is None
         else KeeperWriteEnds(engine.keeper, fifo.name, digest=fifo.plan.digest),
-        held=begin.held,
-        refused=begin.refused,
-        when_failed=config.failure_policy,
     )

@@ -1,4 +1,4 @@
-"""What the log says of a channel while it streams: ended epochs, changed objects, waits for this machine."""
+"""Log lines of a channel while it streams: ended epochs, changed objects, waits for this machine."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sidecar.job.failures import FATES, advice, place
 from sidecar.observe.bottleneck import Sample, diagnose
 from sidecar.process.logs import log
+from streamer.relay.channel_spec import ChannelEvents
 from streamer.units import human_bytes
 
 if TYPE_CHECKING:
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
     from streamer.trailer import Trailer
 
 
-class EpochLog:
-    """Writes the log lines of the FIFO `name`."""
+class EpochLog(ChannelEvents):
+    """Writes the log lines of the FIFO `name`: the observer of its channel."""
 
     def __init__(self, state: JobState, name: str) -> None:
         self._state = state

@@ -13,8 +13,9 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from streamer.errors import ConfigError, SourceChanged, SourceError
+from streamer.errors import ConfigError, SourceChanged
 from streamer.plan import NOWHERE, Position
+from streamer.relay.channel_spec import StartPosition
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,18 +36,6 @@ class Saved:
     offset: int
     """Bytes of the epoch before the record that it wants next, or a block of records that holds it."""
     digest: str
-
-
-BEGIN = Position()
-
-
-@dataclass(frozen=True, slots=True)
-class StartPosition:
-    """Where and how a channel begins."""
-
-    position: Position = BEGIN
-    held: bool = False
-    refused: SourceError | None = None
 
 
 def parse_saved(text: str) -> dict[str, Saved]:

@@ -32,11 +32,12 @@ from sidecar.job.keeper_link import KeeperLink
 from sidecar.job.layout import Layout, set_reader_state, write_config_files
 from sidecar.job.planning import job_inspector, plan_job
 from sidecar.job.rehearsal import local
-from sidecar.job.resume import BEGIN, Saved, StartPosition, begins
+from sidecar.job.resume import Saved, begins
 from sidecar.observe.state import JobState
 from sidecar.process.exits import Exit, exit_code
 from sidecar.process.logs import log
 from sidecar.process.memory import freeze_gc
+from streamer.plan import START
 from streamer.s3.checksums import StoredChecksums
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
     from sidecar.config.hosts import Hosts
     from sidecar.config.job import Job
+    from streamer.relay.channel_spec import StartPosition
 
 
 class Stop(Exception):
@@ -155,7 +157,7 @@ class Supervisor:
         plans = {fifo.name: fifo.plan for fifo in streams}
         found = begins(plans, held, spec.saved, anyway=spec.resume_anyway)
         for name, begin in found.items():
-            if begin.position != BEGIN:
+            if begin.position != START:
                 log.info("resuming", channel=name, epoch=begin.position.epoch, offset=begin.position.offset)
         fresh = {name: begin.position.epoch for name, begin in found.items() if name not in held}
         set_reader_state(spec.layout, fresh)

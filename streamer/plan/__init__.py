@@ -12,7 +12,7 @@ from streamer.formats.join import Join
 from streamer.plan.entries import Entries, is_folder_marker, listed
 from streamer.plan.parts import Part, cut
 from streamer.plan.plan import Arrangement, Plan
-from streamer.plan.position import NOWHERE, Position, ResumePoint
+from streamer.plan.position import NOWHERE, START, Position, ResumePoint
 from streamer.plan.segments import LONGEST_RECORD, Literal, ObjectRef, Segment, bare_etag, frame, is_etag
 from streamer.plan.shards import Balance, Shard
 from streamer.plan.shuffle import Permutation
@@ -21,6 +21,7 @@ from streamer.plan.uris import S3Uri, parse_object_uri, parse_s3_uri
 __all__ = [
     "LONGEST_RECORD",
     "NOWHERE",
+    "START",
     "Arrangement",
     "Balance",
     "Entries",

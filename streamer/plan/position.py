@@ -44,3 +44,7 @@ class Position:
             or not 0 <= self.mark.streamed <= self.offset
         ):
             raise ValueError(f"no such place: {self}")
+
+
+START = Position()
+"""The first byte of the first epoch."""

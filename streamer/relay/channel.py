@@ -18,7 +18,8 @@ FIFO beyond that. Other channels go on.
 `drain` ends the channel at the next epoch border; cancelling `run` ends it now, with a `stopped`
 trailer if a reader is in mid-epoch. Either way every descriptor and FIFO is gone when `run` returns.
 
-With a keeper (`streamer.helpers.keeper`) a channel can begin where an earlier sidecar's ended: `start`. And
+With a keeper (`streamer.helpers.keeper`) a channel can begin where an earlier sidecar's ended:
+`ChannelSpec.start`. And
 it can `leave`: then everything that a reader sees stays as it is, for the next sidecar to go on with. A
 channel that ends without having been told to (its sidecar fails at something local) leaves too.
 """
@@ -36,24 +37,27 @@ from typing import TYPE_CHECKING, Literal
 from streamer.aio import first_of
 from streamer.errors import KeeperLost, ReaderGone, Shortage, SinkError, SourceError
 from streamer.plan import NOWHERE, Position, ResumePoint
-from streamer.relay.deliver.delivery import BEGIN, Prefetcher
-from streamer.relay.deliver.failure_policy import HOLD, FailurePolicy, FifoFate
+from streamer.relay.channel_spec import NO_EVENTS
+from streamer.relay.deliver.delivery import Prefetcher
 from streamer.relay.deliver.object_changes import Changes, is_change
 from streamer.relay.deliver.transform import ByteQueue
 from streamer.relay.staging.stage import Stages
 from streamer.relay.statistics import ChannelCounters, ChannelStatistics
-from streamer.retry import RetryPolicy, retry_while_refused
+from streamer.retry import retry_while_refused
 from streamer.s3.checksums import ChecksummingSource, ChecksumVerifier
 from streamer.sink.fifo import FifoDirectory
 from streamer.sink.write_ends import LocalWriteEnds
 from streamer.trailer import Trailer
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable
 
     from streamer.helpers.keeper_client import KeeperClient
-    from streamer.plan import ObjectRef, Plan
-    from streamer.s3.checksums import Outcome, StoredChecksums
+    from streamer.plan import ObjectRef
+    from streamer.relay.channel_spec import ChannelEvents, ChannelSpec
+    from streamer.relay.deliver.failure_policy import FifoFate
+    from streamer.retry import RetryPolicy
+    from streamer.s3.checksums import Outcome
     from streamer.s3.ranges import RangeSource
     from streamer.sink.outlet import PipeOutlet
     from streamer.sink.write_ends import WriteEnds
@@ -76,78 +80,49 @@ class ChannelFailure:
 
 
 class Channel:
-    """Streams `plan` into the FIFOs `<directory>/<name>_<epoch>`."""
+    """Streams the plan of `spec` into its FIFOs, and reports to `events`."""
 
-    def __init__(  # noqa: PLR0913 - called in one place; most have defaults
+    def __init__(
         self,
-        name: str,
-        plan: Plan,
+        spec: ChannelSpec,
         source: RangeSource,
         stages: Stages,
         *,
-        directory: str,
-        fifo_mode: int = 0o640,
-        policy: RetryPolicy,
-        on_epoch_end: Callable[[Trailer], None],
-        changes: Changes | None = None,
-        stored_checksums: StoredChecksums | None = None,
-        on_unverifiable: Callable[[ObjectRef], None] | None = None,
-        on_shortage: Callable[[SinkError], None] | None = None,
-        on_end_believed: Callable[[int, int], None] | None = None,
-        start: Position = BEGIN,
+        events: ChannelEvents = NO_EVENTS,
         write_ends: WriteEnds | None = None,
-        held: bool = False,
-        refused: SourceError | None = None,
-        when_failed: FailurePolicy = HOLD,
     ) -> None:
-        """`on_epoch_end` is called with every epoch's last trailer, at the epoch's end.
-
-        `changes`: what to do about objects that are not as listed; by default the epoch fails.
-        `stored_checksums`: compare every whole object with the checksum that S3 keeps of it; the transport
-        must bring bytes into memory. `on_unverifiable` is told the first object that cannot be compared.
-        `on_shortage` is told when the channel begins to wait for what this machine refuses. `on_end_believed`
-        is told epoch and offset where a reader left at the end of an object that was not the last, as those
-        do that stop at an end mark.
-
-        `start`: where to begin. `write_ends`: who holds the write ends, this process unless given; `held`:
-        they hold the FIFO of `start` already, from an earlier sidecar. `refused`: why that cannot be gone on
-        with; the channel has failed then before it begins, and its FIFO is held.
-
-        `when_failed`: what happens to the FIFO of a failed epoch; the transport must bring bytes into memory
-        if the policy needs records.
-        """
-        self.name = name
+        """`write_ends`: who holds the write ends of the FIFOs; this process unless given."""
+        self.spec = spec
         self.failure: ChannelFailure | None = None
-        self._when_failed = when_failed
-        self._plan = plan
-        self._source = source if stored_checksums is None else ChecksummingSource(source, stored_checksums)
-        self._stored_checksums = stored_checksums
+        self._plan = spec.plan
+        self._source = (
+            source if spec.stored_checksums is None else ChecksummingSource(source, spec.stored_checksums)
+        )
         self._checked: Counter[str] = Counter()
-        self._on_unverifiable = on_unverifiable
-        self._on_shortage = on_shortage
-        self._on_end_believed = on_end_believed
-        self._policy = policy
+        self._events = events
         self._counters = ChannelCounters()
-        self._changes = changes or Changes()
+        self._changes = Changes(spec.when_changed, events.object_changed)
         self._stages = stages
         self._quota = stages.quota
         self._template = Trailer(
-            channel=name,
+            channel=spec.name,
             epoch=0,
             state="open",
             bytes_total=0,
-            digest=plan.digest,
+            digest=spec.plan.digest,
         )
-        self._write_ends = write_ends or LocalWriteEnds(name)
+        self._write_ends = write_ends or LocalWriteEnds(spec.name)
         self._fifos = FifoDirectory(
-            directory, name, opening=self._opening, mode=fifo_mode, write_ends=self._write_ends
+            spec.directory,
+            spec.name,
+            opening=self._opening,
+            mode=spec.fifo_mode,
+            write_ends=self._write_ends,
         )
         self._phase: Phase = "waiting"
-        self._start = start
+        start = self._start = spec.start.position
         self._mark = start.epoch, start.mark
         """The epoch and the last mark in it."""
-        self._held = held
-        self._refused = refused
         self._left = False
         self._epoch = start.epoch
         self._ended: Counter[str] = Counter()
@@ -155,9 +130,13 @@ class Channel:
         self._capacity = 0
         self._prefetcher: Prefetcher | None = None
         self._draining = asyncio.Event()
-        self._on_epoch_end = on_epoch_end
         self.done = asyncio.Event()
         """Set when `run` is over, or when the channel has drained."""
+
+    @property
+    def name(self) -> str:
+        """Name of the FIFOs, without the epoch."""
+        return self.spec.name
 
     @property
     def error(self) -> SourceError | SinkError | None:
@@ -180,7 +159,7 @@ class Channel:
 
     def prepare(self) -> None:
         """Offer the FIFO of the first epoch; nothing reads S3 yet. Raises SinkError."""
-        if self._held:
+        if self.spec.start.held:
             start = self._start
             self._epoch = self._fifos.resume(start.epoch, accepted=start.offset - start.skipped)
             if self._epoch != self._start.epoch:
@@ -227,17 +206,17 @@ class Channel:
                     stages=self._stages,
                     counters=self._counters,
                     requests=requests,
-                    policy=self._policy,
+                    policy=self.spec.retry,
                     changes=self._changes,
                     verifier=self._verifier(),
                     start=self._start,
                     on_resume_point=self._note_mark,
-                    when_failed=self._when_failed,
+                    when_failed=self.spec.when_failed,
                 )
                 try:
-                    if self._refused is not None:
+                    if self.spec.start.refused is not None:
                         prefetcher.begin(self._epoch)
-                        await self._fail(prefetcher, self._refused)
+                        await self._fail(prefetcher, self.spec.start.refused)
                         return
                     if self._start.offset:
                         self._counters.resumes["epoch"] += 1
@@ -295,7 +274,7 @@ class Channel:
         async def conclude() -> None:
             self._fifos.conclude(trailer, successor=successor)
 
-        await retry_while_refused(conclude, self._policy, self._note_shortage)
+        await retry_while_refused(conclude, self.spec.retry, self._note_shortage)
         if state == "complete" and (records := self._plan.records(self._epoch)):
             self._counters.records += records
         self._outlet = None
@@ -305,8 +284,7 @@ class Channel:
 
     def _note_shortage(self, error: SinkError) -> None:
         self._counters.note("local", error)
-        if self._on_shortage is not None:
-            self._on_shortage(error)
+        self._events.shortage(error)
 
     async def _deliver(self, prefetcher: Prefetcher, outlet: PipeOutlet) -> TrailerState:
         """Deliver the epoch to the reader who has come, until it has all of it or leaves."""
@@ -338,8 +316,7 @@ class Channel:
         taken = prefetcher.delivered - outlet.unread
         if prefetcher.ended_object_at(taken) and prefetcher.consumed < self._plan.total_bytes(self._epoch):
             self._counters.readers_at_ends += 1
-            if self._on_end_believed is not None:
-                self._on_end_believed(self._epoch, taken)
+            self._events.end_believed(self._epoch, taken)
 
     @property
     def _skipped(self) -> int:
@@ -369,8 +346,8 @@ class Channel:
 
         async def open_kept() -> None:
             # Kept at once, so that it has an owner even if this channel is cancelled now.
-            outlet = self._outlet = await retry_while_refused(open_now, self._policy, self._note_shortage)
-            outlet.give_up_after, outlet.on_short = self._policy.give_up_after, self._note_shortage
+            outlet = self._outlet = await retry_while_refused(open_now, self.spec.retry, self._note_shortage)
+            outlet.give_up_after, outlet.on_short = self.spec.retry.give_up_after, self._note_shortage
             self._counters.readers_come += 1
 
         def left() -> None:
@@ -388,12 +365,12 @@ class Channel:
         After a failure of this machine the FIFO is held, for its policy might need what has failed.
         """
         outlet = self._outlet
-        fate = self._when_failed.fifo_fate(
+        fate = self.spec.when_failed.fifo_fate(
             local=isinstance(error, SinkError),
             reader_came=outlet is not None,
             at_border=prefetcher.at_border,
         )
-        poison = self._when_failed.poison if fate == "poisoned" else b""
+        poison = self.spec.when_failed.poison if fate == "poisoned" else b""
         self.failure = ChannelFailure(error, fate, at=time.monotonic())
         self._counters.note(error.kind, error)
         if isinstance(error, SourceError) and is_change(error):
@@ -417,7 +394,7 @@ class Channel:
             publish()
             published = True
 
-        endless = replace(self._policy, give_up_after=math.inf)
+        endless = replace(self.spec.retry, give_up_after=math.inf)
         try:
             publish()
             published = True
@@ -471,7 +448,7 @@ class Channel:
     @property
     def _open_ended(self) -> bool:
         """Whether nobody knows an epoch's length before its end."""
-        return self._plan.rewrites or self._changes.policy != "fail"
+        return self._plan.rewrites or self.spec.when_changed.when_changed != "fail"
 
     def _note_mark(self, mark: ResumePoint) -> None:
         self._mark = self._epoch, mark
@@ -498,7 +475,7 @@ class Channel:
             bytes_total=None if self._open_ended else self._plan.total_bytes(epoch),
             bytes_skipped=self._start.skipped if epoch == self._start.epoch else 0,
             objects=self._plan.objects(epoch),
-            poison=len(self._when_failed.poison),
+            poison=len(self.spec.when_failed.poison),
         )
 
     def _trailer(self, state: TrailerState) -> Trailer:
@@ -522,20 +499,16 @@ class Channel:
 
     def _count(self, trailer: Trailer) -> None:
         self._ended[trailer.state] += 1
-        self._on_epoch_end(trailer)
+        self._events.epoch_ended(trailer)
 
     def _verifier(self) -> ChecksumVerifier | None:
-        return (
-            None
-            if self._stored_checksums is None
-            else ChecksumVerifier(self._stored_checksums.known, self._note_checked)
-        )
+        stored = self.spec.stored_checksums
+        return None if stored is None else ChecksumVerifier(stored.known, self._note_checked)
 
     def _note_checked(self, ref: ObjectRef, outcome: Outcome) -> None:
         self._checked[outcome] += 1
-        first = outcome == "unverifiable" and self._checked[outcome] == 1
-        if first and self._on_unverifiable is not None:
-            self._on_unverifiable(ref)
+        if outcome == "unverifiable" and self._checked[outcome] == 1:
+            self._events.unverifiable(ref)
 
     def statistics(self) -> ChannelStatistics:
         """A snapshot for metrics and status."""

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from streamer.linux import PIPE_SIZE
-from streamer.plan import Plan, Position, S3Uri
+from streamer.plan import START, Plan, Position, S3Uri
 from streamer.relay.channel import Channel
-from streamer.relay.deliver.delivery import BEGIN
+from streamer.relay.channel_spec import ChannelSpec, NoEvents, StartPosition
 from streamer.relay.deliver.failure_policy import FailurePolicy
 from streamer.relay.deliver.frame_aligner import Framing, WhenFailed
-from streamer.relay.deliver.object_changes import Changes, WhenChanged
+from streamer.relay.deliver.object_changes import ChangePolicy, WhenChanged
 from streamer.relay.staging.buffers import BUFFER_SIZE
 from streamer.relay.transport import Wish, open_transport
 from streamer.retry import RetryPolicy
@@ -75,6 +75,21 @@ class Running:
         return self.directory / f"train_{epoch}"
 
 
+class _Report(NoEvents):
+    """Keeps the trailers of ended epochs."""
+
+    def __init__(self, states: list[Trailer], on_end_believed: Callable[[int, int], None] | None) -> None:
+        self._states = states
+        self._on_end_believed = on_end_believed
+
+    def epoch_ended(self, trailer: Trailer) -> None:
+        self._states.append(trailer)
+
+    def end_believed(self, epoch: int, offset: int) -> None:
+        if self._on_end_believed is not None:
+            self._on_end_believed(epoch, offset)
+
+
 @contextlib.asynccontextmanager
 async def running_channel(  # noqa: PLR0913 - a test names only what it is about
     stub: S3Stub,
@@ -94,7 +109,7 @@ async def running_channel(  # noqa: PLR0913 - a test names only what it is about
     check: bool = False,
     when_failed: WhenFailed = "hold",
     framing: Framing | None = None,
-    start: Position = BEGIN,
+    start: Position = START,
     on_end_believed: Callable[[int, int], None] | None = None,
     **endpoint: Any,
 ) -> AsyncIterator[Running]:
@@ -125,20 +140,17 @@ async def running_channel(  # noqa: PLR0913 - a test names only what it is about
         )
         states: list[Trailer] = []
         stages = chosen.stages(why)
-        channel = Channel(
-            "train",
-            plan,
-            chosen.source,
-            stages,
+        spec = ChannelSpec(
+            name="train",
+            plan=plan,
             directory=str(directory),
-            policy=policy,
-            on_epoch_end=states.append,
-            changes=Changes(when_changed, AiobotocoreHeadClient(clients.control).stat),
+            retry=policy,
+            when_changed=ChangePolicy(when_changed, AiobotocoreHeadClient(clients.control).stat),
             stored_checksums=StoredChecksums(clients.control, clients.credentials) if check else None,
             when_failed=FailurePolicy(when_failed, framing),
-            start=start,
-            on_end_believed=on_end_believed,
+            start=StartPosition(start),
         )
+        channel = Channel(spec, chosen.source, stages, events=_Report(states, on_end_believed))
         try:
             channel.prepare()
         except BaseException:

@@ -35,6 +35,7 @@ from streamer.errors import StreamError
 from streamer.plan import S3Uri
 from streamer.readers.core.stream import PipeStream
 from streamer.relay.channel import Channel
+from streamer.relay.channel_spec import ChannelSpec
 from streamer.relay.transport import HEDGED, Wish, open_transport
 from streamer.retry import RetryPolicy
 from streamer.s3.catalog.listing import plan_prefix
@@ -164,15 +165,8 @@ async def channel_of(
             ) as chosen,
         ):
             plan = await plan_prefix(clients.control, S3Uri("b", "data/"))
-            channel = Channel(
-                "train",
-                plan,
-                chosen.source,
-                chosen.stages(),
-                directory=directory,
-                policy=RetryPolicy(),
-                on_epoch_end=lambda _trailer: None,
-            )
+            spec = ChannelSpec(name="train", plan=plan, directory=directory, retry=RetryPolicy())
+            channel = Channel(spec, chosen.source, chosen.stages())
             channel.prepare()
             task = asyncio.create_task(channel.run())
             try:

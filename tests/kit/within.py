@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+from collections import Counter
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -12,12 +13,14 @@ from pathlib import Path
 from streamer.errors import BadAnswer
 from streamer.plan import Plan
 from streamer.relay.channel import Channel
-from streamer.relay.deliver.object_changes import Changes
+from streamer.relay.channel_spec import ChannelSpec, NoEvents
+from streamer.relay.deliver.object_changes import ChangePolicy
 from streamer.relay.transport import Transport, open_transport, why_read
 from streamer.retry import RetryPolicy
 from streamer.s3.catalog.object_info import AiobotocoreHeadClient
 from streamer.s3.checksums import StoredChecksums
 from streamer.s3.client.session import Clients, open_clients
+from streamer.trailer import Trailer
 from tests.kit.outcomes import Broken, Scene, moved, read_epoch
 from tests.kit.patience import progress_timeout
 from tests.kit.truth import BUCKET
@@ -26,6 +29,16 @@ LONGEST_RUN = 100.0
 """Seconds without progress after which a run counts as hung."""
 
 POLICY = RetryPolicy(give_up_after=30, first_wait=0.002, longest_wait=0.05)
+
+
+class _Count(NoEvents):
+    """Counts ended epochs by state."""
+
+    def __init__(self, epochs: Counter[str]) -> None:
+        self._epochs = epochs
+
+    def epoch_ended(self, trailer: Trailer) -> None:
+        self._epochs[trailer.state] += 1
 
 
 class Run:
@@ -75,19 +88,17 @@ class Run:
     def _channel(
         self, name: str, plan: Plan, transport: Transport, clients: Clients, directory: Path
     ) -> Channel:
-        return Channel(
-            name,
-            plan,
-            transport.source,
-            transport.stages(why_read(plan, check=self._trial.check)),
+        check = self._trial.check
+        spec = ChannelSpec(
+            name=name,
+            plan=plan,
             directory=str(directory),
-            policy=POLICY,
-            on_epoch_end=lambda trailer: self._scene.account.epochs.update([trailer.state]),
-            changes=Changes(self._trial.policy, AiobotocoreHeadClient(clients.control).stat),
-            stored_checksums=StoredChecksums(clients.control, clients.credentials)
-            if self._trial.check
-            else None,
+            retry=POLICY,
+            when_changed=ChangePolicy(self._trial.policy, AiobotocoreHeadClient(clients.control).stat),
+            stored_checksums=StoredChecksums(clients.control, clients.credentials) if check else None,
         )
+        stages = transport.stages(why_read(plan, check=check))
+        return Channel(spec, transport.source, stages, events=_Count(self._scene.account.epochs))
 
     async def _read_all(self, channels: list[Channel], plans: dict[str, Plan], directory: Path) -> None:
         tasks = [asyncio.create_task(channel.run(), name=channel.name) for channel in channels]

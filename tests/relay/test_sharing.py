@@ -16,6 +16,7 @@ import pytest
 
 from streamer.plan import Arrangement, S3Uri
 from streamer.relay.channel import Channel
+from streamer.relay.channel_spec import ChannelSpec
 from streamer.relay.deliver.delivery import LEAST, TURN
 from streamer.relay.staging.buffers import MemoryStages
 from streamer.relay.staging.pipes import PipeStages
@@ -65,10 +66,8 @@ async def sharing(
         for number, prefix in enumerate(prefixes):
             stages = chosen.stages()
             plan = await plan_prefix(clients.control, S3Uri("b", prefix))
-            channel = Channel(
-                f"c{number}", plan, chosen.source, stages,
-                directory=str(directory), policy=EAGER, on_epoch_end=lambda _: None,
-            )  # fmt: skip
+            spec = ChannelSpec(name=f"c{number}", plan=plan, directory=str(directory), retry=EAGER)
+            channel = Channel(spec, chosen.source, stages)
             channel.prepare()
             stack.callback(channel.close)
             shared.channels.append(channel)
@@ -137,10 +136,8 @@ async def test_a_channel_that_is_read_costs_no_other_its_splice(stub, tmp_path):
         for name, plan, why in zip(("plain", "packed"), plans, whys, strict=True):
             stages = chosen.stages(why)
             assert isinstance(stages, MemoryStages if name == "packed" else PipeStages)
-            channel = Channel(
-                name, plan, chosen.source, stages,
-                directory=str(tmp_path), policy=EAGER, on_epoch_end=lambda _: None,
-            )  # fmt: skip
+            spec = ChannelSpec(name=name, plan=plan, directory=str(tmp_path), retry=EAGER)
+            channel = Channel(spec, chosen.source, stages)
             channel.prepare()
             stack.callback(channel.close)
             channels.append(channel)

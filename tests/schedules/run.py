@@ -12,6 +12,7 @@ import random
 import tempfile
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -23,8 +24,10 @@ from streamer.linux import PIPE_SIZE
 from streamer.plan import Arrangement, ObjectRef, Plan
 from streamer.readers.core.stream import PipeStream
 from streamer.relay.channel import Channel
+from streamer.relay.channel_spec import ChannelSpec, NoEvents
 from streamer.relay.deliver.failure_policy import FailurePolicy
-from streamer.relay.deliver.object_changes import Changes
+from streamer.relay.deliver.frame_aligner import Framing
+from streamer.relay.deliver.object_changes import ChangePolicy
 from streamer.relay.staging import stage as stages
 from streamer.relay.staging.buffers import BUFFER_SIZE, BufferPool, MemoryStages
 from streamer.relay.staging.pipes import PipePool, PipeStages
@@ -51,6 +54,16 @@ PROMPT = 0.5
 LONGEST = 2000.0
 """Virtual seconds after which a run counts as hung."""
 SHARED_MEMORY = "/dev/shm"
+
+
+class _Report(NoEvents):
+    """Passes the trailers of ended epochs on."""
+
+    def __init__(self, epoch_ended: Callable[[Trailer], None]) -> None:
+        self._epoch_ended = epoch_ended
+
+    def epoch_ended(self, trailer: Trailer) -> None:
+        self._epoch_ended(trailer)
 
 
 class Broken(Exception):
@@ -221,19 +234,18 @@ class SeedRun:
         refs = [ObjectRef(BUCKET, key, len(data), etag(data)) for key, data in each.objects.items()]
         plan = Plan.of(refs, Arrangement(wrap=each.wrap, seed=each.shuffle, inflate=each.inflate))
         self._plans[each.name] = plan
-        return Channel(
-            each.name,
-            plan,
-            source,
-            supply,
+        framing: Framing | None = "RecordIO" if each.when_failed == "poison" else None
+        spec = ChannelSpec(
+            name=each.name,
+            plan=plan,
             directory=self._directory,
-            policy=POLICY,
-            on_epoch_end=self._tell,
-            changes=Changes(each.policy, inspector.stat),
-            when_failed=FailurePolicy(each.when_failed, "RecordIO" if each.when_failed == "poison" else None),
+            retry=POLICY,
+            when_changed=ChangePolicy(each.policy, inspector.stat),
+            when_failed=FailurePolicy(each.when_failed, framing),
         )
+        return Channel(spec, source, supply, events=_Report(self._epoch_ended))
 
-    def _tell(self, trailer: Trailer) -> None:
+    def _epoch_ended(self, trailer: Trailer) -> None:
         self._states[trailer.channel].append(trailer)
         self._told_at[trailer.channel, trailer.epoch] = self._loop.now - self._loop.paused
 

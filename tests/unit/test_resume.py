@@ -8,13 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.job.resume import StartPosition, begins, load_saved, parse_saved
+from sidecar.job.resume import begins, load_saved, parse_saved
 from streamer.errors import ConfigError, SourceChanged
 from streamer.helpers.keeper_client import Held
 from streamer.plan import NOWHERE, Literal, ObjectRef, Plan, Position, ResumePoint, Segment, cut
 from streamer.plan.parts import rest
 from streamer.readers.core.position import ReaderPosition
 from streamer.readers.torch.progress import Progress, Start
+from streamer.relay.channel_spec import StartPosition
 
 CONTENTS = {"": b"", "a": bytes(range(200)), "b": b"", "c": b"xyz" * 40, "d": b"q"}
 

@@ -24,7 +24,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from streamer.errors import GaveUp, ReaderGone, SourceError
-from streamer.plan import NOWHERE, Part, Plan, Position, ResumePoint, Segment, cut
+from streamer.plan import NOWHERE, START, Part, Plan, Position, ResumePoint, Segment, cut
 from streamer.relay.deliver.failure_policy import HOLD, FailurePolicy
 from streamer.relay.deliver.object_changes import MOST_TRIES, Change, Changes, is_change
 from streamer.relay.deliver.transform import MOST_TAKEN, BodyTransformer, joiner_of
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 LONGEST_PAUSE = 0.5
 """Seconds until a limit of bandwidth is looked at again: it may be another by then."""
 
-BEGIN = Position()
 TURN = 1 * MIB
 """Bytes that delivery moves before it lets sockets and other channels have their turn. After one small object
 each time they would have many turns for one of ours, and the FIFO would run dry."""
@@ -75,7 +74,7 @@ class _Detour:
     delivered: int = 0
 
 
-def all_epochs(plan: Plan, part_size: Callable[[], int], start: Position = BEGIN) -> Iterator[Part]:
+def all_epochs(plan: Plan, part_size: Callable[[], int], start: Position = START) -> Iterator[Part]:
     """The parts of every epoch from `start` on, without end; none at all if no epoch can have bytes."""
     epoch, first = start.epoch, start.mark.fetched if plan.rewrites else start.offset
     while plan.streams:
@@ -97,7 +96,7 @@ class Prefetcher:
         policy: RetryPolicy,
         changes: Changes | None = None,
         verifier: ChecksumVerifier | None = None,
-        start: Position = BEGIN,
+        start: Position = START,
         on_resume_point: Callable[[ResumePoint], None] | None = None,
         when_failed: FailurePolicy = HOLD,
     ) -> None:
@@ -110,6 +109,7 @@ class Prefetcher:
         """
         self._verifier = verifier
         self._changes = changes or Changes()
+        self._amends = self._changes.policy.when_changed != "fail"
         self._detour: _Detour | None = None
         self._when_failed = when_failed
         self._transformer: BodyTransformer | None = None
@@ -250,7 +250,7 @@ class Prefetcher:
     def _torn(self) -> SourceError | None:
         """Why the object at the head of line is not the one listed, if that is known and may be mended."""
         head = self._window.head_of_line
-        if self._changes.policy == "fail" or head is None or head.part.start or head.delivered:
+        if not self._amends or head is None or head.part.start or head.delivered:
             return None
         errors = (self._fetches[slot].error for slot in self._window.object_at_head())
         return next((error for error in errors if is_change(error)), None)
@@ -262,11 +262,11 @@ class Prefetcher:
             raise error
         part, now = head.part, None
         listed, tries = (detour.listed, detour.tries + 1) if detour else (part.object, 1)
-        if changes.policy == "refetch":
-            if changes.find is None or tries > MOST_TRIES:
+        if changes.policy.when_changed == "refetch":
+            if changes.policy.stat is None or tries > MOST_TRIES:
                 raise error
             self._counters.timer.starve("first_byte")
-            now = await changes.find(listed.bucket, listed.key, listed.version)
+            now = await changes.policy.stat(listed.bucket, listed.key, listed.version)
         parts: Iterator[Part] = iter(())
         reserved_bytes = 0
         if now and now.size:

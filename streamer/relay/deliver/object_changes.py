@@ -4,9 +4,9 @@
     refetch   the object is streamed as it is now, in the place of the listed one
     skip      the object is left out
 
-Never a mix: the choice exists only as long as no byte of the listed version has left. After that, whatever
-the policy, the epoch fails. What was done is counted, told to whoever watches, and listed in the trailer.
-The plan stays as it was listed, so every epoch decides anew.
+Never a mix: a replacement is possible only while no byte of the listed version has left. After that the epoch
+fails under every policy. Each change is counted, reported to the channel's observer, and listed in the
+trailer. The plan stays as it was listed, so every epoch decides anew.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ MOST_LISTED = 100
 MOST_TRIES = 5
 """So many versions of one object are asked for in one epoch; one that changes faster fails."""
 
-Find = Callable[[str, str, str | None], Awaitable[ObjectRef]]
-"""The object as S3 has it now, by bucket, key and version; raises SourceError."""
+StatObject = Callable[[str, str, str | None], Awaitable[ObjectRef]]
+"""Returns the object as S3 has it now, by bucket, key and version; raises SourceError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +49,27 @@ class Change:
         return f"s3://{self.ref.bucket}/{self.ref.key} {self.done}{instead}"
 
 
+@dataclass(frozen=True, slots=True)
+class ChangePolicy:
+    """What happens to an object that is not as listed."""
+
+    when_changed: WhenChanged = "fail"
+    stat: StatObject | None = None
+    """Required for `refetch`."""
+
+    def __post_init__(self) -> None:
+        if self.when_changed == "refetch" and self.stat is None:
+            raise ValueError("nothing can be refetched without a way to find it")
+
+
+FAIL = ChangePolicy()
+
+
 @dataclass(slots=True)
 class Changes:
-    """One channel's policy, and what it has led to."""
+    """One channel's changed objects: the policy, and what was done."""
 
-    policy: WhenChanged = "fail"
-    find: Find | None = None
-    """Required to refetch."""
+    policy: ChangePolicy = FAIL
     on_change: Callable[[Change], None] | None = None
     totals: Counter[str] = field(default_factory=Counter)
     """Over all epochs, by what was done."""
@@ -64,17 +78,13 @@ class Changes:
     listed: list[str] = field(default_factory=list)
     """The first of them, as text."""
 
-    def __post_init__(self) -> None:
-        if self.policy == "refetch" and self.find is None:
-            raise ValueError("nothing can be refetched without a way to find it")
-
     def begin(self) -> None:
-        """A new epoch."""
+        """Begin a new epoch."""
         self.count = 0
         self.listed = []
 
     def note(self, change: Change) -> None:
-        """Count it and tell it."""
+        """Count the change and report it."""
         self.totals[change.done] += 1
         self.count += 1
         if len(self.listed) < MOST_LISTED:
