@@ -4,5 +4,5 @@
                           │    └──▶ admin ──▶ metrics (reads the channels' statistics)
                           └──▶ runtime (directories, config files, environment of the trainer)
 
-Everything here may import `streamer`; nothing in `streamer` knows this package.
+Modules of this package may import `streamer`; no module of `streamer` imports this package.
 """

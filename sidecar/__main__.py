@@ -1,4 +1,4 @@
-"""Entry point of the `penstock` command, also where a package that it needs is missing."""
+"""Entry point of the `penstock` command. It names a package that is not installed."""
 
 from __future__ import annotations
 

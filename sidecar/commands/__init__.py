@@ -1,1 +1,1 @@
-"""What each command does, as a coroutine that returns an exit code."""
+"""The commands as coroutines; `sidecar.cli` parses their arguments."""

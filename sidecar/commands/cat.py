@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatOptions:
-    """What `penstock cat` may use; None leaves a number to the transport."""
+    """Limits and settings of `penstock cat`; for None, the transport chooses the number."""
 
     budget: int
     part_size: int | None
@@ -55,7 +55,7 @@ async def cat(
 ) -> int:
     """Stream the URIs to standard output; `report` gets one closing line.
 
-    `promised`: standard output is marked as a stream whose end will be marked, too (`streamer.trailer`).
+    `promised`: the pipe is marked as a stream that will have a trailer (`streamer.trailer`).
     """
     policy = RetryPolicy(give_up_after=options.give_up_after)
     async with open_clients(
@@ -108,18 +108,18 @@ async def cat(
 
 
 def _standard_output(on_gone: Callable[[], None], *, give_up_after: float) -> Outlet:
-    """Standard output as an outlet, whose kernel may refuse to write for so many seconds.
+    """Return standard output as an outlet. `give_up_after`: seconds to retry a write the kernel refuses.
 
-    A pipe is reopened through /proc, so that making it non-blocking does not change the open file that
-    the shell and others may share.
+    A pipe is reopened through /proc, so that O_NONBLOCK does not change the open file that the shell and
+    other processes may share.
     """
     if not stat.S_ISFIFO(os.fstat(1).st_mode):
         return FileOutlet(1)
     try:
         fd = os.open(descriptor_path(1), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except PermissionError:  # a pipe that another user made, as under sudo
+    except PermissionError:  # another user made the pipe, as under sudo
         fd = os.dup(1)
-    except OSError as error:  # ENXIO: nobody has the read end any more
+    except OSError as error:  # ENXIO: every reader has closed the pipe
         raise ReaderGone("nobody reads standard output") from error
     outlet = PipeOutlet(fd, on_gone=on_gone)
     outlet.give_up_after = give_up_after

@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 GRACE_AFTER_FAILURE = 10
-"""Seconds that `exec` gives the trainer to notice a failed channel by itself, and then to obey SIGTERM."""
+"""Seconds after a channel's failure until `exec` sends the trainer SIGTERM, and from then until SIGKILL."""
 
 
 async def execute(job: Job, flags: Flags, command: tuple[str, ...]) -> int:
-    """Run `command` as the trainer, beside the channels; return its exit code, or ours if we failed it."""
+    """Run `command` as the trainer beside the channels; return the sidecar's error code or its exit code."""
     with ExitStack() as stack:
         base = job.penstock.base_directory
         if base is None:
@@ -54,13 +54,13 @@ async def execute(job: Job, flags: Flags, command: tuple[str, ...]) -> int:
 
 
 async def _run_trainer(state: JobState, command: tuple[str, ...], environment: dict[str, str]) -> int:
-    """The child's exit code as a shell gives it: 128 + n if signal n ended it."""
+    """Run the trainer; return its exit code as a shell would: 128 + n if signal n ended it."""
     early: list[signal.Signals] = []
     send: Callable[[signal.Signals], None] = early.append
-    # From before it exists: a signal that ended us now would leave the child behind.
+    # Handled before the child exists: a signal that ended the sidecar now would leave an orphan.
     with handled(FORWARDED, lambda number: _forward(send, number)):
         try:
-            # Under a terminal the child must stay in its process group, for Ctrl-C and for reading from it.
+            # Under a terminal the child stays in the sidecar's process group, for Ctrl-C and terminal input.
             own_group = not _in_foreground()
             child = await asyncio.create_subprocess_exec(
                 *command, env=environment, start_new_session=own_group
@@ -73,19 +73,19 @@ async def _run_trainer(state: JobState, command: tuple[str, ...], environment: d
         send = partial(_send, child, own_group=own_group)
         for number in early:
             send(number)
-        async with asyncio.TaskGroup() as race:
-            failed = race.create_task(state.failed.wait())
-            ended = race.create_task(child.wait())
+        async with asyncio.TaskGroup() as group:
+            failed = group.create_task(state.failed.wait())
+            ended = group.create_task(child.wait())
             await asyncio.wait({failed, ended}, return_when=asyncio.FIRST_COMPLETED)
             failed.cancel()
             if not ended.done():
-                await _end_child(send, ended, _told(state))
+                await _end_child(send, ended, _failure_fields(state))
     status = child.returncode or 0
     return 128 - status if status < 0 else status
 
 
-def _told(state: JobState) -> dict[str, object]:
-    """Which channel failed, why, and what the exit code will be."""
+def _failure_fields(state: JobState) -> dict[str, object]:
+    """Return the log fields of the first failure: channel, error and exit code."""
     failure = state.failure
     if failure is None:
         raise RuntimeError("no channel has failed")
@@ -94,21 +94,24 @@ def _told(state: JobState) -> dict[str, object]:
 
 
 async def _end_child(
-    send: Callable[[signal.Signals], None], ended: asyncio.Task[int], told: dict[str, object]
+    send: Callable[[signal.Signals], None], ended: asyncio.Task[int], fields: dict[str, object]
 ) -> None:
-    """Wait, then ask, then kill: all of it, for whatever reads on would take our end for the data's."""
-    log.error("a channel failed; the trainer is given time to notice", seconds=GRACE_AFTER_FAILURE, **told)
+    """Wait, send SIGTERM, wait, send SIGKILL, to the whole process group of the trainer.
+
+    A process that read on would take the sidecar's end for the end of the data.
+    """
+    log.error("a channel failed; the trainer is given time to notice", seconds=GRACE_AFTER_FAILURE, **fields)
     for number in (signal.SIGTERM, signal.SIGKILL):
         await asyncio.wait({ended}, timeout=GRACE_AFTER_FAILURE)
         if not ended.done():
-            log.error("ending the trainer, whose channel failed", signal=number.name, **told)
+            log.error("ending the trainer, whose channel failed", signal=number.name, **fields)
         send(number)
         if ended.done():
             return
 
 
 def _send(child: asyncio.subprocess.Process, number: signal.Signals, *, own_group: bool) -> None:
-    """Send a signal to the child, and to what it has started if they have a group of their own."""
+    """Send a signal to the child; with `own_group`, to all processes of its group."""
     with contextlib.suppress(ProcessLookupError):
         if own_group:
             os.killpg(child.pid, number)
@@ -117,13 +120,13 @@ def _send(child: asyncio.subprocess.Process, number: signal.Signals, *, own_grou
 
 
 def _forward(send: Callable[[signal.Signals], None], number: signal.Signals) -> None:
-    """Pass a signal on, unless the terminal has given it to the child already."""
+    """Forward a signal, unless the terminal has sent it to the child already."""
     if not (number in (signal.SIGINT, signal.SIGQUIT) and _in_foreground()):
         send(number)
 
 
 def _in_foreground() -> bool:
-    """Whether a terminal's Ctrl-C goes to our whole process group, and so to the child."""
+    """Return whether Ctrl-C in a terminal signals this process group, and so the child too."""
     try:
         return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
     except (OSError, ValueError):

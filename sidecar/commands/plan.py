@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 async def plan(job: Job, flags: Flags) -> dict[str, Any]:
-    """What `penstock plan` shows: every channel's objects, bytes, parts and digest."""
+    """Return the document of `penstock plan`: every channel's objects, bytes, parts and digest."""
     layout = Layout(job.penstock.base_directory or DEFAULT_BASE)
     job, hosts = resolve_host(job, layout, flags)
     state = JobState(job, hosts)
@@ -35,20 +35,20 @@ async def plan(job: Job, flags: Flags) -> dict[str, Any]:
                 "budget": transport.memory_budget.budget,
                 "channels": {
                     name: {"mode": modes[name]}
-                    | _summary(found.whole, part_size)
-                    | {"keys": [[ref.bucket, ref.key, ref.size, ref.etag] for ref in found.whole.refs(0)]}
+                    | _summary(planned.whole, part_size)
+                    | {"keys": [[ref.bucket, ref.key, ref.size, ref.etag] for ref in planned.whole.refs(0)]}
                     | (
-                        {"ranks": {rank: _summary(plan, part_size) for rank, plan in found.fifos.items()}}
+                        {"ranks": {rank: _summary(plan, part_size) for rank, plan in planned.fifos.items()}}
                         if name in job.ranks
                         else {}
                     )
-                    for name, found in plans.items()
+                    for name, planned in plans.items()
                 },
             }
 
 
 def _summary(plan: Plan, part_size: int) -> dict[str, Any]:
-    """What is known before anything is streamed; a part size that adapts is the one it begins with."""
+    """Return the figures of one plan. `part_size`: the initial one if it adapts."""
     parts = sum(1 for _ in cut(plan.segments(0), part_size=lambda: part_size, epoch=0))
     return {
         "objects": plan.objects(0),

@@ -22,22 +22,23 @@ if TYPE_CHECKING:
 
 
 RESTART = -1
-"""What `run` returns when it has left everything to a keeper, and this process is to begin anew."""
+"""Result of `run` when a keeper has taken all FIFOs over and the process must restart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Continuation:
-    """How `penstock run` begins, and what survives it."""
+    """Options of `penstock run` for resuming a stream and for surviving a restart."""
 
     keeper: str | None = None
     """The socket of a keeper, or `auto`."""
     resume: str | None = None
-    """What readers' `state_dict()` returned: a file, or JSON."""
+    """The result of a reader's `state_dict()`: a file, or JSON."""
     resume_anyway: bool = False
+    """Resume even if the objects have changed."""
 
 
 async def run(job: Job, flags: Flags, continuation: Continuation) -> int:
-    """Serve until a signal; drain on the first, end at once on the second."""
+    """Serve the job until a signal; drain on the first, end at once on the second."""
     saved = {} if continuation.resume is None else load_saved(continuation.resume)
     shutdown = Shutdown()
     layout = Layout(job.penstock.base_directory or DEFAULT_BASE)
@@ -54,34 +55,34 @@ async def run(job: Job, flags: Flags, continuation: Continuation) -> int:
         )
     )
 
-    left = False
+    handed_over = False
 
     async def until(supervisor: Supervisor) -> None:
-        nonlocal left
-        while not left:
-            await first_of(shutdown.asked.wait(), shutdown.restart.wait())
-            if shutdown.asked.is_set():
-                await first_of(supervisor.drain(), shutdown.now.wait())
+        nonlocal handed_over
+        while not handed_over:
+            await first_of(shutdown.requested.wait(), shutdown.restart.wait())
+            if shutdown.requested.is_set():
+                await first_of(supervisor.drain(), shutdown.at_once.wait())
                 return
             shutdown.restart.clear()
             try:
-                await supervisor.leave()
-                left = True
+                await supervisor.hand_over()
+                handed_over = True
             except SinkError as error:
                 log.error("cannot restart, going on", error=str(error))
 
     with handled((signal.SIGTERM, signal.SIGINT, signal.SIGUSR2), shutdown.note):
         code = await _unless_stopped(supervisor.serve(until), shutdown, supervisor)
-        if left:
+        if handed_over:
             return RESTART
-    return Exit.INTERRUPTED if shutdown.now.is_set() else code
+    return Exit.INTERRUPTED if shutdown.at_once.is_set() else code
 
 
 async def _unless_stopped(serving: Any, shutdown: Shutdown, supervisor: Supervisor) -> int:
-    """Let a signal end the start-up too: before the FIFOs are offered there is nothing to drain."""
-    async with asyncio.TaskGroup() as race:
-        task = race.create_task(serving)
-        stop = race.create_task(shutdown.asked.wait())
+    """Await `serving`; a signal before the FIFOs are offered cancels it, since nothing is to drain."""
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(serving)
+        stop = group.create_task(shutdown.requested.wait())
         await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
         stop.cancel()
         if not task.done() and not supervisor.state.started:

@@ -202,10 +202,10 @@ class Supervisor:
             missing = statistics.bytes_total - statistics.bytes_consumed
             log.warning("cut off", channel=name, epoch=statistics.epoch, missing_bytes=missing)
 
-    async def leave(self) -> None:
-        """Have every channel end without a word, for another sidecar to go on; `until` returns next.
+    async def hand_over(self) -> None:
+        """End every channel without a trailer and leave its FIFO to the keeper, for the next sidecar.
 
-        Without a keeper one is started now, for them to leave their FIFOs to. Raises SinkError.
+        Starts a keeper if there is none. `until` must return next. Raises SinkError.
         """
         state = self.state
         keeper = await self._keeper.hand_over(state.channels)

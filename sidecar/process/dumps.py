@@ -1,13 +1,13 @@
-"""No core dump of this process, and no look into its memory by others of the same user.
+"""Forbids core dumps of this process, and access to its memory by other processes of the same user.
 
-The memory holds credentials and the bytes of objects. PR_SET_DUMPABLE (prctl(2)) is the one switch that
-holds wherever the kernel would put a dump: RLIMIT_CORE is ignored where core_pattern is a pipe, as it is
-with systemd and apport. It also makes root the owner of /proc/PID/environ, mem and fd, so another process
-of the same user, such as a trainer beside the sidecar, can neither read the environment nor attach a
-debugger. A process's own descriptors stay open to it under /proc/self/fd.
+The memory contains credentials and the bytes of objects. PR_SET_DUMPABLE (prctl(2)) works wherever the kernel
+would write a dump; the kernel ignores RLIMIT_CORE where core_pattern is a pipe, as with systemd and apport.
+It also makes root the owner of /proc/PID/environ, mem and fd, so another process of the same user, such as
+the trainer, can neither read the environment nor attach a debugger. The process itself can still use
+/proc/self/fd.
 
-execve(2) sets it back, so the trainer of `penstock exec` and the keeper dump as ever, with their limits as
-they were, and a sidecar that begins anew forbids it anew.
+execve(2) resets the setting: the trainer of `penstock exec` and the keeper can dump core as usual, and a
+restarted sidecar forbids it again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PR_SET_DUMPABLE = 4
 
 
 def forbid_dumps() -> None:
-    """Forbid it to the kernel, until this process ends or becomes another program. Raises SinkError."""
+    """Forbid core dumps until this process ends or executes another program. Raises SinkError."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0):
         why = os.strerror(ctypes.get_errno())

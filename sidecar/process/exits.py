@@ -1,4 +1,4 @@
-"""Exit codes: what the process says when it ends. Part of the interface; see the table in the README."""
+"""Exit codes of the `penstock` command. They are part of the interface; the README has a table of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from streamer.errors import (
 
 
 class Exit(IntEnum):
-    """The code, and in the docstring of each what it means."""
+    """Exit codes, each with its meaning."""
 
     OK = 0
     BUG = 1
@@ -33,11 +33,11 @@ class Exit(IntEnum):
     MISSING = 4
     """No such bucket or object, or a prefix that matches nothing."""
     UNREACHABLE = 5
-    """The endpoint did not answer, or not rightly, for as long as we may wait."""
+    """The endpoint did not answer, or answered wrongly, for `GiveUpAfter` seconds."""
     CHANGED = 6
     """An object was replaced or deleted after it was listed."""
     LOCAL = 7
-    """The FIFO directory, a FIFO, a port or a limit of this machine."""
+    """The FIFO directory, a FIFO, a port or a limit of this machine is at fault."""
     CORRUPT = 8
     """An object is damaged: it cannot be inflated, or its bytes are not those of its checksum."""
     NOT_FOUND = 127
@@ -45,11 +45,11 @@ class Exit(IntEnum):
     INTERRUPTED = 130
     """Ctrl-C, or a second signal, ended the process at once."""
     READER_GONE = 141
-    """The reader of standard output closed it early, as SIGPIPE would say."""
+    """The reader of standard output closed it early; a shell reports SIGPIPE with the same code."""
 
 
 def exit_code(error: PenstockError) -> Exit:  # noqa: PLR0911 - a table; the first error that fits decides
-    """The code for an error that ends the process."""
+    """Return the exit code for an error that ends the process."""
     if isinstance(error, (ConfigError, WrongEndpoint)):
         return Exit.CONFIG
     if isinstance(error, ReaderGone):

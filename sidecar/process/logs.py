@@ -1,10 +1,9 @@
-"""Logs: one structlog event per line on standard error, JSON unless a person is watching.
+"""Logs: one structlog event per line on standard error, as JSON unless standard error is a terminal.
 
-Foreign loggers (botocore, aiohttp, asyncio) and Python's warnings go through the same formatter, so that
-every line parses. Nothing is logged per part above debug. Credentials are never passed to a log call in the
-first place, and every finished line is looked through for secrets all the same (`streamer.secrets`), for
-tracebacks and other people's messages are in them. An object's key may hold line ends and terminal codes:
-JSON escapes them, and for people they are made visible.
+Other loggers (botocore, aiohttp, asyncio) and Python's warnings use the same formatter, so that every line
+parses. Events of single parts have the level debug. No log call gets credentials; `streamer.secrets` redacts
+every finished line nevertheless, because lines contain tracebacks and texts of other libraries. Line ends
+and terminal codes in an object's key are escaped, by JSON or by `escape_control`.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ log: Any = structlog.get_logger("penstock")
 
 
 def configure(*, level: str = "info", json_lines: bool | None = None) -> None:
-    """Set up logging for the process; `json_lines` defaults to whether standard error is no terminal."""
+    """Set up logging for the process. `json_lines`: None for JSON unless standard error is a terminal."""
     if json_lines is None:
         json_lines = not sys.stderr.isatty()
     shared: list[Any] = [
@@ -33,8 +32,8 @@ def configure(*, level: str = "info", json_lines: bool | None = None) -> None:
         [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
         if json_lines
         else [
-            _on_one_line,
-            # Not the default, which shows the local variables of every frame where `rich` is installed.
+            _escaped,
+            # The default formatter would print the local variables of every frame if `rich` is installed.
             structlog.dev.ConsoleRenderer(
                 colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
             ),
@@ -50,8 +49,8 @@ def configure(*, level: str = "info", json_lines: bool | None = None) -> None:
     logging.captureWarnings(capture=True)
     root = logging.getLogger()
     root.handlers = [handler]
-    # Our own level is the user's; a library's chatter below warning helps nobody (and botocore's debug
-    # output prints request headers).
+    # The user's level is for Penstock's own events. Other libraries log from warning on, because the debug
+    # output of botocore contains request headers.
     root.setLevel(logging.WARNING)
     logging.getLogger("penstock").setLevel(level.upper())
     structlog.configure(
@@ -66,8 +65,8 @@ def configure(*, level: str = "info", json_lines: bool | None = None) -> None:
     )
 
 
-def _on_one_line(_: Any, __: str, event: dict[str, Any]) -> dict[str, Any]:
-    """What is text, with control characters made visible; but for tracebacks, whose lines are ours."""
+def _escaped(_: Any, __: str, event: dict[str, Any]) -> dict[str, Any]:
+    """Return an event with the control characters of its texts escaped, except in tracebacks."""
     return {
         name: escape_control(value)
         if isinstance(value, str) and name not in ("exception", "stack")

@@ -1,8 +1,8 @@
-"""How much memory this process may use, and what of it is for bytes in flight where nobody has said so.
+"""Memory limit of this process, the default memory budget, and settings of the garbage collector.
 
-A container's limit is its cgroup's or that of any cgroup above it (Control Group v2, "Memory"; for v1
-`memory.limit_in_bytes`). The kernel charges a container for the pages of its pipes and sockets too, so
-bytes that never enter this process count all the same, and socket buffers take up to twice their bytes.
+The limit of a container is the lowest of its cgroup and the cgroups above it (Control Group v2, "Memory"; in
+v1 `memory.limit_in_bytes`). The kernel charges the pages of pipes and sockets to the container, so bytes that
+splice(2) keeps out of the process count too. A socket buffer takes up to twice the bytes that are in it.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ from collections.abc import Iterator
 from streamer.units import MIB
 
 LEAST, MOST = 64 * MIB, 512 * MIB
+"""Bounds of the default memory budget."""
 COLLECT_AFTER = 50_000
-"""Objects made and not freed before the collector looks for cycles; some 10 MB if all were garbage."""
+"""Objects allocated and not freed before a collection starts; about 10 MB if all of them were garbage."""
 
 
 def default_budget(limit: int) -> int:
-    """Bytes in flight under a limit of memory: a quarter of it, within bounds."""
+    """Return the default memory budget under a memory limit: a quarter of it, within bounds."""
     return max(LEAST, min(MOST, limit // 4 // MIB * MIB))
 
 
 def memory_limit(root: str = "/") -> int:
-    """Bytes: the least of the machine's memory and the limits of this process's cgroups.
+    """Return the least of the machine's memory and the limits of this process's cgroups, in bytes.
 
-    `root` is where `proc` and `sys` are.
+    `root`: the directory with `proc` and `sys`.
     """
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for path in _limit_files(root):
@@ -35,13 +36,13 @@ def memory_limit(root: str = "/") -> int:
                 text = file.read().strip()
         except OSError:
             continue
-        if text.isdecimal():  # "max" is none
+        if text.isdecimal():  # "max" means no limit
             limits.append(int(text))
     return min(limits)
 
 
 def _limit_files(root: str) -> Iterator[str]:
-    """The files that may hold a limit: of every cgroup from ours upwards (cgroups(7), /proc/[pid]/cgroup)."""
+    """Yield the limit files of this process's cgroups and those above (cgroups(7), /proc/[pid]/cgroup)."""
     try:
         with open(os.path.join(root, "proc/self/cgroup"), encoding="utf-8") as file:
             lines = file.read().splitlines()
@@ -55,17 +56,17 @@ def _limit_files(root: str) -> Iterator[str]:
             base, name = "sys/fs/cgroup/memory", "memory.limit_in_bytes"
         else:
             continue
-        steps = [step for step in path.split("/") if step]
-        for depth in range(len(steps), -1, -1):
-            yield os.path.join(root, base, *steps[:depth], name)
+        directories = [name for name in path.split("/") if name]
+        for depth in range(len(directories), -1, -1):
+            yield os.path.join(root, base, *directories[:depth], name)
 
 
 def freeze_gc() -> None:
-    """What is loaded by now stays: collections need not walk it while bytes move (an eighth of the CPU).
+    """Exclude all objects so far from garbage collection, and collect less often.
 
-    What a request makes goes by reference counts, so collections may be rare: another eighth of the CPU
-    where objects are small. There is no collection first: it would hold the loop for 60 ms, at the moment
-    when readers come, and find next to nothing after those that ran while modules were imported.
+    Freezing saves an eighth of the CPU time while bytes move. Reference counts free what a request allocates,
+    so rare collections suffice and save another eighth where objects are small. No collection runs first: it
+    would block the loop for 60 ms when readers connect, and would free next to nothing.
     """
     gc.freeze()
     gc.set_threshold(COLLECT_AFTER)

@@ -1,10 +1,10 @@
-"""Runs a command on uvloop, with every thread that its event loop will need started beforehand.
+"""Runs a command on uvloop, after it has started every thread that the event loop will need.
 
-A thread that cannot be started (pids.max of a cgroup, RLIMIT_NPROC) is worst in mid-stream: libuv ends the
-process by abort(3), and an executor loses the work. So `run` starts the threads first: those of the default
-executor (planning, inflating, files) and libuv's own (name resolution). Where the machine grants fewer than
-wanted, the executor is smaller; where it grants too few to work at all, `run` raises SinkError, and nothing
-has been offered yet. The threads that wait for readers are their owners' (`streamer.sink.write_ends`).
+A thread that cannot be started in mid-stream (pids.max of a cgroup, RLIMIT_NPROC) does the most harm: libuv
+ends the process by abort(3), and an executor loses the work. So `run` starts the threads first: those of the
+default executor (planning, inflating, files) and of libuv (name resolution). If the machine grants fewer
+threads than wanted, the executor is smaller. If it grants too few, `run` raises SinkError before any FIFO is
+offered. `streamer.sink.write_ends` starts the threads that wait for readers.
 """
 
 from __future__ import annotations
@@ -26,59 +26,59 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
 
 MOST = 32
-"""Threads of the executor at the most; else four more than processors, as Python's own default."""
+"""Most threads of the executor; up to this number, four more than processors, as Python's default."""
 LIBUV = 4
-"""libuv's threads at the most, its own default."""
-_WANTS = {
+"""Most threads of libuv, which is its own default."""
+_LOCAL_ERRORS = {
     *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN),
     *(errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EACCES, errno.EPERM, errno.EROFS),
 }
-"""Errors of system calls that say what this machine lacks or forbids."""
+"""Errors of system calls for which the machine or its limits are at fault."""
 _LIBUV_SIZE = "UV_THREADPOOL_SIZE"
 
 
 class _Loop(uvloop.Loop):
-    """uvloop's, but it starts no thread at its end to wait for those of the executor."""
+    """uvloop's loop, which at its end starts no thread to wait for the executor."""
 
     def set_default_executor(self, executor: Any) -> None:
         self._executor = executor
         super().set_default_executor(executor)
 
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:  # noqa: ASYNC109, ARG002
-        """Wait here for what the threads are doing, however long: nothing else runs any more."""
+        """Wait until the executor's threads have finished. Blocks the idle loop."""
         if executor := getattr(self, "_executor", None):
             executor.shutdown(wait=True)
 
 
 def run(work: Coroutine[Any, Any, Any]) -> Any:
-    """Run `work` to its end. Raises a bare PenstockError where task groups would wrap it.
+    """Run `work` to its end and return its result. Unwraps a PenstockError from exception groups.
 
-    What the operating system refuses for want of something, and nobody could wait for, is a SinkError; so is
-    a module that cannot be loaded, because Python hides the failed system call behind an ImportError.
+    Raises SinkError for a system call that failed with one of `_LOCAL_ERRORS`, and for a module that cannot
+    be loaded, because Python turns the failed system call into an ImportError.
     """
     try:
         with asyncio.Runner(loop_factory=_Loop) as runner:
             try:
-                runner.get_loop().set_default_executor(_threads(runner))
+                runner.get_loop().set_default_executor(_start_threads(runner))
             except BaseException:
                 work.close()
                 raise
             return runner.run(work)
     except BaseExceptionGroup as group:
-        if ours := _first(group) or _refusal(group):
-            raise ours from group
+        if explained := _first_penstock_error(group) or _local_error(group):
+            raise explained from group
         raise
     except (OSError, RuntimeError, ImportError) as error:
-        if (ours := _refusal(error)) is not None:
-            raise ours from error
+        if (explained := _local_error(error)) is not None:
+            raise explained from error
         raise
 
 
-def _refusal(error: BaseException | None) -> SinkError | None:
-    """What a system call was refused for, if that is behind an error: an OSError in it or before it."""
+def _local_error(error: BaseException | None) -> SinkError | None:
+    """Return a SinkError if `error`, an error in it or its cause is a failed system call; else None."""
     if error is None:
         return None
-    if isinstance(error, OSError) and error.errno in _WANTS:
+    if isinstance(error, OSError) and error.errno in _LOCAL_ERRORS:
         return SinkError(
             f"the operating system refused what the sidecar needs ({error.strerror}): see to the limits of "
             "open files (ulimit -n), processes and memory, and to the disk, and start it again"
@@ -89,23 +89,23 @@ def _refusal(error: BaseException | None) -> SinkError | None:
             "the disk, and start the sidecar again; if that does not help, install penstock-sidecar again"
         )
     if isinstance(error, BaseExceptionGroup):
-        refusals = [_refusal(each) for each in error.exceptions]
-        return refusals[0] if all(refusals) else None
-    return _refusal(error.__cause__ or error.__context__)
+        local_errors = [_local_error(each) for each in error.exceptions]
+        return local_errors[0] if all(local_errors) else None
+    return _local_error(error.__cause__ or error.__context__)
 
 
-def _first(group: BaseExceptionGroup[BaseException]) -> PenstockError | None:
-    """The first error of ours in a group, if nothing else is in it."""
-    found: PenstockError | None = None
-    for error in group.exceptions:
-        ours = _first(error) if isinstance(error, BaseExceptionGroup) else error
-        if not isinstance(ours, PenstockError):
+def _first_penstock_error(group: BaseExceptionGroup[BaseException]) -> PenstockError | None:
+    """Return the first PenstockError of a group, None if the group has any other error."""
+    first: PenstockError | None = None
+    for member in group.exceptions:
+        error = _first_penstock_error(member) if isinstance(member, BaseExceptionGroup) else member
+        if not isinstance(error, PenstockError):
             return None
-        found = found or ours
-    return found
+        first = first or error
+    return first
 
 
-def _threads(runner: asyncio.Runner) -> ThreadPoolExecutor:
+def _start_threads(runner: asyncio.Runner) -> ThreadPoolExecutor:
     """Start libuv's threads and an executor's; return the executor. Raises SinkError for too few."""
     wanted = min(MOST, (os.cpu_count() or 1) + 4)
     granted = grantable(wanted + LIBUV)
@@ -126,55 +126,55 @@ def _too_few(granted: int, wanted: str) -> SinkError:
 
 
 def grantable(most: int) -> int:
-    """How many threads can be started now, `most` at the most: by starting them."""
-    enough = threading.Event()
+    """Return how many threads can be started now, `most` at the most, by starting and ending them."""
+    end = threading.Event()
     started: list[threading.Thread] = []
     try:
         for number in range(most):
-            thread = threading.Thread(target=enough.wait, name=f"probe {number}")
+            thread = threading.Thread(target=end.wait, name=f"probe {number}")
             thread.start()
             started.append(thread)
     except RuntimeError:
         pass  # "can't start new thread": no more are granted
     finally:
-        enough.set()
+        end.set()
         for thread in started:
             thread.join()
     return len(started)
 
 
 def start_all(executor: ThreadPoolExecutor, count: int) -> None:
-    """Have all threads of `executor` start now: it starts one for each piece of work while none is idle.
+    """Start all threads of `executor`. Raises SinkError if one cannot be started.
 
-    Raises SinkError if one is refused.
+    An executor starts a thread for each piece of work while none is idle; a barrier keeps all of them busy.
     """
-    together = threading.Barrier(count + 1)
+    barrier = threading.Barrier(count + 1)
     started = 0
     try:
         while started < count:
-            executor.submit(together.wait)
+            executor.submit(barrier.wait)
             started += 1
     except RuntimeError as error:
-        together.abort()
+        barrier.abort()
         executor.shutdown(wait=False, cancel_futures=True)
         raise _too_few(started, f"{count} for its event loop") from error
-    together.wait()
+    barrier.wait()
 
 
 def _start_libuv(runner: asyncio.Runner, count: int) -> None:
-    """Have libuv start its threads, so many unless the user has said how many."""
-    own = _LIBUV_SIZE not in os.environ
-    if own:
+    """Start libuv's threads: `count`, or the number that the user has set in UV_THREADPOOL_SIZE."""
+    unset = _LIBUV_SIZE not in os.environ
+    if unset:
         os.putenv(_LIBUV_SIZE, str(count))  # not os.environ, which a trainer would inherit
     try:
         runner.run(_use_libuv())
     finally:
-        if own:
+        if unset:
             os.unsetenv(_LIBUV_SIZE)
 
 
 async def _use_libuv() -> None:
-    """Give libuv's threads their first work, for which libuv starts all of them. Looks no name up."""
+    """Submit work to libuv's threads, so that libuv starts all of them. Resolves no name."""
     numeric = socket.NI_NUMERICHOST | socket.NI_NUMERICSERV
     with contextlib.suppress(OSError):  # the threads have started all the same
         await asyncio.get_running_loop().getnameinfo(("127.0.0.1", 1), numeric)

@@ -1,8 +1,7 @@
-"""Signals as awaitable events, restored at the end.
+"""Signals as events to await.
 
-The first SIGTERM or SIGINT asks for an orderly end, the second for an end now; a third kills the
-process without any clean-up, for the case that the clean-up is what hangs. SIGUSR2 asks `penstock run` to
-start itself anew.
+The first SIGTERM or SIGINT requests an orderly end, the second an end at once. A third ends the process
+without any clean-up, in case the clean-up hangs. SIGUSR2 requests a restart of `penstock run`.
 """
 
 from __future__ import annotations
@@ -21,31 +20,32 @@ if TYPE_CHECKING:
 
 
 class Shutdown:
-    """What the signals so far have asked for."""
+    """Requests to end or to restart, by the signals so far."""
 
     def __init__(self) -> None:
-        self.asked = asyncio.Event()
-        self.now = asyncio.Event()
+        self.requested = asyncio.Event()
+        self.at_once = asyncio.Event()
         self.restart = asyncio.Event()
 
     def note(self, number: signal.Signals) -> None:
+        """Set the events for a signal."""
         if number == signal.SIGUSR2:
             log.info("signal, restarting", signal=number.name)
             self.restart.set()
             return
-        if self.now.is_set():
+        if self.at_once.is_set():
             os._exit(Exit.INTERRUPTED)
-        if self.asked.is_set():
+        if self.requested.is_set():
             log.warning("second signal, ending now", signal=number.name)
-            self.now.set()
+            self.at_once.set()
         else:
             log.info("signal, draining", signal=number.name)
-            self.asked.set()
+            self.requested.set()
 
 
 @contextlib.contextmanager
 def handled(numbers: tuple[signal.Signals, ...], note: Callable[[signal.Signals], None]) -> Iterator[None]:
-    """Call `note` on the loop for each of these signals until the end of the block."""
+    """Call `note` on the event loop for each of these signals, until the end of the block."""
     loop = asyncio.get_running_loop()
     for number in numbers:
         loop.add_signal_handler(number, note, number)

@@ -1,8 +1,8 @@
 """Standard output and standard error of the commands.
 
-A full disk or a closed descriptor behind standard output is an error of this machine (`SinkError`), and a
-reader that has left is `ReaderGone`, whichever library writes. Standard error never fails: a log that cannot
-be written must not end an epoch, nor change an exit code.
+Writing to standard output raises SinkError for a full disk or a closed descriptor, and ReaderGone if the
+reader has closed the pipe, whichever library writes. Writing to standard error never fails: a log line that
+cannot be written must neither end an epoch nor change an exit code.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ if TYPE_CHECKING:
 
 
 def guard() -> None:
-    """Replace `sys.stdout` and `sys.stderr`; open what the parent process has closed."""
+    """Replace `sys.stdout` and `sys.stderr`; open standard descriptors that the parent has closed."""
     for fd, flags in ((0, os.O_RDONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
         try:
             os.fstat(fd)
         except OSError:
-            # The lowest free number, which the next file or socket would get. Writing to 1 fails (EBADF).
+            # os.open takes the lowest free number, which the next file or socket would get otherwise.
+            # Descriptor 1 is read-only, so that writing to it fails (EBADF).
             os.set_inheritable(os.open(os.devnull, flags), True)  # noqa: FBT003
     sys.stdout = _text(_Output(1, "wb", closefd=False), sys.stdout)
     sys.stderr = _text(_Errors(2, "wb", closefd=False), sys.stderr)
 
 
 class _Output(io.FileIO):
-    """Standard output, whose failures are ours. After the first one the rest is discarded."""
+    """Standard output that raises PenstockError. After the first error it discards what is written."""
 
     _failed = False
 
@@ -46,7 +47,7 @@ class _Output(io.FileIO):
 
 
 class _Errors(io.FileIO):
-    """Standard error, which accepts everything."""
+    """Standard error that ignores errors."""
 
     def write(self, data: ReadableBuffer, /) -> int:
         try:
@@ -55,8 +56,8 @@ class _Errors(io.FileIO):
             return memoryview(data).nbytes
 
 
-def _text(raw: io.FileIO, before: TextIO | None) -> io.TextIOWrapper:
-    encoding = "utf-8" if before is None else before.encoding
+def _text(raw: io.FileIO, replaced: TextIO | None) -> io.TextIOWrapper:
+    encoding = "utf-8" if replaced is None else replaced.encoding
     return io.TextIOWrapper(
         io.BufferedWriter(raw), encoding=encoding, errors="backslashreplace", line_buffering=True
     )
