@@ -21,6 +21,7 @@ MAY_IMPORT = {
     "streamer.secrets": set(),
     "streamer.aio": set(),
     "streamer.linux": set(),
+    "streamer.inflate": set(),
     "streamer.retry": set(),
     "streamer.formats": set(),
     "streamer.plan": {"streamer.formats"},
@@ -35,7 +36,7 @@ MAY_IMPORT = {
         "streamer.s3.client", "streamer.s3.http", "streamer.s3.signing",
     },
     "streamer.s3.catalog": {
-        "streamer.plan", "streamer.retry",
+        "streamer.inflate", "streamer.plan", "streamer.retry",
         "streamer.s3", "streamer.s3.client", "streamer.s3.http", "streamer.s3.signing",
     },
     "streamer.relay.statistics": {"streamer.s3"},
@@ -47,8 +48,9 @@ MAY_IMPORT = {
         "streamer.s3", "streamer.schedule",
     },
     "streamer.relay.deliver": {
-        "streamer.aio", "streamer.formats", "streamer.plan", "streamer.relay.fetch", "streamer.relay.staging",
-        "streamer.relay.statistics", "streamer.retry", "streamer.s3", "streamer.schedule", "streamer.sink",
+        "streamer.aio", "streamer.formats", "streamer.inflate", "streamer.plan", "streamer.relay.fetch",
+        "streamer.relay.staging", "streamer.relay.statistics", "streamer.retry", "streamer.s3",
+        "streamer.schedule", "streamer.sink",
     },
     "streamer.relay": {
         "streamer.aio", "streamer.helpers", "streamer.linux", "streamer.plan", "streamer.relay.deliver",
@@ -96,8 +98,8 @@ FOREIGN = {
     "tensorflow": {"streamer.readers.tensorflow", "streamer.readers.samples"},
     "numpy": {"streamer.readers", "streamer.readers.tensorflow", "streamer.readers.torch"},
     "torch": {"streamer.readers.torch", "streamer.readers"},
-    "isal": {"streamer.relay.deliver"},
-    "backports": {"streamer.relay.deliver"},
+    "isal": {"streamer.inflate"},
+    "backports": {"streamer.inflate"},
 }
 """Third-party packages and the only rooms that may import them."""
 

@@ -258,14 +258,14 @@ PLANTS = (
     ),
     Plant(
         "border between gzip members lost",
-        "streamer/relay/deliver/inflate.py",
+        "streamer/inflate.py",
         "            self._used -= len(member.unused_data)\n",
         "",
         ("tests/unit/test_inflate.py",),
     ),
     Plant(
         "cut gzip taken for whole",
-        "streamer/relay/deliver/inflate.py",
+        "streamer/inflate.py",
         "if self._member is not None or self._header:",
         "if self._header:",
         ("tests/unit/test_inflate.py",),

@@ -132,7 +132,7 @@ async def test_a_broken_body_is_resumed_and_inflates_all_the_same(run, stub, tmp
     [
         (lambda packed: packed[:-1], "cut off"),
         (lambda packed: packed[:-8] + bytes([packed[-8] ^ 1]) + packed[-7:], "damaged in member 1"),
-        (lambda packed: packed + b"\0", "bytes behind member 1"),
+        (lambda packed: packed + b"\0", "bytes after member 1"),
         (gzip.decompress, "neither gzip nor zstd"),
     ],
 )
@@ -141,7 +141,7 @@ async def test_an_object_that_cannot_be_inflated_fails_by_name(run, stub, tmp_pa
     first, _ = fill(stub, [90_000, 30])
     stub.objects["b/data/0001"] = spoil(stub.objects["b/data/0001"])
     due = len(reference.record(first)) if wrap else len(first)
-    if not wrap and words in ("cut off", "bytes behind member 1"):
+    if not wrap and words in ("cut off", "bytes after member 1"):
         due += 30  # known to be wrong at the end alone
     async with run(stub, tmp_path, wrap=wrap) as running:
         error = await failed_after(running, due)

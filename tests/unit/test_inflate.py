@@ -8,6 +8,7 @@ import itertools
 import os
 import random
 import zlib
+from functools import partial
 
 import pytest
 from backports import zstd
@@ -15,8 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamer.errors import CorruptObject
+from streamer.inflate import LONGEST_HEADER, Inflater
 from streamer.plan import ObjectRef
-from streamer.relay.deliver.inflate import LONGEST_HEADER, Inflater
+from streamer.relay.deliver.transform import damaged
 
 REF = ObjectRef("b", "data/part.gz", 1, "e")
 CONTENT = random.Random(3).randbytes(50) + b"abc" * 1000
@@ -42,7 +44,7 @@ def skippable(content: bytes) -> bytes:
 
 def inflate(data: bytes, cuts=(), *, most: int = 1 << 20) -> bytes:
     """The content of `data`, fed in pieces and taken in pieces."""
-    inflater, found = Inflater(REF), []
+    inflater, found = Inflater(partial(damaged, REF)), []
     places = [0, *sorted(cuts), len(data)]
     for start, end in itertools.pairwise(places):
         inflater.feed(data[start:end])
@@ -135,7 +137,7 @@ def test_what_is_not_compressed_is_refused_by_name(data):
 
 @pytest.mark.parametrize("behind", [b"\0", b"\0" * 512, b"text", b"\x1f\x00"])
 def test_what_follows_the_last_member_and_is_none_is_refused(behind):
-    with pytest.raises(CorruptObject, match="bytes behind member 1"):
+    with pytest.raises(CorruptObject, match="bytes after member 1"):
         inflate(gzip.compress(CONTENT) + behind)
 
 
@@ -144,7 +146,7 @@ def test_a_bomb_takes_no_more_memory_than_is_asked_for(compress):
     """A few kilobytes that stand for 64 MiB come in pieces; the first costs what any piece does."""
     bomb = compress(bytes(64 << 20))
     assert len(bomb) < 100_000
-    inflater, total = Inflater(REF), 0
+    inflater, total = Inflater(partial(damaged, REF)), 0
     inflater.feed(bomb)
     while pieces := inflater.pieces(1 << 20):
         size = sum(map(len, pieces))
@@ -170,7 +172,7 @@ def test_a_header_without_end_is_refused():
 
 
 def test_input_is_fed_only_when_the_last_is_used_up():
-    inflater = Inflater(REF)
+    inflater = Inflater(partial(damaged, REF))
     inflater.feed(gzip.compress(CONTENT))
     assert inflater.pieces(10)
     with pytest.raises(ValueError, match="take all pieces"):

@@ -23,6 +23,7 @@ import asyncio
 import os
 import tempfile
 from collections import deque
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -31,8 +32,8 @@ from streamer.errors import CorruptObject, ErrorContext, ReaderGone, SinkError
 from streamer.formats.arrow_joiner import ArrowJoiner
 from streamer.formats.join import Join, Joiner, NotJoinable
 from streamer.formats.tar_joiner import TarJoiner
+from streamer.inflate import Inflater
 from streamer.plan import LONGEST_RECORD, frame
-from streamer.relay.deliver.inflate import Inflater
 from streamer.units import KIB, MIB
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ class BodyTransformer:
         if inflater is None:
             raise RuntimeError(f"byte {start} of {part.object.key} without those before it")
         inflater.feed(data)
-        while pieces := await self._next(inflater, len(data)):
+        while pieces := await self._next(inflater, part.object, fed=len(data)):
             # A little may be inflated here again and again: let others have their turn.
             await asyncio.sleep(0)
             if self._spool is None:
@@ -186,7 +187,7 @@ class BodyTransformer:
             self._joiner.begin()
         if not self._inflate:
             return
-        self._inflater = Inflater(ref)
+        self._inflater = Inflater(partial(damaged, ref))
         if self._wrap:
             self._spool = tempfile.SpooledTemporaryFile(SPOOL_MEMORY)  # noqa: SIM115 - closed by `close`
 
@@ -213,23 +214,23 @@ class BodyTransformer:
             )
         return CorruptObject(str(error), ErrorContext(ref.bucket, ref.key, error.offset))
 
-    async def _next(self, inflater: Inflater, fed: int) -> list[bytes]:
+    async def _next(self, inflater: Inflater, ref: ObjectRef, *, fed: int) -> list[bytes]:
         """The next pieces, spooled already if the object is wrapped."""
         in_memory = self._spool is None or inflater.produced + _LITTLE_PIECE <= SPOOL_MEMORY
         if fed <= _LITTLE and in_memory:
-            return self._step(inflater, _LITTLE_PIECE)
+            return self._step(inflater, ref, _LITTLE_PIECE)
         self._timer.starve("inflate")
-        pieces = await in_thread(self._step, inflater, PIECE)
+        pieces = await in_thread(self._step, inflater, ref, PIECE)
         self._timer.enter("moving")
         return pieces
 
-    def _step(self, inflater: Inflater, most: int) -> list[bytes]:
+    def _step(self, inflater: Inflater, ref: ObjectRef, most: int) -> list[bytes]:
         pieces = inflater.pieces(most)
         if self._spool is not None:
             try:
                 self._spool.writelines(pieces)
             except OSError as error:
-                raise _no_room(inflater.ref, error) from error
+                raise _no_room(ref, error) from error
         return pieces
 
     async def _record(self, spool: tempfile.SpooledTemporaryFile[bytes], size: int) -> None:
@@ -287,6 +288,11 @@ def _too_long(ref: ObjectRef) -> CorruptObject:
         "split it, or set RecordWrapperType: None",
         ErrorContext(ref.bucket, ref.key),
     )
+
+
+def damaged(ref: ObjectRef, what: str, offset: int) -> CorruptObject:
+    """Return the error of an object that cannot be inflated; `offset` is where in it, in bytes."""
+    return CorruptObject(f"the object {what}", ErrorContext(ref.bucket, ref.key, offset))
 
 
 def _no_room(ref: ObjectRef, error: OSError) -> SinkError:

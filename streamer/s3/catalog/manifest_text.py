@@ -13,10 +13,10 @@ from __future__ import annotations
 import codecs
 import json
 import re
-import zlib
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from streamer.errors import ConfigError
+from streamer.inflate import GZIP_MAGIC, Inflater
 from streamer.plan import parse_object_uri
 from streamer.units import MIB
 
@@ -29,50 +29,44 @@ MAX_PIECE = 1 * MIB
 """Bytes inflated at a time."""
 MAX_TOKEN = 1 * MIB
 """Characters of one entry of a manifest; a key has at most 1,024 bytes."""
-_GZIP = b"\x1f\x8b"
 
 
 class Gunzip:
-    """Inflates gzip, members one after the other; recognised by its magic (RFC 1952 §2.3.1)."""
+    """Inflates a manifest that begins with gzip's magic (RFC 1952 §2.3.1); any other passes as it is."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._start = b""
-        self._plain: bool | None = None
-        self._member: Any = None
+        """The first bytes, while they are too few for the magic."""
+        self._plain = False
+        self._inflater: Inflater | None = None
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """What `data` inflates to, in bounded pieces. Raises ConfigError if it is not gzip after all."""
-        if self._plain is None:
+        """Yield the text of `data` in bounded pieces. Raises ConfigError if it is damaged."""
+        if self._inflater is None and not self._plain:
             data, self._start = self._start + data, b""
-            if len(data) < len(_GZIP):
+            if len(data) < len(GZIP_MAGIC):
                 self._start = data
                 return
-            self._plain = not data.startswith(_GZIP)
-        if self._plain:
+            if data.startswith(GZIP_MAGIC):
+                self._inflater = Inflater(self._damaged)
+            else:
+                self._plain = True
+        if self._inflater is None:
             yield data
             return
-        more = False
-        try:
-            while data or more:
-                if self._member is None:
-                    self._member = zlib.decompressobj(wbits=31)
-                found = self._member.decompress(data, MAX_PIECE)
-                if self._member.eof:
-                    data, more, self._member = self._member.unused_data, False, None
-                else:
-                    data, more = self._member.unconsumed_tail, len(found) == MAX_PIECE
-                yield found
-        except zlib.error as error:
-            raise ConfigError(
-                f"{self._name} begins as gzip but is damaged ({error}); upload it again"
-            ) from error
+        self._inflater.feed(data)
+        while pieces := self._inflater.pieces(MAX_PIECE):
+            yield from pieces
 
     def finish(self) -> bytes:
-        """What is left at the end. Raises ConfigError if a gzip member is not whole."""
-        if self._member is not None:
-            raise ConfigError(f"{self._name} is gzip that ends too early; upload it again")
+        """Return the bytes that are left at the end. Raises ConfigError if a gzip member is not whole."""
+        if self._inflater is not None:
+            self._inflater.finish()
         return self._start
+
+    def _damaged(self, what: str, offset: int) -> ConfigError:
+        return ConfigError(f"{self._name} {what}, at byte {offset}; upload it again")
 
 
 _SPACE = re.compile(r"[ \t\r\n]*")

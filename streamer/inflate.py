@@ -3,10 +3,10 @@
 An object is one or more members, one after the other: gzip members (RFC 1952 §2.2) or Zstandard frames
 (RFC 8878 §3), each told by its magic. Its last byte must be the last byte of a member: what ends earlier is
 truncated, what follows a member and is none is refused, zeros too. So an object's content is whole and its
-checksums hold, or there is an error that names it.
+checksums hold, or the caller's error is raised.
 
 A piece is as long as the caller allows, whatever a few bytes may stand for: output never waits in memory.
-Input goes to a member in slices, because what lies behind its end comes back as a copy.
+Input goes to a member in slices, because the bytes after its end come back as a copy.
 
 A gzip header is collected here and given to ISA-L in one go: cut in two, one with a header checksum, or
 with both name and comment, is refused by it as corrupt (isal 1.9).
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from isal import igzip_lib
 
-from streamer.errors import CorruptObject, ErrorContext
+from streamer.errors import PenstockError
 from streamer.units import KIB
 
 if sys.version_info >= (3, 14):
@@ -28,7 +28,7 @@ else:
     from backports import zstd
 
 if TYPE_CHECKING:
-    from streamer.plan import ObjectRef
+    from collections.abc import Callable
 
 GZIP_MAGIC = b"\x1f\x8b"
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
@@ -65,13 +65,14 @@ class _Member(Protocol):
 class Inflater:
     """Inflates one object: `feed` its bytes in order, take `pieces` until there are none, `finish`."""
 
-    def __init__(self, ref: ObjectRef) -> None:
-        self.ref = ref
+    def __init__(self, damaged: Callable[[str, int], PenstockError]) -> None:
+        """`damaged` makes the error to raise: of a text, and of the offset in the object where it applies."""
         self.produced = 0
         """Bytes of content so far."""
+        self._damaged = damaged
         self._member: _Member | None = None
         self._members = 0
-        self._damage: CorruptObject | None = None
+        self._damage: PenstockError | None = None
         """What is to be raised next."""
         self._header = b""
         """The beginning of a member, while it is not whole."""
@@ -82,7 +83,7 @@ class Inflater:
         """Where `_data` lies in the object."""
 
     def __repr__(self) -> str:
-        return f"<Inflater {self.ref.key}, {self._base + self._used} bytes in, {self.produced} out>"
+        return f"<Inflater {self._base + self._used} bytes in, {self.produced} out>"
 
     def feed(self, data: bytes) -> None:
         """The object's next bytes; what was fed before must have been used up."""
@@ -94,31 +95,31 @@ class Inflater:
     def pieces(self, most: int) -> list[bytes]:
         """Content, at most `most` bytes in all; none when more input is needed.
 
-        Raises CorruptObject, once the content before the damage has been taken.
+        Raises the error of `damaged`, once the content before the damage has been taken.
         """
         if self._damage is not None:
             raise self._damage
-        found: list[bytes] = []
-        reserved_bytes = most
+        pieces: list[bytes] = []
+        left = most
         try:
-            while reserved_bytes:
+            while left:
                 if self._member is None and not self._begin():
                     break
-                out = self._inflate(reserved_bytes)
+                out = self._inflate(left)
                 if out is None:
                     break
                 if out:
-                    found.append(out)
-                    reserved_bytes -= len(out)
-        except CorruptObject as error:
-            if not found:
+                    pieces.append(out)
+                    left -= len(out)
+        except PenstockError as error:
+            if not pieces:
                 raise
             self._damage = error
-        self.produced += most - reserved_bytes
-        return found
+        self.produced += most - left
+        return pieces
 
     def finish(self) -> None:
-        """All of the object has been fed and taken. Raises CorruptObject if that was not its end."""
+        """All of the object has been fed and taken. Raises the error of `damaged` if that was not its end."""
         if self._member is not None or self._header:
             raise self._corrupt(f"ends in the middle of member {self._members}: it was cut off")
 
@@ -143,7 +144,7 @@ class Inflater:
         """Begin the next member once its header is whole; False while it is not, or at the object's end."""
         while self._used < len(self._data):
             step = bytes(self._data[self._used : self._used + _STEP])
-            known = len(self._header)
+            before = len(self._header)
             header = self._header + step
             if not any(magic.startswith(header[:4]) or header.startswith(magic) for magic in _MAGICS):
                 raise self._foreign()
@@ -151,12 +152,12 @@ class Inflater:
             if end is None:
                 self._header = header
                 self._used += len(step)
-                self._members += known == 0
+                self._members += before == 0
                 if len(header) > LONGEST_HEADER:
                     raise self._corrupt(f"has a header without end in member {self._members}")
                 continue
-            self._used += end - known
-            self._members += known == 0
+            self._used += end - before
+            self._members += before == 0
             self._header = b""
             member = self._member = _open(header)
             try:
@@ -166,17 +167,16 @@ class Inflater:
             return True
         return False
 
-    def _foreign(self) -> CorruptObject:
+    def _foreign(self) -> PenstockError:
         if not self._members:
             return self._corrupt(
                 "is neither gzip nor zstd, and CompressionType is Gzip; compress it, take it out of the "
                 "channel, or give uncompressed objects a channel with CompressionType: None"
             )
-        return self._corrupt(f"has bytes behind member {self._members} that are no further member")
+        return self._corrupt(f"has bytes after member {self._members} that are no further member")
 
-    def _corrupt(self, what: str) -> CorruptObject:
-        ref = self.ref
-        return CorruptObject(f"the object {what}", ErrorContext(ref.bucket, ref.key, self._base + self._used))
+    def _corrupt(self, what: str) -> PenstockError:
+        return self._damaged(what, self._base + self._used)
 
 
 def _open(header: bytes) -> _Member:
