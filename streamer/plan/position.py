@@ -45,6 +45,10 @@ class Position:
         ):
             raise ValueError(f"no such place: {self}")
 
+    def skipped_in(self, epoch: int) -> int:
+        """Return the bytes of `epoch` that its FIFO never has, because a trainer resumed here after them."""
+        return self.skipped if epoch == self.epoch else 0
+
 
 START = Position()
 """The first byte of the first epoch."""

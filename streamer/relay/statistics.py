@@ -144,6 +144,10 @@ class ChannelCounters:
     """By `RESUMED`: what was gone on with in the middle."""
     hedges: Counter[str] = field(default_factory=Counter)
     """Second requests for a part that was late: `issued`, and then `won` or `lost`."""
+    epochs: Counter[str] = field(default_factory=Counter)
+    """Epochs ended, by trailer state."""
+    checked: Counter[str] = field(default_factory=Counter)
+    """Objects compared with S3's checksums, by outcome."""
     notes: deque[RecentError] = field(default_factory=lambda: deque(maxlen=NOTES))
     """The last errors, the newest at the end."""
 

@@ -307,16 +307,16 @@ PLANTS = (
     ),
     Plant(
         "trailer written early",
-        "streamer/relay/channel.py",
-        "            await prefetcher.deliver(self._epoch, outlet)\n",
+        "streamer/relay/epoch_runner.py",
+        "            await prefetcher.deliver(epoch, outlet)\n",
         '            self._fifos.publish(self._trailer("complete"))\n'
-        "            await prefetcher.deliver(self._epoch, outlet)\n",
+        "            await prefetcher.deliver(epoch, outlet)\n",
         (f"{EPOCHS}::test_the_trailer_says_open_until_the_last_byte",),
     ),
     Plant(
         "trailer counts bytes that the FIFO never had",
-        "streamer/relay/channel.py",
-        "bytes_delivered=max(0, delivered - self._skipped)",
+        "streamer/relay/epoch_trailers.py",
+        "bytes_delivered=max(0, delivered - opening.bytes_skipped)",
         "bytes_delivered=max(0, delivered)",
         ("tests/relay/test_joined.py::test_an_epoch_goes_on_at_the_exact_byte",),
     ),
@@ -345,7 +345,7 @@ PLANTS = (
     # FIFOs and the keeper
     Plant(
         "FIFO closed before it is unlinked",
-        "streamer/relay/channel.py",
+        "streamer/relay/epoch_runner.py",
         "            self._fifos.conclude(trailer, successor=successor)\n",
         "            if outlet is not None:\n                outlet.close()\n"
         "            self._fifos.conclude(trailer, successor=successor)\n",

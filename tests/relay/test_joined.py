@@ -166,7 +166,7 @@ async def test_a_mark_waits_for_the_schema(run, stub, tmp_path, monkeypatch):
     stub.objects["b/data/0001.arrows"] = arrow(table(0, 3).drop(["price"]))
     async with run(stub, tmp_path, "arrow", part_size=300) as running:  # some parts for each schema
         await failed_after(running, len(objects[0]) - 8)
-        assert running.channel._mark == (0, ResumePoint())
+        assert running.channel._state.mark == (0, ResumePoint())
 
 
 async def test_a_reader_that_believes_an_end_mark_is_noticed(stub, tmp_path):

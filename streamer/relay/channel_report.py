@@ -1,0 +1,53 @@
+"""What happens on one channel, counted for metrics and reported to its observer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from streamer.errors import SourceError
+from streamer.relay.deliver.object_changes import Changes, is_change
+from streamer.relay.statistics import ChannelCounters
+
+if TYPE_CHECKING:
+    from streamer.errors import SinkError
+    from streamer.plan import ObjectRef
+    from streamer.relay.channel_spec import ChannelEvents
+    from streamer.relay.deliver.object_changes import ChangePolicy
+    from streamer.s3.checksums import Outcome
+    from streamer.trailer import Trailer
+
+
+class ChannelReport:
+    """Counters of one channel, and the calls to its observer that go with them."""
+
+    def __init__(self, events: ChannelEvents, when_changed: ChangePolicy) -> None:
+        self.counters = ChannelCounters()
+        self.changes = Changes(when_changed, events.object_changed)
+        self._events = events
+
+    def epoch_ended(self, trailer: Trailer) -> None:
+        """Count and report the end of an epoch."""
+        self.counters.epochs[trailer.state] += 1
+        self._events.epoch_ended(trailer)
+
+    def failed(self, error: SourceError | SinkError) -> None:
+        """Count the error that fails the channel."""
+        self.counters.note(error.kind, error)
+        if isinstance(error, SourceError) and is_change(error):
+            self.changes.totals["failed"] += 1
+
+    def shortage(self, error: SinkError) -> None:
+        """Count and report that the channel begins to wait for this machine."""
+        self.counters.note("local", error)
+        self._events.shortage(error)
+
+    def checked(self, ref: ObjectRef, outcome: Outcome) -> None:
+        """Count a comparison with a stored checksum; report the first object that cannot be compared."""
+        self.counters.checked[outcome] += 1
+        if outcome == "unverifiable" and self.counters.checked[outcome] == 1:
+            self._events.unverifiable(ref)
+
+    def end_believed(self, epoch: int, offset: int) -> None:
+        """Count and report a reader that left at the end of an object."""
+        self.counters.readers_at_ends += 1
+        self._events.end_believed(epoch, offset)

@@ -1,0 +1,128 @@
+"""State of a running channel, and the snapshot that status and metrics take of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Self
+
+from streamer.plan import Position, ResumePoint
+from streamer.relay.statistics import ChannelStatistics
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from streamer.errors import SinkError, SourceError
+    from streamer.plan import Plan
+    from streamer.relay.deliver.delivery import Prefetcher
+    from streamer.relay.deliver.failure_policy import FifoFate
+    from streamer.relay.statistics import ChannelCounters
+    from streamer.schedule.budget import ChannelQuota
+    from streamer.sink.outlet import PipeOutlet
+
+Phase = Literal["waiting", "streaming", "failed", "stopped"]
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelFailure:
+    """Why a channel has failed for good, and the state of its last FIFO."""
+
+    error: SourceError | SinkError
+    fifo: FifoFate
+    """What happens to the FIFO; a restart can go on with a held one."""
+    at: float
+    """Time of the failure, by time.monotonic()."""
+    fifo_ended: bool = False
+    """Whether a FIFO that is not held has been closed, and the next epoch's FIFO exists."""
+
+
+@dataclass(slots=True)
+class ChannelState:
+    """Where a channel is: its epoch, the write end of that epoch's FIFO, and its failure."""
+
+    epoch: int
+    start: Position
+    """Where the first epoch begins."""
+    mark: tuple[int, ResumePoint]
+    """An epoch, and its last resume point."""
+    prefetcher: Prefetcher | None = None
+    """None before the channel runs."""
+    phase: Phase = "waiting"
+    outlet: PipeOutlet | None = None
+    """Open write end; None until the epoch's reader has come, and after the epoch's end."""
+    fifo_capacity: int = 0
+    failure: ChannelFailure | None = None
+
+    @classmethod
+    def at(cls, start: Position) -> Self:
+        """Return the state of a channel that begins at `start`."""
+        return cls(start.epoch, start, (start.epoch, start.mark))
+
+    @property
+    def delivered(self) -> int:
+        """Offset in the epoch's stream."""
+        return self.start.offset if self.prefetcher is None else self.prefetcher.delivered
+
+    @property
+    def position(self) -> Position:
+        """How far the epoch has come; the next epoch's first byte if its FIFO has been ended by a failure."""
+        if self.failure is not None and self.failure.fifo_ended:
+            return Position(self.epoch + 1)
+        marked, mark = self.mark
+        return Position(
+            self.epoch,
+            self.delivered,
+            skipped=self.start.skipped_in(self.epoch),
+            mark=mark if marked == self.epoch else ResumePoint(),
+        )
+
+
+def snapshot(
+    plan: Plan,
+    state: ChannelState,
+    *,
+    counters: ChannelCounters,
+    quota: ChannelQuota,
+    changed: Mapping[str, int],
+) -> ChannelStatistics:
+    """Return one channel's statistics as of now. `changed`: changed objects, by what was done."""
+    outlet, failure, prefetcher = state.outlet, state.failure, state.prefetcher
+    return ChannelStatistics(
+        state=state.phase,
+        epoch=state.epoch,
+        bytes_total=plan.total_bytes(state.epoch),
+        bytes_consumed=prefetcher.consumed if prefetcher else 0,
+        bytes_delivered=prefetcher.delivered if prefetcher else 0,
+        objects=plan.objects(state.epoch),
+        written_bytes=counters.written_bytes,
+        consumed_bytes=counters.consumed_bytes,
+        received_bytes=counters.received_bytes,
+        wasted_bytes=counters.wasted_bytes,
+        objects_completed=counters.objects_completed,
+        records=counters.records if plan.framed else None,
+        epochs=dict(counters.epochs),
+        seconds=counters.timer.seconds(),
+        starved=counters.timer.starved(),
+        reader_connected=outlet is not None and not outlet.reader_gone,
+        readers_come=counters.readers_come,
+        readers_gone=counters.readers_gone,
+        readers_at_ends=counters.readers_at_ends,
+        fifo_capacity=state.fifo_capacity,
+        fifo_bytes=0 if outlet is None else outlet.unread,
+        reserved_bytes=quota.reserved_bytes,
+        quota_bytes=quota.byte_limit,
+        requests_in_flight=quota.requests_in_flight,
+        requests_in_flight_limit=quota.requests_limit,
+        bandwidth_limit=quota.bandwidth.limit,
+        requests=dict(counters.requests),
+        retries=dict(counters.retries),
+        resumes=dict(counters.resumes),
+        hedges=dict(counters.hedges),
+        first_byte=counters.first_byte.snapshot(),
+        part=counters.part.snapshot(),
+        head_wait=counters.head_wait.snapshot(),
+        errors=tuple(counters.notes),
+        changed=dict(changed),
+        checked=dict(counters.checked),
+        error=None if failure is None else str(failure.error),
+        error_kind=None if failure is None else failure.error.kind,
+    )

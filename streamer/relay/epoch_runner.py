@@ -1,0 +1,235 @@
+"""The life of one epoch: open its FIFO, deliver, retire; or fail.
+
+    run    open (idle until a reader comes) → deliver → retire with its state      another epoch may follow
+    fail   publish the failure → treat the FIFO as the policy decides → wait for a drain
+    stop   close what is open when the channel ends in mid-epoch
+
+The epoch's trailer changes before its FIFO does, so the end of file comes after its proof.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from streamer.aio import first_of
+from streamer.errors import KeeperLost, ReaderGone, Shortage, SinkError, SourceError
+from streamer.relay.channel_state import ChannelFailure
+from streamer.relay.failed_epoch import FailedEpoch
+from streamer.retry import retry_while_refused
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+    from streamer.relay.channel_report import ChannelReport
+    from streamer.relay.channel_spec import ChannelSpec
+    from streamer.relay.channel_state import ChannelState
+    from streamer.relay.deliver.delivery import Prefetcher
+    from streamer.relay.epoch_trailers import EpochTrailers
+    from streamer.sink.fifo import FifoDirectory
+    from streamer.sink.outlet import PipeOutlet
+    from streamer.trailer import Trailer, TrailerState
+
+
+class EpochRunner:
+    """Runs the current epoch of one channel."""
+
+    def __init__(
+        self,
+        spec: ChannelSpec,
+        state: ChannelState,
+        *,
+        fifos: FifoDirectory,
+        trailers: EpochTrailers,
+        report: ChannelReport,
+        draining: asyncio.Event,
+        keeper: bool,
+    ) -> None:
+        """`draining` is set to let no epoch follow. `keeper`: whether a keeper holds the write ends."""
+        self._spec = spec
+        self._plan = spec.plan
+        self._state = state
+        self._fifos = fifos
+        self._trailers = trailers
+        self._report = report
+        self._counters = report.counters
+        self._draining = draining
+        self._keeper = keeper
+
+    async def run(self, prefetcher: Prefetcher) -> bool:
+        """Run one epoch from open to retire; return whether another may follow."""
+        self._state.phase = "waiting"
+        epoch = self._state.epoch
+        prefetcher.begin(epoch)
+        if self._plan.varies:
+            # Seconds for millions of entries; the trailers of this epoch and the next need the results.
+            await asyncio.to_thread(self._plan.total_bytes, epoch + 1)
+        state: TrailerState = "abandoned"
+        try:
+            try:
+                outlet = await self._open(prefetcher)
+                if outlet is None:
+                    return False
+                self._state.fifo_capacity, self._state.phase = outlet.capacity, "streaming"
+                state = await self._deliver(prefetcher, outlet)
+            except ReaderGone:
+                outlet = None  # it left while no sidecar was there
+                prefetcher.allow(epoch + 1)
+            return await self._conclude(prefetcher, outlet, state)
+        except KeeperLost:
+            raise
+        except (SourceError, SinkError) as error:
+            await self.fail(prefetcher, error)
+            return False
+
+    async def _open(self, prefetcher: Prefetcher) -> PipeOutlet | None:
+        """Return the epoch's write end once a reader has come, or None if the channel drains before.
+
+        Raises ReaderGone if the reader came and left while no sidecar was there, and SinkError.
+        """
+        failure: SinkError | None = None
+
+        async def open_or_fail() -> None:
+            nonlocal failure
+            try:
+                await open_kept()
+            except ReaderGone as error:
+                self._counters.readers_come += 1
+                self._counters.readers_gone += 1
+                failure = error
+            except SinkError as error:
+                failure = error
+
+        def open_now() -> Awaitable[PipeOutlet]:
+            return self._fifos.open(self._state.position, on_gone=reader_left)
+
+        async def open_kept() -> None:
+            # Kept at once, so that it has an owner even if this channel is cancelled now.
+            outlet = await retry_while_refused(open_now, self._spec.retry, self._report.shortage)
+            self._state.outlet = outlet
+            outlet.give_up_after, outlet.on_short = self._spec.retry.give_up_after, self._report.shortage
+            self._counters.readers_come += 1
+
+        def reader_left() -> None:
+            self._counters.readers_gone += 1
+            prefetcher.wake()
+
+        await first_of(open_or_fail(), self._draining.wait())
+        if failure is not None:
+            raise failure
+        return self._state.outlet
+
+    async def _deliver(self, prefetcher: Prefetcher, outlet: PipeOutlet) -> TrailerState:
+        """Deliver the epoch to the reader who has come, until it has all of it or leaves."""
+        epoch = self._state.epoch
+        prefetcher.activate(active=True)
+        try:
+            self._fifos.prepare(epoch + 1)
+        except Shortage as error:
+            self._report.shortage(error)  # this epoch need not wait: its end makes the next one's FIFO
+        prefetcher.allow(epoch + 1)
+        try:
+            await prefetcher.deliver(epoch, outlet)
+            self._counters.timer.enter("blocked")
+            accepted = await self._fifos.settle()
+        except ReaderGone:
+            with contextlib.suppress(ReaderGone):
+                await self._fifos.settle()  # a keeper that has died looks like a reader that has gone
+            self._counters.readers_gone += not outlet.reader_gone  # the pipe may tell before the epoll does
+            self._note_end_believed(prefetcher, outlet)
+            return "abandoned"
+        due = prefetcher.delivered - self._state.start.skipped_in(epoch)
+        if accepted not in (None, due):
+            raise RuntimeError(f"the FIFO of epoch {epoch} accepted {accepted} bytes of {due}")
+        return "complete"
+
+    async def _conclude(self, prefetcher: Prefetcher, outlet: PipeOutlet | None, state: TrailerState) -> bool:
+        """End the epoch; return whether another may follow.
+
+        Raises SinkError; the reader has seen no end then.
+        """
+        self._counters.timer.enter("idle")
+        prefetcher.activate(active=False)
+        prefetcher.abandon(self._state.epoch)
+        trailer = self._trailer(state)
+        successor = not self._draining.is_set()
+
+        async def conclude() -> None:
+            self._fifos.conclude(trailer, successor=successor)
+
+        await retry_while_refused(conclude, self._spec.retry, self._report.shortage)
+        if state == "complete" and (records := self._plan.records(self._state.epoch)):
+            self._counters.records += records
+        self._state.outlet = None
+        self._fifos.retire(self._state.epoch, outlet)
+        self._report.epoch_ended(trailer)
+        return successor
+
+    async def fail(self, prefetcher: Prefetcher, error: SourceError | SinkError) -> None:
+        """Publish the failure of the epoch, treat its FIFO as the policy decides, and wait for a drain."""
+        state, policy, outlet = self._state, self._spec.when_failed, self._state.outlet
+        fate = policy.fifo_fate(
+            local=isinstance(error, SinkError),
+            reader_came=outlet is not None,
+            at_border=prefetcher.at_border,
+        )
+        failure = state.failure = ChannelFailure(error, fate, at=time.monotonic())
+        self._report.failed(error)
+        state.phase = "failed"
+        self._counters.timer.enter("idle")
+        poison = policy.poison if fate == "poisoned" else b""
+        trailer = self._trailer("failed", poison)
+        successor = None if outlet is None else self._trailers.successor(trailer)
+        epoch = FailedEpoch(self._fifos, trailer, successor, self._spec.retry)
+        try:
+            epoch.publish()
+        except Shortage as shortage:
+            self._report.shortage(shortage)
+        self._report.epoch_ended(trailer)  # whoever reads the log need not wait for the trailer
+        prefetcher.close()
+        if not epoch.published:
+            await epoch.publish_before(self._draining.wait())
+        if epoch.published and outlet is not None and fate != "held":
+            await epoch.end_fifo(outlet, poison, self._report.shortage)
+            state.outlet, state.failure = None, replace(failure, fifo_ended=True)
+            self._fifos.retire(state.epoch, outlet)
+        await self._draining.wait()
+
+    def stop(self) -> None:
+        """Close what is still open when the channel ends in mid-epoch."""
+        state = self._state
+        if state.outlet is None:
+            return
+        outlet, state.outlet = state.outlet, None
+        if state.failure is not None:
+            outlet.close()
+            return
+        trailer = self._trailer("stopped")
+        try:
+            self._fifos.conclude(trailer, successor=False)
+        except Shortage as error:  # the trailer says `open` then, which is no proof of an end either
+            self._report.shortage(error)
+        self._fifos.retire(state.epoch, outlet)
+        self._report.epoch_ended(trailer)
+
+    def _trailer(self, state: TrailerState, poison: bytes = b"") -> Trailer:
+        """Return the current epoch's last trailer."""
+        return self._trailers.ended(
+            self._state.epoch,
+            state,
+            delivered=self._state.delivered,
+            changes=self._report.changes,
+            error=None if self._state.failure is None else self._state.failure.error,
+            poison=poison,
+        )
+
+    def _note_end_believed(self, prefetcher: Prefetcher, outlet: PipeOutlet) -> None:
+        """Report a reader that left at the end of an object; a keeper's pipe hides how much it has read."""
+        if self._plan.framed or self._plan.join is not None or self._keeper:
+            return
+        epoch, taken = self._state.epoch, prefetcher.delivered - outlet.unread
+        if prefetcher.ended_object_at(taken) and prefetcher.consumed < self._plan.total_bytes(epoch):
+            self._report.end_believed(epoch, taken)
