@@ -1,7 +1,7 @@
-"""`penstock doctor`: everything that a job needs, tried before it runs.
+"""`penstock doctor`: checks everything that a job needs before it runs.
 
-Checks of the machine come first, then those of the storage; each answers one line and what to do. A check
-that cannot be made because an earlier one failed is left out.
+Checks of the machine run first, then those of the storage. Each returns a finding: one line, and what to do.
+A check that depends on a failed one is left out.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MARKS = {"ok": "ok      ", "warning": "warning ", "failure": "FAILURE "}
 
 
 async def examine(job: Job, flags: Flags) -> AsyncIterator[Finding]:
-    """Every finding, as it is made."""
+    """Run all checks; yield each finding at once."""
     layout = Layout(job.penstock.base_directory or DEFAULT_BASE)
     document = platform_resource_config(layout)
     hosts = identify(job, flags=flags, environment=os.environ, document=document)
@@ -46,8 +46,8 @@ async def examine(job: Job, flags: Flags) -> AsyncIterator[Finding]:
     yield machine.memory(job)
     yield machine.pipes(job)
     yield machine.open_files(job)
-    placed = machine.fifo_directory(job, layout)
-    yield placed
+    directory = machine.fifo_directory(job, layout)
+    yield directory
     yield await machine.admin_port(job)
     penstock = job.penstock
     try:
@@ -62,19 +62,19 @@ async def examine(job: Job, flags: Flags) -> AsyncIterator[Finding]:
                 yield finding
                 listed |= {finding.check} if finding.state == "ok" else set()
             files = [each for each in job.channels("File") if f"list {each.channel_name}" in listed]
-            if files and placed.state != "failure":
+            if files and directory.state != "failure":
                 yield machine.disk(layout, await _plans(job, clients, hosts, files))
     except PenstockError as error:
         yield machine.Finding("endpoint", "failure", str(error), code=exit_code(error))
 
 
 async def _plans(job: Job, clients: Clients, hosts: Hosts, channels: list[ChannelConfig]) -> dict[str, Plan]:
-    """What these channels hold, listed to the end, as `run` lists them. Raises PenstockError."""
-    found = {}
+    """Plan these channels completely, as `run` does. Raises PenstockError."""
+    plans = {}
     memory = PlanMemory(memory_limit() // 2)
     async with job_inspector(job, clients) as inspector:
         for channel in channels:
-            found[channel.channel_name] = await plan_channel(
+            plans[channel.channel_name] = await plan_channel(
                 clients.control,
                 job,
                 channel,
@@ -83,20 +83,20 @@ async def _plans(job: Job, clients: Clients, hosts: Hosts, channels: list[Channe
                 progress=lambda _: None,
                 memory=memory,
             )
-    return found
+    return plans
 
 
 def line(finding: Finding) -> str:
-    """One finding for people."""
-    said = f"{MARKS[finding.state]} {finding.check:<18} {escape_control(redact(finding.text))}"
-    return f"{said}\n{'':9}{'':19}-> {finding.fix}" if finding.fix else said
+    """Return one finding as text for people."""
+    text = f"{MARKS[finding.state]} {finding.check:<18} {escape_control(redact(finding.text))}"
+    return f"{text}\n{'':9}{'':19}-> {finding.fix}" if finding.fix else text
 
 
 def document(findings: list[Finding]) -> dict[str, Any]:
-    """All findings for programs."""
+    """Return all findings as a document for programs."""
     return {"code": int(code(findings)), "findings": [asdict(finding) for finding in findings]}
 
 
 def code(findings: list[Finding]) -> int:
-    """What to exit with: the first failure's code."""
+    """Return the exit code: that of the first failure, 0 if there is none."""
     return next((each.code for each in findings if each.state == "failure"), Exit.OK)

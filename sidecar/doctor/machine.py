@@ -1,6 +1,6 @@
-"""What `penstock doctor` looks at on this machine: memory, pipes, open files, directory, port, disk.
+"""Checks of `penstock doctor` on this machine: memory, pipes, open files, directory, port, disk.
 
-A check is a plain function that answers one `Finding`. None leaves anything behind.
+Each check is a function that returns one `Finding` and leaves the machine as it was.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ if TYPE_CHECKING:
 
 State = Literal["ok", "warning", "failure"]
 ENOUGH_FILES = 4096
-"""Open files that requests, their pipes and FIFOs of an ordinary job need."""
+"""Open files that the requests, their pipes and the FIFOs of an ordinary job need."""
 BESIDE_BUDGET = 200 * MIB
-"""Bytes that the process takes besides the budget, with room to spare."""
+"""Bytes that the process uses besides the memory budget, estimated generously."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a check found; `fix` is what to do, empty if nothing."""
+    """Result of a check. `fix`: what to do; empty if nothing."""
 
     check: str
     state: State
     text: str
     fix: str = ""
     code: int = 0
-    """The exit code that a failure asks for."""
+    """Exit code of a failure."""
 
 
 def memory(job: Job) -> Finding:
-    """The budget against what cgroup and machine allow; pipes and sockets are charged to it too."""
+    """Compare the memory budget with the limit of cgroup and machine, which counts pipes and sockets too."""
     limit, budget = memory_limit(), job.budget
     text = f"{human_bytes(budget)} budget of {human_bytes(limit)} that this process may use"
     if budget + BESIDE_BUDGET > limit:
@@ -62,7 +62,7 @@ def memory(job: Job) -> Finding:
 
 
 def pipes(job: Job) -> Finding:
-    """What the kernel grants this user (pipe(7))."""
+    """Compare the kernel's pipe limits of this user with the FIFOs of the job (pipe(7))."""
     fifos = max(1, sum(len(job.fifos(channel)) for channel in job.channels("Pipe")))
     allowance = pipe_allowance()
     largest = largest_pipe()
@@ -77,7 +77,7 @@ def pipes(job: Job) -> Finding:
 
 
 def open_files(job: Job) -> Finding:
-    """The hard limit; the sidecar raises the soft one by itself."""
+    """Check the hard limit of open files. The sidecar raises the soft limit itself."""
     try:
         rehearsal.files(job)
     except SinkError as error:
@@ -90,8 +90,8 @@ def open_files(job: Job) -> Finding:
 
 
 def fifo_directory(job: Job, layout: Layout) -> Finding:
-    """Whether the tree can be made, locked and written, as `run` will."""
-    made = os.path.isdir(layout.data)
+    """Try to make, lock and write the directory tree, as `run` will."""
+    exists = os.path.isdir(layout.data)
     try:
         rehearsal.directory(job, layout)
     except SinkError as error:
@@ -100,11 +100,11 @@ def fifo_directory(job: Job, layout: Layout) -> Finding:
     if exposed := layout.exposure():
         fix = "Own the directory and let nobody else write it, unless every user of this machine is trusted."
         return Finding("FIFO directory", "warning", "; ".join(exposed), fix)
-    return Finding("FIFO directory", "ok", layout.data if made else f"{layout.data}, to be made")
+    return Finding("FIFO directory", "ok", layout.data if exists else f"{layout.data}, to be made")
 
 
 async def admin_port(job: Job) -> Finding:
-    """Whether the admin server could listen."""
+    """Check that the admin server can listen."""
     try:
         return Finding("admin port", "ok", await rehearsal.port(job))
     except PenstockError as error:
@@ -115,7 +115,7 @@ async def admin_port(job: Job) -> Finding:
 
 
 def disk(layout: Layout, plans: Mapping[str, Plan]) -> Finding:
-    """Whether the File channels of these plans fit."""
+    """Check that the File channels of these plans fit on the disk."""
     try:
         return Finding("disk", "ok", rehearsal.disk(layout, plans))
     except SinkError as error:
@@ -123,5 +123,5 @@ def disk(layout: Layout, plans: Mapping[str, Plan]) -> Finding:
 
 
 def refused(check: str, error: PenstockError, fix: str) -> Finding:
-    """A failure that would end `run` with the same error."""
+    """Return a failure for an error that would end `run` too."""
     return Finding(check, "failure", str(error), fix, code=exit_code(error))

@@ -1,8 +1,8 @@
-"""What `penstock doctor` asks of the storage: as little as shows that a job could be served.
+"""Checks of `penstock doctor` on the storage, with as few requests as possible.
 
-Each channel is listed for its first page and one byte of its first object is read, under a right and under a
-wrong If-Match; a manifest is read for one byte. Nothing is written. The speed probe reads those first objects
-over the very transport that the job would have, into a pipe, for `PROBE` seconds at the most.
+For each channel the doctor lists the first page and reads one byte of the first object, with a right and with
+a wrong If-Match. Of a manifest it reads the size. It writes nothing. The speed check reads those first
+objects over the job's transport into a pipe, for at most `PROBE` seconds.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
     from streamer.s3.client.session import Clients
 
 PROBE = 5.0
-"""Seconds of the speed probe."""
+"""Most seconds of the speed check."""
 SKEW_WARNED, SKEW_REFUSED = 60.0, 900.0
-"""Seconds; S3 refuses signatures that are a quarter of an hour off (RequestTimeTooSkewed)."""
+"""Seconds of clock skew. S3 refuses signatures that are 15 minutes off (RequestTimeTooSkewed)."""
 SLOW = 20e6
-"""Bytes per second below which a trainer is seldom the slower side."""
+"""Bytes per second below which storage is slower than most trainers."""
 FIXES = {
     Exit.DENIED: "Check the keys, the region and the bucket's policy.",
     Exit.MISSING: "Correct S3Uri; on an S3-compatible server try Endpoint.PathStyle: true.",
@@ -61,28 +61,28 @@ CAUSES = {
     "RequestTimeTooSkewed": "Set the clock of this machine (NTP).",
     "NoSuchBucket": "Correct the bucket in S3Uri; on an S3-compatible server try Endpoint.PathStyle: true.",
 }
-"""What to do, by the code of S3's answer; by the exit code where that says nothing."""
+"""Remedies by S3's error code. `FIXES` has those by exit code, for other error codes."""
 CAUSES |= {"403": CAUSES["AccessDenied"], "ExpiredTokenException": CAUSES["ExpiredToken"]}
 NO_SUCH_ETAG = '"00000000000000000000000000000000"'
 
 
 async def storage(job: Job, clients: Clients) -> AsyncIterator[Finding]:
-    """All findings about endpoint, credentials and every channel, in order."""
+    """Check endpoint, credentials and every channel, in this order; yield the findings."""
     yield await addresses(clients)
-    found = await credentials(clients)
-    yield found
-    if found.state == "failure":
+    finding = await credentials(clients)
+    yield finding
+    if finding.state == "failure":
         return
     samples: list[ObjectRef] = []
     for channel in job.input_data_config:
         try:
-            refs, about = await _look(clients, channel)
+            refs, summary = await _first_objects(clients, channel)
         except PenstockError as error:
             prefix = channel.source.s3_data_type == "S3Prefix"
             action = "s3:ListBucket on the bucket" if prefix else "s3:GetObject on the manifest"
             yield _failed(f"list {channel.channel_name}", error, action)
             continue
-        yield Finding(f"list {channel.channel_name}", "ok", about)
+        yield Finding(f"list {channel.channel_name}", "ok", summary)
         if refs:
             if job.mode(channel) == "Pipe" and (join := carried(channel, (ref.key for ref in refs))):
                 text = f"objects of the format {join}, which ends with a mark, one after the other"
@@ -97,15 +97,15 @@ async def storage(job: Job, clients: Clients) -> AsyncIterator[Finding]:
 
 
 async def addresses(clients: Clients) -> Finding:
-    """How many front ends the endpoint's name stands for."""
+    """Count the addresses of the endpoint's name."""
     url = urlsplit(clients.data.meta.endpoint_url)
     host = url.hostname or ""
     try:
-        told = await asyncio.get_running_loop().getaddrinfo(host, url.port, type=socket.SOCK_STREAM)
+        resolved = await asyncio.get_running_loop().getaddrinfo(host, url.port, type=socket.SOCK_STREAM)
     except OSError as error:
         fix = "Check Penstock.Endpoint.Url, Region and the resolver."
         return Finding("DNS", "failure", f"{host}: {error.strerror}", fix, Exit.UNREACHABLE)
-    count = len({address[4][0] for address in told})
+    count = len({entry[4][0] for entry in resolved})
     text = f"{host} has {count} address{'es' if count > 1 else ''}"
     if count == 1 and host.endswith(".amazonaws.com"):
         fix = "S3 answers with eight; a resolver that passes on one makes one machine carry all connections."
@@ -114,7 +114,7 @@ async def addresses(clients: Clients) -> Finding:
 
 
 async def credentials(clients: Clients) -> Finding:
-    """Whether there are any, and where they come from."""
+    """Check that there are credentials, and name their provider."""
     if clients.anonymous:
         return Finding("credentials", "ok", "none: requests are not signed, as asked for")
     if clients.credentials is None:
@@ -128,8 +128,8 @@ async def credentials(clients: Clients) -> Finding:
     return Finding("credentials", "ok", f"found by the method {clients.credentials.method!r}")
 
 
-async def _look(clients: Clients, channel: ChannelConfig) -> tuple[list[ObjectRef], str]:
-    """The first objects of a channel, and what there is, in words."""
+async def _first_objects(clients: Clients, channel: ChannelConfig) -> tuple[list[ObjectRef], str]:
+    """Return the first objects of a channel that are not empty, and a summary in words."""
     uri, kind = channel.source.uri, channel.source.s3_data_type
     if kind != "S3Prefix":
         manifest = await AiobotocoreHeadClient(clients.control).stat(uri.bucket, uri.key)
@@ -144,36 +144,37 @@ async def _look(clients: Clients, channel: ChannelConfig) -> tuple[list[ObjectRe
 
 
 async def _read(clients: Clients, name: str, ref: ObjectRef) -> AsyncIterator[Finding]:
-    """One byte of an object, and what the endpoint makes of Range, If-Match and checksums."""
+    """Read one byte of an object; check how the endpoint handles Range, If-Match and checksums."""
     context = ErrorContext(ref.bucket, ref.key)
-    # Some servers answer `bytes=0-0` with the whole object. A run asks for it of objects of one byte alone.
+    # Some servers answer `bytes=0-0` with the whole object. A run sends it only for objects of one byte.
     offset = min(1, ref.size - 1)
-    asked: dict[str, Any] = {"Bucket": ref.bucket, "Key": ref.key, "Range": f"bytes={offset}-{offset}"}
+    request: dict[str, Any] = {"Bucket": ref.bucket, "Key": ref.key, "Range": f"bytes={offset}-{offset}"}
     try:
         with map_errors(context):
-            answer = await clients.data.get_object(**asked, ChecksumMode="ENABLED")
-            async with answer["Body"] as body, within_stall(clients.stall_timeout, context):
+            response = await clients.data.get_object(**request, ChecksumMode="ENABLED")
+            async with response["Body"] as body, within_stall(clients.stall_timeout, context):
                 content = body.raw_stream.content
-                data = await content.read(2) if answer.get("ContentLength") == 1 else b""
+                data = await content.read(2) if response.get("ContentLength") == 1 else b""
     except PenstockError as error:
         yield _failed(f"get {name}", error, "s3:GetObject on the objects")
         return
     yield Finding(f"get {name}", "ok", f"s3://{ref.bucket}/{ref.key}")
-    metadata = answer["ResponseMetadata"]
-    yield _range(name, ref, answer, data, offset=offset)
-    if (told := answer.get("ETag")) is None or bare_etag(told) != ref.etag:
+    metadata = response["ResponseMetadata"]
+    yield _range(name, ref, response, data, offset=offset)
+    if (etag := response.get("ETag")) is None or bare_etag(etag) != ref.etag:
         fix = "The sidecar cannot tell versions of an object apart there: take another endpoint."
-        text = f"listed as {ref.etag}, sent as {told or 'none'}"
+        text = f"listed as {ref.etag}, sent as {etag or 'none'}"
         yield Finding(f"ETag {name}", "failure", text, fix, Exit.UNREACHABLE)
     yield _clock(metadata["HTTPHeaders"].get("date"))
-    yield await _if_match(clients, name, asked, context)
-    sums = sorted(key for key in answer if key.startswith("Checksum") and key != "ChecksumType")
-    yield Finding(f"checksums {name}", "ok", ", ".join(sums) or "none are told")
+    yield await _if_match(clients, name, request, context)
+    checksums = sorted(key for key in response if key.startswith("Checksum") and key != "ChecksumType")
+    yield Finding(f"checksums {name}", "ok", ", ".join(checksums) or "none are told")
 
 
-def _range(name: str, ref: ObjectRef, answer: Any, data: bytes, *, offset: int) -> Finding:
-    """Whether a part would accept the answer, but for its ETag, which has a finding of its own."""
-    status, length = answer["ResponseMetadata"]["HTTPStatusCode"], answer.get("ContentLength")
+def _range(name: str, ref: ObjectRef, response: Any, data: bytes, *, offset: int) -> Finding:
+    """Check that a part would accept the response. The ETag has a finding of its own."""
+    status, length = response["ResponseMetadata"]["HTTPStatusCode"], response.get("ContentLength")
+    content_range = response.get("ContentRange")
     text = f"answered {status} with {length} bytes for one"
     with contextlib.suppress(PenstockError):
         check_header(
@@ -182,24 +183,26 @@ def _range(name: str, ref: ObjectRef, answer: Any, data: bytes, *, offset: int) 
             offset + 1,
             ErrorContext(ref.bucket, ref.key),
             status=status,
-            content_range=answer.get("ContentRange"),
+            content_range=content_range,
             content_length=length,
             etag=ref.etag,
             version=None,
         )
         if len(data) == 1:
-            return Finding(f"Range {name}", "ok", answer.get("ContentRange") or text)
+            return Finding(f"Range {name}", "ok", content_range or text)
     fix = "The endpoint ignores Range, as a proxy may: take another one. Penstock cannot stream from it."
-    told = f"{text}, Content-Range {answer['ContentRange']}" if answer.get("ContentRange") else text
-    return Finding(f"Range {name}", "failure", told, fix, Exit.UNREACHABLE)
+    if content_range:
+        text += f", Content-Range {content_range}"
+    return Finding(f"Range {name}", "failure", text, fix, Exit.UNREACHABLE)
 
 
-async def _if_match(clients: Clients, name: str, asked: dict[str, Any], context: ErrorContext) -> Finding:
+async def _if_match(clients: Clients, name: str, request: dict[str, Any], context: ErrorContext) -> Finding:
+    """Check that the endpoint refuses a request with a wrong ETag."""
     check = f"If-Match {name}"
     try:
         with map_errors(context):
-            answer = await clients.data.get_object(**asked, IfMatch=NO_SUCH_ETAG)
-            answer["Body"].close()
+            response = await clients.data.get_object(**request, IfMatch=NO_SUCH_ETAG)
+            response["Body"].close()
     except SourceChanged:
         return Finding(check, "ok", "another version is refused")
     except PenstockError as error:
@@ -220,7 +223,7 @@ def _clock(date: str | None) -> Finding:
 
 
 async def speed(job: Job, clients: Clients, samples: list[ObjectRef]) -> Finding:
-    """Bytes per second of the first objects, over the job's own transport, into a pipe that is emptied."""
+    """Measure the bytes per second of the first objects, over the job's transport into a drained pipe."""
     penstock, counters, plan = job.penstock, ChannelCounters(), Plan.of(samples)
     why = why_read(plan, check=job.checks, separate=job.needs_records)
     try:
@@ -235,7 +238,7 @@ async def speed(job: Job, clients: Clients, samples: list[ObjectRef]) -> Finding
             hedge=penstock.hedge_budget,
         ) as transport:
             name, started = transport.name, time.monotonic()
-            with _emptied() as write_end, contextlib.suppress(TimeoutError):
+            with _drained_pipe() as write_end, contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(PROBE):
                     await stream_once(
                         plan,
@@ -260,16 +263,16 @@ async def speed(job: Job, clients: Clients, samples: list[ObjectRef]) -> Finding
 
 
 @contextlib.contextmanager
-def _emptied() -> Iterator[int]:
-    """The write end of a pipe that a thread reads to its end."""
+def _drained_pipe() -> Iterator[int]:
+    """Yield the write end of a pipe that a thread reads until the end of the block."""
     read_end, write_end = os.pipe2(os.O_CLOEXEC)
 
-    def empty() -> None:
+    def drain() -> None:
         while os.read(read_end, 1 << 20):
             pass
         os.close(read_end)
 
-    thread = threading.Thread(target=empty, name="doctor")
+    thread = threading.Thread(target=drain, name="doctor")
     thread.start()
     try:
         yield write_end
@@ -279,7 +282,7 @@ def _emptied() -> Iterator[int]:
 
 
 def _failed(check: str, error: PenstockError, action: str = "s3:ListBucket and s3:GetObject") -> Finding:
-    """A failure, with what mends its cause. `action`: what a policy must allow for the request."""
+    """Return a failure with its remedy. `action`: the actions that a policy must allow for the request."""
     code = exit_code(error)
     fix = CAUSES.get(answered_code(error)) or FIXES.get(code) or "Do as the text says."
     return Finding(check, "failure", str(error), fix.format(action=action), code)

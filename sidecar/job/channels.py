@@ -104,7 +104,7 @@ async def job_transport(state: JobState, clients: Clients, streams: list[Fifo]) 
                 f"cannot set up the transport: {error.strerror or error}; raise `ulimit -n`, or the "
                 "limit of memory"
             ) from error
-        state.use(transport)
+        state.note_transport(transport)
         transport.memory_budget.bandwidth.change(job.penstock.bandwidth, time.monotonic())
         log.info("transport", transport=transport.name, reason=transport.reason)
         read = {fifo.channel.channel_name: why for fifo in streams if (why := fifo.why_read)}

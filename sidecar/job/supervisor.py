@@ -174,7 +174,7 @@ class Supervisor:
                 for name, channel in state.channels.items():
                     group.create_task(channel.run(), name=f"channel {name}")
                 group.create_task(stop_when_told(), name="stop")
-                group.create_task(state.history.run(), name="pulse")
+                group.create_task(state.history.run(), name="history")
                 group.create_task(remind(state.channels), name="reminder")
         except* Stop:
             state.offered = False

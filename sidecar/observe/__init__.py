@@ -1,1 +1,1 @@
-"""What operators see: metrics, history, the bottleneck."""
+"""Figures for operators: metrics, the history of the last minute, the bottleneck."""

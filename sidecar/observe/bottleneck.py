@@ -1,8 +1,8 @@
-"""Who is slow, in plain words: a pure function of two snapshots of a channel.
+"""Bottleneck of a channel (storage, trainer or a limit): a pure function of two snapshots.
 
-The status page, `penstock top` and the line logged at an epoch's end all say what this says. Time without
-a reader does not count. Of the rest, whoever was waited for most is the bottleneck, from `MATTERS` on; a
-storage that is waited for because its answers fail is named so.
+The status page, `penstock top` and the log line at an epoch's end show its result. Time without a reader does
+not count. The side that the channel waited for longest is the bottleneck, if that was at least `MATTERS` of
+the time. If storage is slow because requests fail, the result is `faults`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 Kind = Literal["failed", "idle", "trainer", "storage", "faults", "limit", "even"]
 
 MATTERS = 0.2
-"""Part of the time, with a reader there, that must have been waited for one side to be called slow."""
+"""Least share of the time with a reader that the channel waited for a side which is called the bottleneck."""
 FAULTY = 0.05
-"""Part of the requests that must have failed for that to be the storage's trouble."""
+"""Share of failed requests above which storage is called faulty."""
 FAILURES = ("transient", "throttled", "truncated", "bad_answer")
 
 WAITED_FOR = {
@@ -49,10 +49,10 @@ REMEDIES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """What of a channel matters here, at one time."""
+    """Snapshot of the figures of a channel that `diagnose` compares."""
 
     at: float
-    """Seconds of a clock that never goes back."""
+    """Seconds of a monotonic clock."""
     state: str
     connected: bool
     error: str | None
@@ -60,11 +60,11 @@ class Sample:
     total: int
     """Bytes of the current epoch, as stored."""
     consumed: int
-    """Of those, the delivered ones."""
+    """Delivered bytes of the current epoch."""
     ever_consumed: int
-    """The same over all epochs, so that it never goes back."""
+    """Delivered bytes of all epochs, which never decreases."""
     written: int
-    """Bytes that FIFOs have accepted, in all."""
+    """Bytes that the FIFO has accepted in all epochs."""
     seconds: Mapping[str, float]
     starved: Mapping[str, float]
     ok: int
@@ -74,7 +74,7 @@ class Sample:
 
     @classmethod
     def beginning(cls, at: float) -> Sample:
-        """Of a channel before it has done anything."""
+        """Return the snapshot of a channel that has not started."""
         return cls(
             at=at, state="waiting", connected=False, error=None, epoch=0, total=0, consumed=0,
             ever_consumed=0, written=0, seconds=dict.fromkeys(STATES, 0.0),
@@ -83,7 +83,7 @@ class Sample:
 
     @classmethod
     def of(cls, statistics: ChannelStatistics, at: float) -> Sample:
-        """The channel as `statistics` has it."""
+        """Return the snapshot of a channel with these statistics."""
         return cls(
             at=at,
             state=statistics.state,
@@ -104,7 +104,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Bottleneck:
-    """`text` for people, `kind` for programs, and what to do about it, if anything."""
+    """The bottleneck: `text` for people, `kind` for programs, `remedy` if there is one."""
 
     kind: Kind
     text: str
@@ -112,13 +112,13 @@ class Bottleneck:
 
 
 def rate(before: Sample, after: Sample) -> float:
-    """Bytes per second into the FIFOs; 0 for no time at all."""
+    """Return the bytes per second into the FIFO; 0 if no time has passed."""
     seconds = after.at - before.at
     return (after.written - before.written) / seconds if seconds > 0 else 0.0
 
 
 def eta(before: Sample, after: Sample) -> float | None:
-    """Seconds until the current epoch is delivered, at the rate between the two; None if nothing moves."""
+    """Return the seconds until the end of the epoch at the rate between the two; None if no byte moved."""
     seconds, moved = after.at - before.at, after.ever_consumed - before.ever_consumed
     if after.state != "streaming" or seconds <= 0 or moved <= 0:
         return None
@@ -126,24 +126,24 @@ def eta(before: Sample, after: Sample) -> float | None:
 
 
 def shares(before: Sample, after: Sample) -> dict[str, float]:
-    """Of the time between the two, the part spent in each state."""
+    """Return the share of the time between the two that the channel spent in each state."""
     spent = {state: after.seconds[state] - before.seconds[state] for state in after.seconds}
-    whole = sum(spent.values())
-    return {state: seconds / whole if whole > 0 else 0.0 for state, seconds in spent.items()}
+    total = sum(spent.values())
+    return {state: seconds / total if total > 0 else 0.0 for state, seconds in spent.items()}
 
 
 def diagnose(before: Sample, after: Sample, *, when: str | None = None) -> Bottleneck:
-    """Who was slow between the two; `when` in words, if the length of time does not say it."""
+    """Return the bottleneck between the two snapshots. `when`: words for the time; None for its length."""
     if after.error is not None:
         return Bottleneck(
             "failed", f"failed for good: {after.error}", "See the error; then start the job again."
         )
     spent = shares(before, after)
-    there = 1 - spent["idle"]
-    if there < 0.02 or after.at <= before.at:
-        return _nobody(after)
+    connected = 1 - spent["idle"]
+    if connected < 0.02 or after.at <= before.at:
+        return _idle(after)
     when = when or _when(after.at - before.at)
-    blocked, starved, limited = (spent[state] / there for state in ("blocked", "starved", "limited"))
+    blocked, starved, limited = (spent[state] / connected for state in ("blocked", "starved", "limited"))
     failures, ended = after.failures - before.failures, after.ok - before.ok
     faulty = failures > FAULTY * (failures + ended)
     failing = failures / max(failures + ended, 1)
@@ -160,10 +160,12 @@ def diagnose(before: Sample, after: Sample, *, when: str | None = None) -> Bottl
         return Bottleneck(
             "trainer", f"trainer is the bottleneck: storage waited {blocked:.0%} of {when}{but}"
         )
-    return Bottleneck("even", f"nobody waits much: bytes moved {spent['moving'] / there:.0%} of {when}{but}")
+    return Bottleneck(
+        "even", f"nobody waits much: bytes moved {spent['moving'] / connected:.0%} of {when}{but}"
+    )
 
 
-def _nobody(now: Sample) -> Bottleneck:
+def _idle(now: Sample) -> Bottleneck:
     if now.connected:
         return Bottleneck("idle", "a reader has just come")
     if now.state == "stopped":
@@ -175,12 +177,12 @@ def _storage(before: Sample, after: Sample, starved: float, failing: float, when
     causes = {cause: seconds - before.starved[cause] for cause, seconds in after.starved.items()}
     cause = max(causes, key=lambda each: causes[each])
     if failing:
-        asked = " and it asks for fewer" if after.throttled > before.throttled else ""
+        throttling = " and it asks for fewer" if after.throttled > before.throttled else ""
         return Bottleneck(
             "faults",
-            f"S3 is in trouble: {failing:.0%} of requests fail{asked}; "
+            f"S3 is in trouble: {failing:.0%} of requests fail{throttling}; "
             f"the trainer waited {starved:.0%} of {when}",
-            REMEDIES["throttled" if asked else "retry"],
+            REMEDIES["throttled" if throttling else "retry"],
         )
     return Bottleneck(
         "storage",

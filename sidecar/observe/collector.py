@@ -1,11 +1,11 @@
-"""The metrics of `metrics.METRICS` in Prometheus' text format, from the channels' statistics at scrape time.
+"""Exports the metrics of `metrics.METRICS` in Prometheus' text format.
 
-Nothing on the data path touches Prometheus: a scrape takes one snapshot per channel and writes its lines.
-Every label value that can occur is exported from the start, as zero, so that a rate over the first retry or
-the first failed epoch is not missing.
+The data path does not use Prometheus: a scrape takes one snapshot of each channel and writes its lines. Every
+possible label value is exported from the start, as zero, so that the rate of the first retry or the first
+failed epoch is not missing.
 
-The lines are written here, not by prometheus_client: with it a scrape took ten times as long, and the
-loop that moves bytes stands still meanwhile (benchmarks/scrape.py measures it).
+This module writes the lines itself. With prometheus_client a scrape took ten times as long, and it blocks the
+loop that moves bytes (benchmarks/scrape.py measures it).
 """
 
 from __future__ import annotations
@@ -70,14 +70,14 @@ _HISTOGRAMS: dict[str, Callable[[ChannelStatistics], DurationsSnapshot]] = {
 
 
 def exposition(state: JobState) -> str:
-    """All metrics of one state and its channels."""
+    """Return all metrics of a job and its channels."""
     return "".join(_lines(state))
 
 
 def _lines(state: JobState) -> Iterator[str]:
     channels = state.statistics()
     for name, spec in METRICS.items():
-        yield _head(name, spec.kind)
+        yield _comments(name, spec.kind)
         if name in _HISTOGRAMS:
             for channel, statistics in channels.items():
                 yield from _histogram(name, f'channel="{channel}"', _HISTOGRAMS[name](statistics))
@@ -85,20 +85,21 @@ def _lines(state: JobState) -> Iterator[str]:
             values, read_all = _LABELLED[name]
             label = spec.labels[1]
             for channel, statistics in channels.items():
-                found = read_all(statistics)
+                numbers = read_all(statistics)
                 for value in values:
-                    yield f'{name}{{channel="{channel}",{label}="{value}"}} {_number(found.get(value, 0))}\n'
+                    number = _number(numbers.get(value, 0))
+                    yield f'{name}{{channel="{channel}",{label}="{value}"}} {number}\n'
         elif name in _BY_CHANNEL:
             read = _BY_CHANNEL[name]
             for channel, statistics in channels.items():
-                if (known := read(statistics)) is not None:
-                    yield f'{name}{{channel="{channel}"}} {_number(known)}\n'
+                if (current := read(statistics)) is not None:
+                    yield f'{name}{{channel="{channel}"}} {_number(current)}\n'
         else:
             yield from _process(name, state, channels)
 
 
 def _process(name: str, state: JobState, channels: dict[str, ChannelStatistics]) -> Iterator[str]:  # noqa: C901, PLR0912 - one case for each metric, none nested
-    """What is not read from the statistics of a channel."""
+    """Yield the lines of a metric that is not in the statistics of a channel."""
     memory_budget = state.memory_budget
     match name:
         case "penstock_build_info":
@@ -116,10 +117,10 @@ def _process(name: str, state: JobState, channels: dict[str, ChannelStatistics])
             )
         case "penstock_channel_info":
             for config in state.job.channels("Pipe"):
-                dealt = config.penstock.ranks is not None
+                has_ranks = config.penstock.ranks is not None
                 for rank, channel in enumerate(state.job.fifos(config)):
                     yield _info(
-                        name, channel=channel, whole=config.channel_name, rank=str(rank) if dealt else ""
+                        name, channel=channel, whole=config.channel_name, rank=str(rank) if has_ranks else ""
                     )
         case "penstock_memory_limit_bytes":
             yield f"{name} {_number(state.memory_limit)}\n"
@@ -150,7 +151,7 @@ def _process(name: str, state: JobState, channels: dict[str, ChannelStatistics])
 
 
 def request_cost(state: JobState, channels: dict[str, ChannelStatistics]) -> float:
-    """Dollars for all requests so far, as the job file has their prices; those in flight do not count yet."""
+    """Return the dollars for all ended requests, at the prices of the job file."""
     prices, requests = state.job.penstock.request_prices, state.control_requests
     gets = sum(sum(statistics.requests.values()) for statistics in channels.values())
     gets += requests["GetObject"] + requests["HeadObject"]
@@ -158,7 +159,8 @@ def request_cost(state: JobState, channels: dict[str, ChannelStatistics]) -> flo
 
 
 @lru_cache
-def _head(name: str, kind: str) -> str:
+def _comments(name: str, kind: str) -> str:
+    """Return the HELP and TYPE lines of a metric."""
     return f"# HELP {name} {METRICS[name].help}\n# TYPE {name} {'gauge' if kind == 'info' else kind}\n"
 
 
@@ -179,11 +181,11 @@ def _number(value: float) -> str:
 
 
 def _histogram(name: str, labels: str, snapshot: DurationsSnapshot) -> Iterator[str]:
-    first, alone = (f"{labels},", f"{{{labels}}}") if labels else ("", "")
+    before_le, in_braces = (f"{labels},", f"{{{labels}}}") if labels else ("", "")
     count = 0
     for bound, count in zip((*snapshot.bounds, "+Inf"), accumulate(snapshot.counts), strict=True):
-        yield f'{name}_bucket{{{first}le="{bound}"}} {count}.0\n'
-    yield f"{name}_count{alone} {count}.0\n{name}_sum{alone} {snapshot.sum!r}\n"
+        yield f'{name}_bucket{{{before_le}le="{bound}"}} {count}.0\n'
+    yield f"{name}_count{in_braces} {count}.0\n{name}_sum{in_braces} {snapshot.sum!r}\n"
 
 
 def _size(value: int | None, otherwise: str) -> str:

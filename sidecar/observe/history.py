@@ -1,7 +1,7 @@
-"""The sidecar's memory of its last minute, and how promptly its loop turns.
+"""Snapshots of the last minute, one a second, and the lag of the event loop.
 
-One task beats four times a second: how late a beat comes is the lag of the loop. Every fourth takes a
-snapshot of each channel, a few microseconds a channel, and wakes those who follow. Nothing else waits for it.
+One task wakes four times a second: the delay of a wake-up is the lag of the loop. Every fourth wake-up takes
+a snapshot of each channel, in a few microseconds a channel, and notifies the clients of `/events`.
 """
 
 from __future__ import annotations
@@ -20,43 +20,43 @@ if TYPE_CHECKING:
 
     from streamer.relay.statistics import ChannelStatistics
 
-BEAT = 0.25
-"""Seconds between beats."""
-BEATS = 4
-"""Beats between snapshots: one a second."""
-KEPT = 61
-"""Snapshots: a minute of them."""
+WAKE_EVERY = 0.25
+"""Seconds between wake-ups."""
+WAKES_PER_SAMPLE = 4
+"""Wake-ups from one snapshot to the next: one snapshot a second."""
+MOST_SAMPLES = 61
+"""Snapshots that are kept of each channel: one minute."""
 LAG_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 
 
 class ChannelHistory:
-    """Of the channels whose snapshots `look` takes."""
+    """Snapshots of all channels. `statistics`: returns the statistics of every channel."""
 
-    def __init__(self, look: Callable[[], dict[str, ChannelStatistics]]) -> None:
-        self._look = look
-        self._moments: dict[str, deque[Sample]] = {}
+    def __init__(self, statistics: Callable[[], dict[str, ChannelStatistics]]) -> None:
+        self._statistics = statistics
+        self._samples: dict[str, deque[Sample]] = {}
         self.lag = Durations(LAG_BOUNDS)
-        """How late beats came."""
+        """Delays of the wake-ups."""
         self._next = asyncio.Event()
 
     async def run(self) -> None:
-        """Beat until cancelled."""
+        """Take snapshots and measure the lag until cancelled."""
         loop = asyncio.get_running_loop()
         count = 0
         while True:
-            due = loop.time() + BEAT
-            await asyncio.sleep(BEAT)
+            due = loop.time() + WAKE_EVERY
+            await asyncio.sleep(WAKE_EVERY)
             self.lag.add(max(0.0, loop.time() - due))
-            if count % BEATS == 0:
+            if count % WAKES_PER_SAMPLE == 0:
                 self.take()
             count += 1
 
     def take(self) -> None:
-        """Take a snapshot now, and wake those who follow."""
+        """Take a snapshot now, and wake every `following`."""
         now = time.monotonic()
-        for name, statistics in self._look().items():
-            kept = self._moments.setdefault(name, deque(maxlen=KEPT))
-            kept.append(Sample.of(statistics, now))
+        for name, statistics in self._statistics().items():
+            samples = self._samples.setdefault(name, deque(maxlen=MOST_SAMPLES))
+            samples.append(Sample.of(statistics, now))
         self._next.set()
         self._next = asyncio.Event()
 
@@ -65,27 +65,28 @@ class ChannelHistory:
         await self._next.wait()
 
     def bottleneck(self, channel: str) -> Bottleneck:
-        """Of the last minute, or what there is of it."""
+        """Return the bottleneck of the last minute, or of the time since the start."""
         first, last = self._span(channel)
         if first is None or last is None:
             return Bottleneck("idle", "just started")
         return diagnose(first, last)
 
     def eta(self, channel: str) -> float | None:
-        """Seconds until the epoch is delivered; None while nothing moves."""
+        """Return the seconds until the end of the epoch; None while no byte moves."""
         first, last = self._span(channel)
         return None if first is None or last is None else eta(first, last)
 
     def shares(self, channel: str) -> dict[str, float]:
-        """Of the last minute, the part spent in each state."""
+        """Return the share of the last minute that the channel spent in each state."""
         first, last = self._span(channel)
         return {} if first is None or last is None else shares(first, last)
 
     def rates(self, channel: str) -> list[float]:
-        """Bytes per second into the FIFO, second by second, the latest at the end."""
-        kept = list(self._moments.get(channel, ()))
-        return [rate(before, after) for before, after in pairwise(kept)]
+        """Return the bytes per second into the FIFO for each second, the latest last."""
+        samples = list(self._samples.get(channel, ()))
+        return [rate(before, after) for before, after in pairwise(samples)]
 
     def _span(self, channel: str) -> tuple[Sample | None, Sample | None]:
-        kept = self._moments.get(channel)
-        return (kept[0], kept[-1]) if kept else (None, None)
+        """Return the first and the last snapshot."""
+        samples = self._samples.get(channel)
+        return (samples[0], samples[-1]) if samples else (None, None)

@@ -1,7 +1,6 @@
-"""The state of a running job that metrics, status page, `/limits` and log lines read.
+"""State of a running job, for metrics, status page, `/limits` and log lines.
 
-The supervisor writes it, and nothing here does anything. So observers depend on this module, and neither on
-the supervisor nor on each other.
+The supervisor writes it. Observers depend on this module, and neither on the supervisor nor on each other.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ if TYPE_CHECKING:
 
 
 class JobState:
-    """What is known of one job on this host."""
+    """State of one job on this host."""
 
     def __init__(self, job: Job, hosts: Hosts) -> None:
-        """`job`: with the channels of this host only."""
+        """`job`: has the channels of this host only."""
         self.job = job
         self.hosts = hosts
         self.memory_limit = memory_limit()
@@ -44,27 +43,27 @@ class JobState:
         """By channel; its FIFOs share the limit."""
         self.transport = "none"
         self.reason = ""
-        """Why this transport."""
+        """Why the job has this transport."""
         self.memory_budget: MemoryBudget | None = None
-        """What the channels share, once there is a transport."""
+        """Memory budget of all channels; None until the transport is open."""
         self.control_requests: Counter[str] = Counter()
         """Requests other than those for parts, by operation."""
         self.unjoined: dict[str, Join] = {}
         """By FIFO, the format of objects that carry end marks and are not joined."""
         self.planning_seconds = 0.0
         self.waiting_for = ""
-        """Why planning waits, while storage is unavailable."""
+        """Reason why planning waits; empty unless storage is unavailable."""
         self.channels: dict[str, Channel] = {}
-        """By FIFO."""
+        """Channels by FIFO."""
         self.offered = False
-        """Whether every channel offers its FIFO; false again while the job ends."""
+        """Whether every channel offers its FIFO. False again while the job ends."""
         self.started = False
-        """Whether every FIFO has been offered; stays true to the end."""
+        """Whether every channel has ever offered its FIFO."""
         self.failed = asyncio.Event()
         """Set when the first channel has failed for good."""
         self.history = ChannelHistory(self.statistics)
 
-    def use(self, transport: Transport) -> None:
+    def note_transport(self, transport: Transport) -> None:
         """Note the transport of all channels."""
         self.transport, self.reason = transport.name, transport.reason
         self.memory_budget = transport.memory_budget
@@ -74,16 +73,16 @@ class JobState:
         return self.offered and not any(channel.error for channel in self.channels.values())
 
     def why_not_ready(self) -> str:
-        """One line for a probe; meaningful only when not ready."""
+        """Return the reason in one line, for a probe. The job must not be ready."""
         failed = [f"{name}: {channel.error}" for name, channel in self.channels.items() if channel.error]
         return "; ".join(failed) or self.waiting_for or "the FIFOs are not offered yet, or no more"
 
     @property
     def failure(self) -> tuple[str, SourceError | SinkError] | None:
-        """The first failed channel in the order of the job file, and its error."""
+        """First failed channel in the order of the job file, and its error; None if none has failed."""
         failed = ((name, channel.error) for name, channel in self.channels.items())
         return next(((name, error) for name, error in failed if error is not None), None)
 
     def statistics(self) -> dict[str, ChannelStatistics]:
-        """A snapshot of every channel, by FIFO."""
+        """Return a snapshot of every channel, by FIFO."""
         return {name: channel.statistics() for name, channel in self.channels.items()}
