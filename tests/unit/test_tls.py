@@ -47,7 +47,7 @@ def both(authority, trust, *, name="localhost", host="localhost", version=None, 
             connection = trust.session(ours, host)
             for _ in range(TURNS):
                 with contextlib.suppress(BlockingIOError):
-                    connection.shake_hands()
+                    connection.handshake()
                 with contextlib.suppress(ssl.SSLWantReadError):
                     server.do_handshake()
             yield connection, ours, server

@@ -1,14 +1,14 @@
-"""The body of one HTTP response, left in its socket until somebody takes it.
+"""The body of one HTTP response, left in its socket until the stage takes it.
 
     connection readable ─→ _on_readable ─→ the stage's callback ─→ splice_into / read_into ─→ taken
 
-Readiness is level-triggered, and SO_RCVLOWAT says what counts as ready: for `notify` as many bytes as make a
-large move, for `park` more than is left, so that only a full or broken socket is ready. A call that leads to
-no further `notify` parks the socket in the same way, since delivery is about to take from it.
+Readiness is level-triggered, and SO_RCVLOWAT sets how many bytes count as ready: for `notify` enough for a
+large move, for `park` more than are left, so that only a full or broken socket is ready. After a callback
+that calls neither `notify` nor `park` the socket is parked too: delivery is about to take its bytes.
 
-Every `PATIENCE` seconds a timer looks at a body that is waited for. Few bytes that have waited so long are
-handed over. A body that got no byte for `stall_timeout` seconds fails; bytes that wait for a slow stage are
-no stall, since then nobody waits for the body.
+Every `PATIENCE` seconds a timer checks a body that the stage waits for. It hands over bytes that are too few
+for a large move but have waited that long. A body that got no byte for `stall_timeout` seconds fails. Bytes
+that wait for a slow stage are no stall, since the stage is then not waiting for the body.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from streamer.s3.client.faults import broken
 from streamer.s3.http.connection import Connection
 
 PATIENCE = 0.25
-"""Seconds that few bytes may wait in a socket for more of them."""
-WORTH_WAITING = 0.02
-"""Seconds for which more bytes than usual may be waited for, at a connection's own rate."""
-CLOCK = 0.001
+"""Seconds for which a few bytes may wait in a socket for more bytes."""
+GATHER_FOR = 0.02
+"""Seconds of a connection's throughput that may gather in its socket before the stage is called."""
+CLOCK_RESOLUTION = 0.001
 """Resolution of uvloop's clock, in seconds."""
 
 
 class HttpBody:
-    """A `Body` of `length` bytes, the next ones of `connection`."""
+    """A `Body` of the next `length` bytes of `connection`."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class HttpBody:
         stall_timeout: float,
         give_back: Callable[[Connection], None] | None,
     ) -> None:
-        """`give_back` takes the connection for another request; None: this is its last response."""
+        """`give_back` takes the connection for another request; None closes it after this response."""
         self.left = length
         self.spliceable = connection.spliceable
         self._connection = connection
@@ -117,7 +117,7 @@ class HttpBody:
         return error
 
     def _end(self) -> None:
-        """Nothing is waited for any more."""
+        """Stop waiting for bytes."""
         self._call = None
         if self._timer is not None:
             self._timer.cancel()
@@ -143,20 +143,20 @@ class HttpBody:
             else:
                 self._gather()
             connection.watch(self._on_readable)
-        except OSError as error:  # the kernel has no memory for the watch
+        except OSError as error:  # the kernel has no memory to watch the socket
             self._fail(broken(error, self._context))
             self._loop.call_soon(call)
             return
         if connection.pending and not parked:
-            self._loop.call_soon(self._on_readable)  # bytes that no socket reports
+            self._loop.call_soon(self._on_readable)  # decrypted bytes: epoll reports none
         if self._timer is None:
             self._timer = self._loop.call_later(PATIENCE, self._tick, self._length - self.left, 0.0)
 
     def _gather(self) -> None:
-        """Wait for as many bytes as come within `WORTH_WAITING` at the rate so far."""
-        elapsed = max(self._loop.time() - self._began, CLOCK)
-        due = int((self._length - self.left) * WORTH_WAITING / elapsed)
-        self._connection.expect(self.left, 1 << due.bit_length())  # rounded, so that it seldom changes
+        """Wait for the bytes of `GATHER_FOR` seconds at the rate so far."""
+        elapsed = max(self._loop.time() - self._began, CLOCK_RESOLUTION)
+        expected = int((self._length - self.left) * GATHER_FOR / elapsed)
+        self._connection.expect(self.left, 1 << expected.bit_length())  # rounded, so that it seldom changes
 
     def _is_open(self) -> bool:
         return self.left > 0 and self._failure is None
@@ -168,14 +168,14 @@ class HttpBody:
     def _on_readable(self) -> None:
         call = self._call
         if call is None or (self._parked and self._connection.unread >= self.left):
-            self._connection.pause()  # nobody waits, or all is here and waits for its turn
+            self._connection.pause()  # the stage does not wait, or all bytes have arrived
             return
         self._call = None
         call()
-        self._rest()
+        self._park_idle()
 
-    def _rest(self) -> None:
-        """If nobody waits now, let bytes gather and wake nobody."""
+    def _park_idle(self) -> None:
+        """Park the socket if the stage does not wait for bytes now."""
         if self._call is None and self._is_open():
             try:
                 self._connection.hold(self.left)
@@ -183,7 +183,10 @@ class HttpBody:
                 self._fail(broken(error, self._context))
 
     def _tick(self, arrived: int, silent: float) -> None:
-        """Look at the body. `arrived`: its bytes, taken or not, when `silent` seconds without more began."""
+        """Check the body for a stall, and hand over bytes that have waited.
+
+        `arrived`: bytes of the body that had arrived when the last `silent` seconds, without a byte, began.
+        """
         unread = self._connection.unread
         now = self._length - self.left + unread // self._connection.grain
         if self._call is None or now > arrived or (self._parked and unread >= self.left):
@@ -195,13 +198,13 @@ class HttpBody:
             return
         else:
             silent += PATIENCE
-            if not self._parked or self._connection.grain > 1:  # encrypted bytes are counted when read
+            if not self._parked or self._connection.grain > 1:  # TLS: bytes are counted once they are read
                 self._hand_over()
         if self._is_open():
             self._timer = self._loop.call_later(PATIENCE, self._tick, now, silent)
 
     def _hand_over(self) -> None:
-        """Have what has arrived taken, however little; with nothing there, wait for the first byte."""
+        """Call the stage for the bytes that have arrived; if there are none, wait for the first."""
         try:
             self._connection.expect(1)
         except OSError as error:

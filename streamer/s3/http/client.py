@@ -1,7 +1,7 @@
 """Our own HTTP client: signed requests on persistent connections, one response header each.
 
-`HttpClient.send` returns a `Response` whose header is read and whose body is still in the connection. Its
-user takes the body (`HttpBody`), or reads an error's, and gives the connection back: once, whatever happens.
+`HttpClient.send` returns a `Response` whose header is read and whose body is still in the connection. The
+caller takes the body (`HttpBody`) or reads an error's body, and ends the response once, whatever happens.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Response:
-    """A response whose header is read. It holds the connection until one of its methods has ended that."""
+    """A response whose header is read. It owns the connection until one of its methods ends the response."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Response:
         self._stall_timeout = stall_timeout
 
     def body(self, length: int, context: ErrorContext) -> HttpBody:
-        """The `length` bytes after the header, which has now the connection."""
+        """Return the `length` bytes after the header as a body, which owns the connection from now on."""
         self._reader.release()
         return HttpBody(
             self._connection,
@@ -53,17 +53,17 @@ class Response:
         )
 
     async def error_body(self) -> bytes:
-        """Read the body, some 256 KiB at most, and end the use of the connection. Raises SourceError."""
+        """Read the body, about 256 KiB at most, and end the response. Raises SourceError."""
         reuse = False
         try:
-            found = await self._reader.error_body()
+            body = await self._reader.error_body()
             reuse = self._reader.complete
-            return found
+            return body
         finally:
             self.end(reuse=reuse)
 
     def end(self, *, reuse: bool) -> None:
-        """End the use of the connection. `reuse`: no byte of the response is left."""
+        """End the response. `reuse`: no byte of it is left, so the connection may carry another request."""
         self._reader.release()
         if reuse and self.header.keep_alive:
             self._pool.give(self._connection)
@@ -72,10 +72,10 @@ class Response:
 
 
 class HttpClient:
-    """Requests on connections: one at a time on each, idle ones kept, by host."""
+    """Sends requests over pooled connections, one at a time on each."""
 
     def __init__(self, tls: TlsContext | None, *, stall_timeout: float) -> None:
-        """`tls`: the certificates to trust, for a TLS endpoint.
+        """`tls`: for a TLS endpoint, the certificates to trust.
 
         `stall_timeout`: seconds for connecting, the response header and an error's body together.
         """
@@ -86,7 +86,7 @@ class HttpClient:
         self._pools: dict[tuple[str, int], ConnectionPool] = {}
 
     def close(self) -> None:
-        """Close idle connections; those in use close with their requests, and get no event any more."""
+        """Close idle connections. Connections in use get no more events; their requests close them."""
         for pool in self._pools.values():
             pool.close()
         self._poller.close()
@@ -102,8 +102,9 @@ class HttpClient:
     ) -> Response:
         """Send one request and read the header of its response.
 
-        A request whose idle connection turns out to be closed is sent once more. `avoid`: an address not to
-        use, if there is another. `on_sent` gets the address that the request goes to. Raises SourceError.
+        If the server has closed an idle connection, the request is sent again on another. `avoid`: an address
+        not to use, if there is another. `on_sent` gets the address that the request goes to. Raises
+        SourceError.
         """
         pool = self._pools.get((endpoint.host, endpoint.port))
         if pool is None:
@@ -112,7 +113,7 @@ class HttpClient:
                 endpoint.host, endpoint.port, self._poller, tls=tls
             )
         while True:
-            head = await request()
+            request_bytes = await request()
             began = self._loop.time()
             try:
                 connection = await pool.take(context, avoid=avoid, within=self._stall_timeout)
@@ -130,13 +131,13 @@ class HttpClient:
                 stall_timeout=self._stall_timeout,
             )
             try:
-                _write(connection, head, context)
+                _write(connection, request_bytes, context)
                 header = await reader.header()
             except BaseException as error:
                 connection.close()
                 reader.release()
                 if isinstance(error, Transient) and reused and not reader.begun:
-                    continue  # it was closed as we took it; the request never reached anybody
+                    continue  # the server closed the idle connection before it read the request
                 if isinstance(error, OSError):  # the kernel refuses to watch the socket
                     raise broken(error, context) from error
                 if isinstance(error, Exception) and not isinstance(error, SourceError):

@@ -1,9 +1,9 @@
-"""Persistent connections, one request at a time on each. `pool` makes them, and keeps the idle ones.
+"""Persistent connections, one request at a time on each. `pool` opens them and keeps the idle ones.
 
-A connection's socket is watched from its first request until it is closed, except while nobody waits for its
-bytes: registering a socket anew for every request is a tenth of the cost of a small object. Bytes that come
-while a connection carries no request mean that the server has closed it, or is about to, so it is closed at
-once. A request that was sent before that was noticed fails without a byte, and is sent again.
+A connection's socket is watched from its first request until it is closed, except while nothing waits for its
+bytes: registering a socket for every request costs a tenth of a small object. Bytes that arrive while a
+connection carries no request mean that the server has closed it, or is about to, so it is closed at once. A
+request that was sent before this was noticed fails without a byte, and the client sends it again.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     from streamer.s3.http.poller import FairPoller
     from streamer.s3.http.tls import TlsContext
 
-GATHERED = 256 * 1024
+LOW_WATER = 256 * 1024
 """Receive low-water mark (SO_RCVLOWAT) in bytes. Waking less often means fewer, larger splices: 25 % less CPU
 per byte, measured."""
-MOST_GATHERED = 1024 * 1024
-"""The same for fast connections: another tenth less. A pipe holds no more."""
+MOST_LOW_WATER = 1024 * 1024
+"""The largest low-water mark, for fast connections: 10 % less CPU again. A pipe holds no more bytes."""
 LARGEST_WINDOW = 16 * 1024 * 1024
-"""The most that a socket is asked to hold, in bytes; no part is larger by default."""
+"""Receive window in bytes that a socket asks for; no part is larger by default."""
 TLS_RECORD = 17 * 1024
-"""A record and what surrounds it, rounded up."""
+"""Bytes of a TLS record with its header and tag at most, rounded up."""
 
 
 def largest_window() -> int:
-    """Bytes that a TCP socket here can be made to hold while nobody reads it; see `Connection.widen`."""
+    """Return the largest receive window in bytes that the kernel grants; see `Connection.widen`."""
     with socket.socket() as probe:
         return _widened(probe)
 
@@ -47,9 +47,9 @@ class Connection:
     spliceable = True
     """Whether the bytes of a body can be spliced from the socket."""
     grain = 1
-    """Bytes of `unread` that stand for at least one of a body."""
-    gathers = MOST_GATHERED
-    """The most that `expect` lets it gather."""
+    """Bytes of `unread` that hold at least one byte of a body."""
+    max_low_water = MOST_LOW_WATER
+    """The largest low-water mark that `expect` sets."""
 
     def __init__(self, sock: socket.socket, poller: FairPoller) -> None:
         self.sock = sock
@@ -57,39 +57,39 @@ class Connection:
         self.requests = 0
         """Requests sent on it so far."""
         self.peer = ""
-        """The address it leads to."""
+        """The server's address."""
         self.closed = False
         self.window = 0
-        """Bytes that the socket holds while nobody reads it; 0 if that is not known."""
-        self._low = 1
+        """Receive window in bytes: what the socket holds while nobody reads it; 0 if unknown."""
+        self._low_water = 1
         self._poller = poller
         self._watched = False
         self._on_readable: Callable[[], None] | None = None
 
     def watch(self, on_readable: Callable[[], None]) -> None:
-        """Call this whenever there is something to read, until `pause` or `rest`. Raises OSError."""
+        """Call `on_readable` whenever there is something to read, until `pause` or `rest`. Raises OSError."""
         self._on_readable = on_readable
-        self._observe()
+        self._register()
 
-    def _observe(self) -> None:
+    def _register(self) -> None:
         if not self._watched:
             self._poller.add(self.fd, self._readable)
             self._watched = True
 
     def pause(self) -> None:
-        """Leave what comes in the socket."""
+        """Stop watching the socket; arriving bytes stay in it."""
         if self._watched:
             self._watched = False
             self._poller.remove(self.fd)
 
     def rest(self) -> None:
-        """The response is read or given up: whatever comes now is unwanted."""
+        """Watch an idle connection, which is closed as soon as anything arrives."""
         self._on_readable = None
         try:
-            self._wake_at(1)
-            self._observe()
+            self._set_low_water(1)
+            self._register()
         except OSError:
-            self.close()  # unwatched, its end would not be noticed
+            self.close()  # unwatched, the server's close would not be noticed
 
     def _readable(self) -> None:
         if self._on_readable is not None:
@@ -98,7 +98,7 @@ class Connection:
             self.close()
 
     def usable(self) -> bool:
-        """Whether an idle connection may carry another request: nothing has arrived, not even an end."""
+        """Return whether an idle connection may carry another request: neither byte nor end has arrived."""
         try:
             self.peek(memoryview(bytearray(1)))
         except BlockingIOError:
@@ -108,55 +108,55 @@ class Connection:
         return False
 
     def peek(self, memory: memoryview) -> int:
-        """Copy the next bytes and leave them there; 0 at their end. Raises BlockingIOError, OSError."""
+        """Copy the next bytes without taking them; return 0 at the end. Raises BlockingIOError, OSError."""
         return self.sock.recv_into(memory, 0, socket.MSG_PEEK)
 
     @property
     def spoilt(self) -> bool:
-        """Whether more has come than the responses that were read."""
+        """Whether bytes have arrived after the last response."""
         return bytes_unread(self.fd) > 0
 
     def send(self, request: bytes) -> bool:
-        """Whether the whole request was taken: a kilobyte fits the empty send buffer."""
+        """Send a request; return whether all of it was sent. A kilobyte fits the empty send buffer."""
         return self.sock.send(request) == len(request)
 
-    def expect(self, count: int, worth: int = GATHERED) -> None:
-        """Let the socket wake us when so many bytes are there, or `worth` (SO_RCVLOWAT, socket(7)).
+    def expect(self, count: int, worth: int = LOW_WATER) -> None:
+        """Have the socket be readable once it holds `count` bytes, or `worth` if that is less.
 
-        `worth` is kept between `GATHERED` and `gathers`.
+        Sets SO_RCVLOWAT (socket(7)). `worth` is kept between `LOW_WATER` and `max_low_water`.
         """
-        self._wake_at(max(1, min(count, max(worth, GATHERED), self.gathers)))
+        self._set_low_water(max(1, min(count, max(worth, LOW_WATER), self.max_low_water)))
 
     def hold(self, count: int) -> None:
-        """Let `count` bytes come and wake nobody, unless the socket is full or at its end before."""
-        self._wake_at(min(count + 1, self.window))
+        """Have the socket be readable only after more than `count` bytes, or when full, or at its end."""
+        self._set_low_water(min(count + 1, self.window))
 
     @property
     def unread(self) -> int:
-        """Bytes that have come and are with no reader."""
+        """Bytes that have arrived and have not been read."""
         return bytes_unread(self.fd)
 
-    def _wake_at(self, low: int) -> None:
-        if low != self._low:
-            self._low = low
-            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low)
+    def _set_low_water(self, low_water: int) -> None:
+        if low_water != self._low_water:
+            self._low_water = low_water
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low_water)
 
     def widen(self) -> None:
-        """Have the socket hold as many bytes as it may, not only once it has been read for a while.
+        """Open the largest receive window at once, not only after the socket has been read for a while.
 
-        To wait for so many bytes must not deadlock, so the kernel makes room for them and opens the window;
-        half of tcp_rmem's maximum is the most (tcp_set_rcvlowat() in net/ipv4/tcp.c).
+        SO_RCVLOWAT makes the kernel open a window of that size, so that waiting for so many bytes cannot
+        deadlock; half of tcp_rmem's maximum is the most (tcp_set_rcvlowat() in net/ipv4/tcp.c).
         """
-        self.window = self._low = _widened(self.sock)
-        self._wake_at(1)
+        self.window = self._low_water = _widened(self.sock)
+        self._set_low_water(1)
 
     @property
     def pending(self) -> int:
-        """Bytes that wait between the socket and the reader, unseen by whoever watches the socket."""
+        """Bytes that have left the socket and have not been read, so that epoll does not report them."""
         return 0
 
     def recv_into(self, memory: memoryview) -> int:
-        """Bytes of the response, 0 at its end; BlockingIOError if there are none now."""
+        """Read bytes of the response; return 0 at its end. Raises BlockingIOError if none has arrived."""
         return self.sock.recv_into(memory)
 
     def close(self) -> None:
@@ -169,29 +169,29 @@ class Connection:
 class TlsConnection(Connection):
     """A connection over TLS, decrypted in this process.
 
-    Ciphertext stays in the socket until it is read, a record at a time; a second read for a record's header
-    costs no more than reading large pieces, which must be copied twice.
+    Ciphertext stays in the socket until it is read, one record at a time. The second read for a record's
+    header costs no more than reading large pieces, which are copied twice.
     """
 
     spliceable = False
     grain = TLS_RECORD
-    gathers = GATHERED
+    max_low_water = LOW_WATER
 
     def __init__(self, sock: socket.socket, poller: FairPoller, context: TlsContext, host: str) -> None:
         super().__init__(sock, poller)
         self._tls = context.session(sock, host)
-        self._dry = False
-        """Whether the last reading found no whole record, so that part of one may have left the socket."""
+        self._partial_record = False
+        """Whether the last read ended before a whole record, so part of one may have left the socket."""
 
     async def begin(self) -> None:
-        """Shake hands."""
+        """Complete the TLS handshake."""
         arrived = asyncio.Event()
         self.watch(arrived.set)
         try:
             while True:
                 arrived.clear()
                 try:
-                    self._tls.shake_hands()
+                    self._tls.handshake()
                 except BlockingIOError:
                     await arrived.wait()
                 else:
@@ -200,14 +200,14 @@ class TlsConnection(Connection):
             self.pause()
 
     def peek(self, memory: memoryview) -> int:
-        self._dry = True
+        self._partial_record = True
         count = self._tls.peek(memory)
-        self._dry = False
+        self._partial_record = False
         return count
 
     @property
     def spoilt(self) -> bool:
-        # What is in the socket may be a session ticket.
+        # Bytes in the socket may be a session ticket.
         return self._tls.pending > 0 or (bytes_unread(self.fd) > 0 and not self.usable())
 
     def send(self, request: bytes) -> bool:
@@ -219,14 +219,14 @@ class TlsConnection(Connection):
 
     @property
     def unread(self) -> int:
-        return bytes_unread(self.fd) + self._tls.pending + (TLS_RECORD if self._dry else 0)
+        return bytes_unread(self.fd) + self._tls.pending + (TLS_RECORD if self._partial_record else 0)
 
-    def expect(self, count: int, worth: int = GATHERED) -> None:
-        # Up to one record is in OpenSSL's hands.
+    def expect(self, count: int, worth: int = LOW_WATER) -> None:
+        # OpenSSL may hold up to one record.
         super().expect(count - TLS_RECORD, worth)
 
     def recv_into(self, memory: memoryview) -> int:
-        self._dry = True
+        self._partial_record = True
         count = self._tls.recv_into(memory)
-        self._dry = count < len(memory)
+        self._partial_record = count < len(memory)
         return count

@@ -1,18 +1,18 @@
-"""Readiness of many sockets, by one epoll object of our own that the event loop watches.
+"""Polls many sockets with one epoll object, a few per turn of the event loop.
 
-    socket, socket, socket ─→ epoll ─→ event loop ─→ AT_ONCE of them a turn ─→ whoever watches each
+    socket, socket, socket ─→ epoll ─→ event loop ─→ AT_ONCE sockets a turn ─→ the callback of each
 
-An event loop calls everybody whose socket is ready before it turns to anything else. With hundreds of small
-answers at once delivery would stand in line behind all of them: the FIFO runs dry meanwhile, and what has
-come piles up. Here a few are called, then the loop has its turn, and the rest are still ready
-(level-triggered, and epoll lets them take turns, epoll(7)).
+An event loop calls the callbacks of all ready sockets before it does anything else. With hundreds of small
+responses at once, delivery would wait for all of them: the FIFO would run dry and received bytes would pile
+up. This poller calls a few callbacks, then the loop goes on, and the other sockets stay ready
+(level-triggered; epoll takes them in turn, epoll(7)).
 
-A socket in error is told again and again until somebody has heard the error, on every loop; libuv tells it
-once and watches no more, so on uvloop an error behind bytes that were still to be read was lost.
+epoll reports a socket in error until the error has been read, on every event loop. libuv reports it once and
+stops watching, so on uvloop an error after bytes that were still to be read was lost.
 
-Whoever is called may close any socket, and have its number taken by another that is told in its place: to be
-called must never mean more than to look. What it raises is told to the loop's exception handler, as that of
-any callback is.
+A callback may close any socket, and a new socket may get its number and an event that was meant for the old
+one. So an event is a hint only: a callback must check its socket. An exception of a callback goes to the
+loop's exception handler.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ import select
 from collections.abc import Callable
 
 AT_ONCE = 8
-"""Sockets told in one turn of the loop. What 8 objects of 100 KB bring is what a FIFO takes in one."""
+"""Callbacks in one turn of the loop: 8 objects of 100 KB are as much as a FIFO accepts in one turn."""
 
 
 class FairPoller:
-    """Calls back for sockets that are readable, at their end or in error."""
+    """Calls the callbacks of sockets that are readable, at their end or in error."""
 
     def __init__(self) -> None:
         self._epoll: select.epoll | None = None
@@ -34,38 +34,38 @@ class FairPoller:
         self._loop = asyncio.get_running_loop()
 
     def open(self) -> None:
-        """Make the epoll object, if there is none yet. Raises OSError where no descriptor is left."""
+        """Create the epoll object, if there is none yet. Raises OSError if no descriptor is left."""
         if self._epoll is None:
             self._epoll = select.epoll()
-            self._loop.add_reader(self._epoll.fileno(), self._tell, self._epoll)
+            self._loop.add_reader(self._epoll.fileno(), self._call_ready, self._epoll)
 
     def add(self, fd: int, on_readable: Callable[[], None]) -> None:
-        """Call this whenever there is something to read, until `remove`; nobody while we are not open.
+        """Call `on_readable` whenever there is something to read, until `remove`. Needs `open` first.
 
-        Raises OSError where the kernel has no room for one more.
+        Raises OSError if the kernel cannot watch another socket.
         """
         if self._epoll is not None:
             self._epoll.register(fd, select.EPOLLIN)
             self._on_readable[fd] = on_readable
 
     def remove(self, fd: int) -> None:
-        """Call nobody for this any more; the descriptor must still be open."""
+        """Stop watching a descriptor, which must still be open."""
         if self._on_readable.pop(fd, None) is not None and self._epoll is not None:
             self._epoll.unregister(fd)
 
-    def _tell(self, epoll: select.epoll) -> None:
+    def _call_ready(self, epoll: select.epoll) -> None:
         for fd, _ in epoll.poll(0, AT_ONCE):
-            # One that was called before may have removed it.
+            # An earlier callback may have removed it.
             if (on_readable := self._on_readable.get(fd)) is None:
                 continue
             try:
                 on_readable()
-            except Exception as error:  # noqa: BLE001 - of one socket, and others have their turn
-                told = {"message": f"{on_readable!r} failed", "exception": error}
-                self._loop.call_exception_handler(told)
+            except Exception as error:  # noqa: BLE001 - one socket's error must not stop the others
+                context = {"message": f"{on_readable!r} failed", "exception": error}
+                self._loop.call_exception_handler(context)
 
     def close(self) -> None:
-        """Watch nothing any more."""
+        """Stop watching all sockets."""
         if self._epoll is not None:
             self._loop.remove_reader(self._epoll.fileno())
             self._epoll.close()

@@ -1,7 +1,7 @@
-"""Connections to one host: the making of new ones, and those that are idle.
+"""Pool of connections to one host: opens new ones and keeps idle ones.
 
-Addresses are looked up again every few seconds and used in turn, since S3 answers from many front ends
-and one of them is a bottleneck. How many connections there are is decided above, by the requests in flight.
+The pool resolves the host every few seconds and uses its addresses in turn, because S3 has many front ends
+and a single one is a bottleneck. The number of requests in flight decides how many connections there are.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from streamer.s3.http.tls import TlsContext
 
 CONNECT_TIMEOUT = 10.0
-ADDRESSES_FOR = 10.0
-"""Seconds that a DNS response is used; S3's own time to live is shorter than that."""
+DNS_TTL = 10.0
+"""Seconds for which a DNS response is used; S3's own time to live is shorter."""
 
 
 class ConnectionPool:
-    """Idle connections to one host, and the making of new ones."""
+    """The connections to one host."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class ConnectionPool:
         *,
         tls: TlsContext | None = None,
     ) -> None:
-        """`poller`: of the connections. `tls`: for a TLS host, whom to trust."""
+        """`poller` watches the connections. `tls`: for a TLS host, the certificates to trust."""
         self._host = host
         self._port = port
         self._tls = tls
@@ -47,15 +47,15 @@ class ConnectionPool:
         self._idle: list[Connection] = []
         self._addresses: list[tuple[Any, ...]] = []
         self._turn = itertools.count()
-        self._asked_at = 0.0
+        self._resolved_at = 0.0
 
     async def take(
         self, context: ErrorContext, *, avoid: str | None = None, within: float = CONNECT_TIMEOUT
     ) -> Connection:
-        """An idle connection that is still good, or a new one; to an address other than `avoid` if possible.
+        """Return a usable idle connection or a new one, to an address other than `avoid` if possible.
 
-        `within`: seconds that name, connection and TLS handshake may take, `CONNECT_TIMEOUT` at the most.
-        Raises Transient if no connection can be had.
+        `within`: seconds for DNS, connection and TLS handshake, `CONNECT_TIMEOUT` at most. Raises Transient
+        if no connection can be opened.
         """
         for index in range(len(self._idle) - 1, -1, -1):
             if avoid is None or self._idle[index].peer != avoid:
@@ -73,7 +73,7 @@ class ConnectionPool:
         self._idle.append(connection)
 
     def close(self) -> None:
-        """Close the idle connections; those in use are their users' to close."""
+        """Close the idle connections. Connections in use are closed by their users."""
         while self._idle:
             self._idle.pop().close()
 
@@ -99,14 +99,14 @@ class ConnectionPool:
         except ssl.SSLCertVerificationError as error:
             raise BadAnswer(untrusted(str(error)), context) from error
         except OSError as error:
-            said = error.strerror or str(error)
+            reason = error.strerror or str(error)
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 raise Transient(
-                    f"no descriptor for a connection ({said}); raise `ulimit -n`", context
+                    f"no descriptor for a connection ({reason}); raise `ulimit -n`", context
                 ) from error
-            self._asked_at = 0.0
+            self._resolved_at = 0.0
             raise Transient(
-                f"cannot connect to {self._host}:{self._port} ({said}); is the endpoint up, and "
+                f"cannot connect to {self._host}:{self._port} ({reason}); is the endpoint up, and "
                 "Penstock.Endpoint.Url right?",
                 context,
             ) from error
@@ -123,15 +123,15 @@ class ConnectionPool:
 
     async def _next_address(self, loop: asyncio.AbstractEventLoop, avoid: str | None) -> tuple[Any, ...]:
         now = time.monotonic()
-        if not self._addresses or now - self._asked_at > ADDRESSES_FOR:
-            self._asked_at = now
+        if not self._addresses or now - self._resolved_at > DNS_TTL:
+            self._resolved_at = now
             try:
-                found = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+                addresses = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
             except OSError:
                 if not self._addresses:
                     raise
-                # Where the endpoint was it may still be, though nobody can tell now.
+                # DNS has failed, but the endpoint may still have its old addresses.
             else:
-                self._addresses = list(found)
+                self._addresses = list(addresses)
         others = [each for each in self._addresses if each[4][0] != avoid] or self._addresses
         return others[next(self._turn) % len(others)]

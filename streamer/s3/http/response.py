@@ -1,11 +1,11 @@
-"""Response headers, and the bodies of errors: what is read of a response that is no bytes of an object.
+"""Reads response headers and the bodies of errors: the bytes of a response that are not an object's.
 
-A header is peeked at (MSG_PEEK, SSL_peek) and only its own bytes are taken off the connection, so that the
-next byte there is the first of the body: one that splice(2) finds. `HeaderParser` is pure; `ResponseReader`
-waits for one connection.
+A header is peeked at (MSG_PEEK, SSL_peek) and only its own bytes are read, so the next byte of the connection
+is the first of the body, where splice(2) can begin. `HeaderParser` is pure; `ResponseReader` waits for one
+connection.
 
-Nothing read here is progress: connection, header and an error's body have `stall_timeout` seconds together.
-Interim (1xx) responses, header bytes and error bodies have limits of their own, too.
+These bytes are no progress: connection, header and an error's body have `stall_timeout` seconds together.
+Interim (1xx) responses, header bytes and error bodies have limits of their own.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from streamer.s3.http.connection import Connection
 
 HEADER_END = b"\r\n\r\n"
 HEADER_READ = 2 * 1024
-"""Bytes to look at for a header; S3's are shorter."""
-HEEDED = {
+"""Bytes to peek at for a header; S3's headers are shorter."""
+KEPT_FIELDS = {
     name.encode(): name
     for name in (
         "content-length",
@@ -36,19 +36,19 @@ HEEDED = {
         "x-amz-version-id",
     )
 }
-"""Fields that are kept, as they are parsed and as they are kept."""
+"""The header fields that are kept, by the bytes that the parser gives."""
 MAX_HEADER = 64 * 1024
 MAX_ERROR_BODY = 256 * 1024
 ERROR_READ = 64 * 1024
 MOST_INTERIM = 32
-"""Interim (1xx) responses before one response; a server that sends more never comes to it."""
+"""Interim (1xx) responses before one response at most; a server that sends more may never end them."""
 LONGEST_NUMBER = 20
-"""Digits of a length that no object has."""
+"""Digits of a Content-Length that is too large for any object."""
 
 
 @dataclass(slots=True)
 class ResponseHeader:
-    """Status, and the fields that are `HEEDED`; names in lower case."""
+    """Status and `KEPT_FIELDS` of a response; names in lower case."""
 
     status: int = 0
     fields: dict[str, str] = field(default_factory=dict)
@@ -70,9 +70,9 @@ class _Message:
         self._parser = httptools.HttpResponseParser(self)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        kept = HEEDED.get(name.lower())
-        if kept is not None:
-            self.header.fields[kept] = value.decode("utf-8", "replace")
+        field_name = KEPT_FIELDS.get(name.lower())
+        if field_name is not None:
+            self.header.fields[field_name] = value.decode("utf-8", "replace")
 
     def on_headers_complete(self) -> None:
         self.header.status = self._parser.get_status_code()
@@ -88,12 +88,12 @@ class _Message:
         self._parser.feed_data(data)
 
     def release(self) -> None:
-        """Let go of the parser, which holds our methods in a reference cycle. Nothing is fed any more."""
+        """Drop the parser, which forms a reference cycle with this object; `feed` cannot be called again."""
         del self._parser
 
 
 class HeaderParser:
-    """The header of one response, after any interim ones. Pure."""
+    """Parses the header of one response, after any interim responses. Pure."""
 
     def __init__(self, context: ErrorContext) -> None:
         self._context = context
@@ -102,9 +102,9 @@ class HeaderParser:
         self.message = _Message()
 
     def feed(self, data: bytes) -> tuple[int, bool]:
-        """The bytes of `data` that belong to headers, and whether the final header is whole.
+        """Return how many bytes of `data` belong to headers, and whether the final header is complete.
 
-        `data`: what follows the bytes that belonged to headers before. Raises BadAnswer.
+        `data`: the bytes after those that earlier calls counted. Raises BadAnswer.
         """
         end = (self._data + data).find(HEADER_END, max(0, len(self._data) - 3))
         used = len(data) if end < 0 else end + len(HEADER_END) - len(self._data)
@@ -133,12 +133,12 @@ class HeaderParser:
 
 
 class ResponseReader:
-    """Reads one response header from a connection, and the body of an error after it."""
+    """Reads one response header from a connection, and an error's body after it."""
 
     def __init__(
         self, connection: Connection, context: ErrorContext, *, within: float, stall_timeout: float
     ) -> None:
-        """`within`: seconds until the last byte that is read here; the rest of `stall_timeout`."""
+        """`within`: seconds left of `stall_timeout` for all bytes that are read here."""
         self.begun = False
         """Whether any byte of a response has arrived."""
         self._connection = connection
@@ -157,14 +157,14 @@ class ResponseReader:
         return self._parser.message.header
 
     async def error_body(self) -> bytes:
-        """Read the body after the header, or what has come of it in time, some `MAX_ERROR_BODY` at most."""
+        """Read the body, as far as it arrives in time, about `MAX_ERROR_BODY` bytes at most."""
         if not self.complete:
             await self._run(self._read_error)
         return bytes(self._parser.message.body)
 
     @property
     def complete(self) -> bool:
-        """Whether the response has no byte that is not read."""
+        """Whether every byte of the response has been read."""
         return self._parser.message.complete
 
     def release(self) -> None:
@@ -172,7 +172,7 @@ class ResponseReader:
         self._parser.message.release()
 
     async def _run(self, step: Callable[[], bool]) -> bool:
-        """Repeat `step` as bytes arrive, until it says that it is done; false if that came too late."""
+        """Repeat `step` as bytes arrive until it returns true; return false after the deadline."""
         self._step = step
         self._done = self._loop.create_future()
         timer = self._loop.call_at(self._deadline, self._time_out)
@@ -180,7 +180,7 @@ class ResponseReader:
             self._connection.expect(1)
             self._connection.watch(self._on_readable)
             if self._connection.pending:
-                self._on_readable()  # bytes that no socket reports
+                self._on_readable()  # decrypted bytes: epoll reports none
             return await self._done
         finally:
             timer.cancel()
@@ -204,7 +204,7 @@ class ResponseReader:
             self._done.set_exception(error)
 
     def _read_header(self) -> bool:
-        """Take some of the header off the connection; whether that was its end."""
+        """Read some of the header; return whether that was its end."""
         memory = memoryview(bytearray(HEADER_READ))
         count = self._connection.peek(memory)
         if not count:
@@ -215,7 +215,7 @@ class ResponseReader:
         return whole
 
     def _read_error(self) -> bool:
-        """Take some of the body; whether that was its end, or as much as is wanted."""
+        """Read some of the body; return whether that was its end, or the limit."""
         message, memory = self._parser.message, memoryview(bytearray(ERROR_READ))
         count = self._connection.recv_into(memory)
         try:
