@@ -198,7 +198,7 @@ class Channel:
             requests=requests,
             policy=self.spec.retry,
             changes=self._report.changes,
-            verifier=None if stored is None else ChecksumVerifier(stored.known, self._report.checked),
+            verifier=None if stored is None else ChecksumVerifier(stored.cached, self._report.checked),
             start=self._state.start,
             on_resume_point=self._note_mark,
             when_failed=self.spec.when_failed,

@@ -1,10 +1,10 @@
 """Ranged GETs by aiobotocore, through user space.
 
 It works wherever aiobotocore works (TLS, proxies, any endpoint) and is the reference that `http_source` must
-equal byte for byte. Bodies are read with aiohttp's `readchunk()`, which hands over each buffer as the socket
-filled it; `readany()` joins what has piled up first (measured with 8 MiB parts: 1.4 against 1.8 CPU-s/GB in
-all), and botocore's own iterator costs more than either. That bypasses botocore's length check, so the length
-is checked here.
+equal byte for byte. Bodies are read with aiohttp's `readchunk()`, which returns each buffer as the socket
+filled it. `readany()` joins all buffered bytes first (measured with 8 MiB parts: 1.4 against 1.8 CPU-s/GB in
+all), and botocore's own iterator costs more than either. `readchunk()` bypasses botocore's length check, so
+the length is checked here.
 
     the task that opened the body: readchunk ─→ at most `QUEUED` bytes ─→ read_into by the stage
 """
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from streamer.s3.ranges import RangeRequest
 
 QUEUED = 256 * KIB
-"""Bytes read ahead of the stage, or one chunk more."""
-LITTLE = 4 * KIB
-"""A smaller chunk is joined with what else has arrived."""
+"""Bytes read before the stage takes them; one chunk more at most."""
+SMALL_CHUNK = 4 * KIB
+"""Bytes below which a chunk is joined with all other bytes that have arrived."""
 
 
 class AiobotocoreSource:
@@ -39,7 +39,7 @@ class AiobotocoreSource:
     name = "aiobotocore"
 
     def __init__(self, client: Any, credentials: RenewableCredentials | None = None) -> None:
-        """`credentials`: the client's, to be told if they are refused."""
+        """`credentials`: the client's, renewed if S3 refuses them."""
         self._client = client
         self._credentials = credentials
         self._stall_timeout: float = client.meta.config.read_timeout
@@ -80,7 +80,7 @@ class AiobotocoreSource:
 
 
 class AiobotocoreBody:
-    """A `Body` that the task in `taken` reads ahead, a little."""
+    """A `Body` of which the task in `taken` reads up to `QUEUED` bytes before the stage takes them."""
 
     spliceable = False
 
@@ -102,7 +102,7 @@ class AiobotocoreBody:
         return f"<AiobotocoreBody {self._queued} of {self.left} bytes left are here>"
 
     def splice_into(self, pipe_fd: int, most: int) -> int:
-        """Never: bytes are read."""
+        """Not supported."""
         raise NotImplementedError("not spliceable")
 
     def read_into(self, memory: memoryview) -> int:
@@ -158,7 +158,7 @@ class AiobotocoreBody:
         self._call = None
 
     async def taken(self) -> None:
-        """As `Body.taken`; reads meanwhile."""
+        """As `Body.taken`; reads the body meanwhile."""
         try:
             with map_errors(self._context):
                 await self._read()
@@ -181,7 +181,7 @@ class AiobotocoreBody:
                 if not data and not end_of_chunk:
                     raise Truncated(f"the body ended {self._to_read} bytes early", self._context)
                 if data:
-                    if len(data) < LITTLE:  # chunks of a byte would hold the loop: it has no turn in between
+                    if len(data) < SMALL_CHUNK:  # readchunk() does not yield to the loop between chunks
                         data += content.read_nowait()
                     self._add(data[: self._to_read])
                     stall.moved()

@@ -1,16 +1,16 @@
-"""Whole objects against the checksums that S3 keeps of them.
+"""Compares delivered objects with the checksums that S3 stores.
 
-    request for a part ─ HEAD of its object before, once ─▶ which CRC is stored, and its value
-    delivery ─ ChecksumVerifier: the sum of the bytes as they leave, compared after the object's last byte
+    before a part's GET   HEAD of its object, once: algorithm and value of the stored CRC
+    delivery              ChecksumVerifier: CRC of the delivered bytes, compared after the object's last byte
 
-S3 keeps a CRC of the whole object (type FULL_OBJECT) of everything that was uploaded since the end of 2024,
-unless the uploader wanted another kind: a sum of a multipart upload's parts (COMPOSITE) cannot be compared
-without them, and SHAs are slow. Such objects count as unverifiable.
+S3 stores a CRC of the whole object (type FULL_OBJECT) for uploads since the end of 2024, unless the uploader
+chose another kind. A checksum of a multipart upload's parts (COMPOSITE) cannot be compared without the parts,
+and SHAs are slow: such objects count as unverifiable.
 
-Why HEAD and not the answers to the GETs: of a range, S3 may send the sum of a part of the upload, and
-compatible servers that of the whole object; HEAD is unmistakable, and what it says is remembered.
+HEAD is used because responses to GETs of ranges are ambiguous: S3 may send the checksum of an upload's part,
+and compatible servers send that of the whole object. The result is cached.
 
-A wrong sum cannot call back what was delivered: it fails the epoch, which then has no proof.
+A mismatch cannot recall delivered bytes: it fails the epoch, whose trailer then is `failed`.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ Algorithm = Literal["CRC64NVME", "CRC32C", "CRC32"]
 Outcome = Literal["verified", "unverifiable", "mismatch"]
 OUTCOMES: tuple[Outcome, ...] = ("verified", "unverifiable", "mismatch")
 
-REMEMBERED = 65_536
-"""Objects whose stored sums are kept, of all channels, so that later epochs need not ask again."""
+CACHED_OBJECTS = 65_536
+"""Objects of all channels whose stored checksums are cached, so that later epochs send no HEAD."""
 
 
 Update = Callable[[memoryview, int], int]
-"""The CRC of bytes and of those before them, whose CRC is given."""
+"""A function of further bytes and the CRC of the bytes before them; returns the CRC of both."""
 
 
 def kinds() -> Mapping[Algorithm, Update]:
-    """Every CRC that S3 stores. Raises ConfigError if awscrt, which computes them, is not there."""
+    """Return the CRC functions that S3 stores. Raises ConfigError if awscrt, which has them, is missing."""
     try:
         from awscrt import checksums as crt
 
-        found: dict[Algorithm, Update] = {
+        functions: dict[Algorithm, Update] = {
             "CRC64NVME": crt.crc64nvme,
             "CRC32C": crt.crc32c,
             "CRC32": crt.crc32,
@@ -68,103 +68,103 @@ def kinds() -> Mapping[Algorithm, Update]:
         raise ConfigError(
             "Integrity: checksum needs awscrt 0.38 or newer: pip install 'awscrt>=0.38', or remove the key"
         ) from error
-    return found
+    return functions
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The sum that S3 keeps of a whole object."""
+    """The checksum that S3 stores for a whole object."""
 
     algorithm: Algorithm
     value: int
 
 
-def stored_sum(answer: Mapping[str, Any]) -> Stored | None:
-    """The whole object's sum in botocore's answer to HEAD; None if there is none of a kind to compare."""
-    if answer.get("ChecksumType", "FULL_OBJECT") != "FULL_OBJECT":
+def stored_sum(response: Mapping[str, Any]) -> Stored | None:
+    """Return the whole object's checksum in botocore's response to HEAD; None if it has no usable one."""
+    if response.get("ChecksumType", "FULL_OBJECT") != "FULL_OBJECT":
         return None
     algorithms: tuple[Algorithm, ...] = ("CRC64NVME", "CRC32C", "CRC32")
     for algorithm in algorithms:
-        said = answer.get(f"Checksum{algorithm}")
-        # Servers that do not know of types mark composite ones by the number of parts behind a dash.
-        if said and "-" not in said:
+        encoded = response.get(f"Checksum{algorithm}")
+        # Servers without checksum types mark composite ones by a dash and the number of parts.
+        if encoded and "-" not in encoded:
             try:
-                return Stored(algorithm, int.from_bytes(base64.b64decode(said, validate=True), "big"))
+                return Stored(algorithm, int.from_bytes(base64.b64decode(encoded, validate=True), "big"))
             except binascii.Error:
                 return None
     return None
 
 
 class StoredChecksums:
-    """What S3 has stored, asked for once an object."""
+    """The stored checksums of objects, by one HEAD per object."""
 
     def __init__(self, client: Any, credentials: RenewableCredentials | None) -> None:
-        """`client`: aiobotocore's for control calls, not owned; `credentials`: its own."""
+        """`client`: aiobotocore's for control requests, not owned. `credentials`: the client's."""
         self._credentials = credentials
         self._client = client
-        self._known: OrderedDict[ObjectRef, Stored | None] = OrderedDict()
-        self._asking: dict[ObjectRef, asyncio.Lock] = {}
+        self._cache: OrderedDict[ObjectRef, Stored | None] = OrderedDict()
+        self._locks: dict[ObjectRef, asyncio.Lock] = {}
 
     async def of(self, ref: ObjectRef, *, attempt: int) -> Stored | None:
-        """The sum of this version of the object, if there is one. Raises SourceError."""
-        if ref in self._known:
-            self._known.move_to_end(ref)
-            return self._known[ref]
-        async with self._asking.setdefault(ref, asyncio.Lock()):
-            if ref not in self._known:
-                self._known[ref] = await self._ask(ref, attempt)
-                while len(self._known) > REMEMBERED:
-                    self._known.popitem(last=False)
-        self._asking.pop(ref, None)
-        return self._known[ref]
+        """Return the checksum of this version of the object, if there is one. Raises SourceError."""
+        if ref in self._cache:
+            self._cache.move_to_end(ref)
+            return self._cache[ref]
+        async with self._locks.setdefault(ref, asyncio.Lock()):
+            if ref not in self._cache:
+                self._cache[ref] = await self._head(ref, attempt)
+                while len(self._cache) > CACHED_OBJECTS:
+                    self._cache.popitem(last=False)
+        self._locks.pop(ref, None)
+        return self._cache[ref]
 
-    def known(self, ref: ObjectRef) -> Stored | None:
-        """The sum that `of` has found, if there is one."""
-        return self._known.get(ref)
+    def cached(self, ref: ObjectRef) -> Stored | None:
+        """Return the checksum that `of` has found, if there is one."""
+        return self._cache.get(ref)
 
-    async def _ask(self, ref: ObjectRef, attempt: int) -> Stored | None:
+    async def _head(self, ref: ObjectRef, attempt: int) -> Stored | None:
         context = ErrorContext(ref.bucket, ref.key, attempt=attempt)
         version = {"VersionId": ref.version} if ref.version else {}
         with renewing(self._credentials), of_listed():
             try:
                 with map_errors(context):
-                    answer = await self._client.head_object(
+                    response = await self._client.head_object(
                         Bucket=ref.bucket, Key=ref.key, ChecksumMode="ENABLED", **version
                     )
             except (Expired, ClockSkew):
                 raise
             except (Denied, BadAnswer) as error:
-                # An answer to HEAD has no body, so S3 cannot say that a token has expired: 400, or 403.
+                # A response to HEAD has no body, so an expired token shows only as status 400 or 403.
                 raise Expired(error.message, error.context) from error
-        check_version(ref.version, answer.get("VersionId"), context)
-        if bare_etag(answer.get("ETag", "")) != ref.etag:
+        check_version(ref.version, response.get("VersionId"), context)
+        if bare_etag(response.get("ETag", "")) != ref.etag:
             raise SourceChanged(
                 f"the object was replaced after it was listed (ETag {ref.etag} then, "
-                f"{answer.get('ETag')} now)",
+                f"{response.get('ETag')} now)",
                 context,
             )
-        return stored_sum(answer)
+        return stored_sum(response)
 
 
 class ChecksummingSource:
-    """A `RangeSource` that knows the stored sum of an object before it opens a body of it."""
+    """A `RangeSource` that gets an object's stored checksum before it opens a body of the object."""
 
-    def __init__(self, source: RangeSource, sums: StoredChecksums) -> None:
+    def __init__(self, source: RangeSource, checksums: StoredChecksums) -> None:
         self._source = source
-        self._sums = sums
+        self._checksums = checksums
 
     @property
     def name(self) -> str:
         return self._source.name
 
     async def open(self, request: RangeRequest) -> Body:
-        """As `RangeSource.open`."""
-        await self._sums.of(request.part.object, attempt=request.attempt)
+        """See `RangeSource.open`."""
+        await self._checksums.of(request.part.object, attempt=request.attempt)
         return await self._source.open(request)
 
 
 class ChecksumVerifier:
-    """The sum of the object that is being delivered, one channel's.
+    """Computes the checksum of the object that one channel delivers, and compares it with the stored one.
 
     An object whose first bytes an earlier sidecar delivered cannot be compared.
     """
@@ -172,31 +172,31 @@ class ChecksumVerifier:
     def __init__(
         self, stored: Callable[[ObjectRef], Stored | None], note: Callable[[ObjectRef, Outcome], None]
     ) -> None:
-        """`stored`: the sum that S3 keeps of an object. `note` gets the outcome of every object."""
+        """`stored` returns an object's stored checksum. `note` gets the outcome of every object."""
         self._stored = stored
         self._kinds = kinds()
         self._note = note
         self._object: ObjectRef | None = None
         self._part: Part | None = None
         self._summed = 0
-        """Bytes of the object, from its first on, that the value is of."""
+        """Bytes from the object's first on that `_value` covers."""
         self._value = 0
 
     def update(self, part: Part, data: memoryview) -> None:
-        """The next bytes of the part are delivered."""
+        """Add the next delivered bytes of the part."""
         if part is not self._part:
             self._part = part
             if part.start == 0:
                 self._object, self._value, self._summed = part.object, 0, 0
             elif self._object != part.object or self._summed != part.start:
-                self._object = None  # the stream was continued within this object
+                self._object = None  # the stream was resumed inside this object
         stored = self._stored(part.object)
         if self._object is not None and stored is not None:
             self._value = self._kinds[stored.algorithm](data, self._value)
             self._summed += len(data)
 
     def delivered(self, part: Part) -> None:
-        """All of the part is delivered. Raises Mismatch after an object's last part."""
+        """Compare the checksum after an object's last part. Raises Mismatch."""
         if not part.ends_object:
             return
         ref, stored = part.object, self._stored(part.object)

@@ -1,8 +1,8 @@
 """Ranged GETs by our own HTTP client.
 
-A body stays in its socket until the relay takes it, spliced or read. A response that this client is not made
-for (a redirect, a chunked body) is left to the aiobotocore transport, part by part; both judge a response by
-the same rules.
+A body stays in its socket until the relay splices or reads it. Where this client does not support a response
+(a redirect, a chunked body), the aiobotocore transport fetches that part; both check responses by the same
+rules.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MESSAGE = re.compile(rb"<Message>([^<]{0,500})</Message>")
 
 
 def why_not(client: Any, buckets: set[str]) -> str | None:
-    """Why `client`, aiobotocore's, cannot be stood in for at these buckets; None if it can."""
+    """Return why our own client cannot replace `client`, aiobotocore's, for these buckets; None if it can."""
     endpoint_url = client.meta.endpoint_url
     scheme, _, rest = endpoint_url.partition("://")
     if scheme in getproxies() and not proxy_bypass(rest.split("/")[0]):
@@ -50,7 +50,7 @@ def why_not(client: Any, buckets: set[str]) -> str | None:
 
 
 def why_not_splice(endpoint_url: str) -> str | None:
-    """Why bodies cannot stay out of this process; None if they can."""
+    """Return why bodies cannot be spliced; None if they can."""
     if not endpoint_url.startswith("http://"):
         return "the endpoint is TLS, so bodies must be decrypted in user space"
     return None
@@ -68,7 +68,7 @@ def tls_context(ca_bundle: str | None) -> TlsContext:
 
 
 class HttpSource:
-    """A `RangeSource`."""
+    """A `RangeSource` over our own HTTP client."""
 
     name = "http"
 
@@ -80,13 +80,13 @@ class HttpSource:
         tls: TlsContext | None = None,
         stall_timeout: float = STALL_TIMEOUT,
     ) -> None:
-        """`tls`: as of HttpClient. `stall_timeout`: seconds without a byte that end a request."""
+        """`tls`: as for HttpClient. `stall_timeout`: seconds without a byte after which a request fails."""
         self._signer = signer
         self._fallback = fallback
         self._client = HttpClient(tls, stall_timeout=stall_timeout)
 
     def close(self) -> None:
-        """Close idle connections; those in use close with their bodies."""
+        """Close idle connections; a connection in use closes with its body."""
         self._client.close()
 
     async def open(self, request: RangeRequest) -> Body:
@@ -96,9 +96,9 @@ class HttpSource:
 
         async def signed() -> bytes:
             request.on_phase("credentials")
-            header = await self._signer.head(endpoint, part, request.first)
+            request_bytes = await self._signer.ranged_get(endpoint, part, request.first)
             request.on_phase("connect")
-            return header
+            return request_bytes
 
         def sent(peer: str) -> None:
             request.peer = peer
@@ -123,9 +123,9 @@ class HttpSource:
                 return await self._fallback.open(request)
             error = error_of(header, await response.error_body(), context)
             if isinstance(error, WrongEndpoint):
-                return await self._fallback.open(request)  # it has botocore resolve the region
+                return await self._fallback.open(request)  # botocore resolves the bucket's region
             if isinstance(error, ClockSkew):
-                self._signer.ahead = error.ahead  # what is signed next is right, whatever the clock says
+                self._signer.ahead = error.ahead  # the next signature has S3's time
             raise deleted(error) if isinstance(error, ObjectMissing) else error
 
 
@@ -149,10 +149,10 @@ def _check(header: ResponseHeader, request: RangeRequest, context: ErrorContext)
 
 
 def error_of(header: ResponseHeader, body: bytes, context: ErrorContext) -> SourceError:
-    """Our error for a response that is neither a success nor a redirect. `body`: what came of it."""
+    """Return our error for a response that is neither a success nor a redirect. `body` may be cut off."""
     code, message = CODE.search(body), _MESSAGE.search(body)
-    broken = len(body) < min(header.content_length or 0, MAX_ERROR_BODY)
-    if code is None and broken and header.status in MANY_REASONS:
+    cut = len(body) < min(header.content_length or 0, MAX_ERROR_BODY)
+    if code is None and cut and header.status in MANY_REASONS:
         return cut_off(header.status, context)
     fields: Any = header.fields
     return error_from_response(

@@ -1,16 +1,15 @@
-"""The seam between the transports and the relay: open a body, then pull.
+"""The interface between transports and relay: open a body, then pull its bytes.
 
     relay      decides which part is fetched, when, and where its bytes wait
     transport  `RangeSource.open`: sends one request, checks the response header, returns the `Body`
-    stage      pulls: `splice_into` a pipe, or `read_into` memory; asks to be called when there is more
-    failure    is a raised SourceError; the relay opens another body from the next byte that is missing
+    stage      pulls: `splice_into` a pipe, or `read_into` memory; registers a callback for further bytes
+    failure    a raised SourceError; the relay opens another body from the next missing byte
 
-A body belongs to the task that opened it: that task waits in `taken` and closes the body once. The stage
-borrows it meanwhile. Nobody reads a body ahead of the stage, so bytes that the stage leaves alone stay in the
-socket, where TCP holds the server back.
+The task that opened a body owns it: it waits in `taken` and closes the body once. The stage uses the body
+meanwhile. Bytes that the stage does not take stay in the socket, and TCP's flow control slows the server.
 
-Waiting costs a callback and no task: on uvloop a callback takes 0.6 µs and a woken task 1.9 to 2.5 µs, and a
-body of 8 MiB is waited for some ten times.
+Waiting uses a callback and no task: on uvloop a callback takes 0.6 µs and a woken task 1.9 to 2.5 µs, and the
+stage waits about ten times for a body of 8 MiB.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ def no_phase(_: Phase) -> None:
 
 @dataclass(slots=True)
 class RangeRequest:
-    """One request for the bytes of a part from offset `first` of the object on."""
+    """One request for the bytes of a part, from offset `first` of the object to the part's end."""
 
     part: Part
     first: int
@@ -48,9 +47,9 @@ class RangeRequest:
     avoid: str | None = None
     """An address that the request should not go to, if the endpoint has another."""
     on_phase: Callable[[Phase], None] = no_phase
-    """Called when the request enters a phase. A transport that cannot tell leaves it at `first_byte`."""
+    """Called when the request enters a phase. Some transports report no phase and stay at `first_byte`."""
     peer: str | None = None
-    """The address that the request went to; set by a transport that knows it."""
+    """The address that the request went to, if the transport sets it."""
 
     @property
     def context(self) -> ErrorContext:
@@ -86,23 +85,24 @@ class Body(Protocol):
         """Raise what `read_into` would raise now; take nothing."""
 
     def notify(self, call: Callable[[], None]) -> None:
-        """Call once when enough bytes for a larger move are there, few have waited long, or none will come.
+        """Call `call` once: when enough bytes for a large move have arrived, a few have waited long, or the
+        body has failed.
 
-        A stalled body fails while it is waited for: the call comes, and the next move raises. A further
-        `notify` or `park` replaces this one. `call` must not raise.
+        A body that stalls meanwhile fails: `call` is called, and the next move raises. A further `notify` or
+        `park` replaces this one. `call` must not raise.
         """
 
     def park(self, call: Callable[[], None]) -> None:
-        """As `notify`, but only once the transport can hold no more bytes, or none will come."""
+        """As `notify`, but only when the transport can hold no more bytes, or the body has failed."""
 
     def hush(self) -> None:
-        """Forget the last `notify` or `park`: nobody waits, and nothing counts as a stall."""
+        """Cancel the last `notify` or `park`. A body that nobody waits for cannot stall."""
 
     async def taken(self) -> None:
         """Wait until every byte has been taken. Raises SourceError if no further byte will come."""
 
     def close(self) -> None:
-        """Give the connection back, or close it if bytes are left. Nothing is called any more."""
+        """Give the connection back, or close it if bytes are left. No callback follows."""
 
 
 class RangeSource(Protocol):
@@ -110,7 +110,7 @@ class RangeSource(Protocol):
 
     @property
     def name(self) -> str:
-        """For people and metrics."""
+        """The transport's name in logs and metrics."""
 
     async def open(self, request: RangeRequest) -> Body:
         """Send the request and check the response header.
@@ -134,13 +134,13 @@ def check_header(  # noqa: PLR0913 - the fields of a response header, one by one
     etag: str | None,
     version: str | None,
 ) -> None:
-    """Refuse an answer that is not bytes `first` to `end` of the version that `ref` names.
+    """Refuse a response that is not bytes `first` to `end` of the version that `ref` names.
 
-    206 is the rule (RFC 9110 §15.3.7); 200 with a right Content-Range is accepted, since some
-    compatible servers send it. The answer must prove its version by its ETag, or by the version id that was
-    asked for: a server may ignore If-Match, and `versionId` too. `version`: its `x-amz-version-id`. Raises
-    SourceChanged if the version or size is another, BadAnswer if that is not said, or if the range or length
-    is not what was asked for.
+    206 is the rule (RFC 9110 §15.3.7); 200 with a right Content-Range is accepted, since some compatible
+    servers send it. The response must prove its version by its ETag, or by the version id that was requested:
+    a server may ignore If-Match, and `versionId` too. `version`: the response's `x-amz-version-id`. Raises
+    SourceChanged if version or size differ, BadAnswer if the response does not state them, or if its range or
+    length differs from the request's.
     """
     if status not in (200, 206):
         raise BadAnswer(f"answered {status} to a ranged GET", context)
@@ -169,15 +169,16 @@ def check_header(  # noqa: PLR0913 - the fields of a response header, one by one
         raise BadAnswer(f"promises {content_length} bytes for a range of {end - first}", context)
 
 
-def check_version(asked: str | None, version: str | None, context: ErrorContext) -> None:
-    """Refuse an answer that is not of the version `asked` for. `version`: its `x-amz-version-id`.
+def check_version(requested: str | None, version: str | None, context: ErrorContext) -> None:
+    """Refuse a response for another version than `requested`. `version`: its `x-amz-version-id`.
 
-    S3 names the version in each answer to a request with `versionId`; a bucket that never had versions may
+    S3 names the version in each response to a request with `versionId`; a bucket that never had versions may
     leave out `null`. Raises BadAnswer.
     """
-    if asked is None or version == asked or (version is None and asked == "null"):
+    if requested is None or version == requested or (version is None and requested == "null"):
         return
-    said = "says no version" if version is None else f"is of version {quoted(version)}"
+    description = "says no version" if version is None else f"is of version {quoted(version)}"
     raise BadAnswer(
-        f"the answer {said}, where version {asked} was asked for; the server ignores versionId", context
+        f"the answer {description}, where version {requested} was asked for; the server ignores versionId",
+        context,
     )

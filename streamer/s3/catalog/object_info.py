@@ -121,7 +121,7 @@ class HttpHeadClient:
         endpoint = await self._signer.endpoint(bucket)
         self._clients.request_counts["HeadObject"] += 1
         response = await self._http.send(
-            endpoint, context, lambda: self._signer.inquiry(endpoint, bucket, key, version=version)
+            endpoint, context, lambda: self._signer.head(endpoint, bucket, key, version=version)
         )
         response.end(reuse=True)
         status, headers = response.header.status, response.header.fields

@@ -1,8 +1,8 @@
-"""Signature Version 4 for one shape of request: one without a body, as GET and HEAD are.
+"""Signature Version 4 for requests without a body: GET and HEAD.
 
-botocore's signer is made for every request there is; around two thirds of what a small object cost were its
-headers, URLs and logging. This does the same arithmetic for known headers in a tenth of the time (5 against
-61 us), and a property test holds it equal to botocore's, byte for byte.
+botocore's signer supports every request; its headers, URLs and logging were about two thirds of the cost of a
+small object. This one computes the same signature for known headers in a tenth of the time (5 against 61 µs).
+A property test proves that both are equal, byte for byte.
 Source: IAM User Guide, "Create a signed AWS API request".
 """
 
@@ -20,7 +20,7 @@ _NO_BODY = hashlib.sha256(b"").hexdigest()
 
 
 class Credentials(Protocol):
-    """What botocore calls frozen credentials."""
+    """botocore's frozen credentials."""
 
     access_key: str
     secret_key: str
@@ -30,16 +30,16 @@ class Credentials(Protocol):
 class GetSigner:
     """Signs GETs and HEADs for one region.
 
-    Kept from one to the next: the day's key for a secret, the order of headers for the few sets of names that
-    there are, and the second's timestamp.
+    It caches the day's key of a secret, the order of headers for the few sets of names, and the timestamp of
+    the current second.
     """
 
     def __init__(self, region: str, *, service: str = "s3") -> None:
         self._region = region
         self._service = service
-        self._derived: tuple[str, str, bytes] | None = None
+        self._cached_key: tuple[str, str, bytes] | None = None
         self._orders: dict[tuple[str, ...], tuple[list[str], str]] = {}
-        self._stamped = (-1, "")
+        self._timestamp = (-1, "")
 
     def sign(
         self,
@@ -52,10 +52,10 @@ class GetSigner:
         method: str = "GET",
         now: float | None = None,
     ) -> dict[str, str]:
-        """`headers` and those that authenticate them, all to be sent as they are.
+        """Return `headers` and the headers that authenticate them; all must be sent unchanged.
 
-        `path` and `query` are encoded already, the latter sorted. `host` is the Host header, which is not in
-        `headers`. `now`: seconds of the epoch.
+        `path` and `query` are encoded, and `query` is sorted. `host` is the Host header, which is not in
+        `headers`. `now`: seconds since 1970.
         """
         stamp = self._stamp(int(time.time() if now is None else now))
         day = stamp[:8]
@@ -64,7 +64,7 @@ class GetSigner:
             signed["X-Amz-Security-Token"] = credentials.token
         order, names = self._order(tuple(signed))
         values = {"Host": host, **signed}
-        written = "".join([f"{name.lower()}:{_tidy(values[name])}\n" for name in order])
+        written = "".join([f"{name.lower()}:{_canonical_value(values[name])}\n" for name in order])
         canonical = f"{method}\n{path}\n{query}\n{written}\n{names}\n{_NO_BODY}"
         scope = f"{day}/{self._region}/{self._service}/aws4_request"
         digest = hashlib.sha256(canonical.encode()).hexdigest()
@@ -77,28 +77,28 @@ class GetSigner:
         return signed
 
     def _stamp(self, second: int) -> str:
-        if self._stamped[0] != second:
-            self._stamped = second, time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(second))
-        return self._stamped[1]
+        if self._timestamp[0] != second:
+            self._timestamp = second, time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(second))
+        return self._timestamp[1]
 
     def _order(self, names: tuple[str, ...]) -> tuple[list[str], str]:
-        """These names and Host as they are signed: in order, and as a list in text."""
-        found = self._orders.get(names)
-        if found is None:
+        """Return these names and Host in signing order, and the same as SignedHeaders' text."""
+        order_and_text = self._orders.get(names)
+        if order_and_text is None:
             order = sorted(("Host", *names), key=str.lower)
-            found = self._orders[names] = order, ";".join(order).lower()
-        return found
+            order_and_text = self._orders[names] = order, ";".join(order).lower()
+        return order_and_text
 
     def _key(self, day: str, secret: str) -> bytes:
-        if self._derived is not None and self._derived[:2] == (day, secret):
-            return self._derived[2]
+        if self._cached_key is not None and self._cached_key[:2] == (day, secret):
+            return self._cached_key[2]
         key = b"AWS4" + secret.encode()
         for step in (day, self._region, self._service, "aws4_request"):
             key = hmac.digest(key, step.encode(), "sha256")
-        self._derived = (day, secret, key)
+        self._cached_key = (day, secret, key)
         return key
 
 
-def _tidy(value: str) -> str:
-    """As it is signed: without the spaces around it, and one for each run of them."""
+def _canonical_value(value: str) -> str:
+    """Return a header's value as it is signed: trimmed, with single spaces."""
     return " ".join(value.split()) if " " in value else value
