@@ -1,28 +1,28 @@
-"""The keeper: a tiny process that holds the FIFOs' write ends, so that a sidecar may die and come back.
+"""The keeper: a small process that holds the FIFOs' write ends, so that a sidecar may die and be restarted.
 
     sidecar ──write, splice──▶ pipe ──splice, counted──▶ FIFO ──▶ reader
                                  └────────── the keeper ───┘
 
-A FIFO ends for its reader when its last write end closes, and the kernel counts nothing. So the write end
-is here, in a process with nothing in it that could fail: no S3, no configuration, no package but the
-standard library. A sidecar that dies leaves a pause. What it had put into the pipe still goes to the
-reader, and the next sidecar is told how many bytes that makes: those counted here, and those left in the
-pipe (FIONREAD), which nobody but the keeper takes out and, the sidecar being dead, nobody puts in. That sum
-is the exact byte to continue at, whenever the sidecar was killed.
+A FIFO ends for its reader when its last write end closes, and the kernel does not count its bytes. So the
+keeper holds the write end, in a process where little can fail: no S3, no configuration, only the standard
+library. While the sidecar is dead, the stream pauses. Bytes that the sidecar had written to the pipe still go
+to the reader. The next sidecar gets the number of bytes accepted: those that the keeper has counted, plus
+those left in the pipe (FIONREAD), which only the keeper reads and, after the sidecar's death, nobody writes.
+The next sidecar resumes at that byte, whenever the last one was killed.
 
-One thread runs everything with epoll. open(2) of a FIFO blocks until a reader comes, and has a thread of
-its own for each channel that waits (contract §1.7-1). One sidecar is served at a time; the next is accepted
-when the last one has closed its connection, which the kernel does after its last write.
+One thread runs everything with epoll. Each channel that waits for its reader has one more thread, because
+open(2) of a FIFO blocks until a reader opens it (contract §1.7-1). The keeper serves one sidecar at a time.
+It accepts the next when the last has closed its connection, which the kernel does after its last write.
 
-No failure ends a FIFO that has not failed itself, and none ends the process:
+No failure ends the process, or any FIFO but the one that failed:
 
-- An event is a hint, and what it leads to an `Act`, which looks at the descriptor itself and may be repeated.
-- An act that raises, whatever it raises, is repeated every RETRY seconds. Its descriptors are not watched
-  until then. So a shortage is waited for, and what never mends is held open.
-- What a FIFO needs (a thread, a pipe) is there before its reader can come. If not, the sidecar gets `failed`
-  and asks again.
-- Nothing is said to a sidecar that has no room for it. What is due waits, and is worded when it is sent;
-  until then no further message is taken from that sidecar.
+- An event is only a hint. It leads to an `Act`, which checks the descriptor itself and may be repeated.
+- An act that raises any exception is repeated every RETRY seconds. Its descriptors are not watched until
+  then. So a shortage is retried, and a FIFO that cannot recover stays open.
+- The thread and the pipe of a FIFO are created before its reader can open it. If that fails, the sidecar gets
+  `failed` and repeats its request.
+- Replies wait while the sidecar's socket is full, and are written with the state at the time of sending.
+  Until then the keeper reads no further message of that sidecar.
 
 Messages are JSON, one a packet (SOCK_SEQPACKET), descriptors beside them (SCM_RIGHTS):
 
@@ -30,20 +30,20 @@ Messages are JSON, one a packet (SOCK_SEQPACKET), descriptors beside them (SCM_R
                                        held: epoch, state, accepted, digest, skipped, mark
     open channel epoch digest skipped, with an O_PATH descriptor of the FIFO
                                     -> opened, once a reader has come, with the pipe's write end; or gone
-    expect, as open                 -> expected, at once: the next sidecar will want it open
+    expect, as open                 -> expected, at once: the next sidecar needs the FIFO
     adopt channel epoch digest skipped moved mark, with the FIFO's write end
-                                    -> adopted; a sidecar that had it itself leaves, `moved` bytes are through
-    mark channel mark               kept for the next sidecar
+                                    -> adopted; a sidecar that ends hands over, after `moved` accepted bytes
+    mark channel mark               stored for the next sidecar
     settle channel                  -> settled, once the FIFO has accepted everything; or gone
-    close channel                   the epoch is over; the next one is due
-    forget channel                  the channel is over
+    close channel                   the epoch has ended; go to the next
+    forget channel                  the channel has ended
 
-`failed` channel do errno is the answer to an open, expect or adopt that lacked something, or whose FIFO
-cannot be opened. States: `idle` no reader has come, `open` one reads, `gone` it has left before the end.
+`failed` channel do errno is the reply to an open, expect or adopt that lacked resources, or whose FIFO cannot
+be opened. States: `idle` no reader has opened the FIFO, `open` a reader reads, `gone` it left before the end.
 
 Run by path, in an interpreter without site-packages: `python -I -S keeper.py SOCKET [IDLE_SECONDS]`. With
-IDLE_SECONDS it ends by itself, when no sidecar is there and no reader either for so long, and at once when
-the last channel is forgotten.
+IDLE_SECONDS the keeper exits when it has had neither sidecar nor reader for so long, and at once when the
+last channel is forgotten.
 """
 
 from __future__ import annotations
@@ -71,18 +71,18 @@ VERSION = 2
 LONGEST_MESSAGE = 64 * 1024
 LONGEST_MARK = 16
 RETRY = 0.1
-"""Seconds until what has failed is tried again."""
+"""Seconds until a failed act is repeated."""
 BACKLOG = 128
-"""Sidecars that may wait: each start of one while the keeper stands still leaves a connection."""
+"""Connections that may wait; each start of a sidecar while the keeper is stopped leaves one."""
 _STACK = 128 * 1024
-"""Bytes of a thread's stack, which has little to do; there may be a thousand."""
+"""Bytes of a thread's stack; there may be a thousand threads."""
 
 # A copy of definitions in streamer/linux.py, since this file runs alone; tests/test_arrows.py compares them.
 PIPE_SIZE = 1 << 20
 SPLICE_FLAGS = os.SPLICE_F_NONBLOCK | os.SPLICE_F_MOVE
 
 Act = tuple[Callable[..., None], Any]
-"""What there is to do, and with which channel, opening or None."""
+"""A method to call, and its argument: a channel, an opening or None."""
 
 
 def descriptor_path(fd: int) -> str:
@@ -108,13 +108,13 @@ def set_pipe_size(fd: int, size: int = PIPE_SIZE, *, least: int = 128 * 1024) ->
 
 
 def peer(sock: socket.socket) -> int:
-    """The user who connected to a Unix socket, or listens at its other end (SO_PEERCRED, unix(7))."""
+    """Return the user id of the process at the other end of a Unix socket (SO_PEERCRED, unix(7))."""
     credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     return int(struct.unpack("3i", credentials)[1])
 
 
 def _close(*fds: int) -> None:
-    """Close descriptors that are there. Linux frees one whatever close(2) returns."""
+    """Close the descriptors that are not -1. Linux frees a descriptor whatever close(2) returns."""
     for fd in fds:
         if fd >= 0:
             with contextlib.suppress(OSError):
@@ -122,59 +122,59 @@ def _close(*fds: int) -> None:
 
 
 class Channel:
-    """One channel: its epoch, and the FIFO of it once a reader has come."""
+    """One channel: its epoch, and the epoch's FIFO once a reader has opened it."""
 
     def __init__(self, name: str, epoch: int, digest: str, skipped: int) -> None:
         self.name = name
         self.epoch = epoch
         self.digest = digest
         self.skipped = skipped
-        """Bytes of the epoch that lie before the FIFO's first one."""
+        """Bytes of the epoch before the FIFO's first byte."""
         self.mark: list[int] | None = None
-        """Where the sidecar wants to begin again; a word of its own that is only kept here."""
+        """The sidecar's resume point, stored for the next sidecar and not interpreted."""
         self.state = "idle"
         self.moved = 0
         """Bytes that the FIFO has accepted."""
         self.settling = False
         self.wanted = False
-        """Whether the sidecar that is here waits for the reader."""
+        """Whether the connected sidecar waits for the reader."""
         self.opening: Opening | None = None
         self.fifo = self.read_fd = self.write_fd = -1
         self.full: bool | None = None
-        """Whether the FIFO's room is waited for, and not the pipe's bytes; None if neither is."""
+        """Whether the keeper waits for room in the FIFO, not for bytes in the pipe; None if for neither."""
 
     @property
     def accepted(self) -> int:
-        """Bytes that the FIFO has accepted or will; exact while no sidecar writes."""
+        """Bytes that the FIFO has accepted or will accept; exact while no sidecar writes."""
         return self.moved + (bytes_unread(self.read_fd) if self.fifo >= 0 else 0)
 
     def account(self) -> dict[str, object]:
-        """What the next sidecar must know."""
+        """Return the channel's state as messages carry it."""
         names = ("epoch", "state", "accepted", "digest", "skipped", "mark")
         return {name: getattr(self, name) for name in names}
 
 
 class Opening:
-    """A thread that blocks in open(2) of one FIFO, and then calls `arrived`, with itself."""
+    """A thread that blocks in open(2) of one FIFO and then calls `arrived` with itself."""
 
     def __init__(
         self, channel: Channel, path_fd: int, inode: tuple[int, int], arrived: Callable[[Opening], None]
     ) -> None:
-        """Raises RuntimeError if there is no thread to be had; `path_fd` is the caller's then."""
+        """Start the thread and take ownership of `path_fd`; raise RuntimeError if no thread can start."""
         self.channel = channel
         self.path_fd = path_fd
         self.inode = inode
         self.fd = self.read_end = -1
         self.error: Exception | None = None
         self.over = False
-        """Whether the keeper has taken what it brought."""
+        """Whether the keeper has handled the result."""
         self._arrived = arrived
         _thread.start_new_thread(self._open, ())
 
     def _open(self) -> None:
         try:
             self.fd = os.open(descriptor_path(self.path_fd), os.O_WRONLY | os.O_CLOEXEC)
-        except Exception as error:  # noqa: BLE001 - the sidecar must hear of it, whatever it is
+        except Exception as error:  # noqa: BLE001 - the keeper reports every error to the sidecar
             self.error = error
         self._arrived(self)
 
@@ -189,29 +189,29 @@ class Keeper:
         self._channels: dict[str, Channel] = {}
         self._client: socket.socket | None = None
         self._refused = False
-        """Whether the client has said what no sidecar of ours says: only its end is waited for."""
+        """Whether the client has broken the protocol: the keeper only waits for it to disconnect."""
         self._broken = False
-        """Whether nothing can be sent to it any more; only its end says that it is gone."""
-        self._heard: tuple[bytes, list[int], bool] | None = None
-        """Its message that is being obeyed: bytes, descriptors, whether some of those were cut off."""
-        self._due: deque[tuple[str, Channel | None, dict[str, object]]] = deque()
-        """What the client has yet to be told."""
+        """Whether sending to the client fails; it still counts as connected until its end of file."""
+        self._message: tuple[bytes, list[int], bool] | None = None
+        """The client's message in progress: bytes, descriptors, and whether some descriptors were cut off."""
+        self._unsent: deque[tuple[str, Channel | None, dict[str, object]]] = deque()
+        """Replies that wait for room in the client's socket: kind, channel, further fields."""
         self._owners: dict[int, Channel] = {}
         """Channels by their FIFO's and pipe's descriptors."""
         self._watched: dict[int, int] = {}
         """The events that epoll watches for, by descriptor of a channel or the client."""
         self._arrived: deque[Opening] = deque()
         self._released: set[tuple[int, int]] = set()
-        """Inodes of FIFOs that a thread still opens for nobody."""
+        """Inodes of FIFOs whose opening was cancelled, while the thread has not returned from open(2)."""
         self._again: dict[Act, None] = {}
-        """What has failed, or must be looked at without an event."""
+        """Acts to repeat: those that failed, and those that must run without an event."""
         self._again_at = 0.0
         self._over = False
         self._epoll = select.epoll()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._wake_fd, select.EPOLLIN)
         listener.settimeout(0)
-        # Edge-triggered: who waits in the backlog while another is served must not wake us.
+        # Edge-triggered: a sidecar that waits in the backlog must not wake the loop again and again.
         self._epoll.register(listener.fileno(), select.EPOLLIN | select.EPOLLET)
 
     def stop(self, *_: object) -> None:
@@ -220,7 +220,7 @@ class Keeper:
         self._wake()
 
     def run(self) -> None:
-        """Serve. When it returns every FIFO is closed."""
+        """Serve until `stop` or idleness, then close every FIFO."""
         while not self._over:
             for act in self.ready():
                 self.perform(act)
@@ -228,11 +228,11 @@ class Keeper:
             self._end(channel, "gone")
 
     def ready(self, longest: float | None = None) -> list[Act]:
-        """Wait for something to do, at most `longest` seconds, and return it."""
+        """Wait at most `longest` seconds for events; return the acts that they lead to."""
         try:
             events = self._epoll.poll(self._timeout(longest))
             acts = [self._act(*event) for event in events]
-        except Exception:  # noqa: BLE001 - whatever it is, it passes, and readers wait meanwhile
+        except Exception:  # noqa: BLE001 - any failure is retried; readers wait meanwhile
             time.sleep(RETRY)
             return [(self._accept, None), (self._collect, None)]
         if self._again and time.monotonic() >= self._again_at:
@@ -265,11 +265,11 @@ class Keeper:
         return (self._look if gone else self._move), owner
 
     def perform(self, act: Act) -> None:
-        """Do what there is to do; what fails is done again later, and nothing else is touched."""
-        what, subject = act
+        """Run one act; if it fails, repeat it later. Other acts are not affected."""
+        method, subject = act
         try:
-            what(subject)
-        except Exception:  # noqa: BLE001 - that of one FIFO must not end the others, whatever it is
+            method(subject)
+        except Exception:  # noqa: BLE001 - one FIFO's failure must not end the others
             self._repeat(act)
             with contextlib.suppress(Exception):
                 self._ignore(act)
@@ -280,12 +280,12 @@ class Keeper:
         self._again[act] = None
 
     def _ignore(self, act: Act) -> None:
-        """Let the descriptors of what has failed wake nobody until it is tried again, which watches them."""
-        what, subject = act
+        """Stop watching the descriptors of a failed act; its repetition watches them again."""
+        method, subject = act
         fds: tuple[int, ...] = ()
         if isinstance(subject, Channel):
             subject.full, fds = None, (subject.fifo, subject.read_fd)
-        elif what in (self._accept, self._serve, self._flush) and self._client is not None:
+        elif method in (self._accept, self._serve, self._flush) and self._client is not None:
             fds = (self._client.fileno(),)
         for fd in fds:
             if fd in self._watched:
@@ -300,7 +300,7 @@ class Keeper:
         self._watched[fd] = events
 
     def _unwatch(self, fd: int) -> None:
-        """Stop watching what is to be closed."""
+        """Stop watching a descriptor before it is closed."""
         if self._watched.pop(fd, None) is not None:
             with contextlib.suppress(OSError):
                 self._epoll.unregister(fd)
@@ -308,7 +308,7 @@ class Keeper:
     # The sidecar
 
     def _accept(self, _: None = None) -> None:
-        # The next sidecar waits in the backlog until this one is gone, and so are its writes.
+        # The next sidecar waits in the backlog until this one's connection, and so its writes, have ended.
         if self._client is None:
             with contextlib.suppress(BlockingIOError):
                 self._client, _address = self._listener.accept()
@@ -316,7 +316,7 @@ class Keeper:
         self._serve()
 
     def _serve(self, _: None = None) -> None:
-        """Tell the client what is due, and only then take its next message."""
+        """Send the waiting replies, and only then handle the client's next message."""
         if self._client is None:
             return
         if self._client.fileno() not in self._watched:
@@ -325,29 +325,29 @@ class Keeper:
                 self._hang_up()
                 return
         self._flush()
-        if (self._due and not self._broken) or (self._heard is None and not self._receive()):
+        if (self._unsent and not self._broken) or (self._message is None and not self._receive()):
             return
-        if self._heard is not None:
-            self._obey(*self._heard)
+        if self._message is not None:
+            self._handle(*self._message)
         self._flush()
 
     def _receive(self) -> bool:
-        """Take one message, if there is one; False if the client is gone."""
+        """Receive a message, if there is one; return false if the client has disconnected."""
         assert self._client is not None  # noqa: S101 - for the type checker
         try:
             data, fds, flags, _ = socket.recv_fds(self._client, LONGEST_MESSAGE, 4)
         except (BlockingIOError, ConnectionResetError):
-            return True  # reset: it died before it read our last word; what it said comes next, then its end
+            return True  # reset: the client died; its last messages come next, then its end
         if not data:
             _close(*fds)
             self._hang_up()
             return False
-        self._heard = data, fds, bool(flags & socket.MSG_CTRUNC)
+        self._message = data, fds, bool(flags & socket.MSG_CTRUNC)
         return True
 
     def _hang_up(self) -> None:
         client, self._client = self._client, None
-        self._due.clear()
+        self._unsent.clear()
         for channel in self._channels.values():
             channel.settling = channel.wanted = False
         if self._idle_for is not None and not self._channels:
@@ -358,91 +358,91 @@ class Keeper:
             self._unwatch(client.fileno())
             client.close()
 
-    def _say(self, did: str, about: Channel | None = None, **more: object) -> None:
-        """Have the client told; of a channel, what holds when there is room to say it."""
+    def _reply(self, kind: str, subject: Channel | None = None, **fields: object) -> None:
+        """Queue a reply and send it when there is room; a channel's state is added at that time."""
         if self._client is not None and not self._refused:
-            self._due.append((did, about, more))
+            self._unsent.append((kind, subject, fields))
             self.perform((self._flush, None))
 
     def _flush(self, _: None = None) -> None:
-        """Tell the client what is due, as far as it has room."""
+        """Send the waiting replies, as far as the client's socket has room."""
         if self._client is None:
             return
         self._broken = False
-        while self._due:
-            did, channel, more = self._due[0]
-            message, fds = {"did": did} | more, []
+        while self._unsent:
+            kind, channel, fields = self._unsent[0]
+            message, fds = {"did": kind} | fields, []
             if channel is not None:
                 message |= {"channel": channel.name} | channel.account()
-                if did == "opened" and channel.state == "open":
+                if kind == "opened" and channel.state == "open":
                     fds = [channel.write_fd]
             try:
                 socket.send_fds(self._client, [json.dumps(message).encode()], fds)
             except BlockingIOError:
                 break
             except (BrokenPipeError, ConnectionResetError):
-                self._broken = True  # it is dying; what it has said comes first, and then its end
+                self._broken = True  # the client is dying; its last messages come first, then its end
                 self._repeat((self._serve, None))
                 break
-            self._due.popleft()
-        wants_room = self._due and not self._broken
+            self._unsent.popleft()
+        wants_room = self._unsent and not self._broken
         self._watch(self._client.fileno(), select.EPOLLOUT if wants_room else select.EPOLLIN)
 
-    def _obey(self, data: bytes, fds: list[int], cut: bool) -> None:  # noqa: FBT001 - as recvmsg(2) has it
-        """Do what a message says. If that raises, it is done again."""
+    def _handle(self, data: bytes, fds: list[int], cut: bool) -> None:  # noqa: FBT001 - as recvmsg(2) has it
+        """Handle a message. If that raises, it is handled again."""
         assert self._client is not None  # noqa: S101 - for the type checker
         if not self._refused:
             try:
                 self._do(json.loads(data), fds, cut=cut)
             except (OSError, MemoryError):
                 raise
-            except Exception:  # noqa: BLE001 - whatever else a message leads to, it must not be repeated
-                # No sidecar of ours says such things. It is told of an end, but may write until its own.
+            except Exception:  # noqa: BLE001 - any other error is the message's fault: do not repeat
+                # The message breaks the protocol. The client sees an end of file, but may still write.
                 self._refused = True
-                self._due.clear()
+                self._unsent.clear()
                 with contextlib.suppress(OSError):
                     self._client.shutdown(socket.SHUT_WR)
-        self._heard = None
+        self._message = None
         _close(*fds)
 
     def _do(self, message: dict[str, Any], fds: list[int], *, cut: bool) -> None:
-        what, name = message["do"], str(message.get("channel"))
-        if what == "hello":
-            self._say("hello", version=VERSION, pid=os.getpid(), channels=len(self._channels))
+        kind, name = message["do"], str(message.get("channel"))
+        if kind == "hello":
+            self._reply("hello", version=VERSION, pid=os.getpid(), channels=len(self._channels))
             for channel in self._channels.values():
-                self._say("held", channel)
-        elif what in ("open", "expect", "adopt"):
-            step = self._adopt if what == "adopt" else self._open
+                self._reply("held", channel)
+        elif kind in ("open", "expect", "adopt"):
+            step = self._adopt if kind == "adopt" else self._open
             if cut and not fds:
-                fds = [-1]  # it came, and there was no room for it
+                fds = [-1]  # the kernel dropped the descriptor: too many are open
             try:
                 step(name, message, fds)
             except (OSError, MemoryError) as error:
-                self._fail(what, name, error)
-        elif what == "mark":
+                self._fail(kind, name, error)
+        elif kind == "mark":
             mark = [int(number) for number in message["mark"]]
             if len(mark) > LONGEST_MARK:
                 raise ValueError(mark)
             self._channels[name].mark = mark
-        elif what == "settle":
+        elif kind == "settle":
             self._channels[name].settling = True
-            self.perform((self._move, self._channels[name]))  # not to be told twice, should it fail now
-        elif what == "close":
+            self.perform((self._move, self._channels[name]))  # a failure must not repeat the message
+        elif kind == "close":
             channel = self._channels[name]
             self._end(channel, "idle")
             channel.settling = channel.wanted = False
             channel.epoch, channel.moved, channel.skipped, channel.mark = channel.epoch + 1, 0, 0, None
-        elif what == "forget":
+        elif kind == "forget":
             if (gone := self._channels.pop(name, None)) is not None:
                 self._end(gone, "gone")
                 gone.settling = gone.wanted = False
         else:
-            raise ValueError(what)
+            raise ValueError(kind)
 
     def _fail(self, do: str, name: str, error: Exception) -> None:
-        """Have the client told what is lacking; it asks again."""
+        """Reply that a request lacked resources; the client repeats it."""
         number = getattr(error, "errno", None) or errno.ENOMEM
-        self._say("failed", do=do, channel=name, errno=number)
+        self._reply("failed", do=do, channel=name, errno=number)
 
     # The FIFOs
 
@@ -462,16 +462,16 @@ class Keeper:
             channel.skipped = skipped
             self._await_reader(channel, fds)
         if message["do"] == "expect":
-            self._say("expected", channel)
+            self._reply("expected", channel)
         elif channel.state == "idle":
             channel.wanted = True
         else:
-            self._say("opened", channel)
+            self._reply("opened", channel)
 
     def _await_reader(self, channel: Channel, fds: list[int]) -> None:
-        """Get everything that the FIFO will need, and open it when its reader comes. Raises OSError."""
-        found = os.fstat(_first(fds))
-        inode = found.st_dev, found.st_ino
+        """Create the FIFO's pipe and the thread that waits for its reader. Raises OSError."""
+        status = os.fstat(_first(fds))
+        inode = status.st_dev, status.st_ino
         if channel.opening is not None and channel.opening.inode == inode:
             return
         self._end(channel, "idle")
@@ -488,8 +488,8 @@ class Keeper:
     def _adopt(self, name: str, message: dict[str, Any], fds: list[int]) -> None:
         epoch, digest, skipped = int(message["epoch"]), str(message["digest"]), int(message["skipped"])
         moved, mark = int(message["moved"]), [int(number) for number in message["mark"]]
-        known = self._channels.get(name)
-        if known is not None and known.state != "idle":
+        previous = self._channels.get(name)
+        if previous is not None and previous.state != "idle":
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
         fifo = _first(fds)
         if not stat.S_ISFIFO(os.fstat(fifo).st_mode):
@@ -500,19 +500,19 @@ class Keeper:
         channel.moved, channel.mark = moved, mark
         channel.read_fd, channel.write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         del fds[0]
-        if known is not None:
-            self._end(known, "gone")
+        if previous is not None:
+            self._end(previous, "gone")
         self._channels[name] = channel
         self._begin(channel, fifo)
-        self._say("adopted", channel)
+        self._reply("adopted", channel)
 
     def _note(self, opening: Opening) -> None:
-        """Have `_collect` take what an opening has brought; in its thread."""
+        """Queue a finished opening for `_collect`. Called in the opening's thread."""
         self._arrived.append(opening)
         self._wake()
 
     def _wake(self) -> None:
-        """Have `ready` return; without that a signal is not noticed either."""
+        """Make `ready` return. A signal handler needs this too: epoll waits again after a signal."""
         while True:
             try:
                 os.eventfd_write(self._wake_fd, 1)
@@ -528,7 +528,7 @@ class Keeper:
             self.perform((self._opened, self._arrived.popleft()))
 
     def _opened(self, opening: Opening) -> None:
-        """Take what a thread has brought."""
+        """Handle the result of an opening."""
         opening.over = True
         _close(opening.path_fd, opening.read_end)
         opening.path_fd = opening.read_end = -1
@@ -546,10 +546,10 @@ class Keeper:
             return
         self._begin(channel, opening.fd)
         if wanted:
-            self._say("opened", channel)
+            self._reply("opened", channel)
 
     def _begin(self, channel: Channel, fifo: int) -> None:
-        """A reader has come."""
+        """Start to move bytes: a reader has opened the FIFO."""
         channel.fifo, channel.state = fifo, "open"
         self._owners |= {fifo: channel, channel.read_fd: channel}
         for fd in (fifo, channel.write_fd):
@@ -558,7 +558,7 @@ class Keeper:
         self.perform((self._move, channel))
 
     def _move(self, channel: Channel) -> None:
-        """Move what the pipe has to the FIFO, as far as it has room."""
+        """Move the pipe's bytes to the FIFO, as far as that has room."""
         if channel.fifo < 0:
             self._settle(channel)
             return
@@ -581,7 +581,7 @@ class Keeper:
             channel.full = full
 
     def _look(self, channel: Channel) -> None:
-        """End the FIFO if its reader has left, which the FIFO itself must say: an event may be an old one."""
+        """End the FIFO if poll(2) confirms that its reader has left: the event may be a stale one."""
         if channel.fifo >= 0:
             poll = select.poll()
             poll.register(channel.fifo, 0)
@@ -591,17 +591,17 @@ class Keeper:
                 self._move(channel)
 
     def _leave(self, channel: Channel) -> None:
-        """The reader has left; what the sidecar writes has nobody to go to."""
+        """Close the FIFO and its pipe after the reader has left."""
         self._end(channel, "gone")
         self._settle(channel)
 
     def _settle(self, channel: Channel) -> None:
         if channel.settling and (channel.state != "open" or not bytes_unread(channel.read_fd)):
             channel.settling = False
-            self._say("settled", channel)
+            self._reply("settled", channel)
 
     def _end(self, channel: Channel, state: str) -> None:
-        """Let go of every descriptor; the sidecar sees its pipe break."""
+        """Close every descriptor of the channel; the sidecar's next write raises BrokenPipeError."""
         channel.state = state
         opening, channel.opening = channel.opening, None
         if opening is not None:
@@ -615,14 +615,14 @@ class Keeper:
         channel.full = None
 
     def _release(self, opening: Opening) -> None:
-        """Have a thread return from open(2), by a reader of our own, which `_opened` closes."""
+        """Make a thread return from open(2) by opening the read end, which `_opened` closes."""
         if not opening.over and opening.read_end < 0:
             flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
             opening.read_end = os.open(descriptor_path(opening.path_fd), flags)
 
 
 def _first(fds: list[int]) -> int:
-    """The descriptor that a message must have. Raises OSError if it came and had no room."""
+    """Return the message's first descriptor. Raises OSError if the kernel dropped it."""
     if fds[0] < 0:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
     return fds[0]
@@ -630,7 +630,7 @@ def _first(fds: list[int]) -> int:
 
 @contextlib.contextmanager
 def address(path: str) -> Iterator[str]:
-    """The path of a socket in a form that is never too long for one: 108 bytes (unix(7)). Raises OSError."""
+    """Return a path to a socket that is shorter than the limit of 108 bytes (unix(7)). Raises OSError."""
     directory, name = os.path.split(os.path.abspath(path))
     fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -640,27 +640,27 @@ def address(path: str) -> Iterator[str]:
 
 
 def listen(path: str) -> socket.socket:
-    """A socket of mode 0600 at `path`; one that a dead keeper has left is replaced. Raises OSError."""
+    """Listen on a socket of mode 0600 at `path`; replace one that a dead keeper has left. Raises OSError."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with address(path) as reachable:
+    with address(path) as short_path:
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
-                other.connect(reachable)
+                other.connect(short_path)
             raise FileExistsError("another keeper listens there")
         except (ConnectionRefusedError, FileNotFoundError):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
         mask = os.umask(0o177)
         try:
-            listener.bind(reachable)
+            listener.bind(short_path)
         finally:
             os.umask(mask)
     listener.listen(BACKLOG)
     return listener
 
 
-def _refuse(path: str, error: OSError) -> int:
-    """Say why nobody serves `path`, as far as there is somebody to hear; the exit code."""
+def _report_failure(path: str, error: OSError) -> int:
+    """Write the error to standard output, if that is open; return the exit code."""
     with contextlib.suppress(OSError):
         os.write(1, f"{path}: {error.strerror or error}\n".encode())
     return 7
@@ -673,7 +673,7 @@ def main(arguments: list[str]) -> int:
         listener = listen(path)
         keeper = Keeper(listener, idle_for=float(arguments[1]) if len(arguments) > 1 else None)
     except OSError as error:
-        return _refuse(path, error)
+        return _report_failure(path, error)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, keeper.stop)
     for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
@@ -683,15 +683,15 @@ def main(arguments: list[str]) -> int:
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
     try:
-        nowhere = os.open(os.devnull, os.O_RDWR)
-        os.write(1, b"ready\n")  # unbuffered: what fails must not be said later
+        null = os.open(os.devnull, os.O_RDWR)
+        os.write(1, b"ready\n")  # unbuffered, so an error is raised here
     except OSError as error:
         with contextlib.suppress(OSError):
             os.unlink(path)
-        return _refuse(path, error)
-    # What started it may wait for the end of its output, and must not wait for ours.
-    for standard in (1, 2):
-        os.dup2(nowhere, standard)
+        return _report_failure(path, error)
+    # The parent process may wait for the end of our output.
+    for output in (1, 2):
+        os.dup2(null, output)
     try:
         keeper.run()
     finally:

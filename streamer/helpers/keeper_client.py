@@ -1,10 +1,10 @@
-"""The sidecar's side of the keeper (`streamer.helpers.keeper`): a connection, and what the keeper holds.
+"""The sidecar's connection to the keeper (`streamer.helpers.keeper`).
 
-Requests go out in order, as the keeper has room for them: one that stands still for a while is waited for,
-and so are its answers. `open` and `settle` have one for a channel; `adopt` and `expect` are repeated until
-confirmed. What the keeper lacks now (descriptors, a thread) is a Shortage; whoever asked asks again. When the
-connection ends, the keeper has died and with it every FIFO's write end: all waits raise SinkError, for the
-readers have seen an end that no trailer proves, and nothing can mend that but a new start of both.
+Requests are sent in order, as the socket has room, and wait while the keeper pauses; so do waits for its
+replies. `open` and `settle` get one reply per channel; `adopt` and `expect` are repeated until confirmed. If
+the keeper lacks descriptors or a thread, the request raises Shortage, and the caller repeats it. When the
+connection ends, the keeper has died, and with it every FIFO's write end. All waits then raise SinkError: the
+readers have seen an end without proof, so sidecar and trainer must be started again.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ from streamer.helpers import spawn as bare
 from streamer.helpers.keeper import LONGEST_MESSAGE, VERSION
 from streamer.plan import Position, ResumePoint
 
-ANSWER_WITHIN = 60.0
-"""Seconds for the keeper's first answer. It serves one sidecar, the next when the last is gone."""
+REPLY_TIMEOUT = 60.0
+"""Seconds for the keeper's first reply. It serves one sidecar at a time, so the previous one must be gone."""
 FLUSH_WITHIN = 10.0
-"""Seconds for the keeper to take the last requests of a process that ends."""
+"""Seconds for the keeper to accept the last requests of a sidecar that ends."""
 AT_ONCE = 64
-"""Answers taken in one turn of the loop, which takes long where channels are many."""
-AGAIN = 0.2
-"""Seconds until what the keeper or this process lacked is tried again."""
+"""Replies read in one turn of the event loop; reading those of many channels would block it."""
+RETRY_AFTER = 0.2
+"""Seconds until a request is repeated that the keeper or this process lacked resources for."""
 IDLE_FOR = 600
-"""Seconds that a keeper of our own waits for a sidecar while no reader is there either."""
+"""Seconds after which a keeper that the sidecar started exits, if it has neither sidecar nor reader."""
 
 
 _LIMITS = "raise `ulimit -n`, or the limit of memory"
 
-_Answer = tuple["Held", int]
-"""What the keeper says of a channel, and a descriptor or -1."""
+_Reply = tuple["Held", int]
+"""The state of a channel in the keeper, and a descriptor or -1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a keeper knows of one channel."""
+    """The state of one channel in the keeper."""
 
     epoch: int
     state: str
-    """`idle`: no reader has come; `open`: one reads; `gone`: it left before the end."""
+    """`idle`: no reader has opened the FIFO; `open`: a reader reads; `gone`: it left before the end."""
     accepted: int
     """Bytes that the epoch's FIFO accepted or will accept."""
     digest: str
@@ -60,12 +60,12 @@ class Held:
 
     @property
     def untouched(self) -> bool:
-        """Whether no reader of this channel has seen a byte of any plan."""
+        """Whether no reader of this channel has received a byte."""
         return self.epoch == 0 and self.state == "idle" and not self.skipped
 
     @property
     def position(self) -> Position:
-        """Where the channel goes on."""
+        """The position from which the channel resumes."""
         mark = ResumePoint(*self.mark) if self.mark else ResumePoint()
         return Position(self.epoch, self.skipped + self.accepted, skipped=self.skipped, mark=mark)
 
@@ -75,20 +75,20 @@ class KeeperClient:
 
     def __init__(self, path: str, sock: socket.socket) -> None:
         self.held: dict[str, Held] = {}
-        """What the keeper held when this sidecar came, by channel."""
+        """The keeper's channels when this sidecar connected, by name."""
         self.pid = 0
         self._path = path
         self._socket = sock
-        self._waits: dict[tuple[str, str], asyncio.Future[_Answer]] = {}
+        self._waits: dict[tuple[str, str], asyncio.Future[_Reply]] = {}
         self._count = -1
-        """How many channels the keeper holds; -1 until it has said so."""
+        """The number of channels that the keeper holds; -1 before its first reply."""
         self._greeted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._unsent: deque[tuple[bytes, int]] = deque()
-        """Requests that the keeper has no room for yet, each with a descriptor of ours or -1."""
-        self._given: dict[str, tuple[dict[str, Any], int]] = {}
-        """What another sidecar is to find, by channel: asked, and not confirmed yet."""
+        """Requests that wait for room in the socket, each with a descriptor of ours or -1."""
+        self._unconfirmed: dict[str, tuple[dict[str, Any], int]] = {}
+        """By channel, the `adopt` or `expect` that the keeper has not confirmed, and its descriptor."""
         self._idle = asyncio.Event()
-        """Set when everything has been sent and what was given is confirmed."""
+        """Set when every request has been sent and every `adopt` and `expect` is confirmed."""
         self._idle.set()
         self._dead = False
         self._loop = asyncio.get_running_loop()
@@ -99,24 +99,24 @@ class KeeperClient:
 
     @property
     def lives(self) -> bool:
-        """Whether the connection stands, as far as is known."""
+        """Whether the connection has not ended."""
         return not self._dead
 
     async def greet(self) -> None:
-        """Learn what the keeper holds. Raises SinkError."""
+        """Get the keeper's channels. Raises SinkError."""
         self._send({"do": "hello"})
         try:
-            async with asyncio.timeout(ANSWER_WITHIN):
+            async with asyncio.timeout(REPLY_TIMEOUT):
                 await self._greeted
         except TimeoutError:
-            raise _unanswered(self._path) from None
+            raise _no_reply(self._path) from None
 
     async def open(self, channel: str, position: Position, path_fd: int, *, digest: str) -> int:
-        """Have the FIFO opened that `position` is in; the write end of its pipe, once a reader has come.
+        """Open the FIFO of `position`; return the write end of its pipe once a reader has opened it.
 
-        Raises SinkError; ReaderGone if the reader has come and left.
+        Raises SinkError; ReaderGone if the reader has left already.
         """
-        held, fd = await self._ask("opened", self._opening(channel, position, digest), path_fd)
+        held, fd = await self._request("opened", self._open_request(channel, position, digest), path_fd)
         if held.state == "gone":
             raise ReaderGone("the reader closed the pipe while no sidecar was there")
         if (held.epoch, held.position.offset) != (position.epoch, position.offset):
@@ -125,57 +125,57 @@ class KeeperClient:
         return fd
 
     @staticmethod
-    def _opening(channel: str, position: Position, digest: str) -> dict[str, Any]:
+    def _open_request(channel: str, position: Position, digest: str) -> dict[str, Any]:
         names = {"channel": channel, "epoch": position.epoch, "digest": digest, "skipped": position.skipped}
         return {"do": "open"} | names
 
     async def settle(self, channel: str) -> Held:
         """Wait until the FIFO has all of its pipe, or the reader has gone. Raises SinkError."""
-        return (await self._ask("settled", {"do": "settle", "channel": channel}))[0]
+        return (await self._request("settled", {"do": "settle", "channel": channel}))[0]
 
     def adopt(self, channel: str, position: Position, fd: int, *, digest: str) -> None:
-        """Give a FIFO's write end away, which has accepted the bytes up to `position`; see `flush`.
+        """Give the keeper a FIFO's write end, which has accepted the bytes up to `position`; see `flush`.
 
-        `fd` is this object's now, and open until the keeper has it. Raises SinkError.
+        This object owns `fd` from now on and keeps it open until the keeper has it. Raises SinkError.
         """
         moved = position.offset - position.skipped
-        message = self._opening(channel, position, digest) | {"moved": moved, "mark": position.mark}
+        message = self._open_request(channel, position, digest) | {"moved": moved, "mark": position.mark}
         self._give(message | {"do": "adopt"}, fd)
 
     def expect(self, channel: str, position: Position, path_fd: int, *, digest: str) -> None:
-        """Have a FIFO opened for the next sidecar; see `flush`. Raises SinkError."""
-        self._give(self._opening(channel, position, digest) | {"do": "expect"}, os.dup(path_fd))
+        """Have the keeper open a FIFO for the next sidecar; see `flush`. Raises SinkError."""
+        self._give(self._open_request(channel, position, digest) | {"do": "expect"}, os.dup(path_fd))
 
     def _give(self, message: dict[str, Any], fd: int) -> None:
-        """Ask until the keeper has it; `fd` is ours now."""
-        self._given[message["channel"]] = message, fd
+        """Send a request that is repeated until the keeper confirms it; take ownership of `fd`."""
+        self._unconfirmed[message["channel"]] = message, fd
         self._idle.clear()
         self._send(message, fd)
 
     async def flush(self) -> None:
-        """Wait until the keeper has been told everything and has confirmed what it was given.
+        """Wait until every request has been sent and every `adopt` and `expect` is confirmed.
 
-        What it has not got ends with this process. Raises SinkError.
+        FIFOs that the keeper does not have end with this process. Raises SinkError.
         """
         await self._idle.wait()
         if self._dead:
             raise self._death()
 
     def mark(self, channel: str, mark: ResumePoint) -> None:
-        """Keep a mark for the next sidecar. Raises SinkError."""
+        """Store a resume point for the next sidecar. Raises SinkError."""
         self._send({"do": "mark", "channel": channel, "mark": mark})
 
     def done(self, channel: str) -> None:
-        """Close the channel's FIFO: the next epoch is due. Raises SinkError."""
+        """Close the channel's FIFO and go to the next epoch. Raises SinkError."""
         self._send({"do": "close", "channel": channel})
 
     def forget(self, channel: str) -> None:
-        """The channel is over. Raises SinkError."""
+        """Remove the channel, which has ended. Raises SinkError."""
         self._send({"do": "forget", "channel": channel})
 
-    async def _ask(self, answer: str, message: dict[str, Any], fd: int = -1) -> _Answer:
-        key = answer, str(message["channel"])
-        future: asyncio.Future[_Answer] = self._loop.create_future()
+    async def _request(self, reply: str, message: dict[str, Any], fd: int = -1) -> _Reply:
+        key = reply, str(message["channel"])
+        future: asyncio.Future[_Reply] = self._loop.create_future()
         self._waits[key] = future
         try:
             self._send(message, fd)
@@ -188,17 +188,17 @@ class KeeperClient:
             del self._waits[key]
 
     def _send(self, message: dict[str, Any], fd: int = -1) -> None:
-        """Send a request when there is room; `fd` stays the caller's. Raises SinkError, OSError."""
+        """Send a request now, or when there is room. The caller keeps `fd`. Raises SinkError, OSError."""
         if self._dead:
             raise self._death()
         packet = json.dumps(message).encode()
-        if not self._unsent and self._sent(packet, fd):
+        if not self._unsent and self._try_send(packet, fd):
             return
         self._unsent.append((packet, fd if fd < 0 else os.dup(fd)))
         self._idle.clear()
 
-    def _sent(self, packet: bytes, fd: int) -> bool:
-        """Send a packet if there is room now; else have `_send_more` called when it is time."""
+    def _try_send(self, packet: bytes, fd: int) -> bool:
+        """Send a packet and return true if there is room; otherwise schedule `_send_more`."""
         try:
             socket.send_fds(self._socket, [packet], [] if fd < 0 else [fd])
         except BlockingIOError:
@@ -207,16 +207,16 @@ class KeeperClient:
         except (BrokenPipeError, ConnectionResetError):
             self._lost()
             return False
-        except OSError:  # memory, or too many descriptors under way: it passes
+        except OSError:  # no memory, or too many descriptors in flight: retry
             self._loop.remove_writer(self._socket.fileno())
-            self._loop.call_later(AGAIN, self._send_more)
+            self._loop.call_later(RETRY_AFTER, self._send_more)
             return False
         return True
 
     def _send_more(self) -> None:
         while self._unsent and not self._dead:
             packet, fd = self._unsent[0]
-            if not self._sent(packet, fd):
+            if not self._try_send(packet, fd):
                 return
             self._unsent.popleft()
             _close(fd)
@@ -225,7 +225,7 @@ class KeeperClient:
             self._note_idle()
 
     def _note_idle(self) -> None:
-        if self._dead or not (self._unsent or self._given):
+        if self._dead or not (self._unsent or self._unconfirmed):
             self._idle.set()
 
     def _death(self) -> KeeperLost:
@@ -239,41 +239,41 @@ class KeeperClient:
             try:
                 data, fds, _, _ = socket.recv_fds(self._socket, LONGEST_MESSAGE, 4)
             except ConnectionResetError:
-                continue  # what was said comes next, and the end; libuv reports a socket in error once
+                continue  # unread replies come next, then the end; libuv reports an error only once
             except OSError:
-                return  # none now, or it passes
+                return  # no reply now, or a passing lack of memory
             if not data:
                 self._lost()
                 return
             try:
-                self._note(json.loads(data), fds)
+                self._handle(json.loads(data), fds)
             finally:
-                for fd in fds:  # nobody waits for it any more
+                for fd in fds:  # `_note` removes the descriptor that a request waits for
                     _close(fd)
 
-    def _note(self, message: dict[str, Any], fds: list[int]) -> None:
-        did, channel = message["did"], message.get("channel", "")
-        if did == "hello":
-            self._greet(message)
-        elif did == "held":
+    def _handle(self, message: dict[str, Any], fds: list[int]) -> None:
+        kind, channel = message["did"], message.get("channel", "")
+        if kind == "hello":
+            self._handle_hello(message)
+        elif kind == "held":
             self.held[channel] = _held(message)
-        elif did in ("adopted", "expected"):
-            _close(self._given.pop(channel)[1])
+        elif kind in ("adopted", "expected"):
+            _close(self._unconfirmed.pop(channel)[1])
             self._note_idle()
-        elif did == "failed" and message["do"] != "open":
-            self._loop.call_later(AGAIN, self._give_again, channel)
+        elif kind == "failed" and message["do"] != "open":
+            self._loop.call_later(RETRY_AFTER, self._repeat, channel)
         else:
-            key = "opened" if did == "failed" else did, channel
+            key = "opened" if kind == "failed" else kind, channel
             future = self._waits.get(key)
             if future is not None and not future.done():
-                if did == "failed":
-                    future.set_exception(_refusal(channel, message["errno"]))
+                if kind == "failed":
+                    future.set_exception(_open_error(channel, message["errno"]))
                 else:
                     future.set_result((_held(message), fds.pop() if fds else -1))
         if len(self.held) == self._count and not self._greeted.done():
             self._greeted.set_result(None)
 
-    def _greet(self, message: dict[str, Any]) -> None:
+    def _handle_hello(self, message: dict[str, Any]) -> None:
         if message["version"] == VERSION:
             self.pid, self._count = int(message["pid"]), int(message["channels"])
         elif not self._greeted.done():
@@ -284,10 +284,10 @@ class KeeperClient:
                 )
             )
 
-    def _give_again(self, channel: str) -> None:
+    def _repeat(self, channel: str) -> None:
         with contextlib.suppress(SinkError):  # `flush` raises it
-            if channel in self._given:
-                self._send(*self._given[channel])
+            if channel in self._unconfirmed:
+                self._send(*self._unconfirmed[channel])
 
     def _lost(self) -> None:
         if not self._dead:
@@ -301,14 +301,14 @@ class KeeperClient:
             self._note_idle()
 
     def close(self) -> None:
-        """End the connection; the keeper goes on."""
+        """Close the connection; the keeper keeps running."""
         self._lost()
         if not self._greeted.cancelled() and self._greeted.done():
-            self._greeted.exception()  # nobody need be told
-        for _, fd in [*self._unsent, *self._given.values()]:
+            self._greeted.exception()  # marked as retrieved
+        for _, fd in [*self._unsent, *self._unconfirmed.values()]:
             _close(fd)
         self._unsent.clear()
-        self._given.clear()
+        self._unconfirmed.clear()
         self._socket.close()
 
 
@@ -317,17 +317,17 @@ def _held(message: dict[str, Any]) -> Held:
     return Held(**{name: message[name] for name in names})
 
 
-def _refusal(channel: str, number: int) -> SinkError:
-    """Why the keeper does not open a FIFO of `channel`."""
+def _open_error(channel: str, number: int) -> SinkError:
+    """Return the error for a FIFO of `channel` that the keeper cannot open."""
     text = f"the keeper cannot open a FIFO of {channel}: {os.strerror(number)}"
     if number in (errno.EACCES, errno.EPERM):
         return SinkError(f"{text}; run keeper and sidecar as the same user")
     return Shortage(f"{text}; it tries again, raise its `ulimit -n`, threads or memory")
 
 
-def _unanswered(path: str) -> SinkError:
+def _no_reply(path: str) -> SinkError:
     return SinkError(
-        f"the keeper at {path} did not answer in {ANSWER_WITHIN:g} s; it serves one sidecar at a time: is "
+        f"the keeper at {path} did not answer in {REPLY_TIMEOUT:g} s; it serves one sidecar at a time: is "
         "another one connected?"
     )
 
@@ -342,7 +342,7 @@ def _close(fd: int) -> None:
 
 
 async def connected(path: str) -> KeeperClient:
-    """A connection to the keeper that listens at `path`. Raises SinkError."""
+    """Connect to the keeper that listens at `path`. Raises SinkError."""
     try:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
     except OSError as error:
@@ -351,7 +351,7 @@ async def connected(path: str) -> KeeperClient:
         await _connect(sock, path)
         uid = keeper_module.peer(sock)
         if uid not in (0, os.geteuid()):
-            raise SinkError(  # noqa: TRY301 - closed as after any other refusal
+            raise SinkError(  # noqa: TRY301 - the handlers below close the socket
                 f"who listens at {path} is user {uid}, and no keeper of ours; remove the socket, and let "
                 "nobody else write that directory"
             )
@@ -377,25 +377,22 @@ async def connected(path: str) -> KeeperClient:
 
 
 async def _connect(sock: socket.socket, path: str) -> None:
-    """Connect, however many sidecars wait there. Raises OSError, SinkError."""
+    """Connect a socket; wait while the backlog is full of other sidecars. Raises OSError, SinkError."""
     began = time.monotonic()
     while True:
         try:
-            with keeper_module.address(path) as reachable:
-                sock.connect(reachable)
+            with keeper_module.address(path) as short_path:
+                sock.connect(short_path)
         except BlockingIOError:
-            if time.monotonic() - began > ANSWER_WITHIN:
-                raise _unanswered(path) from None
-            await asyncio.sleep(AGAIN)
+            if time.monotonic() - began > REPLY_TIMEOUT:
+                raise _no_reply(path) from None
+            await asyncio.sleep(RETRY_AFTER)
         else:
             return
 
 
 async def started(path: str) -> KeeperClient:
-    """A connection to the keeper at `path`; one is started in a session of its own if none listens there.
-
-    Raises SinkError.
-    """
+    """Connect to the keeper at `path`; start one in its own session if none listens. Raises SinkError."""
     with contextlib.suppress(_Absent):
         return await connected(path)
     await asyncio.to_thread(_start, path)
@@ -403,12 +400,12 @@ async def started(path: str) -> KeeperClient:
 
 
 def command(path: str, *, idle_for: float | None = None) -> list[str]:
-    """What runs a keeper."""
+    """Return the command line of a keeper."""
     return bare.command(keeper_module, path, *([] if idle_for is None else [str(idle_for)]))
 
 
 def _start(path: str) -> None:
-    """Start a keeper and wait until it listens; then it lets go of its standard output."""
+    """Start a keeper and wait until it listens. It then closes our pipe on its standard output."""
     try:
         process = subprocess.Popen(  # noqa: S603 - our own interpreter and file
             command(path, idle_for=IDLE_FOR),
@@ -423,6 +420,6 @@ def _start(path: str) -> None:
         raise SinkError(f"the keeper could not be started: {error.strerror}") from error
     assert process.stdout is not None  # noqa: S101 - for the type checker
     with process.stdout:
-        said = process.stdout.read().decode(errors="replace").strip()
-    if said != "ready":
-        raise SinkError(f"the keeper could not be started: {said}")
+        output = process.stdout.read().decode(errors="replace").strip()
+    if output != "ready":
+        raise SinkError(f"the keeper could not be started: {output}")

@@ -1,7 +1,7 @@
-"""How a process of our own is run that outlives the sidecar or stands beside it: with as little as can be.
+"""Starts a helper process in a minimal interpreter: standard library only, no inherited environment.
 
-It is one file of the standard library alone, run by path in an interpreter that loads no site-packages, and
-it carries none of our environment, which may hold credentials.
+A helper is one file, run by path in an interpreter that loads no site-packages. The sidecar's environment is
+not passed on, because it may hold credentials.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 
-def command(program: ModuleType, *told: str) -> list[str]:
-    """What runs `program`, a module, with these arguments."""
-    return [sys.executable, "-I", "-S", str(program.__file__), *told]
+def command(program: ModuleType, *arguments: str) -> list[str]:
+    """Return the command line that runs `program`, a module, with these arguments."""
+    return [sys.executable, "-I", "-S", str(program.__file__), *arguments]
 
 
 def environment() -> dict[str, str]:
-    """What such an interpreter needs of ours."""
+    """Return the few variables of our environment that the interpreter needs."""
     return {name: value for name, value in os.environ.items() if name in ("LD_LIBRARY_PATH", "LANG")}

@@ -31,13 +31,13 @@ def test_a_seed_is_a_run():
 
 def test_a_message_that_is_lost_is_a_finding(monkeypatch):
     """The judge is judged: what holds breaks as soon as the product does."""
-    say = Keeper._say
+    reply = Keeper._reply
 
-    def forgetful(keeper, did, about=None, **more):
-        if did != "settled":
-            say(keeper, did, about, **more)
+    def forgetful(keeper, kind, subject=None, **fields):
+        if kind != "settled":
+            reply(keeper, kind, subject, **fields)
 
     run_seed(0)
-    monkeypatch.setattr(Keeper, "_say", forgetful)
+    monkeypatch.setattr(Keeper, "_reply", forgetful)
     with pytest.raises(Broken, match="hangs"):
         run_seed(0)
