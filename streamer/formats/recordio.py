@@ -24,7 +24,10 @@ MAGIC = 0xCED7230A
 MAX_PAYLOAD = (1 << 29) - 1
 """Bytes of the longest payload that a frame can hold."""
 
-_HEAD = struct.Struct("<II")
+HEADER = struct.Struct("<II")
+"""The magic, and the part flag with the length of the payload."""
+INVALID_HEADER = HEADER.pack(MAGIC ^ 0xFFFFFFFF, 0xFFFFFFFF)
+"""A header that no reader accepts: every bit of the magic is wrong, and the length is the longest."""
 _MAGIC_BYTES = struct.pack("<I", MAGIC)
 _WHOLE, _FIRST, _MIDDLE, _LAST = range(4)
 
@@ -33,11 +36,17 @@ def header(length: int) -> bytes:
     """The 8 bytes before a whole record of `length` bytes. Raises ValueError above `MAX_PAYLOAD`."""
     if not 0 <= length <= MAX_PAYLOAD:
         raise ValueError(f"a RecordIO record holds at most {MAX_PAYLOAD} bytes, not {length}")
-    return _HEAD.pack(MAGIC, length)
+    return HEADER.pack(MAGIC, length)
+
+
+def frame_size(data: bytes, offset: int) -> int | None:
+    """Return the bytes of the frame whose header is at `offset` of `data`; None if that is no header."""
+    magic, word = HEADER.unpack_from(data, offset)
+    return HEADER.size + ((word & MAX_PAYLOAD) + 3 & ~3) if magic == MAGIC else None
 
 
 def padding(length: int) -> bytes:
-    """The 0 to 3 zero bytes behind a payload of `length` bytes."""
+    """The 0 to 3 zero bytes after a payload of `length` bytes."""
     return b"\0" * (-length % 4)
 
 
@@ -65,7 +74,7 @@ class RecordIOReader(RecordReader):
         rest, offset = super().hand_over()
         frames: list[bytes] = []
         for flag, part in zip((_FIRST, *[_MIDDLE] * len(self._parts)), self._parts, strict=False):
-            frames += (_HEAD.pack(MAGIC, flag << 29 | len(part)), part, padding(len(part)))
+            frames += (HEADER.pack(MAGIC, flag << 29 | len(part)), part, padding(len(part)))
         parts = b"".join(frames)
         return parts + rest, offset - len(parts)
 
@@ -74,20 +83,20 @@ class RecordIOReader(RecordReader):
 
     def _cut(self) -> list[bytes]:
         view, start, end = self._view, self._start, self._end
-        head = _HEAD.unpack_from
+        unpack_header = HEADER.unpack_from
         batch: list[bytes] = []
-        self._wanted = _HEAD.size
-        while end - start >= _HEAD.size:
-            magic, word = head(view, start)
+        self._wanted = HEADER.size
+        while end - start >= HEADER.size:
+            magic, word = unpack_header(view, start)
             if magic != MAGIC:
                 self._fault = self._corrupt(self._base + start, f"invalid magic number {magic:#010x}")
                 break
             length = word & MAX_PAYLOAD
-            frame = _HEAD.size + (length + 3 & ~3)
+            frame = HEADER.size + (length + 3 & ~3)
             if end - start < frame:
                 self._wanted = frame
                 break
-            payload = bytes(view[start + _HEAD.size : start + _HEAD.size + length])
+            payload = bytes(view[start + HEADER.size : start + HEADER.size + length])
             if word >> 29 == _WHOLE and not self._parts:
                 batch.append(payload)
             elif not self._join(word >> 29, payload, start, batch):

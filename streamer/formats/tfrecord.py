@@ -21,14 +21,18 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("penstock")
 
-HEAD = struct.Struct("<QI")
+HEADER = struct.Struct("<QI")
 """Length of the data, and the masked CRC of the length."""
-HEAD_BYTES = HEAD.size
+HEADER_BYTES = HEADER.size
+INVALID_HEADER = HEADER.pack(1 << 62, 0x00F0857F ^ 0xFFFFFFFF)
+"""A header that no reader accepts: a length of 2^62 bytes, and every bit of its masked CRC is wrong."""
 _LENGTH = struct.Struct("<Q")
 _CRC = struct.Struct("<I")
 _WORD = 0xFFFFFFFF
-FRAME_BYTES = HEAD.size + _CRC.size
+FRAME_BYTES = HEADER.size + _CRC.size
 """Bytes of a frame besides its data."""
+LONGEST_DATA = 1 << 40
+"""Bytes of data beyond which `frame_size` takes a header for bytes of another format."""
 _KNOWN_LENGTHS = 1 << 16
 """Lengths whose CRC is remembered."""
 REMEMBERED = 10_000
@@ -49,6 +53,15 @@ def encode(payload: bytes) -> bytes:
     """The TFRecord frame of `payload`."""
     length = _LENGTH.pack(len(payload))
     return b"".join((length, _CRC.pack(masked_crc32c(length)), payload, _CRC.pack(masked_crc32c(payload))))
+
+
+def frame_size(data: bytes, offset: int) -> int | None:
+    """Return the bytes of the frame whose header is at `offset` of `data`; None if that is no header.
+
+    The length alone decides: its CRC is for the reader to check.
+    """
+    length, _ = HEADER.unpack_from(data, offset)
+    return int(length) + FRAME_BYTES if length <= LONGEST_DATA else None
 
 
 class TFRecordReader(RecordReader):
@@ -80,19 +93,19 @@ class TFRecordReader(RecordReader):
 
     def _cut(self) -> list[bytes]:
         view, start, end = self._view, self._start, self._end
-        crc, head, tail, known = self._crc32c, HEAD.unpack_from, _CRC.unpack_from, self._known
+        crc, unpack_header, tail, known = self._crc32c, HEADER.unpack_from, _CRC.unpack_from, self._known
         batch: list[bytes] = []
-        self._wanted = HEAD_BYTES
-        while end - start >= HEAD_BYTES:
-            length, stored = head(view, start)
+        self._wanted = HEADER_BYTES
+        while end - start >= HEADER_BYTES:
+            length, stored = unpack_header(view, start)
             if known.get(length) != stored and not self._length_holds(length, stored):
                 self._fault = self._corrupt(self._base + start, "CRC check on header failed")
                 break
             if end - start < length + FRAME_BYTES:
                 self._wanted = length + FRAME_BYTES
                 break
-            stop = start + HEAD_BYTES + length
-            record = bytes(view[start + HEAD_BYTES : stop])
+            stop = start + HEADER_BYTES + length
+            record = bytes(view[start + HEADER_BYTES : stop])
             found = crc(record)
             if tail(view, stop)[0] != ((found >> 15 | found << 17) + MASK_DELTA) & _WORD:
                 if not self._may_skip(start, length):

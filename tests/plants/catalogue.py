@@ -301,8 +301,8 @@ PLANTS = (
     Plant(
         "poison in the middle of a record",
         "streamer/relay/deliver/frame_aligner.py",
-        "return self._known and not self._passing",
-        "return self._known",
+        "return self._aligned and not self._passing",
+        "return self._aligned",
         ("tests/unit/test_failures.py", "tests/relay/test_failures.py"),
     ),
     Plant(

@@ -151,7 +151,7 @@ def test_what_leaves_are_whole_records(data, framing, most):
     borders = {sum(map(len, frames[:count])) for count in range(len(frames) + 1)}
     held_back, failures.MOST_HELD = failures.MOST_HELD, most
     try:
-        records, sent, at = FrameAligner(framing, known=True), b"", 0
+        records, sent, at = FrameAligner(framing, at_record=True), b"", 0
         while at < len(stream):
             size = data.draw(st.integers(1, 40))
             sent += records.pass_on(stream[at : at + size])
@@ -168,14 +168,14 @@ def test_what_leaves_are_whole_records(data, framing, most):
 
 def test_the_parts_of_a_record_may_leave_one_by_one():
     whole = parts(b"abcdefghijkl")
-    records = FrameAligner("RecordIO", known=True)
+    records = FrameAligner("RecordIO", at_record=True)
     assert [len(records.pass_on(whole[at : at + 6])) for at in range(0, 36, 6)] == [0, 12, 0, 12, 0, 12]
 
 
 def test_a_long_record_is_not_copied_for_each_piece():
     """What is held is looked at when it is whole, so the time is that of its bytes."""
     frame = tfrecord.encode(os.urandom(MOST_HELD - 100))
-    records = FrameAligner("TFRecord", known=True)
+    records = FrameAligner("TFRecord", at_record=True)
     assert [records.pass_on(frame[at : at + 1000]) for at in range(0, len(frame) - 1000, 1000)].count(
         b""
     ) > 8000
@@ -185,7 +185,7 @@ def test_a_long_record_is_not_copied_for_each_piece():
 @pytest.mark.parametrize("framing", ["RecordIO", "TFRecord"])
 def test_what_is_not_known_passes_and_is_no_border(framing):
     frame = ENCODE[framing](b"0123456789")
-    records = FrameAligner(framing, known=False)
+    records = FrameAligner(framing, at_record=False)
     assert records.pass_on(frame[3:]) == frame[3:]
     assert not records.at_border
     records.begins()

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from streamer.formats.crc import MASK_DELTA
-from streamer.formats.tfrecord import FRAME_BYTES, HEAD, HEAD_BYTES, TFRecordReader
+from streamer.formats.tfrecord import FRAME_BYTES, HEADER, HEADER_BYTES, TFRecordReader
 from streamer.readers.tensorflow.checksums import frames_crc
 
 if TYPE_CHECKING:
@@ -51,15 +51,15 @@ class BulkTFRecordReader(TFRecordReader):
 
     @property
     def _next_is_small(self) -> bool:
-        whole = self._end - self._start >= HEAD_BYTES
-        return whole and HEAD.unpack_from(self._view, self._start)[0] <= SMALL
+        whole = self._end - self._start >= HEADER_BYTES
+        return whole and HEADER.unpack_from(self._view, self._start)[0] <= SMALL
 
     def _run_of_one_length(self) -> list[bytes]:
         """The records of the frames at the front that are as long as the first one."""
         start = self._start
-        if self._end - start < HEAD_BYTES:
+        if self._end - start < HEADER_BYTES:
             return []
-        length, stored = HEAD.unpack_from(self._view, start)
+        length, stored = HEADER.unpack_from(self._view, start)
         count = (self._end - start) // (length + FRAME_BYTES)
         if count < RUN or not length or not self._length_holds(length, stored):
             return []
@@ -81,19 +81,19 @@ class BulkTFRecordReader(TFRecordReader):
 
     def _all_agree(self, stored: Words, length: int, starts: range) -> bool:
         """Whether every frame of a run has the data that its CRC says."""
-        head = self._crc32c(self._view[starts.start : starts.start + HEAD_BYTES])
+        head = self._crc32c(self._view[starts.start : starts.start + HEADER_BYTES])
         whole = self._crc32c(self._view[starts.start : starts.stop])
         return whole == frames_crc(stored, length, head)
 
     def _any_lengths(self) -> list[bytes]:
         """The records of all whole frames that are left."""
         view, start, end = self._view, self._start, self._end
-        head, known = HEAD.unpack_from, self._known
+        head, known = HEADER.unpack_from, self._known
         starts: list[int] = []
-        self._wanted = HEAD_BYTES
+        self._wanted = HEADER_BYTES
         fault = None
         position = start
-        while end - position >= HEAD_BYTES:
+        while end - position >= HEADER_BYTES:
             length, stored = head(view, position)
             if known.get(length) != stored and not self._length_holds(length, stored):
                 fault = self._corrupt(self._base + position, "CRC check on header failed")
@@ -108,7 +108,7 @@ class BulkTFRecordReader(TFRecordReader):
             return []
         block = bytes(view[start:position])
         stops = [*starts[1:], position]
-        first, last = HEAD_BYTES - start, FRAME_BYTES - HEAD_BYTES + start
+        first, last = HEADER_BYTES - start, FRAME_BYTES - HEADER_BYTES + start
         records = [block[a + first : b - last] for a, b in zip(starts, stops, strict=True)]
         words: Words = np.ndarray((len(block) - 3,), "<u4", block, strides=(1,))  # one at every byte
         batch = self._proven(records, words[np.asarray(stops) - last], starts, position)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from streamer.formats.crc import MASK_DELTA
-from streamer.formats.tfrecord import FRAME_BYTES, HEAD_BYTES
+from streamer.formats.tfrecord import FRAME_BYTES, HEADER_BYTES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -40,7 +40,7 @@ def frames_crc(stored: Words, length: int, head_crc: int) -> int:
     """
     turned = stored - np.uint32(MASK_DELTA)
     data = turned << np.uint32(15) | turned >> np.uint32(17)
-    begun = _shift(_WORD, HEAD_BYTES)  # a CRC begins with ones, and ends with their complement
+    begun = _shift(_WORD, HEADER_BYTES)  # a CRC begins with ones, and ends with their complement
     same = _shift(head_crc ^ begun, length) ^ _WORD
     registers = data ^ stored ^ np.uint32(same)  # of each frame, before the last 4 bytes' zeros
     registers[0] ^= np.uint32(_shift(begun, length))

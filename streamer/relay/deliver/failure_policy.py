@@ -48,7 +48,7 @@ class FailurePolicy:
 
         `at_record`: whether the next byte of the stream is the first byte of a record.
         """
-        return None if self.framing is None else FrameAligner(self.framing, known=at_record)
+        return None if self.framing is None else FrameAligner(self.framing, at_record=at_record)
 
     def fifo_fate(self, *, local: bool, reader_came: bool, at_border: bool) -> FifoFate:
         """Decide the state of a failed epoch's FIFO.
