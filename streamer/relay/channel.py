@@ -32,9 +32,10 @@ from streamer.plan import NOWHERE, Position
 from streamer.relay.channel_report import ChannelReport
 from streamer.relay.channel_spec import NO_EVENTS
 from streamer.relay.channel_state import ChannelState, snapshot
-from streamer.relay.deliver.delivery import Prefetcher
+from streamer.relay.deliver.delivery import Delivery
 from streamer.relay.epoch_runner import EpochRunner
 from streamer.relay.epoch_trailers import EpochTrailers
+from streamer.relay.fetch.prefetcher import Prefetcher, StreamSpec
 from streamer.s3.checksums import ChecksummingSource, ChecksumVerifier
 from streamer.sink.fifo import FifoDirectory
 from streamer.sink.write_ends import LocalWriteEnds
@@ -180,39 +181,40 @@ class Channel:
         """Stream epoch after epoch. Returns after `drain`; SinkError and cancellation pass through."""
         try:
             async with asyncio.TaskGroup() as requests:
-                prefetcher = self._state.prefetcher = self._prefetch(requests)
+                delivery = self._state.delivery = self._delivery(requests)
                 try:
-                    await self._run_epochs(prefetcher)
+                    await self._run_epochs(delivery)
                 finally:
-                    prefetcher.close()
+                    delivery.prefetcher.close()
         finally:
             self._finish()
 
-    def _prefetch(self, requests: asyncio.TaskGroup) -> Prefetcher:
+    def _delivery(self, requests: asyncio.TaskGroup) -> Delivery:
         stored = self.spec.stored_checksums
-        return Prefetcher(
-            self._plan,
+        prefetcher = Prefetcher(
+            StreamSpec(self._plan, self.spec.retry, self._state.start),
             self._source,
-            stages=self._stages,
+            self._stages,
             counters=self._counters,
             requests=requests,
-            policy=self.spec.retry,
-            changes=self._report.changes,
             verifier=None if stored is None else ChecksumVerifier(stored.cached, self._report.checked),
-            start=self._state.start,
-            on_resume_point=self._note_mark,
+        )
+        return Delivery(
+            prefetcher,
+            changes=self._report.changes,
             when_failed=self.spec.when_failed,
+            on_resume_point=self._note_mark,
         )
 
-    async def _run_epochs(self, prefetcher: Prefetcher) -> None:
+    async def _run_epochs(self, delivery: Delivery) -> None:
         if self.spec.start.refused is not None:
-            prefetcher.begin(self._state.epoch)
-            await self._epochs.fail(prefetcher, self.spec.start.refused)
+            delivery.begin(self._state.epoch)
+            await self._epochs.fail(delivery, self.spec.start.refused)
             return
         if self._state.start.offset:
             self._counters.resumes["epoch"] += 1
-        prefetcher.allow(self._state.epoch)
-        while await self._epochs.run(prefetcher):
+        delivery.prefetcher.allow(self._state.epoch)
+        while await self._epochs.run(delivery):
             self._state.epoch += 1
 
     def _finish(self) -> None:

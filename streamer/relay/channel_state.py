@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from streamer.errors import SinkError, SourceError
     from streamer.plan import Plan
-    from streamer.relay.deliver.delivery import Prefetcher
+    from streamer.relay.deliver.delivery import Delivery
     from streamer.relay.deliver.failure_policy import FifoFate
     from streamer.relay.statistics import ChannelCounters
     from streamer.schedule.budget import ChannelQuota
@@ -44,7 +44,7 @@ class ChannelState:
     """Where the first epoch begins."""
     mark: tuple[int, ResumePoint]
     """An epoch, and its last resume point."""
-    prefetcher: Prefetcher | None = None
+    delivery: Delivery | None = None
     """None before the channel runs."""
     phase: Phase = "waiting"
     outlet: PipeOutlet | None = None
@@ -60,7 +60,7 @@ class ChannelState:
     @property
     def delivered(self) -> int:
         """Offset in the epoch's stream."""
-        return self.start.offset if self.prefetcher is None else self.prefetcher.delivered
+        return self.start.offset if self.delivery is None else self.delivery.delivered
 
     @property
     def position(self) -> Position:
@@ -85,13 +85,13 @@ def snapshot(
     changed: Mapping[str, int],
 ) -> ChannelStatistics:
     """Return one channel's statistics as of now. `changed`: changed objects, by what was done."""
-    outlet, failure, prefetcher = state.outlet, state.failure, state.prefetcher
+    outlet, failure, delivery = state.outlet, state.failure, state.delivery
     return ChannelStatistics(
         state=state.phase,
         epoch=state.epoch,
         bytes_total=plan.total_bytes(state.epoch),
-        bytes_consumed=prefetcher.consumed if prefetcher else 0,
-        bytes_delivered=prefetcher.delivered if prefetcher else 0,
+        bytes_consumed=delivery.consumed if delivery else 0,
+        bytes_delivered=delivery.delivered if delivery else 0,
         objects=plan.objects(state.epoch),
         written_bytes=counters.written_bytes,
         consumed_bytes=counters.consumed_bytes,

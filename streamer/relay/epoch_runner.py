@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from streamer.relay.channel_report import ChannelReport
     from streamer.relay.channel_spec import ChannelSpec
     from streamer.relay.channel_state import ChannelState
-    from streamer.relay.deliver.delivery import Prefetcher
+    from streamer.relay.deliver.delivery import Delivery
     from streamer.relay.epoch_trailers import EpochTrailers
     from streamer.sink.fifo import FifoDirectory
     from streamer.sink.outlet import PipeOutlet
@@ -59,33 +59,33 @@ class EpochRunner:
         self._draining = draining
         self._keeper = keeper
 
-    async def run(self, prefetcher: Prefetcher) -> bool:
+    async def run(self, delivery: Delivery) -> bool:
         """Run one epoch from open to retire; return whether another may follow."""
         self._state.phase = "waiting"
         epoch = self._state.epoch
-        prefetcher.begin(epoch)
+        delivery.begin(epoch)
         if self._plan.varies:
             # Seconds for millions of entries; the trailers of this epoch and the next need the results.
             await asyncio.to_thread(self._plan.total_bytes, epoch + 1)
         state: TrailerState = "abandoned"
         try:
             try:
-                outlet = await self._open(prefetcher)
+                outlet = await self._open(delivery)
                 if outlet is None:
                     return False
                 self._state.fifo_capacity, self._state.phase = outlet.capacity, "streaming"
-                state = await self._deliver(prefetcher, outlet)
+                state = await self._deliver(delivery, outlet)
             except ReaderGone:
                 outlet = None  # it left while no sidecar was there
-                prefetcher.allow(epoch + 1)
-            return await self._conclude(prefetcher, outlet, state)
+                delivery.prefetcher.allow(epoch + 1)
+            return await self._conclude(delivery, outlet, state)
         except KeeperLost:
             raise
         except (SourceError, SinkError) as error:
-            await self.fail(prefetcher, error)
+            await self.fail(delivery, error)
             return False
 
-    async def _open(self, prefetcher: Prefetcher) -> PipeOutlet | None:
+    async def _open(self, delivery: Delivery) -> PipeOutlet | None:
         """Return the epoch's write end once a reader has come, or None if the channel drains before.
 
         Raises ReaderGone if the reader came and left while no sidecar was there, and SinkError.
@@ -115,45 +115,45 @@ class EpochRunner:
 
         def reader_left() -> None:
             self._counters.readers_gone += 1
-            prefetcher.wake()
+            delivery.prefetcher.wake()
 
         await first_of(open_or_fail(), self._draining.wait())
         if failure is not None:
             raise failure
         return self._state.outlet
 
-    async def _deliver(self, prefetcher: Prefetcher, outlet: PipeOutlet) -> TrailerState:
+    async def _deliver(self, delivery: Delivery, outlet: PipeOutlet) -> TrailerState:
         """Deliver the epoch to the reader who has come, until it has all of it or leaves."""
         epoch = self._state.epoch
-        prefetcher.activate(active=True)
+        delivery.prefetcher.activate(active=True)
         try:
             self._fifos.prepare(epoch + 1)
         except Shortage as error:
             self._report.shortage(error)  # this epoch need not wait: its end makes the next one's FIFO
-        prefetcher.allow(epoch + 1)
+        delivery.prefetcher.allow(epoch + 1)
         try:
-            await prefetcher.deliver(epoch, outlet)
+            await delivery.deliver(epoch, outlet)
             self._counters.timer.enter("blocked")
             accepted = await self._fifos.settle()
         except ReaderGone:
             with contextlib.suppress(ReaderGone):
                 await self._fifos.settle()  # a keeper that has died looks like a reader that has gone
             self._counters.readers_gone += not outlet.reader_gone  # the pipe may tell before the epoll does
-            self._note_end_believed(prefetcher, outlet)
+            self._note_end_believed(delivery, outlet)
             return "abandoned"
-        due = prefetcher.delivered - self._state.start.skipped_in(epoch)
+        due = delivery.delivered - self._state.start.skipped_in(epoch)
         if accepted not in (None, due):
             raise RuntimeError(f"the FIFO of epoch {epoch} accepted {accepted} bytes of {due}")
         return "complete"
 
-    async def _conclude(self, prefetcher: Prefetcher, outlet: PipeOutlet | None, state: TrailerState) -> bool:
+    async def _conclude(self, delivery: Delivery, outlet: PipeOutlet | None, state: TrailerState) -> bool:
         """End the epoch; return whether another may follow.
 
         Raises SinkError; the reader has seen no end then.
         """
         self._counters.timer.enter("idle")
-        prefetcher.activate(active=False)
-        prefetcher.abandon(self._state.epoch)
+        delivery.prefetcher.activate(active=False)
+        delivery.abandon(self._state.epoch)
         trailer = self._trailer(state)
         successor = not self._draining.is_set()
 
@@ -168,13 +168,13 @@ class EpochRunner:
         self._report.epoch_ended(trailer)
         return successor
 
-    async def fail(self, prefetcher: Prefetcher, error: SourceError | SinkError) -> None:
+    async def fail(self, delivery: Delivery, error: SourceError | SinkError) -> None:
         """Publish the failure of the epoch, treat its FIFO as the policy decides, and wait for a drain."""
         state, policy, outlet = self._state, self._spec.when_failed, self._state.outlet
         fate = policy.fifo_fate(
             local=isinstance(error, SinkError),
             reader_came=outlet is not None,
-            at_border=prefetcher.at_border,
+            at_border=delivery.at_border,
         )
         failure = state.failure = ChannelFailure(error, fate, at=time.monotonic())
         self._report.failed(error)
@@ -189,7 +189,7 @@ class EpochRunner:
         except Shortage as shortage:
             self._report.shortage(shortage)
         self._report.epoch_ended(trailer)  # whoever reads the log need not wait for the trailer
-        prefetcher.close()
+        delivery.prefetcher.close()
         if not epoch.published:
             await epoch.publish_before(self._draining.wait())
         if epoch.published and outlet is not None and fate != "held":
@@ -226,10 +226,10 @@ class EpochRunner:
             poison=poison,
         )
 
-    def _note_end_believed(self, prefetcher: Prefetcher, outlet: PipeOutlet) -> None:
+    def _note_end_believed(self, delivery: Delivery, outlet: PipeOutlet) -> None:
         """Report a reader that left at the end of an object; a keeper's pipe hides how much it has read."""
         if self._plan.framed or self._plan.join is not None or self._keeper:
             return
-        epoch, taken = self._state.epoch, prefetcher.delivered - outlet.unread
-        if prefetcher.ended_object_at(taken) and prefetcher.consumed < self._plan.total_bytes(epoch):
+        epoch, taken = self._state.epoch, delivery.delivered - outlet.unread
+        if delivery.ends.stopped_at_one(taken) and delivery.consumed < self._plan.total_bytes(epoch):
             self._report.end_believed(epoch, taken)

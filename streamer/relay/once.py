@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING
 
-from streamer.relay.deliver.delivery import Prefetcher
+from streamer.relay.deliver.delivery import Delivery
+from streamer.relay.fetch.prefetcher import Prefetcher, StreamSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,13 +36,13 @@ async def stream_once(
     failure: BaseException | None = None
     async with asyncio.TaskGroup() as requests:
         prefetcher = Prefetcher(
-            plan, source, stages=stages, counters=counters, requests=requests, policy=policy
+            StreamSpec(plan, policy), source, stages, counters=counters, requests=requests
         )
         try:
             with contextlib.closing(open_outlet(prefetcher.wake)) as outlet:
                 prefetcher.activate(active=True)
                 prefetcher.allow(0)
-                await prefetcher.deliver(0, outlet)
+                await Delivery(prefetcher).deliver(0, outlet)
         except Exception as error:  # noqa: BLE001 - raised below, bare instead of in a group
             failure = error
         finally:

@@ -308,9 +308,9 @@ PLANTS = (
     Plant(
         "trailer written early",
         "streamer/relay/epoch_runner.py",
-        "            await prefetcher.deliver(epoch, outlet)\n",
+        "            await delivery.deliver(epoch, outlet)\n",
         '            self._fifos.publish(self._trailer("complete"))\n'
-        "            await prefetcher.deliver(epoch, outlet)\n",
+        "            await delivery.deliver(epoch, outlet)\n",
         (f"{EPOCHS}::test_the_trailer_says_open_until_the_last_byte",),
     ),
     Plant(

@@ -29,8 +29,8 @@ def streaming(run_own):
 
 def stages(running):
     """The stages of the parts that are admitted."""
-    prefetcher = running.channel._state.prefetcher
-    return [fetch.stage for fetch in prefetcher._fetches.values()] if prefetcher else []
+    delivery = running.channel._state.delivery
+    return [fetch.stage for fetch in delivery.prefetcher.fetches.values()] if delivery else []
 
 
 def waiting(running):
@@ -110,7 +110,7 @@ async def test_a_stall_is_noticed_while_the_part_waits_its_turn(server, streamin
     server.script(stalls(server, after=after), key="b/data/0001")
     async with streaming(stall_timeout=0.5) as running:
         await eventually(lambda: sum(running.channel.statistics().retries.values()) == 1)
-        assert running.channel._state.prefetcher.delivered == 0
+        assert running.channel._state.delivery.delivered == 0
         assert await off_loop(read_all, running.fifo(0)) == truth
         assert sum(running.channel.statistics().retries.values()) == 1
     server.release()

@@ -11,7 +11,7 @@ from backports import zstd
 
 from streamer.formats.arrow_joiner import ArrowJoiner
 from streamer.plan import Arrangement, Position, ResumePoint, S3Uri, Shard
-from streamer.relay.deliver import delivery as prefetch
+from streamer.relay.deliver import delivery
 from streamer.s3.catalog.listing import plan_prefix
 from streamer.trailer import read_trailer
 from tests.kit.harness import clients_of, fill, running_channel
@@ -135,7 +135,7 @@ async def test_another_schema_fails_by_name(run, stub, tmp_path):
 @pytest.mark.parametrize("join", ["tar", "arrow"])
 async def test_an_epoch_goes_on_at_the_exact_byte(run, stub, tmp_path, join, monkeypatch):
     """From every mark that an epoch tells, at any byte after it: within an object, in the end mark."""
-    monkeypatch.setattr(prefetch, "MARK_EVERY", 100_000)
+    monkeypatch.setattr(delivery, "MARK_EVERY", 100_000)
     objects = (tars if join == "tar" else streams)(stub, 5)
     due = (one_tar if join == "tar" else one_stream)(objects)
     marks: list[ResumePoint] = []
@@ -161,7 +161,7 @@ async def test_an_epoch_goes_on_at_the_exact_byte(run, stub, tmp_path, join, mon
 
 async def test_a_mark_waits_for_the_schema(run, stub, tmp_path, monkeypatch):
     """Of an object whose schema has not been compared no mark is told: a restart would take it for right."""
-    monkeypatch.setattr(prefetch, "MARK_EVERY", 1)
+    monkeypatch.setattr(delivery, "MARK_EVERY", 1)
     objects = streams(stub, 2, rows=3)
     stub.objects["b/data/0001.arrows"] = arrow(table(0, 3).drop(["price"]))
     async with run(stub, tmp_path, "arrow", part_size=300) as running:  # some parts for each schema

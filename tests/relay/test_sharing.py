@@ -199,8 +199,11 @@ async def test_small_objects_take_their_own_length(stub, tmp_path):
     """Room for two parts of 1 MiB is room for a hundred small objects, each in a small pipe."""
     truth = fill(stub, [10_000] * 100)
     async with running_channel(stub, tmp_path, transport="splice", parts=2) as running:
-        await eventually(lambda: running.channel._state.prefetcher)
-        fetches, quota = running.channel._state.prefetcher._fetches, running.channel._state.prefetcher._quota
+        await eventually(lambda: running.channel._state.delivery)
+        fetches, quota = (
+            running.channel._state.delivery.prefetcher.fetches,
+            running.channel._state.delivery.prefetcher.quota,
+        )
         await eventually(lambda: len(fetches) == 100 and not quota.requests_in_flight)
         assert quota.reserved_bytes == 100 * 10_000
         assert all(fetch.stage.staged == 10_000 for fetch in fetches.values())

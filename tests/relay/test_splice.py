@@ -162,7 +162,7 @@ async def test_what_is_handed_over_stays_within_its_room(stub, tmp_path):
     async with kernel(stub, tmp_path, part_size=4_000_000, parts=3) as running:
         with open(await off_loop(os.open, running.fifo(0), os.O_RDONLY), "rb", buffering=0) as reader:
             got = await off_loop(reader.read, 10)
-            fetches = running.channel._state.prefetcher._fetches
+            fetches = running.channel._state.delivery.prefetcher.fetches
             await eventually(lambda: sum(f.stage.staged == f.stage.part.body for f in fetches.values()) == 2)
             assert len(fetches) == 3
             got += await off_loop(reader.readall)
@@ -215,7 +215,9 @@ async def test_a_slow_reader_holds_no_more_than_the_pipes(stub, tmp_path):
         with open(await off_loop(os.open, running.fifo(0), os.O_RDONLY), "rb", buffering=0) as reader:
             got = await off_loop(reader.read, 10)
             further = running.channel._quota.byte_limit // 4
-            for stage in [fetch.stage for fetch in running.channel._state.prefetcher._fetches.values()]:
+            for stage in [
+                fetch.stage for fetch in running.channel._state.delivery.prefetcher.fetches.values()
+            ]:
                 assert stage.staged <= PIPE_SIZE + further
             got += await off_loop(reader.readall)
         assert got == truth

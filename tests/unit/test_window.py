@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from streamer.plan import ObjectRef, Plan, Segment, cut
-from streamer.relay.deliver.delivery import all_epochs
+from streamer.relay.fetch.prefetcher import all_epochs
 from streamer.schedule.budget import MemoryBudget
 from streamer.schedule.concurrency import ConcurrencyController
 from streamer.schedule.window import Window

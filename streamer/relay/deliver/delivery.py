@@ -1,12 +1,7 @@
-"""The window's async shell: requests ahead, delivery in order.
+"""Delivery of one epoch after the other: the parts that a prefetcher brings, in order, into an outlet.
 
-A request is a task in the caller's TaskGroup, one per part in flight. Delivery is one coroutine, and
-all decisions are made between its awaits: after anything that may have freed room (bytes delivered, a
-request ended, an epoch dropped) `_start` admits what fits now. There is no scheduler task and no queue.
-
-A part that fails for good does not stop the parts before it: its fetch keeps the error, and delivery
-raises it on reaching the first byte that is missing. So an epoch fails at the exact byte, and a later
-epoch's failure is its own.
+Delivery is one coroutine, and all decisions are made between its awaits. An epoch fails at its first missing
+byte (`streamer.relay.fetch.prefetcher`).
 
 An object that turns out to be changed before a byte of it has left may be replaced or left out, if `changes`
 says so. `consumed` counts in bytes of the plan: it stands still while a replacement is delivered, and then
@@ -18,31 +13,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections import deque
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
-from streamer.errors import GaveUp, ReaderGone, SourceError
-from streamer.plan import NOWHERE, START, Part, Plan, Position, ResumePoint, Segment, cut
+from streamer.errors import ReaderGone, SourceError
+from streamer.plan import NOWHERE, Position, ResumePoint
 from streamer.relay.deliver.failure_policy import HOLD, FailurePolicy
 from streamer.relay.deliver.object_changes import MOST_TRIES, Change, Changes, is_change
+from streamer.relay.deliver.object_ends import ObjectEnds
 from streamer.relay.deliver.transform import MOST_TAKEN, BodyTransformer, joiner_of
-from streamer.relay.fetch.hedger import Hedger
-from streamer.relay.fetch.part_fetch import PartFetch
 from streamer.relay.staging.buffers import MemoryStage
-from streamer.relay.staging.stage import Stage, Stages
-from streamer.retry import RetryPolicy
-from streamer.schedule.window import Slot, Window
 from streamer.units import KIB, MIB
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from streamer.plan import ObjectRef
-    from streamer.relay.statistics import ChannelCounters
-    from streamer.s3.checksums import ChecksumVerifier
-    from streamer.s3.ranges import RangeSource
+    from streamer.relay.fetch.part_fetch import PartFetch
+    from streamer.relay.fetch.prefetcher import Prefetcher
+    from streamer.relay.staging.stage import Stage
+    from streamer.schedule.window import Slot
     from streamer.sink.outlet import Outlet
 
 LONGEST_PAUSE = 0.5
@@ -55,10 +45,6 @@ LEAST = 32 * KIB
 """What a move counts at least: however small parts are, a turn takes about a millisecond."""
 MARK_EVERY = 8 * MIB
 """Bytes of a stream between two marks, at least: what is inflated or joined once more after a restart."""
-LAST_ENDS = 64
-"""Objects whose ends are remembered: more than a FIFO holds of such as are worth a look."""
-MOST_BUFFERED = 128 * KIB
-"""Bytes that readers take ahead of what they use: the buffer of Python's `open` from 3.14 on."""
 
 
 @dataclass(slots=True)
@@ -74,72 +60,48 @@ class _Detour:
     delivered: int = 0
 
 
-def all_epochs(plan: Plan, part_size: Callable[[], int], start: Position = START) -> Iterator[Part]:
-    """The parts of every epoch from `start` on, without end; none at all if no epoch can have bytes."""
-    epoch, first = start.epoch, start.mark.fetched if plan.rewrites else start.offset
-    while plan.streams:
-        yield from cut(plan.segments(epoch), part_size=part_size, epoch=epoch, behind=first)
-        epoch, first = epoch + 1, 0
+class Delivery:
+    """Moves the parts of `prefetcher` into outlets, one epoch at a time."""
 
-
-class Prefetcher:
-    """Fetches a plan's parts ahead of delivery, within a window, over object and epoch borders."""
-
-    def __init__(  # noqa: PLR0913 - called in one place, by keyword
+    def __init__(
         self,
-        plan: Plan,
-        source: RangeSource,
+        prefetcher: Prefetcher,
         *,
-        stages: Stages,
-        counters: ChannelCounters,
-        requests: asyncio.TaskGroup,
-        policy: RetryPolicy,
         changes: Changes | None = None,
-        verifier: ChecksumVerifier | None = None,
-        start: Position = START,
-        on_resume_point: Callable[[ResumePoint], None] | None = None,
         when_failed: FailurePolicy = HOLD,
+        on_resume_point: Callable[[ResumePoint], None] | None = None,
     ) -> None:
-        """Nothing is requested before `allow`; tasks are started in `requests`.
+        """`when_failed` decides whether whole records are delivered; bytes must be in memory then.
 
-        `verifier`: where whole objects are compared with their checksums; `source` then sums what it fetches.
-        `start`: where the first epoch begins. `on_resume_point` is told now and then where an object does
-        that is inflated or joined, and when the stream leaves the plan. `when_failed` decides whether whole
-        records must be delivered; bytes must be in memory then.
+        `on_resume_point` is called now and then with the begin of an object that is inflated or joined, and
+        when the stream leaves the plan.
         """
-        self._verifier = verifier
+        self.prefetcher = prefetcher
+        self.delivered = 0
+        """Offset in the epoch's stream: bytes accepted by the outlet, plus bytes skipped by a resume."""
+        self.consumed = 0
+        """Bytes of the plan that are done with: `delivered`, unless objects are rewritten or changed."""
+        self.ends = ObjectEnds()
+        self._plan = prefetcher.stream.plan
+        self._first = prefetcher.stream.start
+        self._window = prefetcher.window
+        self._fetches = prefetcher.fetches
+        self._quota = prefetcher.quota
+        self._counters = prefetcher.counters
+        self._changed = prefetcher.changed
+        self._hedger = prefetcher.hedger
+        self._verifier = prefetcher.verifier
         self._changes = changes or Changes()
         self._amends = self._changes.policy.when_changed != "fail"
         self._detour: _Detour | None = None
         self._when_failed = when_failed
         self._transformer: BodyTransformer | None = None
-        """Of the epoch that is being delivered, or was last, where there is one."""
-        self._plan = plan
-        self._source = source
-        self._quota = stages.quota
-        self._quota.on_available = self._start
-        self._window = Window(
-            all_epochs(plan, stages.part_size, start), stages.quota, reserved_bytes=stages.reserved_bytes
-        )
-        self._counters = counters
-        self._requests = requests
-        self._policy = policy
-        self._hedger = Hedger(self, source, quota=stages.quota, counters=counters, requests=requests)
-        self._first = start
+        """The current or last epoch's, if its bytes are transformed."""
         self._on_mark = on_resume_point
-        self._marked = (start.epoch, start.offset)
-        """Epoch and place of the last mark told."""
+        self._marked = (self._first.epoch, self._first.offset)
+        """Epoch and offset of the last resume point that was reported."""
         self._next_mark: ResumePoint | None = None
-        """The first byte of the object that is being delivered, to be told once it may be resumed there."""
-        self._ends: deque[tuple[int, int]] = deque(maxlen=LAST_ENDS)
-        """Of the last objects delivered, the offset in the stream after them, and their sizes."""
-        self._supply = stages
-        self._fetches: dict[Slot, PartFetch] = {}
-        self._changed = asyncio.Event()
-        self.delivered = 0
-        """Bytes of the epoch's stream that lie behind: its outlet has accepted them, or had never to."""
-        self.consumed = 0
-        """Bytes of the plan that are done with: `delivered`, unless objects are rewritten or changed."""
+        """The first byte of the object that is being delivered, until it may be reported."""
 
     def begin(self, epoch: int) -> None:
         """Set the counts to where the epoch begins."""
@@ -147,26 +109,13 @@ class Prefetcher:
         self.delivered = start.offset
         self.consumed = start.mark.fetched if self._plan.rewrites else start.offset
         self._next_mark = None
-        self._ends.clear()
-
-    def allow(self, epoch: int) -> None:
-        """Parts of epochs up to `epoch` may be fetched from now on."""
-        self._window.last_epoch = max(self._window.last_epoch, epoch)
-        self._start()
-
-    def activate(self, *, active: bool) -> None:
-        """The reader is there, or not: its channel's share of room and requests depends on it."""
-        self._quota.activate(active=active)
-
-    def wake(self) -> None:
-        """Have a waiting delivery look again: its reader may have gone."""
-        self._changed.set()
+        self.ends.clear()
 
     async def deliver(self, epoch: int, outlet: Outlet) -> None:
         """Move all bytes of `epoch` into `outlet`.
 
         Raises ReaderGone if the outlet's reader closes before the last byte, SourceError if a part
-        cannot be had or an object is not what its checksum says. `delivered` then tells how far it came.
+        cannot be fetched or an object does not match its checksum; `delivered` is where the epoch broke off.
         """
         self.begin(epoch)
         self._changes.begin()
@@ -191,13 +140,6 @@ class Prefetcher:
             if transformer is not None:
                 await transformer.finish()
 
-    def ended_object_at(self, offset: int) -> bool:
-        """Whether a reader that has taken `offset` bytes of the stream stopped at the end of an object.
-
-        A buffered reader has read on by less than a buffer; a 64th of the object, so that chance has no part.
-        """
-        return any(0 <= offset - end <= min(MOST_BUFFERED, size // 64) for end, size in self._ends)
-
     @property
     def at_border(self) -> bool:
         """Whether `delivered` is surely between two records; never where none are separated."""
@@ -218,7 +160,7 @@ class Prefetcher:
                 continue
             if fetch is None or not fetch.stage.ready:
                 if fetch is not None and fetch.error is not None:
-                    self._second_chance(fetch)
+                    self.prefetcher.retry_head(fetch)
                 timer.starve("queued" if fetch is None else fetch.phase)
                 if fetch is not None and self._window.head_of_line is not None:
                     self._hedger.starving(self._window.head_of_line, fetch)
@@ -247,8 +189,13 @@ class Prefetcher:
                 self._account(count)
                 left -= max(LEAST, count)
 
+    def abandon(self, epoch: int) -> None:
+        """Drop what is left of `epoch`: its bytes, its requests, its parts to come."""
+        self._detour = None
+        self.prefetcher.abandon(epoch)
+
     def _torn(self) -> SourceError | None:
-        """Why the object at the head of line is not the one listed, if that is known and may be mended."""
+        """Return why the object at the head of line is not the one listed, if it can still be replaced."""
         head = self._window.head_of_line
         if not self._amends or head is None or head.part.start or head.delivered:
             return None
@@ -267,23 +214,15 @@ class Prefetcher:
                 raise error
             self._counters.timer.starve("first_byte")
             now = await changes.policy.stat(listed.bucket, listed.key, listed.version)
-        parts: Iterator[Part] = iter(())
-        reserved_bytes = 0
-        if now and now.size:
-            # Whatever the size of the old one, so that much is not asked for in little pieces.
-            size = min(now.size, max(part.body, self._supply.part_size()))
-            parts = cut([Segment(now, 0, now.size)], part_size=lambda: size, epoch=part.epoch)
-            reserved_bytes = self._supply.reserved_bytes(Part(part.epoch, now, 0, size, 0))
         if self._on_mark is not None:
             self._on_mark(ResumePoint(NOWHERE, self.delivered))
-        replaced, dropped = self._window.replace_head(parts, reserved_bytes=reserved_bytes)
+        replaced = self.prefetcher.replace_head(part, now)
         planned = detour.planned if detour else replaced
-        self._drop(dropped)
         changes.note(Change(part.epoch, listed, "refetched" if now else "skipped", now))
         self._detour = _Detour(listed, now, planned, tries) if now and now.size else None
         if self._detour is None:
             self.consumed += planned
-        self._start()
+        self.prefetcher.start()
 
     async def _transform(self, stage: Stage, transformer: BodyTransformer) -> int:
         """Move some of the head of line through `transformer`; return how much."""
@@ -303,37 +242,25 @@ class Prefetcher:
             return 0  # the socket has nothing yet
         await transformer.pass_on(slot.part, slot.delivered, data)
         if self._next_mark is not None and transformer.anchored:
-            self._tell_mark(slot.part.epoch, self._next_mark)
+            self._report_mark(slot.part.epoch, self._next_mark)
         self._consumed(len(data))
         return len(data)
 
     def _note_begin(self, slot: Slot) -> None:
-        """An object begins here: to be told, if the last mark that was told is far before it."""
+        """Note the begin of an object as a resume point, if the last one is far before it."""
         epoch = slot.part.epoch
         last = self._marked if self._marked[0] == epoch else (epoch, 0)
         due = self.delivered - last[1] >= MARK_EVERY
         self._next_mark = ResumePoint(self.consumed, self.delivered) if due else None
 
-    def _tell_mark(self, epoch: int, mark: ResumePoint) -> None:
+    def _report_mark(self, epoch: int, mark: ResumePoint) -> None:
         self._next_mark = None
         self._marked = (epoch, mark.streamed)
         if self._on_mark is not None:
             self._on_mark(mark)
 
-    def _second_chance(self, fetch: PartFetch) -> None:
-        """Ask again for a part that was given up while nobody waited for it; raise any other failure.
-
-        An outage in the night must not fail the epoch that a reader opens in the morning.
-        """
-        slot = self._window.head_of_line
-        if slot is None or fetch.last_chance or not isinstance(fetch.error, GaveUp):
-            raise fetch.error or RuntimeError("no failure to judge")
-        fetch.last_chance, fetch.error = True, None
-        self._window.relaunch(slot)
-        self._launch(slot, fetch)
-
     async def _pause(self, seconds: float) -> None:
-        """Wait as a limit of bandwidth asks, but not beyond the next change of it or of the reader."""
+        """Wait for a bandwidth limit, at most until the limit or the reader changes."""
         self._changed.clear()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(min(seconds, LONGEST_PAUSE)):
@@ -348,7 +275,7 @@ class Prefetcher:
         await self._changed.wait()
 
     def _head_fetch(self, epoch: int) -> PartFetch | None:
-        """The fetch of the part whose bytes come next, proven to be at this place of the stream."""
+        """Return the fetch of the part whose bytes come next, proven to be at this offset of the stream."""
         slot = self._window.head_of_line
         if slot is None:
             return None
@@ -382,92 +309,8 @@ class Prefetcher:
             self._fetches.pop(done).stage.discard()
             if done.part.ends_object:
                 self._counters.objects_completed += 1
-                self._ends.append((self.delivered, done.part.object.size))
+                self.ends.add(self.delivered, done.part.object.size)
             self._changed.set()
-            self._start()
+            self.prefetcher.start()
             if self._verifier is not None and done.part.body:
                 self._verifier.delivered(done.part)
-
-    def abandon(self, epoch: int) -> None:
-        """Drop what is left of `epoch`: its bytes, its requests, its parts to come."""
-        self._detour = None
-        self._drop(self._window.abandon(epoch))
-        self._start()
-
-    def close(self) -> None:
-        """Drop everything; nothing is requested any more."""
-        self._quota.on_available = None
-        self._quota.activate(active=False)
-        self._hedger.close()
-        self._drop(self._window.close())
-
-    def _drop(self, slots: list[Slot]) -> None:
-        for slot in slots:
-            fetch = self._fetches.pop(slot)
-            self._counters.wasted_bytes += fetch.stage.staged
-            fetch.stage.discard()
-            self._hedger.forget(slot)
-            if fetch.task is not None:
-                fetch.task.cancel()
-
-    def _start(self) -> None:
-        head = self._window.head_of_line
-        if head is not None and not head.in_flight and head not in self._fetches:
-            self._window.relaunch(head)  # the next part of a replacement
-            self._stage(head)
-        while admitted := self._window.admit():
-            for slot in admitted:
-                self._stage(slot)
-
-    def _stage(self, slot: Slot) -> None:
-        """A stage for an admitted part, and its request."""
-        stage = self._supply.make(slot.part, on_change=self._changed.set, counters=self._counters)
-        if self._verifier is not None and isinstance(stage, MemoryStage):
-            stage.on_leave = partial(self._verifier.update, slot.part)
-        fetch = self._fetches[slot] = PartFetch(
-            stage, self._source, policy=self._policy, counters=self._counters, quota=self._quota
-        )
-        if slot is self._window.head_of_line:
-            self._changed.set()  # a delivery may be waiting for want of any part at all
-        if slot.part.body:
-            self._launch(slot, fetch)
-        else:
-            self._window.landed(slot)  # literals alone: nothing to request, so no request
-
-    def _launch(self, slot: Slot, fetch: PartFetch) -> None:
-        name = f"GET {slot.part.object.key} {slot.part.start}-{slot.part.end}"
-        fetch.task = self._requests.create_task(self.bring(slot, fetch), name=name)
-
-    async def bring(self, slot: Slot, fetch: PartFetch, failed: SourceError | None = None) -> None:
-        """As of `hedger.Owner`: bring what is missing of the part, or note why it cannot be had."""
-        try:
-            await fetch.run(failed)
-        except SourceError as error:
-            fetch.error, stage = error, fetch.stage
-            if stage.awaited:
-                fetch.last_chance, stage.awaited = True, False
-                self._changed.set()
-        self.landed(slot)
-
-    def is_head(self, slot: Slot) -> bool:
-        """As of `hedger.Owner`."""
-        return slot is self._window.head_of_line
-
-    def replace(self, slot: Slot, task: asyncio.Task[None]) -> None:
-        """As of `hedger.Owner`."""
-        fetch = self._fetches[slot]
-        if fetch.task is not None:
-            fetch.task.cancel()
-        fetch.task = task
-
-    def request_ended(self) -> None:
-        """As of `hedger.Owner`."""
-        self._start()
-
-    def landed(self, slot: Slot) -> None:
-        """The part's request has ended: well, or for good."""
-        self._hedger.forget(slot)
-        if (fetch := self._fetches.get(slot)) is not None:
-            fetch.task = None
-        self._window.landed(slot)
-        self._start()
