@@ -1,8 +1,8 @@
-"""A YAML or JSON document that a person or a program wrote, as dicts, lists and scalars.
+"""Reads a YAML or JSON file as dicts, lists and scalars.
 
-Whatever the file holds, `read_document` returns in a few seconds or raises ConfigError. The size of the file
-is bounded, and so is what its YAML aliases expand to. A key that is written twice, a NUL and half a surrogate
-pair are refused: no path, variable, header or S3 key can hold the last two.
+`read_document` returns within a few seconds or raises ConfigError, whatever is in the file: the size of the
+file and the number of values after the expansion of YAML aliases have limits. It refuses duplicate keys, and
+NULs and half surrogate pairs, which no path, variable, header or S3 key can contain.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import yaml
 from streamer.errors import ConfigError
 
 MOST_BYTES = 1 << 20
-"""Of a file; the largest CreateTrainingJob request has about a third."""
+"""Most bytes of a file; the largest CreateTrainingJob request has about a third of it."""
 MOST_YAML = 1 << 18
-"""Of a YAML file: its parser takes some 10 s for a megabyte."""
+"""Most bytes of a YAML file: the parser takes about 10 s for a megabyte."""
 MOST_VALUES = 100_000
-"""Of a document, each counted as often as aliases repeat it."""
+"""Most values of a document, with aliases expanded."""
 _IMPOSSIBLE = re.compile("[\0\ud800-\udfff]")
 
 
@@ -62,7 +62,7 @@ def check_texts(document: Any) -> None:
 
 
 def shortened(text: str, most: int = 300) -> str:
-    """The beginning of a text that may be of any length."""
+    """Return a text, cut after `most` characters."""
     return text if len(text) <= most else f"{text[:most]}… ({len(text)} characters)"
 
 
@@ -79,21 +79,21 @@ def _yaml(text: str) -> Any:
         loader.dispose()
 
 
-def _values(node: Any, known: dict[int, int]) -> int:
-    """How many values a node stands for once its aliases are expanded. Raises ValueError for a circle."""
-    if id(node) not in known:
-        known[id(node)] = MOST_VALUES  # until it is known: what contains itself is too much
+def _values(node: Any, counts: dict[int, int]) -> int:
+    """Count the values of a node with its aliases expanded. `counts`: those of earlier nodes, by id."""
+    if id(node) not in counts:
+        counts[id(node)] = MOST_VALUES  # so that a node which contains itself counts as too many
         inner: list[Any] = []
         if isinstance(node, yaml.SequenceNode):
             inner = node.value
         elif isinstance(node, yaml.MappingNode):
             inner = [each for pair in node.value for each in pair]
-        known[id(node)] = 1 + sum(_values(each, known) for each in inner)
-    return known[id(node)]
+        counts[id(node)] = 1 + sum(_values(each, counts) for each in inner)
+    return counts[id(node)]
 
 
 class _Loader(yaml.SafeLoader):
-    """Leaves dates as the text they were written as: nothing in a job file is a date to us."""
+    """YAML loader that reads dates as text, because no key of a job file takes a date."""
 
 
 _Loader.yaml_implicit_resolvers = {
@@ -110,12 +110,12 @@ _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping
 
 
 def _no_duplicates(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
-    """Either way a key written twice is an error, not a silent choice."""
-    found: dict[Any, Any] = {}
+    """Return pairs as a dict. Raises ValueError for a duplicate key, of which parsers drop one."""
+    mapping: dict[Any, Any] = {}
     for key, value in pairs:
         if not isinstance(key, (str, int, float, type(None))):
             raise ValueError(f"{key!r} cannot be a key")  # noqa: TRY004 - a mistake in the file
-        if key in found:
+        if key in mapping:
             raise ValueError(f"key {key!r} is written twice")
-        found[key] = value
-    return found
+        mapping[key] = value
+    return mapping

@@ -1,7 +1,7 @@
-"""Which host of how many this is: a pure function of flags, environment, files and the job.
+"""Identity of this host (its index and the number of hosts), from flags, environment, files and the job.
 
-Every source makes a claim (an index, a count, or both) and all claims must agree: two hosts that read
-the same shard, or a shard that nobody reads, would show as nothing but a worse model. So
+Every source makes a claim (an index, a count, or both) and all claims must agree: if two hosts read the same
+shard, or no host reads a shard, the only symptom is a worse model. The results are
 
     both known and agreed      the answer
     nothing claimed at all     one host
@@ -23,6 +23,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from streamer.errors import ConfigError
@@ -35,13 +36,13 @@ if TYPE_CHECKING:
 HOMOGENEOUS = "homogeneousCluster"
 """SageMaker's name for the only group of a job without instance groups."""
 MOST_HOSTS = 100_000
-"""A number beyond it is a mistake, and their names would fill memory."""
+"""Most hosts of a job. A higher number is a mistake, and the names of so many hosts would fill memory."""
 _FIX = "set --host-index and --host-count, or Penstock.Hosts"
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What one source says; None for what it does not say."""
+    """Index and count by one source; None for a number that the source does not give."""
 
     source: str
     index: int | None = None
@@ -59,15 +60,16 @@ class Group:
 
 @dataclass(frozen=True)
 class Hosts:
-    """The cluster as this host sees it."""
+    """The hosts of the cluster, and which of them this one is."""
 
     index: int
+    """Index of this host in `names`."""
     names: tuple[str, ...]
-    """Sorted lexicographically; `index` points into it."""
+    """Names of all hosts, sorted lexicographically."""
     groups: tuple[Group, ...] = ()
     instance_type: str | None = None
     document: Mapping[str, Any] | None = None
-    """The platform's own resourceconfig.json, if there was one: it is left as it is."""
+    """The platform's own resourceconfig.json, which the sidecar does not replace; None if there is none."""
 
     @property
     def current(self) -> str:
@@ -75,24 +77,24 @@ class Hosts:
 
     @property
     def group(self) -> Group | None:
-        """The instance group that this host is in."""
+        """Instance group of this host."""
         return next((group for group in self.groups if self.current in group.hosts), None)
 
     def shard(self, source: S3DataSource) -> Shard | None:
-        """The part of a channel for this host; None if its instance groups leave this host out.
+        """Return the shard of a channel for this host; None if the channel is for other instance groups.
 
         Raises ConfigError for a group that the cluster does not have.
         """
         chosen: tuple[str, ...] = self.names
         if wanted := source.instance_group_names:
-            known = {group.name: group.hosts for group in self.groups}
-            if unknown := [name for name in wanted if name not in known]:
+            hosts_of = {group.name: group.hosts for group in self.groups}
+            if unknown := [name for name in wanted if name not in hosts_of]:
                 raise ConfigError(
                     f"InstanceGroupNames: no instance group is called {unknown[0]!r}; "
-                    f"this cluster has {', '.join(map(repr, known)) or 'none'}: "
+                    f"this cluster has {', '.join(map(repr, hosts_of)) or 'none'}: "
                     "add it to ResourceConfig.InstanceGroups or remove InstanceGroupNames"
                 )
-            members = {host for name in wanted for host in known[name]}
+            members = {host for name in wanted for host in hosts_of[name]}
             chosen = tuple(host for host in self.names if host in members)
         if self.current not in chosen:
             return None
@@ -106,23 +108,23 @@ def identify(
     environment: Mapping[str, str],
     document: Mapping[str, Any] | None = None,
 ) -> Hosts:
-    """Decide. `flags`: `--host-index`, `--host-count`; `document`: the platform's resourceconfig.json.
+    """Return the cluster and the index of this host. Raises ConfigError.
 
-    Raises ConfigError.
+    `flags`: `--host-index`, `--host-count`. `document`: the platform's resourceconfig.json.
     """
-    given = job.penstock.hosts
+    section = job.penstock.hosts
     explicit = [
         Claim("--host-index/--host-count", *flags),
-        Claim("Penstock.Hosts", given.index, given.count),
+        Claim("Penstock.Hosts", section.index, section.count),
     ]
     is_explicit = any(claim.count is not None for claim in explicit)
     claims = [*explicit, *_from_environment(environment)]
     if document is not None:
         claims.append(_from_document(document))
     resources = job.resource_config
-    asked = resources.instance_count or sum(group.instance_count for group in resources.instance_groups)
-    if asked and not is_explicit:
-        claims.append(Claim("ResourceConfig of the job", None, asked))
+    instances = resources.instance_count or sum(group.instance_count for group in resources.instance_groups)
+    if instances and not is_explicit:
+        claims.append(Claim("ResourceConfig of the job", None, instances))
     index = _agreed("host index", [(claim.source, claim.index) for claim in claims])
     count = _agreed("number of hosts", [(claim.source, claim.count) for claim in claims])
     if count is None and index is not None:
@@ -145,26 +147,30 @@ def identify(
 
 
 def local_job(job: Job, hosts: Hosts) -> Job:
-    """The job as this host carries it out: without the channels whose instance groups leave it out.
+    """Return the job with only the channels of this host's instance group.
 
     Raises ConfigError as `Hosts.shard` does.
     """
-    mine = tuple(one for one in job.input_data_config if hosts.shard(one.source) is not None)
-    return job.model_copy(update={"input_data_config": mine})
+    local = tuple(channel for channel in job.input_data_config if hosts.shard(channel.source) is not None)
+    return job.model_copy(update={"input_data_config": local})
 
 
 def _agreed(what: str, claims: list[tuple[str, int | None]]) -> int | None:
-    told = [(source, value) for source, value in claims if value is not None]
-    for source, value in told[1:]:
-        if value != told[0][1]:
+    """Return the number that all claims agree on, None if there is no claim. Raises ConfigError."""
+    first: tuple[str, int] | None = None
+    for source, value in claims:
+        if value is None:
+            continue
+        first = first or (source, value)
+        if value != first[1]:
             raise ConfigError(
-                f"{told[0][0]} gives {what} {told[0][1]}, but {source} gives {value}; make them agree"
+                f"{first[0]} gives {what} {first[1]}, but {source} gives {value}; make them agree"
             )
-    return told[0][1] if told else None
+    return first[1] if first else None
 
 
 def _from_environment(environment: Mapping[str, str]) -> Iterator[Claim]:
-    """The claims of launchers, each under the names of its variables."""
+    """Yield the claims of launchers' environment variables."""
     number = _Numbers(environment)
     rank, world = number("RANK"), number("WORLD_SIZE", least=1)
     local = number("LOCAL_WORLD_SIZE", least=1) or 1
@@ -186,7 +192,7 @@ def _from_environment(environment: Mapping[str, str]) -> Iterator[Claim]:
 
 
 class _Numbers:
-    """Reads numbers from an environment. Raises ConfigError for what is none."""
+    """Reads numbers from environment variables. Raises ConfigError for any other text."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._environment = environment
@@ -201,7 +207,7 @@ class _Numbers:
 
 
 def _from_tf_config(text: str) -> Claim:
-    """TensorFlow's cluster: the chief, then the workers; other tasks read no data."""
+    """Return the claim of TF_CONFIG: the chief is host 0, the workers follow; other tasks read no data."""
     try:
         document = json.loads(text)
         cluster, task = document.get("cluster", {}), document.get("task", {})
@@ -258,20 +264,19 @@ def _documented(index: int, document: Mapping[str, Any]) -> Hosts:
 
 
 def _text(value: Any) -> str:
-    """The value, which must be text. Raises TypeError."""
+    """Return `value` if it is text. Raises TypeError."""
     if not isinstance(value, str):
         raise TypeError(f"{value!r} is no text")
     return value
 
 
 def _groups(job: Job, names: tuple[str, ...]) -> tuple[Group, ...]:
-    """The job's instance groups over these hosts, in order; none if they are not that many."""
+    """Assign these hosts to the job's instance groups, in order; return () if the numbers differ."""
     groups = job.resource_config.instance_groups
     if sum(group.instance_count for group in groups) != len(names):
         return ()  # only where explicit flags override ResourceConfig
-    found, first = [], 0
-    for group in groups:
-        last = first + group.instance_count
-        found.append(Group(group.instance_group_name, group.instance_type, names[first:last]))
-        first = last
-    return tuple(found)
+    names_left = iter(names)
+    return tuple(
+        Group(group.instance_group_name, group.instance_type, tuple(islice(names_left, group.instance_count)))
+        for group in groups
+    )

@@ -1,10 +1,10 @@
-"""The job file: SageMaker's own request shape, and one `Penstock` section for what it has no word for.
+"""The job file: a CreateTrainingJob request of SageMaker, with a `Penstock` section for further settings.
 
-A whole CreateTrainingJob request is taken as it is, and so is what describe-training-job answers: keys
-without bearing on data are ignored by name, from lists (`Model.ignored`); unknown ones are errors. All
-mistakes are reported at once, each with its place and what to write instead. The channel's fields are in
-`sidecar.config.request`, the `Penstock` section in `sidecar.config.settings`; here are the whole job, the
-rules between channels, and reading the file.
+A complete CreateTrainingJob request is a valid job file, and so is the output of describe-training-job. Keys
+that do not concern data are ignored by name (`Model.ignored`); unknown keys are errors. All mistakes are
+reported at once, each with its path in the file and what to write instead. The fields of a channel are in
+`sidecar.config.request`, the `Penstock` section is in `sidecar.config.settings`; this module has the whole
+job, the rules between channels, and the reading of the file.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from streamer.units import human_bytes
 
 SAGEMAKER_CHANNELS = 20
 MOST_MISTAKES = 50
-"""Mistakes in a job file that are told at once."""
+"""Most mistakes in a job file that one error reports."""
 
 IGNORED = frozenset({
     # of the request
@@ -126,9 +126,9 @@ class Job(Model):
 
     @property
     def budget(self) -> int:
-        """Bytes in flight: what is asked for, or what suits this machine."""
-        asked = self.penstock.memory_budget
-        return max(self._least_budget, default_budget(memory_limit())) if asked is None else int(asked)
+        """Memory budget in bytes: that of the job file, or the default of this machine."""
+        budget = self.penstock.memory_budget
+        return max(self._least_budget, default_budget(memory_limit())) if budget is None else int(budget)
 
     @property
     def _least_budget(self) -> int:
@@ -139,14 +139,12 @@ class Job(Model):
 
     @property
     def ranks(self) -> dict[str, int]:
-        """By channel, the number of FIFOs that its objects are dealt over, of those that ask for it."""
-        asked = {channel.channel_name: channel.penstock.ranks for channel in self.channels("Pipe")}
-        return {name: count for name, count in asked.items() if count is not None}
+        """Number of rank FIFOs, by channel that has them."""
+        counts = {channel.channel_name: channel.penstock.ranks for channel in self.channels("Pipe")}
+        return {name: count for name, count in counts.items() if count is not None}
 
     def _check_ranks(self, names: set[str]) -> None:
-        """Raises ValueError for rank FIFOs without a name, and for channels that might be taken for rank
-        FIFOs.
-        """
+        """Raises ValueError if the name of a rank FIFO is too long or may be that of a channel, too."""
         for name, count in self.ranks.items():
             if len(last := rank_channel_name(name, count - 1)) > LONGEST_NAME:
                 raise ValueError(
@@ -162,20 +160,20 @@ class Job(Model):
                     )
 
     def fifos(self, channel: ChannelConfig) -> tuple[str, ...]:
-        """The channel under the names that the trainer knows: those of its rank FIFOs, if it has any.
+        """Return the names of the channel for the trainer: those of its rank FIFOs, or its own.
 
-        `_<epoch>` added gives the FIFOs of a Pipe channel.
+        The path of a FIFO is such a name and `_<epoch>`.
         """
         name = channel.channel_name
         count = channel.penstock.ranks
         return (name,) if count is None else tuple(rank_channel_name(name, index) for index in range(count))
 
     def mode(self, channel: ChannelConfig) -> InputMode:
-        """The channel's own InputMode, else the algorithm's (contract §2.1)."""
+        """Return the channel's own InputMode, or that of the algorithm (contract §2.1)."""
         return channel.input_mode or self.algorithm_specification.training_input_mode
 
     def channels(self, mode: InputMode) -> tuple[ChannelConfig, ...]:
-        """The channels of this mode, in the order of the file."""
+        """Return the channels of this mode, in the order of the job file."""
         return tuple(channel for channel in self.input_data_config if self.mode(channel) == mode)
 
     @property
@@ -190,18 +188,18 @@ class Job(Model):
 
 
 def warnings(job: Job) -> list[str]:
-    """What is odd about a job that can be carried out."""
-    found = []
-    names = [channel.channel_name for channel in job.input_data_config]
-    if len(names) > SAGEMAKER_CHANNELS:
-        found.append(f"{len(names)} channels; SageMaker itself takes at most {SAGEMAKER_CHANNELS}")
-    upper = [name.upper() for one in job.input_data_config for name in {one.channel_name, *job.fifos(one)}]
-    found += [
+    """Return warnings about a valid job."""
+    texts = []
+    channels = job.input_data_config
+    if len(channels) > SAGEMAKER_CHANNELS:
+        texts.append(f"{len(channels)} channels; SageMaker itself takes at most {SAGEMAKER_CHANNELS}")
+    upper = [name.upper() for each in channels for name in {each.channel_name, *job.fifos(each)}]
+    texts += [
         f"channels whose names differ only in case share the variable SM_CHANNEL_{name}"
         for name, count in sorted(Counter(upper).items())
         if count > 1
     ]
-    return found
+    return texts
 
 
 def load_job(path: str | Path) -> Job:
@@ -219,16 +217,16 @@ def load_job(path: str | Path) -> Job:
 
 
 def explain(error: ValidationError, *, separator: str = "; ") -> str:
-    """Every mistake that pydantic found, in the words of the file."""
+    """Describe every mistake that pydantic found, with the keys of the file."""
     details = error.errors(include_url=False)
-    # A list whose items are all wrong is also called too short; the items' own errors say more.
-    told = [detail for detail in details if detail["type"] != "too_short" or detail["input"] in ([], ())]
-    told = told or details
-    more = [f"and {len(told) - MOST_MISTAKES} more mistakes"] if len(told) > MOST_MISTAKES else []
-    return separator.join([*(_describe(detail) for detail in told[:MOST_MISTAKES]), *more])
+    # pydantic also reports a list whose items are all wrong as too short; the items' own errors are better.
+    mistakes = [each for each in details if each["type"] != "too_short" or each["input"] in ([], ())]
+    mistakes = mistakes or details
+    more = [f"and {len(mistakes) - MOST_MISTAKES} more mistakes"] if len(mistakes) > MOST_MISTAKES else []
+    return separator.join([*(_describe(mistake) for mistake in mistakes[:MOST_MISTAKES]), *more])
 
 
-_PLACES: dict[str, type[Model]] = {
+_SECTIONS: dict[str, type[Model]] = {
     "the top level": Job,
     "AlgorithmSpecification": AlgorithmSpecification,
     "ResourceConfig": ResourceConfig,
@@ -243,29 +241,29 @@ _PLACES: dict[str, type[Model]] = {
     "Penstock.Endpoint": EndpointConfig,
     "Penstock.Admin": AdminConfig,
 }
-_KEYS = {key: place for place, model in _PLACES.items() for key in model.ignored} | {
-    field.alias or name: place
-    for place, model in _PLACES.items()
+_SECTION_OF = {key: section for section, model in _SECTIONS.items() for key in model.ignored} | {
+    field.alias or name: section
+    for section, model in _SECTIONS.items()
     for name, field in model.model_fields.items()
 }
+"""By key, the section that it belongs in."""
 
 
 def _describe(detail: Any) -> str:
-    """One mistake: `InputDataConfig[0].ChannelName: ...`."""
-    place = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in detail["loc"]).lstrip(
-        "."
-    )
-    message = _WORDS.get(detail["type"], detail["msg"].removeprefix("Value error, "))
+    """Describe one mistake: `InputDataConfig[0].ChannelName: ...`."""
+    steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in detail["loc"])
+    path = "".join(steps).lstrip(".")
+    message = _MESSAGES.get(detail["type"], detail["msg"].removeprefix("Value error, "))
     if detail["type"] == "extra_forbidden":
         message = f"is not a key that Penstock supports here; {_advice(str(detail['loc'][-1]))}"
     elif detail["type"] == "literal_error":
         message = f"{shortened(repr(detail['input']))} is not one of {detail['ctx']['expected']}"
     elif detail["type"] == "string_pattern_mismatch":
         message = f"{shortened(repr(detail['input']))} does not match {detail['ctx']['pattern']}"
-    return shortened(f"{place}: {message}" if place else message, 1000)
+    return shortened(f"{path}: {message}" if path else message, 1000)
 
 
-_WORDS = {
+_MESSAGES = {
     "missing": "is required",
     "string_type": "must be text; put it in quotes",
     "too_short": "must have at least 1 item",
@@ -273,14 +271,14 @@ _WORDS = {
 
 
 _OF_A_CHANNEL = {"Ranks": "Ranks: 4", "ChannelBandwidth": "Bandwidth: 50MB"}
-"""Keys that would be maps of channels in the `Penstock` section, and how each channel has them."""
+"""By key that a user may expect in the `Penstock` section of the job, the setting of a channel."""
 
 
 def _advice(key: str) -> str:
-    """What to do about an unknown key."""
+    """Return what to do about an unknown key."""
     if key in _OF_A_CHANNEL:
         return f"each channel has it in a section of its own, `Penstock: {{{_OF_A_CHANNEL[key]}}}`"
-    if key in _KEYS:
-        return f"it belongs in {_KEYS[key]}"
-    close = difflib.get_close_matches(key, _KEYS, n=1, cutoff=0.8)
+    if key in _SECTION_OF:
+        return f"it belongs in {_SECTION_OF[key]}"
+    close = difflib.get_close_matches(key, _SECTION_OF, n=1, cutoff=0.8)
     return f"did you mean {close[0]}?" if close else "remove it"

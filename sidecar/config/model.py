@@ -1,9 +1,8 @@
-"""What every section of a job file has in common: frozen, in SageMaker's spelling, no unknown key.
+"""Base class of the sections of a job file: frozen, SageMaker's spelling, no unknown keys.
 
-A key is known in one of two ways: as a field that we carry out, or by name in `ignored`, the keys of
-SageMaker's own model at that place that have no bearing on data. Anything else is an error, so a
-misspelt key is never dropped. `tests/sidecar/test_sagemaker.py` holds fields and lists against the
-API's public model.
+A section accepts its fields and the keys in `ignored`: keys that SageMaker has in this section and that do
+not concern data. Any other key is an error, so a misspelt key is never dropped.
+`tests/sidecar/test_sagemaker.py` compares fields and ignored keys with the API's public model.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ class Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=to_pascal)
 
     ignored: ClassVar[frozenset[str]] = frozenset()
-    """Keys that SageMaker's model has here and that say nothing about data."""
+    """Keys of SageMaker's model in this section that do not concern data."""
 
     @model_validator(mode="before")
     @classmethod
@@ -32,7 +31,7 @@ class Model(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _no_truth(cls, value: Any, info: ValidationInfo) -> Any:
-        """YAML makes truth values of yes, no, on and off; only a field of that type takes them."""
+        """Refuse a boolean for any other type: YAML reads yes, no, on and off as booleans."""
         field = cls.model_fields[str(info.field_name)]
         if isinstance(value, bool) and field.annotation is not bool:
             raise ValueError(f"must not be {str(value).lower()}; for text, put it in quotes")

@@ -1,7 +1,7 @@
 """The parts of a CreateTrainingJob request that concern data, with the API's own limits (contract §3).
 
-A value that the API allows and that cannot be carried out is an error that says what to write
-instead. Rules that concern one channel are here; those between channels are in `sidecar.config.job`.
+A value that the API allows and Penstock does not support is an error that says what to write instead. This
+module has the rules of one channel; `sidecar.config.job` has those between channels.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _no_converse(value: object) -> object:
 
 
 def _refused(what: str) -> Any:
-    """A field for data from elsewhere than S3: only its empty value is accepted."""
+    """Return the validator of a data source other than S3: it accepts only an empty value."""
 
     def check(value: object) -> object:
         if value in (None, [], {}):
@@ -65,7 +65,7 @@ def _refused(what: str) -> Any:
 
 
 def parse_source(uri: str) -> S3Uri:
-    """Bucket and prefix of `s3://…` or of an `https://` address of Amazon S3. Raises ConfigError."""
+    """Parse `s3://…` or an `https://` address of Amazon S3. Raises ConfigError."""
     if not uri.startswith("https://"):
         return parse_s3_uri(uri)
     try:
@@ -148,26 +148,26 @@ class ShuffleConfig(Model):
 
 
 class ChannelExtras(Model):
-    """What SageMaker has no word for, of one channel."""
+    """The `Penstock` section of a channel: settings that SageMaker does not have."""
 
     when_changed: WhenChanged = "fail"
-    """What becomes of an object that is replaced or deleted after it was listed."""
+    """How the channel treats an object that is replaced or deleted after it was listed."""
     when_failed: WhenFailed = "hold"
-    """What readers that know no trailers see of an epoch that fails for good."""
+    """How the FIFO of a failed epoch ends for readers that do not check trailers."""
     framing: Framing | None = None
-    """What the objects are made of; for `poison`, where RecordWrapperType does not say it."""
+    """Record format of the objects. `poison` needs it unless RecordWrapperType is set."""
     join: Join | None = None
-    """The format of which every object is one whole: their contents follow each other as one of it."""
+    """Format of the objects, whose contents the channel joins into one archive or file of this format."""
     integrity: Literal["none", "checksum"] = "none"
-    """`checksum`: compare every whole object with the CRC that S3 keeps of it."""
+    """`checksum`: compare every whole object with the checksum that S3 stores."""
     ranks: Annotated[StrictInt, Field(ge=1, le=64)] | None = None
-    """FIFOs that the objects are dealt over. Unset: one, of the channel's plain name."""
+    """Number of rank FIFOs, which share the objects. Unset: one FIFO with the channel's own name."""
     bandwidth: Annotated[ByteSize, Field(gt=0)] | None = None
-    """Bytes per second into the channel's FIFOs. Unset: no limit of its own."""
+    """Bytes per second into the channel's FIFOs. Unset: no limit for this channel."""
 
     @property
     def given(self) -> list[str]:
-        """The keys that are not as they would be unset."""
+        """Keys whose values are not the defaults."""
         fields = type(self).model_fields
         return [
             str(field.alias) for name, field in fields.items() if getattr(self, name) != field.get_default()
@@ -255,7 +255,7 @@ class ChannelConfig(Model):
         return self.data_source.s3_data_source
 
     def refusal_as_file(self) -> str | None:
-        """Why this channel cannot be in File mode, and what to do; None if it can."""
+        """Return why this channel cannot be in File mode, and what to do; None if it can."""
         name = self.channel_name
         if self.source.s3_data_type == "AugmentedManifestFile":
             return "AugmentedManifestFile is for Pipe mode only; set InputMode: Pipe"
@@ -291,7 +291,7 @@ class InstanceGroup(Model):
 
 
 class ResourceConfig(Model):
-    """The cluster as the request asks for it; `sidecar.config.hosts` compares it with where we run."""
+    """The cluster of the request; `sidecar.config.hosts` compares it with the environment."""
 
     ignored: ClassVar[frozenset[str]] = frozenset({
         "VolumeSizeInGB", "VolumeKmsKeyId", "KeepAlivePeriodInSeconds", "TrainingPlanArn",

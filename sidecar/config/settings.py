@@ -1,4 +1,4 @@
-"""The `Penstock` section of a job file: what SageMaker has no word for."""
+"""The `Penstock` section of a job file: settings that SageMaker does not have."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def _octal(value: object) -> object:
 BARE_URL = r"^https?://[^/\s@?#]+/?$"
 YEAR = 365 * 86400.0
 Seconds = Annotated[float, Field(le=YEAR, allow_inf_nan=False)]
-"""A time that is waited for; loops and sockets take no longer ones."""
+"""Duration in seconds, at most a year: event loops and sockets refuse longer ones."""
 Text = Annotated[StrictStr, Field(min_length=1)]
 
 
 def _bare_url(value: str) -> str:
-    """The text is not shown: it is refused for what may be a password or a signature."""
+    """Refuse a URL with more than scheme and host. The error omits it: it may contain a password."""
     if not re.fullmatch(BARE_URL, value):
         raise ValueError(
             "must be http:// or https:// and a host, without a path, a query or credentials in it; "
@@ -51,7 +51,7 @@ def _bare_url(value: str) -> str:
 
 
 class EndpointConfig(Model):
-    """Where S3 is; what is left out comes from the environment, as with every AWS client."""
+    """The S3 endpoint. Keys that are left out come from the environment, as with every AWS client."""
 
     url: (
         Annotated[
@@ -81,7 +81,7 @@ class EndpointConfig(Model):
         return self
 
     def resolved(self) -> Endpoint:
-        """The endpoint, with the key read from its file. Raises ConfigError."""
+        """Return the endpoint, with the SSE-C key read from its file. Raises ConfigError."""
         values = self.model_dump(exclude={"requester_pays", "sse_customer_key_file"})
         path = self.sse_customer_key_file
         return Endpoint(
@@ -90,29 +90,29 @@ class EndpointConfig(Model):
 
 
 def read_customer_key(path: str) -> bytes:
-    """The SSE-C key in a file. Raises ConfigError, which does not show what is in it."""
+    """Read the SSE-C key in a file. Raises ConfigError, whose text does not contain the key."""
     try:
         with open(path, "rb") as file:
-            found = file.read(128)
+            key = file.read(128)
     except OSError as error:
         raise ConfigError(f"cannot read the SSE-C key in {path}: {error.strerror}") from error
-    if len(found) == CUSTOMER_KEY_BYTES:
-        return found
+    if len(key) == CUSTOMER_KEY_BYTES:
+        return key
     with contextlib.suppress(ValueError):
-        if len(decoded := base64.b64decode(found.strip(), validate=True)) == CUSTOMER_KEY_BYTES:
+        if len(decoded := base64.b64decode(key.strip(), validate=True)) == CUSTOMER_KEY_BYTES:
             return decoded
     raise ConfigError(f"{path} must hold an SSE-C key: {CUSTOMER_KEY_BYTES} bytes, raw or in base64")
 
 
 def _host(value: str) -> str:
-    """An empty one would be every address of the machine."""
+    """Refuse an invalid host, also an empty one, which would mean every address of the machine."""
     if not re.fullmatch(r"[A-Za-z0-9._:%-]{1,253}", value) or ".." in value:
         raise ValueError(f"{value!r} is no address or host name; write 127.0.0.1, or 0.0.0.0 for all")
     return value
 
 
 class AdminConfig(Model):
-    """The HTTP server for metrics, probes and status. Loopback only, unless told."""
+    """The HTTP server for metrics, probes and status. By default it listens on loopback only."""
 
     host: Annotated[StrictStr, AfterValidator(_host)] = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] | None = None
@@ -120,7 +120,7 @@ class AdminConfig(Model):
     token_file: Text | None = None
     """A file with the token that `penstock set` must give. Unset: limits cannot be changed while it runs."""
     protect: Literal["limits", "all"] = "limits"
-    """What needs the token: changing limits, or everything but `/livez` and `/readyz`."""
+    """Requests that need the token: changes of limits, or everything but `/livez` and `/readyz`."""
 
     @model_validator(mode="after")
     def _has_token(self) -> Self:
@@ -129,50 +129,51 @@ class AdminConfig(Model):
         return self
 
     def token(self) -> str | None:
-        """What is in the file. Raises ConfigError."""
+        """Read the token from its file; None if there is no file. Raises ConfigError."""
         return None if self.token_file is None else read_token(self.token_file)
 
 
 def read_token(path: str) -> str:
-    """The admin token in a file: one line of at least 16 characters. Raises ConfigError."""
+    """Read the admin token in a file: one line of at least 16 characters. Raises ConfigError."""
     try:
         with open(path, encoding="ascii") as file:
-            found = file.read(1024).strip()
+            token = file.read(1024).strip()
     except OSError as error:
         raise ConfigError(f"cannot read the admin token in {path}: {error.strerror}") from error
     except UnicodeDecodeError:
-        found = ""
-    if not re.fullmatch(r"[!-~]{16,}", found):
+        token = ""
+    if not re.fullmatch(r"[!-~]{16,}", token):
         raise ConfigError(
             f"{path} must hold an admin token: 16 or more characters of ASCII without spaces; "
             "make one with `openssl rand -hex 16`"
         )
-    remember(found)
-    return found
+    remember(token)
+    return token
 
 
 class PricesConfig(Model):
-    """Dollars for a thousand requests; S3 Standard's in us-east-1 unless set. For one metric alone."""
+    """Dollars for a thousand requests, for the cost metric. Default: S3 Standard in us-east-1."""
 
     get: Annotated[float, Field(ge=0, le=1e6)] = 0.0004
     list: Annotated[float, Field(ge=0, le=1e6)] = 0.005
 
 
 class HostsConfig(Model):
-    """Which host of how many this is, where no environment says so; see `sidecar.config.hosts`."""
+    """Index of this host and number of hosts, if the environment has neither; see `sidecar.config.hosts`."""
 
     index: Annotated[int, Field(ge=0)] | None = None
     count: Annotated[int, Field(ge=1)] | None = None
 
 
 class PenstockConfig(Model):
-    """What SageMaker has no word for."""
+    """The `Penstock` section of a job: settings that SageMaker does not have."""
 
     base_directory: Annotated[StrictStr, Field(pattern=r"^/")] | None = None
-    """FIFOs go to `<it>/input/data`. Unset: `/opt/ml`, or under `penstock exec` a temporary directory."""
+    """Directory with `input/data`, where the FIFOs are. Unset: `/opt/ml`; under `penstock exec`, a temporary
+    directory."""
     memory_budget: ByteSize | None = None
-    """Bytes requested and not yet delivered, shared by all channels; those being read have the most. Unset: a
-    quarter of the memory that the container or machine has, between 64 and 512 MiB."""
+    """Bytes requested and not yet delivered, of all channels together. Unset: a quarter of the memory of the
+    container or machine, between 64 and 512 MiB."""
     transport: Literal["auto", "aiobotocore", "buffered", "splice"] = "auto"
     """How bodies are fetched. `auto`: the first of `splice`, `buffered` and `aiobotocore` that is
     possible."""
@@ -203,7 +204,7 @@ class PenstockConfig(Model):
 
     @property
     def longest_silence(self) -> float:
-        """Seconds that one request may take without a byte: both limits hold."""
+        """Most seconds of a request without a byte: the lower of both limits."""
         return min(self.stall_timeout, self.give_up_after)
 
     @model_validator(mode="after")
