@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from sidecar.doctor.machine import Finding
-from sidecar.job.endmarks import JOIN_ADVICE, carried
+from sidecar.job.endmarks import JOIN_ADVICE, unjoined_keys
 from sidecar.process.exits import Exit, exit_code
 from streamer.errors import ErrorContext, Missing, PenstockError, SourceChanged
 from streamer.plan import ObjectRef, Plan, bare_etag
@@ -84,7 +84,7 @@ async def storage(job: Job, clients: Clients) -> AsyncIterator[Finding]:
             continue
         yield Finding(f"list {channel.channel_name}", "ok", summary)
         if refs:
-            if job.mode(channel) == "Pipe" and (join := carried(channel, (ref.key for ref in refs))):
+            if job.mode(channel) == "Pipe" and (join := unjoined_keys(channel, (ref.key for ref in refs))):
                 text = f"objects of the format {join}, which ends with a mark, one after the other"
                 yield Finding(f"end marks {channel.channel_name}", "warning", text, JOIN_ADVICE.format(join))
             readable = True

@@ -1,13 +1,14 @@
-"""File channels: every object below the prefix as a file, before any FIFO is offered.
+"""Downloads File channels: every object becomes a file, before any FIFO is offered.
 
-    check    keys become paths below `<data>/<channel>`; one that would leave it, or clash, ends the job
-    fetch    a fixed number of workers take parts in turn, over all objects, with the retries of a stream;
-             a part waits in memory, so workers x part size is what a download may hold
-    publish  everything lies in a temporary directory beside; one rename makes it the channel
+    check    keys become paths below `<data>/<channel>`; a key whose path would be outside, or clash with
+             another, ends the job
+    fetch    a fixed number of workers fetch the parts of all objects, with the retries of a stream; each
+             worker has one part in memory
+    publish  the files are in a temporary directory, which one rename makes the channel's directory
 
-So the directory is absent or whole. What it was made from (the plan's digest) is noted beside it: the
-same plan is not fetched again after a restart, another plan's files of ours are replaced, and a
-directory that we did not make is refused, never touched.
+So the directory is absent or complete. A note beside it has the digest of its plan. After a restart the
+sidecar does not download the same plan again, replaces a download of another plan, and refuses a directory
+without a note, which it never changes.
 """
 
 from __future__ import annotations
@@ -41,16 +42,16 @@ if TYPE_CHECKING:
     from streamer.s3.client.session import Clients
 
 DEFAULT_WORKERS = 32
-"""Parts that are fetched at once where the job file names no number, as far as the budget goes."""
+"""Parts that are fetched concurrently unless the job file sets RequestsInFlight; the budget may lower it."""
 DEFAULT_PART = 8 * MIB
-"""Bytes of a part where the job file names none."""
+"""Bytes of a part unless the job file sets PartSize."""
 LONGEST_NAME = 255
-"""Bytes of one path component that Linux file systems take."""
+"""Most bytes of a path component on Linux file systems."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DownloadLimits:
-    """`part_size` in bytes; `workers` parts are in memory at once."""
+    """Limits of a download. `part_size`: in bytes; `workers`: parts in memory at one time."""
 
     part_size: int
     workers: int
@@ -58,7 +59,7 @@ class DownloadLimits:
 
 
 async def download_channels(job: Job, plans: Mapping[str, Plan], clients: Clients, layout: Layout) -> None:
-    """Bring every File channel's objects. Raises SourceError, SinkError, ConfigError."""
+    """Download every File channel. Raises SourceError, SinkError, ConfigError."""
     penstock = job.penstock
     part_size = int(penstock.part_size or DEFAULT_PART)
     limits = DownloadLimits(
@@ -76,10 +77,10 @@ async def download_channels(job: Job, plans: Mapping[str, Plan], clients: Client
 
 
 def relative_path(key: str, prefix: str) -> str:
-    """Where an object lies in its channel's directory: below the last `/` of the prefix.
+    """Return the path of an object in its channel's directory: the key after the last `/` of the prefix.
 
-    `s3://b/data/tr` names `data/train/x`, which becomes `train/x`. Raises ConfigError for a key that is
-    no safe path: it would be outside of the directory, or has control characters or an endless name.
+    With `s3://b/data/tr`, the key `data/train/x` becomes `train/x`. Raises ConfigError for a key that is not
+    a safe path: outside of the directory, with control characters, or with a name that is too long.
     """
     above = prefix[: prefix.rfind("/") + 1]
     if not key.startswith(above):
@@ -94,7 +95,7 @@ def relative_path(key: str, prefix: str) -> str:
 
 
 def file_paths(plan: Plan) -> list[str]:
-    """The relative path of every object of the plan. Raises ConfigError, also for clashes."""
+    """Return the relative path of every object of the plan. Raises ConfigError, also for clashes."""
     prefix = plan.base.key if plan.base else ""
     paths = [relative_path(ref.key, prefix) for ref in plan.refs(0)]
     files = set(paths)
@@ -113,9 +114,9 @@ def file_paths(plan: Plan) -> list[str]:
 async def download(
     plan: Plan, source: RangeSource, *, directory: str, channel: str, limits: DownloadLimits
 ) -> bool:
-    """Make `<directory>/<channel>` hold the plan's objects. False if it does already.
+    """Download the plan's objects to `<directory>/<channel>`. Returns False if they are there already.
 
-    Raises SourceError, SinkError, ConfigError; the directory is then as it was before.
+    Raises SourceError, SinkError, ConfigError, and then leaves the directory as it was.
     """
     paths = file_paths(plan)
     target, note = os.path.join(directory, channel), _note(directory, channel)
@@ -138,7 +139,7 @@ async def _fetch(plan: Plan, files: list[str], source: RangeSource, limits: Down
     counters, pool = ChannelCounters(), BufferPool()
     concurrency = ConcurrencyController(limits.workers, limits.part_size, fixed_limit=True, fixed_part=True)
     quota = MemoryBudget(limits.workers * limits.part_size, concurrency).quota()
-    places = {(ref.bucket, ref.key): file for ref, file in zip(plan.refs(0), files, strict=True)}
+    paths = {(ref.bucket, ref.key): file for ref, file in zip(plan.refs(0), files, strict=True)}
     parts: Iterator[Part] = cut(plan.segments(0), part_size=lambda: limits.part_size, epoch=0)
 
     async def work() -> None:
@@ -146,7 +147,7 @@ async def _fetch(plan: Plan, files: list[str], source: RangeSource, limits: Down
             stage = MemoryStage(part, pool, on_change=_nothing, counters=counters, eager=True)
             await PartFetch(stage, source, policy=limits.policy, counters=counters, quota=quota).run()
             with _local_errors():
-                await in_thread(_write, places[part.object.bucket, part.object.key], stage)
+                await in_thread(_write, paths[part.object.bucket, part.object.key], stage)
 
     async with asyncio.TaskGroup() as group:
         for _ in range(limits.workers):
@@ -159,7 +160,7 @@ async def _fetch(plan: Plan, files: list[str], source: RangeSource, limits: Down
 
 
 def _nothing() -> None:
-    """Nobody waits for a stage that is written when it is whole."""
+    """Ignore changes of a stage, which is written only when it is complete."""
 
 
 def _write(path: str, stage: MemoryStage) -> None:
@@ -173,7 +174,7 @@ def _write(path: str, stage: MemoryStage) -> None:
 
 
 def _prepare(temporary: str, paths: list[str]) -> None:
-    """Every directory and every file, empty; what an earlier run left is removed."""
+    """Make every directory and every empty file; remove those of an earlier run."""
     shutil.rmtree(temporary, ignore_errors=True)
     os.mkdir(temporary)
     for folder in sorted({os.path.dirname(path) for path in paths}):
@@ -187,17 +188,17 @@ def _remove(path: str) -> None:
 
 
 def digest_of(plan: Plan) -> bytes:
-    """What tells the downloads of two plans apart."""
+    """Return the note of a download, which differs for each plan."""
     return f"{plan.digest} {plan.base}\n".encode()
 
 
 def _note(directory: str, channel: str) -> str:
-    """The file that says what a channel's directory was made from."""
+    """Return the path of the note beside a channel's directory."""
     return os.path.join(directory, f".{channel}.penstock.files")
 
 
 def is_made(directory: str, channel: str, digest: bytes) -> bool:
-    """Whether the channel's directory is the download of this digest. Raises SinkError if it is not ours."""
+    """Return whether the channel's directory has the note `digest`. Raises SinkError if it has no note."""
     target, note = os.path.join(directory, channel), _note(directory, channel)
     if not os.path.lexists(target):
         return False
@@ -213,7 +214,10 @@ def is_made(directory: str, channel: str, digest: bytes) -> bool:
 
 
 def _publish(temporary: str, target: str, note: str, digest: bytes) -> None:
-    """Rename into place. The note is written first: what it then speaks of is ours, or absent."""
+    """Rename a download to its final path.
+
+    The note is written first, so that every directory with a note is a download.
+    """
     old = f"{temporary}.old"
     shutil.rmtree(old, ignore_errors=True)
     if os.path.lexists(target):

@@ -1,6 +1,6 @@
-"""Objects that carry an end mark: a program that reads several in one stream stops after the first.
+"""Objects with an end mark (tar, Arrow): a program that reads several in one stream stops after the first.
 
-`penstock run` warns of them by the names that they commonly have, `penstock doctor` too.
+`penstock run` and `penstock doctor` warn of such objects, which they recognise by common suffixes.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ SUFFIXES: dict[Join, tuple[str, ...]] = {
     "tar": (".tar", ".tar.gz", ".tgz", ".tar.zst"),
     "arrow": (".arrow", ".arrows", ".arrow.gz", ".arrows.gz"),
 }
-LOOKED_AT = 1000
-"""Objects of a channel whose names are looked at."""
+MOST_KEYS = 1000
+"""Most keys of a channel that are compared with the suffixes."""
 JOIN_ADVICE = (
     "programs that know the format stop at the first end mark and report success; add "
     "Penstock: {{Join: {0}}} to the channel, or read it with Penstock's own readers"
@@ -27,12 +27,12 @@ JOIN_ADVICE = (
 
 
 def unjoined(channel: ChannelConfig, plan: Plan) -> Join | None:
-    """The format of end-marked objects that follow each other in this channel's stream, if there are any."""
-    return carried(channel, (ref.key for ref in islice(plan.refs(0), LOOKED_AT) if ref.size))
+    """Return the format of objects with end marks that follow each other in this channel; None if none do."""
+    return unjoined_keys(channel, (ref.key for ref in islice(plan.refs(0), MOST_KEYS) if ref.size))
 
 
-def carried(channel: ChannelConfig, keys: Iterable[str]) -> Join | None:
-    """As `unjoined`, of an epoch with these keys."""
+def unjoined_keys(channel: ChannelConfig, keys: Iterable[str]) -> Join | None:
+    """As `unjoined`, for objects with these keys."""
     if channel.penstock.join is not None or channel.record_wrapper_type != "None":
         return None
     lowered = [key.lower() for key in keys]

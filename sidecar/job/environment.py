@@ -1,9 +1,9 @@
-"""The trainer's environment: what SageMaker sets, and what its training toolkit adds (contract §2.4).
+"""Environment variables of the trainer, as SageMaker and its training toolkit set them (contract §2.4).
 
-Names are only upper-cased: `SM_CHANNEL_TRAIN-A` is what the toolkit makes of `train-a`. Values are text
-as it is, nothing for null, and otherwise compact JSON with sorted keys. `penstock exec` gives them to
-the trainer; for a trainer in another container `penstock.env` says the same in shell, less what only
-that container can know (its CPUs and GPUs) and what no shell can name.
+The toolkit only upper-cases names: `train-a` becomes `SM_CHANNEL_TRAIN-A`. A text is its own value, null is
+the empty text, and anything else is compact JSON with sorted keys. `penstock exec` passes the variables to
+the trainer. `penstock.env` has them for a shell in another container, without those that depend on that
+container (CPUs and GPUs) and without names that are not valid in a shell.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _TOOLKIT_OWN = frozenset({
     "sagemaker_region", "sagemaker_container_log_level", "sagemaker_job_name",
     "default_user_module_name", "_tuning_objective_metric", "sagemaker_s3_output",
 })  # fmt: skip
-"""Hyperparameters that the toolkit takes for itself; others that begin with `sagemaker_` are the
-framework's, and the rest are the script's."""
+"""Hyperparameters of the toolkit itself. Others that begin with `sagemaker_` are for the framework, and the
+rest are for the script."""
 _DISTRIBUTED = (
     "sagemaker_mpi_enabled", "sagemaker_parameter_server_enabled",
     "sagemaker_distributed_dataparallel_enabled", "sagemaker_pytorch_ddp_enabled",
@@ -38,11 +38,11 @@ _DISTRIBUTED = (
 )  # fmt: skip
 """Any of these makes this host's group a group of the distribution, if none is named."""
 _MACHINE = ("SM_NUM_CPUS", "SM_NUM_GPUS", "SM_TRAINING_ENV")
-"""What only the trainer's own container can know; SM_TRAINING_ENV repeats it."""
+"""Variables that depend on the trainer's container; SM_TRAINING_ENV contains the other two."""
 
 
 def trainer_environment(layout: Layout, job: Job, hosts: Hosts) -> dict[str, str]:
-    """Every variable. The request's own `Environment` wins."""
+    """Return every variable. The request's own `Environment` overrides the others."""
     channels = {
         name: os.path.join(layout.data, name)
         for channel in job.input_data_config
@@ -126,9 +126,9 @@ def trainer_environment(layout: Layout, job: Job, hosts: Hosts) -> dict[str, str
 
 
 def write_environment_file(layout: Layout, job: Job, hosts: Hosts) -> None:
-    """`penstock.env`, for `. penstock.env` in the trainer's container. Raises SinkError.
+    """Write `penstock.env`, for `. penstock.env` in the trainer's container. Raises SinkError.
 
-    The request's `Environment` is left out: it may hold secrets, and the file may be read by all.
+    It leaves the request's `Environment` out, which may contain secrets: all users may read the file.
     """
     without = job.model_copy(update={"environment": {}})
     lines = [
@@ -150,19 +150,19 @@ def _distribution_hosts(groups: dict[str, dict[str, Any]], chosen: Any, everyone
 
 
 def _arguments(parameters: dict[str, Any]) -> list[str]:
-    """The hyperparameters as the toolkit puts them on the command line: `--name value`, sorted."""
-    found = []
+    """Return the hyperparameters as the toolkit's command-line arguments: `--name value`, sorted."""
+    arguments = []
     for name, value in sorted(parameters.items()):
-        found.append(f"--{name}" if len(name) > 1 else f"-{name}")
+        arguments.append(f"--{name}" if len(name) > 1 else f"-{name}")
         if isinstance(value, dict):
-            found.append(",".join(f"{key}={inner}" for key, inner in sorted(value.items())))
+            arguments.append(",".join(f"{key}={inner}" for key, inner in sorted(value.items())))
         else:
-            found.append("" if value is None else str(value))
-    return found
+            arguments.append("" if value is None else str(value))
+    return arguments
 
 
 def _decoded(value: str) -> Any:
-    """A hyperparameter's value as the toolkit reads it: JSON if it is, else the text."""
+    """Return a hyperparameter's value as the toolkit reads it: parsed if it is JSON, else the text."""
     try:
         return json.loads(value)
     except (ValueError, RecursionError):
@@ -170,7 +170,7 @@ def _decoded(value: str) -> Any:
 
 
 def _encoded(value: Any) -> str:
-    """The toolkit's text of a value (contract §2.4)."""
+    """Return the toolkit's text for a value (contract §2.4)."""
     if value is None:
         return ""
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True, separators=(",", ":"))

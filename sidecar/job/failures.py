@@ -1,7 +1,7 @@
-"""What the operator is told of a channel that has failed for good: all that is known once, then a reminder.
+"""Log lines about a channel that has failed for good: all details once, then a reminder.
 
-A held FIFO means a trainer that waits, and it waits for somebody to act. So the line says what to do, and
-what will then happen; it comes again every `REMIND_EVERY` seconds, for whoever looks at the end of a log.
+While a FIFO is held open its trainer waits until an operator acts. So the line names the remedy and its
+effect, and the sidecar repeats it every `REMIND_EVERY` seconds, for operators who read the end of a log.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from streamer.relay.deliver.failure_policy import FifoFate
 
 REMIND_EVERY = 300.0
-"""Seconds between two lines about channels that are held."""
+"""Seconds between two reminders about a held FIFO."""
 
 REMEDIES = {
     Exit.CONFIG: "correct Penstock.Endpoint as the error says",
@@ -34,18 +34,18 @@ REMEDIES = {
     Exit.LOCAL: "see to the directory of the FIFOs and its file system",
     Exit.CORRUPT: "replace the damaged object, and restart sidecar and trainer",
 }
-"""By what the exit code will be."""
+"""Remedies, by exit code."""
 
 
 def place(error: SourceError | SinkError) -> dict[str, Any]:
-    """Where in S3 an error occurred, as far as it knows: bucket, key, offset, attempt, request_id."""
+    """Return the fields of an error's context that are set: bucket, key, offset, attempt, request_id."""
     if isinstance(error, SinkError):
         return {}
     return {name: value for name, value in asdict(error.context).items() if value is not None}
 
 
 def advice(error: SourceError | SinkError, *, mendable: bool) -> str:
-    """What to do about it. `mendable`: whether a restart may go on with the epoch."""
+    """Return what to do about an error. `mendable`: whether a restarted sidecar can continue the epoch."""
     code = exit_code(error)
     remedy = REMEDIES[code]
     if code is Exit.CORRUPT:
@@ -66,7 +66,7 @@ FATES: dict[FifoFate, str] = {
 
 
 async def remind(channels: Mapping[str, Channel]) -> None:
-    """Log every channel that is held, again and again, until cancelled."""
+    """Log every held FIFO each `REMIND_EVERY` seconds, until cancelled."""
     while True:
         await asyncio.sleep(REMIND_EVERY)
         for name, channel in channels.items():

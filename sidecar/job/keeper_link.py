@@ -1,7 +1,7 @@
 """The connection to the keeper that holds a job's FIFOs, for a job that has one.
 
-`connect` comes before the channels exist, `close` after they have ended; a channel's write ends use the
-client in between. `start` brings a keeper in mid-job, for a sidecar that hands its FIFOs over.
+The supervisor calls `connect` before the channels exist and `close` after they have ended; the channels'
+write ends use the client in between. `hand_over` starts a keeper in mid-job if there is none.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class KeeperLink:
         self._wish = wish
         self._default = default
         self._handing_over = False
-        """Whether another sidecar goes on, so that the keeper must get everything."""
+        """Whether another sidecar will continue, so that the keeper must receive every message."""
         self.client: KeeperClient | None = None
 
     @property
@@ -39,7 +39,7 @@ class KeeperLink:
 
     @property
     def held(self) -> Mapping[str, Held]:
-        """By channel, the FIFOs that the keeper held when it was asked."""
+        """FIFOs that the keeper held at `connect`, by channel."""
         return {} if self.client is None else self.client.held
 
     async def connect(self) -> None:
@@ -50,7 +50,7 @@ class KeeperLink:
         log.info("keeper", pid=self.client.pid, holds=sorted(self.client.held))
 
     async def hand_over(self, channels: Mapping[str, object]) -> KeeperClient:
-        """Return the keeper that gets every channel's FIFO; without one, start it now. Raises SinkError."""
+        """Return the keeper that takes every channel's FIFO; start one if there is none. Raises SinkError."""
         if self.client is None:
             keeper = await started(self._default)
             if taken := sorted(keeper.held.keys() & channels.keys()):
@@ -64,7 +64,7 @@ class KeeperLink:
         return self.client
 
     async def close(self) -> None:
-        """Close the connection once the keeper has what it must know, which a slow one may not have yet."""
+        """Close the connection when the keeper has received every message."""
         if self.client is None:
             return
         try:

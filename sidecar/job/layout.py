@@ -1,6 +1,6 @@
-"""What the training container finds: directories and config files (contract §2.1 to §2.3).
+"""Directories and config files of the training container (contract §2.1 to §2.3).
 
-Files are written atomically and before readiness, since some trainers read them once at start. One
+The sidecar writes files atomically and before readiness, because some trainers read them once at start. One
 sidecar owns a base directory at a time, by a lock that ends with the process.
 """
 
@@ -42,7 +42,7 @@ class Layout:
 
     @property
     def keeper(self) -> str:
-        """Where a keeper of `--keeper auto` listens."""
+        """Socket of a keeper that `--keeper auto` starts."""
         return os.path.join(self.data, ".penstock.keeper")
 
     @property
@@ -55,17 +55,17 @@ class Layout:
 
     @property
     def directories(self) -> tuple[str, ...]:
-        """Those that `create` makes."""
+        """Directories that `create` makes."""
         below = ("input/data", "input/config", "model", "output/data", "output/intermediate")
         return tuple(os.path.join(self.base, name) for name in below)
 
     def parents(self) -> list[str]:
-        """Every directory of the tree and above it, each after the one that it is in."""
-        found = set(self.directories)
+        """Return every directory of the tree and above it, each after its parent."""
+        paths = set(self.directories)
         for path in self.directories:
             while path != (path := os.path.dirname(path)):
-                found.add(path)
-        return sorted(found, key=len)
+                paths.add(path)
+        return sorted(paths, key=len)
 
     def create(self) -> None:
         """Make every directory. Raises SinkError."""
@@ -80,14 +80,14 @@ class Layout:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Own the tree until the end. Raises SinkError if another sidecar does."""
+        """Own the tree until the end of the block. Raises SinkError if another sidecar owns it."""
         path = os.path.join(self.data, LOCK)
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
         except OSError as error:
             raise SinkError(f"{path}: {error.strerror}") from error
         try:
-            if not _is_ours(os.fstat(fd)):
+            if not _is_own_lock(os.fstat(fd)):
                 os.close(fd)
                 raise SinkError(f"{path} is not a lock of ours; remove it, and let nobody else write there")
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -107,15 +107,16 @@ class Layout:
             os.close(fd)
 
     def check_unlocked(self) -> None:
-        """Raises SinkError if another sidecar owns the tree, or the lock is none of ours."""
+        """Raises SinkError if another sidecar owns the tree, or the lock file is not a sidecar's."""
         if os.path.lexists(os.path.join(self.data, LOCK)):
             with self.locked():
                 pass
 
     def owner(self) -> int:
-        """The process id of the sidecar that owns the tree. Raises SinkError if none does.
+        """Return the process id of the sidecar that owns the tree. Raises SinkError if none does.
 
-        It is a process of the lock's owner: a signal by root must not go wherever a file of somebody's says.
+        The process must belong to the owner of the lock file: otherwise any user could direct a signal of
+        root to any process.
         """
         path = os.path.join(self.data, LOCK)
         try:
@@ -125,48 +126,49 @@ class Layout:
         try:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            found, said = os.fstat(fd), os.read(fd, 32).strip()
-            if said.isdigit() and stat.S_ISREG(found.st_mode) and _user(int(said)) == found.st_uid:
-                return int(said)
+            status, pid = os.fstat(fd), os.read(fd, 32).strip()
+            if pid.isdigit() and stat.S_ISREG(status.st_mode) and _user(int(pid)) == status.st_uid:
+                return int(pid)
             raise SinkError(f"{path} names no process of its owner; remove it and start again") from None
         finally:
             os.close(fd)
         raise SinkError(f"no penstock serves {self.data}; is this the sidecar's base directory?")
 
     def exposure(self) -> list[str]:
-        """What other users of this machine could do, in words; who may write the tree may replace FIFOs.
+        """Return warnings about directories in which other users could replace FIFOs.
 
-        A mount point that all may write is how Kubernetes makes a volume; there the pod is the border.
+        Kubernetes makes volumes as mount points that all users may write; there the pod is the border.
         """
-        found = []
+        warnings = []
         for path in (self.data, os.path.dirname(self.data), self.base):
             try:
-                known = os.stat(path)
+                status = os.stat(path)
             except OSError:
                 continue
-            if known.st_uid not in (0, os.geteuid()):
-                found.append(f"{path} belongs to user {known.st_uid}, who may replace FIFOs; chown it")
-            elif known.st_mode & stat.S_IWOTH and not (known.st_mode & stat.S_ISVTX or os.path.ismount(path)):
-                found.append(f"{path} may be written by all, who may replace FIFOs; chmod o-w it")
-        return found
+            sticky_or_mount = status.st_mode & stat.S_ISVTX or os.path.ismount(path)
+            if status.st_uid not in (0, os.geteuid()):
+                warnings.append(f"{path} belongs to user {status.st_uid}, who may replace FIFOs; chown it")
+            elif status.st_mode & stat.S_IWOTH and not sticky_or_mount:
+                warnings.append(f"{path} may be written by all, who may replace FIFOs; chmod o-w it")
+        return warnings
 
 
-def _is_ours(found: os.stat_result) -> bool:
-    return stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and found.st_nlink == 1
+def _is_own_lock(status: os.stat_result) -> bool:
+    return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and status.st_nlink == 1
 
 
 def _user(pid: int) -> int | None:
-    """The effective user of a process; not the owner of its directory, which is root without dumps."""
+    """Return the effective user of a process. Its /proc directory belongs to root if it forbids dumps."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/status", encoding="utf-8") as file:
         return next(int(line.split()[2]) for line in file if line.startswith("Uid:"))
     return None
 
 
 def input_data_config(job: Job) -> dict[str, Any]:
-    """inputdataconfig.json, with the keys that every known consumer asks for (contract §2.1).
+    """Return inputdataconfig.json, with the keys that every known consumer needs (contract §2.1).
 
-    Every rank FIFO is there as a channel, so that any reader of a channel reads a rank FIFO; the channel that
-    they are of is not, for it has no FIFO.
+    It has every rank FIFO as a channel, so that any reader of a channel can read a rank FIFO. It does not
+    have the whole channel, which has no FIFO.
     """
     return {
         name: ({"ContentType": channel.content_type} if channel.content_type else {})
@@ -181,45 +183,45 @@ def input_data_config(job: Job) -> dict[str, Any]:
 
 
 def resource_config(hosts: Hosts) -> dict[str, Any]:
-    """resourceconfig.json (contract §2.2): the platform's own if there is one.
+    """Return resourceconfig.json (contract §2.2): the platform's own if there is one.
 
-    Instance types and groups are told where the job names them, in the order that SageMaker prints.
+    It has instance types and groups if the job file has them, in SageMaker's order.
     """
     if hosts.document is not None:
         return dict(hosts.document)
     groups = [(group.name, group.instance_type, group.hosts) for group in hosts.groups]
     if not groups and hosts.instance_type:
         groups = [(HOMOGENEOUS, hosts.instance_type, hosts.names)]
-    mine = next(((name, kind) for name, kind, members in groups if hosts.current in members), None)
-    found: dict[str, Any] = {"current_host": hosts.current}
-    if mine:
-        found |= {"current_instance_type": mine[1], "current_group_name": mine[0]}
-    found["hosts"] = list(hosts.names)
+    own = next(((name, kind) for name, kind, members in groups if hosts.current in members), None)
+    document: dict[str, Any] = {"current_host": hosts.current}
+    if own:
+        document |= {"current_instance_type": own[1], "current_group_name": own[0]}
+    document["hosts"] = list(hosts.names)
     if groups:
-        found["instance_groups"] = [
+        document["instance_groups"] = [
             {"instance_group_name": name, "instance_type": kind, "hosts": list(members)}
             for name, kind, members in groups
         ]
-    return found | {"network_interface_name": "eth0"}
+    return document | {"network_interface_name": "eth0"}
 
 
 def platform_resource_config(layout: Layout) -> dict[str, Any] | None:
-    """The resourceconfig.json that a platform has left in `layout`; None if there is none but ours.
+    """Return the resourceconfig.json of a platform; None if there is none, or only one of a sidecar.
 
-    What we write ourselves must not be taken for evidence by the next run, so a copy tells ours.
-    Raises ConfigError if it is not a JSON object.
+    The next run must not take a sidecar's file for the platform's, so a sidecar writes a copy beside its own.
+    Raises ConfigError if the file is not a JSON object.
     """
     path = os.path.join(layout.config, RESOURCES)
     try:
         with open(path, "rb") as file:
-            found = file.read()
+            data = file.read()
     except OSError:
         return None
     with contextlib.suppress(OSError), open(_copy(path), "rb") as file:
-        if file.read() == found:
+        if file.read() == data:
             return None
     try:
-        document = json.loads(found)
+        document = json.loads(data)
         check_texts(document)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not JSON ({error}); correct or remove it") from error
@@ -229,7 +231,7 @@ def platform_resource_config(layout: Layout) -> dict[str, Any] | None:
 
 
 def write_config_files(layout: Layout, job: Job, hosts: Hosts) -> None:
-    """Write the three files a training container may read. Raises SinkError.
+    """Write the three config files of the training container. Raises SinkError.
 
     A platform's own resourceconfig.json stays as it is.
     """
@@ -248,7 +250,7 @@ def write_config_files(layout: Layout, job: Job, hosts: Hosts) -> None:
 
 
 def write_file(path: str, data: bytes) -> None:
-    """Replace a file at once. Raises SinkError."""
+    """Replace a file atomically. Raises SinkError."""
     try:
         replace_file(path, data)
     except OSError as error:
@@ -261,10 +263,9 @@ def _copy(path: str) -> str:
 
 
 def set_reader_state(layout: Layout, epochs: Mapping[str, int]) -> None:
-    """Have the readers of these channels open these epochs' FIFOs next (contract §6.2).
+    """Set the epoch that the readers of each channel open next (contract §6.2). Raises SinkError.
 
-    A counter from before can only make readers wait for a FIFO that will never come. At epoch 0 none is
-    needed. Raises SinkError.
+    A counter of an earlier job would make readers wait for a FIFO that will never exist. Epoch 0 needs none.
     """
     directory = os.path.join(layout.base, "pipe_state")
     for name, epoch in epochs.items():
@@ -286,6 +287,6 @@ Flags = tuple[int | None, int | None]
 
 
 def resolve_host(job: Job, layout: Layout, flags: Flags) -> tuple[Job, Hosts]:
-    """Who this host is, and the job as it concerns this host. Raises ConfigError."""
+    """Return the job with the channels of this host only, and the hosts. Raises ConfigError."""
     hosts = identify(job, flags=flags, environment=os.environ, document=platform_resource_config(layout))
     return local_job(job, hosts), hosts

@@ -1,7 +1,7 @@
-"""From the channels' configuration to their plans: which source, arranged how, for which host.
+"""Makes the plans of all channels.
 
-`plan_job` lists all channels side by side, waits while storage is unavailable, and logs its progress and
-every plan; `plan_channel` makes one plan.
+`plan_job` lists all channels concurrently, waits while storage is unavailable, and logs its progress and
+every plan. `plan_channel` makes the plan of one channel.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ PROGRESS_EVERY = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What a channel streams on this host, and how it is dealt over its FIFOs."""
+    """Plan of a channel on this host, and the plans of its FIFOs."""
 
     whole: Plan
     fifos: dict[str, Plan]
-    """By the names that the trainer knows; `whole` alone, unless the channel has several rank FIFOs."""
+    """Plans by FIFO name; `whole` alone, unless the channel has several rank FIFOs."""
 
     @classmethod
     def dealt(cls, whole: Plan, names: tuple[str, ...]) -> Planned:
-        """`whole` over the FIFOs of these names."""
+        """Divide `whole` over the FIFOs of these names."""
         plans = (whole,) if len(names) == 1 else whole.ranks(len(names))
         return cls(whole, dict(zip(names, plans, strict=True)))
 
@@ -89,10 +89,10 @@ async def plan_while_unavailable(
 async def plan_job(
     state: JobState, clients: Clients, *, give_up_after: float = 0, layout: Layout | None = None
 ) -> dict[str, Planned]:
-    """Every channel's plan, in the order of the job file. Raises SourceError, the first one met.
+    """Plan every channel, in the order of the job file. Raises the first SourceError.
 
-    `give_up_after`: seconds to wait for storage that is unavailable. `layout`: where File channels go; raises
-    SinkError as soon as they are known to need more space than there is.
+    `give_up_after`: seconds to wait while storage is unavailable. `layout`: directory of the File channels;
+    raises SinkError as soon as their plans need more space than is free.
     """
     job = state.job
     plans: dict[str, Planned] = {}
@@ -116,8 +116,8 @@ async def plan_job(
         planned = plans[name] = Planned.dealt(whole, job.fifos(channel))
         await asyncio.to_thread(_sum_up, planned)  # seconds for a million entries
         if layout is not None and name in files:
-            known = {each: plans[each].whole for each in files & plans.keys()}
-            await asyncio.to_thread(disk, layout, known)
+            planned_files = {each: plans[each].whole for each in files & plans.keys()}
+            await asyncio.to_thread(disk, layout, planned_files)
         log.info(
             "planned",
             channel=name,
@@ -137,14 +137,14 @@ async def plan_job(
 
 
 def job_inspector(job: Job, clients: Clients) -> contextlib.AbstractAsyncContextManager[ObjectInspector]:
-    """What finds size and ETag of single objects for this job."""
+    """Open the client that gets size and ETag of single objects for this job."""
     penstock = job.penstock
     by_aiobotocore = penstock.transport == "aiobotocore"
     return open_inspector(clients, give_up_after=penstock.give_up_after, by_aiobotocore=by_aiobotocore)
 
 
 class _Progress:
-    """Logs at most every `PROGRESS_EVERY` seconds how far the plan of one channel is."""
+    """Logs the progress of one channel's plan, at most every `PROGRESS_EVERY` seconds."""
 
     def __init__(self, channel: str) -> None:
         self.channel = channel
@@ -171,16 +171,16 @@ def _note_waiting(state: JobState, progress: _Progress, error: SourceError) -> N
 
 
 def _note_end_marks(state: JobState, channel: ChannelConfig, planned: Planned) -> None:
-    """Warn of objects after whose end mark a program may stop reading."""
-    if (found := unjoined(channel, planned.whole)) is None:
+    """Warn of objects with end marks, after which a program may stop reading."""
+    if (join := unjoined(channel, planned.whole)) is None:
         return
-    state.unjoined |= dict.fromkeys(planned.fifos, found)
+    state.unjoined |= dict.fromkeys(planned.fifos, join)
     name = channel.channel_name
-    log.warning("objects carry end marks", channel=name, format=found, do=JOIN_ADVICE.format(found))
+    log.warning("objects carry end marks", channel=name, format=join, do=JOIN_ADVICE.format(join))
 
 
 def _sum_up(planned: Planned) -> None:
-    """Have the plans add up their first epoch and make their digests; they remember them."""
+    """Compute size and digest of the plans, which cache both."""
     for plan in (planned.whole, *planned.fifos.values()):
         plan.total_bytes(0)
         _ = plan.digest
@@ -196,9 +196,9 @@ async def plan_channel(
     progress: Callable[[int], None],
     memory: PlanMemory,
 ) -> Plan:
-    """What the channel streams on this host, as S3 has it now. Raises SourceError, ConfigError.
+    """List the channel's source now and return its plan on this host. Raises SourceError, ConfigError.
 
-    `progress` is told how many entries are known so far, often. `memory`: what all plans may take.
+    `progress`: called often with the number of entries so far. `memory`: memory limit of all plans.
     """
     source = channel.source
     by: Literal["bytes", "count"] = "bytes" if job.penstock.shard_by == "bytes" else "count"

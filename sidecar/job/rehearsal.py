@@ -1,7 +1,7 @@
-"""What this machine must allow for a job: tried before storage is asked, and left as it was.
+"""Tries what a job needs of this machine before any request to S3, and leaves the machine as it was.
 
-`penstock run` and `exec` begin with `local`, and end there if it raises; `penstock doctor` makes the same
-attempts one by one. Only the size of File channels must be listed first: `disk` comes as soon as it is known.
+`penstock run` and `exec` begin with `local` and end if it raises. `penstock doctor` makes the same attempts
+one by one. `disk` runs later, because the size of File channels is known only when they are listed.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ if TYPE_CHECKING:
     from streamer.plan import Plan
 
 ADMIN_PORT = 9781
-"""Of `penstock run`, where probes and scrapers look for it; `exec` takes any free one."""
+"""Default admin port of `penstock run`, for probes and scrapers; `exec` takes any free port."""
 
 
 async def local(job: Job, layout: Layout, *, fresh: bool) -> None:
-    """Everything but the disk and the admin port, which `run` takes at once. Raises SinkError.
+    """Try everything but the disk and the admin port, on which `run` listens at once. Raises SinkError.
 
-    `fresh`: no FIFO of an earlier sidecar may be gone on with.
+    `fresh`: the job continues no FIFO of an earlier sidecar.
     """
     files(job)
     await asyncio.to_thread(directory, job, layout, fresh=fresh)
 
 
 def files(job: Job) -> None:
-    """The limit of open files, for the FIFOs of the job. Raises SinkError."""
+    """Check the limit of open files against the FIFOs of the job. Raises SinkError."""
     open_files(max(1, sum(len(job.fifos(channel)) for channel in job.channels("Pipe"))))
 
 
 def directory(job: Job, layout: Layout, *, fresh: bool = True) -> None:
-    """The tree, its lock, a FIFO, a file, and the names that FIFOs and File channels will have.
+    """Make the tree, its lock, a FIFO and a file; check the names of FIFOs and File channels.
 
     Raises SinkError.
     """
@@ -88,31 +88,31 @@ def _write(path: str) -> None:
 
 
 async def port(job: Job, *, default: int = ADMIN_PORT) -> str:
-    """The admin server's address, once it could be had. Raises SinkError; ConfigError for its token."""
+    """Listen once on the admin address and return it. Raises SinkError; ConfigError for the token."""
     admin = job.penstock.admin
     admin.token()
-    wanted = default if admin.port is None else admin.port
-    async with listening(asyncio.Protocol, admin.host, wanted):
-        return f"{admin.host}:{wanted}" if wanted else f"{admin.host}, any free port"
+    number = default if admin.port is None else admin.port
+    async with listening(asyncio.Protocol, admin.host, number):
+        return f"{admin.host}:{number}" if number else f"{admin.host}, any free port"
 
 
 def disk(layout: Layout, plans: Mapping[str, Plan]) -> str:
-    """Room for the File channels of these plans, but for those that are there already. Raises SinkError.
+    """Check the space for the File channels of these plans that are not downloaded yet. Raises SinkError.
 
-    Returns what there is, in words.
+    Returns needed and free space in words.
     """
-    place = next(path for path in (layout.data, *layout.parents()[::-1]) if os.path.isdir(path))
-    found = os.statvfs(place)
+    directory = next(path for path in (layout.data, *layout.parents()[::-1]) if os.path.isdir(path))
+    status = os.statvfs(directory)
     needed = entries = 0
     for name, plan in plans.items():
         if not is_made(layout.data, name, digest_of(plan)):
-            needed += sum(-(-ref.size // found.f_frsize) * found.f_frsize for ref in plan.refs(0))
+            needed += sum(-(-ref.size // status.f_frsize) * status.f_frsize for ref in plan.refs(0))
             entries += plan.objects(0)
-    free = found.f_bavail * found.f_frsize
-    wanted = f"{human_bytes(needed)} and {entries} files"
-    if needed > free or (found.f_files and entries > found.f_favail):
+    free = status.f_bavail * status.f_frsize
+    needs = f"{human_bytes(needed)} and {entries} files"
+    if needed > free or (status.f_files and entries > status.f_favail):
         raise SinkError(
-            f"File channels need {wanted}; {place} has {human_bytes(free)} and {found.f_favail} left; "
+            f"File channels need {needs}; {directory} has {human_bytes(free)} and {status.f_favail} left; "
             "free some, set Penstock.BaseDirectory, or use InputMode: Pipe"
         )
-    return f"File channels need {wanted} of {human_bytes(free)} in {place}"
+    return f"File channels need {needs} of {human_bytes(free)} in {directory}"

@@ -1,10 +1,10 @@
-"""Where channels begin: at epoch 0, where a keeper says that an earlier sidecar came to, or where told.
+"""Start positions of channels: epoch 0, the position in a keeper, or the position of `--resume`.
 
-A keeper's word goes first, for a reader is in the middle of what it holds. What `--resume` says is where a
-trainer's own state was saved; it holds for a channel that no reader has opened since. Either is of a plan,
-and if the digest of today's is another, the bytes before and behind that place would be of different data.
-Then a channel that a keeper holds fails (its reader is told, and its FIFO stays open), and `--resume` is
-refused, unless `anyway` says that whoever runs the job knows better.
+The keeper's position comes first, because a reader is in the middle of the FIFO that the keeper holds. The
+position of `--resume` is that of a saved `state_dict()`; it applies to a channel that no reader has opened.
+Each position belongs to a plan. If the digest of the present plan differs, the bytes before and after the
+position are of different data: then a channel of the keeper fails with its FIFO held open, and `--resume` is
+refused, unless `anyway` is set.
 """
 
 from __future__ import annotations
@@ -30,36 +30,35 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """Where a trainer's reader was, by its `state_dict()`."""
+    """Position of a reader in its `state_dict()`."""
 
     epoch: int
     offset: int
-    """Bytes of the epoch before the record that it wants next, or a block of records that holds it."""
+    """Offset in the epoch of the next record, or of the block that contains it."""
     digest: str
 
 
 def parse_saved(text: str) -> dict[str, Saved]:
-    """Positions by channel, of one state or a list of them, in JSON. Raises ConfigError.
+    """Parse one state or a list of states, in JSON; return positions by channel. Raises ConfigError.
 
-    PyTorch's readers have states of several channels, which count as a list; see
-    `streamer.readers.torch.progress`.
+    A state of PyTorch's readers may have several channels (`streamer.readers.torch.progress`).
     """
     try:
-        found = json.loads(text)
+        document = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"--resume is not JSON: {error}; save what state_dict() returns") from error
     saved: dict[str, Saved] = {}
-    for state in found if isinstance(found, list) else [found]:
-        several = isinstance(state, dict) and state.keys() >= SEVERAL
-        for place in state["channels"] if several else [state]:
-            channel, position = _saved(place)
+    for entry in document if isinstance(document, list) else [document]:
+        several = isinstance(entry, dict) and entry.keys() >= SEVERAL
+        for state in entry["channels"] if several else [entry]:
+            channel, position = _parse_state(state)
             if channel in saved:
                 raise ConfigError(f"--resume has two states of channel {channel}; leave one")
             saved[channel] = position
     return saved
 
 
-def _saved(state: Any) -> tuple[str, Saved]:
+def _parse_state(state: Any) -> tuple[str, Saved]:
     if not isinstance(state, dict) or state.keys() != KEYS or state["format"] != FORMAT:
         raise ConfigError(
             f"--resume takes what a reader's state_dict() returns, or a list of it, not {state!r}"
@@ -73,7 +72,7 @@ def _saved(state: Any) -> tuple[str, Saved]:
 
 
 def load_saved(value: str) -> dict[str, Saved]:
-    """As `parse_saved`, of a file unless `value` is JSON itself. Raises ConfigError."""
+    """Parse `value` if it is JSON, else the file of this name. Raises ConfigError."""
     if value.lstrip().startswith(("{", "[")):
         return parse_saved(value)
     try:
@@ -83,29 +82,29 @@ def load_saved(value: str) -> dict[str, Saved]:
         raise ConfigError(f"cannot read --resume {value}: {error}") from error
 
 
-def begins(
+def start_positions(
     plans: Mapping[str, Plan], held: Mapping[str, Held], saved: Mapping[str, Saved], *, anyway: bool
 ) -> dict[str, StartPosition]:
-    """Where every channel of `plans` begins. Raises ConfigError."""
+    """Return the start position of every channel of `plans`. Raises ConfigError."""
     for source, names in (("the keeper holds", held), ("--resume has", saved)):
-        if strangers := sorted(names.keys() - plans.keys()):
+        if unknown := sorted(names.keys() - plans.keys()):
             raise ConfigError(
-                f"{source} channel {strangers[0]}, and the job has no such Pipe channel; correct the job, "
+                f"{source} channel {unknown[0]}, and the job has no such Pipe channel; correct the job, "
                 "or end what names it"
             )
-    found: dict[str, StartPosition] = {}
+    starts: dict[str, StartPosition] = {}
     for name, plan in plans.items():
-        kept, told = held.get(name), saved.get(name)
-        if kept is not None and not kept.untouched:
-            found[name] = _kept(plan, kept, anyway=anyway)
-        elif told is not None:
-            found[name] = _told(name, plan, told, anyway=anyway)
+        held_fifo, saved_position = held.get(name), saved.get(name)
+        if held_fifo is not None and not held_fifo.untouched:
+            starts[name] = _start_of_held(plan, held_fifo, anyway=anyway)
+        elif saved_position is not None:
+            starts[name] = _start_of_saved(name, plan, saved_position, anyway=anyway)
         else:
-            found[name] = StartPosition()
-    return found
+            starts[name] = StartPosition()
+    return starts
 
 
-def _kept(plan: Plan, held: Held, *, anyway: bool) -> StartPosition:
+def _start_of_held(plan: Plan, held: Held, *, anyway: bool) -> StartPosition:
     position = held.position
     refused = None
     if held.digest != plan.digest and not anyway:
@@ -119,12 +118,12 @@ def _kept(plan: Plan, held: Held, *, anyway: bool) -> StartPosition:
             f"objects of epoch {position.epoch} were refetched or skipped, so which of their bytes the "
             "reader has is not known; restart sidecar and trainer"
         )
-    elif too_far := _beyond(plan, position):
-        refused = SourceChanged(too_far)
+    elif problem := _beyond_end(plan, position):
+        refused = SourceChanged(problem)
     return StartPosition(position, held=True, refused=refused)
 
 
-def _told(name: str, plan: Plan, saved: Saved, *, anyway: bool) -> StartPosition:
+def _start_of_saved(name: str, plan: Plan, saved: Saved, *, anyway: bool) -> StartPosition:
     if saved.digest != plan.digest and not anyway:
         raise ConfigError(
             f"--resume: channel {name} was saved under plan {saved.digest[:16]}, and now it is "
@@ -132,13 +131,16 @@ def _told(name: str, plan: Plan, saved: Saved, *, anyway: bool) -> StartPosition
             "--resume-anyway"
         )
     position = Position(saved.epoch, saved.offset, skipped=saved.offset)
-    if too_far := _beyond(plan, position):
-        raise ConfigError(f"--resume: channel {name}: {too_far}")
+    if problem := _beyond_end(plan, position):
+        raise ConfigError(f"--resume: channel {name}: {problem}")
     return StartPosition(position)
 
 
-def _beyond(plan: Plan, position: Position) -> str | None:
-    """What is wrong with a position after the epoch's end; where objects are rewritten that shows later."""
+def _beyond_end(plan: Plan, position: Position) -> str | None:
+    """Return the problem of a position after the epoch's end, or None.
+
+    A plan that rewrites objects does not know its length yet, so its problem shows later.
+    """
     total = plan.total_bytes(position.epoch)
     if plan.rewrites or position.offset <= total:
         return None

@@ -1,18 +1,17 @@
-"""A job from its file to its end: list, offer, stream, stop.
+"""Runs a job from its start to its end: list, offer, stream, stop.
 
-    start    try what this machine must allow (`sidecar.job.rehearsal`); open the admin port, not ready yet
-             resolve credentials, list every channel (all at once)   any error here ends the process
-             lock and lay out the directory, write config files,     before a FIFO is offered
-             download every File channel, one after the other        (storage that is away is waited for)
+    start    try what the job needs of this machine (`sidecar.job.rehearsal`); open the admin port, not ready
+             resolve credentials, list every channel (concurrently)  An error in this phase ends the process
+             lock and lay out the directory, write config files,     before a FIFO is offered. While storage
+             download every File channel, one after the other        is unavailable, the sidecar waits
              make every Pipe channel's first FIFO
-    ready    channels run side by side, independent of each other; one that fails holds its FIFO open,
-             readiness goes false, the others go on
-             with a keeper, channels begin where the last sidecar's ended (`sidecar.job.resume`)
-    end      `Stop` raised in the task group by a signal (after a drain) or by the trainer's exit
+    ready    channels run concurrently and independently; one that fails holds its FIFO open and makes the job
+             not ready, while the others continue
+             with a keeper, channels start at the last sidecar's positions (`sidecar.job.resume`)
+    end      a signal (after a drain) or the trainer's exit raises `Stop` in the task group
 
-Every channel is a task in one TaskGroup; ending is an exception that travels through it. `serve`
-returns the exit code: 0, or that of the first channel failure. What others read of a running job is in its
-`JobState`; the supervisor writes that and keeps nothing else but how it ends.
+Every channel is a task in one TaskGroup, which the exception `Stop` ends. `serve` returns the exit code: 0,
+or that of the first channel failure. The supervisor writes the state of the job into a `JobState`.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from sidecar.job.keeper_link import KeeperLink
 from sidecar.job.layout import Layout, set_reader_state, write_config_files
 from sidecar.job.planning import job_inspector, plan_job
 from sidecar.job.rehearsal import local
-from sidecar.job.resume import Saved, begins
+from sidecar.job.resume import Saved, start_positions
 from sidecar.observe.state import JobState
 from sidecar.process.exits import Exit, exit_code
 from sidecar.process.logs import log
@@ -54,38 +53,38 @@ class Stop(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
-    """A job as one command runs it."""
+    """A job and the options of the command that runs it."""
 
     job: Job
-    """With the channels of this host only."""
+    """Has the channels of this host only."""
     hosts: Hosts
     layout: Layout
     default_admin_port: int
-    """For a job that names none; 0 for any free one."""
+    """Admin port if the job file has none; 0 for any free port."""
     keep_proof: bool = True
-    """Leave the trailers behind for readers that are still at work."""
+    """Whether the trailers stay after the end, for readers that are still reading."""
     keeper: str | None = None
     """The socket of a keeper, or `auto` to start one if there is none."""
     saved: Mapping[str, Saved] = field(default_factory=dict)
-    """By FIFO, where it begins."""
+    """Positions of `--resume`, by FIFO."""
     resume_anyway: bool = False
-    """Whether a FIFO begins there even if the plan has changed."""
+    """Whether a FIFO starts at such a position even if the plan has changed."""
 
 
 class Supervisor:
-    """Runs one job. Use `serve` once; it alone calls `until`, which may use `drain` and `leave`."""
+    """Runs one job. Call `serve` once; its argument `until` may call `drain` and `hand_over`."""
 
     def __init__(self, spec: JobSpec) -> None:
         self._spec = spec
         self.state = JobState(spec.job, spec.hosts)
         self._keeper = KeeperLink(spec.keeper, spec.layout.keeper)
         self._cut_off: list[str] = []
-        """Channels whose reader had not read to the end when draining was over."""
+        """Channels that were still streaming when `DrainFor` had passed."""
 
     async def serve(self, until: Callable[[Supervisor], Awaitable[None]]) -> Exit:
-        """Run the job until `until(self)` returns; it is started once every FIFO is offered.
+        """Run the job until `until(self)` returns, which starts when every FIFO is offered.
 
-        Raises PenstockError for whatever prevents the start.
+        Returns the exit code. Raises PenstockError if the job cannot start.
         """
         spec, state, layout = self._spec, self.state, self._spec.layout
         job, hosts, admin = spec.job, spec.hosts, spec.job.penstock.admin
@@ -98,16 +97,16 @@ class Supervisor:
             log.info("starting", admin=url)
             clients = await stack.enter_async_context(job_clients(job))
             state.control_requests = clients.request_counts
-            began = time.monotonic()
+            planning_began = time.monotonic()
             plans = await plan_job(state, clients, give_up_after=job.penstock.give_up_after, layout=layout)
-            state.waiting_for, state.planning_seconds = "", time.monotonic() - began
+            state.waiting_for, state.planning_seconds = "", time.monotonic() - planning_began
             streams = fifos(job, plans)
             transport = await stack.enter_async_context(job_transport(state, clients, streams))
             inspector = await stack.enter_async_context(job_inspector(job, clients))
             self._lay_out(stack)
             stack.push_async_callback(self._keeper.close)
             await self._keeper.connect()
-            starts = await asyncio.to_thread(self._begins, streams)
+            starts = await asyncio.to_thread(self._start_positions, streams)
             whole = {name: planned.whole for name, planned in plans.items()}
             await download_channels(job, whole, clients, layout)
             engine = Engine(
@@ -151,20 +150,23 @@ class Supervisor:
         write_config_files(layout, job, hosts)
         write_environment_file(layout, job, hosts)
 
-    def _begins(self, streams: list[Fifo]) -> dict[str, StartPosition]:
-        """Where every FIFO begins, told to the readers too; seconds for a large plan. Raises ConfigError."""
+    def _start_positions(self, streams: list[Fifo]) -> dict[str, StartPosition]:
+        """Return the start position of every FIFO and write the epochs for the readers.
+
+        Takes seconds for a large plan. Raises ConfigError, SinkError.
+        """
         spec, held = self._spec, self._keeper.held
         plans = {fifo.name: fifo.plan for fifo in streams}
-        found = begins(plans, held, spec.saved, anyway=spec.resume_anyway)
-        for name, begin in found.items():
-            if begin.position != START:
-                log.info("resuming", channel=name, epoch=begin.position.epoch, offset=begin.position.offset)
-        fresh = {name: begin.position.epoch for name, begin in found.items() if name not in held}
+        starts = start_positions(plans, held, spec.saved, anyway=spec.resume_anyway)
+        for name, start in starts.items():
+            if start.position != START:
+                log.info("resuming", channel=name, epoch=start.position.epoch, offset=start.position.offset)
+        fresh = {name: start.position.epoch for name, start in starts.items() if name not in held}
         set_reader_state(spec.layout, fresh)
-        return found
+        return starts
 
     async def _run(self, until: Callable[[Supervisor], Awaitable[None]]) -> None:
-        async def stop_when_told() -> None:
+        async def stop_after_until() -> None:
             await until(self)
             raise Stop
 
@@ -173,15 +175,15 @@ class Supervisor:
             async with asyncio.TaskGroup() as group:
                 for name, channel in state.channels.items():
                     group.create_task(channel.run(), name=f"channel {name}")
-                group.create_task(stop_when_told(), name="stop")
+                group.create_task(stop_after_until(), name="stop")
                 group.create_task(state.history.run(), name="history")
                 group.create_task(remind(state.channels), name="reminder")
         except* Stop:
             state.offered = False
-            self._tell_cut_off()
+            self._log_cut_off()
 
     async def drain(self) -> None:
-        """Begin no further epoch and wait until none is read, for at most `DrainFor` seconds."""
+        """Begin no further epoch, and wait at most `DrainFor` seconds until running epochs end."""
         state = self.state
         state.offered = False
         for channel in state.channels.values():
@@ -191,16 +193,16 @@ class Supervisor:
                 for channel in state.channels.values():
                     await channel.done.wait()
         except TimeoutError:
-            found = state.statistics()
-            self._cut_off = [name for name, statistics in found.items() if statistics.state == "streaming"]
+            channels = state.statistics()
+            self._cut_off = [name for name, channel in channels.items() if channel.state == "streaming"]
 
-    def _tell_cut_off(self) -> None:
-        """Once no byte moves any more, or it would not be what is missing."""
-        found = self.state.statistics()
+    def _log_cut_off(self) -> None:
+        """Log the channels that were cut off. Bytes must not move any more, or `missing_bytes` is wrong."""
+        channels = self.state.statistics()
         for name in self._cut_off:
-            statistics = found[name]
-            missing = statistics.bytes_total - statistics.bytes_consumed
-            log.warning("cut off", channel=name, epoch=statistics.epoch, missing_bytes=missing)
+            channel = channels[name]
+            missing = channel.bytes_total - channel.bytes_consumed
+            log.warning("cut off", channel=name, epoch=channel.epoch, missing_bytes=missing)
 
     async def hand_over(self) -> None:
         """End every channel without a trailer and leave its FIFO to the keeper, for the next sidecar.

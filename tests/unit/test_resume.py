@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.job.resume import begins, load_saved, parse_saved
+from sidecar.job.resume import load_saved, parse_saved, start_positions
 from streamer.errors import ConfigError, SourceChanged
 from streamer.helpers.keeper_client import Held
 from streamer.plan import NOWHERE, Literal, ObjectRef, Plan, Position, ResumePoint, Segment, cut
@@ -68,7 +68,7 @@ def held(**fields):
 def test_what_a_reader_saves_is_what_resume_takes(tmp_path):
     (tmp_path / "state.json").write_text(json.dumps([STATE]))
     assert load_saved(str(tmp_path / "state.json")) == parse_saved(json.dumps(STATE))
-    begin = begins({"train": PLAN}, {}, parse_saved(json.dumps(STATE)), anyway=False)["train"]
+    begin = start_positions({"train": PLAN}, {}, parse_saved(json.dumps(STATE)), anyway=False)["train"]
     assert begin == StartPosition(Position(2, 70, skipped=70))
 
 
@@ -106,44 +106,46 @@ def test_a_state_of_several_channels_is_one_of_each():
 def test_a_state_of_another_plan_is_refused_unless_told():
     saved = parse_saved(json.dumps(STATE | {"digest": "0" * 64}))
     with pytest.raises(ConfigError, match="--resume-anyway"):
-        begins({"train": PLAN}, {}, saved, anyway=False)
-    assert begins({"train": PLAN}, {}, saved, anyway=True)["train"].position.offset == 70
+        start_positions({"train": PLAN}, {}, saved, anyway=False)
+    assert start_positions({"train": PLAN}, {}, saved, anyway=True)["train"].position.offset == 70
 
 
 def test_a_state_behind_the_end_is_refused_even_so():
     saved = parse_saved(json.dumps(STATE | {"offset": PLAN.total_bytes(2) + 1}))
     with pytest.raises(ConfigError, match="byte 321 is due"):
-        begins({"train": PLAN}, {}, saved, anyway=True)
+        start_positions({"train": PLAN}, {}, saved, anyway=True)
 
 
 def test_what_a_keeper_holds_goes_before_a_state():
-    begin = begins({"train": PLAN}, held(skipped=20), parse_saved(json.dumps(STATE)), anyway=False)["train"]
+    begin = start_positions({"train": PLAN}, held(skipped=20), parse_saved(json.dumps(STATE)), anyway=False)[
+        "train"
+    ]
     assert begin == StartPosition(Position(1, 70, skipped=20), held=True)
 
 
 def test_a_held_fifo_of_another_plan_fails_by_name():
-    begin = begins({"train": PLAN}, held(digest="0" * 64), {}, anyway=False)["train"]
+    begin = start_positions({"train": PLAN}, held(digest="0" * 64), {}, anyway=False)["train"]
     assert isinstance(begin.refused, SourceChanged)
     assert "byte 50" in str(begin.refused)
-    assert begins({"train": PLAN}, held(digest="0" * 64), {}, anyway=True)["train"].refused is None
+    assert start_positions({"train": PLAN}, held(digest="0" * 64), {}, anyway=True)["train"].refused is None
 
 
 @pytest.mark.parametrize("anyway", [False, True])
 def test_what_left_its_plan_is_not_continued(anyway):
     """Bytes of a refetched object, or none of a skipped one: the plan does not say which byte is next."""
-    begin = begins({"train": PLAN}, held(mark=[NOWHERE, 30]), {}, anyway=anyway)["train"]
+    begin = start_positions({"train": PLAN}, held(mark=[NOWHERE, 30]), {}, anyway=anyway)["train"]
     assert isinstance(begin.refused, SourceChanged)
     assert "refetched or skipped" in str(begin.refused)
 
 
 def test_a_fifo_that_no_reader_has_opened_takes_any_plan():
     untouched = held(epoch=0, state="idle", accepted=0, digest="0" * 64)
-    assert begins({"train": PLAN}, untouched, {}, anyway=False)["train"] == StartPosition()
+    assert start_positions({"train": PLAN}, untouched, {}, anyway=False)["train"] == StartPosition()
 
 
 def test_a_held_channel_that_the_job_has_not():
     with pytest.raises(ConfigError, match="the keeper holds channel train"):
-        begins({}, held(), {}, anyway=False)
+        start_positions({}, held(), {}, anyway=False)
 
 
 @pytest.mark.parametrize("fields", [(0, -1), (-1, 0), (0, 3, 4), (0, 3, 0, ResumePoint(9, 4))])
