@@ -1,5 +1,5 @@
-"""Where the bytes go: FIFOs with their epochs, or standard output.
+"""Writes streams: to FIFOs, one per epoch, or to standard output.
 
-A sink pulls from whatever is `outlet.Drainable` into a descriptor that it alone owns; it knows nothing
-of S3, windows or retries.
+A sink moves bytes from an `outlet.Drainable` into a descriptor that it alone owns. It does not depend on S3,
+windows or retries.
 """

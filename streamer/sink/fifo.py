@@ -1,7 +1,7 @@
 """The FIFOs of one channel, one per epoch, in the order that every known reader needs.
 
     prepare(n)   mkfifo n and its `open` trailer                   before n is offered, or n-1 ends
-    open(n)      wait until a reader has opened it                 `streamer.sink.write_ends` says how
+    open(n)      wait until a reader has opened it                 by `streamer.sink.write_ends`
     conclude(n)  prepare(n+1); trailer of n; unlink n              so that at the reader's EOF of n
     retire(n)    close n                                           n is gone and n+1 is there
 
@@ -9,15 +9,15 @@ This order is contract §1.5: a reader may open n+1 before it closes n, another 
 lowest number, a third gives n+1 two seconds to appear. The next `open` must follow at once, without waiting
 for the reader to close n.
 
-What this machine refuses (no space, no permission, a disk that fails) is Shortage. Until `conclude` has
-returned the write end stays open, since closing it would look like an end to the reader.
+Failures of this machine (no space, no permission, a failing disk) raise Shortage. The write end stays open
+until `conclude` has returned, because closing it would look like an end to the reader.
 
-Opening goes through an O_PATH descriptor taken at creation, so the FIFO that was made is the one that is
-opened, whatever happens to its name meanwhile.
+A FIFO is opened through an O_PATH descriptor taken at its creation, so it is the FIFO that was created,
+whatever happens to its name meanwhile.
 
-A FIFO is never used twice: bytes left in it would reach the next reader (contract §1.7-4). With a FIFO whose
-write end outlived its sidecar `resume` goes on. That sidecar may have died between any two steps of its end;
-the trailer, replaced before the rest, then says that what is left of it is due.
+A FIFO is never used twice: bytes left in it would reach the next reader (contract §1.7-4). `resume` takes
+over a FIFO whose write end outlived its sidecar. That sidecar may have died between any two steps of the
+epoch's end. The trailer is replaced before the other steps, so its state shows that they are still due.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ if TYPE_CHECKING:
 _LACKS = {errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 """Errors that mean a lack of space, descriptors or memory."""
 KEPT_TRAILERS = 64
-"""Trailers of the last epochs that stay readable; a reader looks at its own within an epoch."""
+"""Epochs whose trailers stay readable; a reader reads its trailer within one epoch."""
 
 
 def check_name(path: str) -> None:
-    """Refuse what has the name of a FIFO and is none of ours. Raises Shortage."""
+    """Refuse a file with a FIFO's name that is not a FIFO of ours. Raises Shortage."""
     with contextlib.suppress(FileNotFoundError):
         _check(path, os.lstat(path))
 
 
-def _check(path: str, found: os.stat_result) -> None:
-    if not stat.S_ISFIFO(found.st_mode) or found.st_uid != os.geteuid():
+def _check(path: str, status: os.stat_result) -> None:
+    if not stat.S_ISFIFO(status.st_mode) or status.st_uid != os.geteuid():
         raise Shortage(f"{path} exists and is not a FIFO of ours; remove it or rename the channel")
 
 
@@ -71,26 +71,24 @@ class FifoDirectory:
         mode: int = 0o640,
         write_ends: WriteEnds | None = None,
     ) -> None:
-        """`opening` makes the `open` trailer of an epoch; `write_ends` are this process's own unless
-        given.
-        """
+        """`opening` returns the `open` trailer of an epoch. `write_ends`: by default this process's own."""
         self._directory = directory
         self._channel = channel
-        self._opening = opening
+        self._open_trailer = opening
         self._mode = mode
         self._fifos: dict[int, int] = {}
-        """By epoch, an O_PATH descriptor of its FIFO: names the inode, opens nothing."""
+        """By epoch, an O_PATH descriptor of its FIFO: it refers to the inode and opens no end."""
         self._unproven: set[int] = set()
-        """Epochs whose trailer says `open`."""
+        """Epochs whose trailer is `open`."""
         self._run = secrets.token_hex(8)
-        """As of `Trailer.run`."""
+        """See `Trailer.run`."""
         self._write_ends = write_ends or LocalWriteEnds(channel)
 
     def clear(self, *, begin: int = 0) -> None:
-        """Remove what an earlier run left: FIFOs of any epoch but `begin`, and all trailers.
+        """Remove the files of an earlier run: all trailers, and the FIFOs of all epochs but `begin`.
 
-        That FIFO is kept if it is one, since a reader may be waiting in it already. Raises SinkError if
-        something that is not ours has the name.
+        The FIFO of `begin` is kept, because a reader may be waiting in it already. Raises SinkError if a file
+        that is not ours has its name.
         """
         ours = re.compile(rf"\.?{re.escape(self._channel)}_(\d+)(\.penstock\.json(\.\d+\.tmp)?)?")
         with _mapped(self._directory):
@@ -107,12 +105,12 @@ class FifoDirectory:
                     os.unlink(path)
 
     def prepare(self, epoch: int) -> None:
-        """Make the epoch's FIFO and its `open` trailer, unless they are there. Raises SinkError."""
+        """Create the epoch's FIFO and its `open` trailer, unless they exist. Raises SinkError."""
         if epoch in self._fifos:
             return
         path = fifo_path(self._directory, self._channel, epoch)
         with _mapped(path):
-            self.publish(self._opening(epoch))
+            self.publish(self._open_trailer(epoch))
             with contextlib.suppress(FileExistsError):
                 os.mkfifo(path, self._mode)
             path_fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -128,22 +126,22 @@ class FifoDirectory:
     def resume(self, epoch: int, *, accepted: int) -> int:
         """Take over from a sidecar that died in `epoch`, or before its reader came; return the epoch due.
 
-        If the epoch's trailer has its last word already, the sidecar died while it retired the epoch, and the
-        rest of that is done here. `failed` is not the last word, unless the FIFO has `accepted` more than the
-        trailer says, and so what ends it. Raises SinkError.
+        If the epoch's trailer is final, the sidecar died while it retired the epoch, and this completes the
+        remaining steps. `failed` is final only if the FIFO has `accepted` more bytes than the trailer states:
+        then the bytes that end a failed stream have been written too. Raises SinkError.
         """
         with _mapped(self._directory):
             unfinished = re.compile(rf"\.{re.escape(self._channel)}_\d+\.penstock\.json\.\d+\.tmp")
             for name in filter(unfinished.fullmatch, os.listdir(self._directory)):
-                os.unlink(os.path.join(self._directory, name))  # it died while it wrote a trailer
+                os.unlink(os.path.join(self._directory, name))
             try:
-                found = read_trailer(self._directory, self._channel, epoch)
+                trailer = read_trailer(self._directory, self._channel, epoch)
             except ValueError as error:
                 raise SinkError(f"{error}; remove it and start sidecar and trainer again") from error
-            if found is not None:
-                self._run = found.run
-            ended = found is not None and (
-                found.bytes_delivered < accepted if found.state == "failed" else found.state != "open"
+            if trailer is not None:
+                self._run = trailer.run
+            ended = trailer is not None and (
+                trailer.bytes_delivered < accepted if trailer.state == "failed" else trailer.state != "open"
             )
             if not ended:
                 self.prepare(epoch)
@@ -158,7 +156,7 @@ class FifoDirectory:
         return await self._write_ends.settle()
 
     async def open(self, position: Position, *, on_gone: Callable[[], None]) -> PipeOutlet:
-        """Wait for a reader of the epoch's FIFO, for as long as it takes; return what leads into it.
+        """Wait without limit for a reader of the epoch's FIFO; return the FIFO's outlet.
 
         As `WriteEnds.open`.
         """
@@ -167,10 +165,10 @@ class FifoDirectory:
             return await self._write_ends.open(position, self._fifos[epoch], on_gone=on_gone)
 
     def conclude(self, trailer: Trailer, *, successor: bool = True) -> None:
-        """The part of the epoch's end that this machine may refuse: the next FIFO appears, this one goes.
+        """Do the steps of the epoch's end that may fail: create the next FIFO, publish the trailer, unlink.
 
-        Without `successor` the channel ends here. Raises Shortage; it may be repeated then, and the reader
-        has seen nothing of an end.
+        Without `successor` the channel ends here. Raises Shortage; the caller may then repeat the call, since
+        the reader has not seen the end of file.
         """
         epoch = trailer.epoch
         if successor:
@@ -181,11 +179,11 @@ class FifoDirectory:
             self._unlink(path)
 
     def retire(self, epoch: int, outlet: PipeOutlet | None) -> None:
-        """The rest of the epoch's end, after `conclude`: the write end closes."""
+        """Close the write end, after `conclude`."""
         if (path_fd := self._fifos.pop(epoch, None)) is not None:
             os.close(path_fd)
         if epoch >= KEPT_TRAILERS:
-            with contextlib.suppress(OSError):  # one that is left harms nobody
+            with contextlib.suppress(OSError):  # an old trailer does no harm
                 self._unlink(trailer_path(self._directory, self._channel, epoch - KEPT_TRAILERS))
         if outlet is not None:
             outlet.close()
@@ -201,7 +199,7 @@ class FifoDirectory:
             self._unproven.discard(trailer.epoch)
 
     def leave(self, position: Position, outlet: PipeOutlet | None) -> None:
-        """Give back what this process holds, and touch nothing that the next sidecar will find.
+        """Hand the open FIFO over and close this process's descriptors; names and trailers stay.
 
         As `WriteEnds.leave`; raises SinkError.
         """
@@ -210,15 +208,15 @@ class FifoDirectory:
         self.let_go()
 
     def let_go(self) -> None:
-        """Give back the descriptors; names and trailers stay."""
+        """Close the descriptors; names and trailers stay."""
         while self._fifos:
             os.close(self._fifos.popitem()[1])
         self._unproven.clear()
 
     def close(self, *, forget: bool = False) -> None:
-        """Remove the FIFOs and the trailers of epochs never begun; let go of the write ends.
+        """Close the write ends; remove the FIFOs, and the trailers that are still `open`.
 
-        With `forget`, every trailer goes.
+        With `forget`, remove every trailer.
         """
         self._write_ends.close()
         for epoch in list(self._fifos):
@@ -243,7 +241,7 @@ class FifoDirectory:
 
 @contextlib.contextmanager
 def _mapped(path: str) -> Iterator[None]:
-    """OSError becomes Shortage naming the path."""
+    """Raise Shortage with the path for every OSError of the block."""
     try:
         yield
     except OSError as error:

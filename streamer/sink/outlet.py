@@ -1,14 +1,13 @@
-"""Descriptors that bytes leave through: a FIFO's write end, or a plain file.
+"""Outlets, the descriptors that streams are written to: a FIFO's write end, or a plain file.
 
-`PipeOutlet` owns one non-blocking write end of a pipe and closes it once. Two things can happen to it
-without a write: the pipe gets room, and the reader goes. Both are learnt from a private epoll object
-that is itself watched by the event loop: poll(2) reports a closed reader as POLLERR even when no event
-is asked for, so a reader's exit is seen at once and not only at the next write, and a nested epoll
-gives asyncio and uvloop the same behaviour (uvloop's own writer callback reports such an error
-differently). `push` never blocks; only `writable` waits.
+`PipeOutlet` owns one non-blocking write end of a pipe and closes it once. Between writes the pipe may get
+room, and the reader may close its end. A private epoll object, which the event loop watches, reports both:
+poll(2) reports a closed reader as POLLERR even if no event is requested, so the outlet notices it at once and
+not only at the next write. The nested epoll behaves the same on asyncio and uvloop, whose own writer callback
+reports such an error differently. `push` never blocks; only `writable` waits.
 
-A kernel that refuses to write (no memory, an I/O error) is asked again every SHORT_OF_MEMORY seconds, for
-`give_up_after` seconds at the most, and `on_short` is told.
+If the kernel refuses a write (no memory, an I/O error), the write is repeated every SHORT_OF_MEMORY seconds
+for at most `give_up_after` seconds, and `on_short` is called.
 """
 
 from __future__ import annotations
@@ -30,24 +29,24 @@ if TYPE_CHECKING:
 
 
 SHORT_OF_MEMORY = 0.05
-"""Seconds until a pipe is tried again that the kernel refused to write."""
+"""Seconds until a write that the kernel refused is repeated."""
 
 
 class Drainable(Protocol):
     """Staged bytes that can be moved into a descriptor."""
 
     def drain_into(self, fd: int) -> int:
-        """Move as many bytes as `fd` takes now, at least one; return how many.
+        """Move as many bytes as `fd` accepts now, at least one; return how many.
 
-        Raises BlockingIOError if it takes none, BrokenPipeError if nobody reads it.
+        Raises BlockingIOError if it accepts none, BrokenPipeError if its reader has closed.
         """
 
 
 class Outlet(Protocol):
-    """A descriptor that bytes leave through, closed once by its owner."""
+    """A descriptor that a stream is written to; its owner closes it once."""
 
     def push(self, source: Drainable) -> int:
-        """Move bytes without waiting; BlockingIOError if there is no room, ReaderGone if no reader."""
+        """Move bytes without waiting. Raises BlockingIOError if there is no room, ReaderGone if no reader."""
 
     async def writable(self) -> None:
         """Wait for room. Raises ReaderGone when the reader closes instead."""
@@ -57,29 +56,29 @@ class Outlet(Protocol):
         """Whether the reader has closed its end."""
 
     def close(self) -> None:
-        """Give the descriptor back; further calls do nothing."""
+        """Release the descriptor; further calls do nothing."""
 
 
 class PipeOutlet:
     """The write end of a pipe or FIFO. `on_gone` is called once when the reader closes its end."""
 
     def __init__(self, fd: int, *, on_gone: Callable[[], None], epoll: select.epoll | None = None) -> None:
-        """`epoll`: one to use, and to close; made here unless given."""
+        """`epoll`: the epoll object to use and to close; by default a new one."""
         os.set_blocking(fd, False)
         self._fd = fd
         self._on_gone = on_gone
         self._gone = False
         self._short_since: float | None = None
-        """When the kernel began to refuse what is pushed, though the pipe may have room."""
+        """Time since which the kernel has refused every write, though the pipe may have room."""
         self._short = False
-        """Whether it refused what was pushed last."""
+        """Whether the kernel refused the last write."""
         self.give_up_after = math.inf
-        """Seconds for which the kernel may refuse."""
+        """Seconds for which the kernel may refuse writes."""
         self.on_short: Callable[[Shortage], None] | None = None
-        """Told when the kernel begins to refuse."""
+        """Called when the kernel begins to refuse writes."""
         self._waiter: asyncio.Future[None] | None = None
         self.capacity = set_pipe_size(fd)
-        """Bytes that the pipe holds; what the kernel granted."""
+        """Size of the pipe in bytes, as the kernel granted it."""
         self._epoll = epoll or select.epoll()
         self._epoll.register(fd, 0)
         self._loop = asyncio.get_running_loop()
@@ -102,7 +101,7 @@ class PipeOutlet:
         try:
             count = source.drain_into(self._fd)
         except BlockingIOError:
-            self._short_since = None  # the pipe is full, and the kernel well
+            self._short_since = None  # the pipe is full; the kernel did not refuse
             raise
         except BrokenPipeError as error:
             raise ReaderGone("the reader closed the pipe") from error
@@ -113,7 +112,7 @@ class PipeOutlet:
         return count
 
     def _refused(self, error: OSError) -> None:
-        """Note that the kernel refused and moved nothing. Raises Shortage after `give_up_after` seconds."""
+        """Note that the kernel refused a write. Raises Shortage after `give_up_after` seconds."""
         shortage = Shortage(
             f"the kernel refuses to write a FIFO: {error.strerror}; see to the machine's memory"
         )
@@ -130,7 +129,7 @@ class PipeOutlet:
     async def writable(self) -> None:
         if self._gone:
             raise ReaderGone("the reader closed the pipe")
-        if self._short:  # no event tells when the kernel has memory again
+        if self._short:  # no event reports that the kernel has memory again
             self._short = False
             await asyncio.sleep(SHORT_OF_MEMORY)
         if self._waiter is not None:
@@ -140,7 +139,7 @@ class PipeOutlet:
             self._epoll.modify(self._fd, select.EPOLLOUT | select.EPOLLONESHOT)
             await self._waiter
         except OSError as error:
-            self._refused(error)  # the caller pushes again, and waits again
+            self._refused(error)  # the caller repeats `push` and `writable`
         finally:
             self._waiter = None
 
@@ -172,7 +171,7 @@ class PipeOutlet:
             self._epoll.close()
 
     def detach(self) -> int:
-        """The descriptor, now the caller's. Raises ValueError if it is closed."""
+        """Return the descriptor, which the caller then owns. Raises ValueError if it is closed."""
         if self._fd < 0:
             raise ValueError("the outlet is closed")
         fd, self._fd = self._fd, -1
@@ -185,7 +184,7 @@ class PipeOutlet:
 
 
 def refused(error: OSError) -> SinkError:
-    """Our error for what standard output refuses."""
+    """Return our error for a failed write to standard output."""
     if isinstance(error, (BrokenPipeError, ConnectionError)):
         return ReaderGone("nobody reads standard output")
     return SinkError(f"cannot write standard output: {error.strerror}")

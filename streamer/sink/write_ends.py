@@ -1,12 +1,12 @@
-"""Who holds the write ends of FIFOs: this process, or a keeper that outlives it.
+"""The write ends of FIFOs, held by this process or by a keeper that outlives it.
 
-`LocalWriteEnds` opens a FIFO itself, in a thread that blocks in open(2) until a reader comes, because polling
-with O_NONBLOCK misses a reader that opens and closes at once (contract §1.7-1). A blocked open is released by
-opening the read side and keeping it until the thread has returned.
+`LocalWriteEnds` opens a FIFO in a thread that blocks in open(2) until a reader opens it, because polling with
+O_NONBLOCK misses a reader that opens and closes at once (contract §1.7-1). To cancel a blocked open, it opens
+the read end and keeps it until the thread has returned.
 
-`KeeperWriteEnds` asks the keeper (`streamer.helpers.keeper`) to do so, and gets the write end of a pipe that
-the keeper empties into the FIFO. What such an outlet has accepted may still be in that pipe, so `settle`
-comes before any word that an epoch is complete.
+`KeeperWriteEnds` has the keeper (`streamer.helpers.keeper`) open the FIFO, and gets the write end of a pipe
+from which the keeper moves bytes to the FIFO. Bytes that such an outlet has accepted may still be in that
+pipe, so `settle` must return before an epoch is published as complete.
 """
 
 from __future__ import annotations
@@ -34,52 +34,53 @@ class WriteEnds(Protocol):
 
     @property
     def lasting(self) -> bool:
-        """Whether what is open stays so when this process ends, unless it is closed."""
+        """Whether open write ends survive the end of this process."""
 
     async def open(self, position: Position, path_fd: int, *, on_gone: Callable[[], None]) -> PipeOutlet:
-        """Wait for a reader of the FIFO that the O_PATH descriptor names; return what to write into.
+        """Wait for a reader of the FIFO of the O_PATH descriptor; return the outlet to write to.
 
-        `position`: the place in the stream of the next byte. Raises SinkError; ReaderGone if a reader came
-        and left while no sidecar was there. Cancelling it leaves no descriptor behind.
+        `position`: that of the next byte. Raises SinkError; ReaderGone if a reader has come and left while
+        no sidecar ran. Cancelling it leaves no open descriptor.
         """
 
     async def settle(self) -> int | None:
-        """Wait until the FIFO has all that its outlet accepted; how many bytes, if this knows.
+        """Wait until the FIFO has accepted all bytes of its outlet; return how many, None if not counted.
 
-        Raises ReaderGone when the reader leaves instead, SinkError if that cannot be known any more.
+        Raises ReaderGone if the reader leaves before, SinkError if the keeper has died.
         """
 
     def mark(self, mark: ResumePoint) -> None:
-        """Remember where an inflated object begins, for whoever continues this epoch."""
+        """Store the start of an inflated object, for a sidecar that resumes this epoch."""
 
     def done(self) -> None:
-        """The epoch is over and its outlet closed: close the FIFO."""
+        """Close the FIFO: the epoch has ended and its outlet is closed."""
 
     def leave(self, position: Position, path_fd: int, outlet: PipeOutlet | None) -> None:
-        """Let another go on with the FIFO that the O_PATH descriptor names: this process ends.
+        """Hand the FIFO of the O_PATH descriptor over to the next sidecar: this process ends.
 
-        `outlet`: of its reader, if one has come; it has accepted all up to `position`. Raises SinkError.
+        `outlet`: the FIFO's, if a reader has come; it has accepted all bytes up to `position`. Raises
+        SinkError.
         """
 
     def close(self) -> None:
-        """The channel is over."""
+        """Release the write ends: the channel has ended."""
 
 
 class LocalWriteEnds:
-    """Write ends that live and die with this process."""
+    """Write ends that close when this process ends."""
 
     lasting = False
 
     def __init__(self, channel: str) -> None:
-        """Raises SinkError if the machine grants no thread that waits for the reader."""
+        """Start the thread that waits for readers. Raises SinkError if it cannot be started."""
         self._channel = channel
         self.successor_keeper: tuple[KeeperClient, str] | None = None
-        """A keeper that gets what is open when this process leaves, and the plan's digest."""
+        """The keeper that `leave` hands open FIFOs to, and the plan's digest."""
         self._fd = -1
-        """The write end of a FIFO whose reader has come, until there is an outlet for it."""
+        """The write end of a FIFO whose reader has come, until its outlet exists."""
         self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"open {channel}")
         try:
-            self._executor.submit(int)  # starts the thread, which may be refused later, when readers wait
+            self._executor.submit(int)  # starts the thread now: later, with readers waiting, it may fail
         except RuntimeError as error:
             raise SinkError(
                 f"no thread can be started that waits for the reader of channel {channel} ({error}): raise "
@@ -88,12 +89,12 @@ class LocalWriteEnds:
 
     async def open(self, position: Position, path_fd: int, *, on_gone: Callable[[], None]) -> PipeOutlet:
         """As `WriteEnds`."""
-        del position  # nobody but this process need know
-        # Made before a reader can come: without a descriptor for it the reader would see an end.
+        del position
+        # Created before the open: if no descriptor is left after it, the reader would see an end.
         epoll = select.epoll()
         try:
             if self._fd < 0:
-                self._fd = await self._opened(os.dup(path_fd))  # the thread may outlive this by a moment
+                self._fd = await self._opened(os.dup(path_fd))  # the thread may still use it after a cancel
             outlet = PipeOutlet(self._fd, on_gone=on_gone, epoll=epoll)
         except BaseException:
             epoll.close()
@@ -102,12 +103,12 @@ class LocalWriteEnds:
         return outlet
 
     async def _opened(self, path_fd: int) -> int:
-        """The write end, once a reader has come; `path_fd` is closed."""
+        """Open the write end, close `path_fd`, and return the write end."""
         opening = self._executor.submit(os.open, descriptor_path(path_fd), os.O_WRONLY | os.O_CLOEXEC)
         try:
             fd = await asyncio.wrap_future(opening)
         except asyncio.CancelledError:
-            # A release looks like a reader to the heir's open, so until the process is gone the thread waits.
+            # A release would look like a reader to the keeper's open: the thread blocks until exit.
             if self.successor_keeper is None:
                 self._release(opening, path_fd)
             raise
@@ -119,7 +120,7 @@ class LocalWriteEnds:
 
     @staticmethod
     def _release(opening: Future[int], path_fd: int) -> None:
-        """Wake the thread blocked in open(2); it closes everything when it has returned."""
+        """Wake the thread that blocks in open(2); when it has returned, close all descriptors."""
         read_end = os.open(descriptor_path(path_fd), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
 
         def close_all(opened: Future[int]) -> None:
@@ -131,17 +132,17 @@ class LocalWriteEnds:
         opening.add_done_callback(close_all)
 
     async def settle(self) -> int | None:
-        """As `WriteEnds`: an outlet of ours is the FIFO itself."""
+        """As `WriteEnds`: the outlet is the FIFO itself, so there is nothing to wait for."""
         return None
 
     def mark(self, mark: ResumePoint) -> None:
-        """As `WriteEnds`: nobody continues what ends with this process."""
+        """As `WriteEnds`: not stored, because no sidecar resumes an epoch that ends with this process."""
 
     def done(self) -> None:
         """As `WriteEnds`: closing the outlet closed the FIFO."""
 
     def leave(self, position: Position, path_fd: int, outlet: PipeOutlet | None) -> None:
-        """As `WriteEnds`: the heir gets it, before this process lets go."""
+        """As `WriteEnds`: gives the FIFO to `successor_keeper`."""
         if self.successor_keeper is None:
             raise RuntimeError("nobody is there to leave a FIFO to")
         keeper, digest = self.successor_keeper
@@ -168,7 +169,7 @@ class KeeperWriteEnds:
 
     @property
     def lasting(self) -> bool:
-        """As `WriteEnds`: as long as the keeper lives."""
+        """As `WriteEnds`: while the keeper runs."""
         return self._keeper.lives
 
     async def open(self, position: Position, path_fd: int, *, on_gone: Callable[[], None]) -> PipeOutlet:
@@ -183,7 +184,7 @@ class KeeperWriteEnds:
             return PipeOutlet(fd, on_gone=on_gone, epoll=epoll)
         except BaseException:
             epoll.close()
-            os.close(fd)  # the keeper has the FIFO, and gives another
+            os.close(fd)  # the keeper holds the FIFO and returns another descriptor next time
             raise
 
     async def settle(self) -> int | None:
@@ -203,7 +204,7 @@ class KeeperWriteEnds:
             self._keeper.done(self._channel)
 
     def leave(self, position: Position, path_fd: int, outlet: PipeOutlet | None) -> None:
-        """As `WriteEnds`: the keeper has it all."""
+        """As `WriteEnds`: the keeper has the FIFO already."""
         del position, path_fd
         if outlet is not None:
             outlet.close()
