@@ -1,9 +1,9 @@
-"""The one small tree of errors that leaves this library.
+"""Every exception that this library raises on purpose.
 
-Foreign exceptions (botocore, aiohttp, OSError) are mapped into it at the boundary that met them and
-travel as `__cause__`. The three endings of a stream have three names: `ReaderGone` (the peer closed),
-`TruncatedStream` (it broke), and a normal return (it is complete). A `SourceError` says which bytes
-of which object failed, on which attempt, under which S3 request id, and whether asking again can help.
+Foreign exceptions (botocore, aiohttp, OSError) are mapped to these where they occur, and kept as
+`__cause__`. A stream ends in one of three ways: `ReaderGone` (the reader closed it), `TruncatedStream` (it
+broke), or a normal return (it is complete). A `SourceError` names the object, offset, attempt and S3 request
+id that failed, and whether a retry can help.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ from dataclasses import dataclass
 
 
 class PenstockError(Exception):
-    """Base of every error this project raises on purpose; its text is fit to be shown to a user."""
+    """Base of every error that this project raises on purpose; its text is written for users."""
 
 
 class ConfigError(PenstockError):
-    """The request cannot be carried out as written. The text says what to change."""
+    """The job cannot be carried out as written. The text says what to change."""
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorContext:
-    """The place in the source that an error speaks of; every field may be unknown."""
+    """The object and request that an error is about; every field may be unknown."""
 
     bucket: str | None = None
     key: str | None = None
     offset: int | None = None
-    """Byte offset in the object: where the request began, or where the object is found damaged."""
+    """Byte offset in the object: where the request began, or where the object is damaged."""
     attempt: int | None = None
     """1 for the first try of this part."""
     request_id: str | None = None
-    """The `x-amz-request-id` of the answer; S3 support asks for it."""
+    """The `x-amz-request-id` of the response, which S3 support needs."""
 
     def __str__(self) -> str:
-        place = "" if self.bucket is None else f"s3://{self.bucket}/{self.key or ''}"
+        uri = "" if self.bucket is None else f"s3://{self.bucket}/{self.key or ''}"
         facts = [
             f"{name} {value}"
             for name, value in (
@@ -43,16 +43,16 @@ class ErrorContext:
             )
             if value is not None
         ]
-        return " ".join(part for part in (place, f"({', '.join(facts)})" if facts else "") if part)
+        return " ".join(part for part in (uri, f"({', '.join(facts)})" if facts else "") if part)
 
 
 class SourceError(PenstockError):
-    """S3 did not give what was asked for."""
+    """S3 did not return the requested bytes or listing."""
 
     retryable = False
     """Whether the same request may succeed later."""
     kind = "source"
-    """Bounded label for metrics."""
+    """Label in metrics."""
 
     def __init__(
         self, message: str, context: ErrorContext | None = None, *, retry_after: float | None = None
@@ -60,12 +60,12 @@ class SourceError(PenstockError):
         self.message = message
         self.context = context or ErrorContext()
         self.retry_after = retry_after
-        """Seconds that the server asked us to wait, if it did."""
+        """Seconds of the response's Retry-After; None if it has none."""
         super().__init__(message)
 
     def __str__(self) -> str:
-        place = str(self.context)
-        return f"{self.message}: {place}" if place else self.message
+        context = str(self.context)
+        return f"{self.message}: {context}" if context else self.message
 
 
 class Denied(SourceError):
@@ -75,14 +75,14 @@ class Denied(SourceError):
 
 
 class Expired(Denied):
-    """Credentials that were good once are refused or cannot be renewed; new ones may come."""
+    """Credentials that were valid are refused or cannot be renewed now; new ones may come."""
 
     retryable = True
     kind = "expired"
 
 
 class ClockSkew(Denied):
-    """S3 refuses signatures because this machine's clock is off; it may be set."""
+    """S3 refuses signatures because this machine's clock is wrong; it may be set."""
 
     retryable = True
     kind = "skewed"
@@ -90,7 +90,7 @@ class ClockSkew(Denied):
     def __init__(self, message: str, context: ErrorContext | None = None, *, ahead: float = 0.0) -> None:
         super().__init__(message, context)
         self.ahead = ahead
-        """Seconds by which this machine's clock is ahead of the endpoint's; 0 if that told no time."""
+        """Seconds by which this machine's clock is ahead of the endpoint's; 0 if the response has no Date."""
 
 
 class Missing(SourceError):
@@ -100,11 +100,11 @@ class Missing(SourceError):
 
 
 class ObjectMissing(Missing):
-    """The object itself is not there, in a bucket that is."""
+    """The bucket exists, but not the object."""
 
 
 class SourceChanged(SourceError):
-    """The object is no longer the one that was listed. Never retried: that would mix two versions."""
+    """The object was replaced or deleted after it was listed. Never retried: that would mix two versions."""
 
     kind = "changed"
 
@@ -114,7 +114,7 @@ class Deleted(SourceChanged):
 
 
 class BadAnswer(SourceError):
-    """The endpoint answered something that the S3 protocol does not allow here."""
+    """The endpoint sent a response that the S3 protocol does not allow here."""
 
     kind = "bad_answer"
 
@@ -139,17 +139,17 @@ class Transient(SourceError):
     ) -> None:
         super().__init__(message, context, retry_after=retry_after)
         self.silent = silent
-        """Seconds without a byte of the body that went before the error."""
+        """Seconds without a byte of the body before the error."""
 
 
 class Throttled(Transient):
-    """The endpoint asked for fewer requests (503 SlowDown and its kin)."""
+    """The endpoint wants fewer requests (503 SlowDown and similar)."""
 
     kind = "throttled"
 
 
 class Truncated(Transient):
-    """The body ended before the length that its head promised."""
+    """The body was shorter than its response header stated."""
 
     kind = "truncated"
 
@@ -157,20 +157,20 @@ class Truncated(Transient):
 class CorruptObject(SourceError):
     """A compressed object that cannot be inflated: damaged, cut off, or not compressed at all.
 
-    The offset is where in the object it was noticed. Never retried: the bytes are those of its ETag.
+    The offset is that of the damage in the object. Never retried: the bytes match the object's ETag.
     """
 
     kind = "corrupt"
 
 
 class Mismatch(SourceError):
-    """The bytes of a whole object have another checksum than S3 keeps of it. They are delivered already."""
+    """A delivered object's checksum differs from the one that S3 stores."""
 
     kind = "mismatch"
 
 
 class GaveUp(SourceError):
-    """A retryable error lasted longer than the allowed time without a single byte of progress."""
+    """A retryable error lasted longer than allowed, without a byte of progress."""
 
     kind = "gave_up"
 
@@ -179,34 +179,34 @@ class SinkError(PenstockError):
     """The FIFO side failed: the directory, a FIFO or the process's limits."""
 
     kind = "local"
-    """Bounded label for metrics."""
+    """Label in metrics."""
 
 
 class Shortage(SinkError):
-    """A refusal by this machine that concerns one channel and may pass: it is waited for.
+    """A passing failure of this machine that concerns one channel; the channel retries.
 
-    Space, descriptors, threads or memory are lacking, a directory cannot be written, a disk fails.
+    Space, descriptors, threads or memory are lacking, a directory cannot be written, or a disk fails.
     """
 
 
 class KeeperLost(SinkError):
-    """The keeper has died, and with it every FIFO that it held: nothing is left to go on with."""
+    """The keeper has died, and every FIFO that it held has ended. Nothing can be resumed."""
 
 
 class ReaderGone(SinkError):
-    """The reader closed its end before the epoch's last byte. Legal: it ends the epoch (contract §1.3)."""
+    """The reader closed its end before the epoch's last byte, which ends the epoch (contract §1.3)."""
 
 
 class StreamError(PenstockError):
-    """What a reader got is not a proven whole epoch, or not records of the format."""
+    """A reader received less than a proven whole epoch, or bytes that are not records of the format."""
 
 
 class TruncatedStream(StreamError):
-    """The stream ended before the epoch did; the text says how many bytes of how many arrived, and why."""
+    """The stream ended before the epoch; the text gives bytes received, bytes expected, and the reason."""
 
 
 class CutRecord(TruncatedStream):
-    """The stream ended inside a record, though all of it arrived: an object ends inside a record."""
+    """A complete stream ended inside a record, because an object ends inside a record."""
 
 
 class CorruptRecord(StreamError):

@@ -1,13 +1,13 @@
-"""The last gate for texts that leave the process: what is secret in them is blanked.
+"""Redacts secrets from every text that leaves the process.
 
-No secret is passed to a log call or an error on purpose. But an S3-compatible server may repeat a request's
-headers in its answer, a proxy's address may hold its password, and a library puts either into an error. So
-what is foreign is looked through where it becomes an error of ours (`streamer.s3.client.faults`, whose texts
-then reach trailer, `/status` and log), and every line of log and standard error once more.
+The project passes no secret to a log call or an error. But an S3-compatible server may repeat a request's
+headers in its response, a proxy's address may contain its password, and a library may put either into an
+error. So foreign texts are redacted when they become an error of ours (`streamer.s3.client.faults`, whose
+texts go to trailer, `/status` and log), and again when a line is written to log or standard error.
 
-Two nets: the values that this process has used (`remember`), in every form that a request gives them, and
-the shapes that secrets come in, for those that it never learned. A value of fewer than 8 characters is not
-looked for, since it would blank ordinary words.
+`redact` blanks the values that this process has used (`remember`), in every encoding of a request, and text
+that has the form of a secret, for secrets that the process never used. Values of fewer than 8 characters are
+not blanked, because they would match ordinary words.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import re
 from collections.abc import Mapping
 from urllib.parse import quote, unquote, urlsplit
 
-LEAST = 8
-"""Characters of a value that is looked for."""
-MOST = 256
-"""Forms of values that are kept; credentials that are renewed for weeks must not fill memory."""
+SHORTEST_VALUE = 8
+"""Characters of the shortest value that is blanked."""
+MOST_FORMS = 256
+"""Encoded values that are kept; credentials that are renewed for weeks must not fill memory."""
 BLANK = "***"
-LONGEST = 1000
-"""Characters of a text of somebody else's."""
+LONGEST_QUOTE = 1000
+"""Characters of a foreign text in a text of ours, at most."""
 
 _NAMES = (
     r"aws_?(?:access_?key_?id|secret_?access_?key|session_?token|security_?token)|accesskeyid|secretaccesskey"
@@ -32,7 +32,7 @@ _NAMES = (
     r"|x-amz-(?:security-token|signature|credential|copy-source-server-side-encryption-customer-key"
     r"|server-side-encryption-customer-key)(?:-md5)?|signature"
 )
-_SHAPES = tuple(
+_PATTERNS = tuple(
     (re.compile(pattern, re.IGNORECASE), replacement)
     for pattern, replacement in (
         # scheme://user:password@host
@@ -53,13 +53,13 @@ _FILES = ("AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 _LONGEST_FILE = 64 * 1024
 
-_known: dict[str, None] = {}
+_forms: dict[str, None] = {}
 _values: re.Pattern[str] | None = None
 
 
 def remember(*values: str | bytes | None) -> None:
-    """Have `redact` blank these from now on, also as base64 or a URL has them."""
-    global _known, _values  # noqa: PLW0603 - texts leave from everywhere, and secrets are the process's
+    """Make `redact` blank these values from now on, also in base64, hex and URL encoding."""
+    global _forms, _values  # noqa: PLW0603 - texts leave from everywhere, and secrets are the process's
     forms: dict[str, None] = {}
     for value in values:
         if not value:
@@ -69,53 +69,53 @@ def remember(*values: str | bytes | None) -> None:
         if "\ufffd" not in text:
             forms |= dict.fromkeys((text, quote(text, safe=""), quote(text)))
         forms |= dict.fromkeys((base64.b64encode(raw).decode(), raw.hex()))
-    forms = {form: None for form in forms if len(form) >= LEAST}
-    if forms.keys() <= _known.keys():
+    forms = {form: None for form in forms if len(form) >= SHORTEST_VALUE}
+    if forms.keys() <= _forms.keys():
         return
-    merged = {form: None for form in _known if form not in forms} | forms
-    _known = dict.fromkeys(list(merged)[-MOST:])
-    longest_first = sorted(_known, key=len, reverse=True)
+    merged = {form: None for form in _forms if form not in forms} | forms
+    _forms = dict.fromkeys(list(merged)[-MOST_FORMS:])
+    longest_first = sorted(_forms, key=len, reverse=True)
     _values = re.compile("|".join(map(re.escape, longest_first)))
 
 
 def remember_environment(environment: Mapping[str, str] = os.environ) -> None:
-    """`remember` what AWS clients and proxies take from variables, or from the files that those name."""
-    found: list[str] = [environment.get(name, "") for name in _VARIABLES]
+    """`remember` the secrets that AWS clients and proxies take from variables, and from files they name."""
+    values: list[str] = [environment.get(name, "") for name in _VARIABLES]
     for name in _FILES:
         try:
             with open(environment.get(name, ""), encoding="utf-8") as file:
-                found.append(file.read(_LONGEST_FILE).strip())
+                values.append(file.read(_LONGEST_FILE).strip())
         except (OSError, ValueError):
-            continue  # what cannot be read is not sent either
+            continue  # an unreadable file's secret is not sent either
     for name in _PROXIES:
-        for spelled in (name, name.upper()):
+        for variable in (name, name.upper()):
             try:
-                password = urlsplit(environment.get(spelled, "")).password or ""
+                password = urlsplit(environment.get(variable, "")).password or ""
             except ValueError:
                 continue
-            found += [password, unquote(password)]
-    remember(*found)
+            values += [password, unquote(password)]
+    remember(*values)
 
 
 def redact(text: str) -> str:
-    """`text` without what is secret in it."""
+    """Return `text` with its secrets blanked."""
     if _values is not None:
         text = _values.sub(BLANK, text)
-    for pattern, replacement in _SHAPES:
+    for pattern, replacement in _PATTERNS:
         text = pattern.sub(replacement, text)
     return text
 
 
 def quoted(text: str) -> str:
-    """What somebody else says, to stand within a text of ours: `redact`, in one line of a bounded length."""
-    found = escape_control(" ".join(redact(text[: 4 * LONGEST]).split()))
-    return found if len(found) <= LONGEST else f"{found[:LONGEST]}…"
+    """Return a foreign text for use in a text of ours: redacted, on one line, of bounded length."""
+    line = escape_control(" ".join(redact(text[: 4 * LONGEST_QUOTE]).split()))
+    return line if len(line) <= LONGEST_QUOTE else f"{line[:LONGEST_QUOTE]}…"
 
 
 def escape_control(text: str) -> str:
-    r"""`text` on one line of a terminal: control characters as `\x1b`, so that a key cannot forge a line.
+    r"""Return `text` with control characters as escapes (`\x1b`), so that a key cannot forge a line.
 
-    Those of Unicode too that turn the direction of text around.
+    Unicode characters that change the direction of text are escaped too.
     """
     return "".join(char if _harmless(char) else _escaped(char) for char in text)
 

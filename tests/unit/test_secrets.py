@@ -15,7 +15,7 @@ VALUE = "PLANTED/key+with=signs, and spaces"
 @pytest.fixture
 def known(monkeypatch):
     """One value, which is forgotten with the test."""
-    monkeypatch.setattr(secrets, "_known", {})
+    monkeypatch.setattr(secrets, "_forms", {})
     monkeypatch.setattr(secrets, "_values", None)
     secrets.remember(VALUE)
 
