@@ -1,13 +1,15 @@
 """An operation that fails with a status of our choice: `DataLossError` for a broken stream, and
 `InternalError` for a bad record, which programs that were written for SageMaker's reader catch.
 
-TensorFlow makes `UnknownError` of nearly every exception that leaves a Python step. A kernel, though, may
-end with any status. This one is registered through TensorFlow's C API, which its Python package exports, by
-ctypes: nothing is compiled. It runs only when a stream has failed; a step that went well does not pass it.
+A plain exception cannot have these statuses: TensorFlow turns an exception that leaves a Python step into
+`UnknownError`, even `tf.errors.DataLossError` itself, and only a kernel may end with another status. So the
+errors that docs/contract.md (§6.3) and SageMaker's own tests (tests/readers/test_incumbent.py) demand need
+this operation. It is registered through TensorFlow's C API by ctypes; nothing is compiled. It runs only when
+a stream has failed.
 
     failure (uint8 vector): one byte of status code, then the text
 
-Where the C API cannot be had, `raiser` gives None, and the reader raises in Python as everybody does.
+Where the C API is missing, `raiser` returns None and the step raises its exception in Python.
 """
 
 from __future__ import annotations
@@ -50,11 +52,11 @@ CODES: tuple[tuple[type[Exception], int], ...] = (
     (ChannelError, tf.errors.NOT_FOUND),
     (Interrupted, tf.errors.CANCELLED),
 )
-"""Our errors and the status that stands for each; the first that fits."""
+"""Our errors and the status of each; the first that fits counts."""
 
 
-def failure(error: Exception) -> Failure:
-    """What the operation takes, for an error among `CODES`."""
+def encode_failure(error: Exception) -> Failure:
+    """Return the operation's input for an error among `CODES`."""
     code = next(code for kind, code in CODES if isinstance(error, kind))
     text = f"{type(error).__name__}: {error}".encode()
     return np.frombuffer(bytes([code]) + text, np.uint8)
@@ -62,7 +64,7 @@ def failure(error: Exception) -> Failure:
 
 @functools.cache
 def raiser() -> Callable[[Any], None] | None:
-    """A function that puts the operation into the graph being built; None if there can be none."""
+    """Return a function that puts the operation into the graph being built; None without the C API."""
     try:
         _register(ctypes.CDLL(os.path.join(tf.sysconfig.get_lib(), _LIBRARY)))
     except (OSError, AttributeError, RuntimeError) as error:
@@ -70,11 +72,11 @@ def raiser() -> Callable[[Any], None] | None:
             "errors of a stream will be UnknownError, for TensorFlow's C API is not there: %s", error
         )
         return None
-    return lambda given: op_def_library._apply_op_helper(_OP.decode(), failure=given)  # noqa: SLF001 - the only way to an op by name
+    return lambda failure: op_def_library._apply_op_helper(_OP.decode(), failure=failure)  # noqa: SLF001 - the only way to an op by name
 
 
-_kept: list[Any] = []
-"""The callback, which TensorFlow may call as long as the process lives."""
+_callbacks: list[Any] = []
+"""The kernel's function, which must live as long as the process."""
 
 
 def _register(library: Any) -> None:
@@ -83,9 +85,9 @@ def _register(library: Any) -> None:
         return
 
     def function(name: str, result: Any, *arguments: Any) -> Any:
-        found = getattr(library, name)
-        found.restype, found.argtypes = result, arguments
-        return found
+        symbol = getattr(library, name)
+        symbol.restype, symbol.argtypes = result, arguments
+        return symbol
 
     new_status = function("TF_NewStatus", _POINTER)
     delete_status = function("TF_DeleteStatus", None, _POINTER)
@@ -110,14 +112,14 @@ def _register(library: Any) -> None:
     def compute(_: Any, context: Any) -> None:
         status, tensor = new_status(), _POINTER()
         get_input(context, 0, ctypes.byref(tensor), status)
-        given = ctypes.string_at(data(tensor), size(tensor))
+        failure = ctypes.string_at(data(tensor), size(tensor))
         delete_tensor(tensor)
-        set_status(status, given[0], given[1:])
+        set_status(status, failure[0], failure[1:])
         fail(context, status)
         delete_status(status)
 
     run = _COMPUTE(compute)
-    _kept.append(run)
+    _callbacks.append(run)
     # No outputs, so any shape function does. A compiled one: Ctrl-C would be lost in one of Python.
     shapes = ctypes.cast(library.TF_ShapeInferenceContextSetUnknownShape, _POINTER)
     status = new_status()

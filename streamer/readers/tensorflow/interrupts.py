@@ -1,19 +1,20 @@
-"""Ctrl-C, for a main thread that waits inside compiled code.
+"""Ctrl-C while the main thread waits in TensorFlow.
 
-Python runs a signal's handler in the main thread, between two of its steps. While that thread waits in
-TensorFlow for an element, no step comes, and a read from a stalled channel could not be interrupted. But the
-interpreter writes the number of every signal to its wake-up descriptor at the moment it arrives (`signal`,
-set_wakeup_fd). So a reading thread that has nothing to read can learn of a SIGINT and end its stream; the
-call in the main thread then returns, and Python raises KeyboardInterrupt there.
+Python runs a signal's handler in the main thread, between two of its bytecodes. While that thread waits in
+TensorFlow for an element, the handler does not run. But the interpreter writes the number of every signal to
+its wake-up descriptor as soon as the signal arrives (`signal.set_wakeup_fd`). A reading thread that has no
+bytes reads that descriptor and, after a SIGINT, ends its stream with an error. The call in the main thread
+then returns, and Python raises KeyboardInterrupt there.
 
-Before it waits there, and while it does, that thread may also run Python: a step, the making of the
-exception in which the call ends, or what the call wants to know of its arguments. Those are the first chance
-for the signal's handler, and the worst: a KeyboardInterrupt does not pass compiled code (nor a `__del__`),
-where it is lost or becomes something else. So the handler is ours. It does what Python's does, but in such a
-place it waits, by a trace function, until the call is over.
+The promise of docs/readers.md (Ctrl-C ends a read that waits, as KeyboardInterrupt) needs both halves of this
+module. Without it, Ctrl-C has no effect while a channel is stalled. With the descriptor alone, 27 of 28
+interrupts became a RuntimeError: the handler runs first in the Python code that TensorFlow calls to make its
+exception, and a KeyboardInterrupt there does not pass compiled code (nor a `__del__`). So the handler is
+ours. It raises KeyboardInterrupt as Python's does, but inside the given files it defers that, by a trace
+function, until the call has returned.
 
-There is one wake-up descriptor per process, and one handler. Where somebody else has the descriptor (an
-asyncio loop in the main thread), or SIGINT is not handled by Python's own handler, nothing is done.
+A process has one wake-up descriptor and one handler of SIGINT. If another module has the descriptor (an
+asyncio loop in the main thread), or SIGINT has another handler than Python's own, nothing is done.
 """
 
 from __future__ import annotations
@@ -31,46 +32,46 @@ if TYPE_CHECKING:
 
     from _typeshed import TraceFunction
 
-_ends: tuple[int, int] | None = None
+_wakeup_pipe: tuple[int, int] | None = None
 _called: set[str] = set()
 _lock = threading.Lock()
 _last = float("-inf")
-"""When a SIGINT was last seen. Every stream that was open then ends, for any may be the one waited for."""
+"""Time of the last SIGINT. It ends every stream that was open then; the main thread may wait for any."""
 
 
 def watch(*called: str) -> None:
-    """Take SIGINT and the wake-up descriptor if nobody has them. Does nothing outside the main thread.
+    """Take SIGINT and the wake-up descriptor if they are free. Does nothing outside the main thread.
 
     `called`: files whose functions are called by compiled code, or as an object ends, and must not be
     interrupted.
     """
-    global _ends  # noqa: PLW0603 - one per process, as the descriptor is
+    global _wakeup_pipe  # noqa: PLW0603 - one per process, as the descriptor is
     if threading.current_thread() is not threading.main_thread():
         return
     _called.update(called)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _handle)
-    if _ends is None:
-        _ends = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    others = signal.set_wakeup_fd(_ends[1], warn_on_full_buffer=False)
-    if others not in {-1, _ends[1]}:
+    if _wakeup_pipe is None:
+        _wakeup_pipe = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    others = signal.set_wakeup_fd(_wakeup_pipe[1], warn_on_full_buffer=False)
+    if others not in {-1, _wakeup_pipe[1]}:
         signal.set_wakeup_fd(others)
 
 
 def now() -> float:
-    """The moment from which `interrupted` may count: what came before has had its answer."""
+    """Return the time from which `interrupted` counts; earlier signals have been handled."""
     interrupted(0.0)
     return time.monotonic()
 
 
 def interrupted(since: float) -> bool:
-    """Whether SIGINT came after `since`, as of `now()`, and is Python's to handle."""
+    """Return whether SIGINT came after `since`, a time of `now()`, and has our handler."""
     global _last  # noqa: PLW0603 - one per process, as the signal is
-    if _ends is None or signal.getsignal(signal.SIGINT) is not _handle:
+    if _wakeup_pipe is None or signal.getsignal(signal.SIGINT) is not _handle:
         return False
     with _lock:
         with contextlib.suppress(BlockingIOError):
-            if signal.SIGINT in os.read(_ends[0], 1 << 16):
+            if signal.SIGINT in os.read(_wakeup_pipe[0], 1 << 16):
                 _last = time.monotonic()
         return _last > since
 

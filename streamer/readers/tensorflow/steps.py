@@ -9,15 +9,15 @@
 thread: what it runs is scheduled like any other function, on TensorFlow's pool, while the thread that asks
 for the element waits. Those changes cost as much as a block of records does. So here the steps are a `map`
 that runs in the thread that asks (`use_inter_op_parallelism=False`), and only the turns, two in an epoch,
-are a generator's, for that alone is told when its iterator is dropped. A step is a tuple of arrays that go
-to TensorFlow as they are.
+are a generator's, since TensorFlow calls `finalize` of a generator when its iterator is dropped. A step is a
+tuple of arrays that go to TensorFlow as they are.
 
 Errors travel as a failure that an operation of the graph raises (`streamer.readers.tensorflow.failures`), at
-the second turn: what was whole before the fault comes first, and a step's function holds no operation but its
-own.
+the second turn: records that were whole before the fault come first, and the function of a step has only its
+own operation.
 
-Who may block whom. TensorFlow cannot cancel a step, and whoever destroys the iterator (in most programs the
-main thread, when the iterator is garbage) waits for the step that runs. So a step must never wait long. The
+Who may block whom. TensorFlow cannot cancel a step, and the thread that destroys the iterator (in most
+programs the main thread) waits for the step that runs. So a step must never wait long. The
 generator is closed when TensorFlow drops its iterator, in the same call.
 
 A thread that needs the interpreter's lock while the interpreter is being torn down is frozen for good; the
@@ -39,7 +39,7 @@ from tensorflow.python.data.ops.from_generator_op import _GeneratorDataset
 from tensorflow.python.data.ops.map_op import _MapDataset
 from tensorflow.python.ops import script_ops
 
-from streamer.readers.tensorflow.failures import CODES, failure, raiser
+from streamer.readers.tensorflow.failures import CODES, encode_failure, raiser
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -51,28 +51,28 @@ if TYPE_CHECKING:
     Steps = Generator[Step, None, None]
 
 PATIENCE_S = 0.2
-"""Seconds that a step may wait for bytes; about the longest that anybody waits for a step."""
+"""Seconds that a step may wait for bytes."""
 _NUMBER = tf.TensorSpec([], tf.int64)
-_VERDICT = tf.TensorSpec([None], tf.uint8)
-_GO_ON = np.empty(0, np.uint8)
+_FAILURE = tf.TensorSpec([None], tf.uint8)
+_NO_FAILURE = np.empty(0, np.uint8)
 
 
 def stepped(make: Callable[[], Steps], signature: tuple[tf.TensorSpec, ...]) -> tf.data.Dataset:
     """A dataset of the steps of a generator, each a tuple of arrays as `signature` says, or one array.
 
-    Each iterator has a generator of its own, made at its first element. An error among `states.CODES` ends
+    Each iterator has a generator of its own, made at its first element. An error among `failures.CODES` ends
     the iterator with the status that stands for it, other ones as TensorFlow has it.
     """
     fail = raiser()
-    registry = _Registry(make, judge=fail is not None)
+    registry = _Registry(make, encode=fail is not None)
 
     def init(_: Any) -> Any:
         return _call(registry.begin, (), _NUMBER)
 
     def turn(number: Any) -> Any:
-        told = _call(registry.turn, (number,), _VERDICT)
+        failure = _call(registry.turn, (number,), _FAILURE)
         if fail is not None:
-            ok = tf.cond(tf.equal(tf.size(told), 0), lambda: True, lambda: _failing(fail, told))
+            ok = tf.cond(tf.equal(tf.size(failure), 0), lambda: True, lambda: _failing(fail, failure))
             with tf.control_dependencies([ok]):
                 return tf.identity(number)
         return number
@@ -102,13 +102,13 @@ def stepped(make: Callable[[], Steps], signature: tuple[tf.TensorSpec, ...]) -> 
 
 
 def _call(function: Callable[..., Any], arguments: tuple[Any, ...], spec: tf.TensorSpec) -> Any:
-    found = tf.numpy_function(function, arguments, spec.dtype)
-    found.set_shape(spec.shape)
-    return found
+    result = tf.numpy_function(function, arguments, spec.dtype)
+    result.set_shape(spec.shape)
+    return result
 
 
-def _failing(fail: Callable[[Any], None], told: Any) -> bool:
-    fail(told)
+def _failing(fail: Callable[[Any], None], failure: Any) -> bool:
+    fail(failure)
     return True
 
 
@@ -119,9 +119,9 @@ class _Registry:
     """Those, of all datasets, that were stepped and that TensorFlow has not dropped."""
     _closing = False
 
-    def __init__(self, make: Callable[[], Steps], *, judge: bool) -> None:
+    def __init__(self, make: Callable[[], Steps], *, encode: bool) -> None:
         self._make = make
-        self._judged = tuple(kind for kind, _ in CODES) if judge else ()
+        self._encoded = tuple(kind for kind, _ in CODES) if encode else ()
         self._numbers = itertools.count()
         self._steps: dict[int, Steps] = {}
         self._failures: dict[int, Failure | None] = {}
@@ -133,24 +133,24 @@ class _Registry:
         return np.int64(number)
 
     def turn(self, number: int) -> Failure:
-        """Nothing at the first one; then the failure if there is one, once; then the end."""
+        """Return no failure at the first turn; then the failure if there is one, once; then end."""
         key = int(number)
-        told = self._failures.get(key, _GO_ON)
-        if told is None:
+        failure = self._failures.get(key, _NO_FAILURE)
+        if failure is None:
             raise StopIteration
         self._failures[key] = None
-        return told
+        return failure
 
     def step(self, number: int) -> Step:
         if _Registry._closing:
-            raise StopIteration  # nobody sees this end: the program is past its last line
+            raise StopIteration  # not a wrong end: the program is past its last line
         key = int(number)
         steps = self._steps[key]
         self._running.add(steps)
         try:
             return next(steps)
-        except self._judged as error:
-            self._failures[key] = failure(error)
+        except self._encoded as error:
+            self._failures[key] = encode_failure(error)
             raise StopIteration from error
 
     def end(self, number: int) -> np.int64:
