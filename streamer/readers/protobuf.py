@@ -39,10 +39,10 @@ class Sparse:
     values: NDArray[Any]
     keys: NDArray[np.uint64]
     shape: tuple[int, ...]
-    """Empty where the record does not tell it."""
+    """Empty where the record has none."""
 
     def dense(self) -> NDArray[Any]:
-        """The whole tensor. Raises CorruptRecord if the record tells no shape, or keys beyond it."""
+        """The whole tensor. Raises CorruptRecord if the record has no shape, or keys beyond it."""
         if not self.shape:
             raise CorruptRecord("a sparse tensor of a protobuf record has no shape")
         try:
@@ -78,7 +78,7 @@ class Record:
 
 
 def decode(payload: bytes) -> Record:
-    """Decode one record. Raises CorruptRecord if the payload is none."""
+    """Decode one record. Raises CorruptRecord if the payload is no record."""
     features: dict[str, Value] = {}
     label: dict[str, Value] = {}
     texts: dict[int, str] = {}
@@ -95,13 +95,13 @@ def decode(payload: bytes) -> Record:
 
 
 def _entry(data: memoryview) -> tuple[str, Value]:
-    name, found = "", memoryview(b"")
+    name, body = "", memoryview(b"")
     for number, wire, value in _fields(data):
         if number == 1 and wire == _BYTES:
             name = str(value, "utf-8")
         elif number == 2 and wire == _BYTES:
-            found = value
-    return name, _value(name, found)
+            body = value
+    return name, _value(name, body)
 
 
 def _value(name: str, data: memoryview) -> Value:
@@ -164,10 +164,10 @@ def _integers(wire: int, value: Any) -> NDArray[np.uint64]:
     lengths = ends - starts + 1
     if np.max(lengths) > 10:
         raise ValueError("a number of more than 64 bits")
-    place = np.arange(len(data)) - np.repeat(starts, lengths)
-    digits = (data & 0x7F).astype(np.uint64) << (7 * place).astype(np.uint64)
-    found: NDArray[np.uint64] = np.bitwise_or.reduceat(digits, starts)
-    return found
+    index = np.arange(len(data)) - np.repeat(starts, lengths)
+    digits = (data & 0x7F).astype(np.uint64) << (7 * index).astype(np.uint64)
+    numbers: NDArray[np.uint64] = np.bitwise_or.reduceat(digits, starts)
+    return numbers
 
 
 def _fields(data: memoryview) -> Iterator[tuple[int, int, Any]]:

@@ -63,10 +63,10 @@ def check_attributes(attributes: int) -> None:
         raise ValueError(f"attributes is {attributes}; a sample has 1 or more")
 
 
-def cut_sample(found: int, attributes: int) -> TruncatedStream:
-    """The error of an epoch whose last sample has only `found` records."""
+def cut_sample(records: int, attributes: int) -> TruncatedStream:
+    """Return the error of an epoch whose last sample has only `records` records."""
     return TruncatedStream(
-        f"the epoch ends inside a sample, after {found} of {attributes} records: {_REMEDY}"
+        f"the epoch ends inside a sample, after {records} of {attributes} records: {_REMEDY}"
     )
 
 

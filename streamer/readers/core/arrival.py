@@ -1,10 +1,10 @@
 """Waiting until a path exists.
 
-Contract §1.2: "If the file for a given epoch doesn't exist yet, your code may need to retry until the
-pipe is created." inotify on the directory wakes the waiter at the moment the FIFO is made, where a loop
-of naps would cost either latency or CPU. Two cases have no such bell: the directory itself is not there
-yet, and a kernel or sandbox without inotify (or with its instances used up). There it looks ten times a
-second. With a bell it still looks once a second, for file systems that do not ring it.
+Contract §1.2: "If the file for a given epoch doesn't exist yet, your code may need to retry until the pipe is
+created." inotify on the directory wakes the waiter when the FIFO is made; polling would cost latency or CPU.
+Without inotify (the directory does not exist yet, or the kernel, a sandbox or a limit forbids it) the path is
+checked ten times a second. With inotify it is still checked once a second, for file systems that send no
+events.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import time
 _IN_MOVED_TO = 0x80
 _IN_CREATE = 0x100
 _IN_ONLYDIR = 0x1000000
-_LOOK = 1.0
-_LOOK_WITHOUT_BELL = 0.1
+_CHECK_S = 1.0
+_CHECK_WITHOUT_INOTIFY_S = 0.1
 
 
 class Arrival:
@@ -27,28 +27,28 @@ class Arrival:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._bell = -1
+        self._inotify = -1
         """The inotify descriptor, or -1 while there is none."""
 
     def wait(self, seconds: float) -> bool:
-        """Whether the path exists, now or within `seconds`."""
+        """Return whether the path exists, now or within `seconds`."""
         deadline = time.monotonic() + seconds
         while True:
-            self._hang_bell()  # before the look, so that nothing can fall between the two
+            self._start_inotify()  # before the check, so that no event is missed between the two
             if os.path.exists(self._path):
                 return True
             if (left := deadline - time.monotonic()) <= 0:
                 return False
-            self._listen(min(left, _LOOK_WITHOUT_BELL if self._bell < 0 else _LOOK))
+            self._wait(min(left, _CHECK_WITHOUT_INOTIFY_S if self._inotify < 0 else _CHECK_S))
 
     def close(self) -> None:
-        """Let go of the inotify descriptor. Safe to call again."""
-        bell, self._bell = self._bell, -1
-        if bell >= 0:
-            os.close(bell)
+        """Close the inotify descriptor. Safe to call again."""
+        fd, self._inotify = self._inotify, -1
+        if fd >= 0:
+            os.close(fd)
 
-    def _hang_bell(self) -> None:
-        if self._bell >= 0:
+    def _start_inotify(self) -> None:
+        if self._inotify >= 0:
             return
         libc = ctypes.CDLL(None, use_errno=True)
         fd = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -58,12 +58,12 @@ class Arrival:
         if libc.inotify_add_watch(fd, directory, _IN_CREATE | _IN_MOVED_TO | _IN_ONLYDIR) < 0:
             os.close(fd)
             return
-        self._bell = fd
+        self._inotify = fd
 
-    def _listen(self, seconds: float) -> None:
+    def _wait(self, seconds: float) -> None:
         poller = select.poll()
-        if self._bell >= 0:
-            poller.register(self._bell, select.POLLIN)
+        if self._inotify >= 0:
+            poller.register(self._inotify, select.POLLIN)
         if poller.poll(seconds * 1000):
             with contextlib.suppress(BlockingIOError):
-                os.read(self._bell, 1 << 16)
+                os.read(self._inotify, 1 << 16)

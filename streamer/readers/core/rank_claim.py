@@ -1,19 +1,19 @@
 """Refuses that two ranks of a job take the epochs of one channel between them.
 
 A rank that asks for the next epoch gets one that no other has, so two ranks that read one channel would each
-train on every second epoch, and neither would notice. Launchers say by an environment variable which rank of
-this host a process is. A process that takes an epoch locks one byte of the channel's lock file, for reading
-and until it ends: the byte of its rank. It locks by open file description (F_OFD_SETLK of fcntl(2)), so forks
-share the lock, and it has nothing to do with `flock` on that file.
+train on every second epoch, and neither would notice. Launchers set an environment variable to the rank
+of a process on its host. A process that takes an epoch locks one byte of the channel's lock file, for
+reading and until it ends: the byte of its rank. It locks by open file description (F_OFD_SETLK of fcntl(2)),
+so forks share the lock, and it has nothing to do with `flock` on that file.
 
     a byte of another rank is locked   a process of that rank lives and has read the channel: an error
     this rank's byte is locked         a worker or an evaluation of the same rank: they may read in turn
 
-Nobody can tell whether processes without a rank are meant to read in turn. They may, and one that finds
-another alive is warned, unless it is a worker of a program (`multiprocessing`).
+Processes without a rank may be meant to read in turn, so they may. One that reads while another is alive
+logs a warning, unless it is a worker of a program (`multiprocessing`).
 
 The caller holds the channel's lock (`streamer.readers.core.state`). Where the file system has no such locks,
-nothing is noticed.
+nothing is refused.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _held: dict[tuple[str, int], int] = {}
 
 
 def claim(lock_file: str, channel: str) -> None:
-    """Note that this process's rank reads `channel`. Raises ChannelError if another rank does."""
+    """Lock the byte of this process's rank. Raises ChannelError if another rank does."""
     variable, rank = _rank()
     base = (VARIABLES.index(variable) + 1) * _RANKS if variable else 0
     key = lock_file, base + rank
@@ -91,7 +91,7 @@ def _is_worker() -> bool:
 
 
 def _locked(fd: int, start: int, count: int) -> int | None:
-    """The first byte of `count` from `start` that somebody else has locked, as far as the kernel says."""
-    wanted = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, count, 0)
-    kind, _, found, _, _ = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, wanted))
-    return None if kind == fcntl.F_UNLCK else int(found)
+    """Return the first of `count` bytes from `start` that another process has locked, if any."""
+    request = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, count, 0)
+    kind, _, first, _, _ = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, request))
+    return None if kind == fcntl.F_UNLCK else int(first)

@@ -8,7 +8,7 @@ The incumbent's files, so that old and new readers may follow each other (contra
 The incumbent reads the index without the lock and increments it in a second step, so two processes can get
 the same FIFO. Here an epoch is taken in one locked step, and no two readers get the same one. The lock is
 held for a read and a write, never while a FIFO is waited for; an epoch whose FIFO could not be opened is
-given back, unless somebody has already taken the next.
+given back, unless the next one has been taken already.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class EpochState:
             raise ChannelError(f"cannot make the state directory: {error}") from error
 
     def take(self) -> int:
-        """The next epoch, which is now the caller's: nobody else gets it.
+        """The next epoch, which is now the caller's: no other reader gets it.
 
         Raises ChannelError, too, if another rank of the job reads the channel
         (`streamer.readers.core.rank_claim`).

@@ -6,9 +6,10 @@ takes a block's frames at once:
 
     borders   frames of one length are verified in one NumPy comparison; small ones of other lengths are
               walked, and a length is believed only with its CRC, of which every length's is computed once
-    records   one slice each, without an interpreted step for frames of one length data CRC  of many records
-    of one length in one pass over all of them (`streamer.readers.tensorflow.checksums`);
-              else of every record, by `map` over a compiled function, compared as one vector
+    records   one slice each, without an interpreted step for frames of one length
+    data CRC  of many records of one length in one pass over all of them
+              (`streamer.readers.tensorflow.checksums`); else of every record, by `map` over a compiled
+              function, compared as one vector
 
 What is too large or too mixed for that goes the plain way, for there nothing is to be gained.
 NumPy is what TensorFlow brings; plain Python readers do not import this module.
@@ -73,8 +74,8 @@ class BulkTFRecordReader(TFRecordReader):
             frames = frames[:count]
         records: list[bytes] = frames["data"].tolist()
         starts = range(start, start + count * layout.itemsize, layout.itemsize)
-        known, self._last_length = length == self._last_length, length
-        if known and count >= TOGETHER and self._all_agree(frames["crc"], length, starts):
+        same_length, self._last_length = length == self._last_length, length
+        if same_length and count >= TOGETHER and self._all_agree(frames["crc"], length, starts):
             self._run, self._start = 0, starts.stop
             return records
         return self._proven(records, frames["crc"], starts, starts.stop)
@@ -119,8 +120,8 @@ class BulkTFRecordReader(TFRecordReader):
         self, records: list[bytes], stored: Words, starts: range | list[int], stop: int
     ) -> list[bytes]:
         """`records`, whose frames begin at `starts` and end at `stop`, without those that are skipped."""
-        found: Words = np.fromiter(map(self._crc32c, records), np.uint32, len(records))
-        masked = (found >> np.uint32(15) | found << np.uint32(17)) + np.uint32(MASK_DELTA)
+        crcs: Words = np.fromiter(map(self._crc32c, records), np.uint32, len(records))
+        masked = (crcs >> np.uint32(15) | crcs << np.uint32(17)) + np.uint32(MASK_DELTA)
         self._start = stop
         bad: list[int] = np.flatnonzero(masked != stored).tolist()
         if not bad:

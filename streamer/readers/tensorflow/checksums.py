@@ -6,8 +6,8 @@ NumPy does for all parts at once. So the CRCs that the frames of one length stat
 that the block must have, and one pass over the block compares. The block's agrees wherever all agree; one
 wrong record always shows, and several can hide one another by chance once in 2**32, which is what one can.
 
-What is combined is the register of the CRC, begun at 0: with it, bytes behind one another are linear. To
-`shift` a register by n is to let n zero bytes follow, a product with x**8n modulo the polynomial.
+What is combined is the register of the CRC, started at 0: with it, concatenation is linear. To
+`shift` a register by n is to append n zero bytes, a product with x**8n modulo the polynomial.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _TABLES = 32
 def frames_crc(stored: Words, length: int, head_crc: int) -> int:
     """The CRC of TFRecord frames of `length` bytes of data each, if every one states its data's rightly.
 
-    `stored`: the masked CRC behind each one's data; `head_crc`: the CRC of the 12 bytes before it.
+    `stored`: the masked CRC after each one's data; `head_crc`: the CRC of the 12 bytes before it.
     """
     turned = stored - np.uint32(MASK_DELTA)
     data = turned << np.uint32(15) | turned >> np.uint32(17)
@@ -48,7 +48,7 @@ def frames_crc(stored: Words, length: int, head_crc: int) -> int:
 
 
 def _combined(registers: Words, size: int) -> int:
-    """The register of parts of `size` bytes each, one behind the other, from the register of each."""
+    """Return the register of the concatenation of parts of `size` bytes, from the register of each."""
     while len(registers) > 1:
         odd = len(registers) % 2  # nothing before the first one: it waits for the next turn
         pairs = registers[odd:]
@@ -82,21 +82,21 @@ def _shift(register: int, size: int) -> int:
 @functools.lru_cache(maxsize=1024)
 def _power(size: int) -> int:
     """What x is to the power of the bits of `size` bytes, modulo the polynomial."""
-    found, square, left = _ONE, _ONE >> 1, 8 * size
+    power, square, left = _ONE, _ONE >> 1, 8 * size
     while left:
         if left & 1:
-            found = _product(square, found)
+            power = _product(square, power)
         square = _product(square, square)
         left >>= 1
-    return found
+    return power
 
 
 def _product(a: int, b: int) -> int:
     """The product of two polynomials modulo the CRC's; the highest bit is the constant term."""
-    found = 0
+    product = 0
     while a:
         if a & _ONE:
-            found ^= b
+            product ^= b
         a = a << 1 & _WORD
         b = b >> 1 ^ (_POLYNOMIAL if b & 1 else 0)
-    return found
+    return product
