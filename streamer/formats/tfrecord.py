@@ -45,7 +45,7 @@ class Skipped:
 
     records: int = 0
     """How many."""
-    places: deque[tuple[str, int]] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+    positions: deque[tuple[str, int]] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
     """The stream and the offset of the frame in it, in bytes; of the last `REMEMBERED` ones."""
 
 
@@ -136,7 +136,7 @@ class TFRecordReader(RecordReader):
             self._fault = fault
             return False
         self.skipped.records += 1
-        self.skipped.places.append((self._name, offset))
+        self.skipped.positions.append((self._name, offset))
         logger.warning(
             "skipped: %s; %d bytes (%d in a row, %d in all)", fault, length, self._run, self.skipped.records
         )

@@ -1,28 +1,20 @@
 """The training side: what runs inside the trainer and reads the FIFOs that a sidecar fills.
 
-    config      where things lie, and whether a channel is a Pipe channel
-    state       which FIFO is next, kept in a file as the incumbent keeps it
-    arrival     waiting until a FIFO exists
-    stream      one FIFO as a binary file whose end is proven by its trailer
-    plain       epochs and records of a channel in plain Python
-    interleave  several FIFOs as one stream of records: the rank FIFOs of a channel
-    tensorflow  the same as a `tf.data.Dataset`: `PipeModeDataset`; its parts are `steps` (Python stepped by
-                TensorFlow), `bulk` (small TFRecords by the block), `states` (errors with a status of
-                ours), `interrupts` (Ctrl-C), `memory` (glibc's thresholds) and `meter` (speed, printed)
-    places      where its elements are, told beside each of them
-    place       a place in a channel's records, saved and gone back to
-    turns       one epoch read by several processes, each record by one of them
-    book        the file in which one turn leaves what the next one needs
-    torch       the same as an `IterableDataset`: `PipeIterableDataset`
-    loader      a DataLoader that saves what has come out of its workers: `ResumableLoader`
-    progress    what of an epoch a trainer has had, where several workers read it for him
-    samples     records put together again that an augmented manifest streams one by one
+    core        config (directories, channels), state and rank_claim (the state file), epochs (which epoch is
+                next), arrival, stream and proof (one FIFO as a file with a proven end), plain (records),
+                position (saved and resumed), interleave (several FIFOs as one stream)
+    tensorflow  a `tf.data.Dataset`: `PipeModeDataset`; with steps (Python stepped by TensorFlow), bulk and
+                checksums (small TFRecords by the block), failures (statuses of errors), interrupts (Ctrl-C),
+                positions, memory (glibc's thresholds) and meter (speed, printed)
+    torch       an `IterableDataset`: `PipeIterableDataset`; with workers (one epoch read by several
+                processes), shared_cursor (the file between their turns) and progress (records received)
+    loader      a DataLoader that saves the progress of all its workers: `ResumableLoader`
+    samples     the records of an augmented manifest, put together to samples
     protobuf    SageMaker's protobuf records as NumPy arrays
 
 Nothing here imports anything but the standard library, `streamer.formats`, `streamer.trailer` and
-`streamer.errors`; TensorFlow, PyTorch and NumPy come in with the modules that are called so, and `loader`
-and `protobuf`, which is why those are not imported here. The names below are loaded when they are first
-asked for.
+`streamer.errors`; TensorFlow, PyTorch and NumPy are imported by `tensorflow`, `torch`, `loader` and
+`protobuf`, which are therefore not imported here. The names below are loaded at their first use.
 """
 
 from __future__ import annotations

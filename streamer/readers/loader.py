@@ -1,11 +1,11 @@
-"""`ResumableLoader`: a DataLoader of a `PipeIterableDataset` whose state is what the trainer has had.
+"""`ResumableLoader`: a DataLoader of a `PipeIterableDataset` with a state of what the trainer has received.
 
-    worker     (element, mark) -> collate -> queue ─┐
-    worker     (element, mark) -> collate -> queue ─┴─> note the marks, return the element -> trainer
+    worker     (element, origin) -> collate -> queue ─┐
+    worker     (element, origin) -> collate -> queue ─┴─> add the origins, return the element -> trainer
 
-Workers fetch ahead, so what they have read says nothing; what counts is what has come out of this loader. The
-marks of that (`streamer.readers.torch.progress`) are its state, of all workers together, so any other number
-of them may go on with it. If `decode` or `collate_fn` remember anything, that is not part of it.
+Workers read ahead, so the state is made of the elements that this loader has returned: of their origins
+(`streamer.readers.torch.progress`), from all workers together. So a loader with another number of workers can
+go on with it. State that `decode` or `collate_fn` keep is not part of it.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from streamer.readers.torch import PipeIterableDataset
-    from streamer.readers.torch.progress import Mark, Progress
+    from streamer.readers.torch.progress import ElementOrigin, Progress
 
 __all__ = ["ResumableLoader"]
 
 
 class ResumableLoader(DataLoader[Any]):  # type: ignore[misc] # torch is not followed by the checker
-    """A DataLoader with `state_dict()`: what of the epoch has come out of it, whatever its workers hold.
+    """A DataLoader with `state_dict()`: the elements of the epoch that it has returned.
 
-    Takes what DataLoader takes; `batch_size` is None by default, for the dataset makes batches. One loop at a
-    time. With `drop_last` records that the loader leaves out count as had when the loop ends, not before.
+    Takes the arguments of DataLoader; `batch_size` is None by default, since the dataset makes batches. One
+    loop at a time. Records that `drop_last` leaves out count as received when the loop ends, not before.
     """
 
     def __init__(
@@ -40,21 +40,24 @@ class ResumableLoader(DataLoader[Any]):  # type: ignore[misc] # torch is not fol
     ) -> None:
         collate = collate_fn or (default_convert if batch_size is None else default_collate)
         super().__init__(
-            _Marked(dataset), batch_size=batch_size, collate_fn=_Apart(collate, batch_size), **options
+            _WithOrigins(dataset),
+            batch_size=batch_size,
+            collate_fn=_CollateElements(collate, batch_size),
+            **options,
         )
         self._pipe = dataset
         self._progress: Progress | None = None
 
     def __iter__(self) -> Iterator[Any]:
-        # Before the workers begin, who take the epochs; they get copies of where it is to begin.
-        self._progress = progress = self._begun()
+        # Before the workers begin, which take the epochs and get copies of the dataset's starts.
+        self._progress = progress = self._no_progress()
         elements = super().__iter__()
         self._pipe.take_starts()
-        return _noting(progress, elements)
+        return _count(progress, elements)
 
     def state_dict(self) -> dict[str, Any]:
-        """What the trainer has had of the epoch, for `load_state_dict` and `penstock run --resume`."""
-        return (self._progress or self._begun()).state()
+        """Return what the trainer has received, for `load_state_dict` and `penstock run --resume`."""
+        return (self._progress or self._no_progress()).state()
 
     def load_state_dict(self, state: Mapping[str, Any], *, anyway: bool = False) -> None:
         """Have the next loop begin where `state` was taken, with the rest of that epoch.
@@ -68,38 +71,38 @@ class ResumableLoader(DataLoader[Any]):  # type: ignore[misc] # torch is not fol
         self._pipe.load_state_dict(state, anyway=anyway)
         self._progress = None
 
-    def _begun(self) -> Progress:
+    def _no_progress(self) -> Progress:
         return self._pipe.progress(self._pipe.starts, self._pipe.channels)
 
 
-def _noting(progress: Progress, elements: Iterator[tuple[Any, list[Mark]]]) -> Iterator[Any]:
-    for element, marks in elements:
-        for mark in marks:
-            progress.note(mark)
+def _count(progress: Progress, elements: Iterator[tuple[Any, list[ElementOrigin]]]) -> Iterator[Any]:
+    for element, origins in elements:
+        for origin in origins:
+            progress.add(origin)
         yield element
-    progress.all_ended()
+    progress.end_epochs()
 
 
-class _Marked(IterableDataset):  # type: ignore[misc] # as above
-    """The elements of a dataset with their marks."""
+class _WithOrigins(IterableDataset):  # type: ignore[misc] # as above
+    """The elements of a dataset with their origins."""
 
     def __init__(self, dataset: PipeIterableDataset) -> None:
         self._dataset = dataset
 
-    def __iter__(self) -> Iterator[tuple[Any, Mark]]:
-        return self._dataset.marked()
+    def __iter__(self) -> Iterator[tuple[Any, ElementOrigin]]:
+        return self._dataset.with_origins()
 
 
-class _Apart:
-    """Collates elements, and leaves their marks as they are."""
+class _CollateElements:
+    """Collates elements, and leaves their origins as they are."""
 
     def __init__(self, collate: Callable[[Any], Any], batch_size: int | None) -> None:
         self._collate = collate
         self._single = batch_size is None
 
-    def __call__(self, found: Any) -> tuple[Any, list[Mark]]:
+    def __call__(self, batch: Any) -> tuple[Any, list[ElementOrigin]]:
         if self._single:
-            element, mark = found
-            return self._collate(element), [mark]
-        elements, marks = zip(*found, strict=True)
-        return self._collate(list(elements)), list(marks)
+            element, origin = batch
+            return self._collate(element), [origin]
+        elements, origins = zip(*batch, strict=True)
+        return self._collate(list(elements)), list(origins)

@@ -100,7 +100,7 @@ class Feeder:
 
         `state` "open" publishes no last trailer: that is a sidecar that died. `hold` keeps the write end
         open after that until `release` is set. `unknown`: the length is told at the end only.
-        `poison`: written behind the last trailer. `more`: further fields of the trailers.
+        `poison`: written after the last trailer. `more`: further fields of the trailers.
         """
         if poison:
             more["poison"] = len(poison)

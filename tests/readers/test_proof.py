@@ -40,7 +40,7 @@ READERS = {
     "as they arrive": lambda: InterleavedReader(["train"], "TextLine", block=None),
     "torch": lambda: PipeIterableDataset("train", "TextLine"),
     "tensorflow": lambda: PipeModeDataset("train", "TextLine").as_numpy_iterator(),
-    "tensorflow, places": lambda: PipeModeDataset("train", "TextLine", places=True).as_numpy_iterator(),
+    "tensorflow, positions": lambda: PipeModeDataset("train", "TextLine", positions=True).as_numpy_iterator(),
     "tensorflow, a path": lambda: PipeModeDataset.from_path(path(0), "TextLine").as_numpy_iterator(),
 }
 
@@ -246,7 +246,7 @@ def test_what_is_no_trailer_proves_nothing(feeder, bad, when):
 
 
 def test_a_foreign_fifo_whose_directory_is_gone_has_its_end(feeder, tmp_path):
-    """As an emulator does that removes everything behind its last byte."""
+    """As an emulator does that removes everything after its last byte."""
     os.mkdir(tmp_path / "foreign")
     name = tmp_path / "foreign" / "train_0"
     os.mkfifo(name)

@@ -32,7 +32,7 @@ def resumable(dataset, workers, **options):
 
 
 def had(loader, count):
-    """The first elements of a loop, and the state behind them as a file has it."""
+    """The first elements of a loop, and the state after them as a file has it."""
     elements = list(itertools.islice(loader, count))
     return elements, json.loads(json.dumps(loader.state_dict()))
 
@@ -87,9 +87,9 @@ def test_workers_that_share_a_channel(feeder, workers, later, from_there):
     dataset = PipeIterableDataset("train", "TFRecord", batch_size=30)
     first, state = had(resumable(dataset, workers), 150)
     left.join()
-    (place,) = state["channels"]
-    assert place["digest"] == "d"
-    offset = place["offset"] if from_there else 0
+    (position,) = state["channels"]
+    assert position["digest"] == "d"
+    offset = position["offset"] if from_there else 0
     feeder.feed(0, data[offset:], total=len(data), bytes_skipped=offset, digest="d")
     loader = resumable(PipeIterableDataset("train", "TFRecord", batch_size=30), later)
     loader.load_state_dict(state)
@@ -200,7 +200,7 @@ def test_what_a_dataset_cannot_tell(feeder):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_loader_of_torchdata(four, workers):
-    """It asks each worker for its state behind every element, and gives each its own again."""
+    """It asks each worker for its state after every element, and gives each its own again."""
 
     def feed():
         for channel in FOUR:

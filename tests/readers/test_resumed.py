@@ -51,7 +51,7 @@ ORDER = [record for part in range(3) for record in RECORDS[part::3]]
 
 
 def resume(begun, tmp_path, state):
-    """A sidecar that goes on at a state saved in a file; it must ask for nothing before that place."""
+    """A sidecar that goes on at a state saved in a file; it must ask for nothing before that position."""
     (tmp_path / "state.json").write_text(json.dumps(state))
     return begun("--resume", str(tmp_path / "state.json"))
 
@@ -78,11 +78,11 @@ def test_pytorch_with_two_workers(stub, begun, tmp_path):
     again.load_state_dict(json.loads((tmp_path / "state.json").read_text()))
     batches += again
     assert sorted(record for batch in batches for record in batch) == sorted(RECORDS)
-    (place,) = state["channels"]
+    (position,) = state["channels"]
     trailer = read_trailer(str(tmp_path / "ml" / "input" / "data"), "train", 0)
-    assert (trailer.state, trailer.bytes_skipped) == ("complete", place["offset"])
-    assert place["offset"] > 1_000_000
-    assert first_fetched(stub) >= place["offset"]
+    assert (trailer.state, trailer.bytes_skipped) == ("complete", position["offset"])
+    assert position["offset"] > 1_000_000
+    assert first_fetched(stub) >= position["offset"]
     assert sorted(record for batch in again for record in batch) == sorted(RECORDS)
     assert started.end() == 0
 
@@ -92,19 +92,19 @@ def test_tensorflow_with_a_checkpoint(stub, begun, tmp_path):
     from streamer.readers.tensorflow import PipeModeDataset
 
     def dataset(start):
-        return PipeModeDataset("train", "TFRecord", batch_size=100, places=True, start=start).prefetch(8)
+        return PipeModeDataset("train", "TFRecord", batch_size=100, positions=True, start=start).prefetch(8)
 
     started = begun()
-    place = tf.Variable("", dtype=tf.string)
+    position = tf.Variable("", dtype=tf.string)
     got = []
-    for records, behind in dataset(place).take(SEEN // 100):
+    for records, after in dataset(position).take(SEEN // 100):
         got += records.numpy().tolist()
-        place.assign(behind)
-    saved = tf.train.Checkpoint(place=place).save(str(tmp_path / "checkpoint"))
+        position.assign(after)
+    saved = tf.train.Checkpoint(position=position).save(str(tmp_path / "checkpoint"))
     assert started.end() == 0
 
     restored = tf.Variable("", dtype=tf.string)
-    tf.train.Checkpoint(place=restored).restore(saved)
+    tf.train.Checkpoint(position=restored).restore(saved)
     state = json.loads(restored.numpy())
     started = resume(begun, tmp_path, state)
     rest = dataset(restored)

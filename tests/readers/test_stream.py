@@ -151,7 +151,7 @@ def test_a_foreign_fifo_is_read_without_proof(feeder, caplog):
 @pytest.mark.parametrize("begins", [True, False])
 def test_the_failure_of_an_earlier_run_is_not_that_of_the_next(feeder, monkeypatch, state, begins):
     """The FIFO was made beforehand, and a trailer of the last run lies beside it."""
-    monkeypatch.setattr(readers_stream, "_LOOK", 0.01)
+    monkeypatch.setattr(readers_stream, "_CHECK_S", 0.01)
     feeder.publish(0, state, error="the old one", total=9)
     os.mkfifo(feeder.path("train", 0))
     with PipeStream(feeder.path("train", 0), patience=0.1) as stream:
@@ -178,7 +178,7 @@ def test_the_failure_of_an_earlier_run_is_told_if_no_other_comes(feeder):
 
 def test_a_failure_before_the_first_byte_is_told(feeder, monkeypatch):
     """The sidecar of this run holds the FIFO open; or it failed in the epoch before, and nobody does."""
-    monkeypatch.setattr(readers_stream, "_LOOK", 0.01)
+    monkeypatch.setattr(readers_stream, "_CHECK_S", 0.01)
     feeder.publish(0, "failed", error="a new one", total=9)
     feeder.publish(1, "failed", error="the one before", total=9)
     for epoch in (0, 1):

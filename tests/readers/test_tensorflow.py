@@ -288,7 +288,7 @@ def test_a_program_ends_with_live_iterators(feeder):
 
 @pytest.mark.parametrize("batched", [False, True])
 def test_an_iterator_cannot_be_saved(feeder, tmp_path, batched):
-    """A checkpoint without the position would lose data silently; with `places` it is an element."""
+    """A checkpoint without the position would lose data silently; with `positions` it is an element."""
     feeder.feed(0, encoded())
     dataset = PipeModeDataset("train", "TFRecord")
     iterator = iter(dataset.batch(2) if batched else dataset)
@@ -469,7 +469,7 @@ def test_skipped_records_are_counted_and_placed(feeder):
     dataset = PipeModeDataset("train", "TFRecord", max_corrupted_records_to_skip=1)
     assert contents(dataset.repeat(2)) == [b"one", b"two"] * 2
     assert dataset.skipped.records == 4
-    assert list(dataset.skipped.places) == [
+    assert list(dataset.skipped.positions) == [
         (feeder.path("train", epoch), offset) for epoch in (0, 1) for offset in (19, 57)
     ]
 
@@ -624,9 +624,9 @@ import signal, sys
 from tensorflow.python.eager import executor
 from tensorflow.python.framework import tensor_shape
 from streamer.readers.tensorflow import PipeModeDataset
-for place in ((tensor_shape.__file__, "__len__"), (executor.__file__, "__del__")):
+for function in ((tensor_shape.__file__, "__len__"), (executor.__file__, "__del__")):
     def strike(frame, event, _):
-        if event == "call" and (frame.f_code.co_filename, frame.f_code.co_name) == place:
+        if event == "call" and (frame.f_code.co_filename, frame.f_code.co_name) == function:
             sys.setprofile(None)
             signal.raise_signal(signal.SIGINT)
     try:
@@ -663,59 +663,59 @@ def test_without_the_c_api_errors_are_what_python_steps_can_raise(feeder, monkey
     assert "errors of a stream will be UnknownError" in caplog.text
 
 
-# Places
+# Positions
 
 
 def taken(dataset, count):
-    """The first elements, and the place that came with the last one, as a checkpoint has it."""
-    got, places = zip(*itertools.islice(dataset.as_numpy_iterator(), count), strict=True)
-    return list(got), places[-1]
+    """The first elements, and the position that came with the last one, as a checkpoint has it."""
+    got, positions = zip(*itertools.islice(dataset.as_numpy_iterator(), count), strict=True)
+    return list(got), positions[-1]
 
 
 @pytest.mark.parametrize("record_format", list(ENCODE))
 @pytest.mark.parametrize("count", [1, 1777, len(RECORDS) - 1])
-def test_a_place_is_where_the_element_was_not_where_reading_is(feeder, record_format, count):
-    """The prefetch is far ahead when the place is taken; the rest is exactly what was not seen."""
+def test_a_position_is_that_of_the_element_and_not_of_the_reading(feeder, record_format, count):
+    """The prefetch is far ahead when the position is taken; the rest is exactly what was not seen."""
     left = feeder.feed(0, encoded(record_format), digest="d")
-    dataset = PipeModeDataset("train", record_format, places=True)
+    dataset = PipeModeDataset("train", record_format, positions=True)
     assert dataset.element_spec == (tf.TensorSpec([], tf.string),) * 2
     assert dataset.output_types == (tf.string, tf.string)
-    got, place = taken(dataset.prefetch(100), count)
+    got, position = taken(dataset.prefetch(100), count)
     assert got == RECORDS[:count]
     left.join()
-    assert json.loads(place)["records"] == count
+    assert json.loads(position)["records"] == count
     for epoch in range(2):
         feeder.feed(epoch, encoded(record_format), digest="d")
-    again = PipeModeDataset("train", record_format, start=place)
+    again = PipeModeDataset("train", record_format, start=position)
     assert contents(again.repeat(2)) == RECORDS[count:] + RECORDS
     assert feeder.next_epoch() == 2
 
 
 @pytest.mark.parametrize("rows", [1, 4])
-def test_places_of_batches(feeder, rows):
-    """Over the borders of blocks; and for a place behind a batch that the pipeline made of records."""
+def test_positions_of_batches(feeder, rows):
+    """Over the borders of blocks; and for the position after a batch that the pipeline made of records."""
     records = RECORDS + [b"x" * 70_000] * 40
     data = encoded(records=records)
     left = feeder.feed(0, data)
-    batches = PipeModeDataset("train", "TFRecord", batch_size=7, places=True)
-    got, place = taken(batches.batch(rows).prefetch(2), 107)
+    batches = PipeModeDataset("train", "TFRecord", batch_size=7, positions=True)
+    got, position = taken(batches.batch(rows).prefetch(2), 107)
     left.join()
     seen = 7 * rows * 107
     assert b"".join(record for batch in got for record in batch.ravel()) == b"".join(records[:seen])
-    state = json.loads(place[-1])
+    state = json.loads(position[-1])
     assert state["records"] == seen
     left = feeder.feed(0, data[state["offset"] :], total=len(data), bytes_skipped=state["offset"])
-    rest = PipeModeDataset("train", "TFRecord", batch_size=7, start=state, places=True)
+    rest = PipeModeDataset("train", "TFRecord", batch_size=7, start=state, positions=True)
     resumed = list(rest.as_numpy_iterator())
     assert [record for batch, _ in resumed for record in batch] == records[seen:]
     assert json.loads(resumed[-1][1]) == ReaderPosition("train", 1).state()
 
 
-def test_the_place_behind_the_last_record_is_the_next_epoch(feeder):
+def test_the_position_after_the_last_record_is_the_next_epoch(feeder):
     """By the bytes that are due, before the end of file; an endless repeat must not begin with nothing."""
     left = feeder.feed(0, encoded(), hold=True)
-    iterator = PipeModeDataset("train", "TFRecord", batch_size=1500, places=True).as_numpy_iterator()
-    assert [json.loads(place)["epoch"] for _, place in (next(iterator), next(iterator))] == [0, 1]
+    iterator = PipeModeDataset("train", "TFRecord", batch_size=1500, positions=True).as_numpy_iterator()
+    assert [json.loads(position)["epoch"] for _, position in (next(iterator), next(iterator))] == [0, 1]
     left.release.set()
     assert list(iterator) == []
 
@@ -723,58 +723,58 @@ def test_the_place_behind_the_last_record_is_the_next_epoch(feeder):
 def test_a_checkpoint_holds_what_the_steps_have_seen(feeder, tmp_path):
     """The whole way: variable, checkpoint, a new program's variable, and the rest of the epoch."""
     left = feeder.feed(0, encoded())
-    place = tf.Variable("", dtype=tf.string)
+    position = tf.Variable("", dtype=tf.string)
     total = tf.Variable(0.0)
 
     @tf.function
-    def step(records, places):
+    def step(records, positions):
         total.assign_add(tf.reduce_sum(tf.strings.to_number(records)))
-        place.assign(places)
+        position.assign(positions)
 
     def dataset(start):
-        return PipeModeDataset("train", "TFRecord", batch_size=100, places=True, start=start)
+        return PipeModeDataset("train", "TFRecord", batch_size=100, positions=True, start=start)
 
-    for records, behind in dataset(place).prefetch(5).take(13):
-        step(records, behind)
+    for records, after in dataset(position).prefetch(5).take(13):
+        step(records, after)
     left.join()
-    saved = tf.train.Checkpoint(place=place, total=total).save(str(tmp_path / "checkpoint"))
-    place.assign("")
+    saved = tf.train.Checkpoint(position=position, total=total).save(str(tmp_path / "checkpoint"))
+    position.assign("")
     total.assign(0.0)
-    tf.train.Checkpoint(place=place, total=total).restore(saved).assert_consumed()
+    tf.train.Checkpoint(position=position, total=total).restore(saved).assert_consumed()
     feeder.feed(0, encoded())
-    for records, behind in dataset(place):
-        step(records, behind)
+    for records, after in dataset(position):
+        step(records, after)
     assert total.numpy() == sum(range(3000))
 
 
 def test_a_start_under_another_plan(feeder):
     left = feeder.feed(0, encoded(), digest="one")
-    _, place = taken(PipeModeDataset("train", "TFRecord", places=True), 10)
+    _, position = taken(PipeModeDataset("train", "TFRecord", positions=True), 10)
     left.join()
     left = feeder.feed(0, encoded(), digest="two")
-    _, text = failure(PipeModeDataset("train", "TFRecord", start=place), tf.errors.NotFoundError)
+    _, text = failure(PipeModeDataset("train", "TFRecord", start=position), tf.errors.NotFoundError)
     left.join()
     assert "other objects, or another order" in text
     assert "anyway=True" in text
     feeder.feed(0, encoded(), digest="two")
-    assert contents(PipeModeDataset("train", "TFRecord", start=place, anyway=True)) == RECORDS[10:]
+    assert contents(PipeModeDataset("train", "TFRecord", start=position, anyway=True)) == RECORDS[10:]
 
 
 def test_a_start_far_into_a_slow_fifo_does_not_hold_the_program(feeder):
-    """While what lies before the place is dropped, steps stay short: the iterator can be thrown away."""
+    """While the bytes before the position are dropped, steps stay short: the iterator can be thrown away."""
     feed = feeder.feed(0, LARGE[: 5 << 20], total=len(LARGE), hold=True, state="open")
     state = ReaderPosition("train", 0, offset=8 << 20).state()
     iterator = iter(PipeModeDataset("train", "TFRecord", start=state).prefetch(1))
     feed.written.wait(2)  # a megabyte is in the FIFO then; the rest does not fit
     del iterator
-    gc.collect()  # waits for ever, unless a step ends before the place is reached
+    gc.collect()  # waits for ever, unless a step ends before the position is reached
     feed.release.set()
 
 
 def test_starts_that_mean_nothing(feeder):
-    with pytest.raises(PipeModeDatasetException, match="start says which epoch is first"):
+    with pytest.raises(PipeModeDatasetException, match="start names the first epoch"):
         PipeModeDataset("train", start=ReaderPosition("train", 1).state(), epoch=1)
     with pytest.raises(ValueError, match="of channel eval"):
         PipeModeDataset("train", start=ReaderPosition("eval", 1).state())
-    with pytest.raises(ValueError, match="give a place, as a dict or as JSON"):
+    with pytest.raises(ValueError, match="give a position, as a dict or as JSON"):
         PipeModeDataset("train", start=b"7")

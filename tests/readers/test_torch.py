@@ -205,7 +205,7 @@ def test_a_cut_epoch_is_an_error_with_any_number_of_workers(feeder, workers):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_poisoned_epoch_is_told_by_its_cause(feeder, workers):
-    """Not by what was put behind its last record for readers that know no trailer."""
+    """Not by the bytes after its last record, which are for readers that know no trailer."""
     data = encoded("TFRecord")
     feed = feeder.feed(0, data, state="failed", total=2 * len(data), error="gone", poison=POISON["TFRecord"])
     with pytest.raises(TruncatedStream, match=f"received {len(data)} of .*the source failed: gone"):

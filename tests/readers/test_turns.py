@@ -20,9 +20,9 @@ RECORDS = [b"record %d " % number * (number % 50) for number in range(16_000)]
 
 
 def member(feeder, index, *, name="seed-1", size=2, kind=TFRecordReader, unit=1, timeout=300):
-    team = WorkerGroup(name, index, size)
+    group = WorkerGroup(name, index, size)
     reader = WorkerGroupReader(
-        "train", directories(**feeder_directories(feeder)), team, kind, unit=unit, timeout=timeout
+        "train", directories(**feeder_directories(feeder)), group, kind, unit=unit, timeout=timeout
     )
     return ([record for block in blocks for record in block.records] for _, blocks in reader)
 
@@ -31,7 +31,7 @@ def feeder_directories(feeder):
     return {"pipe": feeder.pipe_dir, "config": feeder.config_dir, "state": feeder.state_dir}
 
 
-def books(feeder):
+def cursor_files(feeder):
     return glob.glob(os.path.join(feeder.state_dir, ".train-pipe_mode-pass-*"))
 
 
@@ -70,7 +70,7 @@ def test_turns_give_the_stream_in_order(feeder, unit):
     assert flat([units for _, units in order]) == RECORDS
     assert {index for index, _ in order} == {0, 1}
     assert [len(units) % unit for _, units in order[:-1]] == [0] * (len(order) - 1)
-    assert books(feeder) == []
+    assert cursor_files(feeder) == []
     assert feeder.next_epoch() == 1
 
 
@@ -81,7 +81,7 @@ def test_nobody_waits_for_a_turn_of_somebody_else(feeder):
     got += busy
     assert flat(got) == RECORDS
     assert list(idle) == []
-    assert books(feeder) == []
+    assert cursor_files(feeder) == []
 
 
 def test_who_comes_late_has_nothing_to_read(feeder):
@@ -92,9 +92,9 @@ def test_who_comes_late_has_nothing_to_read(feeder):
     assert list(member(feeder, 1, size=3)) == []
     got += first
     assert flat(got) == RECORDS[:5]
-    assert len(books(feeder)) == 1
+    assert len(cursor_files(feeder)) == 1
     assert list(member(feeder, 2, size=3)) == []
-    assert books(feeder) == []
+    assert cursor_files(feeder) == []
     assert feeder.next_epoch() == 1
 
 
@@ -105,7 +105,7 @@ def test_a_pass_of_the_same_name_is_another_once_its_members_come_again(feeder):
         assert sorted(flat(flat(alternate(member(feeder, 0), member(feeder, 1))))) == sorted(RECORDS)
     feeder.feed(2, b"".join(map(encode, RECORDS)))
     next(member(feeder, 0))  # left at once, and its book stays
-    assert len(books(feeder)) == 1
+    assert len(cursor_files(feeder)) == 1
     feeder.feed(3, b"".join(map(encode, RECORDS)))
     assert sorted(flat(flat(alternate(member(feeder, 0), member(feeder, 1))))) == sorted(RECORDS)
 
@@ -113,8 +113,8 @@ def test_a_pass_of_the_same_name_is_another_once_its_members_come_again(feeder):
 def test_two_passes_at_once_have_an_epoch_each(feeder):
     for epoch in range(2):
         feeder.feed(epoch, b"".join(encode(b"%d %s" % (epoch, record)) for record in RECORDS))
-    teams = [member(feeder, index, name=name) for name in ("a", "b") for index in range(2)]
-    got = [{record[:1] for record in flat(units)} for units in alternate(*teams)]
+    members = [member(feeder, index, name=name) for name in ("a", "b") for index in range(2)]
+    got = [{record[:1] for record in flat(units)} for units in alternate(*members)]
     assert got == [{b"0"}, {b"0"}, {b"1"}, {b"1"}]
 
 
@@ -124,12 +124,12 @@ def test_a_turn_that_was_begun_and_not_ended_is_an_error(feeder):
     first, second = member(feeder, 0), member(feeder, 1)
     received = len(flat([next(first)]))
     next(second)
-    (book,) = books(feeder)
+    (book,) = cursor_files(feeder)
     with open(book, "r+b") as file:
         file.write(b"R")
     for each in (first, second, member(feeder, 2, size=3)):
         with pytest.raises(
-            TruncatedStream, match=r"a worker died while it read train, behind byte [1-9]\d+ of the"
+            TruncatedStream, match=r"a worker died while it read train, after byte [1-9]\d+ of the"
         ):
             next(each)
     assert received
@@ -139,7 +139,7 @@ def test_a_book_that_is_half_written_is_an_error(feeder):
     feeder.feed(0, b"".join(map(encode, RECORDS)))
     first = member(feeder, 0)
     next(first)
-    (book,) = books(feeder)
+    (book,) = cursor_files(feeder)
     os.truncate(book, 9)
     with pytest.raises(TruncatedStream, match="a worker died"):
         next(first)
@@ -148,17 +148,17 @@ def test_a_book_that_is_half_written_is_an_error(feeder):
 def test_everybody_learns_of_an_error(feeder):
     data = b"".join(map(encode, RECORDS))
     feeder.feed(0, data + b"\0" * 12)
-    teams = [member(feeder, 0), member(feeder, 1)]
-    got = flat([next(each) for each in teams])
+    members = [member(feeder, 0), member(feeder, 1)]
+    got = flat([next(each) for each in members])
     for _ in range(10_000):
         try:
-            got += next(teams[0])
+            got += next(members[0])
         except CorruptRecord as error:
             assert str(error).startswith(f"TFRecord at offset {len(data)} of the stream: CRC check on header")  # noqa: PT017
             break
     assert got == RECORDS
     with pytest.raises(CorruptRecord, match=f"offset {len(data)}"):
-        next(teams[1])
+        next(members[1])
 
 
 def test_a_fifo_that_does_not_come_is_an_error_for_all(feeder):
@@ -173,10 +173,10 @@ def test_who_comes_when_all_others_failed_and_are_gone_takes_no_epoch(feeder):
         "import sys\n"
         "from streamer.formats.tfrecord import TFRecordReader\n"
         "from streamer.readers.core.config import directories\n"
-        "from streamer.readers.torch.workers import Team, TeamReader\n"
+        "from streamer.readers.torch.workers import WorkerGroup, WorkerGroupReader\n"
         "pipe, config, state = sys.argv[1:]\n"
-        "where = directories(pipe=pipe, config=config, state=state)\n"
-        "list(TeamReader('train', where, Team('seed-1', 0, 2), TFRecordReader, timeout=0.1))\n"
+        "paths = directories(pipe=pipe, config=config, state=state)\n"
+        "list(WorkerGroupReader('train', paths, WorkerGroup('seed-1', 0, 2), TFRecordReader, timeout=0.1))\n"
     )
     command = [sys.executable, "-c", script, feeder.pipe_dir, feeder.config_dir, feeder.state_dir]
     failed = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -205,13 +205,13 @@ def test_a_worker_whose_parent_died_stops(feeder, met):
 import os
 from streamer.formats.lines import LineReader
 from streamer.readers.core.config import directories
-from streamer.readers.torch.workers import Team, TeamReader
+from streamer.readers.torch.workers import WorkerGroup, WorkerGroupReader
 made, tell = os.pipe()
 if os.fork():
     os.read(made, 1)
     os._exit(0)
-where = directories(**{feeder_directories(feeder)!r})
-reader = TeamReader("train", where, Team("x", 0, 2), LineReader, timeout=300)
+paths = directories(**{feeder_directories(feeder)!r})
+reader = WorkerGroupReader("train", paths, WorkerGroup("x", 0, 2), LineReader, timeout=300)
 os.write(tell, b"x")
 print([block.records for _, blocks in reader for block in blocks])
 """

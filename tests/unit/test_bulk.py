@@ -33,7 +33,7 @@ def read_in_bulk(data, *, pieces=(), **options):
                 got += batch
         except StreamError as caught:
             error = (type(caught), str(caught))
-        outcomes.append((got, list(reader.skipped.places), error, reader.offset))
+        outcomes.append((got, list(reader.skipped.positions), error, reader.offset))
     assert outcomes[0] == outcomes[1]
     return outcomes[0][:3]
 

@@ -125,7 +125,7 @@ def test_tfrecord_skips_a_run_of_bad_data_up_to_the_limit(caplog):
         reader = TFRecordReader(io.BytesIO(data), max_corrupted_records_to_skip=2)
         assert list(reader) == [b"hello", b"hello"]
     assert reader.skipped.records == 5
-    assert [place for _, place in reader.skipped.places] == [0, 17, 55, 72, 110]
+    assert [offset for _, offset in reader.skipped.positions] == [0, 17, 55, 72, 110]
     said = [line for line in caplog.messages if "in all" in line]
     assert said[-2].endswith(
         "at offset 72 of the stream: CRC check on data failed; 1 bytes (2 in a row, 4 in all)"

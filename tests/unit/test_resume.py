@@ -14,7 +14,8 @@ from streamer.helpers.keeper_client import Held
 from streamer.plan import NOWHERE, Literal, ObjectRef, Plan, Position, ResumePoint, Segment, cut
 from streamer.plan.parts import rest
 from streamer.readers.core.position import ReaderPosition
-from streamer.readers.torch.progress import Progress, Start
+from streamer.readers.core.position import StartPosition as ReaderStart
+from streamer.readers.torch.progress import Progress, RemainingRecords
 from streamer.relay.channel_spec import StartPosition
 
 CONTENTS = {"": b"", "a": bytes(range(200)), "b": b"", "c": b"xyz" * 40, "d": b"q"}
@@ -94,7 +95,8 @@ def test_a_state_file_that_is_not_there(tmp_path):
 
 
 def test_a_state_of_several_channels_is_one_of_each():
-    starts = [Start(ReaderPosition.of(STATE, "train")), Start(ReaderPosition("eval", 1, offset=5))]
+    positions = [ReaderPosition.of(STATE, "train"), ReaderPosition("eval", 1, offset=5)]
+    starts = [RemainingRecords(ReaderStart(position)) for position in positions]
     state = json.dumps(Progress(starts, 7).state())
     other = json.dumps(ReaderPosition("test", 0).state())
     assert parse_saved(state) == parse_saved(json.dumps([STATE, ReaderPosition("eval", 1, offset=5).state()]))

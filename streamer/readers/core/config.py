@@ -1,7 +1,7 @@
-"""Where a training container keeps its channels, and what it says about them (contract §1.1, §2.1).
+"""The directories of a training container, and its list of channels (contract §1.1, §2.1).
 
-Everything hangs off one base directory: `$SAGEMAKER_BASE_DIR`, `/opt/ml` where that is not set. It is
-looked up when a reader is made, not when this module is imported.
+All directories lie below one base directory: `$SAGEMAKER_BASE_DIR`, or `/opt/ml` if that is not set. The
+variable is read when a reader is made, not when this module is imported.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Directories:
 
 
 def directories(pipe: str | None = None, config: str | None = None, state: str | None = None) -> Directories:
-    """The directories given, and for those not given the places below the base directory."""
+    """Return the directories given, and those below the base directory for the others."""
     base = os.environ.get("SAGEMAKER_BASE_DIR") or "/opt/ml"
     return Directories(
         pipe=os.fspath(pipe or os.path.join(base, "input", "data")),
@@ -41,9 +41,9 @@ def directories(pipe: str | None = None, config: str | None = None, state: str |
 
 
 def channels_in(config_dir: str) -> dict[str, Any]:
-    """What inputdataconfig.json says, by channel.
+    """Return the entries of inputdataconfig.json, by channel.
 
-    Raises PipeModeDatasetException if there is no such file, or none that can be read.
+    Raises PipeModeDatasetException if the file is missing or cannot be read.
     """
     path = os.path.join(config_dir, "inputdataconfig.json")
     try:
@@ -59,10 +59,9 @@ def channels_in(config_dir: str) -> dict[str, Any]:
 
 
 def check_channel(channel: str, config_dir: str) -> None:
-    """Make sure that inputdataconfig.json knows `channel` and that it is a Pipe channel.
+    """Check that inputdataconfig.json has `channel`, and as a Pipe channel.
 
-    Raises PipeModeDatasetException, with the incumbent's words for the two cases (contract §6.1), or as
-    `channels_in`.
+    Raises PipeModeDatasetException with the incumbent's texts (contract §6.1), or as `channels_in`.
     """
     channels = channels_in(config_dir)
     if channel not in channels:
@@ -70,3 +69,9 @@ def check_channel(channel: str, config_dir: str) -> None:
     entry = channels[channel]
     if not isinstance(entry, dict) or str(entry.get("TrainingInputMode", "")).lower() != "pipe":
         raise PipeModeDatasetException(f"Channel {channel} is not a PipeMode channel")
+
+
+def check_if_configured(channel: str, config_dir: str) -> None:
+    """Do as `check_channel` if there is an inputdataconfig.json; FIFOs without one may be read, too."""
+    if os.path.exists(os.path.join(config_dir, "inputdataconfig.json")):
+        check_channel(channel, config_dir)

@@ -12,10 +12,9 @@ or one process reads them all, with `InterleavedReader`, in one of two orders:
                      has ended is passed over. The same in every run, but the slowest sets the pace.
     as they arrive   whole records of whichever FIFO has bytes (poll), so none waits for another
 
-All FIFOs are opened before the first record is handed over, so an epoch begins and ends for all of them
-alike: whoever leaves early ends it everywhere. An end of file, an error and a silent sidecar are what they
-are for a single FIFO (`streamer.readers.core.stream`); while some FIFOs are busy, the silent ones are looked
-after once a second.
+All FIFOs are opened before the first record is returned. A reader that leaves early ends the epoch of all
+of them. The end of file and errors are those of a single FIFO (`streamer.readers.core.stream`). While some
+FIFOs have bytes, the trailers of the others are read once a second.
 """
 
 from __future__ import annotations
@@ -30,7 +29,8 @@ from typing import TYPE_CHECKING
 
 from streamer.errors import ChannelError
 from streamer.readers.core.config import PipeModeDatasetException, channels_in, check_channel, directories
-from streamer.readers.core.plain import TIMEOUT, check_format, next_stream, record_reader
+from streamer.readers.core.epochs import TIMEOUT, ChannelEpochs
+from streamer.readers.core.plain import check_format, record_reader
 from streamer.trailer import rank_channel_name
 
 if TYPE_CHECKING:
@@ -38,34 +38,33 @@ if TYPE_CHECKING:
 
     from streamer.readers.core.stream import PipeStream
 
-_LOOK = 1.0
-"""Seconds after which a FIFO without bytes is asked whether its sidecar is well."""
+_CHECK_S = 1.0
+"""Seconds after which the trailer of a FIFO without bytes is read."""
 
 
 def rank_channel(channel: str, index: int) -> str:
-    """The name under which readers know rank FIFO `index`, from 0, of a channel. Raises ValueError below
-    0.
-    """
+    """Return the channel name of rank FIFO `index`, from 0 on. Raises ValueError for an index below 0."""
     if index < 0:
         raise ValueError(f"rank {index}: ranks are counted from 0")
     return rank_channel_name(channel, index)
 
 
 def rank_channels(channel: str, *, config_dir: str | None = None) -> list[str]:
-    """The names of all rank FIFOs of a channel, in order; the channel itself if it has none.
+    """Return the names of all rank FIFOs of a channel, in order; the channel itself if it has none.
 
-    They are in inputdataconfig.json, in `input/config` below `$SAGEMAKER_BASE_DIR` (default /opt/ml), or in
-    `config_dir`. Raises PipeModeDatasetException if there is no such channel, or it is not a Pipe channel.
+    The names are in inputdataconfig.json, in `config_dir` or else `input/config` below `$SAGEMAKER_BASE_DIR`
+    (default /opt/ml). Raises PipeModeDatasetException if there is no such channel, or if it is not a Pipe
+    channel.
     """
-    where = directories(config=config_dir).config
-    channels = channels_in(where)
-    found: list[str] = []
+    config_dir = directories(config=config_dir).config
+    channels = channels_in(config_dir)
+    ranks: list[str] = []
     if channel not in channels:
-        while (rank := rank_channel(channel, len(found))) in channels:
-            found.append(rank)
-    for name in found or [channel]:
-        check_channel(name, where)
-    return found or [channel]
+        while (name := rank_channel(channel, len(ranks))) in channels:
+            ranks.append(name)
+    for name in ranks or [channel]:
+        check_channel(name, config_dir)
+    return ranks or [channel]
 
 
 class InterleavedReader:
@@ -96,21 +95,24 @@ class InterleavedReader:
         check_format(record_format, max_corrupted_records_to_skip)
         if block is not None and block < 1:
             raise ValueError(f"block is {block}: it must be 1 or more, or None for records as they arrive")
-        self._where = directories(pipe_dir, config_dir, state_dir)
-        self._one = isinstance(channels, str)
+        paths = directories(pipe_dir, config_dir, state_dir)
+        self._one_channel = isinstance(channels, str)
         """Whether the FIFOs are the rank FIFOs of one channel."""
         if isinstance(channels, str):
-            self.channels = rank_channels(channels, config_dir=self._where.config)
+            self.channels = rank_channels(channels, config_dir=paths.config)
         else:
             self.channels = list(channels)
             for name in self.channels:
-                check_channel(name, self._where.config)
+                check_channel(name, paths.config)
         if not self.channels:
             raise PipeModeDatasetException("no channel to read: name one")
         self.record_format = record_format
         self._block = block
-        self._epoch = epoch
-        self._timeout = timeout
+        patience = None if block else 0.0
+        self._epochs = [
+            ChannelEpochs(name, paths, epoch=epoch, timeout=timeout, patience=patience)
+            for name in self.channels
+        ]
         self._skip = max_corrupted_records_to_skip
 
     def __iter__(self) -> Iterator[bytes]:
@@ -119,25 +121,11 @@ class InterleavedReader:
 
     def batches(self) -> Iterator[list[bytes]]:
         """The next epoch as lists of records, each list of one FIFO: a block of it, or what arrived."""
-        epoch = self._epoch
-        if epoch is not None:
-            self._epoch = epoch + 1
         with contextlib.ExitStack() as stack:
-            streams = [
-                stack.enter_context(
-                    next_stream(
-                        name,
-                        self._where,
-                        epoch=epoch,
-                        timeout=self._timeout,
-                        patience=None if self._block else 0.0,
-                    )
-                )
-                for name in self.channels
-            ]
-            if self._one:
-                _check_in_step(streams)
-            # What is not there yet comes first: if it never comes, no other has used up its epoch.
+            streams = [stack.enter_context(epochs.next_stream()) for epochs in self._epochs]
+            if self._one_channel:
+                _check_same_epoch(streams)
+            # FIFOs that do not exist yet come first: if one never appears, no other has used up its epoch.
             for stream in sorted(streams, key=lambda stream: os.path.exists(stream.name)):
                 stream.open()
             sources = [
@@ -149,13 +137,13 @@ class InterleavedReader:
                 yield from _as_they_arrive({s.fileno(): b for s, b in zip(streams, sources, strict=True)})
 
 
-def _check_in_step(streams: list[PipeStream]) -> None:
+def _check_same_epoch(streams: list[PipeStream]) -> None:
     """Raise ChannelError unless all are of the same epoch."""
     if len({stream.name.rpartition("_")[2] for stream in streams}) > 1:
         names = ", ".join(stream.name.rpartition("/")[2] for stream in streams)
         raise ChannelError(
             f"the rank FIFOs are not at the same epoch, next are {names}: one was read alone, or could not "
-            "be opened; read those that are behind, or restart trainer and sidecar"
+            "be opened; read those at the earlier epoch, or restart trainer and sidecar"
         )
 
 
@@ -175,12 +163,12 @@ def _as_they_arrive(sources: dict[int, Iterator[list[bytes]]]) -> Iterator[list[
     poller = select.poll()
     for fd in sources:
         poller.register(fd, select.POLLIN)
-    next_look = time.monotonic() + _LOOK
+    next_check = time.monotonic() + _CHECK_S
     while sources:
-        ready = [fd for fd, _ in poller.poll(max(0.0, next_look - time.monotonic()) * 1000)]
-        if time.monotonic() >= next_look:
+        ready = [fd for fd, _ in poller.poll(max(0.0, next_check - time.monotonic()) * 1000)]
+        if time.monotonic() >= next_check:
             ready = list(sources)
-            next_look = time.monotonic() + _LOOK
+            next_check = time.monotonic() + _CHECK_S
         for fd in ready:
             batch = next(sources[fd], None)
             if batch is None:

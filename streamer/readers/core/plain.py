@@ -10,8 +10,7 @@ is iterated it reads the next epoch:
 
 PyTorch has a reader of its own (`streamer.readers.torch`), whose workers share a channel.
 
-Which epoch is next is kept in the state file (`streamer.readers.core.state`), for all objects and processes
-of the container; the FIFO is opened when the first record is asked for, and not before.
+`streamer.readers.core.epochs` counts the epochs. The FIFO is opened when the first record is asked for.
 
     checkpoint["data"] = reader.state_dict()          # between two records
     reader.load_state_dict(checkpoint["data"])        # in another process, later
@@ -19,27 +18,22 @@ of the container; the FIFO is opened when the first record is asked for, and not
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
-from streamer.errors import ChannelError
 from streamer.formats.lines import LineReader
 from streamer.formats.recordio import RecordIOReader
 from streamer.formats.tfrecord import Skipped, TFRecordReader
-from streamer.readers.core.config import Directories, PipeModeDatasetException, check_channel, directories
-from streamer.readers.core.position import ReaderPosition
-from streamer.readers.core.state import EpochState
-from streamer.readers.core.stream import STDIN, PipeStream
-from streamer.trailer import fifo_path
+from streamer.readers.core.config import PipeModeDatasetException, check_if_configured, directories
+from streamer.readers.core.epochs import TIMEOUT, ChannelEpochs
+from streamer.readers.core.position import ReaderPosition, StartPosition, reach_start
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from streamer.formats.window import RecordReader, Source
+    from streamer.readers.core.stream import PipeStream
 
 RECORD_FORMATS = ("RecordIO", "TFRecord", "TextLine")
-TIMEOUT = 120.0
-"""Seconds to wait for a FIFO, as the incumbent documents it (contract §6.2)."""
 
 
 def open_channel(
@@ -58,9 +52,9 @@ def open_channel(
     the channel is not a Pipe channel or its FIFO does not appear in `timeout` seconds. Reading raises
     TruncatedStream if the epoch ends before its end. For lines: `io.BufferedReader(open_channel(…))`.
     """
-    where = directories(pipe_dir, config_dir, state_dir)
-    _check_if_configured(channel, where)
-    stream = next_stream(channel, where, epoch=epoch, timeout=timeout)
+    paths = directories(pipe_dir, config_dir, state_dir)
+    check_if_configured(channel, paths.config)
+    stream = ChannelEpochs(channel, paths, epoch=epoch, timeout=timeout).next_stream()
     stream.open()
     return stream
 
@@ -91,20 +85,18 @@ class PipeReader:
         check_format(record_format, max_corrupted_records_to_skip)
         self.channel = channel
         self.record_format = record_format
-        self._where = directories(pipe_dir, config_dir, state_dir)
-        _check_if_configured(channel, self._where)
-        self._epoch = epoch
-        self._timeout = timeout
+        paths = directories(pipe_dir, config_dir, state_dir)
+        check_if_configured(channel, paths.config)
+        self._epochs = ChannelEpochs(channel, paths, epoch=epoch, timeout=timeout)
         self._skip = max_corrupted_records_to_skip
-        self._place: ReaderPosition | None = None
-        """Where the epoch that was begun last is."""
+        self._position: ReaderPosition | None = None
+        """In the epoch that was begun last."""
         self._left = 0
         """Records of its batch that have not been returned yet."""
-        self._resume: ReaderPosition | None = None
-        """Where the next iteration begins, if not with an epoch."""
-        self._anyway = False
+        self._start: StartPosition | None = None
+        """Of the next iteration, if that is to go on inside an epoch."""
         self.skipped = Skipped()
-        """Corrupt records left out so far: `records`, and `places` (stream and offset)."""
+        """Corrupt records left out so far: `records`, and `positions` (stream and offset)."""
 
     def __iter__(self) -> Iterator[bytes]:
         for batch in self.batches():
@@ -114,46 +106,36 @@ class PipeReader:
 
     def batches(self) -> Iterator[list[bytes]]:
         """The next epoch as lists of records, one list per block that arrived. Cheaper than one by one."""
-        epoch = self._epoch
-        if epoch is not None:
-            self._epoch = epoch + 1
-        resume, self._resume = self._resume, None
-        with next_stream(self.channel, self._where, epoch=epoch, timeout=self._timeout) as stream:
-            stream.begin()
-            place = resume or ReaderPosition(self.channel, stream.epoch, offset=stream.begun_at)
-            place.enter(stream, anyway=self._anyway)
-            self._place, self._left = place, 0
-            yield from place.follow(
+        start, self._start = self._start, None
+        with self._epochs.next_stream() as stream:
+            position = reach_start(stream, self.channel, start)
+            self._position, self._left = position, 0
+            yield from position.follow(
                 record_reader(stream, self.record_format, skip=self._skip, skipped=self.skipped),
                 stream.bytes_total,
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """The place behind the last record that was returned, or list of them, for `load_state_dict`.
+        """Return the position after the last record, or list of records, that was returned.
 
-        Plain numbers and text, fit for JSON and for a checkpoint; `streamer.readers.core.position` explains
-        them.
+        It holds numbers and text, for JSON and checkpoints; `streamer.readers.core.position` explains them.
         """
-        if self._resume is not None:
-            return self._resume.state()
-        if self._place is None:
-            epoch = EpochState(self._where.state, self.channel).peek() if self._epoch is None else self._epoch
-            return ReaderPosition(self.channel, epoch).state()
-        return self._place.returned(self._left)
+        if self._start is not None:
+            return self._start.position.state()
+        if self._position is None:
+            return ReaderPosition(self.channel, self._epochs.peek()).state()
+        return self._position.returned(self._left)
 
     def load_state_dict(self, state: Mapping[str, Any], *, anyway: bool = False) -> None:
         """Have the next iteration begin where `state` was taken, with the rest of that epoch.
 
-        The sidecar must offer that epoch: `penstock run --resume` begins there, and saves fetching what
-        lies before it in the epoch. Raises ValueError if it is no state of this channel. Iterating raises
+        The sidecar must offer that epoch: `penstock run --resume` begins there, and fetches nothing that
+        comes before it in the epoch. Raises ValueError if it is no state of this channel. Iterating raises
         ChannelError if the plan has changed since, unless `anyway`.
         """
-        place = ReaderPosition.of(state, self.channel)
-        if self._epoch is None:
-            EpochState(self._where.state, self.channel).put(place.epoch)
-        else:
-            self._epoch = place.epoch
-        self._resume, self._anyway = place, anyway
+        position = ReaderPosition.of(state, self.channel)
+        self._epochs.seek(position.epoch)
+        self._start = StartPosition(position, anyway)
 
 
 def check_format(record_format: str, skip: int) -> None:
@@ -171,66 +153,9 @@ def check_format(record_format: str, skip: int) -> None:
 def record_reader(
     source: Source, record_format: str, *, skip: int = 0, skipped: Skipped | None = None
 ) -> RecordReader:
-    """The reader of a format that `check_format` let pass."""
+    """Return the reader of a format that `check_format` accepts."""
     if record_format == "TFRecord":
         return TFRecordReader(source, max_corrupted_records_to_skip=skip, skipped=skipped)
     if record_format == "RecordIO":
         return RecordIOReader(source)
     return LineReader(source)
-
-
-def next_stream(
-    channel: str,
-    where: Directories,
-    *,
-    epoch: int | None = None,
-    timeout: float = TIMEOUT,
-    patience: float | None = None,
-) -> PipeStream:
-    """The next epoch of a channel, taken from the state file and not opened yet.
-
-    If it is closed without having been opened, the epoch goes back.
-    """
-    if epoch is not None:
-        return PipeStream(fifo_path(where.pipe, channel, epoch), timeout=timeout, patience=patience)
-    state = EpochState(where.state, channel)
-    taken = state.take()
-    return PipeStream(
-        fifo_path(where.pipe, channel, taken),
-        timeout=timeout,
-        patience=patience,
-        hint=f"the state file {state.path} says {taken}; if the sidecar was restarted, delete that file",
-        unused=lambda: state.give_back(taken),
-    )
-
-
-def source_stream(
-    path: str | os.PathLike[str],
-    *,
-    timeout: float = TIMEOUT,
-    patience: float | None = None,
-    proof: bool = False,
-) -> Callable[[], PipeStream]:
-    """Streams of one path, one after the other: a FIFO, a regular file, or /dev/stdin, which gives one.
-
-    The second stream of standard input raises ChannelError: what was read is gone, and an empty epoch
-    would be a lie.
-    """
-    used = False
-
-    def following() -> PipeStream:
-        nonlocal used
-        if used and os.fspath(path) == STDIN:
-            raise ChannelError(
-                "standard input was read already, and can be read once: use a channel for epochs"
-            )
-        used = True
-        return PipeStream(path, timeout=timeout, patience=patience, proof=proof)
-
-    return following
-
-
-def _check_if_configured(channel: str, where: Directories) -> None:
-    # A bare FIFO without config files is enough for the plain reader; a file that is there must agree.
-    if os.path.exists(os.path.join(where.config, "inputdataconfig.json")):
-        check_channel(channel, where.config)

@@ -1,32 +1,32 @@
-"""Where a reader is in its channel, as a plain dict that a checkpoint can hold: `PipeReader.state_dict()`.
+"""The position of a reader in its channel, which `PipeReader.state_dict()` returns as a plain dict.
 
     {"format": 1, "channel": "train", "epoch": 2, "offset": 73400320, "skip": 17, "records": 90017,
      "digest": "33d8b0af…"}
 
-`records` have been returned of `epoch`. The next one is the `skip`-th, from 0, of those that begin at byte
-`offset` of the epoch's stream, which is the border of a record. `digest` is the plan's: under the same
-digest the same bytes come in the same epoch, so the place means the same records; under another one it means
-nothing, and to go on there is an error unless told.
+The reader has returned `records` records of `epoch`. A record begins at byte `offset` of the epoch's stream;
+the next record is the `skip`-th after that one. `digest` is the plan's. Under the same digest an epoch has
+the same bytes, so the position names the same record. Under another digest the position means nothing, and a
+reader refuses it unless `anyway` is given.
 
-Behind the last record of an epoch the place is the first record of the next one: at its end, or as soon as
-that many bytes are cut as the trailer says the epoch has. Where no trailer says it beforehand (objects that
-are inflated) a place may have nothing behind it in its epoch.
+After the last record of an epoch the position is the first record of the next epoch. The reader knows the
+last record by the trailer's byte count, or else by the end of the stream. Where the byte count is not known
+beforehand (objects that are inflated), a position taken before the end may have no record after it.
 
-A FIFO may begin at its epoch's first byte or, under `penstock run --resume`, further on; its trailer says
-where (`bytes_skipped`). What lies between that and the place is read and dropped here. So a reader resumes
-rightly whether the sidecar knows of it or not: knowing saves the bytes.
+A FIFO begins at its epoch's first byte or, under `penstock run --resume`, further on; its trailer says where
+(`bytes_skipped`). The reader drops the bytes between there and the position. So a reader resumes correctly
+whether or not the sidecar was given the position; the sidecar saves the bytes if it was.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from streamer.errors import ChannelError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 
     from streamer.formats.window import RecordReader
     from streamer.readers.core.stream import PipeStream
@@ -46,72 +46,37 @@ class ReaderPosition:
     skip: int = 0
     records: int = 0
     digest: str = ""
-    """Empty before the first FIFO is open, and for one without a trailer."""
+    """Empty before the first FIFO is open, and for a FIFO without a trailer."""
     last: bool = field(default=False, compare=False)
     """Whether the epoch is known to have no further record."""
 
     def state(self) -> dict[str, Any]:
-        """As JSON and pickle take it."""
+        """Return the position as JSON and pickle take it."""
         return {"format": FORMAT} | {name: getattr(self, name) for name in _KEYS}
 
     @classmethod
     def of(cls, state: Mapping[str, Any], channel: str) -> ReaderPosition:
-        """The place that `state` tells. Raises ValueError if that is none of `channel`."""
+        """Parse a saved `state`. Raises ValueError if it is no position in `channel`."""
         if state.get("format") != FORMAT or state.keys() - {"format"} != set(_KEYS):
             raise ValueError(f"not what state_dict() of a PipeReader returned: {dict(state)!r}")
-        place = cls(**{name: state[name] for name in _KEYS})
-        if place.channel != channel:
-            raise ValueError(f"the state is of channel {place.channel}, and this reader is of {channel}")
-        numbers: tuple[object, ...] = place.epoch, place.offset, place.skip, place.records
+        position = cls(**{name: state[name] for name in _KEYS})
+        if position.channel != channel:
+            raise ValueError(f"the state is of channel {position.channel}, and this reader is of {channel}")
+        numbers: tuple[object, ...] = position.epoch, position.offset, position.skip, position.records
         if not all(type(number) is int and number >= 0 for number in numbers):
-            raise ValueError(f"no such place: {place}")
-        return place
-
-    def enter(self, stream: PipeStream, *, anyway: bool = False) -> None:
-        """Bring an open stream to `offset`, and take its digest. Raises ChannelError as `entering` does."""
-        for _ in self.entering(stream, anyway=anyway):
-            pass
-
-    def entering(self, stream: PipeStream, *, anyway: bool = False) -> Iterator[None]:
-        """The same in steps, none of which waits longer than the stream's patience.
-
-        Raises ChannelError if the plan is another one and not `anyway`, or if the FIFO begins behind it.
-        """
-        digest = stream.trailer.digest if stream.trailer else ""
-        begun_at = stream.begun_at
-        if self.digest not in ("", digest) and not anyway:
-            raise ChannelError(
-                f"the state of {self.channel} was saved under plan {self.digest[:16]}, and "
-                f"{stream.name} is of plan {digest[:16] or 'unknown'}: other objects, or another order; "
-                "restore them, begin anew, or call load_state_dict with anyway=True"
-            )
-        if begun_at > self.offset:
-            raise ChannelError(
-                f"{stream.name} begins at byte {begun_at}, and the reader is at byte {self.offset}: "
-                "give this reader's own state to load_state_dict, or start the sidecar with it (--resume)"
-            )
-        self.digest = digest
-        left = self.offset - begun_at
-        buffer = memoryview(bytearray(min(left, _BLOCK)))
-        while left:
-            count = stream.readinto(buffer[: min(left, _BLOCK)])
-            if count == 0:
-                raise ChannelError(
-                    f"{stream.name} ended {left} bytes before byte {self.offset}, where the state is"
-                )
-            left -= count or 0
-            yield
+            raise ValueError(f"no such position: {position}")
+        return position
 
     def follow(self, reader: RecordReader, total: int | None = None) -> Iterator[list[bytes]]:
-        """The batches of `reader`, which begins at `offset`, without the first `skip` records.
+        """Yield the batches of `reader`, which begins at `offset`, without the first `skip` records.
 
-        While the caller has a batch, the place is behind it; `returned` says otherwise. `total`: bytes of
-        the epoch, if they are known.
+        While the caller has a batch, the position is after it; `returned` gives positions inside it. `total`:
+        bytes of the epoch, if they are known.
         """
         base, dropped = self.offset, self.skip
         batches = reader.batches()
         while True:
-            begin = base + reader.offset
+            offset = base + reader.offset
             batch = next(batches, None)
             if batch is None:
                 break
@@ -120,8 +85,8 @@ class ReaderPosition:
             dropped -= first
             if count and first == count:
                 continue
-            if count:  # an empty one says that there is nothing for now
-                self.offset, self.skip = begin, count
+            if count:  # an empty batch: no bytes for now
+                self.offset, self.skip = offset, count
                 self.records += count - first
                 self.last = base + reader.offset == total
             yield batch[first:] if first else batch
@@ -129,18 +94,87 @@ class ReaderPosition:
         self.epoch, self.offset, self.skip, self.records = self.epoch + 1, 0, 0, 0
 
     def returned(self, left: int) -> dict[str, Any]:
-        """The state if the last `left` records of the batch have not been returned yet."""
+        """Return the state if the last `left` records of the batch have not been returned yet."""
         if self.last and not left:
             return self.state() | {"epoch": self.epoch + 1, "offset": 0, "skip": 0, "records": 0}
         return self.state() | {"skip": self.skip - left, "records": self.records - left}
 
     def texts(self, lefts: Iterable[int]) -> list[bytes]:
-        """`returned` of each of `lefts` as JSON, at little cost for each."""
-        head = json.dumps(self.state() | {"skip": None, "records": None})
-        head = head.replace('"skip": null, "records": null', '"skip": %d, "records": %d')
+        """Return `returned` of each of `lefts` as JSON, at little cost for each."""
+        template = json.dumps(self.state() | {"skip": None, "records": None})
+        template = template.replace('"skip": null, "records": null', '"skip": %d, "records": %d')
         return [
             json.dumps(self.returned(0)).encode()
             if self.last and not left
-            else (head % (self.skip - left, self.records - left)).encode()
+            else (template % (self.skip - left, self.records - left)).encode()
             for left in lefts
         ]
+
+
+@dataclass(frozen=True, slots=True)
+class StartPosition:
+    """A saved position from which a reader goes on."""
+
+    position: ReaderPosition
+    anyway: bool = False
+    """Whether the position counts under another plan, too."""
+
+
+def approach_start(
+    stream: PipeStream, channel: str, start: StartPosition | None
+) -> Generator[list[bytes], None, ReaderPosition]:
+    """Open `stream`, drop the bytes before the start, and return the start as a position of its own.
+
+    The start is `start` if that is of the stream's epoch, else the first byte that the FIFO offers. Yields an
+    empty list after each wait, none of which is longer than the stream's patience.
+
+    Raises ChannelError if the plan has changed and not `start.anyway`, or if the FIFO begins after the start;
+    else as `PipeStream.begin` and `PipeStream.readinto`.
+    """
+    while not stream.begin(stream.patience):
+        yield []
+    digest = stream.trailer.digest if stream.trailer else ""
+    offset = stream.start_offset
+    if start is None or start.position.epoch != stream.epoch:
+        return ReaderPosition(channel, stream.epoch, offset=offset, digest=digest)
+    position = start.position
+    if position.digest not in ("", digest) and not start.anyway:
+        raise ChannelError(
+            f"the state of {channel} was saved under plan {position.digest[:16]}, and "
+            f"{stream.name} is of plan {digest[:16] or 'unknown'}: other objects, or another order; "
+            "restore them, begin anew, or call load_state_dict with anyway=True"
+        )
+    if offset > position.offset:
+        raise ChannelError(
+            f"{stream.name} begins at byte {offset}, and the reader is at byte {position.offset}: "
+            "give this reader's own state to load_state_dict, or start the sidecar with it (--resume)"
+        )
+    left = position.offset - offset
+    buffer = memoryview(bytearray(min(left, _BLOCK)))
+    while left:
+        count = stream.readinto(buffer[: min(left, _BLOCK)])
+        if count == 0:
+            raise ChannelError(
+                f"{stream.name} ended {left} bytes before byte {position.offset}, where the state is"
+            )
+        left -= count or 0
+        yield []
+    return replace(position, digest=digest)
+
+
+def reach_start(
+    stream: PipeStream,
+    channel: str,
+    start: StartPosition | None = None,
+    *,
+    check: Callable[[], None] = lambda: None,
+) -> ReaderPosition:
+    """Do what `approach_start` does, in one call. `check` runs after each wait and may raise to give up."""
+    waits = approach_start(stream, channel, start)
+    while True:
+        try:
+            next(waits)
+        except StopIteration as end:
+            position: ReaderPosition = end.value
+            return position
+        check()

@@ -5,10 +5,10 @@
 
 A reader may open a FIFO before there is a sidecar. Then no trailer lies beside it, or one of an earlier run.
 A sidecar publishes its own trailer before it opens the FIFO for writing, so the trailer that lies there when
-the first bytes have come, or the end has, is the writer's own. `begin` takes that one; what it says of the
-stream's begin holds from then on, and not before. If the trailer of epoch 0 lay there when the reader opened
-the FIFO and says that the epoch failed, it is an earlier run's as long as nobody has the FIFO open for
-writing. (A sidecar that fails publishes such a trailer for the next epoch too, which has no writer.)
+the first bytes have come, or the end has, is the writer's own. `begin` takes that one; its `bytes_skipped`
+and `bytes_total` hold from then on, and not before. If the trailer of epoch 0 lay there, with state `failed`,
+when the reader opened the FIFO, it is an earlier run's as long as no process has the FIFO open for writing.
+(A sidecar that fails publishes such a trailer for the next epoch too, which has no writer.)
 
 A FIFO promises a proof if this reader has ever seen a trailer beside it, or if there are trailers of other
 epochs of its channel. The trailer is looked at after every read, once a second while no bytes come, and at
@@ -49,7 +49,7 @@ class Proof:
         self._fifo = False
         self._stamp: tuple[int, int] | None = None
         """Of the trailer that was read last: its inode, and when that changed."""
-        self._found: tuple[int, int] | None = None
+        self._first_stamp: tuple[int, int] | None = None
         """The stamp of the trailer that lay there when the stream was opened."""
         self._run: str | None = None
         """The run of the trailer under which the stream began; None before it began."""
@@ -77,11 +77,11 @@ class Proof:
             self._identity = None
         elif self._identity is None:
             with contextlib.suppress(OSError):
-                place = _located(os.readlink(f"/proc/self/fd/{fd}").removesuffix(_DELETED))
-                if place[2] is not None:
-                    self.directory, self.base, self._identity = place
+                located = _located(os.readlink(f"/proc/self/fd/{fd}").removesuffix(_DELETED))
+                if located[2] is not None:
+                    self.directory, self.base, self._identity = located
         self.look()
-        self._found = self._stamp
+        self._first_stamp = self._stamp
 
     @property
     def _promised(self) -> bool:
@@ -98,8 +98,8 @@ class Proof:
             return False
         channel, epoch = self._identity["channel"], self.epoch
         try:
-            found = os.stat(trailer_path(self.directory, channel, epoch))
-            if (stamp := (found.st_ino, found.st_ctime_ns)) == self._stamp:
+            status = os.stat(trailer_path(self.directory, channel, epoch))
+            if (stamp := (status.st_ino, status.st_ctime_ns)) == self._stamp:
                 return True
             trailer = read_trailer(self.directory, channel, epoch)
         except FileNotFoundError:
@@ -147,7 +147,7 @@ class Proof:
         """While no bytes come: raise TruncatedStream if none will."""
         if not self._says_failed():
             return
-        early = self._run is None and self.epoch == 0 and self._stamp == self._found
+        early = self._run is None and self.epoch == 0 and self._stamp == self._first_stamp
         if early and not (has_writer(self._fd) and self._says_failed()):  # a writer has published its own
             return
         if self.trailer is not None:
@@ -190,15 +190,15 @@ class Proof:
             "failed": "the source failed",
             "stopped": "the sidecar was told to stop",
         }[trailer.state]
-        said = f": {trailer.error}" if trailer.error else ""
+        error = f": {trailer.error}" if trailer.error else ""
         due = "" if total is None else f" of {total}"
-        return f"received {received}{due} bytes of {self.base}: {why}{said}"
+        return f"received {received}{due} bytes of {self.base}: {why}{error}"
 
 
 def has_writer(fd: int) -> bool:
     """Whether anybody has the FIFO open for writing; takes no byte.
 
-    tee(2) of a FIFO returns 0 if nobody has, and else what is there, or EAGAIN.
+    tee(2) of a FIFO returns 0 if no process has, else the bytes that are there, or EAGAIN.
     """
     read_end, write_end = os.pipe()
     try:

@@ -17,7 +17,7 @@ Waiting itself costs nothing: it is `poll`. A sidecar may also end a failed epoc
 records accepts. Those are not given out: the trailer is looked at after each read.
 
 The stream ends in one of three ways: 0 bytes (proven, or a FIFO without proof, or a plain file),
-`TruncatedStream` (it broke, says why, and says so again if asked again), or `close` by the reader at any
+`TruncatedStream` (it broke; every further read raises the same error), or `close` by the reader at any
 time, which is legal (contract §1.3) and raises nothing.
 """
 
@@ -43,20 +43,20 @@ if TYPE_CHECKING:
     from streamer.trailer import Trailer
 
 STDIN = "/dev/stdin"
-_LOOK = 1.0
-"""Seconds between two looks at the trailer while no bytes come."""
+_CHECK_S = 1.0
+"""Seconds between two reads of the trailer while no bytes come."""
 _READ_ALL = 1 << 20
 
 
 class PipeStream(io.RawIOBase):
     """The bytes of one epoch: `<dir>/<channel>_<epoch>`, or any file that can be read.
 
-    The constructor does nothing but remember; the FIFO is opened by `open()` or by the first read, so a
-    stream that is made and thrown away consumes no epoch. A FIFO of a sidecar and the pipe of `penstock cat`
+    `open()` or the first read opens the FIFO, not the constructor, so a stream that is made and thrown away
+    uses up no epoch. A FIFO of a sidecar and the pipe of `penstock cat`
     have a proof. Of what has none (SageMaker's own FIFOs, other programs' pipes, regular files) the end of
     file is taken as the end, unless `proof`. To read lines or small pieces, wrap it in `io.BufferedReader`.
 
-    `timeout`: seconds to wait until the FIFO exists, and then until somebody opens it for writing.
+    `timeout`: seconds to wait until the FIFO exists, and then until it is opened for writing.
     `patience`: seconds after which a read that has nothing returns None, as non-blocking files do; by
     default it waits as long as the writer takes. `hint` ends the error text when the FIFO does not appear.
     `unused` is called once if the stream is closed, or fails, without any writer having seen it. `proof`:
@@ -79,7 +79,8 @@ class PipeStream(io.RawIOBase):
         """Bytes read so far."""
         self._fd = -1
         self._timeout = timeout
-        self._patience = patience
+        self.patience = patience
+        """Seconds that a read waits at most; None if it waits as long as the writer takes."""
         self._hint = hint
         self._unused = unused
         self._arrival: Arrival | None = None
@@ -92,7 +93,7 @@ class PipeStream(io.RawIOBase):
         self._begun = False
         self._ended = False
         self._failure: PenstockError | None = None
-        self._next_look = 0.0
+        self._next_check = 0.0
         self._proof = Proof(self.name, required=proof)
 
     def __repr__(self) -> str:
@@ -111,13 +112,13 @@ class PipeStream(io.RawIOBase):
         return self._proof.epoch
 
     @property
-    def begun_at(self) -> int:
-        """The byte of the epoch that the FIFO begins with; not 0 where a sidecar resumed. See `begin`."""
+    def start_offset(self) -> int:
+        """Offset in the epoch of the FIFO's first byte; not 0 where a sidecar resumed. See `begin`."""
         return 0 if self.trailer is None else self.trailer.bytes_skipped
 
     @property
     def bytes_total(self) -> int | None:
-        """Bytes of the whole epoch; None where nobody knows them before its end. See `begin`."""
+        """Bytes of the whole epoch; None if they are not known before its end. See `begin`."""
         return None if self.trailer is None else self.trailer.bytes_total
 
     def readable(self) -> bool:
@@ -157,8 +158,8 @@ class PipeStream(io.RawIOBase):
     def begin(self, wait: float | None = None) -> bool:
         """Open the FIFO and wait until its first byte or its end has come; whether that was within `wait` s.
 
-        Only then `trailer`, `begun_at` and `bytes_total` are surely those of the FIFO's writer: a reader may
-        come before the sidecar. Takes no byte. Raises as `open` and `readinto` do.
+        Only then `trailer`, `start_offset` and `bytes_total` are surely those of the FIFO's writer: a reader
+        may come before the sidecar. Takes no byte. Raises as `open` and `readinto` do.
         """
         give_up = None if wait is None else time.monotonic() + wait
         if not self.open(wait):
@@ -172,7 +173,7 @@ class PipeStream(io.RawIOBase):
             if give_up is not None and now >= give_up:
                 return False
             self._look_at_source(now)
-            until = min(self._next_look, self._deadline, give_up or self._deadline)
+            until = min(self._next_check, self._deadline, give_up or self._deadline)
             poller.poll(max(0.0, until - now) * 1000)
         with self._judged():
             self._proof.begin()
@@ -183,19 +184,19 @@ class PipeStream(io.RawIOBase):
         """Fill `buffer` with what is there, waiting for the first byte; 0 at the proven end.
 
         None only with `patience`. Raises TruncatedStream if the epoch ended before its end, ChannelError
-        as `open` does, and if nobody opened the FIFO for writing within `timeout` seconds; StreamError if the
-        trailer cannot be read.
+        as `open` does, and if no process opened the FIFO for writing within `timeout` seconds; StreamError if
+        the trailer cannot be read.
         """
         self._check()
         if self._ended:
             return 0
         started = time.monotonic()
-        if self._fd < 0 and not self.open(self._patience):
+        if self._fd < 0 and not self.open(self.patience):
             return None
         view = memoryview(buffer).cast("B")
         if not view:
             return 0
-        give_up = None if self._patience is None else started + self._patience
+        give_up = None if self.patience is None else started + self.patience
         poller = select.poll()
         poller.register(self._fd, select.POLLIN)
         hung_up = not self._fifo
@@ -212,7 +213,7 @@ class PipeStream(io.RawIOBase):
                     return self._end()
             now = time.monotonic()
             self._look(now)
-            until = self._next_look if give_up is None else min(self._next_look, give_up)
+            until = self._next_check if give_up is None else min(self._next_check, give_up)
             events = poller.poll(max(0.0, until - now) * 1000)
             hung_up = any(event & select.POLLHUP for _, event in events)
             ready = bool(events) or (self._nonblocking and not self._writer_seen)
@@ -227,7 +228,7 @@ class PipeStream(io.RawIOBase):
         return b"".join(chunks)
 
     def close(self) -> None:
-        """Let go of the FIFO; before its end, this tells the writer to go on to the next epoch."""
+        """Close the FIFO. Before its end, the sidecar then goes on to the next epoch."""
         if not self.closed:
             fd, self._fd = self._fd, -1
             if fd >= 0:
@@ -270,7 +271,7 @@ class PipeStream(io.RawIOBase):
         self._settle(unused=False)
         now = time.monotonic()
         self._deadline = now + self._timeout
-        self._next_look = now + _LOOK
+        self._next_check = now + _CHECK_S
 
     def _examine(self, fd: int) -> None:
         mode = os.fstat(fd).st_mode
@@ -307,24 +308,24 @@ class PipeStream(io.RawIOBase):
         return taken
 
     def _look(self, now: float) -> None:
-        """While no bytes come: has the sidecar failed, or has nobody come to write at all?"""
+        """While no bytes come: raise if the sidecar has failed, or if no writer has come in time."""
         self._look_at_source(now)
         if self._fifo and not self._writer_seen and now >= self._deadline:
             self._settle(unused=True)
             trailer = self.trailer
-            said = f"; its trailer says '{trailer.state}'" if trailer else ""
+            state = f"; its trailer says '{trailer.state}'" if trailer else ""
             if trailer and trailer.error:
-                said += f": {trailer.error}"
+                state += f": {trailer.error}"
             raise self._fail(
                 ChannelError(
                     f"nobody opened {self.name} for writing in {self._timeout:g} s: is the sidecar alive?"
-                    f"{said}"
+                    f"{state}"
                 )
             )
 
     def _look_at_source(self, now: float) -> None:
-        if now >= self._next_look:
-            self._next_look = now + _LOOK
+        if now >= self._next_check:
+            self._next_check = now + _CHECK_S
             with self._judged():
                 self._proof.check_source(self.received)
 
@@ -336,7 +337,7 @@ class PipeStream(io.RawIOBase):
 
     @contextlib.contextmanager
     def _judged(self) -> Iterator[None]:
-        """What is raised is the stream's failure from then on."""
+        """Keep what is raised as the stream's failure from then on."""
         try:
             yield
         except PenstockError as error:
@@ -345,8 +346,8 @@ class PipeStream(io.RawIOBase):
     def _absent(self) -> str:
         proof = self._proof
         try:
-            there = sorted(name for name in os.listdir(proof.directory) if name.startswith(proof.prefix))
-            offer = f"the directory offers {', '.join(there) or 'nothing of this channel'}"
+            names = sorted(name for name in os.listdir(proof.directory) if name.startswith(proof.prefix))
+            offer = f"the directory offers {', '.join(names) or 'nothing of this channel'}"
         except OSError as error:
             offer = f"the directory cannot be read: {error.strerror}"
         with contextlib.suppress(StreamError):

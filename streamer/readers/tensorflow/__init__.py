@@ -9,28 +9,28 @@ TensorFlow's own `unbatch` makes scalars of them. With `batch_size` there never 
 many whole batches as it has, as the rows of a matrix, and keeps the rest for the next one. Nothing here is
 compiled. docs/performance.md has the ways that were tried and what each costs.
 
-A step waits `PATIENCE_S` at most (`streamer.readers.tensorflow.steps` says why); one that has nothing gives
-an empty vector, which `unbatch` passes over. Those are also the moments at which Ctrl-C is noticed
+A step waits at most `PATIENCE_S` (`streamer.readers.tensorflow.steps` gives the reason). A step without bytes
+returns an empty vector, which `unbatch` passes over, and checks for Ctrl-C
 (`streamer.readers.tensorflow.interrupts`).
 
 When the FIFO is opened. The incumbent opens it when the iterator is made, so `repeat(n)`, which makes
-n+1 iterators, consumes an epoch that nobody reads (contract §1.5). Here it is opened, and its epoch taken,
+n+1 iterators, uses up an epoch that is not read (contract §1.5). Here it is opened, and its epoch taken,
 when the first element is asked for.
 
 Errors are raised by an operation of the graph (`streamer.readers.tensorflow.failures`):
 `tf.errors.DataLossError` for a stream that broke, `tf.errors.InternalError` for bytes that are no record, as
-the incumbent has it (contract §6.3), `tf.errors.NotFoundError` for a FIFO that did not appear or that nobody
-writes. Their text is ours, the
-class before it. Records that were whole before the fault come first. After an error the iterator is over.
+the incumbent has it (contract §6.3), `tf.errors.NotFoundError` for a FIFO that did not appear or has no
+writer. Their text is that
+of our error, after its class. Records that were whole before the fault come first. After an error the
+iterator is at its end.
 
-An iterator cannot be saved: TensorFlow refuses the stateful steps of this pipeline, which is better than a
-checkpoint without a position. `streamer.readers.tensorflow.positions` has positions that can be. The graph of
-this dataset cannot be moved to another process (tf.data service), as with every dataset made of Python.
+An iterator cannot be saved: TensorFlow refuses the stateful steps of this pipeline, so no checkpoint
+lacks its position. `streamer.readers.tensorflow.positions` has positions that can be saved. The graph of this
+dataset cannot be moved to another process (tf.data service), as with every dataset made of Python.
 """
 
 from __future__ import annotations
 
-import itertools
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -42,15 +42,15 @@ from tensorflow.python.ops import script_ops
 
 from streamer.formats.tfrecord import Skipped
 from streamer.readers.core.config import PipeModeDatasetException, check_channel, directories
-from streamer.readers.core.plain import TIMEOUT, check_format, next_stream, record_reader, source_stream
+from streamer.readers.core.epochs import TIMEOUT, ChannelEpochs, path_streams
+from streamer.readers.core.plain import check_format, record_reader
+from streamer.readers.core.position import StartPosition
 from streamer.readers.core.state import EpochState
-from streamer.readers.tensorflow import failures as states
-from streamer.readers.tensorflow import interrupts
+from streamer.readers.tensorflow import failures, interrupts
 from streamer.readers.tensorflow.bulk import BulkTFRecordReader
-from streamer.readers.tensorflow.failures import Interrupted
 from streamer.readers.tensorflow.memory import keep_memory
 from streamer.readers.tensorflow.meter import Meter
-from streamer.readers.tensorflow.positions import EpochCursor, StartPosition, start_of
+from streamer.readers.tensorflow.positions import EpochCursor, parse_start
 from streamer.readers.tensorflow.steps import PATIENCE_S, stepped
 
 if TYPE_CHECKING:
@@ -58,7 +58,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from streamer.formats.window import RecordReader
-    from streamer.readers.core.config import Directories
     from streamer.readers.core.stream import PipeStream
     from streamer.readers.tensorflow.steps import Steps
 
@@ -67,11 +66,11 @@ __all__ = ["PipeModeDataset", "PipeModeDatasetException"]
 AHEAD = 2
 """Vectors (of about one block each) that may wait between the steps and the consumer."""
 
-_PLACES = tf.TensorSpec([None], tf.string)
-"""With `places`: what is behind each record or row."""
-_CALLED = tuple(str(module.__file__) for module in (core, executor, script_ops, tensor_shape, states))
-"""Files whose functions TensorFlow calls while the main thread asks it for an element: those that make an
-error, end an executor (by `__del__`), run a step and tell a shape's length; and ours that judge a step."""
+_POSITIONS = tf.TensorSpec([None], tf.string)
+"""With `positions`: the position after each record or row."""
+_CALLED = tuple(str(module.__file__) for module in (core, executor, script_ops, tensor_shape, failures))
+"""Files whose functions TensorFlow calls while the main thread waits for an element: they make an error, end
+an executor (by `__del__`), run a step, return a shape's length and encode a failure."""
 
 
 class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publishes no types
@@ -90,10 +89,10 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
     `tf.io.parse_example`; the last one of an epoch is shorter, or left out with `drop_remainder`. `epoch`:
     the first iterator reads this epoch, the next one the next, and the state file is left alone. `timeout`:
     seconds to wait for a FIFO, and then for a writer. `from_path` reads something else than a channel.
-    `places`: elements are pairs, the second of which says what comes behind the first: a scalar string, fit
-    for a `tf.Variable` that `tf.train.Checkpoint` saves. `start`: such a place, or the state of a PipeReader;
-    the first iterator gives what is left of that epoch. If it is empty, as the variable is before the first
-    step, it says nothing. With `anyway` a place holds though the plan's digest has changed.
+    `positions`: elements are pairs of a record and the position after it, a scalar string for a `tf.Variable`
+    that `tf.train.Checkpoint` saves. `start`: such a position, or the state of a PipeReader; the first
+    iterator returns the rest of that epoch. An empty one, as the variable is before the first step, is
+    ignored. With `anyway` a position counts although the plan's digest has changed.
 
     Raises PipeModeDatasetException (a ChannelError) if the channel is unknown or is not a Pipe channel, or
     arguments have no meaning together; `tf.errors.InvalidArgumentError` for an unknown format; ChannelError
@@ -121,34 +120,34 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
         timeout: float = TIMEOUT,
         start: Mapping[str, Any] | str | bytes | tf.Tensor | tf.Variable | None = None,
         anyway: bool = False,
-        places: bool = False,
+        positions: bool = False,
     ) -> None:
         if epoch is not None and epoch < 0:
             raise PipeModeDatasetException(f"epoch is {epoch}; it cannot be negative")
-        begin_at = start_of(start, channel)
-        if begin_at is not None and epoch is not None:
-            raise PipeModeDatasetException("start says which epoch is first, so leave epoch out")
-        where = directories(pipe_dir, config_dir, state_dir)
+        saved = parse_start(start, channel)
+        if saved is not None and epoch is not None:
+            raise PipeModeDatasetException("start names the first epoch, so leave epoch out")
+        paths = directories(pipe_dir, config_dir, state_dir)
         self.channel: str | None = channel
-        self.pipe_dir: str | None = where.pipe
-        self.config_dir: str | None = where.config
-        self.state_dir: str | None = where.state
+        self.pipe_dir: str | None = paths.pipe
+        self.config_dir: str | None = paths.config
+        self.state_dir: str | None = paths.state
         self._prepare(
             record_format,
-            _epochs(channel, where, epoch, timeout),
+            ChannelEpochs(channel, paths, epoch=epoch, timeout=timeout, patience=PATIENCE_S).next_stream,
             benchmark=benchmark,
             benchmark_records_interval=benchmark_records_interval,
             max_corrupted_records_to_skip=max_corrupted_records_to_skip,
             batch_size=batch_size,
             drop_remainder=drop_remainder,
-            begin=StartPosition(channel, begin_at, anyway=anyway) if places or begin_at else None,
-            places=places,
+            start=None if saved is None else StartPosition(saved, anyway),
+            positions=positions,
         )
-        check_channel(channel, where.config)
-        if begin_at is not None:
-            EpochState(where.state, channel).put(begin_at.epoch)
+        check_channel(channel, paths.config)
+        if saved is not None:
+            EpochState(paths.state, channel).put(saved.epoch)
         elif epoch is None:
-            EpochState(where.state, channel).prepare()
+            EpochState(paths.state, channel).prepare()
 
     @classmethod
     def from_path(
@@ -168,17 +167,17 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
         raises. A sidecar's FIFO and a pipe from `penstock cat` have a proof of their end, and an end without
         it raises `tf.errors.DataLossError`. With `proof` so does the end of whatever else there is.
         """
-        made: PipeModeDataset = cls.__new__(cls)
-        made.channel = None
-        made.pipe_dir = made.config_dir = made.state_dir = None
-        made._prepare(
+        dataset: PipeModeDataset = cls.__new__(cls)
+        dataset.channel = None
+        dataset.pipe_dir = dataset.config_dir = dataset.state_dir = None
+        dataset._prepare(
             record_format,
-            source_stream(path, timeout=timeout, patience=PATIENCE_S, proof=proof),
+            path_streams(path, timeout=timeout, patience=PATIENCE_S, proof=proof),
             max_corrupted_records_to_skip=max_corrupted_records_to_skip,
             batch_size=batch_size,
             drop_remainder=drop_remainder,
         )
-        return made
+        return dataset
 
     def _prepare(  # noqa: PLR0913 - the options of the constructor
         self,
@@ -190,8 +189,8 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
         max_corrupted_records_to_skip: int,
         batch_size: int | None,
         drop_remainder: bool,
-        begin: StartPosition | None = None,
-        places: bool = False,
+        start: StartPosition | None = None,
+        positions: bool = False,
     ) -> None:
         try:
             check_format(record_format, max_corrupted_records_to_skip)
@@ -210,29 +209,34 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
         self.benchmark_records_interval = benchmark_records_interval
         self.max_corrupted_records_to_skip = max_corrupted_records_to_skip
         self.skipped = Skipped()
-        """Corrupt records left out by all iterators of this dataset: `records`, and `places`."""
+        """Corrupt records left out by all iterators of this dataset: `records`, and `positions`."""
         keep_memory()
         interrupts.watch(*_CALLED)
-        skipped = self.skipped  # the closure must not hold `self`: the dataset would keep itself alive
+        # The closure must not hold `self`: the dataset would keep itself alive.
+        skipped, channel = self.skipped, self.channel
+        starts = [] if start is None else [start]
 
         def steps() -> Steps:
             meter = None
             if benchmark or benchmark_records_interval:
                 meter = Meter(benchmark=benchmark, interval=benchmark_records_interval)
+            cursor = None
+            if channel is not None and (positions or starts):
+                cursor = EpochCursor(channel, starts)
             return _epoch(
                 streams,
                 lambda stream: _reader(stream, record_format, max_corrupted_records_to_skip, skipped),
                 meter,
                 batch_size,
                 drop_remainder=drop_remainder,
-                course=None if begin is None else EpochCursor(begin),
-                places=places,
+                cursor=cursor,
+                positions=positions,
             )
 
         rows = batch_size is not None
         shape: list[int | None] = [None, batch_size if drop_remainder else None] if rows else [None]
         records = tf.TensorSpec(shape, tf.string)
-        blocks = stepped(steps, (records, _PLACES) if places else (records,))
+        blocks = stepped(steps, (records, _POSITIONS) if positions else (records,))
         self._dataset = blocks.prefetch(AHEAD).unbatch().with_options(_options())
         super().__init__(self._dataset._variant_tensor)  # noqa: SLF001 - how datasets wrap each other
 
@@ -263,22 +267,6 @@ def _options() -> tf.data.Options:
     return options
 
 
-def _epochs(channel: str, where: Directories, epoch: int | None, timeout: float) -> Callable[[], PipeStream]:
-    """The stream of one epoch after the other."""
-    counted = None if epoch is None else itertools.count(epoch)
-
-    def following() -> PipeStream:
-        return next_stream(
-            channel,
-            where,
-            epoch=None if counted is None else next(counted),
-            timeout=timeout,
-            patience=PATIENCE_S,
-        )
-
-    return following
-
-
 def _reader(stream: PipeStream, record_format: str, skip: int, skipped: Skipped) -> RecordReader:
     if record_format == "TFRecord":
         return BulkTFRecordReader(stream, max_corrupted_records_to_skip=skip, skipped=skipped)
@@ -292,37 +280,37 @@ def _epoch(
     width: int | None,
     *,
     drop_remainder: bool,
-    course: EpochCursor | None,
-    places: bool,
+    cursor: EpochCursor | None,
+    positions: bool,
 ) -> Steps:
-    """One epoch as steps: vectors of records, or matrices of whole rows; empty ones while nothing arrives."""
+    """Yield the steps of one epoch: vectors of records, or matrices of rows; empty while no bytes come."""
     with streams() as stream:
-        batches = reader(stream).batches() if course is None else course.batches(stream, reader)
+        batches = reader(stream).batches() if cursor is None else cursor.batches(stream, reader)
         measured = batches if meter is None else meter.measure(batches)
-        yield from _rows(measured, width, drop_remainder, course if places else None)
+        yield from _rows(measured, width, drop_remainder, cursor if positions else None)
 
 
 def _rows(
     batches: Iterator[list[bytes]],
     width: int | None,
     drop_remainder: bool,  # noqa: FBT001 - private
-    course: EpochCursor | None,
+    cursor: EpochCursor | None,
 ) -> Steps:
-    """With `course` the place behind each row comes along."""
+    """Yield steps of whole rows, with `cursor` each with the positions after its rows."""
 
     def step(records: list[bytes], row: int | None, left: int = 0) -> tuple[Any, ...]:
         vector = _vector(records)
         if row is not None:
             vector = vector.reshape(-1, row)
-        if course is None:
+        if cursor is None:
             return (vector,)
-        return vector, _vector(course.places(len(records), left, width))
+        return vector, _vector(cursor.positions(len(records), left, width))
 
     kept: list[bytes] = []
-    begun = started = interrupts.now()
+    first_moment = started = interrupts.now()
     for batch in batches:
-        if not batch and interrupts.interrupted(begun):
-            raise Interrupted("reading was interrupted")
+        if not batch and interrupts.interrupted(first_moment):
+            raise failures.Interrupted("reading was interrupted")
         if width is None:
             yield step(batch, None)
             continue

@@ -14,16 +14,17 @@ Several channels of one worker are read in rotation, a block of each, until all 
 dataset is the next epoch of every channel. A DataLoader with any number of workers gives exactly the
 records of the epoch; in an order that is always the same if no worker shares a channel.
 
-Who may block whom. A worker waits for its FIFO, or for another that is at its turn; never for one that its
-DataLoader does not ask. Every step is in the worker's own thread, so `decode` of several workers is side
-by side. Nothing is read before the first record is asked for. A worker whose parent died stops reading.
+Who may block whom. A worker waits for its FIFO, or for another worker's turn to end; never for a worker that
+its DataLoader does not ask. Every step is in the worker's own thread, so `decode` runs in several workers at
+once. Nothing is read before the first record is asked for. A worker whose parent has exited stops reading.
 
-Every element has a mark (`streamer.readers.torch.progress`), which stays behind in the worker unless a
-`ResumableLoader` (`streamer.readers.loader`) asks for both.
+Every element has an origin (`streamer.readers.torch.progress`), which stays in the worker unless a
+`ResumableLoader` (`streamer.readers.loader`) takes both.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -33,22 +34,28 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from streamer.errors import ChannelError
 from streamer.formats.tar import TarReader, sample
-from streamer.readers.core.config import PipeModeDatasetException, check_channel, directories
-from streamer.readers.core.plain import TIMEOUT, check_format, next_stream, record_reader
-from streamer.readers.core.position import ReaderPosition
-from streamer.readers.core.state import EpochState
+from streamer.readers.core.config import PipeModeDatasetException, check_if_configured, directories
+from streamer.readers.core.epochs import TIMEOUT, ChannelEpochs
+from streamer.readers.core.plain import check_format, record_reader
+from streamer.readers.core.position import ReaderPosition, StartPosition, reach_start
 from streamer.readers.samples import check_attributes, cut_sample
 from streamer.readers.torch.progress import (
-    Block,
-    Mark,
+    ElementOrigin,
+    NumberedRecords,
     Progress,
     RecordGrouper,
-    Span,
-    Start,
-    start_of,
-    starts_of,
+    RecordRange,
+    RemainingRecords,
+    parse_state,
+    remaining_records,
 )
-from streamer.readers.torch.workers import PATIENCE_S, WorkerGroup, WorkerGroupReader
+from streamer.readers.torch.workers import (
+    PATIENCE_S,
+    ParentExited,
+    WorkerGroup,
+    WorkerGroupReader,
+    parent_check,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -56,7 +63,7 @@ if TYPE_CHECKING:
     from streamer.formats.window import RecordReader, Source
     from streamer.readers.core.stream import PipeStream
 
-    Blocks = Iterator[tuple[PipeStream, list[Block]]]
+    Blocks = Iterator[tuple[PipeStream, list[NumberedRecords]]]
 
 __all__ = ["WEBDATASET", "PipeIterableDataset", "PipeModeDatasetException"]
 
@@ -113,59 +120,60 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
             raise ValueError("drop_remainder has no meaning without batch_size")
         self.record_format = record_format
         self.channels = _channels_of(channel, *(share or _local_rank()))
-        self._where = directories(pipe_dir, config_dir, state_dir)
-        if os.path.exists(os.path.join(self._where.config, "inputdataconfig.json")):
-            for name in self.channels:
-                check_channel(name, self._where.config)
+        self._paths = directories(pipe_dir, config_dir, state_dir)
+        for name in self.channels:
+            check_if_configured(name, self._paths.config)
         self._decode = decode
         self._batch_size = batch_size
         self._drop_remainder = drop_remainder
         self._attributes = attributes
         self._timeout = timeout
-        self.starts: dict[str, Start] = {}
-        """Where the next pass begins, for channels of which that is told."""
+        self.starts: dict[str, RemainingRecords] = {}
+        """The records of the next pass, by channel, if they are not all of an epoch."""
         self._progress: Progress | None = None
-        """What of the pass that was begun last this process has returned."""
-        self._team = False
+        """What this process has returned of the pass that was begun last."""
+        self._shared = False
+        """Whether other workers read the same channel."""
 
     def __iter__(self) -> Iterator[Any]:
         # Not a generator: all workers must count a pass that some of them never come to read.
-        mine, starts = self._mine(), self.take_starts()
-        self._team = any(team is not None for _, team in mine)
-        self._progress = self.progress(starts, [name for name, _ in mine])
-        return self._noting(self._progress, self._marked(mine, starts))
+        channels, starts = self._worker_channels(), self.take_starts()
+        self._shared = any(group is not None for _, group in channels)
+        self._progress = self.progress(starts, [name for name, _ in channels])
+        return self._count(self._progress, self._with_origins(channels, starts))
 
-    def marked(self) -> Iterator[tuple[Any, Mark]]:
-        """A pass as `iter` gives it, each element with its mark, which whoever gets it notes."""
-        return self._marked(self._mine(), self.take_starts())
+    def with_origins(self) -> Iterator[tuple[Any, ElementOrigin]]:
+        """Do as `iter`, with the origin of each element, which the caller adds to its progress."""
+        return self._with_origins(self._worker_channels(), self.take_starts())
 
     @property
     def unit(self) -> int:
-        """Records of an element."""
+        """Number of records of an element."""
         return self._attributes * (self._batch_size or 1)
 
-    def progress(self, starts: Mapping[str, Start], channels: Sequence[str]) -> Progress:
-        """Nothing of the pass that comes next. Raises ChannelError if a state file cannot be used."""
+    def progress(self, starts: Mapping[str, RemainingRecords], channels: Sequence[str]) -> Progress:
+        """Return the progress of a pass before its first element. Raises ChannelError as `ChannelEpochs`."""
         return Progress(
             [
-                starts.get(name) or Start(ReaderPosition(name, EpochState(self._where.state, name).peek()))
+                starts.get(name)
+                or RemainingRecords(StartPosition(ReaderPosition(name, self._epochs(name).peek())))
                 for name in channels
             ],
             self.unit,
         )
 
-    def take_starts(self) -> dict[str, Start]:
-        """Where the next pass begins, which is not told a second time."""
+    def take_starts(self) -> dict[str, RemainingRecords]:
+        """Return `starts` and empty it: it is for one pass."""
         starts, self.starts = self.starts, {}
         return starts
 
     def state_dict(self) -> dict[str, Any]:
-        """What the pass in this process has returned, for `load_state_dict` and `penstock run --resume`.
+        """Return the progress of the pass in this process, for `load_state_dict` and `penstock run --resume`.
 
         Right for a DataLoader without workers, and in a worker that has channels of its own, where loaders
         that save such states ask for it. Elsewhere ChannelError: `ResumableLoader` has the whole state.
         """
-        if self._team:
+        if self._shared:
             raise ChannelError(
                 "workers share a channel, so one alone cannot tell what is left of it: load with "
                 "ResumableLoader, and save its state_dict()"
@@ -185,18 +193,19 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
         Raises ValueError if it is no state of this dataset's channels. Iterating raises ChannelError if the
         plan has changed since, unless `anyway`.
         """
-        starts = starts_of(state, self.unit, anyway=anyway)
-        known = (
-            starts.keys() <= set(self.channels) if get_worker_info() else starts.keys() == set(self.channels)
-        )
-        if not known:
+        starts = parse_state(state, self.unit, anyway=anyway)
+        channels = set(self.channels)
+        if not (starts.keys() <= channels if get_worker_info() else starts.keys() == channels):
             raise ValueError(f"the state is of channels {', '.join(starts)}, not {', '.join(self.channels)}")
         for name, start in starts.items():
-            EpochState(self._where.state, name).put(start.place.epoch)
+            self._epochs(name).seek(start.start.position.epoch)
         self.starts, self._progress = starts, None
 
-    def _mine(self) -> list[tuple[str, WorkerGroup | None]]:
-        """The channels of this worker, each with those who share it."""
+    def _epochs(self, channel: str) -> ChannelEpochs:
+        return ChannelEpochs(channel, self._paths, timeout=self._timeout, patience=PATIENCE_S)
+
+    def _worker_channels(self) -> list[tuple[str, WorkerGroup | None]]:
+        """Return the channels of this worker, each with the group of workers that share it."""
         info = get_worker_info()
         if info is None or info.num_workers == 1:
             return [(name, None) for name in self.channels]
@@ -207,22 +216,24 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
         size = len(range(info.id % count, info.num_workers, count))
         if size == 1:
             return [(name, None)]
-        place = (self._where.state, name)
-        _passes[place] += 1
+        key = (self._paths.state, name)
+        _passes[key] += 1
         base_seed = info.seed - info.id
-        return [(name, WorkerGroup(f"{base_seed:x}-{_passes[place]}", info.id // count, size))]
+        return [(name, WorkerGroup(f"{base_seed:x}-{_passes[key]}", info.id // count, size))]
 
     @staticmethod
-    def _noting(progress: Progress, marked: Iterator[tuple[Any, Mark]]) -> Iterator[Any]:
-        for element, mark in marked:
-            progress.note(mark)
+    def _count(progress: Progress, elements: Iterator[tuple[Any, ElementOrigin]]) -> Iterator[Any]:
+        for element, origin in elements:
+            progress.add(origin)
             yield element
-        progress.all_ended()
+        progress.end_epochs()
 
-    def _marked(
-        self, mine: list[tuple[str, WorkerGroup | None]], starts: dict[str, Start]
-    ) -> Iterator[tuple[Any, Mark]]:
-        turns = [(name, self._units(self._records(name, team, starts.get(name)))) for name, team in mine]
+    def _with_origins(
+        self, channels: list[tuple[str, WorkerGroup | None]], starts: dict[str, RemainingRecords]
+    ) -> Iterator[tuple[Any, ElementOrigin]]:
+        turns = [
+            (name, self._units(self._records(name, group, starts.get(name)))) for name, group in channels
+        ]
         while turns:
             for turn in list(turns):
                 name, units = turn
@@ -230,35 +241,30 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
                 if block is None:
                     turns.remove(turn)
                     continue
-                stream, found = block
+                stream, elements = block
                 digest = stream.trailer.digest if stream.trailer else ""
-                for records, span in found:
+                for records, numbers in elements:
                     element = self._element(records)
-                    mark = Mark(name, stream.epoch, digest, span)
-                    yield element if self._decode is None else self._decode(element), mark
+                    origin = ElementOrigin(name, stream.epoch, digest, numbers)
+                    yield element if self._decode is None else self._decode(element), origin
 
-    def _records(self, channel: str, team: WorkerGroup | None, told: Start | None) -> Blocks:
-        if team is not None:
+    def _records(self, channel: str, group: WorkerGroup | None, saved: RemainingRecords | None) -> Blocks:
+        if group is not None:
             yield from WorkerGroupReader(
                 channel,
-                self._where,
-                team,
+                self._paths,
+                group,
                 self._reader,
                 unit=self.unit,
                 timeout=self._timeout,
-                start=told,
+                saved=saved,
             )
             return
-        parent = os.getppid() if get_worker_info() else None
-        with next_stream(channel, self._where, timeout=self._timeout, patience=PATIENCE_S) as stream:
-            while not stream.begin(PATIENCE_S):
-                if parent not in (None, os.getppid()):
-                    return
-            start = start_of(stream, channel, told)
-            base, number = start.place.offset, start.place.records - start.place.skip
-            for _ in start.place.entering(stream, anyway=start.anyway):
-                if parent not in (None, os.getppid()):
-                    return
+        check = parent_check() if get_worker_info() else lambda: None
+        with contextlib.suppress(ParentExited), self._epochs(channel).next_stream() as stream:
+            position = reach_start(stream, channel, saved.start if saved else None, check=check)
+            remaining = remaining_records(saved, channel, stream.epoch)
+            base, number = position.offset, position.records - position.skip
             reader = self._reader(stream)
             batches = reader.batches()
             while True:
@@ -266,23 +272,23 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
                 batch = next(batches, None)
                 if batch is None:
                     return
-                yield stream, list(start.blocks(batch, number, offset))
+                yield stream, list(remaining.select(batch, number, offset))
                 number += len(batch)
-                if not batch and parent not in (None, os.getppid()):
-                    return
+                if not batch:
+                    check()
 
     def _reader(self, source: Source) -> RecordReader:
         if self.record_format == WEBDATASET:
             return TarReader(source)
         return record_reader(source, self.record_format)
 
-    def _units(self, source: Blocks) -> Iterator[tuple[PipeStream, list[tuple[list[bytes], Span]]]]:
-        """The records of each element, as many elements at a time as arrived blocks complete."""
+    def _units(self, source: Blocks) -> Iterator[tuple[PipeStream, list[tuple[list[bytes], RecordRange]]]]:
+        """Yield the records of each element, as many elements at a time as arrived blocks complete."""
         units = RecordGrouper(self.unit)
         stream = None
         for stream, blocks in source:
-            if found := [unit for block in blocks for unit in units.add(block)]:
-                yield stream, found
+            if whole := [unit for block in blocks for unit in units.add(block)]:
+                yield stream, whole
         last = units.finish()
         if stream is None or last is None:
             return
@@ -304,7 +310,7 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
 
 
 def _local_rank() -> tuple[int, int]:
-    """Index and number of the processes of this job on this host."""
+    """Return the index of this process among those of this job on this host, and their number."""
     rank, ranks = os.environ.get("LOCAL_RANK"), os.environ.get("LOCAL_WORLD_SIZE")
     if rank is not None and ranks is not None:
         return int(rank), int(ranks)
@@ -318,7 +324,7 @@ def _local_rank() -> tuple[int, int]:
 
 
 def _channels_of(channel: str | Sequence[str], rank: int, ranks: int) -> list[str]:
-    """The channels of one process of a host's. PipeModeDatasetException if they are not a whole number."""
+    """Return the channels of one process of a host. Raises PipeModeDatasetException if there are too few."""
     channels = [channel] if isinstance(channel, str) else list(channel)
     if not channels or len(set(channels)) != len(channels):
         raise ValueError(f"the channels are {channels}: give one or several, each once")

@@ -1,19 +1,19 @@
-"""What of an epoch a trainer has had, where several workers read it for him.
+"""The records of an epoch that the trainer has received from several workers.
 
     worker 0   [0 ....... 512)             [1536 .... 2048)
     worker 1             [512 .... 1024)
-    worker 2                        (is at [1024, 1536), and has handed over nothing of it)
+    worker 2                        (reads [1024, 1536), and has returned nothing of it)
 
-    had: everything before record 1024, and ahead of that [1536, 2048)
+    received: everything before record 1024, and ahead of that [1536, 2048)
 
-Workers run ahead of the trainer and in no fixed order. So every element carries a mark: which records of
-which epoch it was made of, and the place behind them. Who gets the elements notes their marks. Together they
-are a beginning without gaps, whose end is a `ReaderPosition`, and some spans ahead of it, no more than
-workers hold.
+Workers run ahead of the trainer and in no fixed order. So every element carries its origin: the records of
+the epoch that it was made of, and the position after them. The process that gets the elements adds their
+origins. The sum is a `ReaderPosition`, before which everything was received, and some ranges ahead of it, no
+more than workers hold.
 
-To go on, a reader begins at that place and leaves out the spans. Elements are cut of so many records in a row
-(the unit), so the gaps between spans are whole elements, and cutting them anew gives what was missing. Under
-another unit it would not, and is refused as long as there are spans ahead.
+To resume, a reader begins at that position and leaves out the ranges. An element is made of a fixed number of
+consecutive records (the unit), so the gaps between ranges are whole elements, and cutting the gaps again
+makes the missing elements. With another unit it would not; a state with ranges ahead is then refused.
 """
 
 from __future__ import annotations
@@ -22,38 +22,36 @@ from bisect import insort
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from streamer.readers.core.position import ReaderPosition
+from streamer.readers.core.position import ReaderPosition, StartPosition
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from streamer.readers.core.stream import PipeStream
-
 FORMAT = 1
 
 
-class Span(NamedTuple):
-    """Records of an epoch in a row, by number."""
+class RecordRange(NamedTuple):
+    """Consecutive records of an epoch, by number."""
 
     first: int
     end: int
-    """Number of the record behind the last one."""
+    """Number of the record after the last one."""
     offset: int
     skip: int
-    """The record behind is the `skip`-th of those that begin at byte `offset`."""
+    """Record `end` is the `skip`-th of those that begin at byte `offset`."""
 
 
-class Mark(NamedTuple):
-    """What one element was made of."""
+class ElementOrigin(NamedTuple):
+    """The records that one element was made of."""
 
     channel: str
     epoch: int
     digest: str
-    span: Span
+    records: RecordRange
 
 
-class Block(NamedTuple):
-    """Records of an epoch in a row, none of which the trainer has had."""
+class NumberedRecords(NamedTuple):
+    """Consecutive records of an epoch, and the number and position of the first."""
 
     records: list[bytes]
     first: int
@@ -62,132 +60,137 @@ class Block(NamedTuple):
     skip: int
     """The first is the `skip`-th record of those that begin at byte `offset`."""
 
-    def part(self, begin: int, end: int) -> Block:
-        return Block(self.records[begin:end], self.first + begin, self.offset, self.skip + begin)
+    def part(self, begin: int, end: int) -> NumberedRecords:
+        """Return the records from index `begin` up to `end`."""
+        return NumberedRecords(self.records[begin:end], self.first + begin, self.offset, self.skip + begin)
 
 
 @dataclass(slots=True)
-class Start:
-    """Where the reading of a channel begins, and what is left out from there."""
+class RemainingRecords:
+    """The records of an epoch that are left to deliver: those from `start` on without the ranges `ahead`."""
 
-    place: ReaderPosition
-    ahead: Sequence[Span] = ()
-    anyway: bool = False
+    start: StartPosition
+    ahead: Sequence[RecordRange] = ()
 
-    def blocks(self, batch: list[bytes], first: int, offset: int) -> Iterator[Block]:
-        """What is left to read of a batch that begins with record number `first`, at byte `offset`."""
-        whole = Block(batch, first, offset, 0)
-        begin, count = max(0, self.place.records - first), len(batch)
-        for span in self.ahead:
-            stop = min(count, span.first - first)
+    def select(self, batch: list[bytes], first: int, offset: int) -> Iterator[NumberedRecords]:
+        """Yield the remaining records of a batch that begins with record number `first`, at byte `offset`."""
+        whole = NumberedRecords(batch, first, offset, 0)
+        begin, count = max(0, self.start.position.records - first), len(batch)
+        for records in self.ahead:
+            stop = min(count, records.first - first)
             if stop > begin:
                 yield whole.part(begin, stop)
-            begin = max(begin, span.end - first)
+            begin = max(begin, records.end - first)
         if begin < count:
             yield whole.part(begin, count) if begin else whole
 
 
-def start_of(stream: PipeStream, channel: str, told: Start | None) -> Start:
-    """Where an open stream is to be read from: where `told`, if that is of its epoch."""
-    if told is not None and told.place.epoch == stream.epoch:
-        return told
-    return Start(ReaderPosition(channel, stream.epoch, offset=stream.begun_at))
+def remaining_records(saved: RemainingRecords | None, channel: str, epoch: int) -> RemainingRecords:
+    """Return `saved` if it is of this epoch, else all records of the epoch."""
+    if saved is not None and saved.start.position.epoch == epoch:
+        return saved
+    return RemainingRecords(StartPosition(ReaderPosition(channel, epoch)))
 
 
 class RecordGrouper:
-    """Cuts blocks, in their order, into units of so many records."""
+    """Cuts numbered records, in their order, into units of so many records."""
 
     def __init__(self, size: int) -> None:
         self._size = size
         self._left: list[bytes] = []
-        self._behind = Span(0, 0, 0, 0)
-        """From the first record of `left`."""
+        self._left_range = RecordRange(0, 0, 0, 0)
 
-    def add(self, block: Block) -> Iterator[tuple[list[bytes], Span]]:
-        """The units that `block` completes, and what each consists of."""
+    def add(self, block: NumberedRecords) -> Iterator[tuple[list[bytes], RecordRange]]:
+        """Yield the units that `block` completes, each with its range."""
         size, before = self._size, len(self._left)
         records = self._left + block.records
         first = block.first - before
         whole = len(records) - len(records) % size
         for at in range(0, whole, size):
             end = at + size
-            yield records[at:end], Span(first + at, first + end, block.offset, block.skip + end - before)
+            yield (
+                records[at:end],
+                RecordRange(first + at, first + end, block.offset, block.skip + end - before),
+            )
         self._left = records[whole:]
         count = len(records)
-        self._behind = Span(first + whole, first + count, block.offset, block.skip + count - before)
+        self._left_range = RecordRange(
+            first + whole, first + count, block.offset, block.skip + count - before
+        )
 
-    def finish(self) -> tuple[list[bytes], Span] | None:
-        """The records of the unit that the epoch's end leaves unfinished."""
-        return (self._left, self._behind) if self._left else None
+    def finish(self) -> tuple[list[bytes], RecordRange] | None:
+        """Return the records of the unit that the epoch's end leaves unfinished."""
+        return (self._left, self._left_range) if self._left else None
 
 
 @dataclass(slots=True)
-class _Had:
-    """What of one channel the trainer has had: all before the place, and spans ahead of it."""
+class _ChannelProgress:
+    """What the trainer has received of one channel: all before the position, and ranges ahead of it."""
 
-    place: ReaderPosition
-    ahead: list[Span] = field(default_factory=list)
+    position: ReaderPosition
+    ahead: list[RecordRange] = field(default_factory=list)
 
-    def note(self, mark: Mark) -> None:
-        if mark.epoch != self.place.epoch:
-            self.place, self.ahead = ReaderPosition(mark.channel, mark.epoch), []
-        self.place.digest = mark.digest
-        insort(self.ahead, mark.span)
-        while self.ahead and self.ahead[0].first == self.place.records:
-            _, self.place.records, self.place.offset, self.place.skip = self.ahead.pop(0)
+    def add(self, origin: ElementOrigin) -> None:
+        if origin.epoch != self.position.epoch:
+            self.position, self.ahead = ReaderPosition(origin.channel, origin.epoch), []
+        position = self.position
+        position.digest = origin.digest
+        insort(self.ahead, origin.records)
+        while self.ahead and self.ahead[0].first == position.records:
+            _, position.records, position.offset, position.skip = self.ahead.pop(0)
         if len(self.ahead) > 1:
             self.ahead = _joined(self.ahead)
 
 
-def _joined(spans: Iterable[Span]) -> list[Span]:
-    found: list[Span] = []
-    for span in spans:
-        if found and found[-1].end == span.first:
-            span = span._replace(first=found.pop().first)  # noqa: PLW2901 - it grows at the front
-        found.append(span)
-    return found
+def _joined(ranges: Iterable[RecordRange]) -> list[RecordRange]:
+    joined: list[RecordRange] = []
+    for records in ranges:
+        if joined and joined[-1].end == records.first:
+            joined.append(records._replace(first=joined.pop().first))
+        else:
+            joined.append(records)
+    return joined
 
 
 class Progress:
-    """What of its channels a trainer has had; `unit` is how many records an element takes."""
+    """What the trainer has received of its channels; `unit` is the number of records of an element."""
 
-    def __init__(self, starts: Iterable[Start], unit: int) -> None:
+    def __init__(self, starts: Iterable[RemainingRecords], unit: int) -> None:
         self._unit = unit
-        self._had = {
-            start.place.channel: _Had(
-                ReaderPosition.of(start.place.state(), start.place.channel),
-                [Span(*span) for span in start.ahead],
-            )
-            for start in starts
-        }
+        self._channels: dict[str, _ChannelProgress] = {}
+        for remaining in starts:
+            saved = remaining.start.position
+            position = ReaderPosition.of(saved.state(), saved.channel)
+            ahead = [RecordRange(*records) for records in remaining.ahead]
+            self._channels[saved.channel] = _ChannelProgress(position, ahead)
 
-    def note(self, mark: Mark) -> None:
-        """The trainer gets an element."""
-        self._had[mark.channel].note(mark)
+    def add(self, origin: ElementOrigin) -> None:
+        """Count an element that the trainer gets."""
+        self._channels[origin.channel].add(origin)
 
-    def ended(self, channel: str) -> None:
-        """The trainer has had the whole epoch."""
-        had = self._had[channel]
-        had.place, had.ahead = ReaderPosition(channel, had.place.epoch + 1, digest=had.place.digest), []
-
-    def all_ended(self) -> None:
-        for channel in self._had:
-            self.ended(channel)
+    def end_epochs(self) -> None:
+        """Count everything of the epoch: the trainer has come to its end."""
+        for name, channel in self._channels.items():
+            position = channel.position
+            channel.position = ReaderPosition(name, position.epoch + 1, digest=position.digest)
+            channel.ahead = []
 
     def state(self) -> dict[str, Any]:
-        """As JSON and pickle take it."""
+        """Return the progress as JSON and pickle take it."""
         return {
             "format": FORMAT,
             "unit": self._unit,
-            "channels": [had.place.state() for had in self._had.values()],
+            "channels": [channel.position.state() for channel in self._channels.values()],
             "ahead": {
-                channel: [list(span) for span in had.ahead] for channel, had in self._had.items() if had.ahead
+                name: [list(records) for records in channel.ahead]
+                for name, channel in self._channels.items()
+                if channel.ahead
             },
         }
 
 
-def starts_of(state: Mapping[str, Any], unit: int, *, anyway: bool) -> dict[str, Start]:
-    """Where a saved state says that each of its channels begins. Raises ValueError."""
+def parse_state(state: Mapping[str, Any], unit: int, *, anyway: bool) -> dict[str, RemainingRecords]:
+    """Return the remaining records of each channel of a saved state. Raises ValueError."""
     if state.get("format") != FORMAT or state.keys() != {"format", "unit", "channels", "ahead"}:
         raise ValueError(f"not what state_dict() of a PipeIterableDataset returned: {dict(state)!r}")
     if state["ahead"] and state["unit"] != unit:
@@ -195,9 +198,9 @@ def starts_of(state: Mapping[str, Any], unit: int, *, anyway: bool) -> dict[str,
             f"the state has gaps of {state['unit']} records, and elements are of {unit} now: load it with "
             "the batch_size and attributes that it was saved with"
         )
-    found = {}
-    for each in state["channels"]:
-        place = ReaderPosition.of(each, each["channel"])
-        ahead = [Span(*span) for span in state["ahead"].get(place.channel, ())]
-        found[place.channel] = Start(place, ahead, anyway)
-    return found
+    starts = {}
+    for saved in state["channels"]:
+        position = ReaderPosition.of(saved, saved["channel"])
+        ahead = [RecordRange(*records) for records in state["ahead"].get(position.channel, ())]
+        starts[position.channel] = RemainingRecords(StartPosition(position, anyway), ahead)
+    return starts

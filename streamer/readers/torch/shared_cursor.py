@@ -1,9 +1,9 @@
 """The file in which workers that share a channel (`workers`) leave what the next turn needs.
 
-    state, 1 byte | length of the head, u32 | head, JSON | records that wait | rest of the last block
+    state, 1 byte | length of the header, u32 | header, JSON | records that wait | rest of the last block
 
-The state is written last, so a book that is half written says that a turn is under way; if nobody holds the
-lock then, the worker whose turn it was is dead. The lock is not this module's affair.
+The state is written last, so a file that is half written has the state of a turn under way. If no process
+holds the lock then, the worker whose turn it was is dead. Callers hold the lock.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ENDED = b"E"
 FAILED = b"F"
 """An error has ended the epoch for all."""
 
-_HEAD = struct.Struct("<cI")
+_PREFIX = struct.Struct("<cI")
 
 
 @dataclass(slots=True)
@@ -35,78 +35,78 @@ class SharedCursorFile:
     path: str = ""
     """The FIFO."""
     received: int = 0
-    """Bytes read from it, by all."""
+    """Bytes read from it, by all workers."""
     offset: int = 0
     """Offset in the epoch's stream of `rest`."""
     number: int = 0
     """Number in the epoch of the first record in `rest`."""
-    begin: list[int] = field(default_factory=list)
-    """Of the first record that waits: number, and where it is (`streamer.readers.torch.progress.Block`)."""
+    waiting_from: list[int] = field(default_factory=list)
+    """Number, offset and skip of the first waiting record, as in `NumberedRecords`."""
     members: dict[str, int] = field(default_factory=dict)
-    """Process ids of those who have come, by index."""
+    """Process ids of the workers that have joined, by index."""
     failure: list[str] = field(default_factory=list)
     """Class and text of the error that ended the epoch for all."""
     waiting: list[bytes] = field(default_factory=list)
     """Records of a unit that is not whole yet."""
     rest: bytes = b""
     written: float = 0.0
-    """When, in seconds of CLOCK_BOOTTIME; 0 if that is not known."""
+    """Time of the last `write`, in seconds of CLOCK_BOOTTIME; 0 if that is not known."""
 
     def write(self, fd: int) -> None:
         """Replace what the file holds. Raises OSError."""
-        head = {
+        header = {
             "path": self.path,
             "received": self.received,
             "offset": self.offset,
             "number": self.number,
-            "begin": self.begin,
+            "waiting_from": self.waiting_from,
             "members": self.members,
             "failure": self.failure,
             "waiting": [len(record) for record in self.waiting],
             "written": time.clock_gettime(time.CLOCK_BOOTTIME),
         }
-        text = json.dumps(head).encode()
-        data = b"".join((_HEAD.pack(READING, len(text)), text, *self.waiting, self.rest))
+        text = json.dumps(header).encode()
+        data = b"".join((_PREFIX.pack(READING, len(text)), text, *self.waiting, self.rest))
         if os.pwrite(fd, data, 0) != len(data):  # as a full disk makes it, without an error
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         os.ftruncate(fd, len(data))
-        os.pwrite(fd, self.state, 0)  # last, so that a book that is half written is one of a dead worker
+        os.pwrite(fd, self.state, 0)  # last, so that a file that is half written is that of a dead worker
 
     @classmethod
     def read(cls, fd: int) -> SharedCursorFile | None:
-        """The book, or None if nobody has written it yet. Raises OSError."""
+        """Return the content of the file, or None while it is empty. Raises OSError."""
         if not (size := os.fstat(fd).st_size):
             return None
         data = os.pread(fd, size, 0)
         try:
-            state, length = _HEAD.unpack_from(data)
-            at = _HEAD.size + length
-            head = json.loads(data[_HEAD.size : at])
+            state, length = _PREFIX.unpack_from(data)
+            at = _PREFIX.size + length
+            header = json.loads(data[_PREFIX.size : at])
         except (ValueError, struct.error):
             return cls(READING)
         waiting = []
-        for record in head.pop("waiting"):
+        for record in header.pop("waiting"):
             waiting.append(data[at : at + record])
             at += record
-        return cls(state=state, waiting=waiting, rest=data[at:], **head)
+        return cls(state=state, waiting=waiting, rest=data[at:], **header)
 
     def abandoned(self) -> bool:
-        """Whether nobody is left who began this pass."""
-        return not any(map(_lives, self.members.values()))
+        """Whether all workers that began this pass have exited."""
+        return not any(map(_is_alive, self.members.values()))
 
     def past(self) -> bool:
-        """Whether it is of a pass before this process: abandoned, and written before that began."""
-        return self.abandoned() and self.written < _born()
+        """Whether the pass ended before this process: abandoned, and written before this process began."""
+        return self.abandoned() and self.written < _started_at()
 
 
-def _born() -> float:
-    """When this process began, in seconds of CLOCK_BOOTTIME (`starttime` of proc_pid_stat(5))."""
+def _started_at() -> float:
+    """Return when this process began, in seconds of CLOCK_BOOTTIME (`starttime` of proc_pid_stat(5))."""
     with open("/proc/self/stat", "rb") as file:
         ticks = file.read().rpartition(b")")[2].split()[19]
     return int(ticks) / os.sysconf("SC_CLK_TCK")
 
 
-def _lives(pid: int) -> bool:
+def _is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -1,27 +1,27 @@
 """One epoch read by several processes of one training job, each record by exactly one of them.
 
 A FIFO has one reader (contract §1.3), yet PyTorch's DataLoader wants several workers. Here the workers are
-one reader together: every one opens the FIFO, and whoever holds a lock reads the next block, cuts it into
-records, and leaves the head of the record that the block cut, and the count of bytes, to the next one:
+one reader together: every one opens the FIFO. The one that holds a lock reads the next block, cuts it into
+records, and leaves the beginning of the record that the block cut, and the count of bytes, to the next:
 
     worker 0   lock  read 1 MiB  cut  unlock   decode ........................   lock ...
     worker 1                          lock  read 1 MiB  cut  unlock   decode .............
-                              book: bytes so far, rest of the last block
+                              cursor file: bytes so far, rest of the last block
 
-Reading and cutting are one at a time, so this is as fast as one reader; decoding is side by side. Nobody
-waits for a turn of somebody else: a worker that is not asked for data does not stop the others. Which
-worker gets which records therefore depends on their speed. A turn hands out whole units (samples, batches),
+Reading and cutting are one at a time, so this is as fast as one reader; decoding is side by side. No worker
+waits for the turn of another: one that is not asked for data does not stop the others. So the records that a
+worker gets depend on the workers' speed. A turn hands out whole units (samples, batches),
 so units never straddle two workers, and only the last of an epoch may be short.
 
-The book is a file in the state directory, one per pass of a loader, whose name the workers can all work out:
-the base seed, which DataLoader draws anew for every set of workers, and how often the worker has begun.
-The lock is `flock` on it, which the kernel takes from a process that dies.
+The cursor file lies in the state directory, one for each pass of a loader. All workers can compute its name:
+the base seed, which DataLoader draws anew for every set of workers, and the number of the pass. The lock is
+`flock` on the file; the kernel releases it when a process dies.
 
-Endings. Who meets the end of file proves it, with the bytes of all turns; who meets an error writes it
-down, and all others raise it too. Who finds that a turn was begun and its worker died raises
-TruncatedStream. A worker that comes when the epoch is over, or its FIFO gone, has nothing to read, and that
-is no error: what is left is with the others. One that comes when the others have failed and are gone fails
-like them: it must not take the next epoch. A worker whose parent has died stops reading.
+Endings. The worker that reaches the end of file proves it, with the bytes of all turns. A worker that gets an
+error writes it down, and all others raise it too. If a worker dies in its turn, the next one raises
+TruncatedStream. A worker that joins when the epoch is over, or its FIFO gone, has nothing to read, which is
+no error: the other workers have the rest. One that joins after the others have failed and exited fails like
+them and takes no further epoch. A worker whose parent has exited stops reading.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ from streamer.errors import (
     StreamError,
     TruncatedStream,
 )
-from streamer.readers.core.plain import next_stream
+from streamer.readers.core.epochs import ChannelEpochs
+from streamer.readers.core.position import reach_start
 from streamer.readers.core.stream import PipeStream
-from streamer.readers.torch.progress import Block, Start, start_of
+from streamer.readers.torch.progress import NumberedRecords, RemainingRecords, remaining_records
 from streamer.readers.torch.shared_cursor import ENDED, FAILED, OPEN, READING, SharedCursorFile
 
 if TYPE_CHECKING:
@@ -53,57 +54,73 @@ if TYPE_CHECKING:
     from streamer.readers.core.config import Directories
 
 PATIENCE_S = 1.0
-"""Seconds after which a worker that waits for bytes sees whether its parent is still alive."""
+"""Seconds after which a worker that waits for bytes checks whether its parent is alive."""
 _ERRORS = {
     kind.__name__: kind for kind in (ChannelError, CorruptRecord, CutRecord, StreamError, TruncatedStream)
 }
 
 
+class ParentExited(Exception):
+    """The process that started this worker has exited: stop reading."""
+
+
+def parent_check() -> Callable[[], None]:
+    """Return a function that raises ParentExited once the current parent process has exited."""
+    parent = os.getppid()
+
+    def check() -> None:
+        if os.getppid() != parent:
+            raise ParentExited
+
+    return check
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerGroup:
-    """The workers that read one epoch together, as each of them knows it."""
+    """The workers that read one epoch together, as one of them sees it."""
 
     name: str
     """Names this pass over the channel, the same in all workers and in no other pass."""
     member: int
-    """Index of this worker in the team."""
+    """Index of this worker in the group."""
     size: int
 
 
 class WorkerGroupReader:
-    """One worker's part of the next epoch of a channel, a turn's blocks at a time; each is one pass.
+    """One worker's part of the next epoch of a channel, by turns; it can be iterated once.
 
-    `make_reader` gives the record reader of the format; `unit` is how many records stay together. `start`:
-    where the epoch begins for this team, the same for all of its members.
+    `make_reader` makes the record reader of the format; `unit` is the number of records that stay together.
+    `saved`: the records to read, if that is not the whole epoch; the same for all workers of the group.
     Iterating raises ChannelError, TruncatedStream and CorruptRecord, as reading alone does.
     """
 
     def __init__(
         self,
         channel: str,
-        where: Directories,
-        team: WorkerGroup,
+        paths: Directories,
+        group: WorkerGroup,
         make_reader: Callable[[Source], RecordReader],
         *,
         unit: int = 1,
         timeout: float,
-        start: Start | None = None,
+        saved: RemainingRecords | None = None,
     ) -> None:
         self._channel = channel
-        self._where = where
-        self._team = team
+        self._state_dir = paths.state
+        self._epochs = ChannelEpochs(channel, paths, timeout=timeout, patience=PATIENCE_S)
+        self._group = group
         self._make_reader = make_reader
         self._unit = unit
         self._timeout = timeout
-        self._told = start
-        self._parent = os.getppid()
-        self._prefix = os.path.join(where.state, f".{channel}-pipe_mode-pass-")
-        self._path = self._prefix + team.name
+        self._saved = saved
+        self._check_parent = parent_check()
+        self._prefix = os.path.join(paths.state, f".{channel}-pipe_mode-pass-")
+        self._path = self._prefix + group.name
 
-    def __iter__(self) -> Iterator[tuple[PipeStream, list[Block]]]:
-        with contextlib.ExitStack() as stack:
+    def __iter__(self) -> Iterator[tuple[PipeStream, list[NumberedRecords]]]:
+        with contextlib.suppress(ParentExited), contextlib.ExitStack() as stack:
             try:
-                os.makedirs(self._where.state, exist_ok=True)
+                os.makedirs(self._state_dir, exist_ok=True)
                 fd = self._enter(stack)
             except OSError as error:
                 raise ChannelError(f"cannot use {self._path}: {error}") from error
@@ -121,30 +138,31 @@ class WorkerGroupReader:
                 raise ChannelError(f"cannot use {self._path}: {error}") from error
 
     def _enter(self, stack: contextlib.ExitStack) -> int:
-        """Open the book of this pass and lock it."""
+        """Open the cursor file of this pass and lock it."""
         while True:
             fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             with contextlib.ExitStack() as undo:
                 undo.callback(os.close, fd)
                 fcntl.flock(fd, fcntl.LOCK_EX)
                 if os.fstat(fd).st_nlink:
-                    book = SharedCursorFile.read(fd)
-                    again = book is not None and str(self._team.member) in book.members
-                    left = book is not None and book.state != ENDED and book.past()
+                    cursor = SharedCursorFile.read(fd)
+                    again = cursor is not None and str(self._group.member) in cursor.members
+                    left = cursor is not None and cursor.state != ENDED and cursor.past()
                     if not (again or left):
                         stack.push(undo.pop_all())
                         return fd
-                    # A book of the same name, of a pass that is past: the loader's seed was set by hand.
+                    # A file of the same name, of an earlier pass: the loader's seed was set by hand.
                     os.unlink(self._path)
 
     def _join(self, fd: int) -> PipeStream | None:
-        """Come into the team; the FIFO, or None if there is nothing left to read."""
-        book = SharedCursorFile.read(fd)
-        if book is None:
+        """Join the group; return the FIFO, or None if there is nothing left to read."""
+        cursor = SharedCursorFile.read(fd)
+        if cursor is None:
             self._sweep()
-            stream = next_stream(self._channel, self._where, timeout=self._timeout, patience=PATIENCE_S)
+            stream = self._epochs.next_stream()
             try:
-                start = self._entered(stream)
+                start = None if self._saved is None else self._saved.start
+                position = reach_start(stream, self._channel, start, check=self._check_parent)
             except BaseException as error:
                 stream.close()
                 if isinstance(error, PenstockError):
@@ -152,135 +170,116 @@ class WorkerGroupReader:
                 else:
                     os.unlink(self._path)
                 raise
-            if start is None:
-                stream.close()
-                os.unlink(self._path)
-                return None
-            place = start.place
-            book = SharedCursorFile(
+            cursor = SharedCursorFile(
                 path=stream.name,
                 received=stream.received,
-                offset=place.offset,
-                number=place.records - place.skip,
+                offset=position.offset,
+                number=position.records - position.skip,
             )
         else:
-            stream = PipeStream(book.path, timeout=max(self._timeout, PATIENCE_S), patience=PATIENCE_S)
-        book.members |= self._myself()
-        book.write(fd)
-        self._raise_if_broken(fd, book)
-        if book.state == ENDED or not stream.open(0):
+            stream = PipeStream(cursor.path, timeout=max(self._timeout, PATIENCE_S), patience=PATIENCE_S)
+        cursor.members |= self._myself()
+        cursor.write(fd)
+        self._raise_if_broken(fd, cursor)
+        if cursor.state == ENDED or not stream.open(0):
             stream.close()
-            self._tidy(book)
+            self._tidy(cursor)
             return None
         return stream
 
-    def _entered(self, stream: PipeStream) -> Start | None:
-        """Open a stream and bring it to where it is to be read from; None if this worker's parent is gone."""
-        while not stream.begin(PATIENCE_S):
-            if self._orphaned():
-                return None
-        start = start_of(stream, self._channel, self._told)
-        for _ in start.place.entering(stream, anyway=start.anyway):
-            if self._orphaned():
-                return None
-        return start
-
     def _myself(self) -> dict[str, int]:
-        return {str(self._team.member): os.getpid()}
+        return {str(self._group.member): os.getpid()}
 
-    def _turns(self, fd: int, stream: PipeStream) -> Iterator[list[Block]]:
+    def _turns(self, fd: int, stream: PipeStream) -> Iterator[list[NumberedRecords]]:
         end = _End(stream)
-        start = start_of(stream, self._channel, self._told)
+        remaining = remaining_records(self._saved, self._channel, stream.epoch)
         reader = self._make_reader(end)
         batches = reader.batches()
         while True:
             fcntl.flock(fd, fcntl.LOCK_EX)
             try:
-                book = SharedCursorFile.read(fd)
-                assert book is not None  # noqa: S101 - nobody empties it
-                self._raise_if_broken(fd, book)
-                if book.state == ENDED:
-                    self._tidy(book)
+                cursor = SharedCursorFile.read(fd)
+                assert cursor is not None  # noqa: S101 - no process empties it
+                self._raise_if_broken(fd, cursor)
+                if cursor.state == ENDED:
+                    self._tidy(cursor)
                     return
                 os.pwrite(fd, READING, 0)
                 try:
-                    blocks = self._turn(book, stream, end, reader, batches, start)
+                    blocks = self._turn(cursor, stream, end, reader, batches, remaining)
                 except PenstockError as error:
-                    book.state, book.failure = FAILED, _described(error)
-                    book.write(fd)
+                    cursor.state, cursor.failure = FAILED, _described(error)
+                    cursor.write(fd)
                     raise
-                if blocks is None:
+                except ParentExited:
                     os.pwrite(fd, OPEN, 0)
-                    return
-                book.write(fd)
+                    raise
+                cursor.write(fd)
             finally:
                 fcntl.flock(fd, fcntl.LOCK_UN)
             if blocks:
                 yield blocks
 
-    def _turn(  # noqa: PLR0917 - what a turn is made of
+    def _turn(  # noqa: PLR0917 - the parts of a turn
         self,
-        book: SharedCursorFile,
+        cursor: SharedCursorFile,
         stream: PipeStream,
         end: _End,
         reader: RecordReader,
         batches: Iterator[list[bytes]],
-        start: Start,
-    ) -> list[Block] | None:
-        """Read until a unit is whole or the epoch over; None if this worker's parent is gone."""
-        stream.received = book.received
-        reader.go_on(book.rest, book.offset)
-        blocks = [Block(book.waiting, *book.begin)] if book.waiting else []
-        count = len(book.waiting)
+        remaining: RemainingRecords,
+    ) -> list[NumberedRecords]:
+        """Read until a unit is whole or the epoch over. Raises ParentExited."""
+        stream.received = cursor.received
+        reader.go_on(cursor.rest, cursor.offset)
+        blocks = [NumberedRecords(cursor.waiting, *cursor.waiting_from)] if cursor.waiting else []
+        count = len(cursor.waiting)
         while count < self._unit:
-            begin = reader.offset
+            offset = reader.offset
             batch = next(batches, None)
             if batch is None:
-                book.state = ENDED
+                cursor.state = ENDED
                 break
-            for block in start.blocks(batch, book.number, begin):
+            for block in remaining.select(batch, cursor.number, offset):
                 blocks.append(block)
                 count += len(block.records)
-            book.number += len(batch)
-            if not batch and self._orphaned():
-                return None
+            cursor.number += len(batch)
+            if not batch:
+                self._check_parent()
         if end.reached:
-            book.state = ENDED
-        book.waiting, book.begin = [], []
-        if left := 0 if book.state == ENDED else count % self._unit:
-            # They are all of the last block: before it no unit was whole.
+            cursor.state = ENDED
+        cursor.waiting, cursor.waiting_from = [], []
+        if left := 0 if cursor.state == ENDED else count % self._unit:
+            # All of them are of the last block: before it no unit was whole.
             block = blocks.pop()
             whole = len(block.records) - left
-            book.waiting, *book.begin = block.part(whole, len(block.records))
+            cursor.waiting, *cursor.waiting_from = block.part(whole, len(block.records))
             if whole:
                 blocks.append(block.part(0, whole))
-        book.rest, book.offset = reader.hand_over()
-        book.received = stream.received
+        cursor.rest, cursor.offset = reader.hand_over()
+        cursor.received = stream.received
         return blocks
 
-    def _raise_if_broken(self, fd: int, book: SharedCursorFile) -> None:
-        if book.state == READING:
+    def _raise_if_broken(self, fd: int, cursor: SharedCursorFile) -> None:
+        if cursor.state == READING:
             lost = TruncatedStream(
-                f"a worker died while it read {self._channel}, behind byte {book.received} of the epoch: "
+                f"a worker died while it read {self._channel}, after byte {cursor.received} of the epoch: "
                 "what it read is lost"
             )
-            book.state, book.failure = FAILED, _described(lost)
-            book.write(fd)
-        if book.state == FAILED:
-            kind, text = book.failure
+            cursor.state, cursor.failure = FAILED, _described(lost)
+            cursor.write(fd)
+        if cursor.state == FAILED:
+            kind, text = cursor.failure
             raise _ERRORS.get(kind, StreamError)(text)
 
-    def _orphaned(self) -> bool:
-        return os.getppid() != self._parent
-
-    def _tidy(self, book: SharedCursorFile) -> None:
-        """The last one to hear of the end removes the book."""
-        if len(book.members) == self._team.size:
+    def _tidy(self, cursor: SharedCursorFile) -> None:
+        """Remove the cursor file, if this is the last worker to reach the end."""
+        if len(cursor.members) == self._group.size:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._path)
 
     def _sweep(self) -> None:
-        """Remove the books of passes that were left early and whose workers are gone."""
+        """Remove the cursor files of passes that were left early and whose workers have exited."""
         for path in glob.glob(glob.escape(self._prefix) + "*"):
             if path == self._path:
                 continue
@@ -288,8 +287,8 @@ class WorkerGroupReader:
                 fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
                 try:
                     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    book = SharedCursorFile.read(fd)
-                    if book is not None and book.abandoned():
+                    cursor = SharedCursorFile.read(fd)
+                    if cursor is not None and cursor.abandoned():
                         os.unlink(path)
                 finally:
                     os.close(fd)

@@ -13,15 +13,15 @@ from tests.readers.test_plain import ENCODE, RECORDS, encoded
 
 
 def read_to(reader, count):
-    """The first records of the next epoch, and the state behind them."""
+    """The first records of the next epoch, and the state after them."""
     records = list(itertools.islice(iter(reader), count))
     return records, json.loads(json.dumps(reader.state_dict()))
 
 
 @pytest.mark.parametrize("record_format", list(ENCODE))
 @pytest.mark.parametrize("count", [1, 777, len(RECORDS) - 1])
-def test_a_state_is_a_place_in_the_records(feeder, record_format, count):
-    """With a FIFO that begins at the epoch's first byte: what lies before the place is dropped."""
+def test_a_state_is_a_position_in_the_records(feeder, record_format, count):
+    """With a FIFO that begins at the epoch's first byte: the bytes before the position are dropped."""
     left = feeder.feed(0, encoded(record_format))
     records, state = read_to(PipeReader("train", record_format), count)
     left.join()
@@ -71,7 +71,7 @@ def test_another_plan_is_refused_unless_told(feeder):
         left.join()
 
 
-def test_a_fifo_that_begins_behind_the_place(feeder):
+def test_a_fifo_that_begins_after_the_position(feeder):
     feeder.feed(0, encoded("TFRecord"), bytes_skipped=1000)
     reader = PipeReader("train", "TFRecord", epoch=0)
     reader.load_state_dict(reader.state_dict())
@@ -86,5 +86,18 @@ def test_a_fifo_that_begins_behind_the_place(feeder):
 def test_what_is_no_state_of_this_channel(feeder, change):
     reader = PipeReader("train", "TFRecord")
     state = reader.state_dict()
-    with pytest.raises(ValueError, match="state|no such place"):
+    with pytest.raises(ValueError, match="state|no such position"):
         reader.load_state_dict(state | change)
+
+
+def test_a_state_whose_epoch_another_reader_has_taken_leaves_the_next_epoch_whole(feeder):
+    """The position is one of its own epoch: no other epoch is read from there."""
+    left = feeder.feed(0, encoded("TFRecord"))
+    _, state = read_to(PipeReader("train", "TFRecord"), 10)
+    left.join()
+    late, other = PipeReader("train", "TFRecord"), PipeReader("train", "TFRecord")
+    late.load_state_dict(state)
+    for epoch in range(2):
+        feeder.feed(epoch, encoded("TFRecord"))
+    assert list(other) == RECORDS
+    assert read_to(late, 3) == (RECORDS[:3], state | {"epoch": 1, "offset": 0, "skip": 3, "records": 3})

@@ -1,0 +1,118 @@
+"""The epochs of a channel, one after the other: which one is next, and its FIFO as a stream.
+
+The state file counts the epochs for all readers of the container (`streamer.readers.core.state`). A reader
+that is given an epoch counts from there in its own object and leaves the state file alone. A FIFO is opened
+when its stream is first read. An epoch whose FIFO was not opened goes back to the state file.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING
+
+from streamer.errors import ChannelError
+from streamer.readers.core.state import EpochState
+from streamer.readers.core.stream import STDIN, PipeStream
+from streamer.trailer import fifo_path
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from streamer.readers.core.config import Directories
+
+TIMEOUT = 120.0
+"""Seconds to wait for a FIFO, as the incumbent documents it (contract §6.2)."""
+
+_counting = threading.Lock()
+"""Two iterators of one reader may ask for their epochs in two threads. The lock is the module's, so that a
+reader can be pickled."""
+
+
+class ChannelEpochs:
+    """The epochs of one channel. Every method raises ChannelError if the state file cannot be used.
+
+    `epoch`: the first epoch, if not the one that the state file names. `timeout` and `patience` are those of
+    `PipeStream`.
+    """
+
+    def __init__(
+        self,
+        channel: str,
+        directories: Directories,
+        *,
+        epoch: int | None = None,
+        timeout: float = TIMEOUT,
+        patience: float | None = None,
+    ) -> None:
+        self.channel = channel
+        self._pipe_dir = directories.pipe
+        self._state = EpochState(directories.state, channel)
+        self._epoch = epoch
+        self._timeout = timeout
+        self._patience = patience
+
+    def peek(self) -> int:
+        """Return the next epoch, which stays the next."""
+        return self._state.peek() if self._epoch is None else self._epoch
+
+    def seek(self, epoch: int) -> None:
+        """Make `epoch` the next one."""
+        if self._epoch is None:
+            self._state.put(epoch)
+        else:
+            self._epoch = epoch
+
+    def next_stream(self) -> PipeStream:
+        """Take the next epoch and return its stream, which is not open yet.
+
+        If the stream is closed before its FIFO was opened, the state file gets the epoch back.
+        """
+        with _counting:
+            epoch = self._epoch
+            if epoch is not None:
+                self._epoch = epoch + 1
+        if epoch is not None:
+            return self._stream(epoch)
+        taken = self._state.take()
+        return self._stream(
+            taken,
+            hint=f"the state file {self._state.path} says {taken}; "
+            "if the sidecar was restarted, delete that file",
+            unused=lambda: self._state.give_back(taken),
+        )
+
+    def _stream(self, epoch: int, *, hint: str = "", unused: Callable[[], None] | None = None) -> PipeStream:
+        return PipeStream(
+            fifo_path(self._pipe_dir, self.channel, epoch),
+            timeout=self._timeout,
+            patience=self._patience,
+            hint=hint,
+            unused=unused,
+        )
+
+
+def path_streams(
+    path: str | os.PathLike[str],
+    *,
+    timeout: float = TIMEOUT,
+    patience: float | None = None,
+    proof: bool = False,
+) -> Callable[[], PipeStream]:
+    """Return a function that opens `path` anew at each call: a FIFO, a regular file, or /dev/stdin.
+
+    The second call for standard input raises ChannelError: its bytes are gone, and an empty epoch would be
+    wrong.
+    """
+    used = False
+
+    def next_stream() -> PipeStream:
+        nonlocal used
+        if used and os.fspath(path) == STDIN:
+            raise ChannelError(
+                "standard input was read already, and can be read once: use a channel for epochs"
+            )
+        used = True
+        return PipeStream(path, timeout=timeout, patience=patience, proof=proof)
+
+    return next_stream
