@@ -1,9 +1,9 @@
-"""A place in a channel's stream of epochs, from which it can be continued at the exact byte.
+"""A position in a channel's stream of epochs, from which it can be continued at the exact byte.
 
-Of a plan whose objects are sent as they are, the place says all: `cut` leaves out what lies before it. Where
-objects are inflated or joined nobody can tell which byte of S3 gave the byte at `offset`. There `mark` names
-an object's first byte before it, in both counts: the parts from there on are fetched and delivered again, and
-what comes of them up to `offset` is dropped. Without a mark that is the epoch from its begin.
+For a plan whose objects are sent as they are, epoch and offset are enough: `cut` leaves out the parts before
+them. Where objects are inflated or joined, no offset in S3 corresponds to `offset`. There `mark` names the
+first byte of an earlier object, in both counts: the parts from there on are fetched and delivered again, and
+their bytes before `offset` are dropped. Without a mark, that is the whole epoch.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class ResumePoint(NamedTuple):
 BEGIN_OF_EPOCH = ResumePoint()
 
 NOWHERE = 1 << 62
-"""A mark's `fetched` behind any epoch's end: what was streamed since is not as planned."""
+"""A mark's `fetched` after any epoch's end: the stream has left the plan, so it cannot be resumed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Epoch, and how many bytes of its stream lie behind."""
+    """An epoch, and an offset in its stream."""
 
     epoch: int = 0
     offset: int = 0

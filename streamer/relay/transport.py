@@ -1,7 +1,7 @@
-"""The choice of transport: who fetches, into which stages, in parts of what size.
+"""Chooses the transport: the client that fetches, the stages, the part size.
 
-The best that applies is chosen by itself: bodies left in the kernel, else copied once by a client of our
-own, else aiobotocore. `reason` says in words why this one runs.
+The first that applies is chosen: bodies left in the kernel, else copied once by this package's own client,
+else aiobotocore. `Transport.reason` states why.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ def _over_tls(clients: Clients) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _RequestLimits:
-    """What was asked for."""
+    """Limits from the job file and from open files."""
 
     requests_in_flight: int | None
     part_size: int | None
@@ -205,7 +205,7 @@ class _RequestLimits:
         largest_part: int = LARGEST_PART,
         worth: float = WORTH,
     ) -> ConcurrencyController:
-        """The pace that begins with what suits a transport, where nothing else is asked for."""
+        """Return the controller: it starts with what suits a transport, unless the job file sets it."""
         return ConcurrencyController(
             min(self.requests_in_flight or requests_in_flight, self.most),
             self.part_size or part_size,

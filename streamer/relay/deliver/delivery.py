@@ -36,13 +36,13 @@ if TYPE_CHECKING:
     from streamer.sink.outlet import Outlet
 
 LONGEST_PAUSE = 0.5
-"""Seconds until a limit of bandwidth is looked at again: it may be another by then."""
+"""Seconds until a bandwidth limit is checked again, since it may change."""
 
 TURN = 1 * MIB
 """Bytes that delivery moves before it lets sockets and other channels have their turn. After one small object
 each time they would have many turns for one of ours, and the FIFO would run dry."""
 LEAST = 32 * KIB
-"""What a move counts at least: however small parts are, a turn takes about a millisecond."""
+"""Bytes that a move counts at least, so that a turn of small parts takes about a millisecond too."""
 MARK_EVERY = 8 * MIB
 """Bytes of a stream between two marks, at least: what is inflated or joined once more after a restart."""
 
@@ -56,7 +56,7 @@ class _Detour:
     planned: int
     """Bytes of the plan that it stands for."""
     tries: int
-    """Versions asked for, this one included."""
+    """Versions requested, this one included."""
     delivered: int = 0
 
 
@@ -228,7 +228,7 @@ class Delivery:
         """Move some of the head of line through `transformer`; return how much."""
         slot = self._window.head_of_line
         if slot is None or not isinstance(stage, MemoryStage):
-            raise RuntimeError("what passes through our hands must be in memory: tell the transport so")
+            raise RuntimeError("bytes that are transformed must be in memory: give `stages` the reason")
         if (
             self._on_mark
             and self._plan.rewrites
