@@ -1,29 +1,28 @@
-"""The proof beside a FIFO that its end of file is the end of its epoch.
+"""Trailers: the proof that a FIFO's end of file is the end of its epoch.
 
-A FIFO cannot say "error": a writer that dies and a writer that is done look the same to a reader.
-So beside `<dir>/<channel>_<epoch>` the sidecar keeps `<dir>/.<channel>_<epoch>.penstock.json`:
+A FIFO cannot carry an error: a reader sees the same end whether the writer died or completed the epoch. So
+beside `<dir>/<channel>_<epoch>` the sidecar keeps `<dir>/.<channel>_<epoch>.penstock.json`, with a state:
 
-    open      written before the FIFO is offered: this FIFO comes with proof; `bytes_total` are due, if known
-    complete  every byte was accepted by the FIFO; published *before* the write end is closed
+    open      published before the FIFO is offered: the epoch will have a proof; `bytes_total`, if known
+    complete  the FIFO has accepted every byte; published *before* the write end is closed
     abandoned the reader closed early; the epoch counts as consumed (contract §1.3)
-    failed    the source failed for good; `error` says how; published *before* what becomes of the FIFO,
-              which is held open, or ended as the channel's policy has it
-    stopped   the sidecar was told to stop in mid-epoch
+    failed    the source has failed for good, with `error`; published *before* the FIFO is held open or ended,
+              as the channel's policy has it
+    stopped   the sidecar was stopped in mid-epoch
 
-Each state replaces the last by an atomic rename, so a reader sees one whole document or the other.
-A reader that meets end of file accepts it only under `complete` with its own byte count; `open` at end
-of file means that the sidecar died. `run` is the same in all trailers of one sidecar, and of those that went
-on where it ended, so a reader notices that another sidecar has begun the epoch anew.
+Each state replaces the last by an atomic rename, so a reader sees one whole document or the other. A reader
+accepts an end of file only under `complete` with its own byte count; `open` at end of file means that the
+sidecar died. `run` is the same in all trailers of one sidecar and of the sidecars that resumed its FIFOs, so
+a reader notices when another sidecar has started the epoch again.
 
-No trailer of the channel at all: the FIFO is somebody else's (SageMaker's own), and there is no proof to be
-had.
+If the channel has no trailer at all, another program (SageMaker) serves the FIFO, and there is no proof.
 
-The pipe on the standard output of `penstock cat` has no name for a trailer to lie beside. The pipe itself is
-marked, by bits of its mode that mean nothing else for a pipe: the sticky bit before the first byte, the
-owner's execute bit after the last.
+The pipe on the standard output of `penstock cat` has no path, so it has no trailer. Two bits of the pipe's
+mode, which mean nothing else for a pipe, replace it: the sticky bit is set before the first byte, the owner's
+execute bit after the last.
 
-The name starts with a dot because known readers pick FIFOs by listing names that start with
-`<channel>_` (contract §1.4). This module is shared by both sides and imports nothing of either.
+The name starts with a dot because known readers find FIFOs by listing names that start with `<channel>_`
+(contract §1.4). Sidecar and readers share this module, and it imports nothing of either.
 """
 
 from __future__ import annotations
@@ -42,27 +41,28 @@ if TYPE_CHECKING:
 TrailerState = Literal["open", "complete", "abandoned", "failed", "stopped"]
 
 FORMAT = 1
-"""Version of the document; a reader refuses one that it does not know."""
+"""Version of the document; a reader refuses an unknown one."""
 LONGEST = 1 << 20
-"""Bytes of a trailer; a hundred changes of objects with the longest keys are a third of it."""
+"""Bytes of a trailer at most; a hundred changes of objects with the longest keys are a third of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trailer:
-    """One epoch's account of itself."""
+    """The state of one epoch, as published beside its FIFO."""
 
     channel: str
     epoch: int
     state: TrailerState
     bytes_total: int | None
-    """Bytes of the whole epoch, known from the plan before the first is sent.
+    """Bytes of the whole epoch, which the plan gives before the first byte is sent.
 
-    None where objects are inflated, for then nobody knows it, until `complete` says it.
+    None if the length is unknown before the end: objects are inflated or joined, or may be refetched or
+    skipped after a change. A `complete` trailer always has it.
     """
     bytes_delivered: int = 0
     """Bytes that the FIFO accepted; the reader's own count must equal it under `complete`."""
     bytes_skipped: int = 0
-    """Bytes of the epoch that this FIFO never had: it begins behind them, for a trainer that resumes."""
+    """Bytes of the epoch before the FIFO's first byte, for a trainer that resumes there."""
     objects: int = 0
     digest: str = ""
     """Digest of the plan (`streamer.plan`): which bytes, of which object versions, in which order."""
@@ -72,24 +72,24 @@ class Trailer:
     changes: tuple[str, ...] = ()
     """The first hundred of them."""
     run: str = ""
-    """Names the sidecar that published this; one that goes on with its FIFOs keeps the name."""
+    """Identifies the sidecar that published this; a sidecar that resumes its FIFOs keeps the value."""
     poison: int = 0
-    """Bytes behind `bytes_delivered` that are no part of the epoch, once `failed`; while `open`, the most."""
+    """Bytes after `bytes_delivered` that are no part of the epoch, once `failed`; while `open`, the most."""
     format: int = FORMAT
 
 
 def trailer_path(directory: str, channel: str, epoch: int) -> str:
-    """Where the trailer of an epoch lies, beside its FIFO."""
+    """Return the path of an epoch's trailer, beside its FIFO."""
     return os.path.join(directory, f".{channel}_{epoch}.penstock.json")
 
 
 def fifo_path(directory: str, channel: str, epoch: int) -> str:
-    """Where the FIFO of an epoch lies: `<directory>/<channel>_<epoch>` (contract §1.1)."""
+    """Return the path of an epoch's FIFO: `<directory>/<channel>_<epoch>` (contract §1.1)."""
     return os.path.join(directory, f"{channel}_{epoch}")
 
 
 def rank_channel_name(channel: str, index: int) -> str:
-    """What stands for the channel in the names above, of one of the several FIFOs that it is dealt over."""
+    """Return the name that replaces the channel's in the paths of rank FIFO `index`."""
     return f"{channel}-{index}"
 
 
@@ -97,7 +97,7 @@ def write_trailer(directory: str, trailer: Trailer, *, mode: int = 0o644) -> Non
     """Publish `trailer`, replacing the epoch's last one at once. Raises OSError."""
     path = trailer_path(directory, trailer.channel, trailer.epoch)
     document = asdict(trailer)
-    # Readers of a release that knows no such field need refuse only what they would misjudge.
+    # Unused fields are left out, so that readers of an older release accept the document.
     if not trailer.changed:
         del document["changed"], document["changes"]
     if not trailer.bytes_skipped:
@@ -108,9 +108,9 @@ def write_trailer(directory: str, trailer: Trailer, *, mode: int = 0o644) -> Non
 
 
 def replace_file(path: str, data: bytes, *, mode: int = 0o644) -> None:
-    """Make `path` hold `data`, at once for whoever reads it; `mode` less the umask. Raises OSError.
+    """Replace the file at `path` by one with `data`, atomically; `mode` less the umask. Raises OSError.
 
-    The file is a new one, and so ours: what lies there under the name, or as the temporary one, is neither
+    The file is always a new one: an existing file or link at `path`, or at the temporary path, is neither
     written to nor followed.
     """
     temporary = f"{path}.{os.getpid()}.tmp"
@@ -127,10 +127,9 @@ def replace_file(path: str, data: bytes, *, mode: int = 0o644) -> None:
 
 
 def read_trailer(directory: str, channel: str, epoch: int) -> Trailer | None:
-    """The trailer as it stands now, or None if this FIFO has none.
+    """Return the epoch's current trailer, or None if it has none.
 
-    Raises ValueError for a document that is not a trailer of a known format and of this epoch: a proof that
-    cannot be read is no proof.
+    Raises ValueError for a document that is not a trailer of a known format and of this epoch.
     """
     path = trailer_path(directory, channel, epoch)
     try:
@@ -150,26 +149,26 @@ def read_trailer(directory: str, channel: str, epoch: int) -> Trailer | None:
 
 
 def has_trailers(directory: str, channel: str) -> bool:
-    """Whether a sidecar has published a trailer of any epoch of the channel there. Raises OSError."""
+    """Return whether `directory` has a trailer of any epoch of the channel. Raises OSError."""
     ours = re.compile(rf"\.{re.escape(channel)}_\d+\.penstock\.json")
     return any(map(ours.fullmatch, os.listdir(directory)))
 
 
 def parse_trailer(raw: bytes, *, name: str = "trailer") -> Trailer:
-    """Decode a trailer document; ValueError if it is not one."""
+    """Decode a trailer document. Raises ValueError if it is not one."""
     try:
         document: Any = json.loads(raw)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{name} is not JSON: {error}") from error
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise ValueError(f"{name} is not a trailer of format {FORMAT}")
-    wanted = {field.name for field in fields(Trailer)}
-    if unknown := document.keys() - wanted:
+    known = {field.name for field in fields(Trailer)}
+    if unknown := document.keys() - known:
         raise ValueError(f"{name} has unknown fields: {', '.join(sorted(unknown))}")
-    if lacking := _REQUIRED - document.keys():
-        raise ValueError(f"{name} lacks fields: {', '.join(sorted(lacking))}")
+    if missing := _REQUIRED - document.keys():
+        raise ValueError(f"{name} lacks fields: {', '.join(sorted(missing))}")
     for key, value in document.items():
-        if not _HOLDS[key](value):
+        if not _IS_VALID[key](value):
             raise ValueError(f"{name} has {value!r} as {key}"[:300])
     return Trailer(**document | {"changes": tuple(document.get("changes", ()))})
 
@@ -183,7 +182,7 @@ def _is_text(value: object) -> bool:
 
 
 _REQUIRED = {"channel", "epoch", "state", "bytes_total"}
-_HOLDS: dict[str, Callable[[object], bool]] = {
+_IS_VALID: dict[str, Callable[[object], bool]] = {
     "channel": _is_text,
     "epoch": _is_count,
     "state": lambda value: value in ("open", "complete", "abandoned", "failed", "stopped"),
@@ -199,26 +198,26 @@ _HOLDS: dict[str, Callable[[object], bool]] = {
     "poison": _is_count,
     "format": _is_count,
 }
-"""By field of a trailer, whether a value may be its content."""
+"""By field of a trailer, whether a value is valid."""
 
 
 Mark = Literal["none", "promised", "complete"]
-"""What the mode of a pipe says of its end: nothing, that it comes with proof, or that all bytes are in it."""
+"""The proof in a pipe's mode: none, promised (the writer will mark the end), complete (all bytes written)."""
 
 
 def mark_pipe(fd: int, mark: Literal["promised", "complete"]) -> None:
-    """Mark the pipe that `fd` is an end of; whatever else it is stays as it is.
+    """Mark the pipe of `fd`; do nothing for another file.
 
-    Raises PermissionError for a pipe that another user made.
+    Raises PermissionError for a pipe that another user created.
     """
-    found = os.fstat(fd).st_mode
-    if stat.S_ISFIFO(found):
-        mode = stat.S_IMODE(found) & ~stat.S_IXUSR | stat.S_ISVTX
+    st_mode = os.fstat(fd).st_mode
+    if stat.S_ISFIFO(st_mode):
+        mode = stat.S_IMODE(st_mode) & ~stat.S_IXUSR | stat.S_ISVTX
         os.fchmod(fd, mode | stat.S_IXUSR if mark == "complete" else mode)
 
 
 def mark_of(fd: int) -> Mark:
-    """The mark of the pipe that `fd` is an end of; "none" for whatever else it is."""
+    """Return the mark of the pipe of `fd`; "none" for another file."""
     mode = os.fstat(fd).st_mode
     if not stat.S_ISFIFO(mode) or not mode & stat.S_ISVTX:
         return "none"
