@@ -1,9 +1,8 @@
 """What is streamed, and in which order: pure, synchronous, testable without I/O.
 
 A channel's plan is one ordered sequence of segments an epoch, each a byte range of one frozen object
-version, or literal bytes. Total length, digest, order and every offset come from here and from nowhere
-else; the rooms that move bytes (`source`, `relay`, `sink`) only carry the plan out. This package imports
-none of them.
+version, or literal bytes. This package alone computes total length, digest, order and offsets; the rooms that
+move bytes (`s3`, `relay`, `sink`) carry the plan out. This package imports none of them.
 """
 
 from __future__ import annotations

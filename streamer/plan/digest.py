@@ -1,12 +1,12 @@
-"""What tells plans apart: SHA-256, in hex, over lines of JSON.
+"""Digest of a plan: SHA-256, in hex, over lines of JSON.
 
-The header `penstock plan 1`; what is arranged, as one object, unless nothing is; then a line an entry in
-plan order: an object is the array of bucket, key, ETag, start, end and, if one is asked for, version; a row
-of several items is the array of those, with literals as hex. Empty objects are left out where they change
-no stream.
+The lines are the header `penstock plan 1`; the arrangement as one object, unless it is empty; then one line
+per entry in plan order. An object is the array of bucket, key, ETag, start, end and, if the manifest names
+one, version. A row of several items is the array of those, with literals as hex. Empty objects are left out
+where they change no stream.
 
-A line costs some two microseconds, the hash next to nothing. So plans of the same entries that differ in
-their shard alone, such as those of a channel's rank FIFOs, have their digests made together, in one pass.
+A line takes about two microseconds, the hash almost nothing. So the digests of plans that differ only in
+their shard, such as those of a channel's rank FIFOs, are computed together in one pass.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Digests:
-    """The digests of plans over `entries`, by shard; made when the first of them is asked for."""
+    """The digests of plans over `entries`, by shard; the first call of `of` computes all of them."""
 
     def __init__(
         self, entries: Entries, *, seed: int | None, shards: Sequence[Shard], join: Join | None
@@ -37,21 +37,23 @@ class Digests:
         self._seed = seed
         self._shards = shards
         self._join = join
-        self._found: dict[Shard, str] = {}
+        self._by_shard: dict[Shard, str] = {}
 
     def of(self, shard: Shard) -> str:
-        """The digest of the plan with this shard, which is one of `shards`."""
-        if not self._found:
-            told = [self._arranged(each) for each in self._shards]
-            states = [hashlib.sha256(_heading(each)) for each in told]
-            for line in _lines(self._entries, with_empty=any(told)):
+        """Return the digest of the plan with this shard, one of `shards`."""
+        if not self._by_shard:
+            arrangements = [self._arrangement(each) for each in self._shards]
+            states = [hashlib.sha256(_heading(each)) for each in arrangements]
+            for line in _lines(self._entries, with_empty=any(arrangements)):
                 for state in states:
                     state.update(line)
-            self._found = {each: state.hexdigest() for each, state in zip(self._shards, states, strict=True)}
-        return self._found[shard]
+            self._by_shard = {
+                each: state.hexdigest() for each, state in zip(self._shards, states, strict=True)
+            }
+        return self._by_shard[shard]
 
-    def _arranged(self, shard: Shard) -> dict[str, Any]:
-        """What is arranged; empty if nothing is."""
+    def _arrangement(self, shard: Shard) -> dict[str, Any]:
+        """Return the arrangement as JSON; empty if it is the default."""
         arranged = {
             "seed": self._seed,
             "shard": [shard.index, shard.count, shard.by] if shard.count > 1 else None,

@@ -1,13 +1,12 @@
-"""Entries: what is shuffled and sharded as one, kept in little memory.
+"""Entries, the units of shuffling and sharding, in little memory.
 
-An entry is one object, or one line of an augmented manifest: a row of objects and literals. A job may
-have millions of them, so they are not Python objects but records in one blob of bytes, found through an
-array of offsets; an `ObjectRef` is made when it is asked for. An entry of one object costs 32 bytes and
-its key and ETag.
+An entry is one object, or one line of an augmented manifest: a row of objects and literals. A job may have
+millions of them, so entries are records in one blob of bytes, indexed by an array of offsets, and an
+`ObjectRef` is created on access. An entry of one object takes 32 bytes and its key and ETag.
 
-Bytes of the stream are counted here too, record framing included (contract §5.1), so that totals and
-shards need no decoding. What cannot be framed is refused when it is added: before anything streams.
-Of an object that is inflated on delivery only the compressed length is known, and is counted.
+The bytes of each entry in the stream are counted here, record framing included (contract §5.1), so that
+totals and shards need no decoding. An item that is too large to be framed is refused when it is added. An
+object that is inflated on delivery counts with its compressed length.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from streamer.plan.segments import ObjectRef
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-_HEAD = struct.Struct("<HHHHQ")
+_ITEM_HEADER = struct.Struct("<HHHHQ")
 """Number of the bucket (0: a literal); bytes of key, ETag and version; size of object or literal."""
 
 
@@ -33,20 +32,20 @@ def framed(size: int) -> int:
 
 
 class Entries:
-    """A growing, ordered collection of entries; nothing is added any more once a plan has it."""
+    """An ordered collection of entries, which must not grow once a plan has it."""
 
     def __init__(self, *, wrap: bool = False, inflate: bool = False, objects_each: int = 1) -> None:
-        """`wrap`: each item will be one RecordIO record. `objects_each`: objects in every entry.
+        """`wrap`: each item becomes one RecordIO record. `objects_each`: objects in every entry.
 
-        `inflate`: objects are compressed, and are inflated on delivery; their records are made there too.
+        `inflate`: objects are compressed; delivery inflates them and makes their records.
         """
         self.wrap = wrap
         self.inflate = inflate
         self.objects_each = objects_each
         self.sizes = array("Q")
-        """By entry, its bytes in the stream, as they are before anything is inflated."""
+        """By entry, its bytes in the stream, with objects as they are before they are inflated."""
         self.total = 0
-        """Bytes of all of them."""
+        """Bytes of all entries."""
         self._blob = bytearray()
         self._offsets = array("Q", (0,))
         self._buckets: list[str] = []
@@ -66,7 +65,9 @@ class Entries:
                 size = item.size
                 key, etag, version = item.key.encode(), item.etag.encode(), (item.version or "").encode()
                 try:
-                    blob += _HEAD.pack(self._number(item.bucket), len(key), len(etag), len(version), size)
+                    blob += _ITEM_HEADER.pack(
+                        self._number(item.bucket), len(key), len(etag), len(version), size
+                    )
                 except struct.error as error:
                     raise ConfigError(
                         f"s3://{item.bucket}/{item.key[:80]}… is refused: S3 has no object with such a key, "
@@ -77,7 +78,7 @@ class Entries:
                 blob += version
             else:
                 size = len(item)
-                blob += _HEAD.pack(0, 0, 0, 0, size)
+                blob += _ITEM_HEADER.pack(0, 0, 0, 0, size)
                 blob += item
             if self.framed_here(item):
                 if size > MAX_PAYLOAD:
@@ -91,7 +92,7 @@ class Entries:
         self.total += total
 
     def framed_here(self, item: ObjectRef | bytes) -> bool:
-        """Whether the plan itself makes the item's record: its length is known before it is delivered."""
+        """Return whether the plan makes the item's record, because its length is known before delivery."""
         return self.wrap and not (self.inflate and isinstance(item, ObjectRef) and item.size)
 
     @property
@@ -107,38 +108,38 @@ class Entries:
         return number
 
     def items(self, index: int) -> list[ObjectRef | bytes]:
-        """The entry's objects and literals, in order."""
-        blob, place, end = self._blob, self._offsets[index], self._offsets[index + 1]
-        found: list[ObjectRef | bytes] = []
-        while place < end:
-            number, of_key, of_etag, of_version, size = _HEAD.unpack_from(blob, place)
-            place += _HEAD.size
+        """Return the entry's objects and literals, in order."""
+        blob, position, end = self._blob, self._offsets[index], self._offsets[index + 1]
+        items: list[ObjectRef | bytes] = []
+        while position < end:
+            number, key_size, etag_size, version_size, size = _ITEM_HEADER.unpack_from(blob, position)
+            position += _ITEM_HEADER.size
             if not number:
-                found.append(bytes(blob[place : place + size]))
-                place += size
+                items.append(bytes(blob[position : position + size]))
+                position += size
                 continue
-            key_end = place + of_key
-            etag_end = key_end + of_etag
-            version_end = etag_end + of_version
-            found.append(
+            key_end = position + key_size
+            etag_end = key_end + etag_size
+            version_end = etag_end + version_size
+            items.append(
                 ObjectRef(
                     self._buckets[number - 1],
-                    blob[place:key_end].decode(),
+                    blob[position:key_end].decode(),
                     size,
                     blob[key_end:etag_end].decode(),
                     blob[etag_end:version_end].decode() or None,
                 )
             )
-            place = version_end
-        return found
+            position = version_end
+        return items
 
     def __iter__(self) -> Iterator[list[ObjectRef | bytes]]:
         return map(self.items, range(len(self)))
 
     def extend(self, other: Entries) -> None:
-        """Append all entries of `other`, which was made alike."""
-        make = (self.wrap, self.inflate, self.objects_each)
-        if (other.wrap, other.inflate, other.objects_each) != make:
+        """Append all entries of `other`, which has the same `wrap`, `inflate` and `objects_each`."""
+        settings = (self.wrap, self.inflate, self.objects_each)
+        if (other.wrap, other.inflate, other.objects_each) != settings:
             raise ValueError("entries of another make")
         if not self._buckets:
             self._buckets, self._numbers = list(other._buckets), dict(other._numbers)
@@ -153,13 +154,13 @@ class Entries:
         self.total += other.total
 
     def _key(self, index: int) -> bytes:
-        """The key of the first object, as UTF-8."""
-        place = self._offsets[index]
-        of_key = _HEAD.unpack_from(self._blob, place)[1]
-        return bytes(self._blob[place + _HEAD.size : place + _HEAD.size + of_key])
+        """Return the key of the entry's first object, as UTF-8."""
+        position = self._offsets[index]
+        key_size = _ITEM_HEADER.unpack_from(self._blob, position)[1]
+        return bytes(self._blob[position + _ITEM_HEADER.size : position + _ITEM_HEADER.size + key_size])
 
     def key_twice(self) -> str | None:
-        """A key that two entries have, if any; they must be in key order."""
+        """Return a key that two entries have, or None; the entries must be in key order."""
         last = None
         for key in map(self._key, range(len(self))):
             if key == last:
@@ -168,33 +169,33 @@ class Entries:
         return None
 
     def in_key_order(self) -> Entries:
-        """The same entries in the UTF-8 byte order of their keys; itself where that is their order.
+        """Return the entries in the UTF-8 byte order of their keys; this object if they are in that order.
 
         S3 lists in that order, some compatible servers do not.
         """
         if all(self._key(i) <= self._key(i + 1) for i in range(len(self) - 1)):
             return self
-        found = Entries(wrap=self.wrap, inflate=self.inflate, objects_each=self.objects_each)
+        ordered = Entries(wrap=self.wrap, inflate=self.inflate, objects_each=self.objects_each)
         for index in sorted(range(len(self)), key=self._key):
-            found.add(*self.items(index))
-        return found
+            ordered.add(*self.items(index))
+        return ordered
 
 
-def listed(found: Iterable[ObjectRef], *, wrap: bool = False, inflate: bool = False) -> Entries:
-    """The objects of a listing as entries in plan order, without zero-byte "folder" markers.
+def listed(objects: Iterable[ObjectRef], *, wrap: bool = False, inflate: bool = False) -> Entries:
+    """Return the objects of a listing as entries in plan order, without zero-byte "folder" markers.
 
     Consoles and mount tools create empty objects whose key ends in `/`; they hold no data, and under
     record wrapping they would become empty records (contract §3.1).
     """
     entries = Entries(wrap=wrap, inflate=inflate)
-    for ref in found:
+    for ref in objects:
         if not is_folder_marker(ref):
             entries.add(ref)
     return entries.in_key_order()
 
 
 def is_folder_marker(ref: ObjectRef) -> bool:
-    """Whether the object stands for a folder and holds nothing."""
+    """Return whether the object is an empty folder marker."""
     return ref.size == 0 and ref.key.endswith("/")
 
 

@@ -1,10 +1,10 @@
 """Segments cut into parts: the unit of one request, and of memory reserved for it.
 
 A part is a range of one object, the *body*, with the literals before and after it: `leading`, body,
-`trailing`. Literals ride along with the objects beside them, so record headers and padding cost no part of
-their own; a part of literals alone has no body and needs no request. A part knows its place in the epoch's
-stream, so whoever delivers it can prove that it belongs at that place. Parts never cross an object's border:
-a request is for one object.
+`trailing`. Literals belong to the parts of the objects beside them, so record headers and padding need no
+part of their own; a part of literals alone has no body and needs no request. A part has its offset in the
+epoch's stream, so delivery can check that it comes next. A part never crosses an object's border, because a
+request is for one object.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 MAX_LITERALS = 64 * KIB
-"""Bytes of literals in one part; they lie in memory whatever the transport."""
+"""Bytes of literals in one part at most; literals are in memory with every transport."""
 NO_OBJECT = ObjectRef("", "", 0, "")
-"""Stands where a part has no body."""
+"""The object of a part without a body."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A byte range of one object with the literals around it, and its place in the stream of one epoch."""
+    """A byte range of one object with the literals around it, and its offset in the stream of one epoch."""
 
     epoch: int
     object: ObjectRef
@@ -43,7 +43,7 @@ class Part:
 
     @property
     def body(self) -> int:
-        """Bytes that must be requested; 0 if the part is literals alone."""
+        """Bytes to request; 0 if the part has only literals."""
         return self.end - self.start
 
     def __len__(self) -> int:

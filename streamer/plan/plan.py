@@ -1,14 +1,14 @@
-"""A channel's plan: its entries, how they are arranged, and what follows from both.
+"""A channel's plan: its entries, their arrangement, and the streams that follow from both.
 
     entries, in plan order ─ shuffle (per epoch) ─ shard (this host's, or one FIFO's) ─ wrap ─ segments
 
-Where delivery `rewrites` what segments hold, by inflating or joining, only the delivered stream has a length.
+If delivery inflates or joins objects (`rewrites`), the stream's length is known only after delivery.
 
-Keys, sizes and ETags are frozen once per job, so every epoch streams the same bytes or fails by name
-(contract §8-2). The shuffle is of whole entries over all hosts, and the shard is taken of its result
-(contract §3.2). Everything is computed as it is asked for: an epoch's order is never held in memory.
+Keys, sizes and ETags are fixed once per job, so every epoch streams the same bytes or fails with an error
+(contract §8-2). All hosts shuffle all entries the same way, and then take their shards (contract §3.2).
+Everything is computed on demand: an epoch's order is never held in memory.
 
-The digest covers what decides the streams: two plans of one digest stream the same bytes in every epoch.
+Two plans with the same digest stream the same bytes in every epoch.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from streamer.formats.join import Join
     from streamer.plan.uris import S3Uri
 
-_REMEMBERED = 4
-"""Epochs whose totals are kept: the one that streams, the one that is offered, and their neighbours."""
+_CACHED_EPOCHS = 4
+"""Epochs whose totals are cached: the current one, the next one, and their neighbours."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """What a channel asks for beyond the data itself."""
+    """A channel's settings for the order and form of its data."""
 
     wrap: bool = False
     """One RecordIO record per object or attribute (RecordWrapperType)."""
@@ -45,10 +45,10 @@ class Arrangement:
     inflate: bool = False
     """Objects are compressed, and are inflated while they are delivered (CompressionType)."""
     join: Join | None = None
-    """Objects are of this format, and are joined into one of it while they are delivered."""
+    """Delivery joins the objects, which are of this format, into one."""
 
     def entries(self, *, objects_each: int = 1) -> Entries:
-        """Entries to be filled for a plan that is arranged so, with so many objects in each."""
+        """Return empty entries for a plan of this arrangement, with `objects_each` objects in each."""
         return Entries(wrap=self.wrap, inflate=self.inflate, objects_each=objects_each)
 
 
@@ -60,7 +60,7 @@ class _EpochTotals(NamedTuple):
 
 
 class Plan:
-    """Everything that decides what one channel streams on one host."""
+    """Decides which bytes one channel streams on one host."""
 
     def __init__(
         self,
@@ -71,23 +71,20 @@ class Plan:
         join: Join | None = None,
         digests: Digests | None = None,
     ) -> None:
-        """`entries` say themselves whether they are wrapped; they must not change any more.
-
-        `digests`: those of several plans of these entries, of which this is one.
-        """
+        """`entries` must not change any more. `digests`: of several plans of these entries, with this one."""
         self.entries = entries
         self.seed = seed
         self.shard = shard or Shard()
         self.join = join
-        """The format by which delivery joins objects, if it does."""
+        """The format that delivery joins objects of; None if it joins none."""
         self.base: S3Uri | None = None
-        """The prefix that all objects share by their channel's definition, if it has one."""
+        """The prefix of all objects by the channel's definition, if it has one."""
         self._totals: dict[int, _EpochTotals] = {}
         self._digests = digests or Digests(entries, seed=seed, shards=[self.shard], join=join)
 
     @classmethod
     def of(cls, objects: Iterable[ObjectRef], arrangement: Arrangement | None = None) -> Plan:
-        """A plan of one entry per object, in the order given."""
+        """Plan one entry per object, in the order given."""
         arrangement = arrangement or Arrangement()
         entries = arrangement.entries()
         for ref in objects:
@@ -96,7 +93,7 @@ class Plan:
 
     @classmethod
     def arranged(cls, entries: Entries, arrangement: Arrangement) -> Plan:
-        """A plan of `entries`, which were made with the arrangement's `wrap` and `inflate`."""
+        """Plan `entries`, which were made with the arrangement's `wrap` and `inflate`."""
         if (entries.wrap, entries.inflate) != (arrangement.wrap, arrangement.inflate):
             raise ValueError("the entries were made for another arrangement")
         return cls(entries, seed=arrangement.seed, shard=arrangement.shard, join=arrangement.join)
@@ -105,9 +102,9 @@ class Plan:
         return f"<Plan {self.entries}, seed {self.seed}, {self.shard}>"
 
     def ranks(self, count: int) -> tuple[Plan, ...]:
-        """What each of `count` FIFOs streams, if this host's part is dealt over so many (`Shard.rank`).
+        """Divide this plan over `count` rank FIFOs (`Shard.rank`); return their plans.
 
-        They share the entries, so they cost no listing and next to no memory.
+        The plans share the entries, so they need no listing and almost no memory.
         """
         shards = [self.shard.rank(index, count) for index in range(count)]
         digests = Digests(self.entries, seed=self.seed, shards=shards, join=self.join)
@@ -118,7 +115,7 @@ class Plan:
 
     @property
     def varies(self) -> bool:
-        """Whether epochs differ in what they hold on this host, so that each must be added up anew."""
+        """Whether this host's entries differ from epoch to epoch, so that each epoch needs its own totals."""
         return self.seed is not None and self.shard.count > 1
 
     @property
@@ -128,7 +125,7 @@ class Plan:
 
     @property
     def rewrites(self) -> bool:
-        """Whether delivery changes the objects' bytes: nobody knows the stream's length before its end."""
+        """Whether delivery changes the objects' bytes: the stream's length is unknown before its end."""
         return self.inflate or self.join is not None
 
     @property
@@ -139,7 +136,7 @@ class Plan:
         return self.total_bytes(0) > 0
 
     def order(self, epoch: int) -> Iterator[int]:
-        """The indices of this host's entries in `epoch`, in stream order."""
+        """Return the indices of this host's entries in `epoch`, in stream order."""
         shard, count = self.shard, len(self.entries)
         step = shard.count if shard.by == "count" else 1
         positions = range(shard.index if shard.by == "count" else 0, count, step)
@@ -153,59 +150,58 @@ class Plan:
     def _epoch_totals(self, epoch: int) -> _EpochTotals:
         if not self.varies:
             epoch = 0
-        found = self._totals.get(epoch)
-        if found is None:
+        totals = self._totals.get(epoch)
+        if totals is None:
             entries, sizes = self.entries, self.entries.sizes
             if self.shard.count == 1:
-                found = _EpochTotals(len(entries), entries.total)
+                totals = _EpochTotals(len(entries), entries.total)
             else:
                 number = total = 0
                 for index in self.order(epoch):
                     number += 1
                     total += sizes[index]
-                found = _EpochTotals(number, total)
-            # Insertion order is age; a fresh dict, since the totals of a later epoch may be asked for by
-            # another thread.
-            kept = list(self._totals.items())[1 - _REMEMBERED :]
-            self._totals = dict([*kept, (epoch, found)])
-        return found
+                totals = _EpochTotals(number, total)
+            # Insertion order is age. A new dict, because another thread may read the totals of a later epoch.
+            kept = list(self._totals.items())[1 - _CACHED_EPOCHS :]
+            self._totals = dict([*kept, (epoch, totals)])
+        return totals
 
     def total_bytes(self, epoch: int) -> int:
-        """Bytes of the epoch's segments; those of the stream unless delivery `rewrites` them.
+        """Return the bytes of the epoch's segments, which are the stream's unless delivery `rewrites` them.
 
-        Where `varies`, the first call takes some microseconds an entry.
+        If the plan `varies`, an epoch's first call takes some microseconds per entry.
         """
         return self._epoch_totals(epoch).bytes
 
     def objects(self, epoch: int) -> int:
-        """Objects of the epoch, empty ones too."""
+        """Return the number of objects of the epoch, empty ones included."""
         return self._epoch_totals(epoch).entries * self.entries.objects_each
 
     @property
     def framed(self) -> bool:
-        """Whether one record is made of each object or attribute (RecordWrapperType)."""
+        """Whether each object or attribute becomes one record (RecordWrapperType)."""
         return self.entries.wrap
 
     def records(self, epoch: int) -> int | None:
-        """Records of the epoch if they are `framed`; else only a reader knows."""
+        """Return the number of records of the epoch if they are `framed`, else None."""
         if not self.framed:
             return None
         entries = self._epoch_totals(epoch).entries
         return entries and entries * len(self.entries.items(0))
 
     def refs(self, epoch: int) -> Iterator[ObjectRef]:
-        """The epoch's objects, in stream order."""
+        """Yield the epoch's objects, in stream order."""
         for index in self.order(epoch):
             for item in self.entries.items(index):
                 if isinstance(item, ObjectRef):
                     yield item
 
     def buckets(self) -> set[str]:
-        """Every bucket that an object is in."""
+        """Return every bucket that an object is in."""
         return self.entries.buckets
 
     def segments(self, epoch: int) -> Iterator[Segment | Literal]:
-        """The epoch's segments, in stream order; none is empty."""
+        """Yield the epoch's segments, in stream order; none is empty."""
         entries = self.entries
         for index in self.order(epoch):
             for item in entries.items(index):
@@ -220,8 +216,8 @@ class Plan:
 
     @property
     def digest(self) -> str:
-        """SHA-256, in hex, over all that decides the streams (`streamer.plan.digest`).
+        """SHA-256, in hex, of everything that decides the streams (`streamer.plan.digest`).
 
-        The first call takes some two microseconds an entry, for all rank FIFOs together.
+        The first call takes about two microseconds per entry, for all rank FIFOs together.
         """
         return self._digests.of(self.shard)

@@ -1,4 +1,4 @@
-"""The vocabulary of a plan: an object version, a byte range of it, and bytes that come from no object."""
+"""The elements of a plan: an object version, a byte range of it, and literal bytes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ETAG = re.compile(r"[!#-~]+")
 
 @dataclass(frozen=True, slots=True)
 class ObjectRef:
-    """One object as it stood when the job was listed. Two listings of unchanged data compare equal."""
+    """One object version, as listed. Two listings of unchanged data compare equal."""
 
     bucket: str
     key: str
@@ -21,7 +21,7 @@ class ObjectRef:
     etag: str
     """Bare, without quotes or `W/`: listings of some servers quote it and others do not."""
     version: str | None = None
-    """The version id that a manifest asks for; None reads whatever is current, under the same ETag."""
+    """The version id that a manifest names; None reads the current version, which must have the same ETag."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """Bytes that the plan itself brings: a record's header and padding, or an attribute's text."""
+    """Bytes of the plan itself: a record's header and padding, or an attribute's text."""
 
     data: bytes
 
@@ -55,15 +55,15 @@ LONGEST_RECORD = MAX_PAYLOAD
 
 
 def frame(size: int) -> tuple[bytes, bytes]:
-    """What comes before and behind the `size` bytes of a RecordIO record. Raises ValueError for too many."""
+    """Return header and padding of a RecordIO record of `size` bytes. Raises ValueError for too many."""
     return header(size), padding(size)
 
 
 def is_etag(bare: str) -> bool:
-    """Whether a bare ETag tells versions apart and fits a request's header (RFC 9110 §8.8.3, ASCII alone)."""
+    """Return whether a bare ETag is valid in a request's header (RFC 9110 §8.8.3, ASCII alone)."""
     return _ETAG.fullmatch(bare) is not None
 
 
 def bare_etag(etag: str) -> str:
-    """`etag` without the quotes and weakness mark of RFC 9110 §8.8.3, for comparison."""
+    """Return `etag` without the quotes and weakness mark of RFC 9110 §8.8.3, for comparison."""
     return etag.removeprefix("W/").strip('"')

@@ -2,10 +2,10 @@
 
 Indices are written as two digits, x = left · b + right with a = ⌈√n⌉, b = ⌈n/a⌉; six rounds add to one
 digit, modulo its base, a number that a table gives for the other (a Feistel network over mixed bases).
-Each round can be undone, so all six are a permutation of 0 … a·b-1; an image of n or more is put in
+Each round can be undone, so all six are a permutation of 0 … a·b-1. A result of n or more is permuted
 again until it is smaller (cycle walking), which happens at most once in √n times. The tables are
-SHAKE-256 of seed, epoch and round. So an epoch's order starts at once, is never held in memory, and any
-position of it can be asked for alone, which is what a shard does.
+SHAKE-256 of seed, epoch and round. So an epoch's order starts at once and is never held in memory, and each
+position can be computed alone, as shards need it.
 
 docs/semantics.md states this for other languages, with a test vector.
 """
@@ -42,7 +42,7 @@ class Permutation:
         ]
 
     def over(self, positions: Iterable[int]) -> Iterator[int]:
-        """The entries at these positions, one after the other. Positions are in 0 … n-1."""
+        """Yield the entries at these positions, each in 0 … n-1."""
         n, a, b = self._n, self._a, self._b
         t0, t1, t2, t3, t4, t5 = self._tables
         for position in positions:
@@ -62,7 +62,7 @@ class Permutation:
 
 
 def _table(name: str, *, entries: int, base: int) -> array[int]:
-    """`entries` numbers below `base`: the 64-bit little-endian words of SHAKE-256(name), modulo `base`."""
+    """Return `entries` numbers below `base`: 64-bit little-endian words of SHAKE-256(name), modulo `base`."""
     words = array("Q", hashlib.shake_256(name.encode("ascii")).digest(8 * entries))
     if byteorder == "big":
         words.byteswap()

@@ -23,8 +23,8 @@ _BUCKET = re.compile(
     r"[A-Za-z0-9._-]{1,255}"
     r"|arn:aws[^:]*:s3(?:-object-lambda|-outposts)?:[a-z0-9-]*:[0-9]{12}:[A-Za-z0-9.:_-]{1,255}"
 )
-"""What AWS's clients take for a bucket: its name, or the ARN of an access point, written with colons."""
-_HALF = re.compile(r"[\ud800-\udfff]")
+"""What AWS's clients accept as a bucket: its name, or the ARN of an access point, with colons."""
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
 _VERSION = re.compile(r"(.*)\?versionId=([^?&/]+)", re.DOTALL)
 
 
@@ -37,7 +37,7 @@ def parse_s3_uri(uri: str) -> S3Uri:
         raise ConfigError(
             f"{uri!r} does not name a bucket: a name has letters, digits, dots, hyphens and underscores alone"
         )
-    if _HALF.search(uri):
+    if _SURROGATE.search(uri):
         raise ConfigError(f"{uri!r} holds half a surrogate pair, which no key can")
     return S3Uri(*match.groups())
 
@@ -49,7 +49,7 @@ def parse_object_uri(uri: str) -> tuple[S3Uri, str | None]:
     """
     match = _VERSION.fullmatch(uri)
     bare, version = match.groups() if match else (uri, None)
-    found = parse_s3_uri(bare)
-    if not found.key:
+    parsed = parse_s3_uri(bare)
+    if not parsed.key:
         raise ConfigError(f"{uri!r} names no object: write s3://BUCKET/KEY")
-    return found, version
+    return parsed, version
