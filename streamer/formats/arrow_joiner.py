@@ -29,12 +29,12 @@ class ArrowJoiner(Joiner):
     _UNIT = 8
 
     def __init__(self, *, resumed: bool) -> None:
-        """`resumed`: the reader has the schema already, and that of the first object is known to equal it."""
+        """`resumed`: the reader has the schema already, and the first object has the same."""
         super().__init__()
         self._sent = resumed
         """Whether the stream has its schema message."""
         self._schema: Schema | None = None
-        """Of the stream."""
+        """The stream's schema."""
         self._metadata = b""
         """Of the last schema message; most objects have the same, and reading a wide one takes a while."""
         self._begun = False
@@ -45,7 +45,7 @@ class ArrowJoiner(Joiner):
 
     @property
     def anchored(self) -> bool:
-        """Once the object's schema is known to be the stream's."""
+        """Whether the object's schema has been compared with the stream's."""
         return self._anchored
 
     def begin(self) -> None:
@@ -93,7 +93,7 @@ class ArrowJoiner(Joiner):
         return True
 
     def _opened(self, schema: Schema) -> bool:
-        """A stream begins with this schema; whether its message is passed on."""
+        """Start an object with this schema; return whether its message is passed on."""
         self._begun = True
         self._dictionaries.clear()
         if self._schema is None:

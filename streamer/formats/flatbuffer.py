@@ -15,28 +15,28 @@ MOST_TABLES = 1 << 16
 
 
 class Buffer:
-    """Bytes whose first four say where the root table is."""
+    """A FlatBuffers buffer; its first four bytes are the offset of the root table."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
         self._tables = 0
 
     def scalar(self, code: str, at: int) -> int:
-        """The little-endian integer at `at`. Raises ValueError outside of the buffer."""
+        """Return the little-endian integer at `at`. Raises ValueError outside the buffer."""
         if at < 0:
             raise ValueError("metadata that points out of itself")
         try:
-            (found,) = _struct(code).unpack_from(self.data, at)
+            (value,) = _struct(code).unpack_from(self.data, at)
         except struct.error:
             raise ValueError("metadata that points out of itself") from None
-        return int(found)
+        return int(value)
 
     def follow(self, at: int) -> int:
-        """Where the offset at `at` points to."""
+        """Return the target of the offset at `at`."""
         return at + self.scalar("I", at)
 
     def table(self, at: int) -> Table:
-        """The table at `at`."""
+        """Return the table at `at`."""
         self._tables += 1
         if self._tables > MOST_TABLES:
             raise ValueError(f"metadata of more than {MOST_TABLES} tables")
@@ -57,13 +57,13 @@ class Table:
         self._size = buffer.scalar("H", self._vtable)
 
     def _field(self, number: int) -> int | None:
-        """Where the field lies; None if it is not there."""
-        place = 4 + 2 * number
-        offset = self._buffer.scalar("H", self._vtable + place) if place + 2 <= self._size else 0
+        """Return the position of the field; None if the table lacks it."""
+        entry = 4 + 2 * number
+        offset = self._buffer.scalar("H", self._vtable + entry) if entry + 2 <= self._size else 0
         return self._at + offset if offset else None
 
     def integer(self, number: int, code: str, default: int = 0) -> int:
-        """A number, of one of `struct`'s formats."""
+        """Return a number field; `code` is its format in `struct`."""
         at = self._field(number)
         return default if at is None else self._buffer.scalar(code, at)
 
@@ -72,23 +72,23 @@ class Table:
         return None if at is None else self._buffer.table(self._buffer.follow(at))
 
     def text(self, number: int) -> bytes | None:
-        """A string, as its bytes."""
+        """Return a string field as bytes."""
         at = self._field(number)
         if at is None:
             return None
         at = self._buffer.follow(at)
         size = self._buffer.scalar("I", at)
-        found = self._buffer.data[at + 4 : at + 4 + size]
-        if len(found) < size:
+        data = self._buffer.data[at + 4 : at + 4 + size]
+        if len(data) < size:
             raise ValueError("metadata that points out of itself")
-        return found
+        return data
 
     def tables(self, number: int) -> list[Table]:
-        """A vector of tables."""
+        """Return a field that is a vector of tables."""
         return [self._buffer.table(self._buffer.follow(at)) for at in self._elements(number, 4)]
 
     def integers(self, number: int, code: str) -> list[int]:
-        """A vector of numbers."""
+        """Return a field that is a vector of numbers."""
         return [self._buffer.scalar(code, at) for at in self._elements(number, struct.calcsize("<" + code))]
 
     def _elements(self, number: int, size: int) -> range:

@@ -1,7 +1,7 @@
 r"""Text lines: records that end at ``\n`` (contract §6.3, §5.4).
 
-As the incumbent reads them: the ``\n`` is not part of the record, a ``\r`` before it is, blank lines are
-records, and bytes behind the last ``\n`` are the last record.
+As in SageMaker's reader, the ``\n`` is not part of the record, a ``\r`` before it is, blank lines are
+records, and bytes after the last ``\n`` are the last record.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from streamer.formats.window import BLOCK_BYTES, RecordReader, Source
 
 
 class LineReader(RecordReader):
-    """The lines of a stream. Any bytes are lines: there is no corrupt one, and an end cuts none."""
+    """Reads the lines of a stream. Any bytes are lines, so no line is corrupt or cut by the end."""
 
     what = "line"
 
     def __init__(self, source: Source, *, block_bytes: int = BLOCK_BYTES) -> None:
         super().__init__(source, block_bytes=block_bytes)
         self._searched = 0
-        """Bytes from `_start` that are known to hold no line end: a long line is searched once."""
+        """Bytes from `_start` without a line end, so that a long line is searched once."""
 
     def _forget(self) -> None:
         self._searched = 0

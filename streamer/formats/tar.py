@@ -53,7 +53,7 @@ class Header(NamedTuple):
     kind: int
     name: str
     size: int
-    """Bytes of data behind the header, without padding."""
+    """Bytes of data after the header, without padding."""
 
     @property
     def length(self) -> int:
@@ -98,10 +98,10 @@ def _decode(raw: bytes) -> Header:
 
 def split_name(name: str) -> tuple[str, str] | None:
     """Key and field of a member's path; None for a member that belongs to no sample."""
-    found = _NAME.fullmatch(name)
-    if found is None or _HIDDEN.match(name):
+    match = _NAME.fullmatch(name)
+    if match is None or _HIDDEN.match(name):
         return None
-    return found[1], found[2].lower()
+    return match[1], match[2].lower()
 
 
 def sample(record: bytes) -> dict[str, str | bytes]:

@@ -2,14 +2,14 @@
 
     source.readinto -> [ ....start####end.... ] -> records
 
-One buffer holds what arrived and was not yet cut. Each turn fills the free part of it with as much as the
-source has (up to a block), cuts every whole record out of it and hands them over as one list. What is left,
-the head of a record that is still on its way, moves to the front; a record larger than the buffer makes it
-double, so memory follows the bytes that *arrived*, never a length that some header declares.
+One buffer holds the bytes that have arrived and are not cut into records yet. Each turn fills its free part
+with as much as the source has (up to a block), cuts out every whole record and returns them as one list. The
+rest, the start of an incomplete record, moves to the front. A record larger than the buffer doubles it, so
+memory follows the bytes that *arrived*, never a length that a header declares.
 
-Endings: the source returns 0 at the end of the stream and raises if that end is not the real one
-(`PipeStream` does). A record that the end cuts is `CutRecord`, never data. Records that stood whole
-before a bad one are handed over before the error is raised.
+Endings: the source returns 0 at the end of the stream and raises if that end is not proven (`PipeStream`). A
+record that the end cuts raises `CutRecord`. Whole records before a bad one are returned before the error is
+raised.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ BLOCK_BYTES = 1 << 20
 
 
 class Source(Protocol):
-    """What a record reader reads from: an unbuffered binary stream, such as `io.RawIOBase`."""
+    """The source of a record reader: an unbuffered binary stream, such as `io.RawIOBase`."""
 
     def readinto(self, buffer: memoryview, /) -> int | None:
-        """Put bytes into `buffer`; how many, 0 at the end, or None if there are none for now."""
+        """Read bytes into `buffer`; return how many, 0 at the end, or None if none has arrived."""
 
 
 class RecordReader(ABC):
@@ -52,11 +52,11 @@ class RecordReader(ABC):
         self._start = 0
         """Index in the buffer of the first byte not yet cut into a record."""
         self._end = 0
-        """Index behind the last byte that arrived."""
+        """Index after the last byte that arrived."""
         self._base = 0
         """Offset in the stream of the buffer's first byte."""
         self._wanted = 0
-        """Bytes, from `_start`, that the record which is on its way needs at least."""
+        """Bytes, from `_start`, that the incomplete record needs at least."""
         self._fault: CorruptRecord | None = None
 
     @property
@@ -69,7 +69,7 @@ class RecordReader(ABC):
             yield from batch
 
     def batches(self) -> Iterator[list[bytes]]:
-        """Lists of records as blocks arrive; an empty list when the source has nothing for now."""
+        """Yield lists of records as blocks arrive, and an empty list when the source has nothing now."""
         while True:
             if batch := self._cut():
                 yield batch
@@ -84,14 +84,14 @@ class RecordReader(ABC):
             yield batch
 
     def hand_over(self) -> tuple[bytes, int]:
-        """What arrived and is not part of a record handed over yet, and its offset in the stream.
+        """Return the bytes that have arrived and are not returned as records, and their offset in the stream.
 
-        With it another reader of the same stream may `go_on`; to be taken behind a list of `batches()`.
+        Another reader of the stream may `go_on` with them. Call this after a list of `batches()`.
         """
         return bytes(self._view[self._start : self._end]), self.offset
 
     def go_on(self, rest: bytes, offset: int) -> None:
-        """Forget the window, and continue the stream where another reader handed it over."""
+        """Replace the window, and continue the stream where another reader's `hand_over` left it."""
         if len(self._buffer) < 2 * len(rest):
             self._buffer = bytearray(2 * len(rest))
             self._view = memoryview(self._buffer)
@@ -101,14 +101,14 @@ class RecordReader(ABC):
         self._cut()
 
     def _forget(self) -> None:  # noqa: B027 - most formats have nothing to forget
-        """Drop what a format remembers of the bytes in the window."""
+        """Drop a format's state about the bytes in the window."""
 
     @abstractmethod
     def _cut(self) -> list[bytes]:
-        """Every whole record in the window; sets `_start`, `_wanted`, and `_fault` at a bad one."""
+        """Return every whole record in the window; set `_start`, `_wanted`, and `_fault` at a bad one."""
 
     def _finish(self) -> list[bytes]:
-        """What the end of the stream makes of the bytes that are left."""
+        """Return the records that the end of the stream completes. Raises CutRecord."""
         if left := self._end - self._start:
             raise CutRecord(
                 f"the stream ends inside a {self.what} at offset {self.offset}: "
