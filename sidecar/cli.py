@@ -1,6 +1,7 @@
-"""The command line: parse, run on uvloop, turn errors into one clear line and an exit code.
+"""The command line: parses arguments, runs commands on uvloop, prints errors and returns exit codes.
 
-Each command imports what it needs: `penstock probe` is run every few seconds by health checks.
+Each command imports only the modules that it needs, because health checks run `penstock probe` every few
+seconds.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from streamer.units import KIB, human_bytes
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
+    from sidecar.config.job import Job
     from streamer.plan import Join
     from streamer.relay.transport import Wish
 
@@ -66,10 +68,14 @@ def cli() -> None:
 @_host_index
 @_host_count
 @click.option(
-    "--keeper", metavar="SOCKET|auto", help="Who holds the FIFOs, so that this process may restart."
+    "--keeper",
+    metavar="SOCKET|auto",
+    help="The keeper that holds the FIFOs, so that the sidecar can restart; auto starts one.",
 )
-@click.option("--resume", metavar="STATE", help="Begin where a reader's state_dict() was: a file, or JSON.")
-@click.option("--resume-anyway", is_flag=True, help="Even if the objects are not those of then.")
+@click.option(
+    "--resume", metavar="STATE", help="Begin at the position in a reader's state_dict(): a file, or JSON."
+)
+@click.option("--resume-anyway", is_flag=True, help="Resume even if the objects have changed.")
 @_log_level
 def run(
     path: str,
@@ -83,18 +89,16 @@ def run(
 ) -> None:
     """Serve the job's channels until SIGTERM."""
     from sidecar.commands import run as command
-    from sidecar.config.job import load_job
-    from sidecar.process.logs import configure
     from sidecar.process.runner import run as run_loop
 
-    configure(level=log_level)
+    job = _load(path, log_level)
     continuation = command.Continuation(keeper=keeper, resume=resume, resume_anyway=resume_anyway)
-    code = run_loop(command.run(load_job(path), (host_index, host_count), continuation))
+    code = run_loop(command.run(job, (host_index, host_count), continuation))
     if code == command.RESTART:
-        # Until the new image handles it, another one would be the end of the process.
+        # Ignored until the new program handles it: another SIGUSR2 would end the process.
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
-        again = [*sys.orig_argv, *(["--keeper", "auto"] if keeper is None else [])]
-        os.execv(sys.executable, again)  # noqa: S606 - the same command, of the code as it lies there now
+        arguments = [*sys.orig_argv, *(["--keeper", "auto"] if keeper is None else [])]
+        os.execv(sys.executable, arguments)  # noqa: S606 - the same command, with the code now installed
     sys.exit(int(code))
 
 
@@ -103,7 +107,7 @@ def run(
     "--base-directory", default="/opt/ml", show_default=True, help="The tree that the sidecar serves."
 )
 def restart(base_directory: str) -> None:
-    """Have the sidecar that serves a base directory start itself anew, under its trainer."""
+    """Restart the sidecar that serves a base directory, while its trainer runs."""
     from sidecar.job.layout import Layout
 
     os.kill(Layout(base_directory).owner(), signal.SIGUSR2)
@@ -117,7 +121,7 @@ def keeper(path: str) -> None:
     from streamer.helpers.spawn import environment
 
     arguments = command(os.path.abspath(path))
-    os.execve(arguments[0], arguments, environment())  # noqa: S606 - without what is loaded here
+    os.execve(arguments[0], arguments, environment())  # noqa: S606 - a process without this one's modules
 
 
 @cli.command("exec", context_settings={"allow_interspersed_args": False})
@@ -131,11 +135,8 @@ def execute(
 ) -> None:
     """Run COMMAND as the trainer beside the channels; exit with its code."""
     from sidecar.commands import execute as command_module
-    from sidecar.config.job import load_job
-    from sidecar.process.logs import configure
 
-    configure(level=log_level)
-    _finish(command_module.execute(load_job(path), (host_index, host_count), command))
+    _finish(command_module.execute(_load(path, log_level), (host_index, host_count), command))
 
 
 @cli.command()
@@ -185,7 +186,7 @@ def cat(
 
     promised = True
     try:
-        mark_pipe(1, "promised")  # first of all: whatever fails from here on is no end of the stream
+        mark_pipe(1, "promised")  # first, so that readers do not take a failure from here on for the end
     except PermissionError:
         promised = False
         click.echo("standard output is a pipe of another user: its readers get no proof of its end", err=True)
@@ -240,22 +241,20 @@ def cat(
 def plan(path: str, host_index: int | None, host_count: int | None, *, as_json: bool) -> None:
     """Show what each channel would stream: objects, bytes, parts, digest of the order."""
     from sidecar.commands import plan as command
-    from sidecar.config.job import load_job
-    from sidecar.process.logs import configure
     from sidecar.process.runner import run as run_loop
 
-    configure(level="warning")
-    found = run_loop(command.plan(load_job(path), (host_index, host_count)))
+    document = run_loop(command.plan(_load(path, "warning"), (host_index, host_count)))
     if as_json:
-        _document(found)
+        _print_json(document)
         return
-    click.echo(f"transport  {found['transport']}: {found['reason']}")
+    click.echo(f"transport  {document['transport']}: {document['reason']}")
     click.echo(
-        f"budget     {human_bytes(found['budget'])}, {found['requests_in_flight']} requests at once at first"
+        f"budget     {human_bytes(document['budget'])}, "
+        f"{document['requests_in_flight']} requests at once at first"
     )
-    if found["open_files"]:
-        click.echo(f"open files {found['open_files']}")
-    for name, channel in found["channels"].items():
+    if document["open_files"]:
+        click.echo(f"open files {document['open_files']}")
+    for name, channel in document["channels"].items():
         click.echo(
             f"{name}\n  objects  {channel['objects']}\n  bytes    {channel['bytes']} ({channel['size']})\n"
             f"  parts    {channel['parts']} of up to {human_bytes(channel['part_size'])}\n"
@@ -274,13 +273,10 @@ def plan(path: str, host_index: int | None, host_count: int | None, *, as_json: 
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable, all at the end.")
 def doctor(path: str, host_index: int | None, host_count: int | None, *, as_json: bool) -> None:
     """Try what the job needs: credentials, permissions, endpoint, limits of this machine, speed."""
-    from sidecar.config.job import load_job
     from sidecar.doctor import examination
-    from sidecar.process.logs import configure
     from sidecar.process.runner import run as run_loop
 
-    configure(level="warning")
-    job = load_job(path)
+    job = _load(path, "warning")
     findings = []
 
     async def examine() -> None:
@@ -291,7 +287,7 @@ def doctor(path: str, host_index: int | None, host_count: int | None, *, as_json
 
     run_loop(examine())
     if as_json:
-        _document(examination.document(findings))
+        _print_json(examination.document(findings))
     sys.exit(examination.code(findings))
 
 
@@ -314,8 +310,8 @@ def top(url: str, *, once: bool, token_file: str | None) -> None:
         watch(events(url, None if token_file is None else read_token(token_file)), once=once)
 
 
-def _document(found: object) -> None:
-    click.echo(json.dumps(found, indent=2))
+def _print_json(document: object) -> None:
+    click.echo(json.dumps(document, indent=2))
 
 
 @cli.command("set")
@@ -327,8 +323,8 @@ def change(url: str, token_file: str, limits: tuple[str, ...]) -> None:
     from sidecar.admin import remote
     from sidecar.config.settings import read_token
 
-    found = remote.change(url, remote.parse_limits(limits), read_token(token_file))
-    click.echo(json.dumps(found))
+    changed = remote.change(url, remote.parse_limits(limits), read_token(token_file))
+    click.echo(json.dumps(changed))
 
 
 @cli.command()
@@ -344,7 +340,17 @@ def _pascal(name: str) -> str:
     return "".join(word.title() for word in name.split("_"))
 
 
+def _load(path: str, log_level: str) -> Job:
+    """Set up logging, then read the job file. Raises ConfigError."""
+    from sidecar.config.job import load_job
+    from sidecar.process.logs import configure
+
+    configure(level=log_level)
+    return load_job(path)
+
+
 def _finish(work: Coroutine[Any, Any, int]) -> None:
+    """Run a command to its end and exit with its code."""
     from sidecar.process.runner import run as run_loop
 
     sys.exit(int(run_loop(work)))
@@ -356,7 +362,7 @@ def main() -> None:
     try:
         forbid_dumps()
         remember_environment()
-        # What a command returns is no exit code, unless click ended it early, as after --help.
+        # click returns an exit code only where it ends a command early, as after --help.
         code = cli.main(standalone_mode=False)
         sys.exit(code if isinstance(code, int) else Exit.OK)
     except click.ClickException as error:
@@ -368,11 +374,12 @@ def main() -> None:
         sys.exit(int(Exit.READER_GONE))
     except PenstockError as error:
         code = exit_code(error)
-        # Mistakes in a job file have a line each, in our own words; any other text may have a key in it.
+        # A ConfigError of a job file has one line for each mistake. Any other text may contain an object's
+        # key, whose line ends must be escaped.
         lines = str(error).split("\n") if isinstance(error, ConfigError) else [str(error)]
         click.echo("penstock: " + "\n".join(escape_control(redact(line)) for line in lines), err=True)
         sys.exit(int(code))
-    except Exception:  # noqa: BLE001 - the last resort: a bug gets a traceback in the log and a code
+    except Exception:  # noqa: BLE001 - a bug: log the traceback and exit with its own code
         from sidecar.process.logs import log
 
         log.exception("unexpected error; please report it")
