@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from sidecar.job.failures import FATES, advice, place
+from sidecar.job.failures import FATES, advice, context_fields
 from sidecar.observe.bottleneck import Sample, diagnose
 from sidecar.process.logs import log
 from streamer.relay.channel_spec import ChannelEvents
@@ -87,12 +87,12 @@ class EpochLog(ChannelEvents):
         }
 
     def _failure(self) -> dict[str, Any]:
-        """Fields of a failed epoch: the place in S3, what has become of the FIFO, what to do."""
+        """Return the log fields of a failed epoch: error context, state of the FIFO, remedy."""
         channel = self._state.channels[self._name]
         failure = channel.failure
         if failure is None:
             return {}
-        return place(failure.error) | {
+        return context_fields(failure.error) | {
             "fifo": FATES[failure.fifo],
             "do": advice(failure.error, mendable=channel.mendable),
         }

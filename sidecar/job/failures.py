@@ -37,7 +37,7 @@ REMEDIES = {
 """Remedies, by exit code."""
 
 
-def place(error: SourceError | SinkError) -> dict[str, Any]:
+def context_fields(error: SourceError | SinkError) -> dict[str, Any]:
     """Return the fields of an error's context that are set: bucket, key, offset, attempt, request_id."""
     if isinstance(error, SinkError):
         return {}
