@@ -34,6 +34,8 @@ IDENTIFIERS = {
     "outlives": "fifo_survives_exit", "Course": "EpochCursor", "Begin": "StartPosition",
     "Book": "SharedCursorFile", "Team": "WorkerGroup", "Units": "RecordGrouper", "verdict": "state",
     "Verdict": "TrailerState", "inflight": "requests_in_flight", "portable": "by_aiobotocore",
+    "LastingCredentials": "RenewableCredentials", "OfSession": "FixedProvider",
+    "PORTABLE_HEADS": "AIOBOTOCORE_HEADS", "HEEDED": "KEPT_FIELDS", "shake_hands": "handshake",
 }  # fmt: skip
 """By retired identifier, the word to use."""
 
