@@ -145,14 +145,18 @@ def _serve(requests: socket.socket) -> dict[str, Any]:
 
 
 def _import_all() -> None:
-    """Whatever a run imports, the late imports too."""
-    for package in ("sidecar", "streamer"):
-        found = importlib.import_module(package)
-        for module in pkgutil.walk_packages(found.__path__, f"{package}."):
-            if not module.name.startswith("streamer.readers.") and not module.name.endswith("__main__"):
-                importlib.import_module(module.name)
+    """Import what a run imports, the late imports too, and no readers: those bring TensorFlow and PyTorch."""
+    packages = ["sidecar", "streamer"]
+    while packages:
+        package = importlib.import_module(packages.pop())
+        for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+            if module.name == "streamer.readers" or module.name.endswith("__main__"):
+                continue
+            importlib.import_module(module.name)
+            packages += [module.name] if module.ispkg else []
     for name in ("aiobotocore.session", "aiobotocore.httpsession", "uvloop", "yaml", "rich.table"):
         importlib.import_module(name)
+    assert "tensorflow" not in sys.modules
     assert threading.active_count() == 1, threading.enumerate()
     gc.collect()
     gc.freeze()  # no collection in a fork touches, and so copies, what was there before
