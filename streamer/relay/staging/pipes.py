@@ -224,7 +224,7 @@ class PipeStage(Stage):
         self._arrived(count)
 
     def _pipe_with_room(self) -> Pipe | None:
-        """The last pipe, a first one, or a further one. None if there is none to be had; NoRoom if full."""
+        """Return the last pipe, a first or a further one; None if there is none. Raises StageFull."""
         if not self._pipes:
             first = self._stages.take(self.part)
             if first is not None:

@@ -1,6 +1,6 @@
 """Where the bytes of a part wait between arrival and delivery, and what all stages have in common.
 
-`pipes` has the stage that keeps bytes in the kernel, `memory` the one that reads them. A fetch attaches the
+`pipes` has the stage that keeps bytes in the kernel, `buffers` the one that reads them. A fetch attaches the
 body of each of its requests; from then on the stage decides where the body's bytes wait:
 
     no body      a request has still to be sent, or has ended; the rest of the part is missing
@@ -10,8 +10,11 @@ body of each of its requests; from then on the stage decides where the body's by
     full         the stage has no room; the bytes stay in the socket until delivery has taken some
     direct       delivery waits for this stage, and moves the bytes from the socket itself
 
-The room of a stage is reserved before it exists. Delivery sets `awaited` when it waits for the stage; the
-stage then calls `on_change` once bytes have arrived.
+The bytes of a stage are reserved before it exists. Delivery sets `awaited` when it waits for the stage; the
+stage calls `on_change` once when bytes have arrived, and clears `awaited`; a failed fetch clears it too.
+
+A stage that has bytes must be `ready`: delivery takes a stage that is not ready, and whose fetch has failed,
+for the first missing byte of the stream. To delay a part, delay delivery, as a bandwidth limit does.
 """
 
 from __future__ import annotations
@@ -100,7 +103,7 @@ class Stage(ABC):
 
     @property
     def ready(self) -> bool:
-        """Whether there may be something to drain."""
+        """Whether bytes may be drained now. False means that every byte that arrived has been delivered."""
         return self.staged > 0 or not self._dry
 
     def attach(self, body: Body) -> None:
@@ -163,7 +166,7 @@ class Stage(ABC):
     def _fill(self, body: Body) -> None:
         """Move some bytes of the body into the stage, and tell a waiting delivery.
 
-        Raises BlockingIOError if none has arrived, NoRoom, and SourceError if none will come.
+        Raises BlockingIOError if none has arrived, StageFull, and SourceError if none will come.
         """
 
     def drain_into(self, fd: int) -> int:
