@@ -6,21 +6,18 @@ A check that depends on a failed one is left out.
 
 from __future__ import annotations
 
-import os
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from sidecar.config.hosts import identify, local_job
 from sidecar.doctor import machine
 from sidecar.doctor.storage import storage
-from sidecar.job.layout import DEFAULT_BASE, Layout, platform_resource_config
+from sidecar.job.channels import job_clients
+from sidecar.job.layout import DEFAULT_BASE, Layout, resolve_host
 from sidecar.job.planning import job_inspector, plan_channel
 from sidecar.process.exits import Exit, exit_code
 from sidecar.process.memory import memory_limit
 from streamer.errors import PenstockError
 from streamer.s3.catalog.validation import PlanMemory
-from streamer.s3.client.session import open_clients
-from streamer.schedule.concurrency import MOST_REQUESTS
 from streamer.secrets import escape_control, redact
 
 if TYPE_CHECKING:
@@ -40,23 +37,15 @@ MARKS = {"ok": "ok      ", "warning": "warning ", "failure": "FAILURE "}
 async def examine(job: Job, flags: Flags) -> AsyncIterator[Finding]:
     """Run all checks; yield each finding at once."""
     layout = Layout(job.penstock.base_directory or DEFAULT_BASE)
-    document = platform_resource_config(layout)
-    hosts = identify(job, flags=flags, environment=os.environ, document=document)
-    job = local_job(job, hosts)
+    job, hosts = resolve_host(job, layout, flags)
     yield machine.memory(job)
     yield machine.pipes(job)
     yield machine.open_files(job)
     directory = machine.fifo_directory(job, layout)
     yield directory
     yield await machine.admin_port(job)
-    penstock = job.penstock
     try:
-        requests_in_flight = penstock.requests_in_flight or MOST_REQUESTS
-        async with open_clients(
-            penstock.endpoint.resolved(),
-            connections=requests_in_flight,
-            stall_timeout=penstock.longest_silence,
-        ) as clients:
+        async with job_clients(job) as clients:
             listed = set()
             async for finding in storage(job, clients):
                 yield finding

@@ -70,16 +70,14 @@ def fifos(job: Job, plans: Mapping[str, Planned]) -> list[Fifo]:
     ]
 
 
-@contextlib.asynccontextmanager
-async def job_clients(job: Job) -> AsyncIterator[Clients]:
-    """The process's S3 clients, sized for this job."""
+def job_clients(job: Job) -> contextlib.AbstractAsyncContextManager[Clients]:
+    """Open the process's S3 clients, sized for this job."""
     penstock = job.penstock
-    async with open_clients(
+    return open_clients(
         penstock.endpoint.resolved(),
         connections=penstock.requests_in_flight or MOST_REQUESTS,
         stall_timeout=penstock.longest_silence,
-    ) as clients:
-        yield clients
+    )
 
 
 @contextlib.asynccontextmanager
