@@ -15,7 +15,7 @@ import pytest
 from tests.kit.faults import PASSING, SPOILT, WRONG
 from tests.kit.outcomes import Broken
 from tests.kit.seeds import run_seeds, search
-from tests.kit.soak import run_trial
+from tests.kit.soak import open_shared, run_trial
 from tests.kit.trials import REDIRECTS, Trial
 
 SEEDS = [1, 6, 10, 17, 25, 33, 35, 76, 161, 183]
@@ -37,7 +37,13 @@ FEATURES = {
 }
 
 
-@pytest.mark.usefixtures("credentials")
+@pytest.fixture(scope="module")
+def shared():
+    """The first test of a worker may be any of these."""
+    open_shared()
+
+
+@pytest.mark.usefixtures("credentials", "shared")
 @pytest.mark.parametrize("seed", SEEDS)
 def test_every_epoch_is_right_or_fails_by_its_cause(seed):
     trial = Trial.draw(seed)
