@@ -159,16 +159,21 @@ class PartFetch:
         finally:
             self.stage.detach(body)
             body.close()
+        self._forget(request)
         now = time.monotonic()
         self._counters.requests["ok"] += 1
         self._counters.part.add(now - since)
         received = request.part.end - request.first
         self._quota.landed(now, received=received, first_byte=first_byte, seconds=now - since)
 
-    def _ended(self, request: RangeRequest, error: BaseException) -> None:
-        """Count a request that has failed or was cancelled, and heed S3 if it asked for less."""
+    def _forget(self, request: RangeRequest) -> None:
+        """Drop an ended request: it refers to this object, and a cycle would keep both, and the stage."""
         if self.request is request:
             self.request = None
+
+    def _ended(self, request: RangeRequest, error: BaseException) -> None:
+        """Count a request that has failed or was cancelled, and heed S3 if it asked for less."""
+        self._forget(request)
         if not isinstance(error, SourceError):
             self._counters.requests["cancelled"] += 1
             return

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import httptools
 
@@ -147,8 +148,6 @@ class ResponseReader:
         self._loop = asyncio.get_running_loop()
         self._deadline = self._loop.time() + within
         self._parser = HeaderParser(context)
-        self._done: asyncio.Future[bool] | None = None
-        self._step: Callable[[], bool] = self._read_header
 
     async def header(self) -> ResponseHeader:
         """Read the header. Raises SourceError."""
@@ -172,36 +171,36 @@ class ResponseReader:
         self._parser.message.release()
 
     async def _run(self, step: Callable[[], bool]) -> bool:
-        """Repeat `step` as bytes arrive until it returns true; return false after the deadline."""
-        self._step = step
-        self._done = self._loop.create_future()
-        timer = self._loop.call_at(self._deadline, self._time_out)
+        """Repeat `step` as bytes arrive until it returns true; return false after the deadline.
+
+        No attribute refers to `step`, a method of this object: such a cycle would keep what belongs to each
+        request until the next garbage collection.
+        """
+        done: asyncio.Future[bool] = self._loop.create_future()
+        timer = self._loop.call_at(self._deadline, _time_out, done)
         try:
+            on_readable = partial(self._on_readable, step, done)
             self._connection.expect(1)
-            self._connection.watch(self._on_readable)
+            self._connection.watch(on_readable)
             if self._connection.pending:
-                self._on_readable()  # decrypted bytes: epoll reports none
-            return await self._done
+                on_readable()  # decrypted bytes: epoll reports none
+            return await done
         finally:
             timer.cancel()
 
-    def _time_out(self) -> None:
-        if self._done is not None and not self._done.done():
-            self._done.set_result(False)
-
-    def _on_readable(self) -> None:
-        if self._done is None or self._done.done():
+    def _on_readable(self, step: Callable[[], bool], done: asyncio.Future[bool]) -> None:
+        if done.done():
             return
         try:
-            while not self._step():
+            while not step():
                 pass
-            self._done.set_result(True)
+            done.set_result(True)
         except BlockingIOError:
             return
         except OSError as error:
-            self._done.set_exception(broken(error, self._context))
+            done.set_exception(broken(error, self._context))
         except Exception as error:  # noqa: BLE001 - raised by the task that waits
-            self._done.set_exception(error)
+            done.set_exception(error)
 
     def _read_header(self) -> bool:
         """Read some of the header; return whether that was its end."""
@@ -223,3 +222,8 @@ class ResponseReader:
         except httptools.HttpParserError as error:
             raise BadAnswer(f"not an HTTP response ({error})", self._context) from error
         return not count or message.complete or len(message.body) > MAX_ERROR_BODY
+
+
+def _time_out(done: asyncio.Future[bool]) -> None:
+    if not done.done():
+        done.set_result(False)
