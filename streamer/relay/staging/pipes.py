@@ -186,7 +186,6 @@ class PipeStage(Stage):
         self._stages = stages
         self._pipes: deque[Pipe] = deque()
         self._piped = 0
-        self._reserved_bytes = stages.reserved_bytes(part)
 
     @property
     def staged(self) -> int:
@@ -215,7 +214,7 @@ class PipeStage(Stage):
         self._arrived(count)
 
     def _read(self, body: Body) -> None:
-        if self._in_memory >= self._reserved_bytes:
+        if self._in_memory >= self._stages.reserved_bytes(self.part):
             raise StageFull
         memory = bytearray(min(body.left, READ_SIZE))
         count = body.read_into(memoryview(memory))

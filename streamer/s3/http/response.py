@@ -24,6 +24,8 @@ from streamer.s3.http.connection import Connection
 HEADER_END = b"\r\n\r\n"
 HEADER_READ = 2 * 1024
 """Bytes to peek at for a header; S3's headers are shorter."""
+_SCRATCH = memoryview(bytearray(HEADER_READ))
+"""Where a header is read; nothing stays in it between two calls."""
 KEPT_FIELDS = {
     name.encode(): name
     for name in (
@@ -204,13 +206,12 @@ class ResponseReader:
 
     def _read_header(self) -> bool:
         """Read some of the header; return whether that was its end."""
-        memory = memoryview(bytearray(HEADER_READ))
-        count = self._connection.peek(memory)
+        count = self._connection.peek(_SCRATCH)
         if not count:
             raise Transient("the connection was closed before a response", self._context)
         self.begun = True
-        used, whole = self._parser.feed(bytes(memory[:count]))
-        self._connection.recv_into(memory[:used])
+        used, whole = self._parser.feed(bytes(_SCRATCH[:count]))
+        self._connection.recv_into(_SCRATCH[:used])
         return whole
 
     def _read_error(self) -> bool:
