@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 COLOURS = {
-    "trainer": "green", "storage": "magenta", "faults": "red", "failed": "red", "limit": "yellow",
-    "even": "blue", "idle": "bright_black",
+    "trainer": "green", "storage": "magenta", "faults": "red", "failed": "red", "mixed": "yellow",
+    "limit": "yellow", "even": "blue", "idle": "bright_black",
 }  # fmt: skip
 STATES = (
     ("blocked", "waiting for the trainer", "green"),

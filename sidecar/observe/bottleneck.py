@@ -2,7 +2,9 @@
 
 The status page, `penstock top` and the log line at an epoch's end show its result. Time without a reader does
 not count. The side that the channel waited for longest is the bottleneck, if that was at least `MATTERS` of
-the time. If storage is slow because requests fail, the result is `faults`.
+the time. The trainer waits while the channel waits for storage, so every result contains a wait for storage
+of `MATTERS`: as `storage`, as `faults` if requests fail, as `mixed` if the wait for the trainer was longer,
+and in the text of `limit`.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 
     from streamer.relay.statistics import ChannelStatistics
 
-Kind = Literal["failed", "idle", "trainer", "storage", "faults", "limit", "even"]
+Kind = Literal["failed", "idle", "trainer", "storage", "faults", "mixed", "limit", "even"]
 
 MATTERS = 0.2
 """Least share of the time with a reader that the channel waited for a side which is called the bottleneck."""
@@ -28,22 +30,22 @@ FAILURES = ("transient", "throttled", "truncated", "bad_answer")
 WAITED_FOR = {
     "queued": "for a free connection or memory",
     "credentials": "for credentials",
-    "connect": "for connections to be made",
+    "connect": "for new connections",
     "first_byte": "for first bytes",
-    "body": "for the bytes of bodies",
+    "body": "for the bytes of responses",
     "throttled": "because S3 asks for fewer requests",
-    "retry": "between repeated requests",
-    "inflate": "for bytes to be inflated",
+    "retry": "for requests to be repeated",
+    "inflate": "for bytes to be decompressed",
 }
 REMEDIES = {
     "queued": "Raise MemoryBudget; leave RequestsInFlight unset.",
-    "credentials": "Look at the credentials' provider: it answers slowly.",
+    "credentials": "The provider of the credentials answers slowly: look at it.",
     "connect": "Look at DNS, the network and the number of new connections.",
     "first_byte": "Let RequestsInFlight adapt, or raise it; join small objects into larger ones.",
     "body": "Bandwidth is short: look at the network, or raise RequestsInFlight.",
     "throttled": "Lower RequestsInFlight, or spread the keys over more prefixes.",
-    "retry": "See the last errors.",
-    "inflate": "Inflating is the bottleneck: store the objects uncompressed, or with Zstandard.",
+    "retry": "Read the last errors.",
+    "inflate": "Decompression is slow: store the objects uncompressed, or with Zstandard.",
 }
 
 
@@ -136,7 +138,7 @@ def diagnose(before: Sample, after: Sample, *, when: str | None = None) -> Bottl
     """Return the bottleneck between the two snapshots. `when`: words for the time; None for its length."""
     if after.error is not None:
         return Bottleneck(
-            "failed", f"failed for good: {after.error}", "See the error; then start the job again."
+            "failed", f"failed for good: {after.error}", "Remove the cause, then start the job again."
         )
     spent = shares(before, after)
     connected = 1 - spent["idle"]
@@ -145,44 +147,56 @@ def diagnose(before: Sample, after: Sample, *, when: str | None = None) -> Bottl
     when = when or _when(after.at - before.at)
     blocked, starved, limited = (spent[state] / connected for state in ("blocked", "starved", "limited"))
     failures, ended = after.failures - before.failures, after.ok - before.ok
-    faulty = failures > FAULTY * (failures + ended)
     failing = failures / max(failures + ended, 1)
-    if starved >= max(MATTERS, blocked, limited):
-        return _storage(before, after, starved, failing if faulty else 0.0, when)
+    faulty = failing > FAULTY
+    if starved >= MATTERS and faulty:
+        return _faults(before, after, starved, failing, when)
+    if starved >= MATTERS and limited <= max(starved, blocked):
+        return _storage(before, after, starved, blocked, when)
     if limited >= max(MATTERS, blocked):
         return Bottleneck(
             "limit",
-            f"held to its bandwidth limit {limited:.0%} of {when}",
+            f"held to its bandwidth limit {limited:.0%} of {when}"
+            + (f"; the trainer waited for storage {starved:.0%}" if starved >= MATTERS else ""),
             "Raise it with `penstock set`, if that is not wanted.",
         )
-    but = f"; S3 fails {failing:.0%} of requests, so far without harm" if faulty else ""
+    but = f"; S3 fails {failing:.0%} of requests, the trainer waited {starved:.0%}" if faulty else ""
     if blocked >= MATTERS:
         return Bottleneck(
-            "trainer", f"trainer is the bottleneck: storage waited {blocked:.0%} of {when}{but}"
+            "trainer",
+            f"the trainer is the bottleneck: the sidecar waited for it {blocked:.0%} of {when}{but}",
         )
-    return Bottleneck(
-        "even", f"nobody waits much: bytes moved {spent['moving'] / connected:.0%} of {when}{but}"
-    )
+    moving = spent["moving"] / connected
+    return Bottleneck("even", f"neither side waits much: bytes moved {moving:.0%} of {when}{but}")
 
 
 def _idle(now: Sample) -> Bottleneck:
     if now.connected:
-        return Bottleneck("idle", "a reader has just come")
+        return Bottleneck("idle", "a reader has just opened the FIFO")
     if now.state == "stopped":
         return Bottleneck("idle", "stopped")
-    return Bottleneck("idle", f"no reader: epoch {now.epoch} waits in its FIFO")
+    return Bottleneck("idle", f"no reader: nothing has opened the FIFO of epoch {now.epoch}")
 
 
-def _storage(before: Sample, after: Sample, starved: float, failing: float, when: str) -> Bottleneck:
+def _faults(before: Sample, after: Sample, starved: float, failing: float, when: str) -> Bottleneck:
+    throttling = after.throttled > before.throttled
+    fewer = " and asks for fewer" if throttling else ""
+    return Bottleneck(
+        "faults",
+        f"S3 fails {failing:.0%} of requests{fewer}: the trainer waited for storage {starved:.0%} of {when}",
+        REMEDIES["throttled" if throttling else "retry"],
+    )
+
+
+def _storage(before: Sample, after: Sample, starved: float, blocked: float, when: str) -> Bottleneck:
     causes = {cause: seconds - before.starved[cause] for cause, seconds in after.starved.items()}
     cause = max(causes, key=lambda each: causes[each])
-    if failing:
-        throttling = " and it asks for fewer" if after.throttled > before.throttled else ""
+    if blocked > starved:
         return Bottleneck(
-            "faults",
-            f"S3 is in trouble: {failing:.0%} of requests fail{throttling}; "
-            f"the trainer waited {starved:.0%} of {when}",
-            REMEDIES["throttled" if throttling else "retry"],
+            "mixed",
+            f"storage and the trainer are slow in turn: the trainer waited {starved:.0%} of {when}, mostly "
+            f"{WAITED_FOR[cause]}; the sidecar waited for the trainer {blocked:.0%}",
+            REMEDIES[cause],
         )
     return Bottleneck(
         "storage",

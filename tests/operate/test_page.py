@@ -90,9 +90,13 @@ def chromium():
 
 
 CONDITIONS = {
-    "trainer": ({"pause": 0.02, "piece": 1 << 18}, None, "trainer is the bottleneck: storage waited"),
+    "trainer": (
+        {"pause": 0.02, "piece": 1 << 18},
+        None,
+        "the trainer is the bottleneck: the sidecar waited for it",
+    ),
     "storage": ({}, lambda: slowly(asyncio.Semaphore(1)), "storage is the bottleneck: the trainer waited"),
-    "faults": ({}, lambda: fails(503, "SlowDown"), "S3 is in trouble"),
+    "faults": ({}, lambda: fails(503, "SlowDown"), "of requests and asks for fewer"),
 }
 
 
