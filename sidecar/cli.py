@@ -194,7 +194,7 @@ def cat(
     from pydantic import ValidationError
 
     from sidecar.commands import cat as command
-    from sidecar.config.job import explain
+    from sidecar.config.mistakes import explain
     from sidecar.config.settings import EndpointConfig
     from sidecar.process.logs import configure
     from sidecar.process.memory import default_budget, memory_limit
@@ -206,7 +206,7 @@ def cat(
     try:
         checked = EndpointConfig(**{_pascal(name): value for name, value in endpoint.items()})
     except ValidationError as error:
-        raise ConfigError(f"endpoint options: {explain(error)}") from None
+        raise ConfigError(f"endpoint options: {explain(error, EndpointConfig)}") from None
     part = SMALLEST_PART if part_size is None else part_size
     budget = max(2 * part, default_budget(memory_limit())) if budget is None else budget
     if part < 64 * KIB or budget < 2 * part:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import ByteSize, ConfigDict, Field, ValidationError
 
-from sidecar.config.job import explain
+from sidecar.config.mistakes import explain
 from sidecar.config.model import Model
 from streamer.errors import ConfigError
 from streamer.units import human_bytes
@@ -54,7 +54,7 @@ def change(state: JobState, document: object) -> dict[str, Any]:
     try:
         wanted = Change.model_validate(document)
     except ValidationError as error:
-        raise ConfigError(f"limits: {explain(error)}") from None
+        raise ConfigError(f"limits: {explain(error, Change)}") from None
     memory_budget, now = state.memory_budget, time.monotonic()
     if memory_budget is None:
         raise ConfigError("the job has not started yet; try again when it is ready")

@@ -1,4 +1,4 @@
-"""Reads a YAML or JSON file as dicts, lists and scalars.
+"""Reads a YAML or JSON file as dicts, lists and scalars, and finds the line of each value.
 
 `read_document` returns within a few seconds or raises ConfigError, whatever is in the file: the size of the
 file and the number of values after the expansion of YAML aliases have limits. It refuses duplicate keys, and
@@ -9,11 +9,19 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import yaml
+from yaml.constructor import ConstructorError
 
 from streamer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    Path = Sequence[str | int]
+    """Keys and indexes that lead to a value of a document."""
 
 MOST_BYTES = 1 << 20
 """Most bytes of a file; the largest CreateTrainingJob request has about a third of it."""
@@ -22,9 +30,56 @@ MOST_YAML = 1 << 18
 MOST_VALUES = 100_000
 """Most values of a document, with aliases expanded."""
 _IMPOSSIBLE = re.compile("[\0\ud800-\udfff]")
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+')
+"""A token of valid JSON."""
 
 
-def read_document(path: str) -> Any:
+@dataclass(frozen=True, slots=True)
+class Document:
+    """The value in a file, and the text that it was read from."""
+
+    value: Any
+    text: str
+    is_json: bool
+
+    def line(self, path: Path) -> int | None:
+        """Return the line, from 1, of the value at `path`: that of its key, if it has one.
+
+        If the value is absent, the line is that of the section that lacks it; None for the whole document.
+        """
+        return _json_line(self.text, path) if self.is_json else _yaml_line(self.text, path)
+
+
+class FileMistakes(ConfigError):
+    """Mistakes in a file. Its text has one line for each: `FILE:LINE: KEY: MESSAGE`."""
+
+    def __init__(self, path: str, mistakes: Sequence[Mistake], *, more: int = 0) -> None:
+        """`more`: the number of mistakes that are not in `mistakes`."""
+        self.path, self.mistakes, self.more = path, tuple(mistakes), more
+        lines = [mistake.text(path) for mistake in mistakes]
+        if more:
+            lines.append(f"{path}: and {more} more mistakes")
+        if len(lines) > 1:
+            lines.insert(0, f"{path} has {len(mistakes) + more} mistakes")
+        super().__init__("\n".join(lines))
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """One mistake in a file."""
+
+    message: str
+    key: str = ""
+    """Keys and indexes that lead to the value, such as `InputDataConfig[0].ChannelName`."""
+    line: int | None = None
+
+    def text(self, path: str) -> str:
+        """Return the mistake in the form of compilers, which editors and CI systems link to the line."""
+        place = path if self.line is None else f"{path}:{self.line}"
+        return f"{place}: {self.key}: {self.message}" if self.key else f"{place}: {self.message}"
+
+
+def read_document(path: str) -> Document:
     """Read the file, JSON if it begins with a bracket, else YAML. Raises ConfigError."""
     try:
         with open(path, "rb") as file:
@@ -41,11 +96,29 @@ def read_document(path: str) -> Any:
         why = "" if is_json else ", or write it as JSON, which may have 1 MiB"
         raise ConfigError(f"{path} has more than {most // 1024} KiB; shorten it{why}")
     try:
-        document = json.loads(text, object_pairs_hook=_no_duplicates) if is_json else _yaml(text)
-        check_texts(document)
+        value = json.loads(text, object_pairs_hook=_no_duplicates) if is_json else _yaml(text)
+        check_texts(value)
     except Exception as error:  # PyYAML's constructors raise IndexError, KeyError, ... for odd scalars
-        raise ConfigError(f"cannot understand {path}: {shortened(str(error))}") from error
-    return document
+        why, line = _explain(error)
+        message = f"cannot understand this {'JSON' if is_json else 'YAML'}: {shortened(why)}"
+        raise FileMistakes(path, [Mistake(message, line=line)]) from error
+    return Document(value, text, is_json)
+
+
+def _explain(error: Exception) -> tuple[str, int | None]:
+    """Return what a parser found wrong, and the line if the parser knows it."""
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg} (column {error.colno})", error.lineno
+    if isinstance(error, yaml.MarkedYAMLError) and (mark := error.problem_mark or error.context_mark):
+        what = error.problem or error.context or "syntax error"
+        if "'\\t'" in what:
+            what = "a tab stands where only spaces may; indent with spaces"
+        elif "mapping values are not allowed" in what:
+            what = "a ':' is not allowed here; correct the indentation, or put the text in quotes"
+        elif "expected <block end>" in what or "could not find expected ':'" in what:
+            what = f"{what}; correct the indentation, or add the ':' after the key"
+        return what, mark.line + 1
+    return str(error), None
 
 
 def check_texts(document: Any) -> None:
@@ -79,6 +152,67 @@ def _yaml(text: str) -> Any:
         loader.dispose()
 
 
+def _yaml_line(text: str, path: Path) -> int | None:
+    """Return the line of the value at `path` in valid YAML."""
+    loader = _Loader(text)
+    try:
+        node, line = loader.get_single_node(), None
+    finally:
+        loader.dispose()
+    for step in path:
+        if isinstance(node, yaml.SequenceNode) and isinstance(step, int) and step < len(node.value):
+            node = node.value[step]
+            line = node.start_mark.line + 1
+            continue
+        pairs = node.value if isinstance(node, yaml.MappingNode) else []
+        found = next(((key, value) for key, value in pairs if key.value == str(step)), None)
+        if found is None:
+            break
+        line, node = found[0].start_mark.line + 1, found[1]
+    return line
+
+
+def _json_line(text: str, path: Path) -> int | None:
+    """Return the line of the value at `path` in valid JSON."""
+    wanted, best, offset = tuple(path), 0, None
+    for inner, start in _json_places(text):
+        if len(inner) > best and wanted[: len(inner)] == inner:
+            best, offset = len(inner), start
+            if best == len(wanted):
+                break
+    return None if offset is None else text.count("\n", 0, offset) + 1
+
+
+def _json_places(text: str) -> Iterator[tuple[tuple[str | int, ...], int]]:
+    """Yield the path and the offset of every key and every item of a list in valid JSON."""
+    steps: list[str | int] = []
+    """The current key or index of each object and list around the token."""
+    expects_value = True
+    for token in _TOKEN.finditer(text):
+        match token[0]:
+            case "}" | "]":
+                steps.pop()
+            case ",":
+                if isinstance(steps[-1], int):
+                    steps[-1] += 1
+                    expects_value = True
+                else:
+                    expects_value = False
+            case ":":
+                expects_value = True
+            case word:
+                if not expects_value:
+                    steps[-1] = json.loads(word)
+                    yield tuple(steps), token.start()
+                elif steps and isinstance(steps[-1], int):
+                    yield tuple(steps), token.start()
+                if word == "[":
+                    steps.append(0)
+                elif word == "{":
+                    steps.append("")
+                    expects_value = False
+
+
 def _values(node: Any, counts: dict[int, int]) -> int:
     """Count the values of a node with its aliases expanded. `counts`: those of earlier nodes, by id."""
     if id(node) not in counts:
@@ -103,19 +237,29 @@ _Loader.yaml_implicit_resolvers = {
 
 
 def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
-    return _no_duplicates(loader.construct_pairs(node, deep=True))
+    mapping: dict[Any, Any] = {}
+    for (key_node, _), (key, value) in zip(node.value, loader.construct_pairs(node, deep=True), strict=True):
+        try:
+            _add(mapping, key, value)
+        except ValueError as error:
+            raise ConstructorError(None, None, str(error), key_node.start_mark) from error
+    return mapping
 
 
 _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
 
 
 def _no_duplicates(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
-    """Return pairs as a dict. Raises ValueError for a duplicate key, of which parsers drop one."""
     mapping: dict[Any, Any] = {}
     for key, value in pairs:
-        if not isinstance(key, (str, int, float, type(None))):
-            raise ValueError(f"{key!r} cannot be a key")  # noqa: TRY004 - a mistake in the file
-        if key in mapping:
-            raise ValueError(f"key {key!r} is written twice")
-        mapping[key] = value
+        _add(mapping, key, value)
     return mapping
+
+
+def _add(mapping: dict[Any, Any], key: Any, value: Any) -> None:
+    """Add a key to a mapping. Raises ValueError for a duplicate key, of which parsers drop one."""
+    if not isinstance(key, (str, int, float, type(None))):
+        raise ValueError(f"{key!r} cannot be a key")  # noqa: TRY004 - a mistake in the file
+    if key in mapping:
+        raise ValueError(f"key {key!r} is written twice")
+    mapping[key] = value

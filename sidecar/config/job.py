@@ -9,33 +9,23 @@ job, the rules between channels, and the reading of the file.
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, StrictStr, ValidationError, model_validator
 
-from sidecar.config.document import read_document, shortened
+from sidecar.config.document import FileMistakes, read_document
+from sidecar.config.mistakes import RuleError, kind_of, mistakes
 from sidecar.config.model import Model
 from sidecar.config.request import (
     LONGEST_NAME,
     AlgorithmSpecification,
     ChannelConfig,
-    ChannelExtras,
-    DataSource,
     InputMode,
-    InstanceGroup,
     ResourceConfig,
-    S3DataSource,
-    ShuffleConfig,
 )
-from sidecar.config.settings import (
-    AdminConfig,
-    EndpointConfig,
-    HostsConfig,
-    PenstockConfig,
-)
+from sidecar.config.settings import PenstockConfig
 from sidecar.process.logs import log
 from sidecar.process.memory import default_budget, memory_limit
 from streamer.errors import ConfigError
@@ -45,8 +35,6 @@ from streamer.trailer import rank_channel_name
 from streamer.units import human_bytes
 
 SAGEMAKER_CHANNELS = 20
-MOST_MISTAKES = 50
-"""Most mistakes in a job file that one error reports."""
 
 IGNORED = frozenset({
     # of the request
@@ -96,31 +84,39 @@ class Job(Model):
     def _consistent(self) -> Self:
         names = [channel.channel_name for channel in self.input_data_config]
         for name in sorted(name for name, count in Counter(names).items() if count > 1):
-            raise ValueError(f"two channels are called {name!r}; names must differ")
+            second = len(names) - 1 - names[::-1].index(name)
+            raise RuleError(
+                f"two channels are called {name!r}; names must differ",
+                at=("InputDataConfig", second, "ChannelName"),
+            )
         self._check_ranks(set(names))
         piped = {name for channel in self.channels("Pipe") for name in self.fifos(channel)}
         for channel in self.channels("File"):
             name = channel.channel_name
+            at = ("InputDataConfig", names.index(name), "ChannelName")
             if refusal := channel.refusal_as_file():
-                raise ValueError(f"channel {name!r} in File mode: {refusal}")
+                raise RuleError(f"channel {name!r} in File mode: {refusal}", at=at[:2])
             stem, _, number = name.rpartition("_")
             if stem in piped and number.isdecimal():
-                raise ValueError(
+                raise RuleError(
                     f"the directory of File channel {name!r} is also the FIFO of epoch {number} of Pipe "
-                    f"channel {stem!r}; rename one"
+                    f"channel {stem!r}; rename one",
+                    at=at,
                 )
         sharded = any(channel.source.sharded for channel in self.input_data_config)
         if self.penstock.shard_by == "bytes" and not sharded and not self.ranks:
-            raise ValueError(
-                "ShardBy has no meaning without a ShardedByS3Key channel or Rank FIFOs; remove it"
+            raise RuleError(
+                "ShardBy has no meaning without a ShardedByS3Key channel or Rank FIFOs; remove it",
+                at=("Penstock", "ShardBy"),
             )
         budget, least = self.penstock.memory_budget, self._least_budget
         if budget is not None and budget < least:
             part = human_bytes(self.penstock.part_size or SMALLEST_PART)
-            raise ValueError(
+            raise RuleError(
                 f"MemoryBudget {human_bytes(budget)} is less than two parts of {part} for each of "
                 f"{max(len(piped), 1)} channels or rank FIFOs; raise it to {human_bytes(least)} or lower "
-                "PartSize"
+                "PartSize",
+                at=("Penstock", "MemoryBudget"),
             )
         return self
 
@@ -205,80 +201,14 @@ def warnings(job: Job) -> list[str]:
 def load_job(path: str | Path) -> Job:
     """Read and validate a job file, YAML or JSON. Raises ConfigError naming every mistake."""
     document = read_document(str(path))
-    if not isinstance(document, dict):
-        raise ConfigError(f"{path} must hold one mapping with InputDataConfig; see the README")
+    if not isinstance(document.value, dict):
+        kind = "is empty" if document.value is None else f"is {kind_of(document.value)}"
+        raise ConfigError(f"{path} must hold one mapping with InputDataConfig, and {kind}; see the README")
     try:
-        job = Job.model_validate(document)
+        job = Job.model_validate(document.value)
     except ValidationError as error:
-        raise ConfigError(f"{path}:\n  {explain(error, separator=chr(10) + '  ')}") from None
+        found, more = mistakes(error, Job, line=document.line)
+        raise FileMistakes(str(path), found, more=more) from None
     for warning in warnings(job):
         log.warning(warning)
     return job
-
-
-def explain(error: ValidationError, *, separator: str = "; ") -> str:
-    """Describe every mistake that pydantic found, with the keys of the file."""
-    details = error.errors(include_url=False)
-    # pydantic also reports a list whose items are all wrong as too short; the items' own errors are better.
-    mistakes = [each for each in details if each["type"] != "too_short" or each["input"] in ([], ())]
-    mistakes = mistakes or details
-    more = [f"and {len(mistakes) - MOST_MISTAKES} more mistakes"] if len(mistakes) > MOST_MISTAKES else []
-    return separator.join([*(_describe(mistake) for mistake in mistakes[:MOST_MISTAKES]), *more])
-
-
-_SECTIONS: dict[str, type[Model]] = {
-    "the top level": Job,
-    "AlgorithmSpecification": AlgorithmSpecification,
-    "ResourceConfig": ResourceConfig,
-    "an instance group": InstanceGroup,
-    "a channel of InputDataConfig": ChannelConfig,
-    "the Penstock section of a channel": ChannelExtras,
-    "ShuffleConfig": ShuffleConfig,
-    "DataSource": DataSource,
-    "DataSource.S3DataSource": S3DataSource,
-    "Penstock": PenstockConfig,
-    "Penstock.Hosts": HostsConfig,
-    "Penstock.Endpoint": EndpointConfig,
-    "Penstock.Admin": AdminConfig,
-}
-_SECTION_OF = {key: section for section, model in _SECTIONS.items() for key in model.ignored} | {
-    field.alias or name: section
-    for section, model in _SECTIONS.items()
-    for name, field in model.model_fields.items()
-}
-"""By key, the section that it belongs in."""
-
-
-def _describe(detail: Any) -> str:
-    """Describe one mistake: `InputDataConfig[0].ChannelName: ...`."""
-    steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in detail["loc"])
-    path = "".join(steps).lstrip(".")
-    message = _MESSAGES.get(detail["type"], detail["msg"].removeprefix("Value error, "))
-    if detail["type"] == "extra_forbidden":
-        message = f"is not a key that Penstock supports here; {_advice(str(detail['loc'][-1]))}"
-    elif detail["type"] == "literal_error":
-        message = f"{shortened(repr(detail['input']))} is not one of {detail['ctx']['expected']}"
-    elif detail["type"] == "string_pattern_mismatch":
-        message = f"{shortened(repr(detail['input']))} does not match {detail['ctx']['pattern']}"
-    return shortened(f"{path}: {message}" if path else message, 1000)
-
-
-_MESSAGES = {
-    "missing": "is required",
-    "string_type": "must be text; put it in quotes",
-    "too_short": "must have at least 1 item",
-}
-
-
-_OF_A_CHANNEL = {"Ranks": "Ranks: 4", "ChannelBandwidth": "Bandwidth: 50MB"}
-"""By key that a user may expect in the `Penstock` section of the job, the setting of a channel."""
-
-
-def _advice(key: str) -> str:
-    """Return what to do about an unknown key."""
-    if key in _OF_A_CHANNEL:
-        return f"each channel has it in a section of its own, `Penstock: {{{_OF_A_CHANNEL[key]}}}`"
-    if key in _SECTION_OF:
-        return f"it belongs in {_SECTION_OF[key]}"
-    close = difflib.get_close_matches(key, _SECTION_OF, n=1, cutoff=0.8)
-    return f"did you mean {close[0]}?" if close else "remove it"

@@ -26,7 +26,7 @@ import structlog
 from aiohttp import web
 from pydantic import ValidationError
 
-from sidecar.config.job import explain
+from sidecar.config.mistakes import explain
 from sidecar.config.settings import EndpointConfig
 from sidecar.process.logs import configure, log
 from streamer.secrets import redact, remember
@@ -286,7 +286,7 @@ def test_a_url_with_secrets_is_refused_unseen():
     ):  # fmt: skip
         with pytest.raises(ValidationError) as caught:
             EndpointConfig.model_validate({"Url": url})
-        said = explain(caught.value)
+        said = explain(caught.value, EndpointConfig)
         assert found_in(said) == []
         assert "must be http:// or https:// and a host" in said
     ended = penstock("cat", "https://h/k?X-Amz-Security-Token=PLANTED%2F&X-Amz-Signature=PLANTED")

@@ -1,0 +1,142 @@
+"""Mistakes in a job file: the line of each, in YAML and JSON, and what to write instead."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+
+from sidecar.config.document import FileMistakes, read_document
+from sidecar.config.job import load_job
+from tests.sidecar.test_config import document
+
+YAML = """\
+# A comment, so that line 1 has no key.
+InputDataConfig:
+- ChannelName: train
+  DataSource:
+    S3DataSource: {S3DataType: S3Prefix,
+                   S3Uri: "s3://b/train/"}
+- ChannelName: eval
+  DataSource: {S3DataSource: {S3DataType: S3Prefix, S3Uri: "s3://b/eval/"}}
+Penstock:
+  Endpoint:
+    PathStyle: true
+"""
+JSON = """\
+{ "InputDataConfig": [
+    {"ChannelName": "train", "DataSource":
+      {"S3DataSource": {"S3DataType": "S3Prefix",
+                        "S3Uri": "s3://b/[{\\"train:"}}},
+    {"ChannelName":
+       "eval",
+     "DataSource": {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": "s3://b/eval/"}}}],
+  "Penstock": {
+    "Ranks": [], "Endpoint": {
+      "PathStyle": true}}}
+"""
+PENSTOCK = YAML.replace("Endpoint:", "!\n  Endpoint:")
+S3URI = ("InputDataConfig", 0, "DataSource", "S3DataSource", "S3Uri")
+
+
+@pytest.mark.parametrize(
+    ("path", "in_yaml", "in_json"),
+    [
+        ((), None, None),
+        (("InputDataConfig",), 2, 1),
+        (("InputDataConfig", 0), 3, 2),
+        (("InputDataConfig", 0, "ChannelName"), 3, 2),
+        (S3URI, 6, 4),
+        (("InputDataConfig", 1), 7, 5),
+        (("InputDataConfig", 1, "DataSource", "S3DataSource", "S3Uri"), 8, 7),
+        (("InputDataConfig", 1, "InputMode"), 7, 5),  # absent: the channel that lacks it
+        (("Penstock", "Endpoint", "PathStyle"), 11, 10),
+        (("Penstock", "Admin", "Port"), 9, 8),
+    ],
+)
+def test_every_value_has_the_line_of_its_key(tmp_path, path, in_yaml, in_json):
+    for text, line in ((YAML, in_yaml), (JSON, in_json)):
+        (tmp_path / "job").write_text(text)
+        assert read_document(str(tmp_path / "job")).line(path) == line
+
+
+def told(tmp_path, text: str) -> list[str]:
+    (tmp_path / "job.yaml").write_text(text)
+    with pytest.raises(FileMistakes) as caught:
+        load_job(tmp_path / "job.yaml")
+    return [line.replace(str(tmp_path) + "/", "") for line in str(caught.value).splitlines()]
+
+
+def test_each_mistake_has_a_line_of_its_own_that_names_file_line_and_key(tmp_path):
+    text = YAML.replace("PathStyle", "pathStyle").replace("ChannelName: eval", "ChannelName: e val")
+    assert told(tmp_path, text) == [
+        "job.yaml has 2 mistakes",
+        "job.yaml:7: InputDataConfig[1].ChannelName: 'e val' is not allowed; use letters, digits, '.', '-' "
+        "and '_'",
+        "job.yaml:11: Penstock.Endpoint.pathStyle: is not a key that Penstock supports here; did you mean "
+        "PathStyle?",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "begin"),
+    [
+        (YAML.replace("eval", "train"), "job.yaml:7: InputDataConfig[1].ChannelName: two channels"),
+        (PENSTOCK.replace("!", "MemoryBudget: 1MiB"), "job.yaml:10: Penstock.MemoryBudget: "),
+        (PENSTOCK.replace("!", "ShardBy: bytes"), "job.yaml:10: Penstock.ShardBy: ShardBy"),
+        (
+            YAML.replace("eval\n", "eval\n  InputMode: File\n  CompressionType: Gzip\n"),
+            "job.yaml:7: InputDataConfig[1]: channel 'eval' in File mode",
+        ),
+        (PENSTOCK.replace("  !", "\tAdmin: {}"), "job.yaml:10: cannot understand this YAML: a tab"),
+        (YAML + "InputDataConfig: []\n", "job.yaml:12: cannot understand this YAML: key 'InputDataConfig'"),
+        (YAML + "Environment: a: b\n", "job.yaml:12: cannot understand this YAML: a ':' is not"),
+        (JSON.replace("true}}}", "true,}}}"), "job.yaml:10: cannot understand this JSON: "),
+        (JSON.replace('"Ranks": []', '"Ranks": 4'), "job.yaml:9: Penstock.Ranks: "),
+    ],
+    ids=["same name", "budget", "ShardBy", "File mode", "tab", "twice", "colon", "comma", "JSON"],
+)  # fmt: skip
+def test_rules_between_keys_and_syntax_errors_have_a_line(tmp_path, text, begin):
+    (line,) = told(tmp_path, text)
+    assert line.startswith(begin)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        ("Penstock__Endpoint__URL", "http://h", "did you mean Url?"),
+        ("Penstock__memory_budget", "1GiB", "did you mean MemoryBudget?"),
+        ("Penstock__Memory", "1GiB", "did you mean MemoryBudget?"),
+        ("Penstock__requests-in-flight", 3, "did you mean RequestsInFlight?"),
+        ("input_data_config", [], "did you mean InputDataConfig?"),
+        ("Penstock__S3Uri", "s3://b", "it belongs in InputDataConfig[].DataSource.S3DataSource"),
+        ("Penstock__path_style", True, "PathStyle belongs in Penstock.Endpoint"),
+        ("Url", "http://h", "it belongs in Penstock.Endpoint"),
+        ("Penstock__Zebra", 1, "remove it"),
+        ("Penstock__Transport", "Splice", "did you mean 'splice'?"),
+        ("InputDataConfig__0__InputMode", "pipe", "did you mean 'Pipe'?"),
+        ("InputDataConfig__0__CompressionType", "gzip", "did you mean 'Gzip'?"),
+        ("Penstock__MemoryBudget", "512 megabytes", "is not a size; write 512MiB or a number of bytes"),
+        ("Penstock__GiveUpAfter", "5m", "'5m' is not a number; write seconds, such as 300"),
+        ("Penstock__GiveUpAfter", 0, "must be greater than 0; write seconds, such as 300"),
+        ("Penstock__RequestsInFlight", "many", "'many' is not a whole number"),
+        ("Penstock__Endpoint__PathStyle", "maybe", "'maybe' is neither true nor false"),
+        ("Penstock__Endpoint__Region", "eu_central_1", "such as eu-central-1"),
+        ("Penstock__Endpoint", "http://h", "must be a mapping of keys to values, and is a text"),
+        ("Penstock__BaseDirectory", "ml", "write an absolute path, such as /opt/ml"),
+        ("InputDataConfig", {"train": {}}, "must be a list, and is a mapping; put '- ' before each item"),
+    ],
+)
+def test_the_message_says_what_to_write(tmp_path, path, value, words):
+    for dump in (yaml.safe_dump, json.dumps):
+        assert words in " ".join(told(tmp_path, dump(document(**{path: value}))))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"), [("", "is empty"), ("- 1\n", "is a list"), ("job\n", "is a text")]
+)
+def test_a_file_without_a_mapping(tmp_path, text, words):
+    (tmp_path / "job.yaml").write_text(text)
+    with pytest.raises(Exception, match=f"must hold one mapping with InputDataConfig, and {words}"):
+        load_job(tmp_path / "job.yaml")
