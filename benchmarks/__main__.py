@@ -1,4 +1,4 @@
-"""Penstock beside its peers: `python -m benchmarks`, or `make bench`. See docs/performance.md.
+"""Penstock beside its peers: `python -m benchmarks`, or `make bench`. See docs/explanation/performance.md.
 
 Objects lie in memory (/dev/shm), one scenario's at a time, 2.1 GB at most, and are removed at the end
 whichever way that comes; clients need up to 3 GB besides. Results are written after every scenario.

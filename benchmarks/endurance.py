@@ -223,7 +223,7 @@ def endure(*, gigabytes: float, every: float, factor: float = 1.0, shared: str =
 
 
 def markdown(found: Found) -> str:
-    """The section of docs/reliability.md."""
+    """The section of docs/explanation/reliability.md."""
     status = found.status
     hedges = {name: count for name, count in status["hedges"].items() if count}
     retries = {name: count for name, count in status["retries"].items() if count}

@@ -1,4 +1,4 @@
-"""How idle a GPU is, by what feeds it: `python -m benchmarks.gpu`. See docs/performance.md.
+"""How idle a GPU is, by what feeds it: `python -m benchmarks.gpu`. See docs/explanation/performance.md.
 
     cores 0..C-1   one training process (`gpu_trainer`), its DataLoader workers, the client's processes
     cores C..      the origin, an nginx that behaves as S3 does (`benchmarks.origin`)

@@ -1,4 +1,4 @@
-"""What an operator is told of, and how soon; docs/runbook.md has an entry for each.
+"""What an operator is told of, and how soon; docs/how-to/runbook.md has an entry for each.
 
     critical  a training stands still or is about to: somebody is woken
     warning   it goes on, slower or at a greater price: to be looked at in the day
@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal
 
-RUNBOOK = "docs/runbook.md"
+RUNBOOK = "docs/how-to/runbook.md"
 """Where the entries are; `python -m dashboards.build --runbook` and the chart's value put another address."""
 
 _WHERE = "{{ $labels.instance }}"
@@ -183,7 +183,7 @@ ALERTS = tuple(alert for group in GROUPS.values() for alert in group)
 
 
 def alert_groups(runbook: str) -> list[dict[str, Any]]:
-    """The groups of rules; `runbook` is the address of docs/runbook.md."""
+    """The groups of rules; `runbook` is the address of docs/how-to/runbook.md."""
     return [
         {"name": name, "rules": [alert.rule(runbook) for alert in alerts]} for name, alerts in GROUPS.items()
     ]

@@ -119,7 +119,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m dashboards.build", description=__doc__)
     parser.add_argument("--check", action="store_true", help="compare only; exit 1 on a difference")
     parser.add_argument(
-        "--runbook", default=RUNBOOK, help="address of docs/runbook.md as your people read it"
+        "--runbook", default=RUNBOOK, help="address of docs/how-to/runbook.md as your people read it"
     )
     options = parser.parse_args()
     due = files(options.runbook)

@@ -28,9 +28,9 @@ ALSO = {
     "index.md": "README.md",
     "changelog.md": "CHANGELOG.md",
     "contributing.md": "CONTRIBUTING.md",
-    "demo.md": "examples/README.md",
-    "dashboards.md": "dashboards/README.md",
-    "compatibility.md": "compat/sagemaker_tensorflow/README.md",
+    "tutorials/demo.md": "examples/README.md",
+    "how-to/dashboards.md": "dashboards/README.md",
+    "how-to/compatibility.md": "compat/sagemaker_tensorflow/README.md",
 }
 """Pages of the site that are files elsewhere in the repository."""
 _PAGES = {source: page for page, source in ALSO.items()}

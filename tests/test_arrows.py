@@ -1,4 +1,4 @@
-"""The arrows of docs/architecture.md: who may import whom. Nothing points back."""
+"""The arrows of docs/explanation/architecture.md: who may import whom. Nothing points back."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ def written(default: object) -> str:
 
 
 def test_every_key_of_a_job_file_is_described():
-    rows = table(DOCS / "configuration.md", "Key", "Type", "Default", "Meaning")
+    rows = table(DOCS / "reference/configuration.md", "Key", "Type", "Default", "Meaning")
     told = {bare(key): default for key, _, default, _ in rows}
     assert len(told) == len(rows)
     due = {key: written(default) for key, default in keys().items()}
@@ -158,14 +158,17 @@ def test_every_key_of_a_job_file_is_described():
 
 
 def test_every_metric_is_described():
-    rows = table(DOCS / "metrics.md", "Metric", "Type", "Labels", "Meaning")
+    rows = table(DOCS / "reference/metrics.md", "Metric", "Type", "Labels", "Meaning")
     assert [(bare(name), kind, names(labels), meaning) for name, kind, labels, meaning in rows] == [
         (name, spec.kind, spec.labels, spec.help) for name, spec in METRICS.items()
     ]
 
 
 def test_every_label_value_is_described():
-    told = {bare(label): names(values) for label, values in table(DOCS / "metrics.md", "Label", "Values")}
+    told = {
+        bare(label): names(values)
+        for label, values in table(DOCS / "reference/metrics.md", "Label", "Values")
+    }
     assert told.keys() == {label for spec in METRICS.values() if spec.kind != "info" for label in spec.labels}
     assert {label: values for label, values in told.items() if label != "channel"} == {
         "state": STATES, "trailer_state": TRAILER_STATES, "outcome": OUTCOMES, "kind": RETRIED,
@@ -175,14 +178,14 @@ def test_every_label_value_is_described():
 
 
 def test_the_status_document_has_the_fields_shown():
-    shown = next(json.loads(body) for body in blocks(DOCS / "metrics.md", "json"))
+    shown = next(json.loads(body) for body in blocks(DOCS / "reference/metrics.md", "json"))
     (channel,) = shown["channels"].values()
     fields = {field.name for field in dataclasses.fields(ChannelStatistics)}
     assert channel.keys() == (fields | {"bottleneck"}) - {"first_byte", "part", "head_wait"}
 
 
 def test_promql_is_promql_and_asks_for_metrics_that_exist(tmp_path):
-    queries = blocks(DOCS / "metrics.md", "promql")
+    queries = blocks(DOCS / "reference/metrics.md", "promql")
     assert len(queries) >= 2
     for query in queries:
         assert set(re.findall(r"\bpenstock_\w+", query)) <= METRICS.keys()
@@ -208,20 +211,22 @@ def test_the_trainers_environment_is_described():
     }
     given = trainer_environment(Layout("/opt/ml"), Job.model_validate(document), Hosts(0, ("algo-1",)))
     due = {re.sub(r"^(SM_CHANNEL|SM_HP)_.*", r"\1_<NAME>", name) for name in given}
-    rows = table(DOCS / "configuration.md", "Variable", "Content")
+    rows = table(DOCS / "reference/configuration.md", "Variable", "Content")
     assert sorted(bare(name) for name, _ in rows) == sorted(due)
 
 
 def test_the_rooms_and_their_arrows():
-    rows = table(DOCS / "architecture.md", "Room", "May import")
+    rows = table(DOCS / "explanation/architecture.md", "Room", "May import")
     told = {bare(name): set() if may == "nothing" else set(names(may)) for name, may in rows}
     assert told == MAY_IMPORT
-    picture = blocks(DOCS / "architecture.md", "")[0]
+    picture = blocks(DOCS / "explanation/architecture.md", "")[0]
     assert [name for name in MAY_IMPORT if name not in picture and name not in BASE] == []
 
 
 def test_the_tree_of_errors():
-    tree = next(body for body in blocks(DOCS / "architecture.md", "") if body.startswith("PenstockError"))
+    tree = next(
+        body for body in blocks(DOCS / "explanation/architecture.md", "") if body.startswith("PenstockError")
+    )
     told, above = {}, []
     for line in tree.splitlines():
         name = line.split()[0]
@@ -250,8 +255,8 @@ def texts() -> list[str]:
 @pytest.mark.parametrize(
     "text",
     [
-        *(row[0] for row in table(DOCS / "troubleshooting.md", "Text", "Do")),
-        *(row[0] for row in table(DOCS / "readers.md", "Text", "Raised as", "Cause and remedy")),
+        *(row[0] for row in table(DOCS / "reference/errors.md", "Text", "Do")),
+        *(row[0] for row in table(DOCS / "how-to/readers.md", "Text", "Raised as", "Cause and remedy")),
     ],
 )
 def test_an_error_that_is_explained_can_occur(text):
@@ -259,7 +264,7 @@ def test_an_error_that_is_explained_can_occur(text):
 
 
 def test_the_arguments_of_the_plain_reader():
-    rows = table(DOCS / "readers.md", "Argument", "Default", "Meaning")
+    rows = table(DOCS / "how-to/readers.md", "Argument", "Default", "Meaning")
     due = inspect.signature(PipeReader).parameters.values()
     assert [bare(name) for name, _, _ in rows] == [parameter.name for parameter in due]
     for parameter, (_, default, _) in zip(due, rows, strict=True):
@@ -290,7 +295,7 @@ def test_every_job_file_shown_is_accepted(tmp_path, body):
 
 def test_the_pod_shown_runs_commands_that_exist():
     """The sidecar comes before the trainer, which waits for its probe, and both share /opt/ml."""
-    (body,) = blocks(DOCS / "migrating-from-sagemaker.md", "yml")
+    (body,) = blocks(DOCS / "how-to/migrating-from-sagemaker.md", "yml")
     spec = yaml.safe_load(body)["spec"]["template"]["spec"]
     (serving,), (trainer,) = spec["initContainers"], spec["containers"]
     probe = serving["startupProbe"]["exec"]["command"]
@@ -351,7 +356,7 @@ def test_every_command_mentioned_has_the_options_mentioned(page):
 
 
 def test_every_option_is_described():
-    page = prose(DOCS / "configuration.md")
+    page = prose(DOCS / "reference/configuration.md")
     for command in cli.commands.values():
         for parameter in command.params:
             if isinstance(parameter, click.Option):
@@ -412,13 +417,13 @@ def test_python_examples_use_what_is_there(body):
 
 
 def test_the_constructor_of_the_dataset_is_described():
-    section = prose(DOCS / "readers.md").split("## PipeModeDataset")[1].split("## PipeReader")[0]
+    section = prose(DOCS / "how-to/readers.md").split("## PipeModeDataset")[1].split("## PipeReader")[0]
     told = {name.split("=")[0] for name in names(section)}
     assert parameters("PipeModeDataset") <= told
 
 
 def test_the_arguments_of_the_pytorch_dataset_are_described():
-    section = prose(DOCS / "readers.md").split("## PyTorch")[1].split("## Arrays and tables")[0]
+    section = prose(DOCS / "how-to/readers.md").split("## PyTorch")[1].split("## Arrays and tables")[0]
     assert parameters("PipeIterableDataset") <= {name.split("=")[0] for name in names(section)}
 
 
@@ -457,14 +462,14 @@ def test_every_test_and_file_named_exists(page):
 
 
 def test_every_promise_names_its_test():
-    page = prose(DOCS / "semantics.md")
+    page = prose(DOCS / "explanation/semantics.md")
     promises = [each for each in page.split("\n\n") if each.startswith("**")]
     assert len(promises) > 20
     assert [each for each in promises if not re.search(r"^Tests?: `tests/", each, re.MULTILINE)] == []
 
 
 def test_every_row_of_the_contract_has_a_test_or_says_that_it_has_none():
-    rows = table(DOCS / "contract.md", "Contract", "Penstock", "Held by")
+    rows = table(DOCS / "reference/contract.md", "Contract", "Penstock", "Held by")
     assert len(rows) > 60
     for contract, decision, held in rows:
         assert contract, held
@@ -475,13 +480,13 @@ def test_every_row_of_the_contract_has_a_test_or_says_that_it_has_none():
 
 
 def test_every_section_of_the_contract_has_its_rows():
-    titles = re.findall(r"^## (\d)\. ", prose(DOCS / "contract.md"), re.MULTILINE)
+    titles = re.findall(r"^## (\d)\. ", prose(DOCS / "reference/contract.md"), re.MULTILINE)
     assert titles == ["1", "2", "3", "4", "5", "6", "7", "8"]
 
 
 def test_every_citation_of_the_contract_resolves():
-    """`contract §1.7-4` is section 1.7, item 4 of docs/contract.md."""
-    page = prose(DOCS / "contract.md")
+    """`contract §1.7-4` is section 1.7, item 4 of docs/reference/contract.md."""
+    page = prose(DOCS / "reference/contract.md")
     sections = dict(
         re.findall(r"^##+ (\d(?:\.\d)?)\.? [^\n]*\n(.*?)(?=^##|\Z)", page, re.MULTILINE | re.DOTALL)
     )

@@ -1,7 +1,7 @@
 """Retired words do not come back: each thing has one name, from job key to metric.
 
-The glossary is docs/concepts.md. A word is retired as an identifier of Python, as a key of a document that
-Penstock reads or writes, or as a public name in the documentation.
+The glossary is docs/explanation/concepts.md. A word is retired as an identifier of Python, as a key
+of a document that Penstock reads or writes, or as a public name in the documentation.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ PUBLIC = {
     r"(?:`|Transport: )(?:kernel|copying|portable)\b|\b(?:kernel|copying|portable) transport":
         "transport splice, buffered or aiobotocore",
     r"`(?:Lanes|Connections)`|\bLanes: |--connections\b": "Ranks, RequestsInFlight, --requests-in-flight",
-    r"penstock_(?:lanes_limit|requests_limit|staged_bytes|budget_bytes)": "the metrics of docs/metrics.md",
+    r"penstock_(?:lanes_limit|requests_limit|staged_bytes|budget_bytes)":
+        "the metrics of docs/reference/metrics.md",
     r"penstock_epochs_total\{verdict|\"verdict\":": "trailer_state, state or bottleneck",
     r"\b[Ll]anes?\b|\blanes?_of\b": "rank FIFO, rank_channels, connection or request",
     r"kernel splice\b": "splice",

@@ -51,7 +51,7 @@ def pages(site):
 
 
 def test_the_site_builds_without_a_warning(site):
-    for page in (*docs_site.ALSO, "kubernetes.md", "reference/command-line.md"):
+    for page in (*docs_site.ALSO, "how-to/kubernetes.md", "reference/command-line.md"):
         assert (site / page).with_suffix(".html").exists()
     assert (site / "reference/job.schema.json").exists()
 
@@ -81,16 +81,16 @@ def test_every_page_fits_a_telephone(site, pages):
 @pytest.mark.parametrize(
     ("target", "page", "becomes"),
     [
-        ("docs/metrics.md#logs", "index.md", "[x](metrics.md#logs)"),
-        ("../README.md#exit-codes", "troubleshooting.md", "[x](index.md#exit-codes)"),
-        ("../dashboards/README.md", "metrics.md", "[x](dashboards.md)"),
-        ("examples", "index.md", "[x](demo.md)"),
-        ("../configuration.md", "reference/job-file.md", "[x](../configuration.md)"),
+        ("docs/reference/metrics.md#logs", "index.md", "[x](reference/metrics.md#logs)"),
+        ("../../README.md#exit-codes", "reference/errors.md", "[x](../index.md#exit-codes)"),
+        ("../../dashboards/README.md", "reference/metrics.md", "[x](../how-to/dashboards.md)"),
+        ("examples", "index.md", "[x](tutorials/demo.md)"),
+        ("../how-to/tuning.md", "reference/job-file.md", "[x](../how-to/tuning.md)"),
         ("LICENSE", "index.md", "x"),
         ("docs/none.md", "index.md", "[x](none.md)"),
         ("none.md", "index.md", "[x](none.md)"),
         ("https://example.com/", "index.md", "[x](https://example.com/)"),
-        ("#logs", "metrics.md", "[x](#logs)"),
+        ("#logs", "reference/metrics.md", "[x](#logs)"),
     ],
 )
 def test_links_of_the_repository_become_links_of_the_site(target, page, becomes):

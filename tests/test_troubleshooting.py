@@ -1,4 +1,4 @@
-"""docs/troubleshooting.md finds every error: the texts are taken from the code, where they are raised."""
+"""docs/reference/errors.md finds every error: the texts are taken from the code, where they are raised."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def raised():
         yield "a constant", found
 
 
-ROWS = [bare(row[0]) for row in table(DOCS / "troubleshooting.md", "Text", "Do")]
+ROWS = [bare(row[0]) for row in table(DOCS / "reference/errors.md", "Text", "Do")]
 
 
 def test_there_is_something_to_look_for():
@@ -56,7 +56,7 @@ def test_there_is_something_to_look_for():
 
 @pytest.mark.parametrize(("place", "found"), list(raised()))
 def test_every_error_is_found(place, found):
-    assert any(row in found for row in ROWS), f"{place}: {found!r} is in no table of docs/troubleshooting.md"
+    assert any(row in found for row in ROWS), f"{place}: {found!r} is in no table of docs/reference/errors.md"
 
 
 def test_no_row_is_there_twice():

@@ -1,7 +1,8 @@
 """Every metric, in one table: name, type, labels, meaning. `collector` exports them.
 
 Names have the prefix `penstock_` and base units. Labels are bounded: channel, and the fixed sets below.
-The table is compared with docs/metrics.md, with the dashboards, and with what a sidecar really exports.
+The table is compared with docs/reference/metrics.md, with the dashboards, and with what a sidecar really
+exports.
 """
 
 from __future__ import annotations

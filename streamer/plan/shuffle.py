@@ -7,7 +7,7 @@ again until it is smaller (cycle walking), which happens at most once in √n ti
 SHAKE-256 of seed, epoch and round. So an epoch's order starts at once and is never held in memory, and each
 position can be computed alone, as shards need it.
 
-docs/semantics.md states this for other languages, with a test vector.
+docs/explanation/semantics.md states this for other languages, with a test vector.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Each fault alone, measured: is it waited out, how soon do bytes come again, what does it cost.
 
-    python -m tests.kit.recovery [--seeds 6] [--into docs/reliability.md]
-    python -m tests.kit.recovery --hedges [--into docs/reliability.md]
+    python -m tests.kit.recovery [--seeds 6] [--into docs/explanation/reliability.md]
+    python -m tests.kit.recovery --hedges [--into docs/explanation/reliability.md]
 
 One channel with Penstock's defaults streams from the stub, epoch by epoch with and without the fault, which
 meets one part in twenty. A fault says when it has ended and which byte of the stream it withheld; the

@@ -83,7 +83,7 @@ def test_alerts_come_and_go_with_what_they_tell_of(stub, tmp_path, rules):
         }  # fmt: skip
         # The causes are asked for where the text is made; what a retry waits for is its turn after SlowDown.
         assert re.search(r"waiting for storage:.* throttled \d+", starved["annotations"]["description"])
-        assert starved["annotations"]["runbook_url"] == "docs/runbook.md#penstockstarved"
+        assert starved["annotations"]["runbook_url"] == "docs/how-to/runbook.md#penstockstarved"
         # These fire while requests are made, which after SlowDown are few.
         eventually(lambda: {"PenstockThrottled", "PenstockStorageFailing"} <= fired())
         pending = server.ask('count_over_time(ALERTS{alertname="PenstockStarved", alertstate="pending"}[5m])')

@@ -186,7 +186,7 @@ def test_results_replace_what_was_between_the_markers():
 
 
 def test_the_page_has_the_markers():
-    with open(os.path.join(ROOT, "docs", "performance.md"), encoding="utf-8") as file:
+    with open(os.path.join(ROOT, "docs", "explanation", "performance.md"), encoding="utf-8") as file:
         assert report.insert(file.read(), "new")
 
 
@@ -579,7 +579,7 @@ def test_a_short_run_under_resets_is_right(tmp_path):
     assert (found.wrong, found.epochs) == (0, 2)
     assert found.bytes == 2 * 64 * 256 * 1024
     assert "every hash right" in endurance.markdown(found)
-    page = (Path(ROOT) / "docs/reliability.md").read_text()
+    page = (Path(ROOT) / "docs/explanation/reliability.md").read_text()
     assert report.insert(page, "text", begin=endurance.BEGIN, end=endurance.END) != page
 
 

@@ -267,7 +267,7 @@ def test_the_rules_are_those_that_prometheus_loads():
     assert rule["spec"] == yaml.safe_load(text)
     (rule,) = of_kind("chart everything", "PrometheusRule")
     assert rule["metadata"]["labels"]["release"] == "prometheus"
-    elsewhere = text.replace("docs/runbook.md#", "https://docs.example/runbook.html#")
+    elsewhere = text.replace("docs/how-to/runbook.md#", "https://docs.example/runbook.html#")
     assert rule["spec"] == yaml.safe_load(elsewhere)
     assert elsewhere.count("https://docs.example/runbook.html#penstock") == elsewhere.count("alert: ")
     others = [source for source in SOURCES if source not in (manifests.RULES, "chart everything")]

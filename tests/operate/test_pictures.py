@@ -48,9 +48,9 @@ def test_the_pictures_are_shown_and_small():
         assert picture.stat().st_size < 300_000
     for page, name in (
         ("README.md", "dashboard-overview-top.png"),
-        ("docs/metrics.md", "dashboard-overview.png"),
-        ("docs/metrics.md", "dashboard-fleet.png"),
+        ("docs/reference/metrics.md", "dashboard-overview.png"),
+        ("docs/reference/metrics.md", "dashboard-fleet.png"),
     ):
         text = (ROOT / page).read_text(encoding="utf-8")
-        assert re.search(rf"!\[[^\]]*\]\((docs/)?pictures/{re.escape(name)}\)", text)
+        assert re.search(rf"!\[[^\]]*\]\((docs/|\.\./)?pictures/{re.escape(name)}\)", text)
         assert re.search("not (drawn )?by Grafana", text)

@@ -182,8 +182,11 @@ def metrics(expression):
 
 
 def label_values():
-    """The values that docs/metrics.md has for each label."""
-    return {names(label)[0]: names(values) for label, values in table(DOCS / "metrics.md", "Label", "Values")}
+    """The values that docs/reference/metrics.md has for each label."""
+    return {
+        names(label)[0]: names(values)
+        for label, values in table(DOCS / "reference/metrics.md", "Label", "Values")
+    }
 
 
 def test_the_names_of_metrics_are_found():
@@ -199,7 +202,8 @@ def test_every_metric_and_label_of_a_rule_exists(rule):
         f"{name}_bucket": set(spec.labels) for name, spec in METRICS.items() if spec.kind == "histogram"
     }
     described = {
-        names(row[0])[0] for row in table(DOCS / "metrics.md", "Metric", "Type", "Labels", "Meaning")
+        names(row[0])[0]
+        for row in table(DOCS / "reference/metrics.md", "Metric", "Type", "Labels", "Meaning")
     }
     asked = metrics(rule["expr"])
     assert asked
@@ -251,14 +255,14 @@ def test_alert_is_complete(name):
 
 
 def entries():
-    text = (DOCS / "runbook.md").read_text()
+    text = (DOCS / "how-to/runbook.md").read_text()
     return dict(re.findall(r"^## (Penstock\w+)\n(.*?)(?=^## )", text, re.MULTILINE | re.DOTALL))
 
 
 def test_every_alert_has_its_entry_in_their_order():
     assert list(entries()) == list(BY_NAME)
     for name, rule in BY_NAME.items():
-        assert rule["annotations"]["runbook_url"] == f"docs/runbook.md#{name.lower()}"
+        assert rule["annotations"]["runbook_url"] == f"docs/how-to/runbook.md#{name.lower()}"
 
 
 def test_the_runbook_may_be_read_elsewhere():
@@ -306,9 +310,9 @@ def test_the_panels_that_the_runbook_names_exist():
 
 def test_the_runbook_explains_every_value_it_has_a_table_for():
     values = label_values()
-    assert {names(value)[0] for value, _ in table(DOCS / "runbook.md", "`error`", "Do")} == set(
+    assert {names(value)[0] for value, _ in table(DOCS / "how-to/runbook.md", "`error`", "Do")} == set(
         values["error"]
     )
-    assert {names(value)[0] for value, _ in table(DOCS / "runbook.md", "`kind`", "Do")} == set(
+    assert {names(value)[0] for value, _ in table(DOCS / "how-to/runbook.md", "`kind`", "Do")} == set(
         values["kind"]
     ) - {"throttled"}

@@ -24,7 +24,7 @@ def test_every_fault_is_met_and_judged(monkeypatch):
 
 
 def test_the_page_has_room_for_the_results():
-    page = (ROOT / "docs/reliability.md").read_text()
+    page = (ROOT / "docs/explanation/reliability.md").read_text()
     for name in ("faults", "hedges"):
         begin, end = recovery.BEGIN.format(name), recovery.END.format(name)
         assert insert(page, "text", begin=begin, end=end) != page

@@ -1,5 +1,5 @@
-"""What a FIFO holds, written straight from the contract and docs/semantics.md; slow, short, and apart
-from the code that it judges. `store` is S3: contents by URI."""
+"""What a FIFO holds, written straight from the contract and docs/explanation/semantics.md; slow, short, and
+apart from the code that it judges. `store` is S3: contents by URI."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def record(body):
 
 
 def permutation(n, seed, epoch):
-    """docs/semantics.md, Shuffle: the entry at each position."""
+    """docs/explanation/semantics.md, Shuffle: the entry at each position."""
     a = isqrt(n - 1) + 1 if n else 1
     b = ceil(n / a)
 
@@ -63,7 +63,7 @@ def stream(  # noqa: PLR0913 - the parameters of the contract, one by one
 ):
     """The bytes of `<channel>_<epoch>` on one host: shuffle, then shard, then wrap (contract §3.2, §3.3).
 
-    With rank FIFOs those of `<channel>-<rank FIFO>_<epoch>`: docs/semantics.md, Rank FIFOs.
+    With rank FIFOs those of `<channel>-<rank FIFO>_<epoch>`: docs/explanation/semantics.md, Rank FIFOs.
     """
     order = range(len(found)) if seed is None else permutation(len(found), seed, epoch)
     entries = [b"".join(record(item) if wrap else item for item in found[index]) for index in order]

@@ -230,7 +230,7 @@ def test_every_epoch_is_a_permutation(n, seed, epoch):
 
 
 def test_the_shuffle_is_that_of_the_documentation():
-    """The test vector of docs/semantics.md, and the reference model for sizes around squares."""
+    """The test vector of docs/explanation/semantics.md, and the reference model for sizes around squares."""
     assert list(Permutation(10, seed=42, epoch=0).over(range(10))) == VECTOR[0]
     assert list(Permutation(10, seed=42, epoch=1).over(range(10))) == VECTOR[1]
     for n in (1, 2, 3, 4, 5, 15, 16, 17, 101):

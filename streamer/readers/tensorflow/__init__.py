@@ -7,7 +7,7 @@ The step from Python into TensorFlow costs the same for a vector as for one reco
 records of a whole block as one vector, the prefetch lets it run ahead of the consumer by two of them, and
 TensorFlow's own `unbatch` makes scalars of them. With `batch_size` there never are scalars: a step gives as
 many whole batches as it has, as the rows of a matrix, and keeps the rest for the next one. Nothing here is
-compiled. docs/performance.md has the ways that were tried and what each costs.
+compiled. docs/explanation/performance.md has the ways that were tried and what each costs.
 
 A step waits at most `PATIENCE_S` (`streamer.readers.tensorflow.steps` gives the reason). A step without bytes
 returns an empty vector, which `unbatch` passes over, and checks for Ctrl-C

@@ -3,9 +3,9 @@
 
 A plain exception cannot have these statuses: TensorFlow turns an exception that leaves a Python step into
 `UnknownError`, even `tf.errors.DataLossError` itself, and only a kernel may end with another status. So the
-errors that docs/contract.md (§6.3) and SageMaker's own tests (tests/readers/test_incumbent.py) demand need
-this operation. It is registered through TensorFlow's C API by ctypes; nothing is compiled. It runs only when
-a stream has failed.
+errors that docs/reference/contract.md (§6.3) and SageMaker's own tests (tests/readers/test_incumbent.py)
+demand need this operation. It is registered through TensorFlow's C API by ctypes; nothing is compiled. It
+runs only when a stream has failed.
 
     failure (uint8 vector): one byte of status code, then the text
 

@@ -6,12 +6,12 @@ its wake-up descriptor as soon as the signal arrives (`signal.set_wakeup_fd`). A
 bytes reads that descriptor and, after a SIGINT, ends its stream with an error. The call in the main thread
 then returns, and Python raises KeyboardInterrupt there.
 
-The promise of docs/readers.md (Ctrl-C ends a read that waits, as KeyboardInterrupt) needs both halves of this
-module. Without it, Ctrl-C has no effect while a channel is stalled. With the descriptor alone, 27 of 28
-interrupts became a RuntimeError: the handler runs first in the Python code that TensorFlow calls to make its
-exception, and a KeyboardInterrupt there does not pass compiled code (nor a `__del__`). So the handler is
-ours. It raises KeyboardInterrupt as Python's does, but inside the given files it defers that, by a trace
-function, until the call has returned.
+The promise of docs/how-to/tensorflow.md (Ctrl-C ends a read that waits, as KeyboardInterrupt) needs both
+halves of this module. Without it, Ctrl-C has no effect while a channel is stalled. With the descriptor alone,
+27 of 28 interrupts became a RuntimeError: the handler runs first in the Python code that TensorFlow calls to
+make its exception, and a KeyboardInterrupt there does not pass compiled code (nor a `__del__`). So the
+handler is ours. It raises KeyboardInterrupt as Python's does, but inside the given files it defers that,
+by a trace function, until the call has returned.
 
 A process has one wake-up descriptor and one handler of SIGINT. If another module has the descriptor (an
 asyncio loop in the main thread), or SIGINT has another handler than Python's own, nothing is done.
