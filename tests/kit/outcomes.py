@@ -130,7 +130,7 @@ class Scene:
         self.contents = Contents(trial)
         stub.objects |= self.contents.stored
         stub.page = trial.page
-        kinds = PASSING | {each: _redirect(stub.url, int(each)) for each in REDIRECTS}
+        kinds = PASSING | {each: _redirect(url, int(each)) for each in REDIRECTS}
         self._good = Weather(trial.seed, trial.rates, kinds)
         self.bad = Weather(trial.seed + 1, trial.wrong, WRONG | SPOILT, spells=10**6)
         stub.weather = self._weather
