@@ -16,7 +16,7 @@ from sidecar.observe.state import JobState
 from streamer.plan import ObjectRef, Plan
 from streamer.relay.channel import Channel
 from streamer.relay.channel_spec import ChannelSpec
-from streamer.relay.staging.buffers import BufferPool, MemoryStages
+from streamer.relay.staging.buffers import BufferPool, BufferStages
 from streamer.retry import RetryPolicy
 from streamer.s3.ranges import Body, RangeRequest
 from streamer.schedule.budget import MemoryBudget
@@ -54,7 +54,7 @@ async def main() -> None:
     buffers = BufferPool()
     plan = Plan.of([ObjectRef("b", f"key-{number}", 1000, "etag") for number in range(1000)])
     for name in names:
-        stages = MemoryStages(memory_budget.quota(), buffers)
+        stages = BufferStages(memory_budget.quota(), buffers)
         spec = ChannelSpec(name=name, plan=plan, directory="/nowhere", retry=RetryPolicy())
         state.channels[name] = Channel(spec, _NoSource(), stages)
     state.history.take()

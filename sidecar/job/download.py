@@ -26,7 +26,7 @@ from streamer.aio import in_thread
 from streamer.errors import BadAnswer, ConfigError, ErrorContext, SinkError
 from streamer.plan import Part, Plan, cut
 from streamer.relay.fetch.part_fetch import PartFetch
-from streamer.relay.staging.buffers import BufferPool, MemoryStage
+from streamer.relay.staging.buffers import BufferPool, BufferStage
 from streamer.relay.statistics import ChannelCounters
 from streamer.retry import RetryPolicy
 from streamer.s3.aiobotocore_source import AiobotocoreSource
@@ -144,7 +144,7 @@ async def _fetch(plan: Plan, files: list[str], source: RangeSource, limits: Down
 
     async def work() -> None:
         for part in parts:  # shared: each worker takes the next
-            stage = MemoryStage(part, pool, on_change=_nothing, counters=counters, eager=True)
+            stage = BufferStage(part, pool, on_change=_nothing, counters=counters, eager=True)
             await PartFetch(stage, source, policy=limits.policy, counters=counters, quota=quota).run()
             with _local_errors():
                 await in_thread(_write, paths[part.object.bucket, part.object.key], stage)
@@ -163,7 +163,7 @@ def _nothing() -> None:
     """Ignore changes of a stage, which is written only when it is complete."""
 
 
-def _write(path: str, stage: MemoryStage) -> None:
+def _write(path: str, stage: BufferStage) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         os.lseek(fd, stage.part.start, os.SEEK_SET)

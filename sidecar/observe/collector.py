@@ -23,9 +23,10 @@ from streamer.s3.checksums import OUTCOMES as CHECKED
 from streamer.units import human_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from sidecar.observe.state import JobState
+    from streamer.schedule.budget import MemoryBudget
 
 _BY_CHANNEL: dict[str, Callable[[ChannelStatistics], float | None]] = {
     "penstock_fifo_written_bytes_total": lambda s: s.written_bytes,
@@ -98,56 +99,71 @@ def _lines(state: JobState) -> Iterator[str]:
             yield from _process(name, state, channels)
 
 
-def _process(name: str, state: JobState, channels: dict[str, ChannelStatistics]) -> Iterator[str]:  # noqa: C901, PLR0912 - one case for each metric, none nested
+def _process(name: str, state: JobState, channels: dict[str, ChannelStatistics]) -> Iterator[str]:
     """Yield the lines of a metric that is not in the statistics of a channel."""
-    memory_budget = state.memory_budget
-    match name:
-        case "penstock_build_info":
-            yield _info(name, version=__version__)
-        case "penstock_transport_info":
-            yield _info(name, transport=state.transport)
-        case "penstock_config_info":
-            penstock = state.job.penstock
-            yield _info(
-                name,
-                memory_budget=_size(penstock.memory_budget, "auto"),
-                part_size=_size(penstock.part_size, "auto"),
-                requests_in_flight=str(penstock.requests_in_flight or "auto"),
-                bandwidth=_size(penstock.bandwidth, "none"),
-            )
-        case "penstock_channel_info":
-            for config in state.job.channels("Pipe"):
-                has_ranks = config.penstock.ranks is not None
-                for rank, channel in enumerate(state.job.fifos(config)):
-                    yield _info(
-                        name, channel=channel, whole=config.channel_name, rank=str(rank) if has_ranks else ""
-                    )
-        case "penstock_memory_limit_bytes":
-            yield f"{name} {_number(state.memory_limit)}\n"
-        case "penstock_ready":
-            yield f"{name} {_number(state.ready)}\n"
-        case "penstock_planning_seconds":
-            yield f"{name} {_number(state.planning_seconds)}\n"
-        case "penstock_request_cost_dollars_total":
-            yield f"{name} {_number(request_cost(state, channels))}\n"
-        case "penstock_control_requests_total":
-            for operation in OPERATIONS:
-                yield f'{name}{{operation="{operation}"}} {_number(state.control_requests[operation])}\n'
-        case "penstock_channel_unjoined":
-            for channel in channels:
-                yield f'{name}{{channel="{channel}"}} {_number(channel in state.unjoined)}\n'
-        case "penstock_epoch_eta_seconds":
-            for channel in channels:
-                seconds = state.history.eta(channel)
-                yield f'{name}{{channel="{channel}"}} {_number(math.nan if seconds is None else seconds)}\n'
-        case "penstock_loop_lag_seconds":
-            yield from _histogram(name, "", state.history.lag.snapshot())
-        case "penstock_memory_budget_bytes" if memory_budget is not None:
-            yield f"{name} {_number(memory_budget.budget)}\n"
-        case "penstock_requests_in_flight_limit" if memory_budget is not None:
-            yield f"{name} {_number(memory_budget.concurrency.limit)}\n"
-        case "penstock_bandwidth_limit_bytes" if memory_budget is not None:
-            yield f"{name} {_number(memory_budget.bandwidth.limit or math.inf)}\n"
+    if name in _INFO:
+        for labels in _INFO[name](state):
+            yield _info(name, **labels)
+    elif name in _OF_JOB:
+        yield f"{name} {_number(_OF_JOB[name](state))}\n"
+    elif name in _OF_BUDGET:
+        if state.memory_budget is not None:
+            yield f"{name} {_number(_OF_BUDGET[name](state.memory_budget))}\n"
+    elif name in _OF_JOB_BY_CHANNEL:
+        for channel in channels:
+            yield f'{name}{{channel="{channel}"}} {_number(_OF_JOB_BY_CHANNEL[name](state, channel))}\n'
+    elif name == "penstock_request_cost_dollars_total":
+        yield f"{name} {_number(request_cost(state, channels))}\n"
+    elif name == "penstock_control_requests_total":
+        for operation in OPERATIONS:
+            yield f'{name}{{operation="{operation}"}} {_number(state.control_requests[operation])}\n'
+    elif name == "penstock_loop_lag_seconds":
+        yield from _histogram(name, "", state.history.lag.snapshot())
+
+
+def _config_info(state: JobState) -> Iterator[dict[str, str]]:
+    penstock = state.job.penstock
+    yield {
+        "memory_budget": _size(penstock.memory_budget, "auto"),
+        "part_size": _size(penstock.part_size, "auto"),
+        "requests_in_flight": str(penstock.requests_in_flight or "auto"),
+        "bandwidth": _size(penstock.bandwidth, "none"),
+    }
+
+
+def _channel_info(state: JobState) -> Iterator[dict[str, str]]:
+    for config in state.job.channels("Pipe"):
+        has_ranks = config.penstock.ranks is not None
+        for rank, channel in enumerate(state.job.fifos(config)):
+            yield {"channel": channel, "whole": config.channel_name, "rank": str(rank) if has_ranks else ""}
+
+
+def _eta(state: JobState, channel: str) -> float:
+    seconds = state.history.eta(channel)
+    return math.nan if seconds is None else seconds
+
+
+_INFO: dict[str, Callable[[JobState], Iterable[dict[str, str]]]] = {
+    "penstock_build_info": lambda _: [{"version": __version__}],
+    "penstock_transport_info": lambda state: [{"transport": state.transport}],
+    "penstock_config_info": _config_info,
+    "penstock_channel_info": _channel_info,
+}
+_OF_JOB: dict[str, Callable[[JobState], float]] = {
+    "penstock_memory_limit_bytes": lambda state: state.memory_limit,
+    "penstock_ready": lambda state: state.ready,
+    "penstock_planning_seconds": lambda state: state.planning_seconds,
+}
+_OF_BUDGET: dict[str, Callable[[MemoryBudget], float]] = {
+    "penstock_memory_budget_bytes": lambda budget: budget.budget,
+    "penstock_requests_in_flight_limit": lambda budget: budget.concurrency.limit,
+    "penstock_bandwidth_limit_bytes": lambda budget: budget.bandwidth.limit or math.inf,
+}
+"""Known once the transport is open."""
+_OF_JOB_BY_CHANNEL: dict[str, Callable[[JobState, str], float]] = {
+    "penstock_channel_unjoined": lambda state, channel: channel in state.unjoined,
+    "penstock_epoch_eta_seconds": _eta,
+}
 
 
 def request_cost(state: JobState, channels: dict[str, ChannelStatistics]) -> float:

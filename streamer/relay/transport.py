@@ -16,7 +16,7 @@ from streamer.aio import thread_worked
 from streamer.errors import ConfigError, SinkError
 from streamer.linux import PIPE_SIZE, pipe_allowance
 from streamer.plan import Plan
-from streamer.relay.staging.buffers import BUFFER_SIZE, BufferPool, MemoryStages
+from streamer.relay.staging.buffers import BUFFER_SIZE, BufferPool, BufferStages
 from streamer.relay.staging.pipes import PipePool, PipeStages
 from streamer.relay.staging.stage import Stages
 from streamer.s3.aiobotocore_source import AiobotocoreSource
@@ -62,7 +62,7 @@ class Transport:
         """Stages for one more channel. `why_read`: why its bytes must be read, if they must."""
         quota = self.memory_budget.quota()
         if self.pipes is None or why_read:
-            return MemoryStages(quota, self.buffers)
+            return BufferStages(quota, self.buffers)
         return PipeStages(quota, self.pipes)
 
 

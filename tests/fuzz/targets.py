@@ -46,7 +46,7 @@ from streamer.readers.core.config import channels_in, check_channel
 from streamer.readers.core.position import ReaderPosition
 from streamer.readers.core.state import EpochState
 from streamer.relay.deliver.transform import damaged
-from streamer.relay.staging.buffers import BufferPool, MemoryStage
+from streamer.relay.staging.buffers import BufferPool, BufferStage
 from streamer.relay.statistics import ChannelCounters
 from streamer.s3.catalog.listing import _Lister
 from streamer.s3.catalog.manifest_text import ArrayScanner, Gunzip, LineScanner
@@ -170,7 +170,7 @@ def answer(data: bytes) -> None:
             theirs.send(data)
             theirs.close()
             ours.setblocking(False)
-            stage = MemoryStage(
+            stage = BufferStage(
                 Part(0, REF, 0, 100, 0), BufferPool(), on_change=lambda: None, counters=ChannelCounters()
             )  # fmt: skip
             poller = FairPoller()

@@ -18,7 +18,7 @@ from streamer.plan import Arrangement, S3Uri
 from streamer.relay.channel import Channel
 from streamer.relay.channel_spec import ChannelSpec
 from streamer.relay.deliver.delivery import LEAST, TURN
-from streamer.relay.staging.buffers import MemoryStages
+from streamer.relay.staging.buffers import BufferStages
 from streamer.relay.staging.pipes import PipeStages
 from streamer.relay.transport import Transport, Wish, open_transport, why_read
 from streamer.s3.catalog.listing import plan_prefix
@@ -135,7 +135,7 @@ async def test_a_channel_that_is_read_costs_no_other_its_splice(stub, tmp_path):
         channels = []
         for name, plan, why in zip(("plain", "packed"), plans, whys, strict=True):
             stages = chosen.stages(why)
-            assert isinstance(stages, MemoryStages if name == "packed" else PipeStages)
+            assert isinstance(stages, BufferStages if name == "packed" else PipeStages)
             spec = ChannelSpec(name=name, plan=plan, directory=str(tmp_path), retry=EAGER)
             channel = Channel(spec, chosen.source, stages)
             channel.prepare()

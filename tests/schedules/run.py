@@ -29,7 +29,7 @@ from streamer.relay.deliver.failure_policy import FailurePolicy
 from streamer.relay.deliver.frame_aligner import Framing
 from streamer.relay.deliver.object_changes import ChangePolicy
 from streamer.relay.staging import stage as stages
-from streamer.relay.staging.buffers import BUFFER_SIZE, BufferPool, MemoryStages
+from streamer.relay.staging.buffers import BUFFER_SIZE, BufferPool, BufferStages
 from streamer.relay.staging.pipes import PipePool, PipeStages
 from streamer.retry import RetryPolicy
 from streamer.s3.catalog.object_info import HttpHeadClient
@@ -175,7 +175,7 @@ class SeedRun:
         channels: list[Channel] = []
         for each in trial.channels:
             quota = memory_budget.quota()
-            supply = PipeStages(quota, pipes) if trial.splice else MemoryStages(quota, buffers)
+            supply = PipeStages(quota, pipes) if trial.splice else BufferStages(quota, buffers)
             channels.append(self._channel(each, source, supply, inspector))
         tasks = await self._play(channels, memory_budget)
         for channel, task in zip(channels, tasks, strict=True):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from streamer.plan import ObjectRef, Part
-from streamer.relay.staging.buffers import BUFFER_SIZE, BufferPool, MemoryStages
+from streamer.relay.staging.buffers import BUFFER_SIZE, BufferPool, BufferStages
 from streamer.schedule.budget import MemoryBudget
 from streamer.schedule.concurrency import ConcurrencyController
 from streamer.units import KIB, MIB
@@ -241,7 +241,7 @@ def test_the_least_budget_holds_a_part_in_whole_buffers():
     """Lowered to it, a part of 64 KiB could never be admitted, and the channel ended with ValueError."""
     concurrency = ConcurrencyController(1, 64 * KIB, fixed_part=True)
     whole = MemoryBudget(8 * MIB, concurrency, members=2, unit=BUFFER_SIZE)
-    stages = MemoryStages(whole.quota(), BufferPool())
+    stages = BufferStages(whole.quota(), BufferPool())
     whole.change_budget(whole.least_budget)
     ref = ObjectRef("b", "k", 64 * KIB, "e")
     assert stages.quota.fits(stages.reserved_bytes(Part(0, ref, 0, 64 * KIB, 0)))

@@ -8,7 +8,7 @@ import pytest
 
 from streamer.plan import ObjectRef, Part
 from streamer.relay.fetch.hedger import Hedge
-from streamer.relay.staging.buffers import BufferPool, MemoryStage
+from streamer.relay.staging.buffers import BufferPool, BufferStage
 from streamer.relay.statistics import ChannelCounters
 from streamer.schedule.hedging import CREDIT, LEAST_PATIENCE, MOST_PATIENCE, HeadSample, Hedging
 from streamer.units import MIB
@@ -96,7 +96,7 @@ def test_what_both_requests_bring_comes_once(pieces):
     """The first has brought six bytes since the second was sent: those of the second are thrown away."""
     won, counters = [], ChannelCounters()
     part = Part(0, ObjectRef("b", "k", 10, "e"), 0, 10, 0)
-    stage = MemoryStage(part, BufferPool(), on_change=lambda: None, counters=counters)
+    stage = BufferStage(part, BufferPool(), on_change=lambda: None, counters=counters)
     first, second = Arriving(DATA), Arriving(DATA)
     stage.attach(first)
     first.arrive(6)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from streamer.plan import ObjectRef, Part
-from streamer.relay.staging.buffers import BufferPool, MemoryStages
+from streamer.relay.staging.buffers import BufferPool, BufferStages
 from streamer.relay.staging.pipes import PipePool, PipeStages
 from streamer.relay.staging.stage import Stages
 from streamer.relay.statistics import ChannelCounters
@@ -23,7 +23,7 @@ HEAD, BODY, TAIL = b"a header", b"a body of some bytes", b"pad"
 
 def supplies() -> list[Stages]:
     shares = [MemoryBudget(64 * MIB, ConcurrencyController(4, 4 * MIB)).quota() for _ in range(2)]
-    return [MemoryStages(shares[0], BufferPool()), PipeStages(shares[1], PipePool(64 * MIB, most=16))]
+    return [BufferStages(shares[0], BufferPool()), PipeStages(shares[1], PipePool(64 * MIB, most=16))]
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from streamer.relay.deliver.failure_policy import HOLD, FailurePolicy
 from streamer.relay.deliver.object_changes import MOST_TRIES, Change, Changes, is_change
 from streamer.relay.deliver.object_ends import ObjectEnds
 from streamer.relay.deliver.transform import MOST_TAKEN, BodyTransformer, joiner_of
-from streamer.relay.staging.buffers import MemoryStage
+from streamer.relay.staging.buffers import BufferStage
 from streamer.units import KIB, MIB
 
 if TYPE_CHECKING:
@@ -227,7 +227,7 @@ class Delivery:
     async def _transform(self, stage: Stage, transformer: BodyTransformer) -> int:
         """Move some of the head of line through `transformer`; return how much."""
         slot = self._window.head_of_line
-        if slot is None or not isinstance(stage, MemoryStage):
+        if slot is None or not isinstance(stage, BufferStage):
             raise RuntimeError("bytes that are transformed must be in memory: give `stages` the reason")
         if (
             self._on_mark

@@ -20,7 +20,7 @@ from streamer.errors import GaveUp, SourceError
 from streamer.plan import START, Part, Plan, Position, Segment, cut
 from streamer.relay.fetch.hedger import Hedger
 from streamer.relay.fetch.part_fetch import PartFetch
-from streamer.relay.staging.buffers import MemoryStage
+from streamer.relay.staging.buffers import BufferStage
 from streamer.retry import RetryPolicy
 from streamer.schedule.window import Slot, Window
 
@@ -165,7 +165,7 @@ class Prefetcher:
     def _stage(self, slot: Slot) -> None:
         """Make a stage for an admitted part, and request it."""
         stage = self._stages.make(slot.part, on_change=self.changed.set, counters=self.counters)
-        if self.verifier is not None and isinstance(stage, MemoryStage):
+        if self.verifier is not None and isinstance(stage, BufferStage):
             stage.on_leave = partial(self.verifier.update, slot.part)
         fetch = self.fetches[slot] = PartFetch(
             stage, self._source, policy=self.stream.retry, counters=self.counters, quota=self.quota

@@ -42,7 +42,7 @@ class BufferPool:
             self._free.append(chunk.memory)
 
 
-class MemoryStage(Stage):
+class BufferStage(Stage):
     """All bytes in user memory, in buffers of a pool."""
 
     def __init__(
@@ -143,7 +143,7 @@ class MemoryStage(Stage):
         super().discard()
 
 
-class MemoryStages:
+class BufferStages:
     """Stages in user memory: a part takes its length, in whole buffers if it is read into those."""
 
     def __init__(self, quota: ChannelQuota, pool: BufferPool) -> None:
@@ -160,4 +160,4 @@ class MemoryStages:
         return size if size <= OWN_BUFFER else -(-size // BUFFER_SIZE) * BUFFER_SIZE
 
     def make(self, part: Part, *, on_change: Callable[[], None], counters: ChannelCounters) -> Stage:
-        return MemoryStage(part, self._pool, on_change=on_change, counters=counters)
+        return BufferStage(part, self._pool, on_change=on_change, counters=counters)
