@@ -17,7 +17,7 @@ from streamer.linux import descriptor_path
 from streamer.plan import Arrangement
 from streamer.relay.once import stream_once
 from streamer.relay.statistics import ChannelCounters
-from streamer.relay.transport import Wish, open_transport, why_read
+from streamer.relay.transport import TransportSpec, Wish, open_transport, why_read
 from streamer.retry import RetryPolicy
 from streamer.s3.catalog.listing import plan_uris
 from streamer.s3.catalog.validation import PlanMemory
@@ -75,13 +75,15 @@ async def cat(
         try:
             async with open_transport(
                 clients,
-                wish=options.transport,
-                buckets={uri.bucket for uri in uris},
-                channels=[why],
-                budget=options.budget,
-                requests_in_flight=options.requests_in_flight,
-                part_size=options.part_size,
-                to_pipes=stat.S_ISFIFO(os.fstat(1).st_mode),
+                TransportSpec(
+                    wish=options.transport,
+                    buckets={uri.bucket for uri in uris},
+                    channels=[why],
+                    budget=options.budget,
+                    requests_in_flight=options.requests_in_flight,
+                    part_size=options.part_size,
+                    to_pipes=stat.S_ISFIFO(os.fstat(1).st_mode),
+                ),
             ) as transport:
                 freeze_gc()
                 await stream_once(

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from sidecar.doctor.machine import Finding
+from sidecar.job.channels import transport_spec
 from sidecar.job.endmarks import JOIN_ADVICE, unjoined_keys
 from sidecar.process.exits import Exit, exit_code
 from streamer.errors import ErrorContext, Missing, PenstockError, SourceChanged
@@ -224,19 +225,10 @@ def _clock(date: str | None) -> Finding:
 
 async def speed(job: Job, clients: Clients, samples: list[ObjectRef]) -> Finding:
     """Measure the bytes per second of the first objects, over the job's transport into a drained pipe."""
-    penstock, counters, plan = job.penstock, ChannelCounters(), Plan.of(samples)
+    counters, plan = ChannelCounters(), Plan.of(samples)
     why = why_read(plan, check=job.checks, separate=job.needs_records)
     try:
-        async with open_transport(
-            clients,
-            wish=penstock.transport,
-            buckets=plan.buckets(),
-            channels=[why],
-            budget=job.budget,
-            requests_in_flight=penstock.requests_in_flight,
-            part_size=penstock.part_size,
-            hedge=penstock.hedge_budget,
-        ) as transport:
+        async with open_transport(clients, transport_spec(job, plan.buckets(), [why])) as transport:
             name, started = transport.name, time.monotonic()
             with _drained_pipe() as write_end, contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(PROBE):

@@ -13,7 +13,7 @@ from streamer.errors import SinkError
 from streamer.relay.channel import Channel
 from streamer.relay.channel_spec import ChannelSpec
 from streamer.relay.deliver.object_changes import ChangePolicy
-from streamer.relay.transport import Transport, open_transport, why_read
+from streamer.relay.transport import Transport, TransportSpec, open_transport, why_read
 from streamer.retry import RetryPolicy
 from streamer.s3.client.session import open_clients
 from streamer.schedule.concurrency import MOST_REQUESTS
@@ -80,19 +80,26 @@ def job_clients(job: Job) -> contextlib.AbstractAsyncContextManager[Clients]:
     )
 
 
-@contextlib.asynccontextmanager
-async def job_transport(state: JobState, clients: Clients, streams: list[Fifo]) -> AsyncIterator[Transport]:
-    """The transport of all channels, noted in `state`. Raises ConfigError if the one asked for cannot be."""
-    job = state.job
-    entering = open_transport(
-        clients,
+def transport_spec(job: Job, buckets: set[str], channels: list[str | None]) -> TransportSpec:
+    """Return the transport that the job file asks for. `channels`: as of `TransportSpec`."""
+    return TransportSpec(
         wish=job.penstock.transport,
-        buckets=set().union(*(fifo.plan.buckets() for fifo in streams)),
-        channels=[fifo.why_read for fifo in streams] or [None],
+        buckets=buckets,
+        channels=channels,
         budget=job.budget,
         requests_in_flight=job.penstock.requests_in_flight,
         part_size=job.penstock.part_size,
         hedge=job.penstock.hedge_budget,
+    )
+
+
+@contextlib.asynccontextmanager
+async def job_transport(state: JobState, clients: Clients, streams: list[Fifo]) -> AsyncIterator[Transport]:
+    """The transport of all channels, noted in `state`. Raises ConfigError if the one asked for cannot be."""
+    job = state.job
+    buckets = set().union(*(fifo.plan.buckets() for fifo in streams))
+    entering = open_transport(
+        clients, transport_spec(job, buckets, [fifo.why_read for fifo in streams] or [None])
     )
     async with contextlib.AsyncExitStack() as stack:
         try:

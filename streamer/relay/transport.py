@@ -81,39 +81,45 @@ def why_read(plan: Plan, *, check: bool = False, separate: bool = False) -> str 
     return "records are told apart in memory, for WhenFailed: poison" if separate else None
 
 
-@contextlib.asynccontextmanager
-async def open_transport(  # noqa: PLR0913 - options of a job, by keyword; half have defaults
-    clients: Clients,
-    *,
-    wish: Wish,
-    buckets: set[str],
-    channels: Sequence[str | None],
-    budget: int,
-    requests_in_flight: int | None = None,
-    part_size: int | None = None,
-    to_pipes: bool = True,
-    hedge: float = HEDGED,
-) -> AsyncIterator[Transport]:
-    """The transport for these buckets, until the end of the block.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransportSpec:
+    """What a transport is chosen by, and what all channels together may use of it."""
 
-    `channels`: for each channel, why its bytes must be read, or None where they may be spliced. `budget` and
-    `requests_in_flight` are for all channels together. Where `requests_in_flight` or `part_size` is not
-    given, it adapts. `to_pipes`: whether all sinks are pipes. `hedge`: of all bytes, the part that second
-    requests for late parts may fetch once more. Raises ConfigError if what is wished cannot be, SinkError if
-    open files are too few.
+    buckets: set[str]
+    channels: Sequence[str | None]
+    """For each channel, why its bytes must be read, or None where they may be spliced."""
+    budget: int
+    """Bytes of memory, or of pipes."""
+    wish: Wish = "auto"
+    requests_in_flight: int | None = None
+    """None: adapts."""
+    part_size: int | None = None
+    """Bytes; None: adapts."""
+    hedge: float = HEDGED
+    """Of all bytes, the part that second requests for late parts may fetch once more."""
+    to_pipes: bool = True
+    """Whether all sinks are pipes."""
+
+
+@contextlib.asynccontextmanager
+async def open_transport(clients: Clients, spec: TransportSpec) -> AsyncIterator[Transport]:
+    """The transport that suits `spec`, until the end of the block.
+
+    Raises ConfigError if the one that is asked for cannot be, SinkError if open files are too few.
     """
+    wish, budget = spec.wish, spec.budget
     fallback = AiobotocoreSource(clients.data, clients.credentials)
-    hedging = Hedging(hedge)
-    count, spliced = len(channels), sum(why is None for why in channels)
+    hedging = Hedging(spec.hedge)
+    count, spliced = len(spec.channels), sum(why is None for why in spec.channels)
     files = open_files(count)
-    requests = _RequestLimits(requests_in_flight, part_size, files // 2)
+    requests = _RequestLimits(spec.requests_in_flight, spec.part_size, files // 2)
     pipe_budget, most_pipes = _pipe_limits(count, files - requests.most)
-    no_client = why_not(clients.data, buckets)
-    first_why = next((why for why in channels if why is not None), None)
+    no_client = why_not(clients.data, spec.buckets)
+    first_why = next((why for why in spec.channels if why is not None), None)
     no_splice = (
         no_client
         or (first_why if not spliced or wish == "splice" else None)
-        or _no_splice(clients, min(budget, pipe_budget), spliced, to_pipes=to_pipes)
+        or _no_splice(clients, min(budget, pipe_budget), spliced, to_pipes=spec.to_pipes)
     )
     obstacle = {"splice": no_splice, "buffered": no_client}.get(wish)
     if obstacle:

@@ -25,7 +25,7 @@ from streamer.errors import PenstockError
 from streamer.plan import Plan, S3Uri
 from streamer.relay.once import stream_once
 from streamer.relay.statistics import ChannelCounters
-from streamer.relay.transport import Transport, open_transport
+from streamer.relay.transport import Transport, TransportSpec, open_transport
 from streamer.retry import RetryPolicy
 from streamer.s3.catalog.listing import plan_prefix
 from streamer.s3.catalog.manifests import plan_manifest
@@ -195,12 +195,14 @@ async def _clients(url: str, cell: Cell, bundle: str) -> AsyncIterator[Clients]:
 async def _transport(clients: Clients, cell: Cell) -> AsyncIterator[Transport]:
     async with open_transport(
         clients,
-        wish=cell.transport,
-        buckets={"b"},
-        channels=[None] * (WARM_UPS + 3),
-        budget=32 * MIB,
-        requests_in_flight=4,
-        part_size=256 * 1024,
+        TransportSpec(
+            wish=cell.transport,
+            buckets={"b"},
+            channels=[None] * (WARM_UPS + 3),
+            budget=32 * MIB,
+            requests_in_flight=4,
+            part_size=256 * 1024,
+        ),
     ) as transport:
         yield transport
 

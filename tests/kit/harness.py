@@ -18,7 +18,7 @@ from streamer.relay.deliver.failure_policy import FailurePolicy
 from streamer.relay.deliver.frame_aligner import Framing, WhenFailed
 from streamer.relay.deliver.object_changes import ChangePolicy, WhenChanged
 from streamer.relay.staging.buffers import BUFFER_SIZE
-from streamer.relay.transport import Wish, open_transport
+from streamer.relay.transport import TransportSpec, Wish, open_transport
 from streamer.retry import RetryPolicy
 from streamer.s3.catalog.listing import plan_prefix
 from streamer.s3.catalog.object_info import AiobotocoreHeadClient
@@ -125,13 +125,15 @@ async def running_channel(  # noqa: PLR0913 - a test names only what it is about
         clients_of(stub, **endpoint) as clients,
         open_transport(
             clients,
-            wish=transport,
-            buckets={"b"},
-            channels=[why],
-            budget=_budget(parts, part_size, transport),
-            requests_in_flight=requests_in_flight,
-            part_size=part_size,
-            hedge=hedge,
+            TransportSpec(
+                wish=transport,
+                buckets={"b"},
+                channels=[why],
+                budget=_budget(parts, part_size, transport),
+                requests_in_flight=requests_in_flight,
+                part_size=part_size,
+                hedge=hedge,
+            ),
         ) as chosen,
     ):
         bucket, _, key = prefix.partition("/")

@@ -36,7 +36,7 @@ from streamer.plan import S3Uri
 from streamer.readers.core.stream import PipeStream
 from streamer.relay.channel import Channel
 from streamer.relay.channel_spec import ChannelSpec
-from streamer.relay.transport import HEDGED, Wish, open_transport
+from streamer.relay.transport import HEDGED, TransportSpec, Wish, open_transport
 from streamer.retry import RetryPolicy
 from streamer.s3.catalog.listing import plan_prefix
 from streamer.s3.client.session import Endpoint, open_clients
@@ -156,12 +156,14 @@ async def channel_of(
             open_clients(Endpoint(url=stub.url, path_style=True), connections=64) as clients,
             open_transport(
                 clients,
-                wish=transport,
-                buckets={"b"},
-                channels=[None],
-                budget=64 * MIB,
-                part_size=part_size,
-                hedge=hedge,
+                TransportSpec(
+                    wish=transport,
+                    buckets={"b"},
+                    channels=[None],
+                    budget=64 * MIB,
+                    part_size=part_size,
+                    hedge=hedge,
+                ),
             ) as chosen,
         ):
             plan = await plan_prefix(clients.control, S3Uri("b", "data/"))

@@ -15,7 +15,7 @@ from streamer.plan import Plan
 from streamer.relay.channel import Channel
 from streamer.relay.channel_spec import ChannelSpec, NoEvents
 from streamer.relay.deliver.object_changes import ChangePolicy
-from streamer.relay.transport import Transport, open_transport, why_read
+from streamer.relay.transport import Transport, TransportSpec, open_transport, why_read
 from streamer.retry import RetryPolicy
 from streamer.s3.catalog.object_info import AiobotocoreHeadClient
 from streamer.s3.checksums import StoredChecksums
@@ -63,13 +63,15 @@ class Run:
             transport = await stack.enter_async_context(
                 open_transport(
                     clients,
-                    wish=trial.transport,
-                    buckets={BUCKET},
-                    channels=[why_read(plan, check=trial.check) for plan in plans.values()],
-                    budget=trial.budget,
-                    requests_in_flight=trial.requests_in_flight,
-                    part_size=trial.part_size,
-                    hedge=trial.hedge,
+                    TransportSpec(
+                        wish=trial.transport,
+                        buckets={BUCKET},
+                        channels=[why_read(plan, check=trial.check) for plan in plans.values()],
+                        budget=trial.budget,
+                        requests_in_flight=trial.requests_in_flight,
+                        part_size=trial.part_size,
+                        hedge=trial.hedge,
+                    ),
                 )
             )
             channels = []

@@ -9,6 +9,7 @@ import json
 import os
 import random
 import tempfile
+from dataclasses import replace
 
 import pytest
 from backports import zstd
@@ -16,7 +17,7 @@ from backports import zstd
 from streamer.errors import ConfigError
 from streamer.plan import Arrangement, Plan, S3Uri, Shard
 from streamer.relay.deliver import transform as unpack
-from streamer.relay.transport import open_transport, why_read
+from streamer.relay.transport import TransportSpec, open_transport, why_read
 from streamer.s3.catalog.listing import plan_prefix
 from streamer.s3.catalog.manifests import plan_augmented
 from streamer.trailer import read_trailer
@@ -226,12 +227,12 @@ async def test_the_kernel_transport_is_not_for_them(stub, tmp_path):
     why = why_read(Plan.of([], Arrangement(inflate=True)))
     assert why == "compressed objects are inflated in memory"
     async with clients_of(stub) as clients:
-        open_it = functools.partial(open_transport, clients, buckets={"b"}, channels=[why], budget=64 << 20)
-        async with open_it(wish="auto") as transport:
+        spec = TransportSpec(buckets={"b"}, channels=[why], budget=64 << 20)
+        async with open_transport(clients, spec) as transport:
             assert transport.pipes is None
             assert transport.reason == why
         with pytest.raises(ConfigError, match="but compressed objects are inflated in memory"):
-            async with open_it(wish="splice"):
+            async with open_transport(clients, replace(spec, wish="splice")):
                 pass
 
 

@@ -20,7 +20,7 @@ from streamer.relay.channel_spec import ChannelSpec
 from streamer.relay.deliver.delivery import LEAST, TURN
 from streamer.relay.staging.buffers import BufferStages
 from streamer.relay.staging.pipes import PipeStages
-from streamer.relay.transport import Transport, Wish, open_transport, why_read
+from streamer.relay.transport import Transport, TransportSpec, Wish, open_transport, why_read
 from streamer.s3.catalog.listing import plan_prefix
 from streamer.schedule.budget import ChannelQuota
 from streamer.units import MIB
@@ -58,10 +58,17 @@ async def sharing(
         clients = await stack.enter_async_context(clients_of(stub))
         chosen = await stack.enter_async_context(
             open_transport(
-                clients, wish=transport, buckets={"b"}, channels=[None] * len(prefixes), budget=budget,
-                requests_in_flight=requests_in_flight, part_size=MIB,
+                clients,
+                TransportSpec(
+                    wish=transport,
+                    buckets={"b"},
+                    channels=[None] * len(prefixes),
+                    budget=budget,
+                    requests_in_flight=requests_in_flight,
+                    part_size=MIB,
+                ),
             )
-        )  # fmt: skip
+        )
         shared = Shared(chosen, [], [], directory)
         for number, prefix in enumerate(prefixes):
             stages = chosen.stages()
@@ -130,7 +137,7 @@ async def test_a_channel_that_is_read_costs_no_other_its_splice(stub, tmp_path):
         ]
         whys = [why_read(plan) for plan in plans]
         chosen = await stack.enter_async_context(
-            open_transport(clients, wish="auto", buckets={"b"}, channels=whys, budget=64 * MIB)
+            open_transport(clients, TransportSpec(wish="auto", buckets={"b"}, channels=whys, budget=64 * MIB))
         )
         channels = []
         for name, plan, why in zip(("plain", "packed"), plans, whys, strict=True):
