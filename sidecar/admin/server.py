@@ -20,7 +20,7 @@ import hashlib
 import json
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 from prometheus_client import (
@@ -51,6 +51,8 @@ MOST_FOLLOWERS = 16
 """Clients of `/events` at one time."""
 MOST_BODY = 16 * 1024
 """Bytes of a request body."""
+EVENT_WITHIN = 2.0
+"""Seconds until the next document of `/events` if no snapshot is taken: none is while the job starts."""
 BODY_WITHIN = 5.0
 """Seconds in which the body of a request must arrive."""
 POLICY = (
@@ -138,7 +140,7 @@ class Admin:
         return web.json_response(changed)
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
-        """Stream server-sent events (HTML Standard, section 9.2)."""
+        """Stream server-sent events (HTML Standard, section 9.2). The last one has phase `ended`."""
         if self._followers >= MOST_FOLLOWERS:
             return refusal(503, f"{MOST_FOLLOWERS} follow already; close a page, or read /status")
         response = web.StreamResponse(
@@ -149,15 +151,21 @@ class Admin:
         try:
             with contextlib.suppress(ConnectionResetError):
                 while not self._closing.is_set():
-                    document = json.dumps(view(self._state), separators=(",", ":"))
-                    await response.write(f"data: {document}\n\n".encode())
-                    await first_of(self._state.history.following(), self._closing.wait())
+                    await response.write(_event(view(self._state)))
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(EVENT_WITHIN):
+                            await first_of(self._state.history.following(), self._closing.wait())
+                await response.write(_event(view(self._state, ended=True)))
         finally:
             self._followers -= 1
         return response
 
     async def _end_events(self, _: web.Application) -> None:
         self._closing.set()
+
+
+def _event(document: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(document, separators=(",", ":")).encode() + b"\n\n"
 
 
 def _script_digest(page: str) -> str:

@@ -8,12 +8,14 @@ from __future__ import annotations
 import os
 import resource
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from sidecar.admin.limits import current
+from sidecar.observe.bottleneck import Bottleneck, stopped
 from sidecar.observe.collector import request_cost
 from streamer import __version__
+from streamer.trailer import fifo_path
 
 if TYPE_CHECKING:
     from sidecar.observe.state import JobState
@@ -33,18 +35,22 @@ def status(state: JobState) -> dict[str, Any]:
         "limits": current(state),
         "channels": {
             name: {field: value for field, value in asdict(statistics).items() if field not in _HISTOGRAMS}
-            | {"bottleneck": asdict(state.history.bottleneck(name))}
+            | {"bottleneck": asdict(_bottleneck(state, name, statistics))}
             for name, statistics in state.statistics().items()
         },
     }
 
 
-def view(state: JobState) -> dict[str, Any]:
-    """Return one event of `/events`: the figures of the status page, with the rates of the last minute."""
+def view(state: JobState, *, ended: bool = False) -> dict[str, Any]:
+    """Return one event of `/events`: the figures of the status page, with the rates of the last minute.
+
+    `ended`: whether this is the last event before the admin server closes.
+    """
     channels = state.statistics()
     return {
         "version": __version__,
         "at": time.time(),
+        "phase": "ended" if ended else state.phase,
         "ready": state.ready,
         "why": "" if state.ready else state.why_not_ready(),
         "transport": state.transport,
@@ -57,6 +63,7 @@ def view(state: JobState) -> dict[str, Any]:
             "dollars": request_cost(state, channels),
         },
         "limits": current(state),
+        "sources": state.sources,
         "channels": [_channel(state, name, each) for name, each in channels.items()],
     }
 
@@ -69,7 +76,7 @@ def _channel(state: JobState, name: str, now: ChannelStatistics) -> dict[str, An
         "source": state.sources.get(name, ""),
         "state": now.state,
         "reader": now.reader_connected,
-        "bottleneck": asdict(history.bottleneck(name)),
+        "bottleneck": asdict(_bottleneck(state, name, now)),
         "shares": history.shares(name),
         "epoch": now.epoch,
         "epochs": now.epochs,
@@ -89,6 +96,16 @@ def _channel(state: JobState, name: str, now: ChannelStatistics) -> dict[str, An
         "retries": sum(now.retries.values()),
         "errors": [asdict(note) for note in reversed(now.errors)],
     }
+
+
+def _bottleneck(state: JobState, name: str, now: ChannelStatistics) -> Bottleneck:
+    """Return the bottleneck of the last minute. Without a reader, its remedy is the FIFO to open."""
+    if now.state == "stopped":
+        return stopped(now.epochs)
+    found = state.history.bottleneck(name)
+    if found.kind == "idle" and now.state == "waiting":
+        return replace(found, remedy=f"Open {fifo_path(state.directory, name, now.epoch)} for reading.")
+    return found
 
 
 def _process() -> dict[str, Any]:

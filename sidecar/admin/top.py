@@ -53,18 +53,25 @@ def frame(event: dict[str, Any]) -> Group:
         ("ready", "bold green") if event["ready"] else ("not ready: " + event["why"], "bold red"),
         (f"  {event['host']['name']} · {event['transport']}", "bright_black"),
     )
-    limits, process = event["limits"], event["process"]
-    adapt = "requests in flight adapt, now" if limits["requests_in_flight_adapt"] else "requests in flight"
-    limit = f"at most {_rate(limits['bandwidth'])}" if limits["bandwidth"] else "no bandwidth limit"
+    process = event["process"]
     footer = Text(
-        f"{adapt} {limits['requests_in_flight']} · "
-        f"memory budget {human_bytes(limits['memory_budget'])} · {limit} · "
+        f"{_limits(event['limits'])}"
         f"process {process['rss_bytes'] // MIB} MiB, {process['cpu_seconds']:.1f} CPU-s · "
         f"{event['requests']['parts'] + event['requests']['planning']} requests, "
         f"about ${event['requests']['dollars']:.2g}",
         style="bright_black",
     )
     return Group(header, *(_channel(each) for each in event["channels"]), footer)
+
+
+def _limits(limits: dict[str, Any]) -> str:
+    """Return the limits as the beginning of a line; empty while the job starts."""
+    if not limits:
+        return ""
+    adapt = "requests in flight adapt, now" if limits["requests_in_flight_adapt"] else "requests in flight"
+    limit = f"at most {_rate(limits['bandwidth'])}" if limits["bandwidth"] else "no bandwidth limit"
+    budget = human_bytes(limits["memory_budget"])
+    return f"{adapt} {limits['requests_in_flight']} · memory budget {budget} · {limit} · "
 
 
 def _channel(channel: dict[str, Any]) -> Panel:
@@ -97,7 +104,7 @@ def _channel(channel: dict[str, Any]) -> Panel:
         "in use",
         f"requests {channel['requests_in_flight']}/{channel['requests_in_flight_limit']}   "
         f"memory {human_bytes(channel['reserved'])} of {human_bytes(channel['quota'])}   "
-        f"FIFO {human_bytes(channel['fifo'])} of {human_bytes(channel['fifo_size'])}",
+        f"FIFO {human_bytes(channel['fifo'])} unread",
     )
     for error in channel["errors"][:SHOWN_ERRORS]:
         lines.add_row("error", Text(error["text"], style="red", overflow="ellipsis", no_wrap=True))

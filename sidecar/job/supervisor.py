@@ -77,6 +77,7 @@ class Supervisor:
     def __init__(self, spec: JobSpec) -> None:
         self._spec = spec
         self.state = JobState(spec.job, spec.hosts)
+        self.state.directory = spec.layout.data
         self._keeper = KeeperLink(spec.keeper, spec.layout.keeper)
         self._cut_off: list[str] = []
         """Channels that were still streaming when `DrainFor` had passed."""

@@ -170,6 +170,12 @@ def diagnose(before: Sample, after: Sample, *, when: str | None = None) -> Bottl
     return Bottleneck("even", f"neither side waits much: bytes moved {moving:.0%} of {when}{but}")
 
 
+def stopped(epochs: Mapping[str, int]) -> Bottleneck:
+    """Return the result for a stopped channel. `epochs`: its epochs, by trailer state."""
+    counts = ", ".join(f"{count:,} {trailer_state}" for trailer_state, count in epochs.items())
+    return Bottleneck("idle", f"stopped; epochs: {counts}" if counts else "stopped before an epoch began")
+
+
 def _idle(now: Sample) -> Bottleneck:
     if now.connected:
         return Bottleneck("idle", "a reader has just opened the FIFO")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from sidecar.observe.history import ChannelHistory
 from sidecar.process.memory import memory_limit
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from streamer.relay.transport import Transport
     from streamer.schedule.budget import MemoryBudget
 
+Phase = Literal["starting", "ready", "failed", "ending"]
+
 
 class JobState:
     """State of one job on this host."""
@@ -37,6 +39,8 @@ class JobState:
             name: str(channel.source.uri) for channel in job.channels("Pipe") for name in job.fifos(channel)
         }
         """By FIFO, the S3 URI of its channel."""
+        self.directory = ""
+        """Directory of the FIFOs."""
         self.bandwidth = {
             channel.channel_name: Bandwidth(channel.penstock.bandwidth) for channel in job.channels("Pipe")
         }
@@ -69,13 +73,26 @@ class JobState:
         self.memory_budget = transport.memory_budget
 
     @property
+    def phase(self) -> Phase:
+        """Whether the job lists and plans, offers its FIFOs, has a failed channel, or ends."""
+        if any(channel.error for channel in self.channels.values()):
+            return "failed"
+        if not self.started:
+            return "starting"
+        return "ready" if self.offered else "ending"
+
+    @property
     def ready(self) -> bool:
-        return self.offered and not any(channel.error for channel in self.channels.values())
+        return self.phase == "ready"
 
     def why_not_ready(self) -> str:
         """Return the reason in one line, for a probe. The job must not be ready."""
         failed = [f"{name}: {channel.error}" for name, channel in self.channels.items() if channel.error]
-        return "; ".join(failed) or self.waiting_for or "the FIFOs are not offered yet, or no more"
+        if failed:
+            return "; ".join(failed)
+        if self.started:
+            return "the job is ending: the sidecar offers no further epoch"
+        return self.waiting_for or "the job is starting: the sidecar offers no FIFO yet"
 
     @property
     def failure(self) -> tuple[str, SourceError | SinkError] | None:

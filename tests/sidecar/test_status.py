@@ -33,10 +33,17 @@ def serving(stub, tmp_path, *prefixes, **penstock):
     return sidecar(write_job(tmp_path / "job.yaml", job(stub.url, tmp_path / "ml", *prefixes, **penstock)))
 
 
-def first_event(running):
+def events(running):
+    """Yields the documents of `/events` until the sidecar ends."""
     with urllib.request.urlopen(running.url + "/events") as answer:
         assert answer.headers["Content-Type"] == "text/event-stream"
-        return json.loads(answer.readline().removeprefix(b"data: "))
+        while line := answer.readline():
+            yield json.loads(line.removeprefix(b"data: "))
+            assert answer.readline() == b"\n"
+
+
+def first_event(running):
+    return next(events(running))
 
 
 def test_page_events_and_top(stub, tmp_path):
@@ -58,19 +65,48 @@ def test_page_events_and_top(stub, tmp_path):
         assert event["requests"]["dollars"] >= (1 * 0.005 + 4 * 0.0004) / 1000
         shown = penstock("top", "--once", "--url", running.url, env={**os.environ, "COLUMNS": "120"})
         assert shown.returncode == 0, shown.stderr
-        for words in ("train", "s3://b/train/", "bottleneck", "epoch 1", "2 objects", "requests"):
+        for words in ("train", "s3://b/train/", "bottleneck", "epoch 1", "2 objects", "requests", "B unread"):
             assert words in shown.stdout
         assert running.end() == 0
 
 
-def test_a_page_that_stays_open_does_not_hold_the_end_up(stub, tmp_path):
-    fill(stub, [10], prefix="b/train/")
+def test_events_flow_while_the_job_starts(credentials, tmp_path):
+    """From the first second, with the reason why it waits; `penstock top` shows them."""
+    with raw_server(lambda _: answer(503)) as storage:
+        path = write_job(tmp_path / "job.yaml", job(storage.url, tmp_path / "ml", "b/train/"))
+        with sidecar(path) as running:
+            running.wait_for("waiting for storage")
+            seen = events(running)
+            first, second = next(seen), next(seen)
+            for event in (first, second):
+                assert (event["phase"], event["ready"], event["channels"]) == ("starting", False, [])
+                assert event["sources"] == {"train": "s3://b/train/"}
+                assert "503" in event["why"]
+            assert second["at"] > first["at"]
+            shown = penstock("top", "--once", "--url", running.url)
+            assert shown.returncode == 0, shown.stderr
+            assert "503" in shown.stdout
+            running.end()
+
+
+def test_an_idle_channel_names_the_fifo_to_open_and_the_last_event_says_how_it_ended(stub, tmp_path):
+    """A client that stays does not hold the end up."""
+    truth = fill(stub, [10], prefix="b/train/")
     with serving(stub, tmp_path, "b/train/") as running:
         running.wait_for("ready")
-        with urllib.request.urlopen(running.url + "/events") as page:
-            assert page.readline()
-            assert running.end() == 0
-            assert page.read() is not None
+        fifo = f"{tmp_path}/ml/input/data/train_0"
+        seen = events(running)
+        event = next(seen)
+        assert event["channels"][0]["bottleneck"]["remedy"] == f"Open {fifo} for reading."
+        assert running.status()["channels"]["train"]["bottleneck"]["remedy"] == f"Open {fifo} for reading."
+        assert read_all(fifo) == truth
+        running.wait_for("epoch complete")
+        assert running.end() == 0
+        *others, last = seen
+        assert {each["phase"] for each in others} <= {"ready", "ending"}
+        assert (last["phase"], last["ready"]) == ("ended", False)
+        assert last["why"] == "the job is ending: the sidecar offers no further epoch"
+        assert last["channels"][0]["bottleneck"]["text"] == "stopped; epochs: 1 complete"
 
 
 def test_limits_change_while_it_runs(stub, tmp_path, token):
