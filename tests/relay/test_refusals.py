@@ -12,6 +12,7 @@ from streamer.errors import Shortage
 from streamer.retry import RetryPolicy
 from streamer.sink.outlet import PipeOutlet
 from streamer.trailer import read_trailer
+from streamer.units import MIB
 from tests.kit.harness import EAGER, MORE_THAN_A_FIFO, fill, running_channel
 from tests.kit.pipes import eventually, off_loop, read_all
 
@@ -43,7 +44,7 @@ async def read_until_the_end_is_due(running, truth):
 async def test_a_directory_that_is_away_for_a_while_is_waited_for(stub, tmp_path):
     truth = fill(stub, [MORE_THAN_A_FIFO])
     (tmp_path / "data").mkdir()
-    async with running_channel(stub, tmp_path / "data", policy=EAGER) as running:
+    async with running_channel(stub, tmp_path / "data", part_size=MIB, policy=EAGER) as running:
         reader = await read_until_the_end_is_due(running, truth)
         await eventually(lambda: running.channel.statistics().errors)
         note = running.channel.statistics().errors[-1]
@@ -63,7 +64,9 @@ async def test_a_directory_that_stays_away_fails_the_channel_and_ends_no_fifo(st
     """The trailer says so as soon as it can be written."""
     truth = fill(stub, [MORE_THAN_A_FIFO])
     (tmp_path / "data").mkdir()
-    async with running_channel(stub, tmp_path / "data", policy=SOON, when_failed=when_failed) as running:
+    async with running_channel(
+        stub, tmp_path / "data", part_size=MIB, policy=SOON, when_failed=when_failed
+    ) as running:
         reader = await read_until_the_end_is_due(running, truth)
         await eventually(lambda: running.states)
         assert running.states[-1].state == "failed"
