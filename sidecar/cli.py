@@ -45,8 +45,32 @@ class _Size(click.ParamType[int]):
             self.fail(f"{value!r} is not a size; write 8MiB or a number of bytes", param, ctx)
 
 
+DEFAULT_FILE = "penstock.yaml"
+"""Job file, in the working directory, of a command that names none."""
+
+
+def _job_path(ctx: click.Context, _: click.Parameter, value: str | None) -> str:
+    """Return the job file to read: that of `-c` or PENSTOCK_CONFIG, or the default one."""
+    if value or ctx.resilient_parsing:
+        return value or DEFAULT_FILE
+    if os.path.exists(DEFAULT_FILE):
+        return DEFAULT_FILE
+    raise click.UsageError(
+        f"no job file is given: write -c FILE, set PENSTOCK_CONFIG, or name the file {DEFAULT_FILE} and "
+        f"start in its directory; this directory is {os.getcwd()}",
+        ctx,
+    )
+
+
 _job_file = click.option(
-    "-c", "--config", "path", required=True, metavar="FILE", help="Job file, YAML or JSON (see the README)."
+    "-c",
+    "--config",
+    "path",
+    envvar="PENSTOCK_CONFIG",
+    show_envvar=True,
+    callback=_job_path,
+    metavar="FILE",
+    help=f"Job file, YAML or JSON. Default: {DEFAULT_FILE} in the working directory.",
 )
 _log_level = click.option(
     "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
@@ -196,12 +220,11 @@ def cat(
     from sidecar.commands import cat as command
     from sidecar.config.mistakes import explain
     from sidecar.config.settings import EndpointConfig
-    from sidecar.process.logs import configure
     from sidecar.process.memory import default_budget, memory_limit
     from streamer.plan import parse_s3_uri
     from streamer.schedule.concurrency import SMALLEST_PART
 
-    configure(level="warning")
+    _configure("warning")
     endpoint["url"] = endpoint.pop("endpoint_url")
     try:
         checked = EndpointConfig(**{_pascal(name): value for name, value in endpoint.items()})
@@ -231,6 +254,22 @@ def cat(
             report=lambda line: None if quiet else click.echo(line, err=True),
         )
     )
+
+
+@cli.command()
+@_job_file
+@click.option("--json", "as_json", is_flag=True, help="Machine-readable: valid, mistakes, warnings.")
+def check(path: str, *, as_json: bool) -> None:
+    """Check that a job file is valid, without network: every mistake with its line and its remedy."""
+    from sidecar.commands import check as command
+
+    if not as_json:
+        click.echo(command.summary(path, _load(path, "error")))
+        return
+    _configure("error")
+    document = command.check(path)
+    _print_json(document)
+    sys.exit(document["code"])
 
 
 @cli.command()
@@ -343,10 +382,15 @@ def _pascal(name: str) -> str:
 def _load(path: str, log_level: str) -> Job:
     """Set up logging, then read the job file. Raises ConfigError."""
     from sidecar.config.job import load_job
+
+    _configure(log_level)
+    return load_job(path)
+
+
+def _configure(log_level: str) -> None:
     from sidecar.process.logs import configure
 
     configure(level=log_level)
-    return load_job(path)
 
 
 def _finish(work: Coroutine[Any, Any, int]) -> None:

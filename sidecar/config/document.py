@@ -51,7 +51,7 @@ class Document:
 
 
 class FileMistakes(ConfigError):
-    """Mistakes in a file. Its text has one line for each: `FILE:LINE: KEY: MESSAGE`."""
+    """Mistakes in a file. After its first line its text has one for each: `FILE:LINE: KEY: MESSAGE`."""
 
     def __init__(self, path: str, mistakes: Sequence[Mistake], *, more: int = 0) -> None:
         """`more`: the number of mistakes that are not in `mistakes`."""
@@ -59,9 +59,8 @@ class FileMistakes(ConfigError):
         lines = [mistake.text(path) for mistake in mistakes]
         if more:
             lines.append(f"{path}: and {more} more mistakes")
-        if len(lines) > 1:
-            lines.insert(0, f"{path} has {len(mistakes) + more} mistakes")
-        super().__init__("\n".join(lines))
+        count = len(mistakes) + more
+        super().__init__("\n".join([f"{path} has {count} mistake{'s' if count > 1 else ''}", *lines]))
 
 
 @dataclass(frozen=True, slots=True)

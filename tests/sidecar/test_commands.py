@@ -265,6 +265,60 @@ def test_a_transport_that_cannot_be_is_an_error(stub, tmp_path):
     assert b"the output is not a pipe" in done.stderr
 
 
+VALID = """\
+InputDataConfig:
+- ChannelName: train
+  DataSource: {S3DataSource: {S3DataType: S3Prefix, S3Uri: "s3://b/train/"}}
+- ChannelName: TRAIN
+  InputMode: File
+  DataSource: {S3DataSource: {S3DataType: S3Prefix, S3Uri: "s3://b/train/"}}
+"""
+
+
+def test_check_says_whether_a_job_file_is_valid_and_asks_nobody(tmp_path, monkeypatch):
+    """There is no endpoint at all, and no credentials."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    path = tmp_path / "job.yaml"
+    path.write_text(VALID)
+    done = penstock("check", "-c", str(path))
+    assert (done.returncode, done.stderr) == (0, "")
+    warning, line = done.stdout.splitlines()
+    assert warning.startswith(f"{path}: warning: channels whose names differ only in case")
+    assert line == f"{path}: no mistakes; channels: train (Pipe), TRAIN (File)"
+    document = json.loads(penstock("check", "-c", str(path), "--json").stdout)
+    assert (document["valid"], document["channels"]) == (True, {"train": "Pipe", "TRAIN": "File"})
+
+    path.write_text(VALID + "Penstock:\n  memory_budget: 1GiB\n")
+    done = penstock("check", "-c", str(path))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines()[1].startswith(f"{path}:8: Penstock.memory_budget: ")
+    done = penstock("check", "-c", str(path), "--json")
+    assert (done.returncode, done.stderr) == (2, "")
+    (mistake,) = json.loads(done.stdout)["mistakes"]
+    assert (mistake["line"], mistake["key"]) == (8, "Penstock.memory_budget")
+    assert "did you mean MemoryBudget?" in mistake["message"]
+    done = penstock("check", "-c", str(tmp_path / "none.yaml"), "--json")
+    assert "No such file" in json.loads(done.stdout)["mistakes"][0]["message"]
+
+
+def test_the_job_file_is_that_of_the_option_or_the_variable_or_the_directory(tmp_path, monkeypatch):
+    names = {}
+    for name in ("penstock", "variable", "option"):
+        names[name] = tmp_path / f"{name}.yaml"
+        names[name].write_text(VALID.replace("train", name))
+    monkeypatch.chdir(tmp_path)
+    assert "channels: penstock (Pipe)" in penstock("check").stdout
+    monkeypatch.setenv("PENSTOCK_CONFIG", str(names["variable"]))
+    assert "channels: variable (Pipe)" in penstock("check").stdout
+    assert "channels: option (Pipe)" in penstock("check", "-c", str(names["option"])).stdout
+    monkeypatch.setenv("PENSTOCK_CONFIG", "")
+    names["penstock"].unlink()
+    for command in ("run", "plan", "doctor", "check"):
+        done = penstock(command)
+        assert done.returncode == 2
+        assert "write -c FILE, set PENSTOCK_CONFIG, or name the file penstock.yaml" in done.stderr
+
+
 def test_version_and_help():
     assert penstock("--version").stdout.startswith("penstock, version ")
     for command in ("run", "exec", "cat", "plan", "probe"):

@@ -98,7 +98,8 @@ def test_each_mistake_has_a_line_of_its_own_that_names_file_line_and_key(tmp_pat
     ids=["same name", "budget", "ShardBy", "File mode", "tab", "twice", "colon", "comma", "JSON"],
 )  # fmt: skip
 def test_rules_between_keys_and_syntax_errors_have_a_line(tmp_path, text, begin):
-    (line,) = told(tmp_path, text)
+    header, line = told(tmp_path, text)
+    assert header == "job.yaml has 1 mistake"
     assert line.startswith(begin)
 
 
