@@ -214,3 +214,37 @@ async def retry_while_refused(
             on_wait(shortage)
 
     return await retry(step, attempts, on_wait=note)
+
+
+async def retry_while_unavailable(
+    make: Callable[[Callable[[], None]], Awaitable[T]],
+    policy: RetryPolicy,
+    *,
+    on_wait: Callable[[SourceError], None] | None = None,
+) -> T:
+    """Return what `make` returns, repeated while storage is unavailable or this machine's clock is wrong.
+
+    `make` calls its argument for each further page, row or piece that arrives; `give_up_after` is the time
+    without one that an earlier attempt did not have. `on_wait` gets every error that is waited out. Raises
+    SourceError: the first one, if the policy allows no time.
+    """
+    if policy.give_up_after <= 0:
+        return await make(lambda: None)
+    attempts, furthest = Attempts(policy, UNAVAILABLE, what="a listing"), 0
+
+    async def anew() -> T:
+        reached = 0
+
+        def progressed() -> None:
+            nonlocal reached, furthest
+            reached += 1
+            if reached > furthest:
+                furthest = reached
+                attempts.progressed()
+
+        return await make(progressed)
+
+    async def bounded() -> T:
+        return await attempts.bounded(anew)
+
+    return await retry(bounded, attempts, on_wait=on_wait)

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from sidecar.job.planning import plan_while_unavailable
 from sidecar.process.exits import Exit
 from sidecar.process.memory import freeze_gc, memory_limit
 from streamer.errors import ReaderGone
@@ -18,7 +17,7 @@ from streamer.plan import Arrangement
 from streamer.relay.once import stream_once
 from streamer.relay.statistics import ChannelCounters
 from streamer.relay.transport import TransportSpec, Wish, open_transport, why_read
-from streamer.retry import RetryPolicy
+from streamer.retry import RetryPolicy, retry_while_unavailable
 from streamer.s3.catalog.listing import plan_uris
 from streamer.s3.catalog.validation import PlanMemory
 from streamer.s3.client.session import STALL_TIMEOUT, Endpoint, open_clients
@@ -64,7 +63,7 @@ async def cat(
         stall_timeout=min(STALL_TIMEOUT, options.give_up_after),
     ) as clients:
         memory, arrangement = PlanMemory(memory_limit() // 2), Arrangement(join=options.join)
-        plan = await plan_while_unavailable(
+        plan = await retry_while_unavailable(
             lambda progressed: plan_uris(
                 clients.control, uris, arrangement, progress=lambda _: progressed(), memory=memory
             ),

@@ -17,7 +17,7 @@ from sidecar.job.endmarks import JOIN_ADVICE, unjoined
 from sidecar.job.rehearsal import disk
 from sidecar.process.logs import log
 from streamer.plan import Arrangement, Shard
-from streamer.retry import UNAVAILABLE, Attempts, RetryPolicy, retry
+from streamer.retry import RetryPolicy, retry_while_unavailable
 from streamer.s3.catalog.listing import plan_prefix
 from streamer.s3.catalog.manifests import plan_augmented, plan_manifest
 from streamer.s3.catalog.object_info import open_inspector
@@ -55,37 +55,6 @@ class Planned:
         return cls(whole, dict(zip(names, plans, strict=True)))
 
 
-async def plan_while_unavailable(
-    plan: Callable[[Callable[[], None]], Awaitable[Plan]],
-    policy: RetryPolicy,
-    *,
-    on_wait: Callable[[SourceError], None] | None = None,
-) -> Plan:
-    """What `plan` makes, asked again while storage is away or this machine's clock is wrong.
-
-    `plan` is given what to call for each further page, row or piece of a manifest: `give_up_after` is the
-    time without any. `on_wait` is told why, at every attempt. Raises SourceError, the first one if the
-    policy allows no time.
-    """
-    if policy.give_up_after <= 0:
-        return await plan(lambda: None)
-    attempts, furthest = Attempts(policy, UNAVAILABLE, what="a listing"), 0
-
-    async def anew() -> Plan:
-        reached = 0
-
-        def progressed() -> None:
-            nonlocal reached, furthest
-            reached += 1
-            if reached > furthest:  # what an earlier attempt had too is no progress
-                furthest = reached
-                attempts.progressed()
-
-        return await plan(progressed)
-
-    return await retry(partial(attempts.bounded, anew), attempts, on_wait=on_wait)
-
-
 async def plan_job(
     state: JobState, clients: Clients, *, give_up_after: float = 0, layout: Layout | None = None
 ) -> dict[str, Planned]:
@@ -112,7 +81,7 @@ async def plan_job(
                 clients.control, job, channel, state.hosts, inspector=inspector, progress=note, memory=memory
             )
 
-        whole = await plan_while_unavailable(plan, policy, on_wait=partial(_note_waiting, state, progress))
+        whole = await retry_while_unavailable(plan, policy, on_wait=partial(_note_waiting, state, progress))
         planned = plans[name] = Planned.dealt(whole, job.fifos(channel))
         await asyncio.to_thread(_sum_up, planned)  # seconds for a million entries
         if layout is not None and name in files:

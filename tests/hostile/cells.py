@@ -20,13 +20,12 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
-from sidecar.job.planning import plan_while_unavailable
 from streamer.errors import PenstockError
 from streamer.plan import Plan, S3Uri
 from streamer.relay.once import stream_once
 from streamer.relay.statistics import ChannelCounters
 from streamer.relay.transport import Transport, TransportSpec, open_transport
-from streamer.retry import RetryPolicy
+from streamer.retry import RetryPolicy, retry_while_unavailable
 from streamer.s3.catalog.listing import plan_prefix
 from streamer.s3.catalog.manifests import plan_manifest
 from streamer.s3.catalog.object_info import open_inspector
@@ -211,7 +210,7 @@ async def _evil(clients: Clients, transport: Transport, cell: Cell, bucket: str)
     memory = PlanMemory(PLAN_MEMORY)
     client = clients.control
     if cell.operation in ("body", "listing"):
-        plan = await plan_while_unavailable(
+        plan = await retry_while_unavailable(
             lambda progressed: plan_prefix(
                 client, S3Uri(bucket, "data/"), progress=lambda _: progressed(), memory=memory
             ),
@@ -222,7 +221,7 @@ async def _evil(clients: Clients, transport: Transport, cell: Cell, bucket: str)
         async with open_inspector(
             clients, give_up_after=GIVE_UP_AFTER, by_aiobotocore=by_aiobotocore
         ) as inspector:
-            plan = await plan_while_unavailable(
+            plan = await retry_while_unavailable(
                 lambda progressed: plan_manifest(
                     client,
                     S3Uri(bucket, MANIFEST),

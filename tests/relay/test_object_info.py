@@ -10,10 +10,9 @@ from dataclasses import replace
 import pytest
 from aiohttp import web
 
-from sidecar.job.planning import plan_while_unavailable
 from streamer.errors import BadAnswer, Denied, GaveUp, Missing, PenstockError
 from streamer.plan import ObjectRef, S3Uri
-from streamer.retry import RetryPolicy
+from streamer.retry import RetryPolicy, retry_while_unavailable
 from streamer.s3.catalog.manifests import plan_augmented, plan_manifest
 from streamer.s3.catalog.object_info import AIOBOTOCORE_HEADS, HEADS, open_inspector
 from streamer.s3.client.session import Endpoint, RequestOptions, open_clients
@@ -314,7 +313,7 @@ async def test_a_plan_that_runs_out_of_time_names_the_first_failure(objects, by_
     async with heads_of(objects, by_aiobotocore=by_aiobotocore, give_up_after=300.0) as inspector:
         objects.script_head(*[fails(500, "InternalError")] * 200, key="b/data/0000")
         with pytest.raises(GaveUp, match=r"first error: [^;]*S3 said 500") as caught:
-            await plan_while_unavailable(
+            await retry_while_unavailable(
                 lambda _: inspector.stat("b", "data/0000"), RetryPolicy(give_up_after=1.5)
             )
         assert caught.value.context.bucket == "b"
