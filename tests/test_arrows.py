@@ -218,3 +218,16 @@ def test_readers_load_nothing_but_the_standard_library():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = done.stdout.split()
     assert set(loaded) - set(sys.stdlib_module_names) == {"streamer"}
+
+
+def test_cat_loads_what_it_uses():
+    """`penstock cat` of a small object takes no longer than its imports: no server, no job file, no logs."""
+    code = "import sys, sidecar.cli, sidecar.commands.cat; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    ours = {name for name in loaded if name.startswith("sidecar.")}
+    assert ours - {"sidecar.cli"} == {
+        *("sidecar.commands", "sidecar.commands.cat"),
+        *(f"sidecar.process{name}" for name in ("", ".dumps", ".exits", ".memory", ".streams")),
+    }
+    assert not loaded & {"pydantic", "structlog", "rich", "yaml", "aiohttp.web", "tensorflow"}
