@@ -7,7 +7,7 @@
 # make bench       Penstock beside its peers, some 25 minutes (choose: make bench BENCH="--scenarios fast --rounds 1")
 # make dashboards  write the Grafana dashboards and the alerts from their source
 # make pictures    the dashboards with data, into docs/pictures; six minutes of real sidecars and a Prometheus
-# make docs        the documentation as a site in build/site, and the generated pages of docs/reference
+# make docs        the documentation as a site in build/site, the generated pages of docs/reference, the diagrams
 # make images      build the images without Docker and run the compose file with them; root, some minutes
 # make clean       remove what was built, the virtual environment too
 #
@@ -68,6 +68,7 @@ pictures: system-tools .venv/.stamp-dev
 
 docs: .venv/.stamp-dev
 	.venv/bin/python -m scripts.reference
+	.venv/bin/python -m scripts.diagrams
 	.venv/bin/mkdocs build
 
 images: .venv/.stamp-dev

@@ -1,8 +1,9 @@
 """Hooks of mkdocs: pages from outside docs/, and links that work both in the repository and on the site.
 
-    README.md, examples/README.md ...  -> pages of the site (`ALSO`)
-    [text](../README.md#x)             -> the page that the file became
-    [text](../deploy/base)             -> the text alone: what is no page stays in the repository
+    CHANGELOG.md, examples/README.md ...  -> pages of the site (`ALSO`)
+    [text](../examples/README.md#x)       -> the page that the file became
+    [text](../deploy/base)                -> the text alone: what is no page stays in the repository
+    <picture> of a light and a dark file  -> two images, of which the site's own switch shows one
 
 Code in tables may break after dots, slashes and underlines, and nowhere else (docs/stylesheets/site.css).
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parent.parent
 ALSO = {
-    "index.md": "README.md",
     "changelog.md": "CHANGELOG.md",
     "contributing.md": "CONTRIBUTING.md",
     "tutorials/demo.md": "examples/README.md",
@@ -37,6 +37,10 @@ _PAGES = {source: page for page, source in ALSO.items()}
 _LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
 _CELL = re.compile(r"<td[^>]*>.*?</td>", re.DOTALL)
 _CODE = re.compile(r"<code>([^<]*)</code>")
+_PICTURE = re.compile(
+    r'<picture>\s*<source media="\(prefers-color-scheme: dark\)" srcset="(?P<dark>[^"]+)">\s*'
+    r'<img alt="(?P<alt>[^"]*)" src="(?P<light>[^"]+)">\s*</picture>'
+)
 _FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 
 
@@ -75,8 +79,15 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
     """Rewrite the links, but not what looks like one in a block of code."""
     place = page.file.src_uri
     pieces = _FENCE.split(markdown)
-    pieces[::2] = [_LINK.sub(lambda m: link(m[1], m[2], page=place), piece) for piece in pieces[::2]]
+    pieces[::2] = [
+        switched(_LINK.sub(lambda m: link(m[1], m[2], page=place), piece)) for piece in pieces[::2]
+    ]
     return "".join(pieces)
+
+
+def switched(markdown: str) -> str:
+    """Markdown whose pictures follow the site's switch, where GitHub's follow the reader's system."""
+    return _PICTURE.sub(r"![\g<alt>](\g<light>#only-light) ![\g<alt>](\g<dark>#only-dark)", markdown)
 
 
 def breakable(html: str) -> str:

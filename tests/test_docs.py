@@ -49,7 +49,6 @@ PAGES = sorted(
     ]
 )
 DOCS = ROOT / "docs"
-README = ROOT / "README.md"
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -103,7 +102,7 @@ def test_exit_codes():
         for node, after in itertools.pairwise(source)
         if isinstance(node, ast.Assign) and isinstance(after, ast.Expr)
     }
-    rows = table(README, "Code", "Name", "Meaning")
+    rows = table(DOCS / "reference/exit-codes.md", "Code", "Name", "Meaning")
     assert [(int(code), bare(name)) for code, name, _ in rows] == [(code.value, code.name) for code in Exit]
     assert {bare(name): meaning for _, name, meaning in rows if bare(name) in said} == said
     assert set(said) == set(Exit.__members__) - {"OK"}

@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 import yaml
 
-from scripts import docs_site, reference
+from scripts import diagrams, docs_site, reference
 from sidecar.config.job import Job
 from streamer.errors import ConfigError
 from tests.kit.browser import browser
@@ -24,6 +24,24 @@ def test_the_generated_pages_are_those_of_the_program():
         name for name, text in reference.pages().items() if (reference.TARGET / name).read_text() != text
     ]
     assert not stale, "run: python -m scripts.reference"
+
+
+def test_the_diagrams_are_those_of_the_script():
+    """Light and dark of each, and the chart with the figures that the page has now."""
+    stale = [
+        name for name, text in diagrams.pictures().items() if (diagrams.TARGET / name).read_text() != text
+    ]
+    assert not stale, "run: python -m scripts.diagrams"
+
+
+def test_a_picture_follows_the_switch_of_the_site():
+    picture = (
+        '<picture>\n  <source media="(prefers-color-scheme: dark)" srcset="../pictures/a-dark.svg">\n'
+        '  <img alt="x" src="../pictures/a-light.svg">\n</picture>'
+    )
+    assert docs_site.switched(picture) == (
+        "![x](../pictures/a-light.svg#only-light) ![x](../pictures/a-dark.svg#only-dark)"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -81,13 +99,13 @@ def test_every_page_fits_a_telephone(site, pages):
 @pytest.mark.parametrize(
     ("target", "page", "becomes"),
     [
-        ("docs/reference/metrics.md#logs", "index.md", "[x](reference/metrics.md#logs)"),
-        ("../../README.md#exit-codes", "reference/errors.md", "[x](../index.md#exit-codes)"),
+        ("reference/metrics.md#logs", "index.md", "[x](reference/metrics.md#logs)"),
+        ("../../CHANGELOG.md#added", "reference/errors.md", "[x](../changelog.md#added)"),
         ("../../dashboards/README.md", "reference/metrics.md", "[x](../how-to/dashboards.md)"),
-        ("examples", "index.md", "[x](tutorials/demo.md)"),
+        ("../examples", "index.md", "[x](tutorials/demo.md)"),
         ("../how-to/tuning.md", "reference/job-file.md", "[x](../how-to/tuning.md)"),
-        ("LICENSE", "index.md", "x"),
-        ("docs/none.md", "index.md", "[x](none.md)"),
+        ("../LICENSE", "index.md", "x"),
+        ("../docs/none.md", "index.md", "[x](none.md)"),
         ("none.md", "index.md", "[x](none.md)"),
         ("https://example.com/", "index.md", "[x](https://example.com/)"),
         ("#logs", "reference/metrics.md", "[x](#logs)"),

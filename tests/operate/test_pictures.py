@@ -47,7 +47,7 @@ def test_the_pictures_are_shown_and_small():
         picture = ROOT / f"docs/pictures/dashboard-{dashboard.removeprefix('penstock-')}.png"
         assert picture.stat().st_size < 300_000
     for page, name in (
-        ("README.md", "dashboard-overview-top.png"),
+        ("docs/index.md", "dashboard-overview-top.png"),
         ("docs/reference/metrics.md", "dashboard-overview.png"),
         ("docs/reference/metrics.md", "dashboard-fleet.png"),
     ):
