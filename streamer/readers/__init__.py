@@ -1,4 +1,4 @@
-"""The training side: what runs inside the trainer and reads the FIFOs that a sidecar fills.
+"""Readers of Pipe channels for PyTorch, TensorFlow and plain Python: the part that runs in the trainer.
 
     core        config (directories, channels), state and rank_claim (the state file), epochs (which epoch is
                 next), arrival, stream and proof (one FIFO as a file with a proven end), plain (records),
@@ -9,12 +9,12 @@
     torch       an `IterableDataset`: `PipeIterableDataset`; with workers (one epoch read by several
                 processes), shared_cursor (the file between their turns) and progress (records received)
     loader      a DataLoader that saves the progress of all its workers: `ResumableLoader`
-    samples     the records of an augmented manifest, put together to samples
+    samples     the records of an augmented manifest, grouped into samples
     protobuf    SageMaker's protobuf records as NumPy arrays
 
-Nothing here imports anything but the standard library, `streamer.formats`, `streamer.trailer` and
-`streamer.errors`; TensorFlow, PyTorch and NumPy are imported by `tensorflow`, `torch`, `loader` and
-`protobuf`, which are therefore not imported here. The names below are loaded at their first use.
+`core` and `samples` import the standard library, `streamer.formats`, `streamer.trailer` and
+`streamer.errors` only. `tensorflow`, `torch`, `loader` and `protobuf` import TensorFlow, PyTorch and NumPy,
+so this module does not import them. It loads the names below at their first use.
 """
 
 from __future__ import annotations

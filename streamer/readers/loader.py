@@ -1,11 +1,11 @@
-"""`ResumableLoader`: a DataLoader of a `PipeIterableDataset` with a state of what the trainer has received.
+"""`ResumableLoader`: a DataLoader of a `PipeIterableDataset` that saves what the trainer has received.
 
     worker     (element, origin) -> collate -> queue ─┐
     worker     (element, origin) -> collate -> queue ─┴─> add the origins, return the element -> trainer
 
-Workers read ahead, so the state is made of the elements that this loader has returned: of their origins
+Workers read ahead, so the loader makes the state from the origins of the elements that it has returned
 (`streamer.readers.torch.progress`), from all workers together. So a loader with another number of workers can
-go on with it. State that `decode` or `collate_fn` keep is not part of it.
+resume from it. The state does not include anything that `decode` or `collate_fn` keep.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ __all__ = ["ResumableLoader"]
 
 
 class ResumableLoader(DataLoader[Any]):  # type: ignore[misc] # torch is not followed by the checker
-    """A DataLoader with `state_dict()`: the elements of the epoch that it has returned.
+    """A DataLoader whose `state_dict()` has the elements of the epoch that it has returned.
 
-    Takes the arguments of DataLoader; `batch_size` is None by default, since the dataset makes batches. One
-    loop at a time. Records that `drop_last` leaves out count as received when the loop ends, not before.
+    Takes the arguments of DataLoader; `batch_size` is None by default, since the dataset makes batches. Only
+    one loop may run at a time. Records that `drop_last` leaves out count as received when the loop ends.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class ResumableLoader(DataLoader[Any]):  # type: ignore[misc] # torch is not fol
         self._progress: Progress | None = None
 
     def __iter__(self) -> Iterator[Any]:
-        # Before the workers begin, which take the epochs and get copies of the dataset's starts.
+        # Before the workers start, because they take the epochs and get copies of the dataset's starts.
         self._progress = progress = self._no_progress()
         elements = super().__iter__()
         self._pipe.take_starts()
@@ -60,10 +60,10 @@ class ResumableLoader(DataLoader[Any]):  # type: ignore[misc] # torch is not fol
         return (self._progress or self._no_progress()).state()
 
     def load_state_dict(self, state: Mapping[str, Any], *, anyway: bool = False) -> None:
-        """Have the next loop begin where `state` was taken, with the rest of that epoch.
+        """Begin the next loop at the position `state`, with the rest of that epoch.
 
-        The number of workers may be another. Raises ValueError if it is no state of this dataset's channels,
-        or if workers that stay have begun without it. The loop raises ChannelError if the plan has changed
+        The number of workers may differ. Raises ValueError if `state` is no state of this dataset's channels,
+        or if persistent workers have already started. The loop raises ChannelError if the plan has changed
         since, unless `anyway`.
         """
         if self._iterator is not None:
@@ -94,7 +94,7 @@ class _WithOrigins(IterableDataset):  # type: ignore[misc] # as above
 
 
 class _CollateElements:
-    """Collates elements, and leaves their origins as they are."""
+    """Collates elements and passes their origins on."""
 
     def __init__(self, collate: Callable[[Any], Any], batch_size: int | None) -> None:
         self._collate = collate

@@ -1,15 +1,15 @@
 """SageMaker's protobuf records as NumPy arrays (contract §5.2).
 
-Channels of content type `application/x-recordio-protobuf` hold one `aialgs.data.Record` in every RecordIO
-record: maps from name to tensor for features and for labels. With the plain reader:
+Channels of content type `application/x-recordio-protobuf` have one `aialgs.data.Record` in every RecordIO
+record: two maps from name to tensor, features and labels. With the plain reader:
 
     for payload in PipeReader("train", "RecordIO"):
         record = decode(payload)
         record.features["values"], record.label["values"]        # numpy arrays
 
-The wire format (protobuf's documentation, "Encoding") is decoded here and not by the protobuf package, which
-makes Python objects of the numbers first: a packed float tensor is the array's memory already, and a view of
-the payload is all that it costs. Unknown fields are passed over, as protobuf demands.
+This module decodes the wire format (protobuf's documentation, "Encoding") itself, because the protobuf
+package makes a Python object of every number. A packed float tensor becomes a view of the payload, without a
+copy. Unknown fields are skipped, as protobuf demands.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ if TYPE_CHECKING:
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _FLOATS: dict[int, np.dtype[Any]] = {2: np.dtype("<f4"), 3: np.dtype("<f8")}
-"""Tensors of a `Value` by field number; 7 holds 32-bit integers, 9 bytes."""
+"""Types of the float tensors of a `Value`, by field number; field 7 is of 32-bit integers, 9 of bytes."""
 _INTEGERS, _BLOBS = 7, 9
 
 
 @dataclass(frozen=True, slots=True)
 class Sparse:
-    """A sparse tensor: everything is 0 but `values` at the flat indices `keys`."""
+    """A sparse tensor: `values` at the flat indices `keys`, 0 elsewhere."""
 
     values: NDArray[Any]
     keys: NDArray[np.uint64]
     shape: tuple[int, ...]
-    """Empty where the record has none."""
+    """Sizes of the dimensions; empty if the record has none."""
 
     def dense(self) -> NDArray[Any]:
-        """The whole tensor. Raises CorruptRecord if the record has no shape, or keys beyond it."""
+        """Return the whole tensor. Raises CorruptRecord if the record has no shape, or keys beyond it."""
         if not self.shape:
             raise CorruptRecord("a sparse tensor of a protobuf record has no shape")
         try:
@@ -66,12 +66,12 @@ Value: TypeAlias = "NDArray[Any] | Sparse | Blobs"
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record. Dense tensors are read-only arrays over the payload where they can be."""
+    """One record. Dense tensors of floats are read-only views of the payload if they are in one piece."""
 
     features: dict[str, Value] = field(default_factory=dict)
-    """By name; vectors have one, called `values`."""
+    """Tensors by name; a vector is one tensor with the name `values`."""
     label: dict[str, Value] = field(default_factory=dict)
-    """As `features`."""
+    """Tensors by name, as for `features`."""
     uid: str | None = None
     metadata: str | None = None
     configuration: str | None = None
@@ -105,7 +105,7 @@ def _entry(data: memoryview) -> tuple[str, Value]:
 
 
 def _value(name: str, data: memoryview) -> Value:
-    # Of a oneof, the last one that is set counts.
+    # The last member of a oneof that is set counts.
     kinds = {*_FLOATS, _INTEGERS, _BLOBS}
     set_ = [(number, value) for number, wire, value in _fields(data) if number in kinds and wire == _BYTES]
     if not set_:
@@ -149,7 +149,7 @@ def _tensor(name: str, kind: int, data: memoryview) -> Value:
 
 
 def _integers(wire: int, value: Any) -> NDArray[np.uint64]:
-    """One varint, or a packed run of them."""
+    """Return the numbers of one varint, or of a packed run of varints."""
     if wire == _VARINT:
         return np.array([value], np.uint64)
     if wire != _BYTES:
@@ -171,7 +171,7 @@ def _integers(wire: int, value: Any) -> NDArray[np.uint64]:
 
 
 def _fields(data: memoryview) -> Iterator[tuple[int, int, Any]]:
-    """Number, wire type and value of every field of a message; an integer, or the bytes."""
+    """Yield number, wire type and value of every field; the value is an integer, or the field's bytes."""
     at = 0
     while at < len(data):
         tag, at = _varint(data, at)

@@ -1,9 +1,9 @@
-"""Samples of several records: what an augmented manifest streams (contract §3.3).
+"""Groups records into samples, for channels of an augmented manifest (contract §3.3).
 
-Every line of the manifest is as many records as there are `AttributeNames`, in their order, wrapped in
-RecordIO. The stream itself does not say where a line begins, so it is counted here: n records, a sample.
-An epoch that ends inside a sample is an error and never a short sample: then the number given is not that
-of the manifest, or the channel is not wrapped.
+Every line of the manifest is streamed as one record for each of `AttributeNames`, in their order, wrapped in
+RecordIO. The stream does not mark where a line begins, so these functions count: n records are a sample. An
+epoch that ends inside a sample is an error: either n is not the manifest's number of attributes, or the
+channel is not wrapped.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def grouped(records: Iterable[T], attributes: int) -> Iterator[tuple[T, ...]]:
-    """Tuples of `attributes` records each, from a `PipeReader` or any iterable of records.
+    """Yield tuples of `attributes` records each, from a `PipeReader` or any iterable of records.
 
     Raises ValueError for less than one attribute, TruncatedStream if the records end inside a sample.
     """
@@ -39,7 +39,7 @@ def _grouped(records: Iterator[T], attributes: int) -> Iterator[tuple[T, ...]]:
 
 
 def grouped_dataset(dataset: Any, attributes: int) -> Any:
-    """A `tf.data.Dataset` of tuples of `attributes` records, from one of single records.
+    """Return a `tf.data.Dataset` of tuples of `attributes` records, from a dataset of single records.
 
     Iterating raises `tf.errors.InvalidArgumentError` if the records end inside a sample.
     """

@@ -1,7 +1,7 @@
-"""The incumbent's module name for Penstock's `PipeModeDataset`: names, no code.
+"""Exports Penstock's `PipeModeDataset` under the incumbent's module name, without code of its own.
 
-The extension's users import from here or from `sagemaker_tensorflow.pipemode`; both give the very classes of
-`streamer.readers.tensorflow`, so `except PipeModeDatasetException` catches what either raises. The
+Users of the extension import from here or from `sagemaker_tensorflow.pipemode`. Both export the same classes
+as `streamer.readers.tensorflow`, so `except PipeModeDatasetException` catches the errors of either. The
 constructor and its defaults are the incumbent's (contract §6.1).
 """
 

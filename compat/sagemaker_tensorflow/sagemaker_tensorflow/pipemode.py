@@ -1,4 +1,4 @@
-"""Where the incumbent defines its two classes; see the package."""
+"""Exports the two classes that the incumbent defines in this module; see the package."""
 
 from streamer.readers.tensorflow import PipeModeDataset, PipeModeDatasetException
 

@@ -1,1 +1,1 @@
-"""One epoch's FIFO and one channel in plain Python; the other readers build on these modules."""
+"""Reader of FIFOs and channels in plain Python, on which the other readers build."""

@@ -1,10 +1,10 @@
-"""Waiting until a path exists.
+"""Waits until a path exists.
 
 Contract §1.2: "If the file for a given epoch doesn't exist yet, your code may need to retry until the pipe is
 created." inotify on the directory wakes the waiter when the FIFO is made; polling would cost latency or CPU.
-Without inotify (the directory does not exist yet, or the kernel, a sandbox or a limit forbids it) the path is
-checked ten times a second. With inotify it is still checked once a second, for file systems that send no
-events.
+Without inotify (the directory does not exist yet, or the kernel, a sandbox or a limit forbids inotify) the
+waiter checks the path ten times a second. With inotify it still checks once a second, for file systems that
+send no events.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _CHECK_WITHOUT_INOTIFY_S = 0.1
 
 
 class Arrival:
-    """Waits for one path to exist; close it when done. May be waited on in several steps."""
+    """Waits until one path exists, in one call of `wait` or several. The caller closes it."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -31,7 +31,7 @@ class Arrival:
         """The inotify descriptor, or -1 while there is none."""
 
     def wait(self, seconds: float) -> bool:
-        """Return whether the path exists, now or within `seconds`."""
+        """Wait at most `seconds` for the path; return whether it exists."""
         deadline = time.monotonic() + seconds
         while True:
             self._start_inotify()  # before the check, so that no event is missed between the two

@@ -15,7 +15,7 @@ from streamer.errors import ChannelError
 
 
 class PipeModeDatasetException(ChannelError):
-    """A reader cannot be made for this channel with these arguments. The name is the incumbent's."""
+    """No reader can be made for this channel with these arguments. The name is the incumbent's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Directories:
 
 
 def directories(pipe: str | None = None, config: str | None = None, state: str | None = None) -> Directories:
-    """Return the directories given, and those below the base directory for the others."""
+    """Return the given directories, with the defaults below the base directory for those not given."""
     base = os.environ.get("SAGEMAKER_BASE_DIR") or "/opt/ml"
     return Directories(
         pipe=os.fspath(pipe or os.path.join(base, "input", "data")),
@@ -59,7 +59,7 @@ def channels_in(config_dir: str) -> dict[str, Any]:
 
 
 def check_channel(channel: str, config_dir: str) -> None:
-    """Check that inputdataconfig.json has `channel`, and as a Pipe channel.
+    """Check that inputdataconfig.json lists `channel` as a Pipe channel.
 
     Raises PipeModeDatasetException with the incumbent's texts (contract §6.1), or as `channels_in`.
     """
@@ -72,6 +72,6 @@ def check_channel(channel: str, config_dir: str) -> None:
 
 
 def check_if_configured(channel: str, config_dir: str) -> None:
-    """Do as `check_channel` if there is an inputdataconfig.json; FIFOs without one may be read, too."""
+    """Call `check_channel` if inputdataconfig.json exists; without it any FIFO may be read."""
     if os.path.exists(os.path.join(config_dir, "inputdataconfig.json")):
         check_channel(channel, config_dir)

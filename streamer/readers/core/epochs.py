@@ -1,8 +1,8 @@
-"""The epochs of a channel, one after the other: which one is next, and its FIFO as a stream.
+"""Counts the epochs of a channel and returns the stream of the next one.
 
 The state file counts the epochs for all readers of the container (`streamer.readers.core.state`). A reader
-that is given an epoch counts from there in its own object and leaves the state file alone. A FIFO is opened
-when its stream is first read. An epoch whose FIFO was not opened goes back to the state file.
+with the argument `epoch` counts from that epoch in its own object and does not use the state file. The first
+read of a stream opens its FIFO. An epoch whose FIFO was not opened goes back to the state file.
 """
 
 from __future__ import annotations
@@ -22,18 +22,17 @@ if TYPE_CHECKING:
     from streamer.readers.core.config import Directories
 
 TIMEOUT = 120.0
-"""Seconds to wait for a FIFO, as the incumbent documents it (contract §6.2)."""
+"""Seconds to wait for a FIFO; the incumbent's documented value (contract §6.2)."""
 
 _counting = threading.Lock()
-"""Two iterators of one reader may ask for their epochs in two threads. The lock is the module's, so that a
+"""Held while an epoch is taken: two threads may iterate one reader. The lock is the module's, so that a
 reader can be pickled."""
 
 
 class ChannelEpochs:
     """The epochs of one channel. Every method raises ChannelError if the state file cannot be used.
 
-    `epoch`: the first epoch, if not the one that the state file names. `timeout` and `patience` are those of
-    `PipeStream`.
+    `epoch`: the first epoch; None for the one in the state file. `timeout`, `patience`: as for `PipeStream`.
     """
 
     def __init__(
@@ -53,7 +52,7 @@ class ChannelEpochs:
         self._patience = patience
 
     def peek(self) -> int:
-        """Return the next epoch, which stays the next."""
+        """Return the next epoch without taking it."""
         return self._state.peek() if self._epoch is None else self._epoch
 
     def seek(self, epoch: int) -> None:
@@ -64,9 +63,9 @@ class ChannelEpochs:
             self._epoch = epoch
 
     def next_stream(self) -> PipeStream:
-        """Take the next epoch and return its stream, which is not open yet.
+        """Take the next epoch and return its stream, not yet open.
 
-        If the stream is closed before its FIFO was opened, the state file gets the epoch back.
+        If the stream is closed before its FIFO was opened, the epoch goes back to the state file.
         """
         with _counting:
             epoch = self._epoch
@@ -101,8 +100,8 @@ def path_streams(
 ) -> Callable[[], PipeStream]:
     """Return a function that opens `path` anew at each call: a FIFO, a regular file, or /dev/stdin.
 
-    The second call for standard input raises ChannelError: its bytes are gone, and an empty epoch would be
-    wrong.
+    The second call for standard input raises ChannelError: the first stream has read its bytes, and an empty
+    epoch would be wrong.
     """
     used = False
 

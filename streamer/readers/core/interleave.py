@@ -1,20 +1,20 @@
-"""Several FIFOs as one stream of records: the rank FIFOs of a channel, or any channels.
+"""Reads several FIFOs as one stream of records: the rank FIFOs of a channel, or several channels.
 
-A sidecar may deal a channel's objects over several FIFOs, its rank FIFOs (`Ranks` of the job file), each of
-which is to readers a channel of its own: `train-0`, `train-1` … Either every process takes a rank FIFO,
+With `Ranks` in the job file a sidecar deals a channel's objects over several rank FIFOs. Readers treat each
+rank FIFO as a channel: `train-0`, `train-1` … Either every process reads one rank FIFO,
 
     channels = rank_channels("train")
     reader = PipeReader(channels[local_rank], "TFRecord")
 
-or one process reads them all, with `InterleavedReader`, in one of two orders:
+or one process reads them all with `InterleavedReader`, in one of two orders:
 
-    in turn          `block` records of the first FIFO, as many of the second, and so on round; a FIFO that
-                     has ended is passed over. The same in every run, but the slowest sets the pace.
-    as they arrive   whole records of whichever FIFO has bytes (poll), so none waits for another
+    in turn          `block` records of each FIFO in rotation, without the FIFOs that have ended. The same
+                     order in every run, but as slow as the slowest FIFO.
+    as they arrive   whole records of any FIFO that has bytes (poll), so no FIFO waits for another
 
-All FIFOs are opened before the first record is returned. A reader that leaves early ends the epoch of all
-of them. The end of file and errors are those of a single FIFO (`streamer.readers.core.stream`). While some
-FIFOs have bytes, the trailers of the others are read once a second.
+`InterleavedReader` opens all FIFOs before it returns the first record. A reader that leaves early ends the
+epoch of every FIFO. The end of file and errors are those of a single FIFO (`streamer.readers.core.stream`).
+While some FIFOs have bytes, the trailers of the others are read once a second.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from streamer.readers.core.stream import PipeStream
 
 _CHECK_S = 1.0
-"""Seconds after which the trailer of a FIFO without bytes is read."""
+"""Seconds between two reads of the trailer of a FIFO without bytes."""
 
 
 def rank_channel(channel: str, index: int) -> str:
@@ -68,15 +68,14 @@ def rank_channels(channel: str, *, config_dir: str | None = None) -> list[str]:
 
 
 class InterleavedReader:
-    """The records of several FIFOs as one stream. Each `iter()` or `batches()` is one epoch of all of them.
+    """The records of several FIFOs as one stream. Each `iter()` or `batches()` reads one epoch of all FIFOs.
 
-    `channels`: the name of a channel, for all its rank FIFOs, or the names of several channels. `block`: so
-    many records of each in turn; None takes them as they arrive. The other arguments are those of
-    `PipeReader`.
+    `channels`: one channel's name, for all its rank FIFOs, or the names of several channels. `block`: number
+    of records of each FIFO in turn; None for records as they arrive. Other arguments: as for `PipeReader`.
 
     Raises ValueError for an unknown format or a block below 1, PipeModeDatasetException as `rank_channels`.
-    Iterating raises what `PipeReader` does, and ChannelError if the rank FIFOs of a channel are not at the
-    same epoch: together they would be none.
+    Iterating raises what `PipeReader` raises, and ChannelError if the rank FIFOs of a channel are at
+    different epochs, which together are no epoch of the channel.
     """
 
     def __init__(  # noqa: PLR0913 - public; options with defaults
@@ -120,12 +119,12 @@ class InterleavedReader:
             yield from batch
 
     def batches(self) -> Iterator[list[bytes]]:
-        """The next epoch as lists of records, each list of one FIFO: a block of it, or what arrived."""
+        """Yield the next epoch as lists of records: each list a block of one FIFO, or what arrived on it."""
         with contextlib.ExitStack() as stack:
             streams = [stack.enter_context(epochs.next_stream()) for epochs in self._epochs]
             if self._one_channel:
                 _check_same_epoch(streams)
-            # FIFOs that do not exist yet come first: if one never appears, no other has used up its epoch.
+            # Open missing FIFOs first: if one never appears, no other FIFO has used up its epoch.
             for stream in sorted(streams, key=lambda stream: os.path.exists(stream.name)):
                 stream.open()
             sources = [
@@ -138,7 +137,7 @@ class InterleavedReader:
 
 
 def _check_same_epoch(streams: list[PipeStream]) -> None:
-    """Raise ChannelError unless all are of the same epoch."""
+    """Raise ChannelError unless all streams are of the same epoch."""
     if len({stream.name.rpartition("_")[2] for stream in streams}) > 1:
         names = ", ".join(stream.name.rpartition("/")[2] for stream in streams)
         raise ChannelError(
@@ -159,7 +158,7 @@ def _in_turn(sources: list[Iterator[list[bytes]]], block: int) -> Iterator[list[
 
 
 def _as_they_arrive(sources: dict[int, Iterator[list[bytes]]]) -> Iterator[list[bytes]]:
-    """`sources`, by the descriptors that they read, give an empty list where they would have to wait."""
+    """Yield batches of the sources that have bytes. `sources`: by descriptor; each yields [] for no bytes."""
     poller = select.poll()
     for fd in sources:
         poller.register(fd, select.POLLIN)

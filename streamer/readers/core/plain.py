@@ -1,19 +1,21 @@
-"""A channel in plain Python: its epochs as binary files, its records as `bytes`.
+"""Reads a channel in plain Python: its epochs as binary files, its records as `bytes`.
 
-`open_channel` gives the next epoch as a file-like object. `PipeReader` cuts it into records; each time it
-is iterated it reads the next epoch:
+`open_channel` opens the next epoch as a binary file. `PipeReader` cuts the epoch into records; each iteration
+reads the next epoch:
 
     reader = PipeReader("train", "TFRecord")
     for epoch in range(3):
         for record in reader:          # bytes
             ...
 
-PyTorch has a reader of its own (`streamer.readers.torch`), whose workers share a channel.
+An iteration opens the FIFO when the caller requests the first record. A state saved between two records
+resumes the epoch, in another process too:
 
-`streamer.readers.core.epochs` counts the epochs. The FIFO is opened when the first record is asked for.
+    checkpoint["data"] = reader.state_dict()
+    reader.load_state_dict(checkpoint["data"])
 
-    checkpoint["data"] = reader.state_dict()          # between two records
-    reader.load_state_dict(checkpoint["data"])        # in another process, later
+`streamer.readers.core.epochs` counts the epochs. PyTorch has its own reader (`streamer.readers.torch`), whose
+workers share a channel.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ def open_channel(
     With `epoch` the state file is neither read nor written. Directories default to `input/data`,
     `pipe_state` and `input/config` below `$SAGEMAKER_BASE_DIR` (default /opt/ml). Raises ChannelError if
     the channel is not a Pipe channel or its FIFO does not appear in `timeout` seconds. Reading raises
-    TruncatedStream if the epoch ends before its end. For lines: `io.BufferedReader(open_channel(…))`.
+    TruncatedStream if the FIFO ends before the epoch. For lines: `io.BufferedReader(open_channel(…))`.
     """
     paths = directories(pipe_dir, config_dir, state_dir)
     check_if_configured(channel, paths.config)
@@ -60,11 +62,11 @@ def open_channel(
 
 
 class PipeReader:
-    """The records of a channel. Each `iter()` or `batches()` is one epoch, the next one.
+    """The records of a channel. Each `iter()` or `batches()` reads the next epoch.
 
-    `record_format` is 'RecordIO', 'TFRecord' or 'TextLine'. With `epoch`, counting starts there and is kept
-    in this object alone; otherwise the state file counts. `max_corrupted_records_to_skip` is for TFRecord:
-    how many records in a row may fail their data CRC and be left out. Directories as in `open_channel`.
+    `record_format`: 'RecordIO', 'TFRecord' or 'TextLine'. `epoch`: the first epoch, from which this object
+    counts; None for the next epoch of the state file. `max_corrupted_records_to_skip`, for TFRecord: number
+    of successive records that may fail their data CRC and be left out. Directories as in `open_channel`.
 
     Raises ValueError for an unknown format, PipeModeDatasetException for a channel that is not a Pipe
     channel. Iterating raises ChannelError, TruncatedStream and CorruptRecord.
@@ -90,11 +92,11 @@ class PipeReader:
         self._epochs = ChannelEpochs(channel, paths, epoch=epoch, timeout=timeout)
         self._skip = max_corrupted_records_to_skip
         self._position: ReaderPosition | None = None
-        """In the epoch that was begun last."""
+        """Position in the epoch that was begun last."""
         self._left = 0
-        """Records of its batch that have not been returned yet."""
+        """Records of the present batch that have not been returned yet."""
         self._start: StartPosition | None = None
-        """Of the next iteration, if that is to go on inside an epoch."""
+        """Start of the next iteration, if that resumes inside an epoch."""
         self.skipped = Skipped()
         """Corrupt records left out so far: `records`, and `positions` (stream and offset)."""
 
@@ -105,7 +107,7 @@ class PipeReader:
                 yield batch[-1 - left]
 
     def batches(self) -> Iterator[list[bytes]]:
-        """The next epoch as lists of records, one list per block that arrived. Cheaper than one by one."""
+        """Yield the next epoch as lists of records, one list per block that arrived; cheaper than `iter`."""
         start, self._start = self._start, None
         with self._epochs.next_stream() as stream:
             position = reach_start(stream, self.channel, start)
@@ -118,7 +120,7 @@ class PipeReader:
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last record, or list of records, that was returned.
 
-        It holds numbers and text, for JSON and checkpoints; `streamer.readers.core.position` explains them.
+        The dict has numbers and text only, for JSON and checkpoints (`streamer.readers.core.position`).
         """
         if self._start is not None:
             return self._start.position.state()
@@ -127,10 +129,10 @@ class PipeReader:
         return self._position.returned(self._left)
 
     def load_state_dict(self, state: Mapping[str, Any], *, anyway: bool = False) -> None:
-        """Have the next iteration begin where `state` was taken, with the rest of that epoch.
+        """Begin the next iteration at the position `state`, with the rest of that epoch.
 
-        The sidecar must offer that epoch: `penstock run --resume` begins there, and fetches nothing that
-        comes before it in the epoch. Raises ValueError if it is no state of this channel. Iterating raises
+        The sidecar must offer that epoch; `penstock run --resume` offers it and does not fetch the bytes
+        before the position. Raises ValueError if `state` is no state of this channel. Iterating raises
         ChannelError if the plan has changed since, unless `anyway`.
         """
         position = ReaderPosition.of(state, self.channel)
@@ -139,7 +141,7 @@ class PipeReader:
 
 
 def check_format(record_format: str, skip: int) -> None:
-    """Raise ValueError for an unknown format, PipeModeDatasetException for a skip that has no meaning."""
+    """Raise ValueError for an unknown format, PipeModeDatasetException for a skip that it does not allow."""
     if record_format not in RECORD_FORMATS:
         raise ValueError(f"Invalid record format: {record_format}")
     if skip < 0:

@@ -1,20 +1,20 @@
-"""The position of a reader in its channel, which `PipeReader.state_dict()` returns as a plain dict.
+"""Position of a reader in its channel, which `PipeReader.state_dict()` returns as a plain dict.
 
     {"format": 1, "channel": "train", "epoch": 2, "offset": 73400320, "skip": 17, "records": 90017,
      "digest": "33d8b0af…"}
 
 The reader has returned `records` records of `epoch`. A record begins at byte `offset` of the epoch's stream;
 the next record is the `skip`-th after that one. `digest` is the plan's. Under the same digest an epoch has
-the same bytes, so the position names the same record. Under another digest the position means nothing, and a
-reader refuses it unless `anyway` is given.
+the same bytes, so the position names the same record. A reader refuses a position with another digest unless
+`anyway` is given.
 
-After the last record of an epoch the position is the first record of the next epoch. The reader knows the
-last record by the trailer's byte count, or else by the end of the stream. Where the byte count is not known
-beforehand (objects that are inflated), a position taken before the end may have no record after it.
+After the last record of an epoch the position is the first record of the next epoch. The reader recognises
+the last record by the trailer's byte count, or else by the end of the stream. If the byte count is not known
+before the end (objects that are inflated), a position taken before the end may have no record after it.
 
-A FIFO begins at its epoch's first byte or, under `penstock run --resume`, further on; its trailer says where
-(`bytes_skipped`). The reader drops the bytes between there and the position. So a reader resumes correctly
-whether or not the sidecar was given the position; the sidecar saves the bytes if it was.
+A FIFO begins at its epoch's first byte or, under `penstock run --resume`, at a later one, which its trailer
+states (`bytes_skipped`). The reader drops the bytes from there to the position. So a reader resumes correctly
+without `--resume` too; `--resume` saves fetching those bytes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _BLOCK = 1 << 20
 
 @dataclass(slots=True)
 class ReaderPosition:
-    """The next record of a channel. It moves as records are returned."""
+    """Position of a channel's next record. It moves as records are returned."""
 
     channel: str
     epoch: int
@@ -51,7 +51,7 @@ class ReaderPosition:
     """Whether the epoch is known to have no further record."""
 
     def state(self) -> dict[str, Any]:
-        """Return the position as JSON and pickle take it."""
+        """Return the position as a dict for JSON or pickle."""
         return {"format": FORMAT} | {name: getattr(self, name) for name in _KEYS}
 
     @classmethod
@@ -100,7 +100,7 @@ class ReaderPosition:
         return self.state() | {"skip": self.skip - left, "records": self.records - left}
 
     def texts(self, lefts: Iterable[int]) -> list[bytes]:
-        """Return `returned` of each of `lefts` as JSON, at little cost for each."""
+        """Return, for each of `lefts`, `returned` as JSON; cheaper than one call for each."""
         template = json.dumps(self.state() | {"skip": None, "records": None})
         template = template.replace('"skip": null, "records": null', '"skip": %d, "records": %d')
         return [
@@ -113,23 +113,23 @@ class ReaderPosition:
 
 @dataclass(frozen=True, slots=True)
 class StartPosition:
-    """A saved position from which a reader goes on."""
+    """A saved position at which a reader resumes."""
 
     position: ReaderPosition
     anyway: bool = False
-    """Whether the position counts under another plan, too."""
+    """Whether to use the position under another plan too."""
 
 
 def approach_start(
     stream: PipeStream, channel: str, start: StartPosition | None
 ) -> Generator[list[bytes], None, ReaderPosition]:
-    """Open `stream`, drop the bytes before the start, and return the start as a position of its own.
+    """Open `stream`, drop the bytes before the start, and return the start as a new position.
 
-    The start is `start` if that is of the stream's epoch, else the first byte that the FIFO offers. Yields an
-    empty list after each wait, none of which is longer than the stream's patience.
+    The start is `start` if that is of the stream's epoch, else the FIFO's first byte. Yields an empty list
+    after each wait; no wait is longer than the stream's patience.
 
-    Raises ChannelError if the plan has changed and not `start.anyway`, or if the FIFO begins after the start;
-    else as `PipeStream.begin` and `PipeStream.readinto`.
+    Raises ChannelError if the plan has changed and `start.anyway` is false, or if the FIFO begins after the
+    start; otherwise as `PipeStream.begin` and `PipeStream.readinto`.
     """
     while not stream.begin(stream.patience):
         yield []
@@ -169,7 +169,7 @@ def reach_start(
     *,
     check: Callable[[], None] = lambda: None,
 ) -> ReaderPosition:
-    """Do what `approach_start` does, in one call. `check` runs after each wait and may raise to give up."""
+    """Do as `approach_start`, in one call. `check` is called after each wait and may raise to give up."""
     waits = approach_start(stream, channel, start)
     while True:
         try:

@@ -1,18 +1,18 @@
-"""What proves that the end of an open stream is the end of its epoch.
+"""Proves that the end of an open stream is the end of its epoch.
 
-    trailer   beside a FIFO, by its name; of `/dev/stdin` and of a link, by the name that /proc knows
+    trailer   file beside a FIFO, found by the FIFO's name; for `/dev/stdin` and links, by the name in /proc
     mark      on the pipe of `penstock cat`, which has no name (`streamer.trailer`)
 
-A reader may open a FIFO before there is a sidecar. Then no trailer lies beside it, or one of an earlier run.
-A sidecar publishes its own trailer before it opens the FIFO for writing, so the trailer that lies there when
-the first bytes have come, or the end has, is the writer's own. `begin` takes that one; its `bytes_skipped`
-and `bytes_total` hold from then on, and not before. If the trailer of epoch 0 lay there, with state `failed`,
-when the reader opened the FIFO, it is an earlier run's as long as no process has the FIFO open for writing.
-(A sidecar that fails publishes such a trailer for the next epoch too, which has no writer.)
+A reader may open a FIFO before a sidecar runs. Then the FIFO has no trailer, or that of an earlier run. A
+sidecar publishes its own trailer before it opens the FIFO for writing, so the trailer at the first byte, or
+at the end, is the writer's own. `begin` reads that one; `bytes_skipped` and `bytes_total` are valid from then
+on. A trailer of epoch 0 with state `failed` that existed when the reader opened the FIFO is an earlier run's
+as long as no process has the FIFO open for writing. (A sidecar that fails publishes such a trailer for the
+next epoch too, which has no writer.)
 
-A FIFO promises a proof if this reader has ever seen a trailer beside it, or if there are trailers of other
-epochs of its channel. The trailer is looked at after every read, once a second while no bytes come, and at
-the end. From the first byte to the end it must be of one run: a sidecar that is killed and started again
+A FIFO must have a proof if this reader has ever seen its trailer, or if there are trailers of other epochs of
+its channel. The reader checks the trailer after every read, once a second while no bytes come, and at the
+end. From the first byte to the end the trailer must be of one run: a sidecar that is killed and restarted
 writes the epoch anew into the FIFO that is still open.
 """
 
@@ -33,26 +33,26 @@ logger = logging.getLogger("penstock")
 _NAME = re.compile(r"(?P<channel>.+)_(?P<epoch>0|[1-9][0-9]*)")
 _DELETED = " (deleted)"
 _NONBLOCK = 2
-"""SPLICE_F_NONBLOCK, of splice(2)."""
+"""SPLICE_F_NONBLOCK of splice(2)."""
 
 
 class Proof:
     """The proof of one stream. Every method raises StreamError if the trailer cannot be read."""
 
     def __init__(self, name: str, *, required: bool = False) -> None:
-        """`name`: the path that the stream is opened by. `required`: a stream without a proof is an error."""
+        """`name`: the path of the stream. `required`: a stream without a proof is an error."""
         self.trailer: Trailer | None = None
-        """The trailer as last seen."""
+        """The trailer as last read."""
         self._name = name
         self._required = required
         self._fd = -1
         self._fifo = False
         self._stamp: tuple[int, int] | None = None
-        """Of the trailer that was read last: its inode, and when that changed."""
+        """Inode and change time of the trailer that was read last."""
         self._first_stamp: tuple[int, int] | None = None
-        """The stamp of the trailer that lay there when the stream was opened."""
+        """Stamp of the trailer that existed when the stream was opened."""
         self._run: str | None = None
-        """The run of the trailer under which the stream began; None before it began."""
+        """Run of the trailer at the stream's first byte; None before it."""
         self.directory, self.base, self._identity = _located(name)
 
     def __repr__(self) -> str:
@@ -61,16 +61,16 @@ class Proof:
 
     @property
     def epoch(self) -> int:
-        """The epoch by the FIFO's name; 0 for what is named otherwise."""
+        """Epoch in the FIFO's name; 0 for any other name."""
         return 0 if self._identity is None else int(self._identity["epoch"])
 
     @property
     def prefix(self) -> str:
-        """What the names of all FIFOs of the channel begin with."""
+        """Prefix of the names of all FIFOs of the channel."""
         return self.base if self._identity is None else f"{self._identity['channel']}_"
 
     def attach(self, fd: int) -> None:
-        """Take the stream's open descriptor, which stays the caller's, and look at the trailer."""
+        """Use the stream's open descriptor, which stays the caller's, and read the trailer."""
         self._fd = fd
         self._fifo = stat.S_ISFIFO(os.fstat(fd).st_mode)
         if not self._fifo:
@@ -85,15 +85,15 @@ class Proof:
 
     @property
     def _promised(self) -> bool:
-        """Whether a sidecar offered this FIFO, or others of its channel in this directory."""
+        """Whether a sidecar offered this FIFO, or other FIFOs of its channel in this directory."""
         if self.trailer is not None or self._identity is None:
             return self.trailer is not None
-        with contextlib.suppress(OSError):  # a directory that is gone or cannot be listed shows none
+        with contextlib.suppress(OSError):  # a directory that is gone or cannot be listed has no trailers
             return has_trailers(self.directory, self._identity["channel"])
         return False
 
     def look(self) -> bool:
-        """Read the trailer if it is another one than was read last; whether there is one."""
+        """Read the trailer if it has changed since it was read last; return whether there is one."""
         if self._identity is None:
             return False
         channel, epoch = self._identity["channel"], self.epoch
@@ -113,9 +113,9 @@ class Proof:
         return True
 
     def begin(self) -> bool:
-        """Look at the trailer once bytes have come or the end has; whether there is one.
+        """Read the trailer after the first bytes, or the end, have come; return whether there is one.
 
-        Raises TruncatedStream if it is of another run than when the stream began.
+        Raises TruncatedStream if the trailer is of another run than at the stream's first byte.
         """
         there = self.look()
         run = self.trailer.run if there and self.trailer else ""
@@ -130,9 +130,9 @@ class Proof:
         return there
 
     def genuine(self, taken: int, received: int) -> int:
-        """How many of the `taken` bytes, which follow `received` others, are of the epoch.
+        """Return how many of `taken` bytes, read after `received` others, are of the epoch.
 
-        Raises TruncatedStream if none of them is, and as `begin`.
+        Raises TruncatedStream if none is, and as `begin`.
         """
         there = self.begin()
         trailer = self.trailer
@@ -144,21 +144,22 @@ class Proof:
         return min(taken, left)
 
     def check_source(self, received: int) -> None:
-        """While no bytes come: raise TruncatedStream if none will."""
+        """Check the trailer while no bytes come. Raises TruncatedStream if none will come."""
         if not self._says_failed():
             return
         early = self._run is None and self.epoch == 0 and self._stamp == self._first_stamp
-        if early and not (has_writer(self._fd) and self._says_failed()):  # a writer has published its own
+        # A writer publishes its own trailer before it opens the FIFO.
+        if early and not (has_writer(self._fd) and self._says_failed()):
             return
         if self.trailer is not None:
             raise TruncatedStream(self._broken(self.trailer, received))
 
     def _says_failed(self) -> bool:
-        """Whether the trailer, as it is now, says that no more bytes will come."""
+        """Return whether the present trailer states that no more bytes will come."""
         return self.look() and self.trailer is not None and self.trailer.state in ("failed", "stopped")
 
     def check_end(self, received: int) -> None:
-        """Raise TruncatedStream unless the end of file, after `received` bytes, is that of the epoch."""
+        """Raise TruncatedStream unless the end of file, after `received` bytes, is proven the epoch's end."""
         there, trailer = self.begin(), self.trailer
         if there and trailer is not None:
             if trailer.state != "complete" or trailer.bytes_delivered != received:
@@ -196,9 +197,9 @@ class Proof:
 
 
 def has_writer(fd: int) -> bool:
-    """Whether anybody has the FIFO open for writing; takes no byte.
+    """Return whether any process has the FIFO open for writing. Takes no byte.
 
-    tee(2) of a FIFO returns 0 if no process has, else the bytes that are there, or EAGAIN.
+    tee(2) of a FIFO returns 0 if no process has, else the number of bytes in the FIFO, or EAGAIN.
     """
     read_end, write_end = os.pipe()
     try:
@@ -210,6 +211,6 @@ def has_writer(fd: int) -> bool:
 
 
 def _located(path: str) -> tuple[str, str, re.Match[str] | None]:
-    """Directory and name of a path, and the name's parts if it is that of a FIFO of a channel."""
+    """Return directory and name of a path, and the match of the name if it is that of a channel's FIFO."""
     directory, base = os.path.split(path)
     return directory or ".", base, _NAME.fullmatch(base)

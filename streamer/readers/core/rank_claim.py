@@ -1,18 +1,18 @@
-"""Refuses that two ranks of a job take the epochs of one channel between them.
+"""Refuses a channel to a rank if another rank of the job reads it.
 
-A rank that asks for the next epoch gets one that no other has, so two ranks that read one channel would each
-train on every second epoch, and neither would notice. Launchers set an environment variable to the rank
-of a process on its host. A process that takes an epoch locks one byte of the channel's lock file, for
-reading and until it ends: the byte of its rank. It locks by open file description (F_OFD_SETLK of fcntl(2)),
-so forks share the lock, and it has nothing to do with `flock` on that file.
+The state file gives each epoch to one reader. Two ranks that read one channel would therefore train on every
+second epoch each, without an error. Launchers set an environment variable to the rank of a process on its
+host. A process that takes an epoch locks its rank's byte of the channel's lock file, for reading, until the
+process ends. The lock belongs to the open file description (F_OFD_SETLK of fcntl(2)), so forks share it. It
+is independent of `flock` on the same file.
 
-    a byte of another rank is locked   a process of that rank lives and has read the channel: an error
-    this rank's byte is locked         a worker or an evaluation of the same rank: they may read in turn
+    another rank's byte is locked   a process of that rank is alive and has read the channel: an error
+    this rank's byte is locked      by a worker or an evaluation of the same rank: both may read in turn
 
-Processes without a rank may be meant to read in turn, so they may. One that reads while another is alive
-logs a warning, unless it is a worker of a program (`multiprocessing`).
+Processes without a rank may read in turn. One that starts to read while another is alive logs a warning,
+unless `multiprocessing` has started it.
 
-The caller holds the channel's lock (`streamer.readers.core.state`). Where the file system has no such locks,
+The caller holds the channel's lock (`streamer.readers.core.state`). On a file system without such locks
 nothing is refused.
 """
 
@@ -37,18 +37,19 @@ VARIABLES = (
     "SLURM_LOCALID",
     "RANK",
 )
-"""Of torchrun and DeepSpeed, Open MPI, MPICH and Intel MPI, Horovod, Slurm; the first that is set counts."""
+"""Rank variables of torchrun and DeepSpeed, Open MPI, MPICH and Intel MPI, Horovod, Slurm; the first that is
+set counts."""
 _RANKS = 1 << 20
-"""Bytes of each variable: rank r has the r-th."""
+"""Bytes of the lock file for each variable; byte r is that of rank r."""
 _FLOCK = struct.Struct("hhqqi0q")
 """struct flock: type, whence, start, length, process."""
 
 _held: dict[tuple[str, int], int] = {}
-"""By lock file and byte, the descriptor that holds the lock; forks inherit it."""
+"""By lock file and byte, the descriptor that has the lock; forks inherit it."""
 
 
 def claim(lock_file: str, channel: str) -> None:
-    """Lock the byte of this process's rank. Raises ChannelError if another rank does."""
+    """Lock the byte of this process's rank. Raises ChannelError if another rank has locked its own."""
     variable, rank = _rank()
     base = (VARIABLES.index(variable) + 1) * _RANKS if variable else 0
     key = lock_file, base + rank
@@ -76,7 +77,7 @@ def claim(lock_file: str, channel: str) -> None:
 
 
 def _rank() -> tuple[str, int]:
-    """The variable that says which rank of this host this is, and the rank; none, and 0."""
+    """Return the rank variable that is set, and this process's rank on its host; "" and 0 without one."""
     for variable in VARIABLES:
         rank = os.environ.get(variable, "")
         if rank.isascii() and rank.isdigit() and int(rank) < _RANKS:
@@ -85,7 +86,7 @@ def _rank() -> tuple[str, int]:
 
 
 def _is_worker() -> bool:
-    """Whether `multiprocessing` has started this process; the module is not loaded just to ask."""
+    """Return whether `multiprocessing` has started this process. Does not import that module."""
     module = sys.modules.get("multiprocessing.process")
     return module is not None and module.parent_process() is not None
 

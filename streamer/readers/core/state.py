@@ -1,14 +1,14 @@
-"""Which FIFO of a channel is next, remembered across objects and processes of one container.
+"""The state file of a channel: the index of its next FIFO, for all readers of one container.
 
-The incumbent's files, so that old and new readers may follow each other (contract §6.2):
+The files are the incumbent's, so its readers and these can follow each other (contract §6.2):
 
     <state_dir>/.<channel>-pipe_mode-state   ASCII index of the next FIFO
-    <state_dir>/.<channel>-pipe_mode-lock    flock'ed while the state file is read or written
+    <state_dir>/.<channel>-pipe_mode-lock    locked by flock(2) while the state file is read or written
 
 The incumbent reads the index without the lock and increments it in a second step, so two processes can get
-the same FIFO. Here an epoch is taken in one locked step, and no two readers get the same one. The lock is
-held for a read and a write, never while a FIFO is waited for; an epoch whose FIFO could not be opened is
-given back, unless the next one has been taken already.
+the same FIFO. `EpochState.take` does both under the lock, so no two readers get the same epoch. No reader
+waits for a FIFO under the lock. A reader that could not open its FIFO gives the epoch back, unless another
+reader has taken the next one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class EpochState:
-    """The state file of one channel. Every method raises ChannelError if it cannot be used."""
+    """The state file of one channel. Every method raises ChannelError if the file cannot be used."""
 
     def __init__(self, state_dir: str, channel: str) -> None:
         self._channel = channel
@@ -42,9 +42,9 @@ class EpochState:
             raise ChannelError(f"cannot make the state directory: {error}") from error
 
     def take(self) -> int:
-        """The next epoch, which is now the caller's: no other reader gets it.
+        """Take the next epoch for the caller and return it; no other reader gets it.
 
-        Raises ChannelError, too, if another rank of the job reads the channel
+        Raises ChannelError also if another rank of the job reads the channel
         (`streamer.readers.core.rank_claim`).
         """
         with self._locked():
@@ -54,17 +54,17 @@ class EpochState:
         return epoch
 
     def peek(self) -> int:
-        """The next epoch, which stays the next."""
+        """Return the next epoch without taking it."""
         with self._locked():
             return self._read()
 
     def put(self, epoch: int) -> None:
-        """Have `epoch` be the next."""
+        """Make `epoch` the next one."""
         with self._locked():
             self._write(epoch)
 
     def give_back(self, epoch: int) -> None:
-        """Undo the `take` that gave `epoch`, if it was the last one."""
+        """Undo the `take` that returned `epoch`, if no later epoch has been taken."""
         with self._locked():
             if self._read() == epoch + 1:
                 self._write(epoch)
@@ -93,5 +93,5 @@ class EpochState:
         return int(text)
 
     def _write(self, epoch: int) -> None:
-        # By rename, so that a crash leaves the old index or the new one and never an empty file.
+        # replace_file renames: a crash leaves the old index or the new one, never an empty file.
         replace_file(self.path, b"%d" % epoch, mode=0o666)

@@ -1,24 +1,24 @@
 """One epoch's FIFO as a binary file whose end is proven.
 
-A reader opens the FIFO non-blocking, for a blocking open without a writer hangs for ever. It then has to
-tell four states apart that look alike to `read` (contract §1.7-6, checked on Linux 6.18):
+A reader opens the FIFO with O_NONBLOCK, because a blocking open waits for a writer without a time limit. It
+distinguishes four states by read(2) and poll(2) together (contract §1.7-6, checked on Linux 6.18):
 
-    no writer yet           read gives 0 bytes, poll stays silent
-    writer, no data         read raises EAGAIN, poll stays silent
-    data                    poll says POLLIN
-    writer came and went    read gives 0 bytes, poll says POLLHUP
+    no writer yet           read returns 0 bytes, poll reports nothing
+    writer, no data         read raises EAGAIN, poll reports nothing
+    data                    poll reports POLLIN
+    writer came and left    read returns 0 bytes, poll reports POLLHUP
 
-So 0 bytes are the end of file only under POLLHUP, or after a writer was seen (EAGAIN or data).
+So 0 bytes are the end of file only with POLLHUP, or after a writer was seen (EAGAIN or data).
 
-The end of file must then be proven (`streamer.readers.core.proof`). A failed sidecar holds its end open
-instead of closing it, because a close would look like a proper end to foreign readers; a FIFO cannot say
-"error". So a reader that waits for bytes looks at the trailer once a second, and raises what it says.
-Waiting itself costs nothing: it is `poll`. A sidecar may also end a failed epoch by bytes that no reader of
-records accepts. Those are not given out: the trailer is looked at after each read.
+The end of file must be proven (`streamer.readers.core.proof`). After a failure the sidecar keeps its write
+end open, because a close would look like a proper end to foreign readers, and a FIFO has no sign for an
+error. So a reader that waits for bytes, in `poll`, reads the trailer once a second and raises the error in
+it. A sidecar may also end a failed epoch with poison: bytes that no record format accepts. The reader checks
+the trailer after each read and does not return those bytes.
 
 The stream ends in one of three ways: 0 bytes (proven, or a FIFO without proof, or a plain file),
-`TruncatedStream` (it broke; every further read raises the same error), or `close` by the reader at any
-time, which is legal (contract §1.3) and raises nothing.
+`TruncatedStream` (every further read raises the same error), or `close` by the reader at any time, which is
+allowed (contract §1.3) and raises nothing.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ _READ_ALL = 1 << 20
 class PipeStream(io.RawIOBase):
     """The bytes of one epoch: `<dir>/<channel>_<epoch>`, or any file that can be read.
 
-    `open()` or the first read opens the FIFO, not the constructor, so a stream that is made and thrown away
-    uses up no epoch. A FIFO of a sidecar and the pipe of `penstock cat`
-    have a proof. Of what has none (SageMaker's own FIFOs, other programs' pipes, regular files) the end of
-    file is taken as the end, unless `proof`. To read lines or small pieces, wrap it in `io.BufferedReader`.
+    `open()` or the first read opens the FIFO. The constructor does not, so a stream that is never read uses
+    up no epoch. A sidecar's FIFO and the pipe of `penstock cat` have a proof. A file without a proof
+    (SageMaker's own FIFOs, other programs' pipes, regular files) ends at its end of file, unless `proof` is
+    set. To read lines or small pieces, wrap the stream in `io.BufferedReader`.
 
     `timeout`: seconds to wait until the FIFO exists, and then until it is opened for writing.
-    `patience`: seconds after which a read that has nothing returns None, as non-blocking files do; by
-    default it waits as long as the writer takes. `hint` ends the error text when the FIFO does not appear.
-    `unused` is called once if the stream is closed, or fails, without any writer having seen it. `proof`:
-    an end that nothing proves is an error.
+    `patience`: seconds after which a read without bytes returns None, as non-blocking files do; None to wait
+    as long as the writer takes. `hint`: end of the error text if the FIFO does not appear. `unused`: called
+    once if the stream is closed, or fails, before any writer has seen it. `proof`: whether an end without a
+    proof is an error.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class PipeStream(io.RawIOBase):
         self._fd = -1
         self._timeout = timeout
         self.patience = patience
-        """Seconds that a read waits at most; None if it waits as long as the writer takes."""
+        """Seconds that a read waits at most; None for as long as the writer takes."""
         self._hint = hint
         self._unused = unused
         self._arrival: Arrival | None = None
@@ -103,22 +103,22 @@ class PipeStream(io.RawIOBase):
 
     @property
     def trailer(self) -> Trailer | None:
-        """The trailer as last seen; None if there is none. Before `begin` it may be of an earlier run."""
+        """The trailer as last read; None if there is none. Before `begin` it may be of an earlier run."""
         return self._proof.trailer
 
     @property
     def epoch(self) -> int:
-        """The epoch that the FIFO is of, by its name; 0 for what is named otherwise."""
+        """Epoch in the FIFO's name; 0 for any other name."""
         return self._proof.epoch
 
     @property
     def start_offset(self) -> int:
-        """Offset in the epoch of the FIFO's first byte; not 0 where a sidecar resumed. See `begin`."""
+        """Offset in the epoch of the FIFO's first byte; not 0 if the sidecar resumed. See `begin`."""
         return 0 if self.trailer is None else self.trailer.bytes_skipped
 
     @property
     def bytes_total(self) -> int | None:
-        """Bytes of the whole epoch; None if they are not known before its end. See `begin`."""
+        """Bytes of the whole epoch; None if the number is not known before its end. See `begin`."""
         return None if self.trailer is None else self.trailer.bytes_total
 
     def readable(self) -> bool:
@@ -130,10 +130,10 @@ class PipeStream(io.RawIOBase):
         return self._fd
 
     def open(self, wait: float | None = None) -> bool:
-        """Open the FIFO once it exists; whether it is open after at most `wait` seconds.
+        """Open the FIFO once it exists; return whether it is open after at most `wait` seconds.
 
-        Raises ChannelError if it did not appear within `timeout` seconds of the first call, or cannot be
-        read; StreamError if its trailer cannot be.
+        Raises ChannelError if the FIFO does not appear within `timeout` seconds of the first call or cannot
+        be read, StreamError if its trailer cannot be read.
         """
         self._check()
         if self._fd >= 0:
@@ -150,16 +150,16 @@ class PipeStream(io.RawIOBase):
             try:
                 self._attach()
             except FileNotFoundError:
-                continue  # removed between the look and the open: wait for the next one
+                continue  # removed since `wait` returned: wait for the next one
             except OSError as error:
                 raise self._fail(ChannelError(f"cannot read {self.name}: {error.strerror}")) from error
             return True
 
     def begin(self, wait: float | None = None) -> bool:
-        """Open the FIFO and wait until its first byte or its end has come; whether that was within `wait` s.
+        """Open the FIFO and wait at most `wait` seconds for its first byte or end; return whether it came.
 
-        Only then `trailer`, `start_offset` and `bytes_total` are surely those of the FIFO's writer: a reader
-        may come before the sidecar. Takes no byte. Raises as `open` and `readinto` do.
+        `trailer`, `start_offset` and `bytes_total` are certainly the writer's only after that, because a
+        reader may open the FIFO before the sidecar does. Takes no byte. Raises as `open` and `readinto` do.
         """
         give_up = None if wait is None else time.monotonic() + wait
         if not self.open(wait):
@@ -168,7 +168,7 @@ class PipeStream(io.RawIOBase):
             return True
         poller = select.poll()
         poller.register(self._fd, select.POLLIN)
-        # Past the deadline readinto decides: it can tell a writer without bytes from none.
+        # After the deadline readinto decides, because it distinguishes a silent writer from no writer.
         while not poller.poll(0) and (now := time.monotonic()) < self._deadline:
             if give_up is not None and now >= give_up:
                 return False
@@ -181,11 +181,11 @@ class PipeStream(io.RawIOBase):
         return True
 
     def readinto(self, buffer: WriteableBuffer, /) -> int | None:
-        """Fill `buffer` with what is there, waiting for the first byte; 0 at the proven end.
+        """Wait for the first byte and read the bytes that have arrived; return their number, 0 at the end.
 
-        None only with `patience`. Raises TruncatedStream if the epoch ended before its end, ChannelError
-        as `open` does, and if no process opened the FIFO for writing within `timeout` seconds; StreamError if
-        the trailer cannot be read.
+        Returns None, only with `patience`, if no byte has arrived. Raises TruncatedStream if the FIFO ended
+        before its epoch, ChannelError as `open` does and if no process opened the FIFO for writing within
+        `timeout` seconds, StreamError if the trailer cannot be read.
         """
         self._check()
         if self._ended:
@@ -221,14 +221,14 @@ class PipeStream(io.RawIOBase):
                 return None
 
     def readall(self) -> bytes:
-        """The rest of the epoch."""
+        """Return the rest of the epoch."""
         chunks = []
         while chunk := self.read(_READ_ALL):
             chunks.append(chunk)
         return b"".join(chunks)
 
     def close(self) -> None:
-        """Close the FIFO. Before its end, the sidecar then goes on to the next epoch."""
+        """Close the FIFO. If the epoch has not ended, the sidecar goes on to the next epoch."""
         if not self.closed:
             fd, self._fd = self._fd, -1
             if fd >= 0:
@@ -257,8 +257,8 @@ class PipeStream(io.RawIOBase):
 
     def _attach(self) -> None:
         if self.name == STDIN:
-            # Opened anew, a pipe whose writer has already left would look like one without a writer yet.
-            # Its flags are shared with other processes, so it stays as blocking as it is.
+            # If this reopened the pipe, a writer that has left would look like one that has not come.
+            # Other processes share the pipe's flags, so this does not set O_NONBLOCK.
             fd = os.dup(0)
         else:
             fd = os.open(self.name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -282,15 +282,15 @@ class PipeStream(io.RawIOBase):
         self._used = True
         self._fifo = stat.S_ISFIFO(mode)
         self._nonblocking = not os.get_blocking(fd)
-        # A pipe that was open already has had its writer.
+        # Standard input was open already, so it has had its writer.
         self._writer_seen = self.name == STDIN
         with self._judged():
             self._proof.attach(fd)
 
     def _take(self, view: memoryview) -> int | None:
-        """Bytes read without waiting; 0 if there is no writer (any more), None if it has written nothing.
+        """Read without waiting; return the number of bytes, 0 without a writer, None if it wrote nothing.
 
-        Takes all that is there, for one small pipe must not make many small blocks.
+        Reads until the pipe is empty or `view` is full, so that a small pipe does not make small blocks.
         """
         taken = 0
         while taken < len(view):
@@ -308,7 +308,7 @@ class PipeStream(io.RawIOBase):
         return taken
 
     def _look(self, now: float) -> None:
-        """While no bytes come: raise if the sidecar has failed, or if no writer has come in time."""
+        """Raise, while no bytes come, if the sidecar has failed or no writer has come in time."""
         self._look_at_source(now)
         if self._fifo and not self._writer_seen and now >= self._deadline:
             self._settle(unused=True)
@@ -337,7 +337,7 @@ class PipeStream(io.RawIOBase):
 
     @contextlib.contextmanager
     def _judged(self) -> Iterator[None]:
-        """Keep what is raised as the stream's failure from then on."""
+        """Keep an error of the block, which every later read raises again."""
         try:
             yield
         except PenstockError as error:

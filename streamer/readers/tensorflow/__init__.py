@@ -3,30 +3,29 @@
     PipeStream -> record reader -> step -> prefetch -> unbatch -> the user's pipeline
                   (a block)        (vector of records)  (scalars, or vectors of batch_size)
 
-The step from Python into TensorFlow costs the same for a vector as for one record. So a step gives the
-records of a whole block as one vector, the prefetch lets it run ahead of the consumer by two of them, and
-TensorFlow's own `unbatch` makes scalars of them. With `batch_size` there never are scalars: a step gives as
-many whole batches as it has, as the rows of a matrix, and keeps the rest for the next one. Nothing here is
-compiled. docs/explanation/performance.md has the ways that were tried and what each costs.
+A call from TensorFlow into Python costs the same for a vector as for one record. So a step returns the
+records of a whole block as one vector, `prefetch` runs two vectors ahead of the consumer, and TensorFlow's
+`unbatch` makes scalars of them. With `batch_size` a step returns its whole batches as the rows of a matrix,
+keeps the rest for the next step, and no scalars are made. Nothing here is compiled.
+docs/explanation/performance.md has the other ways that were measured.
 
 A step waits at most `PATIENCE_S` (`streamer.readers.tensorflow.steps` gives the reason). A step without bytes
-returns an empty vector, which `unbatch` passes over, and checks for Ctrl-C
+returns an empty vector, which `unbatch` skips, and checks for Ctrl-C
 (`streamer.readers.tensorflow.interrupts`).
 
 When the FIFO is opened. The incumbent opens it when the iterator is made, so `repeat(n)`, which makes
-n+1 iterators, uses up an epoch that is not read (contract §1.5). Here it is opened, and its epoch taken,
-when the first element is asked for.
+n+1 iterators, uses up an epoch that is not read (contract §1.5). This dataset takes the epoch and opens its
+FIFO when the first element is requested.
 
 Errors are raised by an operation of the graph (`streamer.readers.tensorflow.failures`):
 `tf.errors.DataLossError` for a stream that broke, `tf.errors.InternalError` for bytes that are no record, as
-the incumbent has it (contract §6.3), `tf.errors.NotFoundError` for a FIFO that did not appear or has no
-writer. Their text is that
-of our error, after its class. Records that were whole before the fault come first. After an error the
-iterator is at its end.
+the incumbent does (contract §6.3), `tf.errors.NotFoundError` for a FIFO that did not appear or has no writer.
+Their text is class and text of Penstock's error. The iterator first returns the whole records before the
+fault, then raises the error, then ends.
 
-An iterator cannot be saved: TensorFlow refuses the stateful steps of this pipeline, so no checkpoint
-lacks its position. `streamer.readers.tensorflow.positions` has positions that can be saved. The graph of this
-dataset cannot be moved to another process (tf.data service), as with every dataset made of Python.
+An iterator cannot be saved, because TensorFlow refuses the stateful steps of this pipeline.
+`streamer.readers.tensorflow.positions` has positions that can be saved. The graph of this dataset cannot be
+moved to another process (tf.data service), as with every dataset made of Python.
 """
 
 from __future__ import annotations
@@ -67,9 +66,9 @@ AHEAD = 2
 """Vectors (of about one block each) that may wait between the steps and the consumer."""
 
 _POSITIONS = tf.TensorSpec([None], tf.string)
-"""With `positions`: the position after each record or row."""
+"""Type of the positions after each record or row, with `positions`."""
 _CALLED = tuple(str(module.__file__) for module in (core, executor, script_ops, tensor_shape, failures))
-"""Files whose functions TensorFlow calls while the main thread waits for an element: they make an error, end
+"""Files whose functions TensorFlow calls while the main thread waits for an element. They make an error, end
 an executor (by `__del__`), run a step, return a shape's length and encode a failure."""
 
 
@@ -79,28 +78,28 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
     The arguments are the incumbent's (contract §6.1). `record_format`: 'RecordIO', 'TFRecord' or
     'TextLine'. `state_dir`, `pipe_dir`, `config_dir` default to `pipe_state`, `input/data` and
     `input/config` below `$SAGEMAKER_BASE_DIR` (default /opt/ml). `benchmark` prints time and throughput of
-    an iterator when it is over; `benchmark_records_interval`, if not 0, prints the number of records at
-    every multiple of it, with the time and bytes since the last such lines (the incumbent prints those of
-    the one record). Records come in blocks, so a block's time is divided equally among its records.
-    `max_corrupted_records_to_skip`, for TFRecord only: how many records in a row may fail their data CRC
-    and be left out; `skipped` says how many were, and where.
+    an iterator at its end. `benchmark_records_interval`, if not 0, prints the number of records at every
+    multiple of the interval, with time and bytes since the last print (the incumbent prints those of one
+    record). A block's time is divided equally among its records. `max_corrupted_records_to_skip`, for
+    TFRecord only: number of successive records that may fail their data CRC and be left out; `skipped` has
+    their number and positions.
 
     Extensions, by keyword. `batch_size`: elements are vectors of so many records, ready for
-    `tf.io.parse_example`; the last one of an epoch is shorter, or left out with `drop_remainder`. `epoch`:
-    the first iterator reads this epoch, the next one the next, and the state file is left alone. `timeout`:
-    seconds to wait for a FIFO, and then for a writer. `from_path` reads something else than a channel.
-    `positions`: elements are pairs of a record and the position after it, a scalar string for a `tf.Variable`
-    that `tf.train.Checkpoint` saves. `start`: such a position, or the state of a PipeReader; the first
-    iterator returns the rest of that epoch. An empty one, as the variable is before the first step, is
-    ignored. With `anyway` a position counts although the plan's digest has changed.
+    `tf.io.parse_example`; an epoch's last vector is shorter, or left out with `drop_remainder`. `epoch`: the
+    epoch of the first iterator, from which the dataset counts without the state file. `timeout`: seconds to
+    wait for a FIFO, and then for a writer. `from_path` reads a path instead of a channel. `positions`:
+    elements are pairs of a record and the position after it, a scalar string for a `tf.Variable` that
+    `tf.train.Checkpoint` saves. `start`: such a position, or the state of a PipeReader; the first iterator
+    returns the rest of that epoch. An empty string, the variable's value before the first step, is ignored.
+    `anyway`: use the position even if the plan's digest has changed.
 
     Raises PipeModeDatasetException (a ChannelError) if the channel is unknown or is not a Pipe channel, or
-    arguments have no meaning together; `tf.errors.InvalidArgumentError` for an unknown format; ChannelError
-    if the state directory cannot be made. Iterating raises `tf.errors.InternalError` with the text of
-    CorruptRecord or CutRecord, `tf.errors.DataLossError` with that of any other StreamError,
-    `tf.errors.NotFoundError` with that of ChannelError.
+    if arguments exclude each other; `tf.errors.InvalidArgumentError` for an unknown format; ChannelError
+    if the state directory cannot be made. Iterating raises `tf.errors.InternalError` for CorruptRecord and
+    CutRecord, `tf.errors.DataLossError` for any other StreamError, `tf.errors.NotFoundError` for
+    ChannelError.
 
-    Every host reads a FIFO of its own, so tf.distribute must not divide it again: auto-sharding is off.
+    Every host reads its own FIFO, so auto-sharding is off: tf.distribute must not divide the data again.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - the incumbent's signature
@@ -161,11 +160,11 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
         timeout: float = TIMEOUT,
         proof: bool = False,
     ) -> PipeModeDataset:
-        """The records of a FIFO, a regular file or /dev/stdin; every iterator reads the path anew.
+        """Return the records of a FIFO, a regular file or /dev/stdin; every iterator reads the path anew.
 
-        No channel and no state file are needed. Standard input can be read once; a second iterator
-        raises. A sidecar's FIFO and a pipe from `penstock cat` have a proof of their end, and an end without
-        it raises `tf.errors.DataLossError`. With `proof` so does the end of whatever else there is.
+        Needs neither channel nor state file. Standard input can be read once; a second iterator raises an
+        error. A sidecar's FIFO and a pipe from `penstock cat` must have a proof of their end, or iterating
+        raises `tf.errors.DataLossError`. With `proof` any other file must have one too.
         """
         dataset: PipeModeDataset = cls.__new__(cls)
         dataset.channel = None
@@ -209,10 +208,10 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
         self.benchmark_records_interval = benchmark_records_interval
         self.max_corrupted_records_to_skip = max_corrupted_records_to_skip
         self.skipped = Skipped()
-        """Corrupt records left out by all iterators of this dataset: `records`, and `positions`."""
+        """Corrupt records that all iterators of this dataset have left out: `records`, and `positions`."""
         keep_memory()
         interrupts.watch(*_CALLED)
-        # The closure must not hold `self`: the dataset would keep itself alive.
+        # The closure must not refer to `self`, or the dataset would keep itself alive.
         skipped, channel = self.skipped, self.channel
         starts = [] if start is None else [start]
 
@@ -249,7 +248,7 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
 
     @property
     def output_classes(self) -> Any:
-        """As the incumbent has it, from TensorFlow 1; so have the next two."""
+        """Classes of an element. This and the next two properties are of TensorFlow 1, as the incumbent's."""
         return tf.nest.map_structure(lambda _: tf.Tensor, self.element_spec)
 
     @property
@@ -296,7 +295,7 @@ def _rows(
     drop_remainder: bool,  # noqa: FBT001 - private
     cursor: EpochCursor | None,
 ) -> Steps:
-    """Yield steps of whole rows, with `cursor` each with the positions after its rows."""
+    """Yield steps of whole rows; if `cursor` is given, with the position after each row."""
 
     def step(records: list[bytes], row: int | None, left: int = 0) -> tuple[Any, ...]:
         vector = _vector(records)
@@ -318,7 +317,7 @@ def _rows(
         whole = len(records) - len(records) % width
         kept = records[whole:]
         if batch and not whole and time.monotonic() - started < PATIENCE_S:
-            continue  # a row of several blocks: one step for all of them, if they come soon
+            continue  # a row of several blocks needs one step only, if they come soon
         yield step(records[:whole], width, len(kept))
         started = time.monotonic()
     if kept and not drop_remainder:

@@ -1,18 +1,18 @@
-"""TFRecords cut by the block: what a record costs in Python, paid once for many.
+"""Cuts TFRecords a block at a time, so that many records share the cost of a Python step.
 
-`TFRecordReader` spends half a microsecond of interpreter on a frame. For records of a few hundred bytes that
-is more than everything else together, so this reader, which gives the same records and the same errors,
-takes a block's frames at once:
+`TFRecordReader` spends half a microsecond in the interpreter for each frame. For records of a few hundred
+bytes that is more than all other costs together. This reader returns the same records and raises the same
+errors, but processes all frames of a block together:
 
-    borders   frames of one length are verified in one NumPy comparison; small ones of other lengths are
-              walked, and a length is believed only with its CRC, of which every length's is computed once
+    borders   frames of one length are verified in one NumPy comparison; small frames of other lengths are
+              verified one by one, each length by its CRC, which is computed once for each length
     records   one slice each, without an interpreted step for frames of one length
     data CRC  of many records of one length in one pass over all of them
               (`streamer.readers.tensorflow.checksums`); else of every record, by `map` over a compiled
               function, compared as one vector
 
-What is too large or too mixed for that goes the plain way, for there nothing is to be gained.
-NumPy is what TensorFlow brings; plain Python readers do not import this module.
+Records that are large or of mixed lengths are cut by `TFRecordReader`, because this way is no faster there.
+NumPy comes with TensorFlow; plain Python readers do not import this module.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ if TYPE_CHECKING:
     Words = NDArray[np.uint32]
 
 SMALL = 2048
-"""Bytes of the next record up to which frames of any length are cut in bulk: they are copied once more."""
+"""Bytes of the next record up to which frames of mixed lengths are cut in bulk, at the cost of one copy."""
 RUN = 16
-"""Frames of one length, at least, that are taken as a run."""
+"""Least number of frames of one length that are processed as a run."""
 TOGETHER = 256
-"""Frames of a run, at least, whose data is verified in one pass, if the run before had the same length."""
+"""Least number of frames of a run whose data is verified in one pass, if the last run had the same length."""
 
 
 class BulkTFRecordReader(TFRecordReader):
-    """The records of a TFRecord stream, as `TFRecordReader` gives them; for many small ones faster."""
+    """A `TFRecordReader` that is faster for many small records."""
 
     _last_length = -1
-    """Of the run before; what checks many at once is only worth preparing for a length that stays."""
+    """Record length of the last run; a check of many records at once pays only for a length that recurs."""
 
     def _cut(self) -> list[bytes]:
         batch = self._run_of_one_length()
@@ -56,7 +56,7 @@ class BulkTFRecordReader(TFRecordReader):
         return whole and HEADER.unpack_from(self._view, self._start)[0] <= SMALL
 
     def _run_of_one_length(self) -> list[bytes]:
-        """The records of the frames at the front that are as long as the first one."""
+        """Return the records of the next frames that are as long as the first one."""
         start = self._start
         if self._end - start < HEADER_BYTES:
             return []
@@ -81,13 +81,13 @@ class BulkTFRecordReader(TFRecordReader):
         return self._proven(records, frames["crc"], starts, starts.stop)
 
     def _all_agree(self, stored: Words, length: int, starts: range) -> bool:
-        """Whether every frame of a run has the data that its CRC says."""
+        """Return whether every frame of a run has the CRC of its data."""
         head = self._crc32c(self._view[starts.start : starts.start + HEADER_BYTES])
         whole = self._crc32c(self._view[starts.start : starts.stop])
         return whole == frames_crc(stored, length, head)
 
     def _any_lengths(self) -> list[bytes]:
-        """The records of all whole frames that are left."""
+        """Return the records of all whole frames that are left."""
         view, start, end = self._view, self._start, self._end
         head, known = HEADER.unpack_from, self._known
         starts: list[int] = []
@@ -111,7 +111,7 @@ class BulkTFRecordReader(TFRecordReader):
         stops = [*starts[1:], position]
         first, last = HEADER_BYTES - start, FRAME_BYTES - HEADER_BYTES + start
         records = [block[a + first : b - last] for a, b in zip(starts, stops, strict=True)]
-        words: Words = np.ndarray((len(block) - 3,), "<u4", block, strides=(1,))  # one at every byte
+        words: Words = np.ndarray((len(block) - 3,), "<u4", block, strides=(1,))  # a word at every byte
         batch = self._proven(records, words[np.asarray(stops) - last], starts, position)
         self._fault = self._fault or fault
         return batch
@@ -119,7 +119,7 @@ class BulkTFRecordReader(TFRecordReader):
     def _proven(
         self, records: list[bytes], stored: Words, starts: range | list[int], stop: int
     ) -> list[bytes]:
-        """`records`, whose frames begin at `starts` and end at `stop`, without those that are skipped."""
+        """Return `records`, whose frames begin at `starts` and end at `stop`, without the corrupt ones."""
         crcs: Words = np.fromiter(map(self._crc32c, records), np.uint32, len(records))
         masked = (crcs >> np.uint32(15) | crcs << np.uint32(17)) + np.uint32(MASK_DELTA)
         self._start = stop

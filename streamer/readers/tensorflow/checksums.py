@@ -1,13 +1,13 @@
-"""The CRC-32C of many records by that of the block they lie in.
+"""Verifies the CRC-32C of many records by the CRC-32C of the block that contains them.
 
-A call of the checksum costs as much as 5 KB of it, so thousands of calls for small records cost more than the
-bytes do. CRCs combine instead: that of a block follows from those of its parts, by arithmetic over GF(2) that
-NumPy does for all parts at once. So the CRCs that the frames of one length state for their data give the one
-that the block must have, and one pass over the block compares. The block's agrees wherever all agree; one
-wrong record always shows, and several can hide one another by chance once in 2**32, which is what one can.
+A call of the CRC function costs as much as 5 KB of data, so thousands of calls for small records cost more
+than their bytes. But a block's CRC follows from the CRCs of its parts, by arithmetic over GF(2) that NumPy
+does for all parts at once. So this module computes the block's CRC from the CRCs that the frames state, and
+one pass over the block's bytes verifies it. If all records are right, both CRCs agree. One wrong record
+always makes them differ; several wrong records go unnoticed once in 2**32, as often as with one CRC.
 
-What is combined is the register of the CRC, started at 0: with it, concatenation is linear. To
-`shift` a register by n is to append n zero bytes, a product with x**8n modulo the polynomial.
+The arithmetic combines CRC registers that started at 0, because then concatenation is linear. To shift a
+register by n is to append n zero bytes: a product with x**8n modulo the polynomial.
 """
 
 from __future__ import annotations
@@ -30,19 +30,20 @@ _ONE = 1 << 31
 _WORD = 0xFFFFFFFF
 _HALF = np.uint32(0xFFFF)
 _TABLES = 32
-"""Tables kept, of half a MiB each: one for every doubling of a block's frames."""
+"""Cached tables, of half a MiB each: one for every doubling of a block's frames."""
 
 
 def frames_crc(stored: Words, length: int, head_crc: int) -> int:
-    """The CRC of TFRecord frames of `length` bytes of data each, if every one states its data's rightly.
+    """Return the CRC of successive TFRecord frames whose stored data CRCs are all right.
 
-    `stored`: the masked CRC after each one's data; `head_crc`: the CRC of the 12 bytes before it.
+    `stored`: the masked CRC after each frame's data. `length`: bytes of data of each frame. `head_crc`: CRC
+    of the 12 bytes before a frame's data.
     """
     turned = stored - np.uint32(MASK_DELTA)
     data = turned << np.uint32(15) | turned >> np.uint32(17)
     begun = _shift(_WORD, HEADER_BYTES)  # a CRC begins with ones, and ends with their complement
     same = _shift(head_crc ^ begun, length) ^ _WORD
-    registers = data ^ stored ^ np.uint32(same)  # of each frame, before the last 4 bytes' zeros
+    registers = data ^ stored ^ np.uint32(same)  # of each frame without its last 4 bytes
     registers[0] ^= np.uint32(_shift(begun, length))
     return _shift(_combined(registers, length + FRAME_BYTES), 4) ^ _WORD
 
@@ -50,7 +51,7 @@ def frames_crc(stored: Words, length: int, head_crc: int) -> int:
 def _combined(registers: Words, size: int) -> int:
     """Return the register of the concatenation of parts of `size` bytes, from the register of each."""
     while len(registers) > 1:
-        odd = len(registers) % 2  # nothing before the first one: it waits for the next turn
+        odd = len(registers) % 2  # the first register has no partner in this round
         pairs = registers[odd:]
         low, high = _table(size)
         first = pairs[0::2]
@@ -64,7 +65,7 @@ def _combined(registers: Words, size: int) -> int:
 
 @functools.lru_cache(maxsize=_TABLES)
 def _table(size: int) -> tuple[Words, Words]:
-    """What the lower and the upper half of a register become when `size` zero bytes follow."""
+    """Return the tables that shift the lower and the upper half of a register by `size` bytes."""
     power = _power(size)
     halves = np.zeros((2, 1 << 16), np.uint32)
     for number in range(2):
@@ -81,7 +82,7 @@ def _shift(register: int, size: int) -> int:
 
 @functools.lru_cache(maxsize=1024)
 def _power(size: int) -> int:
-    """What x is to the power of the bits of `size` bytes, modulo the polynomial."""
+    """Return x to the power of 8 * `size`, modulo the polynomial."""
     power, square, left = _ONE, _ONE >> 1, 8 * size
     while left:
         if left & 1:
@@ -92,7 +93,7 @@ def _power(size: int) -> int:
 
 
 def _product(a: int, b: int) -> int:
-    """The product of two polynomials modulo the CRC's; the highest bit is the constant term."""
+    """Return the product of two polynomials modulo the CRC's; the highest bit is the constant term."""
     product = 0
     while a:
         if a & _ONE:

@@ -1,15 +1,14 @@
-"""An operation that fails with a status of our choice: `DataLossError` for a broken stream, and
-`InternalError` for a bad record, which programs that were written for SageMaker's reader catch.
+"""An operation of TensorFlow's graph that fails with a chosen status.
 
-A plain exception cannot have these statuses: TensorFlow turns an exception that leaves a Python step into
-`UnknownError`, even `tf.errors.DataLossError` itself, and only a kernel may end with another status. So the
-errors that docs/reference/contract.md (§6.3) and SageMaker's own tests (tests/readers/test_incumbent.py)
-demand need this operation. It is registered through TensorFlow's C API by ctypes; nothing is compiled. It
-runs only when a stream has failed.
+Programs that were written for SageMaker's reader catch `DataLossError` for a broken stream and
+`InternalError` for a bad record (docs/reference/contract.md §6.3, tests/readers/test_incumbent.py). A Python
+step cannot raise them: TensorFlow turns every exception of a step, even `tf.errors.DataLossError`, into
+`UnknownError`, and only a kernel may end with another status. This module registers a kernel through
+TensorFlow's C API by ctypes; nothing is compiled. The kernel runs only when a stream has failed.
 
     failure (uint8 vector): one byte of status code, then the text
 
-Where the C API is missing, `raiser` returns None and the step raises its exception in Python.
+If the C API is missing, `raiser` returns None and the step raises its exception in Python.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ CODES: tuple[tuple[type[Exception], int], ...] = (
     (ChannelError, tf.errors.NOT_FOUND),
     (Interrupted, tf.errors.CANCELLED),
 )
-"""Our errors and the status of each; the first that fits counts."""
+"""Penstock's errors and the status of each; the first class that fits counts."""
 
 
 def encode_failure(error: Exception) -> Failure:
@@ -76,7 +75,7 @@ def raiser() -> Callable[[Any], None] | None:
 
 
 _callbacks: list[Any] = []
-"""The kernel's function, which must live as long as the process."""
+"""The kernel's function, which must exist as long as the process."""
 
 
 def _register(library: Any) -> None:
@@ -120,7 +119,7 @@ def _register(library: Any) -> None:
 
     run = _COMPUTE(compute)
     _callbacks.append(run)
-    # No outputs, so any shape function does. A compiled one: Ctrl-C would be lost in one of Python.
+    # Without outputs any shape function is right. This one is compiled: a Python function would lose Ctrl-C.
     shapes = ctypes.cast(library.TF_ShapeInferenceContextSetUnknownShape, _POINTER)
     status = new_status()
     try:

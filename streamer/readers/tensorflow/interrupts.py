@@ -1,17 +1,17 @@
-"""Ctrl-C while the main thread waits in TensorFlow.
+"""Handles Ctrl-C while the main thread waits in TensorFlow.
 
 Python runs a signal's handler in the main thread, between two of its bytecodes. While that thread waits in
 TensorFlow for an element, the handler does not run. But the interpreter writes the number of every signal to
-its wake-up descriptor as soon as the signal arrives (`signal.set_wakeup_fd`). A reading thread that has no
-bytes reads that descriptor and, after a SIGINT, ends its stream with an error. The call in the main thread
+its wake-up descriptor as soon as the signal arrives (`signal.set_wakeup_fd`). A thread of a reader that has
+no bytes reads that descriptor and, after a SIGINT, ends its stream with an error. The call in the main thread
 then returns, and Python raises KeyboardInterrupt there.
 
-The promise of docs/how-to/tensorflow.md (Ctrl-C ends a read that waits, as KeyboardInterrupt) needs both
-halves of this module. Without it, Ctrl-C has no effect while a channel is stalled. With the descriptor alone,
-27 of 28 interrupts became a RuntimeError: the handler runs first in the Python code that TensorFlow calls to
-make its exception, and a KeyboardInterrupt there does not pass compiled code (nor a `__del__`). So the
-handler is ours. It raises KeyboardInterrupt as Python's does, but inside the given files it defers that,
-by a trace function, until the call has returned.
+docs/how-to/tensorflow.md promises that Ctrl-C ends a waiting read with KeyboardInterrupt. That needs the
+descriptor and a handler. Without this module, Ctrl-C has no effect while a channel is stalled. With the
+descriptor alone, 27 of 28 interrupts became a RuntimeError: the handler runs first in the Python code that
+TensorFlow calls to make its exception, and a KeyboardInterrupt there does not pass compiled code (nor a
+`__del__`). So this module sets a handler that raises KeyboardInterrupt as Python's does, but inside the given
+files defers it, by a trace function, until the call has returned.
 
 A process has one wake-up descriptor and one handler of SIGINT. If another module has the descriptor (an
 asyncio loop in the main thread), or SIGINT has another handler than Python's own, nothing is done.
@@ -36,14 +36,13 @@ _wakeup_pipe: tuple[int, int] | None = None
 _called: set[str] = set()
 _lock = threading.Lock()
 _last = float("-inf")
-"""Time of the last SIGINT. It ends every stream that was open then; the main thread may wait for any."""
+"""Time of the last SIGINT, which ends every stream open then: the main thread may be waiting for any."""
 
 
 def watch(*called: str) -> None:
     """Take SIGINT and the wake-up descriptor if they are free. Does nothing outside the main thread.
 
-    `called`: files whose functions are called by compiled code, or as an object ends, and must not be
-    interrupted.
+    `called`: files whose functions must not be interrupted, because compiled code or a `__del__` calls them.
     """
     global _wakeup_pipe  # noqa: PLW0603 - one per process, as the descriptor is
     if threading.current_thread() is not threading.main_thread():

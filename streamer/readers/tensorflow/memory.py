@@ -1,12 +1,11 @@
-"""Has glibc keep the memory of large records instead of giving it back to the kernel each time.
+"""Sets glibc to reuse the memory of large records instead of returning it to the kernel each time.
 
-A record of 128 KiB or more is, by default, a mapping of its own: mapped when it is made, unmapped when the
-training step drops it, and every page of it faulted in anew, half a million faults for each GB. Smaller ones
-suffer alike where the top of a thread's heap is trimmed again and again. With both thresholds raised the
-allocator reuses what it has, and the faults are gone; the price is that up to `KEPT_BYTES` of freed memory
-for each heap stay with the process.
+By default a record of 128 KiB or more has its own mapping, which glibc maps when the record is made and
+unmaps when the training step drops it: half a million page faults for each GB. Smaller records cause faults
+too where glibc trims the top of a thread's heap repeatedly. With both thresholds raised glibc reuses its
+memory without these faults, and up to `KEPT_BYTES` of freed memory for each heap stay with the process.
 
-The setting is the process's, so the user's own has priority: nothing is done if the environment holds
+The setting is the process's, so the user's own has priority: nothing is set if the environment has
 `MALLOC_MMAP_THRESHOLD_`, `MALLOC_TRIM_THRESHOLD_` or `GLIBC_TUNABLES`, with another C library, or
 with `PENSTOCK_MALLOPT=0`.
 """
@@ -20,7 +19,7 @@ import os
 from streamer.units import MIB
 
 MAPPED_BYTES = 32 * MIB
-"""From this size on an allocation is a mapping of its own; the most that glibc takes (mallopt(3))."""
+"""Bytes from which an allocation has its own mapping; the largest value that glibc accepts (mallopt(3))."""
 KEPT_BYTES = 128 * MIB
 SWITCH = "PENSTOCK_MALLOPT"
 
@@ -31,7 +30,7 @@ _SETTINGS = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES
 
 @functools.cache
 def keep_memory() -> bool:
-    """Raise the thresholds, once; whether it was done."""
+    """Raise the thresholds once; return whether they are raised."""
     if os.environ.get(SWITCH) == "0" or any(name in os.environ for name in _SETTINGS):
         return False
     libc = ctypes.CDLL(None)

@@ -1,4 +1,4 @@
-"""The incumbent's lines about reading speed, on stdout (contract §6.3); its "GB" is 2**30 bytes."""
+"""Prints the incumbent's lines about reading speed on stdout (contract §6.3); its "GB" is 2**30 bytes."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Meter:
         self._bytes = 0
         self._nanoseconds = 0
         self._reported = (0, 0)
-        """Bytes and nanoseconds up to the last lines."""
+        """Bytes and nanoseconds up to the last print."""
 
     def measure(self, batches: Iterator[list[bytes]]) -> Iterator[list[bytes]]:
-        """Pass `batches` on; print the totals when they end, or are no longer wanted."""
+        """Yield `batches`; print the totals when they end or the generator is closed."""
         try:
             while True:
                 started = time.perf_counter_ns()
@@ -42,7 +42,7 @@ class Meter:
         self._nanoseconds += nanoseconds
 
     def _report(self, batch: list[bytes], nanoseconds: int) -> None:
-        """Say every multiple of the interval that this batch reaches."""
+        """Print a report for every multiple of the interval that this batch reaches."""
         start = 0
         size, spent = self._bytes, self._nanoseconds
         for stop in range(self._interval - self._records % self._interval, len(batch) + 1, self._interval):

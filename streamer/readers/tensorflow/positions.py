@@ -1,4 +1,4 @@
-"""Positions of a `PipeModeDataset`, which travel beside its elements.
+"""Positions of a `PipeModeDataset`, each in one tuple with its element.
 
 tf.data reads ahead of the model, so the position of its iterator is not the position of the training. So each
 element carries its position (`streamer.readers.core.position`) through the pipeline. The position of the last
@@ -11,7 +11,7 @@ If the pipeline changes the order of elements (shuffle, a mix of datasets, a map
 deterministic), records before a position may not have been used.
 
 A dataset's first epoch may begin at a saved position. The iterator that opens that epoch's FIFO uses the
-position up; an iterator that is dropped before leaves it to the next one.
+position up; if an iterator is dropped before, the next one uses it.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class EpochCursor:
     def batches(
         self, stream: PipeStream, reader: Callable[[PipeStream], RecordReader]
     ) -> Iterator[list[bytes]]:
-        """Yield the lists of records of `stream` from its start on; empty ones while no bytes come."""
+        """Yield the lists of records of `stream` from its start on; empty lists while no bytes come."""
         start = self._starts[0] if self._starts else None
         position = yield from approach_start(stream, self._channel, start)
         if start is not None and start.position.epoch == stream.epoch:
@@ -69,9 +69,9 @@ class EpochCursor:
         yield from position.follow(reader(stream), stream.bytes_total)
 
     def positions(self, records: int, left: int, width: int | None) -> list[bytes]:
-        """Return the position after each of as many `records`, or after each row of `width`.
+        """Return the position after each of the next `records` records, or after each row of `width`.
 
-        `left`: how many further records of the same list follow them.
+        `left`: number of further records in the same list.
         """
         if self._position is None or not records:
             return []

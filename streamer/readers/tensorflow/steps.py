@@ -1,28 +1,28 @@
-"""Python generators stepped by TensorFlow's threads, and ended before the interpreter is.
+"""A tf.data dataset whose elements are the steps of a Python generator.
 
     init -> number of a new generator
     turn(number) -> number ---- step(number) -> arrays, step(number) -> arrays, ... until it stops
     turn(number) -> its failure: an error, once, or the end
     end(number), at the end or whenever TensorFlow drops the iterator
 
-`tf.data.Dataset.from_generator` is the same with conversions and checks around every step, and two changes of
-thread: what it runs is scheduled like any other function, on TensorFlow's pool, while the thread that asks
-for the element waits. Those changes cost as much as a block of records does. So here the steps are a `map`
-that runs in the thread that asks (`use_inter_op_parallelism=False`), and only the turns, two in an epoch,
-are a generator's, since TensorFlow calls `finalize` of a generator when its iterator is dropped. A step is a
-tuple of arrays that go to TensorFlow as they are.
+`tf.data.Dataset.from_generator` does the same with conversions and checks at every step, and with two changes
+of thread: it schedules each step on TensorFlow's pool, while the thread that requested the element waits. Two
+changes cost as much as a block of records. So here the steps are a `map` that runs in the requesting thread
+(`use_inter_op_parallelism=False`). Only the turns, two in an epoch, use TensorFlow's generator, because
+TensorFlow calls its `finalize` when an iterator is dropped. A step is a tuple of arrays, which TensorFlow
+takes without conversion.
 
-Errors travel as a failure that an operation of the graph raises (`streamer.readers.tensorflow.failures`), at
-the second turn: records that were whole before the fault come first, and the function of a step has only its
-own operation.
+An error becomes a failure that an operation of the graph raises at the second turn
+(`streamer.readers.tensorflow.failures`). So the whole records before the fault come first, and the function
+of a step has only its own operation.
 
 Who may block whom. TensorFlow cannot cancel a step, and the thread that destroys the iterator (in most
-programs the main thread) waits for the step that runs. So a step must never wait long. The
-generator is closed when TensorFlow drops its iterator, in the same call.
+programs the main thread) waits for the running step. So a step must never wait long. When TensorFlow drops an
+iterator, it closes the generator in the same call.
 
-A thread that needs the interpreter's lock while the interpreter is being torn down is frozen for good; the
-iterator that waits for its step is then destroyed, and the program hangs instead of ending. So an exit hook
-lets the running steps finish and admits no more.
+A thread that needs the interpreter's lock while the interpreter shuts down stops for ever; a thread that
+destroys the iterator would wait for it, and the program would hang. So an exit hook lets the running steps
+finish and admits no more.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ _NO_FAILURE = np.empty(0, np.uint8)
 
 
 def stepped(make: Callable[[], Steps], signature: tuple[tf.TensorSpec, ...]) -> tf.data.Dataset:
-    """A dataset of the steps of a generator, each a tuple of arrays as `signature` says, or one array.
+    """Return a dataset of a generator's steps, each a tuple of arrays as in `signature`, or one array.
 
-    Each iterator has a generator of its own, made at its first element. An error among `failures.CODES` ends
-    the iterator with the status that stands for it, other ones as TensorFlow has it.
+    Each iterator has its own generator, which `make` returns at the iterator's first element. An error in
+    `failures.CODES` ends the iterator with its status there, any other error with TensorFlow's status.
     """
     fail = raiser()
     registry = _Registry(make, encode=fail is not None)
@@ -94,7 +94,7 @@ def stepped(make: Callable[[], Steps], signature: tuple[tf.TensorSpec, ...]) -> 
             preserve_cardinality=False,  # the steps end when the generator does
         )
 
-    # Inside a function, as in from_generator: tf.data does not optimise what follows a bare one, and warns.
+    # In flat_map, as in from_generator: after a bare _GeneratorDataset tf.data warns and does not optimise.
     nothing = tf.data.Dataset.from_tensors(tf.constant(0, tf.int64))
     return nothing.flat_map(lambda none: _GeneratorDataset(none, init, turn, finalize, _NUMBER)).flat_map(
         steps
@@ -116,7 +116,7 @@ class _Registry:
     """The generators of one dataset, by number."""
 
     _running: ClassVar[set[Steps]] = set()
-    """Those, of all datasets, that were stepped and that TensorFlow has not dropped."""
+    """Generators of all datasets that were stepped and that TensorFlow has not dropped."""
     _closing = False
 
     def __init__(self, make: Callable[[], Steps], *, encode: bool) -> None:
@@ -125,7 +125,7 @@ class _Registry:
         self._numbers = itertools.count()
         self._steps: dict[int, Steps] = {}
         self._failures: dict[int, Failure | None] = {}
-        """Of the generators that had their first turn; None at a proper end, or before the end."""
+        """Failures of the generators that had their first turn; None at a proper end, or before the end."""
 
     def begin(self) -> np.int64:
         number = next(self._numbers)
@@ -133,7 +133,7 @@ class _Registry:
         return np.int64(number)
 
     def turn(self, number: int) -> Failure:
-        """Return no failure at the first turn; then the failure if there is one, once; then end."""
+        """Return no failure at the first turn, then a failure if there is one; then raise StopIteration."""
         key = int(number)
         failure = self._failures.get(key, _NO_FAILURE)
         if failure is None:
@@ -143,7 +143,7 @@ class _Registry:
 
     def step(self, number: int) -> Step:
         if _Registry._closing:
-            raise StopIteration  # not a wrong end: the program is past its last line
+            raise StopIteration  # no data is lost: the program is past its last line
         key = int(number)
         steps = self._steps[key]
         self._running.add(steps)
@@ -162,21 +162,21 @@ class _Registry:
 
     @classmethod
     def close_all(cls) -> None:
-        """Admit no further step and wait for the running ones; costs nothing if no iterator is left.
+        """Admit no further step and wait for the running ones; return at once if no iterator is left.
 
-        TensorFlow does not say whether it will step an iterator again or has read far enough ahead; the
-        wait for that is short and bounded, and so is the one for threads on their way out of Python.
+        TensorFlow does not report whether it will step an iterator again. So the wait, also for threads that
+        are returning from Python, is at most 2 * `PATIENCE_S`.
         """
         cls._closing = True
         deadline = time.monotonic() + 2 * PATIENCE_S
         while cls._running or _steps_run():
             if time.monotonic() > deadline:
                 break
-            time.sleep(0.001)  # they need the interpreter's lock, which this thread holds
+            time.sleep(0.001)  # gives the steps the interpreter's lock
 
 
 def _steps_run() -> bool:
-    """Whether any thread is inside Python code that TensorFlow called."""
+    """Return whether any thread runs Python code that TensorFlow has called."""
     return any(map(_runs_a_step, sys._current_frames().values()))  # noqa: SLF001 - documented, in spite of its name
 
 

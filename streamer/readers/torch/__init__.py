@@ -2,21 +2,22 @@
 
     channels -> this rank's -> this worker's -> records -> samples -> batches -> decode -> DataLoader
 
-Three levels divide the data, and each does it once:
+The data is divided once on each of three levels:
 
-    hosts    the sidecar does (ShardedByS3Key), so a host's channels are that host's share already
-    ranks    of one host have channels of their own: rank r of n has channels r, r+n, ...
-    workers  of a rank's DataLoader: with as many channels as workers, or more, each has its own; otherwise
-             those who share a channel take turns at it (`streamer.readers.torch.workers`), each record goes
-             to one
+    hosts    the sidecar divides objects among hosts (ShardedByS3Key), so a host's channels are its shard
+    ranks    each rank of a host has its own channels: rank r of n has channels r, r+n, ...
+    workers  of a rank's DataLoader: if there are at least as many channels as workers, each worker has its
+             own channels; otherwise the workers of one channel read it in turns, each record in one worker
+             (`streamer.readers.torch.workers`)
 
-Several channels of one worker are read in rotation, a block of each, until all have ended. A pass over the
-dataset is the next epoch of every channel. A DataLoader with any number of workers gives exactly the
-records of the epoch; in an order that is always the same if no worker shares a channel.
+A worker with several channels reads a block of each in rotation until all have ended. A pass over the dataset
+is the next epoch of every channel. A DataLoader with any number of workers returns exactly the records of the
+epoch, in an order that is always the same if no two workers share a channel.
 
-Who may block whom. A worker waits for its FIFO, or for another worker's turn to end; never for a worker that
-its DataLoader does not ask. Every step is in the worker's own thread, so `decode` runs in several workers at
-once. Nothing is read before the first record is asked for. A worker whose parent has exited stops reading.
+Who may block whom. A worker waits for its FIFO, or until another worker's turn ends; never for a worker from
+which its DataLoader requests nothing. Every step runs in the worker's own thread, so `decode` runs in several
+workers at once. Reading starts when the first record is requested. A worker whose parent has exited stops
+reading.
 
 Every element has an origin (`streamer.readers.torch.progress`), which stays in the worker unless a
 `ResumableLoader` (`streamer.readers.loader`) takes both.
@@ -71,27 +72,28 @@ WEBDATASET = "WebDataset"
 """The record format of tar streams, whose records are dicts (`streamer.formats.tar`)."""
 
 _passes: Counter[tuple[str, str]] = Counter()
-"""How often this process has begun to read a channel: by state directory and channel."""
+"""Passes that this process has begun over each channel, by state directory and channel."""
 
 
 class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not followed by the checker
-    """The records of one or several Pipe channels; each pass is the next epoch of all of them.
+    """The records of one or several Pipe channels; each pass reads the next epoch of every channel.
 
-    `channel`: a name, or several, which are divided among ranks and workers (see the module).
+    `channel`: one name, or several, which are divided among ranks and workers (see the module).
     `record_format`: 'RecordIO', 'TFRecord' or 'TextLine', whose records are `bytes`, or 'WebDataset', whose
-    records are dicts from field to bytes, and `__key__`. `attributes`: records of one sample; from 2 on
-    samples are tuples (augmented manifests). `batch_size`: elements are lists of so many samples, the last
-    one of an epoch shorter, or left out with `drop_remainder`; give it here and not to the DataLoader
-    (`batch_size=None` there), and workers do per batch what they would do per record. Batches do not mix
-    channels. `decode` gets an element and returns what takes its place; it runs in the workers.
+    records are dicts from field to bytes, and `__key__`. `attributes`: number of records of a sample; with 2
+    or more samples are tuples (augmented manifests). `batch_size`: elements are lists of so many samples; an
+    epoch's last batch is shorter, or left out with `drop_remainder`. Set it here, and `batch_size=None` in
+    the DataLoader, so that workers spend their cost per element once a batch. Batches do not mix channels.
+    `decode`: called with each element in the worker; its result replaces the element.
 
-    `share`: (index, number) of this process among those of this host that make this dataset with the same
-    channels. By default LOCAL_RANK and LOCAL_WORLD_SIZE, which torchrun sets. `timeout`: seconds to wait for
-    a FIFO, and then for its writer. Directories default to those below `$SAGEMAKER_BASE_DIR`.
+    `share`: (index, number) of this process among the processes of this host that make this dataset with the
+    same channels. Default: LOCAL_RANK and LOCAL_WORLD_SIZE, which torchrun sets. `timeout`: seconds to wait
+    for a FIFO, and then for its writer. Directories default to those below `$SAGEMAKER_BASE_DIR`.
 
-    Raises ValueError for an unknown format and for arguments that have no meaning, PipeModeDatasetException
-    (a ChannelError) for a channel that is not a Pipe channel, and for ranks that cannot be given channels of
-    their own. Iterating raises ChannelError, TruncatedStream and CorruptRecord, in a worker by name.
+    Raises ValueError for an unknown format and for arguments that exclude each other,
+    PipeModeDatasetException (a ChannelError) for a channel that is not a Pipe channel, or if the number of
+    channels is not a multiple of the number of ranks. Iterating raises ChannelError, TruncatedStream and
+    CorruptRecord; DataLoader raises a worker's error under the same class.
     """
 
     def __init__(  # noqa: PLR0913 - public; options with defaults
@@ -129,21 +131,21 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
         self._attributes = attributes
         self._timeout = timeout
         self.starts: dict[str, RemainingRecords] = {}
-        """The records of the next pass, by channel, if they are not all of an epoch."""
+        """By channel, the records of the next pass, if that is not a whole epoch."""
         self._progress: Progress | None = None
-        """What this process has returned of the pass that was begun last."""
+        """Records that this process has returned of the pass that was begun last."""
         self._shared = False
-        """Whether other workers read the same channel."""
+        """Whether other workers read a channel of this one."""
 
     def __iter__(self) -> Iterator[Any]:
-        # Not a generator: all workers must count a pass that some of them never come to read.
+        # Not a generator, because every worker must count a pass, even one that it never reads.
         channels, starts = self._worker_channels(), self.take_starts()
         self._shared = any(group is not None for _, group in channels)
         self._progress = self.progress(starts, [name for name, _ in channels])
         return self._count(self._progress, self._with_origins(channels, starts))
 
     def with_origins(self) -> Iterator[tuple[Any, ElementOrigin]]:
-        """Do as `iter`, with the origin of each element, which the caller adds to its progress."""
+        """Yield each element with its origin, which the caller adds to its progress."""
         return self._with_origins(self._worker_channels(), self.take_starts())
 
     @property
@@ -152,7 +154,7 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
         return self._attributes * (self._batch_size or 1)
 
     def progress(self, starts: Mapping[str, RemainingRecords], channels: Sequence[str]) -> Progress:
-        """Return the progress of a pass before its first element. Raises ChannelError as `ChannelEpochs`."""
+        """Return the progress at the start of a pass. Raises ChannelError as `ChannelEpochs`."""
         return Progress(
             [
                 starts.get(name)
@@ -163,15 +165,15 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
         )
 
     def take_starts(self) -> dict[str, RemainingRecords]:
-        """Return `starts` and empty it: it is for one pass."""
+        """Return `starts` and empty it, because it is for one pass."""
         starts, self.starts = self.starts, {}
         return starts
 
     def state_dict(self) -> dict[str, Any]:
         """Return the progress of the pass in this process, for `load_state_dict` and `penstock run --resume`.
 
-        Right for a DataLoader without workers, and in a worker that has channels of its own, where loaders
-        that save such states ask for it. Elsewhere ChannelError: `ResumableLoader` has the whole state.
+        For a DataLoader without workers, and for loaders that save the states of workers with channels of
+        their own. Raises ChannelError elsewhere: only `ResumableLoader` has the whole state.
         """
         if self._shared:
             raise ChannelError(
@@ -188,10 +190,10 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
         return self.progress(self.starts, list(self.starts)).state()
 
     def load_state_dict(self, state: Mapping[str, Any], *, anyway: bool = False) -> None:
-        """Have the next pass begin where `state` was taken, with the rest of that epoch.
+        """Begin the next pass at the position `state`, with the rest of that epoch.
 
-        Raises ValueError if it is no state of this dataset's channels. Iterating raises ChannelError if the
-        plan has changed since, unless `anyway`.
+        Raises ValueError if `state` is no state of this dataset's channels. Iterating raises ChannelError if
+        the plan has changed since, unless `anyway`.
         """
         starts = parse_state(state, self.unit, anyway=anyway)
         channels = set(self.channels)
@@ -283,7 +285,7 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
         return record_reader(source, self.record_format)
 
     def _units(self, source: Blocks) -> Iterator[tuple[PipeStream, list[tuple[list[bytes], RecordRange]]]]:
-        """Yield the records of each element, as many elements at a time as arrived blocks complete."""
+        """Yield, for each block that arrives, the records of each element that the block completes."""
         units = RecordGrouper(self.unit)
         stream = None
         for stream, blocks in source:

@@ -4,16 +4,16 @@
     worker 1             [512 .... 1024)
     worker 2                        (reads [1024, 1536), and has returned nothing of it)
 
-    received: everything before record 1024, and ahead of that [1536, 2048)
+    received: all records before 1024, and the range [1536, 2048) after it
 
-Workers run ahead of the trainer and in no fixed order. So every element carries its origin: the records of
-the epoch that it was made of, and the position after them. The process that gets the elements adds their
-origins. The sum is a `ReaderPosition`, before which everything was received, and some ranges ahead of it, no
-more than workers hold.
+Workers read ahead of the trainer, in no fixed order. So every element carries its origin: the records of the
+epoch that it was made of, and the position after them. The process that gets the elements adds up their
+origins. The sum is a `ReaderPosition`, before which every record was received, and the ranges after it that
+were received too: no more than the workers' read-ahead.
 
 To resume, a reader begins at that position and leaves out the ranges. An element is made of a fixed number of
 consecutive records (the unit), so the gaps between ranges are whole elements, and cutting the gaps again
-makes the missing elements. With another unit it would not; a state with ranges ahead is then refused.
+makes exactly the missing elements. With another unit it would not, so a state with ranges is then refused.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class RecordRange(NamedTuple):
     """Number of the record after the last one."""
     offset: int
     skip: int
-    """Record `end` is the `skip`-th of those that begin at byte `offset`."""
+    """Number of records between byte `offset` and record `end`."""
 
 
 class ElementOrigin(NamedTuple):
@@ -51,14 +51,14 @@ class ElementOrigin(NamedTuple):
 
 
 class NumberedRecords(NamedTuple):
-    """Consecutive records of an epoch, and the number and position of the first."""
+    """Consecutive records of an epoch, with the number and position of the first."""
 
     records: list[bytes]
     first: int
-    """Number in the epoch of the first of them."""
+    """Number in the epoch of the first record."""
     offset: int
     skip: int
-    """The first is the `skip`-th record of those that begin at byte `offset`."""
+    """Number of records between byte `offset` and the first record."""
 
     def part(self, begin: int, end: int) -> NumberedRecords:
         """Return the records from index `begin` up to `end`."""
@@ -67,7 +67,7 @@ class NumberedRecords(NamedTuple):
 
 @dataclass(slots=True)
 class RemainingRecords:
-    """The records of an epoch that are left to deliver: those from `start` on without the ranges `ahead`."""
+    """The records of an epoch that are left to deliver: all from `start` on except the ranges `ahead`."""
 
     start: StartPosition
     ahead: Sequence[RecordRange] = ()
@@ -93,7 +93,7 @@ def remaining_records(saved: RemainingRecords | None, channel: str, epoch: int) 
 
 
 class RecordGrouper:
-    """Cuts numbered records, in their order, into units of so many records."""
+    """Groups numbered records, in their order, into units of a fixed number of records."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -119,13 +119,13 @@ class RecordGrouper:
         )
 
     def finish(self) -> tuple[list[bytes], RecordRange] | None:
-        """Return the records of the unit that the epoch's end leaves unfinished."""
+        """Return the incomplete unit at the end of the epoch; None if there is none."""
         return (self._left, self._left_range) if self._left else None
 
 
 @dataclass(slots=True)
 class _ChannelProgress:
-    """What the trainer has received of one channel: all before the position, and ranges ahead of it."""
+    """The records of one channel that the trainer has received: all before the position, and some ranges."""
 
     position: ReaderPosition
     ahead: list[RecordRange] = field(default_factory=list)
@@ -153,7 +153,7 @@ def _joined(ranges: Iterable[RecordRange]) -> list[RecordRange]:
 
 
 class Progress:
-    """What the trainer has received of its channels; `unit` is the number of records of an element."""
+    """The records that the trainer has received of its channels. `unit`: number of records of an element."""
 
     def __init__(self, starts: Iterable[RemainingRecords], unit: int) -> None:
         self._unit = unit
@@ -165,18 +165,18 @@ class Progress:
             self._channels[saved.channel] = _ChannelProgress(position, ahead)
 
     def add(self, origin: ElementOrigin) -> None:
-        """Count an element that the trainer gets."""
+        """Add an element that the trainer has received."""
         self._channels[origin.channel].add(origin)
 
     def end_epochs(self) -> None:
-        """Count everything of the epoch: the trainer has come to its end."""
+        """Move every channel to its next epoch, after the trainer has received all of this one."""
         for name, channel in self._channels.items():
             position = channel.position
             channel.position = ReaderPosition(name, position.epoch + 1, digest=position.digest)
             channel.ahead = []
 
     def state(self) -> dict[str, Any]:
-        """Return the progress as JSON and pickle take it."""
+        """Return the progress as a dict for JSON or pickle."""
         return {
             "format": FORMAT,
             "unit": self._unit,

@@ -1,9 +1,9 @@
-"""The file in which workers that share a channel (`workers`) leave what the next turn needs.
+"""The file that passes the position in a shared channel from one worker's turn to the next (`workers`).
 
-    state, 1 byte | length of the header, u32 | header, JSON | records that wait | rest of the last block
+    state, 1 byte | length of the header, u32 | header, JSON | waiting records | rest of the last block
 
-The state is written last, so a file that is half written has the state of a turn under way. If no process
-holds the lock then, the worker whose turn it was is dead. Callers hold the lock.
+The state is written last, so a half-written file has the state of a turn under way. If no process holds the
+lock then, the worker whose turn it was is dead. Callers hold the lock.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ import time
 from dataclasses import dataclass, field
 
 OPEN = b"O"
-"""Between two turns."""
+"""State between two turns."""
 READING = b"R"
-"""A turn has begun and not ended."""
+"""State during a turn."""
 ENDED = b"E"
-"""The end is reached and proven."""
+"""State after the proven end of the epoch."""
 FAILED = b"F"
-"""An error has ended the epoch for all."""
+"""State after an error, which ends the epoch for all workers."""
 
 _PREFIX = struct.Struct("<cI")
 
 
 @dataclass(slots=True)
 class SharedCursorFile:
-    """What one turn leaves to the next."""
+    """Content of the file: the position after a turn, and the bytes that the turn could not use."""
 
     state: bytes = OPEN
     path: str = ""
-    """The FIFO."""
+    """Path of the FIFO."""
     received: int = 0
-    """Bytes read from it, by all workers."""
+    """Bytes that all workers together have read from the FIFO."""
     offset: int = 0
     """Offset in the epoch's stream of `rest`."""
     number: int = 0
@@ -45,15 +45,15 @@ class SharedCursorFile:
     members: dict[str, int] = field(default_factory=dict)
     """Process ids of the workers that have joined, by index."""
     failure: list[str] = field(default_factory=list)
-    """Class and text of the error that ended the epoch for all."""
+    """Class and text of the error that ended the epoch for all workers."""
     waiting: list[bytes] = field(default_factory=list)
-    """Records of a unit that is not whole yet."""
+    """Records of a unit that is not complete yet."""
     rest: bytes = b""
     written: float = 0.0
-    """Time of the last `write`, in seconds of CLOCK_BOOTTIME; 0 if that is not known."""
+    """Time of the last `write`, in seconds of CLOCK_BOOTTIME; 0 if unknown."""
 
     def write(self, fd: int) -> None:
-        """Replace what the file holds. Raises OSError."""
+        """Replace the content of the file. Raises OSError."""
         header = {
             "path": self.path,
             "received": self.received,
@@ -67,14 +67,14 @@ class SharedCursorFile:
         }
         text = json.dumps(header).encode()
         data = b"".join((_PREFIX.pack(READING, len(text)), text, *self.waiting, self.rest))
-        if os.pwrite(fd, data, 0) != len(data):  # as a full disk makes it, without an error
+        if os.pwrite(fd, data, 0) != len(data):  # a full disk shortens a write without an error
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         os.ftruncate(fd, len(data))
-        os.pwrite(fd, self.state, 0)  # last, so that a file that is half written is that of a dead worker
+        os.pwrite(fd, self.state, 0)  # last, so that a half-written file shows that its worker died
 
     @classmethod
     def read(cls, fd: int) -> SharedCursorFile | None:
-        """Return the content of the file, or None while it is empty. Raises OSError."""
+        """Return the content of the file; None while it is empty. Raises OSError."""
         if not (size := os.fstat(fd).st_size):
             return None
         data = os.pread(fd, size, 0)
@@ -91,11 +91,11 @@ class SharedCursorFile:
         return cls(state=state, waiting=waiting, rest=data[at:], **header)
 
     def abandoned(self) -> bool:
-        """Whether all workers that began this pass have exited."""
+        """Return whether all workers that joined this pass have exited."""
         return not any(map(_is_alive, self.members.values()))
 
     def past(self) -> bool:
-        """Whether the pass ended before this process: abandoned, and written before this process began."""
+        """Return whether the pass is abandoned and its file was last written before this process began."""
         return self.abandoned() and self.written < _started_at()
 
 

@@ -1,27 +1,28 @@
-"""One epoch read by several processes of one training job, each record by exactly one of them.
+"""Reads one epoch in several workers of a DataLoader, each record in exactly one worker.
 
-A FIFO has one reader (contract §1.3), yet PyTorch's DataLoader wants several workers. Here the workers are
-one reader together: every one opens the FIFO. The one that holds a lock reads the next block, cuts it into
-records, and leaves the beginning of the record that the block cut, and the count of bytes, to the next:
+A FIFO has one reader (contract §1.3), but a DataLoader may have several workers. The workers act as one
+reader: each opens the FIFO, and the worker that holds a lock reads the next block and cuts it into records.
+It writes the incomplete last record and the number of bytes so far to the cursor file, for the next worker:
 
     worker 0   lock  read 1 MiB  cut  unlock   decode ........................   lock ...
     worker 1                          lock  read 1 MiB  cut  unlock   decode .............
                               cursor file: bytes so far, rest of the last block
 
-Reading and cutting are one at a time, so this is as fast as one reader; decoding is side by side. No worker
-waits for the turn of another: one that is not asked for data does not stop the others. So the records that a
-worker gets depend on the workers' speed. A turn hands out whole units (samples, batches),
-so units never straddle two workers, and only the last of an epoch may be short.
+One worker at a time reads and cuts, so reading is as fast as in one process; decoding runs in parallel. Turns
+have no fixed order, so a worker from which no data is requested does not stop the others, and the records of
+a worker depend on the workers' speed. A turn returns whole units (samples, batches), so no unit is divided
+between two workers, and only the last unit of an epoch may be short.
 
-The cursor file lies in the state directory, one for each pass of a loader. All workers can compute its name:
+The cursor file is in the state directory, one for each pass of a loader. Every worker computes its name from
 the base seed, which DataLoader draws anew for every set of workers, and the number of the pass. The lock is
 `flock` on the file; the kernel releases it when a process dies.
 
-Endings. The worker that reaches the end of file proves it, with the bytes of all turns. A worker that gets an
-error writes it down, and all others raise it too. If a worker dies in its turn, the next one raises
-TruncatedStream. A worker that joins when the epoch is over, or its FIFO gone, has nothing to read, which is
-no error: the other workers have the rest. One that joins after the others have failed and exited fails like
-them and takes no further epoch. A worker whose parent has exited stops reading.
+Endings. The worker that reaches the end of file proves it with the number of bytes of all turns. An error of
+one worker is written to the cursor file, and all others raise it too. If a worker dies in its turn, the next
+one raises TruncatedStream. A worker that joins after the epoch has ended, or after its FIFO is gone, has
+nothing to read, which is no error, because the other workers have the rest. A worker that joins after the
+others have failed and exited raises their error and takes no further epoch. A worker whose parent has exited
+stops reading.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ _ERRORS = {
 
 
 class ParentExited(Exception):
-    """The process that started this worker has exited: stop reading."""
+    """The process that started this worker has exited, so the worker stops reading."""
 
 
 def parent_check() -> Callable[[], None]:
@@ -77,21 +78,21 @@ def parent_check() -> Callable[[], None]:
 
 @dataclass(frozen=True, slots=True)
 class WorkerGroup:
-    """The workers that read one epoch together, as one of them sees it."""
+    """The workers that read one epoch together, and the index of this one."""
 
     name: str
-    """Names this pass over the channel, the same in all workers and in no other pass."""
+    """Name of this pass over the channel, the same in all workers and different in every other pass."""
     member: int
     """Index of this worker in the group."""
     size: int
 
 
 class WorkerGroupReader:
-    """One worker's part of the next epoch of a channel, by turns; it can be iterated once.
+    """One worker's records of the channel's next epoch; can be iterated once.
 
-    `make_reader` makes the record reader of the format; `unit` is the number of records that stay together.
+    `make_reader`: makes the record reader of the format. `unit`: number of records that stay together.
     `saved`: the records to read, if that is not the whole epoch; the same for all workers of the group.
-    Iterating raises ChannelError, TruncatedStream and CorruptRecord, as reading alone does.
+    Iterating raises ChannelError, TruncatedStream and CorruptRecord, as a reader without a group does.
     """
 
     def __init__(
@@ -151,7 +152,7 @@ class WorkerGroupReader:
                     if not (again or left):
                         stack.push(undo.pop_all())
                         return fd
-                    # A file of the same name, of an earlier pass: the loader's seed was set by hand.
+                    # The file is of an earlier pass of the same name: the loader's seed was set by hand.
                     os.unlink(self._path)
 
     def _join(self, fd: int) -> PipeStream | None:
@@ -229,7 +230,7 @@ class WorkerGroupReader:
         batches: Iterator[list[bytes]],
         remaining: RemainingRecords,
     ) -> list[NumberedRecords]:
-        """Read until a unit is whole or the epoch over. Raises ParentExited."""
+        """Read until a unit is complete or the epoch has ended. Raises ParentExited."""
         stream.received = cursor.received
         reader.go_on(cursor.rest, cursor.offset)
         blocks = [NumberedRecords(cursor.waiting, *cursor.waiting_from)] if cursor.waiting else []
@@ -250,7 +251,7 @@ class WorkerGroupReader:
             cursor.state = ENDED
         cursor.waiting, cursor.waiting_from = [], []
         if left := 0 if cursor.state == ENDED else count % self._unit:
-            # All of them are of the last block: before it no unit was whole.
+            # The records left over are all of the last block, because no unit was complete before it.
             block = blocks.pop()
             whole = len(block.records) - left
             cursor.waiting, *cursor.waiting_from = block.part(whole, len(block.records))
@@ -273,7 +274,7 @@ class WorkerGroupReader:
             raise _ERRORS.get(kind, StreamError)(text)
 
     def _tidy(self, cursor: SharedCursorFile) -> None:
-        """Remove the cursor file, if this is the last worker to reach the end."""
+        """Remove the cursor file once all workers of the group have joined."""
         if len(cursor.members) == self._group.size:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._path)
@@ -295,7 +296,7 @@ class WorkerGroupReader:
 
 
 class _End:
-    """A source that remembers whether its end was reached."""
+    """A source that notes whether its end was reached."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
