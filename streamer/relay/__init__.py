@@ -4,11 +4,11 @@
                       ▲                                                 │
                       └──────── reserved bytes, requests ◀──────────────┘
 
-`Window` (pure) decides which part may be requested next. `Prefetcher` is its async shell: a task for each
-part in flight, a stage for each admitted part. `Delivery` is one coroutine that moves staged bytes to the
-outlet. `Channel` runs epoch after epoch on FIFOs; `once` runs one epoch on standard output.
+`Window` (pure) decides which part may be requested next. `Prefetcher` is its async shell: it runs a task for
+each part in flight and keeps a stage for each admitted part. `Delivery` is one coroutine that moves staged
+bytes to the outlet. `Channel` runs epoch after epoch on FIFOs; `once` runs one epoch on standard output.
 
-Who may block whom: the reader blocks the FIFO; a full FIFO stops delivery; undelivered bytes use up the
-quota; a used-up quota admits no further part. No queue is unbounded: memory in use is at most the budget,
-plus what the sockets' own buffers hold.
+Who may block whom: a slow reader leaves the FIFO full; a full FIFO stops delivery; undelivered bytes use up
+the channel quota; a used-up quota admits no further part. Every queue is bounded: memory in use is at most
+the memory budget plus the sockets' own buffers.
 """

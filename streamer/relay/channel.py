@@ -1,26 +1,26 @@
-"""One channel: its epochs, one FIFO after the other, until it is drained or cancelled.
+"""One channel: streams its epochs into one FIFO after the other, until it is drained or cancelled.
 
     prepare → run: epoch → epoch → … (`streamer.relay.epoch_runner`) → drained, or cancelled, or failed
 
-The first parts of an epoch are requested before its reader comes, and the next epoch's as soon as an
-epoch is being delivered, so a reader that turns the epoch finds bytes waiting. Three things end an
-epoch: its last byte (complete), its reader (abandoned; legal, contract §1.3), its source (failed).
+The first parts of an epoch are requested before its reader opens the FIFO, and those of the next epoch while
+this one is delivered, so bytes are ready when the reader opens the next FIFO. Three events end an epoch: its
+last byte (`complete`), its reader closes early (`abandoned`; legal, contract §1.3), its source fails.
 
-This machine may refuse what a channel needs: a trailer that cannot be written, a FIFO that cannot be made,
-opened or removed. The channel reports that and tries again for `GiveUpAfter` seconds, as it does for storage.
-Then the epoch has failed, and its FIFO is held open under every policy. Only a dead keeper ends the process.
+This machine may refuse to write a trailer, or to make, open or remove a FIFO. The channel reports the refusal
+and tries again for `GiveUpAfter` seconds, as it does for storage. After that the epoch has failed, and its
+FIFO is held open under every policy. Only a dead keeper ends the process.
 
 A failed epoch first gets its trailer, `failed` (`streamer.relay.failed_epoch`). Then the policy decides about
 its FIFO (`streamer.relay.deliver.failure_policy`): by default it stays open, so no reader sees an end. The
-channel stays in state `failed` until the process stops, and a keeper holds the FIFO beyond that. Other
-channels go on.
+channel stays in state `failed` until the process stops; a keeper holds the FIFO even longer. Other channels
+go on.
 
-`drain` ends the channel at the next epoch border; cancelling `run` ends it now, with a `stopped`
+`drain` ends the channel at the next epoch border. Cancelling `run` ends it at once, with a `stopped`
 trailer if a reader is in mid-epoch. Either way every descriptor and FIFO is gone when `run` returns.
 
-With a keeper (`streamer.helpers.keeper`) a channel can begin where an earlier sidecar's ended
-(`ChannelSpec.start`), and `leave` a FIFO as its reader sees it, for the next sidecar to continue. A channel
-that ends without a drain (its sidecar fails at something local) leaves too.
+With a keeper (`streamer.helpers.keeper`) a channel can begin where an earlier sidecar's channel ended
+(`ChannelSpec.start`), and can `leave` its FIFO open for the next sidecar to continue. A channel that ends
+without a drain, because its sidecar has a local failure, leaves its FIFO too.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ class Channel:
         events: ChannelEvents = NO_EVENTS,
         write_ends: WriteEnds | None = None,
     ) -> None:
-        """`write_ends`: who holds the write ends of the FIFOs; this process unless given."""
+        """`write_ends`: holder of the FIFOs' write ends. Default: this process."""
         self.spec = spec
         self.done = asyncio.Event()
-        """Set when `run` is over, or when the channel has drained."""
+        """Set when `run` has ended."""
         self._plan = spec.plan
         stored = spec.stored_checksums
         self._source = source if stored is None else ChecksummingSource(source, stored)
@@ -87,7 +87,7 @@ class Channel:
         self._state = ChannelState.at(spec.start.position)
         self._draining = asyncio.Event()
         self._leaves = False
-        """Whether the FIFO stays as it is, for the next sidecar."""
+        """Whether the FIFO stays open for the next sidecar."""
         self._epochs = EpochRunner(
             spec,
             self._state,
@@ -115,18 +115,18 @@ class Channel:
 
     @property
     def mendable(self) -> bool:
-        """Whether another sidecar can go on with the failed epoch, once its cause is gone."""
+        """Whether another sidecar can continue the failed epoch once the cause is removed."""
         held = self.failure is not None and self.failure.fifo == "held"
         return held and self._state.position.mark.fetched != NOWHERE
 
     @property
     def fifo_survives_exit(self) -> bool:
-        """Whether the failed epoch's FIFO stays open when this process has ended."""
+        """Whether the failed epoch's FIFO stays open after this process has ended."""
         return self.failure is not None and not self.failure.fifo_ended and self._write_ends.lasting
 
     @property
     def _interrupted(self) -> bool:
-        """Whether the channel ends without a drain, and a keeper holds its FIFO beyond that."""
+        """Whether the channel ends without a drain while a keeper holds its FIFO."""
         return self._write_ends.lasting and not self._draining.is_set()
 
     def __repr__(self) -> str:
@@ -143,7 +143,7 @@ class Channel:
         )
 
     def prepare(self) -> None:
-        """Offer the FIFO of the first epoch; nothing reads S3 yet. Raises SinkError."""
+        """Make the FIFO of the first epoch, without a request to S3. Raises SinkError."""
         start = self._state.start
         if not self.spec.start.held:
             self._fifos.clear(begin=start.epoch)
@@ -155,22 +155,22 @@ class Channel:
         self._state.epoch = epoch
 
     def drain(self) -> None:
-        """Begin no further epoch; `run` returns when the current one, if any is read, has ended."""
+        """Begin no further epoch. `run` returns after the current one, or at once if that has no reader."""
         self._draining.set()
 
     def leave(self, keeper: KeeperClient) -> None:
-        """Let `run`, which is cancelled next, leave the FIFO as its reader sees it: another sidecar goes on.
+        """Make `run` leave the FIFO open for another sidecar. The caller cancels `run` next.
 
-        `keeper` gets the write end, unless a keeper holds it already.
+        `run` hands the write end to `keeper`, unless a keeper holds it already.
         """
         self._leaves = True
         if isinstance(self._write_ends, LocalWriteEnds):
             self._write_ends.successor_keeper = keeper, self._plan.digest
 
     def close(self, *, forget: bool = False) -> None:
-        """Remove what `prepare` or `run` has left; with `forget`, the trailers too. `run` must be over.
+        """Remove the FIFOs that are left; with `forget`, the trailers too. `run` must have ended.
 
-        The FIFOs of a channel that was not drained stay with their keeper, for the next sidecar.
+        If a keeper holds the FIFOs and the channel was not drained, they stay for the next sidecar.
         """
         if self._interrupted:
             self._fifos.let_go()
@@ -178,7 +178,7 @@ class Channel:
             self._fifos.close(forget=forget)
 
     async def run(self) -> None:
-        """Stream epoch after epoch. Returns after `drain`; SinkError and cancellation pass through."""
+        """Stream epoch after epoch until `drain`. Raises SinkError."""
         try:
             async with asyncio.TaskGroup() as requests:
                 delivery = self._state.delivery = self._delivery(requests)
@@ -218,11 +218,11 @@ class Channel:
             self._state.epoch += 1
 
     def _finish(self) -> None:
-        """Give back all descriptors: leave the FIFOs to the next sidecar, or remove them."""
+        """Close all descriptors; leave the FIFOs to the next sidecar, or remove them."""
         state = self._state
         state.phase = "stopped" if state.failure is None else "failed"
         self._counters.timer.enter("idle")
-        # A keeper holds on: no reader may take the end of this process for that of the epoch.
+        # With a keeper the FIFO stays open: no reader may mistake the end of this process for an epoch's end.
         self._leaves = self._leaves or self.fifo_survives_exit or self._interrupted
         if self._leaves:
             outlet, state.outlet = state.outlet, None

@@ -1,4 +1,4 @@
-"""What happens on one channel, counted for metrics and reported to its observer."""
+"""Counts the events of one channel for metrics, and reports them to the channel's observer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class ChannelReport:
-    """Counters of one channel, and the calls to its observer that go with them."""
+    """Counters of one channel; each event is counted here and passed on to the observer."""
 
     def __init__(self, events: ChannelEvents, when_changed: ChangePolicy) -> None:
         self.counters = ChannelCounters()
@@ -37,17 +37,17 @@ class ChannelReport:
             self.changes.totals["failed"] += 1
 
     def shortage(self, error: SinkError) -> None:
-        """Count and report that the channel begins to wait for this machine."""
+        """Count and report a resource that this machine refuses; the channel waits for it."""
         self.counters.note("local", error)
         self._events.shortage(error)
 
     def checked(self, ref: ObjectRef, outcome: Outcome) -> None:
-        """Count a comparison with a stored checksum; report the first object that cannot be compared."""
+        """Count one comparison with a stored checksum; report the first object that has none to compare."""
         self.counters.checked[outcome] += 1
         if outcome == "unverifiable" and self.counters.checked[outcome] == 1:
             self._events.unverifiable(ref)
 
     def end_believed(self, epoch: int, offset: int) -> None:
-        """Count and report a reader that left at the end of an object."""
+        """Count and report a reader that stopped at the end of an object."""
         self.counters.readers_at_ends += 1
         self._events.end_believed(epoch, offset)

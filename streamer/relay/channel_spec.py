@@ -1,7 +1,7 @@
-"""What a channel streams, where, and by which policies; and the observer of a channel.
+"""Description of a channel (plan, directory, policies, start), and the interface of its observer.
 
-`ChannelSpec` is the frozen description of one channel. What the channel works with (transport, stages, write
-ends, observer) is not part of it: `streamer.relay.channel.Channel` takes those beside it.
+`ChannelSpec` is frozen. `streamer.relay.channel.Channel` takes the objects that a channel works with (source,
+stages, write ends, observer) as further arguments.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StartPosition:
-    """Where and how a channel begins."""
+    """Position at which a channel begins, and the state of the FIFO there."""
 
     position: Position = START
     held: bool = False
-    """Whether the write ends hold the FIFO of that epoch already, from an earlier sidecar."""
+    """Whether the write ends already hold this epoch's FIFO, from an earlier sidecar."""
     refused: SourceError | None = None
-    """Why the epoch cannot be continued; the channel fails before it begins, and its FIFO is held."""
+    """Reason why the epoch cannot be continued: the channel fails at once, and its FIFO is held open."""
 
 
 BEGINNING = StartPosition()
@@ -46,14 +46,14 @@ class ChannelSpec:
     fifo_mode: int = 0o640
     """Permission bits of the FIFOs."""
     retry: RetryPolicy
-    """For requests to storage, and for what this machine refuses."""
+    """Policy for failed requests to storage and for resources that this machine refuses."""
     start: StartPosition = BEGINNING
     when_failed: FailurePolicy = HOLD
     when_changed: ChangePolicy = FAIL
     stored_checksums: StoredChecksums | None = None
-    """Checksums that S3 keeps, to compare every whole object with. None: objects are not compared.
+    """Checksums that S3 stores, compared with every whole object; None: objects are not compared.
 
-    Bytes must be read into memory to be compared, and also if `when_failed` needs records.
+    The comparison needs bytes in memory; so does `when_failed` if it needs records.
     """
 
 
@@ -61,19 +61,19 @@ class ChannelEvents(Protocol):
     """Observer of one channel. Its methods are called on the event loop and must return at once."""
 
     def epoch_ended(self, trailer: Trailer) -> None:
-        """An epoch has ended with this trailer."""
+        """Note that an epoch has ended with this trailer."""
 
     def object_changed(self, change: Change) -> None:
-        """An object was not as listed, and was refetched or skipped."""
+        """Note that an object differs from the listed version, and was refetched or skipped."""
 
     def unverifiable(self, ref: ObjectRef) -> None:
-        """`ref` could not be compared with a stored checksum; called once a channel."""
+        """Note that `ref` has no stored checksum that can be compared; called once per channel."""
 
     def shortage(self, error: SinkError) -> None:
-        """The channel begins to wait because this machine refuses a resource."""
+        """Note that the channel begins to wait because this machine refuses a resource."""
 
     def end_believed(self, epoch: int, offset: int) -> None:
-        """The reader left at the end of an object that is not the last, as it does at an end mark.
+        """Note that the reader stopped at the end of an object before the last, as at an end mark.
 
         `offset`: bytes of the epoch's stream that the reader took.
         """

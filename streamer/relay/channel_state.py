@@ -1,4 +1,4 @@
-"""State of a running channel, and the snapshot that status and metrics take of it."""
+"""State of a running channel, and the snapshot of it for status and metrics."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ Phase = Literal["waiting", "streaming", "failed", "stopped"]
 
 @dataclass(frozen=True, slots=True)
 class ChannelFailure:
-    """Why a channel has failed for good, and the state of its last FIFO."""
+    """Cause and time of a channel's final failure, and the state of its last FIFO."""
 
     error: SourceError | SinkError
     fifo: FifoFate
-    """What happens to the FIFO; a restart can go on with a held one."""
+    """State that the FIFO is brought into; a restart can continue a held one."""
     at: float
     """Time of the failure, by time.monotonic()."""
     fifo_ended: bool = False
-    """Whether a FIFO that is not held has been closed, and the next epoch's FIFO exists."""
+    """Whether the FIFO has been closed and the next epoch's FIFO exists; never so for a held FIFO."""
 
 
 @dataclass(slots=True)
 class ChannelState:
-    """Where a channel is: its epoch, the write end of that epoch's FIFO, and its failure."""
+    """Current epoch of a channel, the write end of the epoch's FIFO, and the channel's failure."""
 
     epoch: int
     start: Position
-    """Where the first epoch begins."""
+    """Position at which the channel began."""
     mark: tuple[int, ResumePoint]
-    """An epoch, and its last resume point."""
+    """An epoch and the last resume point in it."""
     delivery: Delivery | None = None
     """None before the channel runs."""
     phase: Phase = "waiting"
     outlet: PipeOutlet | None = None
-    """Open write end; None until the epoch's reader has come, and after the epoch's end."""
+    """Open write end; None before a reader opens the epoch's FIFO and after the epoch's end."""
     fifo_capacity: int = 0
     failure: ChannelFailure | None = None
 
@@ -64,7 +64,7 @@ class ChannelState:
 
     @property
     def position(self) -> Position:
-        """How far the epoch has come; the next epoch's first byte if its FIFO has been ended by a failure."""
+        """Position of the next byte: in this epoch, or the next one if a failure has closed this FIFO."""
         if self.failure is not None and self.failure.fifo_ended:
             return Position(self.epoch + 1)
         marked, mark = self.mark
@@ -84,7 +84,7 @@ def snapshot(
     quota: ChannelQuota,
     changed: Mapping[str, int],
 ) -> ChannelStatistics:
-    """Return one channel's statistics as of now. `changed`: changed objects, by what was done."""
+    """Return one channel's current statistics. `changed`: number of changed objects, by action taken."""
     outlet, failure, delivery = state.outlet, state.failure, state.delivery
     return ChannelStatistics(
         state=state.phase,

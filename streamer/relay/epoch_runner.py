@@ -1,10 +1,10 @@
-"""The life of one epoch: open its FIFO, deliver, retire; or fail.
+"""Runs one epoch: opens its FIFO, delivers, retires the FIFO; or fails the epoch.
 
     run    open (idle until a reader comes) → deliver → retire with its state      another epoch may follow
-    fail   publish the failure → treat the FIFO as the policy decides → wait for a drain
-    stop   close what is open when the channel ends in mid-epoch
+    fail   publish the failure → hold or end the FIFO, by the policy → wait for a drain
+    stop   close the FIFO when the channel ends in mid-epoch
 
-The epoch's trailer changes before its FIFO does, so the end of file comes after its proof.
+The epoch's trailer changes before its FIFO does, so the proof exists before the reader sees the end of file.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class EpochRunner:
         draining: asyncio.Event,
         keeper: bool,
     ) -> None:
-        """`draining` is set to let no epoch follow. `keeper`: whether a keeper holds the write ends."""
+        """`draining`: once set, no further epoch begins. `keeper`: whether a keeper holds the write ends."""
         self._spec = spec
         self._plan = spec.plan
         self._state = state
@@ -65,7 +65,7 @@ class EpochRunner:
         epoch = self._state.epoch
         delivery.begin(epoch)
         if self._plan.varies:
-            # Seconds for millions of entries; the trailers of this epoch and the next need the results.
+            # Takes seconds for millions of entries; the trailers of this epoch and the next use the results.
             await asyncio.to_thread(self._plan.total_bytes, epoch + 1)
         state: TrailerState = "abandoned"
         try:
@@ -76,7 +76,7 @@ class EpochRunner:
                 self._state.fifo_capacity, self._state.phase = outlet.capacity, "streaming"
                 state = await self._deliver(delivery, outlet)
             except ReaderGone:
-                outlet = None  # it left while no sidecar was there
+                outlet = None  # the reader left while no sidecar ran
                 delivery.prefetcher.allow(epoch + 1)
             return await self._conclude(delivery, outlet, state)
         except KeeperLost:
@@ -86,9 +86,9 @@ class EpochRunner:
             return False
 
     async def _open(self, delivery: Delivery) -> PipeOutlet | None:
-        """Return the epoch's write end once a reader has come, or None if the channel drains before.
+        """Wait for a reader and return the epoch's write end, or None if the channel drains first.
 
-        Raises ReaderGone if the reader came and left while no sidecar was there, and SinkError.
+        Raises SinkError, and ReaderGone if the reader came and left while no sidecar ran.
         """
         failure: SinkError | None = None
 
@@ -107,7 +107,7 @@ class EpochRunner:
             return self._fifos.open(self._state.position, on_gone=reader_left)
 
         async def open_kept() -> None:
-            # Kept at once, so that it has an owner even if this channel is cancelled now.
+            # Stored without an await between, so that the outlet has an owner if this channel is cancelled.
             outlet = await retry_while_refused(open_now, self._spec.retry, self._report.shortage)
             self._state.outlet = outlet
             outlet.give_up_after, outlet.on_short = self._spec.retry.give_up_after, self._report.shortage
@@ -123,13 +123,13 @@ class EpochRunner:
         return self._state.outlet
 
     async def _deliver(self, delivery: Delivery, outlet: PipeOutlet) -> TrailerState:
-        """Deliver the epoch to the reader who has come, until it has all of it or leaves."""
+        """Deliver the epoch until its last byte or until the reader leaves; return the trailer state."""
         epoch = self._state.epoch
         delivery.prefetcher.activate(active=True)
         try:
             self._fifos.prepare(epoch + 1)
         except Shortage as error:
-            self._report.shortage(error)  # this epoch need not wait: its end makes the next one's FIFO
+            self._report.shortage(error)  # this epoch goes on: the next FIFO is made again at its end
         delivery.prefetcher.allow(epoch + 1)
         try:
             await delivery.deliver(epoch, outlet)
@@ -137,8 +137,8 @@ class EpochRunner:
             accepted = await self._fifos.settle()
         except ReaderGone:
             with contextlib.suppress(ReaderGone):
-                await self._fifos.settle()  # a keeper that has died looks like a reader that has gone
-            self._counters.readers_gone += not outlet.reader_gone  # the pipe may tell before the epoll does
+                await self._fifos.settle()  # raises KeeperLost if the keeper died, which looks the same
+            self._counters.readers_gone += not outlet.reader_gone  # a write may fail before epoll reports
             self._note_end_believed(delivery, outlet)
             return "abandoned"
         due = delivery.delivered - self._state.start.skipped_in(epoch)
@@ -149,7 +149,7 @@ class EpochRunner:
     async def _conclude(self, delivery: Delivery, outlet: PipeOutlet | None, state: TrailerState) -> bool:
         """End the epoch; return whether another may follow.
 
-        Raises SinkError; the reader has seen no end then.
+        Raises SinkError if the trailer cannot be written; the FIFO is still open then.
         """
         self._counters.timer.enter("idle")
         delivery.prefetcher.activate(active=False)
@@ -169,7 +169,7 @@ class EpochRunner:
         return successor
 
     async def fail(self, delivery: Delivery, error: SourceError | SinkError) -> None:
-        """Publish the failure of the epoch, treat its FIFO as the policy decides, and wait for a drain."""
+        """Publish the epoch's failure, hold or end its FIFO as the policy decides, and wait for a drain."""
         state, policy, outlet = self._state, self._spec.when_failed, self._state.outlet
         fate = policy.fifo_fate(
             local=isinstance(error, SinkError),
@@ -188,7 +188,7 @@ class EpochRunner:
             epoch.publish()
         except Shortage as shortage:
             self._report.shortage(shortage)
-        self._report.epoch_ended(trailer)  # whoever reads the log need not wait for the trailer
+        self._report.epoch_ended(trailer)  # the log reports the failure even if the trailer cannot be written
         delivery.prefetcher.close()
         if not epoch.published:
             await epoch.publish_before(self._draining.wait())
@@ -199,7 +199,7 @@ class EpochRunner:
         await self._draining.wait()
 
     def stop(self) -> None:
-        """Close what is still open when the channel ends in mid-epoch."""
+        """Close the FIFO of an epoch that is still open when the channel ends."""
         state = self._state
         if state.outlet is None:
             return
@@ -210,7 +210,7 @@ class EpochRunner:
         trailer = self._trailer("stopped")
         try:
             self._fifos.conclude(trailer, successor=False)
-        except Shortage as error:  # the trailer says `open` then, which is no proof of an end either
+        except Shortage as error:  # the trailer stays `open`, which proves no end either
             self._report.shortage(error)
         self._fifos.retire(state.epoch, outlet)
         self._report.epoch_ended(trailer)
@@ -227,7 +227,7 @@ class EpochRunner:
         )
 
     def _note_end_believed(self, delivery: Delivery, outlet: PipeOutlet) -> None:
-        """Report a reader that left at the end of an object; a keeper's pipe hides how much it has read."""
+        """Report a reader that stopped at an object's end; with a keeper its position is unknown."""
         if self._plan.framed or self._plan.join is not None or self._keeper:
             return
         epoch, taken = self._state.epoch, delivery.delivered - outlet.unread

@@ -1,8 +1,8 @@
-"""Trailers of one channel's epochs, from the spec and from how an epoch ended. Pure.
+"""Builds the trailers of one channel's epochs from its spec and each epoch's end. Pure.
 
-open       opening(epoch)      written before the FIFO is offered
-others     ended(epoch, state) replaces it when the epoch ends
-failed     successor(failed)   the next epoch's, for a reader that left the failed one early
+open       opening(epoch)      written before the FIFO is made
+others     ended(epoch, state) replaces the opening trailer when the epoch ends
+failed     successor(failed)   the next epoch's trailer, for a reader that left the failed epoch early
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EpochTrailers:
-    """Makes the trailers of the channel that `spec` describes."""
+    """Builds the trailers of the channel that `spec` describes."""
 
     spec: ChannelSpec
     digest: str
-    """Digest of the plan, which takes seconds to compute for a large one."""
+    """Digest of the plan; computed once, since a large plan takes seconds."""
 
     @property
     def _length_unknown(self) -> bool:
-        """Whether an epoch's length is known at its end only."""
+        """Whether an epoch's length is known only at its end."""
         return self.spec.plan.rewrites or self.spec.when_changed.when_changed != "fail"
 
     def opening(self, epoch: int) -> Trailer:
-        """Return the trailer that the epoch begins with."""
+        """Return the epoch's first trailer, in state `open`."""
         plan = self.spec.plan
         return Trailer(
             channel=self.spec.name,
@@ -56,9 +56,9 @@ class EpochTrailers:
         error: SourceError | SinkError | None = None,
         poison: bytes = b"",
     ) -> Trailer:
-        """Return the trailer that the epoch ends with.
+        """Return the epoch's last trailer.
 
-        `delivered`: offset in the epoch's stream. `error`: cause of a failure. `poison`: bytes that are to
+        `delivered`: offset in the epoch's stream. `error`: cause of a failure. `poison`: bytes that will
         follow the delivered ones.
         """
         reasons = {"failed": str(error), "stopped": "the sidecar was stopped in mid-epoch"}
@@ -76,5 +76,5 @@ class EpochTrailers:
         )
 
     def successor(self, failed: Trailer) -> Trailer:
-        """Return the trailer of the epoch after a failed one: it fails too, before its first byte."""
+        """Return the trailer of the epoch after a failed one: that epoch fails before its first byte."""
         return replace(self.opening(failed.epoch + 1), state="failed", error=failed.error, poison=0)

@@ -1,8 +1,7 @@
-"""How the readers of a failed epoch learn of its failure: first by its trailer, then by its FIFO.
+"""Publishes an epoch's failure to its readers: first in the trailer, then through the FIFO.
 
-The trailer says `failed` before anything happens to the FIFO, so a reader that meets an end of file finds the
-reason there. This machine may refuse to write a trailer, or to make the next FIFO, for as long as it likes:
-the FIFO stays open until it allows both.
+The trailer becomes `failed` before the FIFO is touched, so a reader that sees an end of file finds the reason
+in the trailer. While this machine refuses to write a trailer or to make the next FIFO, the FIFO stays open.
 """
 
 from __future__ import annotations
@@ -29,15 +28,15 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class FailedEpoch:
-    """The steps after an epoch's failure; each is tried again without limit."""
+    """Steps after an epoch's failure; each is retried without a time limit."""
 
     fifos: FifoDirectory
     trailer: Trailer
     successor: Trailer | None
-    """The next epoch's trailer, where its FIFO exists: a reader that left early may wait there."""
+    """Next epoch's trailer, if its FIFO exists: a reader that left early may wait on that FIFO."""
     retry: RetryPolicy
     published: bool = False
-    """Whether the trailers are written."""
+    """Whether the trailers have been written."""
 
     def __post_init__(self) -> None:
         self.retry = replace(self.retry, give_up_after=math.inf)
@@ -50,7 +49,7 @@ class FailedEpoch:
         self.published = True
 
     async def publish_before(self, stop: Coroutine[Any, Any, object]) -> None:
-        """Write the trailers as soon as this machine allows it, unless `stop` returns before."""
+        """Retry writing the trailers until this machine allows it or `stop` returns."""
 
         async def publish() -> None:
             self.publish()
@@ -60,7 +59,7 @@ class FailedEpoch:
     async def end_fifo(
         self, outlet: PipeOutlet, poison: bytes, on_shortage: Callable[[Shortage], None]
     ) -> None:
-        """Write `poison` once its reader has taken the bytes before, and remove the FIFO's name.
+        """Write `poison` after the bytes already in the FIFO, and remove the FIFO's name.
 
         The caller closes the FIFO by `FifoDirectory.retire`.
         """

@@ -1,4 +1,4 @@
-"""One epoch of a plan into one outlet: what `penstock cat` does."""
+"""Streams one epoch of a plan into one outlet, for `penstock cat`."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ async def stream_once(
     counters: ChannelCounters,
     open_outlet: Callable[[Callable[[], None]], Outlet],
 ) -> None:
-    """Stream the plan once, in order. `open_outlet` is given what to call when the reader goes.
+    """Stream the plan once, in order.
 
-    Raises SourceError or ReaderGone; `counters.written_bytes` tells how far it came.
+    `open_outlet` opens the outlet; its argument is a callback for the reader's departure. Raises SourceError
+    or ReaderGone; `counters.written_bytes` then has the bytes written before the error.
     """
     failure: BaseException | None = None
     async with asyncio.TaskGroup() as requests:
@@ -43,7 +44,7 @@ async def stream_once(
                 prefetcher.activate(active=True)
                 prefetcher.allow(0)
                 await Delivery(prefetcher).deliver(0, outlet)
-        except Exception as error:  # noqa: BLE001 - raised below, bare instead of in a group
+        except Exception as error:  # noqa: BLE001 - raised below, outside the exception group
             failure = error
         finally:
             prefetcher.close()

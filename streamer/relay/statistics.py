@@ -1,7 +1,7 @@
-"""What the relay knows about itself, as value objects that others read.
+"""Counters of a channel, and frozen snapshots of them for metrics and status.
 
-The hot path adds to plain attributes; a metrics collector or status page takes a frozen snapshot when
-it is asked. Nothing here knows Prometheus.
+Delivery and fetches add to plain attributes, because this is the hot path. A metrics collector or the status
+page takes a snapshot for each request. Nothing here depends on Prometheus.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from streamer.s3.ranges import PHASES, Phase
 
 State = Literal["idle", "blocked", "starved", "limited", "moving"]
 STATES: tuple[State, ...] = ("idle", "blocked", "starved", "limited", "moving")
-"""idle: no reader. blocked: the pipe is full, the trainer is slower. starved: nothing has arrived yet,
-storage is slower. limited: a bandwidth limit holds the channel back. moving: nothing waits."""
+"""idle: no reader. blocked: the FIFO is full, because the trainer is slower. starved: the next bytes have not
+arrived, because storage is slower. limited: a bandwidth limit delays delivery. moving: bytes are moved."""
 
 Cause = Literal["queued", "inflate"] | Phase
 CAUSES: tuple[Cause, ...] = ("queued", *PHASES, "inflate")
-"""What a starved delivery waits for: what the request of the head of line is at; queued: it has not begun;
-inflate: compressed bytes are here, their content not yet."""
+"""Causes of starvation: the phase of the request at the head of line; queued: that request has not begun;
+inflate: the compressed bytes have arrived and are being inflated."""
 
 RESUMED = ("part", "epoch")
-"""What may be gone on with: a part whose body broke off, an epoch in whose middle this process began."""
+"""Kinds of resumes. part: a new request after a broken body. epoch: this process began inside the epoch."""
 
 NOTES = 8
-"""Errors that a channel remembers."""
+"""Recent errors kept for each channel."""
 HEAD_WAIT_BOUNDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 30.0)
 FIRST_BYTE_BOUNDS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 PART_BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
 
 class StateTimer:
-    """Seconds spent in each state, and starved for each cause; always in exactly one of them."""
+    """Seconds spent in each state, and starved seconds by cause. Exactly one state is current."""
 
     def __init__(self) -> None:
         self._state: State = "idle"
@@ -50,12 +50,12 @@ class StateTimer:
             self._state = state
 
     def starve(self, cause: Cause) -> None:
-        """Enter `starved`, for this cause."""
+        """Enter the state `starved`, with this cause."""
         self._settle()
         self._state, self._cause = "starved", cause
 
     def because(self, cause: Cause) -> None:
-        """What a starved delivery waits for is another thing now; means nothing in other states."""
+        """Change the cause of starvation; has no effect in other states."""
         if self._state == "starved":
             self.starve(cause)
 
@@ -67,12 +67,12 @@ class StateTimer:
             self._starved[self._cause] += spent
 
     def seconds(self) -> dict[str, float]:
-        """Totals by state up to now, the running one included."""
+        """Return total seconds by state up to now, the current state included."""
         self._settle()
         return dict(self._seconds)
 
     def starved(self) -> dict[str, float]:
-        """Totals of `starved` by cause, up to now."""
+        """Return starved seconds by cause, up to now."""
         self._settle()
         return dict(self._starved)
 
@@ -95,7 +95,7 @@ class Durations:
 
 @dataclass(frozen=True, slots=True)
 class DurationsSnapshot:
-    """Counts per bucket (not cumulative; the last is above every bound) and their sum in seconds."""
+    """Counts per bucket (not cumulative; the last bucket has no bound), and the sum in seconds."""
 
     bounds: tuple[float, ...]
     counts: tuple[int, ...]
@@ -104,17 +104,17 @@ class DurationsSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class RecentError:
-    """An error that has occurred."""
+    """Time, kind and text of an error."""
 
     at: float
-    """Seconds since the epoch."""
+    """Unix time in seconds."""
     kind: str
     text: str
 
 
 @dataclass(slots=True)
 class ChannelCounters:
-    """A channel's running counters; one per channel, kept across epochs."""
+    """Running counters of one channel, kept across epochs."""
 
     timer: StateTimer = field(default_factory=StateTimer)
     first_byte: Durations = field(default_factory=lambda: Durations(FIRST_BYTE_BOUNDS))
@@ -123,33 +123,32 @@ class ChannelCounters:
     """Delivery's waits for the head of line."""
     written_bytes: int = 0
     consumed_bytes: int = 0
-    """Of parts, delivered: `written_bytes`, unless objects are inflated."""
+    """Bytes of parts delivered; equal to `written_bytes` unless objects are inflated."""
     received_bytes: int = 0
     wasted_bytes: int = 0
-    """Received and thrown away: their epoch ended before, their object was replaced, or both requests for a
-    part brought them."""
+    """Bytes received and thrown away: their epoch ended, their object was replaced, or a hedge won."""
     objects_completed: int = 0
     records: int = 0
-    """Of complete epochs, where the plan frames them."""
+    """Records of complete epochs, if the plan frames them."""
     readers_come: int = 0
     readers_gone: int = 0
-    """Those that closed the FIFO before we did."""
+    """Readers that closed the FIFO before the sidecar did."""
     readers_at_ends: int = 0
-    """Of those, readers that had read to the end of an object, and no further."""
+    """Of `readers_gone`, readers that stopped at the end of an object."""
     requests: Counter[str] = field(default_factory=Counter)
-    """By outcome: `ok`, `cancelled`, or the kind of the error."""
+    """Requests by outcome: `ok`, `cancelled`, or the kind of the error."""
     retries: Counter[str] = field(default_factory=Counter)
-    """By the kind of the error that was retried."""
+    """Retries by the kind of the error."""
     resumes: Counter[str] = field(default_factory=Counter)
-    """By `RESUMED`: what was gone on with in the middle."""
+    """Resumes by kind, as in `RESUMED`."""
     hedges: Counter[str] = field(default_factory=Counter)
-    """Second requests for a part that was late: `issued`, and then `won` or `lost`."""
+    """Second requests for late parts: `issued`, and then `won` or `lost`."""
     epochs: Counter[str] = field(default_factory=Counter)
     """Epochs ended, by trailer state."""
     checked: Counter[str] = field(default_factory=Counter)
     """Objects compared with S3's checksums, by outcome."""
     notes: deque[RecentError] = field(default_factory=lambda: deque(maxlen=NOTES))
-    """The last errors, the newest at the end."""
+    """Last errors, the newest at the end."""
 
     def note(self, kind: str, error: Exception) -> None:
         self.notes.append(RecentError(time.time(), kind, str(error)))
@@ -157,48 +156,49 @@ class ChannelCounters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelStatistics:
-    """One channel as it stands: what `/status` shows and what the metrics export."""
+    """Snapshot of one channel, for `/status` and the metrics."""
 
     state: str
     """waiting (for a reader), streaming, failed, or stopped."""
     epoch: int
     bytes_total: int
-    """Bytes of one epoch, compressed where objects are."""
+    """Bytes of one epoch in the plan; compressed bytes if objects are compressed."""
     bytes_consumed: int
-    """Of those, the bytes that have been delivered in the current epoch."""
+    """Of `bytes_total`, the bytes delivered in the current epoch."""
     bytes_delivered: int
-    """Bytes of the current epoch that the FIFO has accepted: `bytes_consumed`, unless they are inflated."""
+    """Bytes of the current epoch that the FIFO has accepted; equal to `bytes_consumed` unless inflated."""
     objects: int
     written_bytes: int
     consumed_bytes: int
-    """Bytes of parts delivered, in all epochs: `written_bytes`, unless they are inflated."""
+    """Bytes of parts delivered, in all epochs; equal to `written_bytes` unless they are inflated."""
     received_bytes: int
     wasted_bytes: int
     objects_completed: int
     records: int | None
-    """Records of complete epochs; None where the sidecar does not make them, and so cannot know."""
+    """Records of complete epochs; None if the sidecar does not frame records, and so cannot count them."""
     epochs: dict[str, int]
     """Epochs ended, by trailer state."""
     seconds: dict[str, float]
-    """Time in each of `STATES`."""
+    """Seconds in each of `STATES`."""
     starved: dict[str, float]
-    """Time starved for each of `CAUSES`."""
+    """Seconds starved for each of `CAUSES`."""
     reader_connected: bool
     readers_come: int
     readers_gone: int
-    """Readers that closed the FIFO before we did."""
+    """Readers that closed the FIFO before the sidecar did."""
     readers_at_ends: int
-    """Of those, readers that had read to the end of an object, and no further."""
+    """Of `readers_gone`, readers that stopped at the end of an object."""
     fifo_capacity: int
+    """Bytes that the FIFO can hold."""
     fifo_bytes: int
-    """Bytes that wait in the FIFO for the reader."""
+    """Bytes in the FIFO that the reader has not read."""
     reserved_bytes: int
-    """Bytes reserved for parts admitted and not yet delivered."""
+    """Bytes reserved for parts that are admitted and not yet delivered."""
     quota_bytes: int
     requests_in_flight: int
     requests_in_flight_limit: int
     bandwidth_limit: int | None
-    """Bytes per second that the channel may deliver, if it has a limit of its own."""
+    """Bytes per second that the channel may deliver; None: no limit for this channel."""
     requests: dict[str, int]
     retries: dict[str, int]
     resumes: dict[str, int]
@@ -207,11 +207,11 @@ class ChannelStatistics:
     part: DurationsSnapshot
     head_wait: DurationsSnapshot
     errors: tuple[RecentError, ...]
-    """The last ones, the newest at the end."""
+    """Last errors, the newest at the end."""
     changed: dict[str, int]
-    """Objects that were not as listed, by what was done: failed, refetched, skipped."""
+    """Objects that changed after the listing, by action: failed, refetched, skipped."""
     checked: dict[str, int]
     """Objects compared with S3's checksums, by outcome: verified, unverifiable, mismatch."""
     error: str | None
-    """Why the channel failed, if it has."""
+    """Text of the error that failed the channel; None: the channel has not failed."""
     error_kind: str | None

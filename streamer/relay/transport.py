@@ -1,7 +1,7 @@
 """Chooses the transport: the client that fetches, the stages, the part size.
 
-The first that applies is chosen: bodies left in the kernel, else copied once by this package's own client,
-else aiobotocore. `Transport.reason` states why.
+The order of preference is `splice` (bodies stay in the kernel), `buffered` (this package's own HTTP client
+copies them once), `aiobotocore`. The first that is possible is chosen. `Transport.reason` states why.
 """
 
 from __future__ import annotations
@@ -31,35 +31,36 @@ from streamer.schedule.hedging import Hedging
 from streamer.units import MIB
 
 OWN_FILES, CHANNEL_FILES = 48, 8
-"""Descriptors that the process needs, and each channel, besides pipes and connections for parts, and that are
-kept free of those: without a FIFO or a trailer a channel stands still, without a connection it is slower."""
+"""File descriptors set aside for the process, and for each channel. Pipes and connections for parts get the
+rest: a channel without a FIFO or trailer stops, but one with fewer connections is only slower."""
 ENOUGH_FILES = 65_536
-"""Open files that we ask for, as far as the hard limit lets us; the default soft limit is often 1,024."""
+"""Soft limit of open files that the process sets, up to the hard limit; the usual soft limit is 1,024."""
 
 HEDGED = 0.05
-"""Of all bytes, those that hedges may fetch once more, if nobody says otherwise."""
+"""Default fraction of all bytes that hedges may fetch a second time."""
 
 Wish = Literal["auto", "aiobotocore", "buffered", "splice"]
 
 
 @dataclass(frozen=True, slots=True)
 class Transport:
-    """A way to fetch, and what all channels together may use of it."""
+    """Source of bodies, and the memory, pipes and buffers that all channels use together."""
 
     source: RangeSource
     name: str
-    """How the bodies of channels travel, those excepted whose bytes must be read."""
+    """`splice`, `buffered` or `aiobotocore`; with `splice`, some channels may still have their bytes read."""
     reason: str
+    """Why this transport was chosen."""
     memory_budget: MemoryBudget
     pipes: PipePool | None
-    """Where bodies wait that are spliced; None: all are read."""
+    """Pipes that hold spliced bodies; None: all bodies are read into buffers."""
     buffers: BufferPool
-    """Where bodies are read into."""
+    """Buffers that bodies are read into."""
     few_files: str = ""
-    """How the limit of open files bounds connections, if it does, and what to do."""
+    """Warning, with a remedy, if the limit of open files reduces the connections; else empty."""
 
     def stages(self, why_read: str | None = None) -> Stages:
-        """Stages for one more channel. `why_read`: why its bytes must be read, if they must."""
+        """Return the stages of one more channel. `why_read`: reason why its bytes must be read, or None."""
         quota = self.memory_budget.quota()
         if self.pipes is None or why_read:
             return BufferStages(quota, self.buffers)
@@ -67,10 +68,10 @@ class Transport:
 
 
 def why_read(plan: Plan, *, check: bool = False, separate: bool = False) -> str | None:
-    """Why the bytes of a channel must be read, or None where they may be spliced.
+    """Return why the bytes of a channel must be read into memory, or None if they may be spliced.
 
-    `check`: they are compared with checksums. `separate`: records are separated, as
-    `FailurePolicy.needs_records` says.
+    `check`: objects are compared with checksums. `separate`: delivery separates records
+    (`FailurePolicy.needs_records`).
     """
     if plan.inflate:
         return "compressed objects are inflated in memory"
@@ -83,29 +84,30 @@ def why_read(plan: Plan, *, check: bool = False, separate: bool = False) -> str 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransportSpec:
-    """What a transport is chosen by, and what all channels together may use of it."""
+    """Criteria for choosing a transport, and limits for all channels together."""
 
     buckets: set[str]
     channels: Sequence[str | None]
-    """For each channel, why its bytes must be read, or None where they may be spliced."""
+    """For each channel, why its bytes must be read into memory, or None if they may be spliced."""
     budget: int
-    """Bytes of memory, or of pipes."""
+    """Memory budget in bytes; spliced bytes in pipes count too."""
     wish: Wish = "auto"
     requests_in_flight: int | None = None
-    """None: adapts."""
+    """Fixed concurrency limit; None: adaptive."""
     part_size: int | None = None
-    """Bytes; None: adapts."""
+    """Fixed part size in bytes; None: adaptive."""
     hedge: float = HEDGED
-    """Of all bytes, the part that second requests for late parts may fetch once more."""
+    """Fraction of all bytes that hedges may fetch a second time."""
     to_pipes: bool = True
-    """Whether all sinks are pipes."""
+    """Whether all sinks are pipes; `splice` needs that."""
 
 
 @contextlib.asynccontextmanager
 async def open_transport(clients: Clients, spec: TransportSpec) -> AsyncIterator[Transport]:
-    """The transport that suits `spec`, until the end of the block.
+    """Open the transport that suits `spec`; close it at the end of the block.
 
-    Raises ConfigError if the one that is asked for cannot be, SinkError if open files are too few.
+    Raises ConfigError if the transport that `spec.wish` names is impossible, SinkError if the limit of open
+    files is too low.
     """
     wish, budget = spec.wish, spec.budget
     fallback = AiobotocoreSource(clients.data, clients.credentials)
@@ -155,7 +157,7 @@ def _concurrency(
     absorbed = _absorbed(tls=_over_tls(clients))
     if splice:
         return requests.concurrency(max(64, 4 * channels), absorbed, largest_part=absorbed)
-    # One thread reads all: begin with few, let need decide, and do not take a chance gain for need.
+    # One thread reads all bodies: start with few requests, and let only a clear gain raise the limit.
     return requests.concurrency(max(8, channels), absorbed, largest_part=absorbed, worth=0.4)
 
 
@@ -169,9 +171,9 @@ def _http_source(clients: Clients, fallback: AiobotocoreSource) -> HttpSource:
 
 
 def _absorbed(*, tls: bool) -> int:
-    """Bytes of a part that a socket holds until its turn comes, encrypted if `tls`.
+    """Return how many bytes of a part its socket can hold until delivery reads them. `tls`: encrypted.
 
-    For the rest, delivery would have to wait.
+    Delivery would wait for the rest of a larger part at one connection's rate.
     """
     window = largest_window()
     body = window - window // 64 if tls else window
@@ -185,12 +187,12 @@ def _over_tls(clients: Clients) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _RequestLimits:
-    """Limits from the job file and from open files."""
+    """Limits set by the job file and by the limit of open files."""
 
     requests_in_flight: int | None
     part_size: int | None
     fit: int
-    """Requests that open files allow, with as many left for pipes."""
+    """Requests that the limit of open files allows; as many files are left for pipes."""
 
     @property
     def most(self) -> int:
@@ -198,7 +200,7 @@ class _RequestLimits:
 
     @property
     def bounded(self) -> str:
-        """As `Transport.few_files`."""
+        """Value of `Transport.few_files`."""
         if self.most == (self.requests_in_flight or MOST_REQUESTS):
             return ""
         return f"at most {self.most} connections fit into the limit of open files; raise `ulimit -n`"
@@ -211,7 +213,7 @@ class _RequestLimits:
         largest_part: int = LARGEST_PART,
         worth: float = WORTH,
     ) -> ConcurrencyController:
-        """Return the controller: it starts with what suits a transport, unless the job file sets it."""
+        """Return the controller; the arguments are start values, which the job file's values replace."""
         return ConcurrencyController(
             min(self.requests_in_flight or requests_in_flight, self.most),
             self.part_size or part_size,
@@ -225,13 +227,16 @@ class _RequestLimits:
 
 
 def open_files(channels: int) -> int:
-    """Open files that requests and pipes may have; the soft limit is raised. Raises SinkError for too few."""
+    """Raise the soft limit of open files; return how many requests and pipes may use.
+
+    Raises SinkError if they are fewer than two per channel.
+    """
     files, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files < ENOUGH_FILES:
         files = ENOUGH_FILES if hard == resource.RLIM_INFINITY else min(hard, ENOUGH_FILES)
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
-        except (OSError, ValueError):  # forbidden, as a seccomp profile may: what there is must do
+        except (OSError, ValueError):  # a seccomp profile may forbid this: use the limit as it is
             files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     left = files - OWN_FILES - channels * CHANNEL_FILES
     if left < 2 * channels:
@@ -241,9 +246,9 @@ def open_files(channels: int) -> int:
 
 
 def _pipe_limits(channels: int, files: int) -> tuple[int, int]:
-    """Bytes of pipes that the user may have, and how many pipes so many open files allow (two each).
+    """Return the bytes of pipes that the user may have, and how many pipes `files` allows (two files each).
 
-    A channel's FIFO takes pipe pages too, for a moment two of them.
+    FIFOs take pipe pages too; a channel may briefly have two FIFOs.
     """
     most = files // 2
     allowance = pipe_allowance()

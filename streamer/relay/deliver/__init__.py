@@ -1,1 +1,1 @@
-"""How staged bytes reach the outlet in order, and what is done to them on the way."""
+"""Moves staged bytes into the outlet in order; inflates, joins and aligns them where a channel needs it."""

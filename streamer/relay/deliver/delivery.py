@@ -1,11 +1,11 @@
-"""Delivery of one epoch after the other: the parts that a prefetcher brings, in order, into an outlet.
+"""Delivers epochs: moves the parts of a prefetcher into an outlet, in order.
 
 Delivery is one coroutine, and all decisions are made between its awaits. An epoch fails at its first missing
 byte (`streamer.relay.fetch.prefetcher`).
 
-An object that turns out to be changed before a byte of it has left may be replaced or left out, if `changes`
-says so. `consumed` counts in bytes of the plan: it stands still while a replacement is delivered, and then
-steps over what was planned.
+An object that is found changed before its first byte is delivered may be replaced or skipped, by the policy
+of `changes`. `consumed` counts bytes of the plan: it does not change while a replacement is delivered, and
+then grows by the planned object's bytes.
 """
 
 from __future__ import annotations
@@ -36,25 +36,25 @@ if TYPE_CHECKING:
     from streamer.sink.outlet import Outlet
 
 LONGEST_PAUSE = 0.5
-"""Seconds until a bandwidth limit is checked again, since it may change."""
+"""Maximum seconds between two checks of a bandwidth limit, since it may change."""
 
 TURN = 1 * MIB
-"""Bytes that delivery moves before it lets sockets and other channels have their turn. After one small object
-each time they would have many turns for one of ours, and the FIFO would run dry."""
+"""Bytes that delivery moves before it yields to the event loop. If delivery yielded after each small object,
+sockets would take most of the loop's time, and the FIFO would run empty."""
 LEAST = 32 * KIB
-"""Bytes that a move counts at least, so that a turn of small parts takes about a millisecond too."""
+"""Minimum bytes that a move counts for, so that a turn of small parts takes about a millisecond too."""
 MARK_EVERY = 8 * MIB
-"""Bytes of a stream between two marks, at least: what is inflated or joined once more after a restart."""
+"""Minimum bytes of a stream between two resume points: a restart inflates or joins about so many again."""
 
 
 @dataclass(slots=True)
 class _Detour:
-    """An object that is delivered in the place of a planned one."""
+    """An object that is delivered instead of a planned one."""
 
     listed: ObjectRef
     now: ObjectRef
     planned: int
-    """Bytes of the plan that it stands for."""
+    """Bytes of the planned object in the plan."""
     tries: int
     """Versions requested, this one included."""
     delivered: int = 0
@@ -71,16 +71,16 @@ class Delivery:
         when_failed: FailurePolicy = HOLD,
         on_resume_point: Callable[[ResumePoint], None] | None = None,
     ) -> None:
-        """`when_failed` decides whether whole records are delivered; bytes must be in memory then.
+        """`when_failed` decides whether only whole records are delivered, which needs bytes in memory.
 
-        `on_resume_point` is called now and then with the begin of an object that is inflated or joined, and
-        when the stream leaves the plan.
+        `on_resume_point` is called with the start of an inflated or joined object, about every `MARK_EVERY`
+        bytes, and with `NOWHERE` when an object is replaced or skipped.
         """
         self.prefetcher = prefetcher
         self.delivered = 0
         """Offset in the epoch's stream: bytes accepted by the outlet, plus bytes skipped by a resume."""
         self.consumed = 0
-        """Bytes of the plan that are done with: `delivered`, unless objects are rewritten or changed."""
+        """Offset in the plan; equal to `delivered` unless objects are rewritten or changed."""
         self.ends = ObjectEnds()
         self._plan = prefetcher.stream.plan
         self._first = prefetcher.stream.start
@@ -96,15 +96,15 @@ class Delivery:
         self._detour: _Detour | None = None
         self._when_failed = when_failed
         self._transformer: BodyTransformer | None = None
-        """The current or last epoch's, if its bytes are transformed."""
+        """Transformer of the current or last epoch; None if bytes are not transformed."""
         self._on_mark = on_resume_point
         self._marked = (self._first.epoch, self._first.offset)
-        """Epoch and offset of the last resume point that was reported."""
+        """Epoch and offset of the last resume point reported."""
         self._next_mark: ResumePoint | None = None
-        """The first byte of the object that is being delivered, until it may be reported."""
+        """Resume point at the current object's first byte, until it may be reported."""
 
     def begin(self, epoch: int) -> None:
-        """Set the counts to where the epoch begins."""
+        """Set the counts to the epoch's start position."""
         start = self._first if epoch == self._first.epoch else Position(epoch)
         self.delivered = start.offset
         self.consumed = start.mark.fetched if self._plan.rewrites else start.offset
@@ -114,8 +114,8 @@ class Delivery:
     async def deliver(self, epoch: int, outlet: Outlet) -> None:
         """Move all bytes of `epoch` into `outlet`.
 
-        Raises ReaderGone if the outlet's reader closes before the last byte, SourceError if a part
-        cannot be fetched or an object does not match its checksum; `delivered` is where the epoch broke off.
+        Raises ReaderGone if the outlet's reader closes before the last byte, SourceError if a part cannot be
+        fetched or an object does not match its checksum; `delivered` is then the offset of the next byte.
         """
         self.begin(epoch)
         self._changes.begin()
@@ -131,7 +131,7 @@ class Delivery:
                     timer=self._counters.timer,
                     account=self._written,
                     again=self.delivered - first.mark.streamed if rewrites and first is self._first else 0,
-                    # A FIFO begins with a record, and what another sidecar has put into it may end anywhere.
+                    # A new FIFO begins with a record; an earlier sidecar may have ended inside a record.
                     aligner=self._when_failed.aligner(at_record=self.delivered == first.skipped),
                     joiner=None if join is None else joiner_of(join, resumed=first.mark.streamed > 0),
                 )
@@ -142,7 +142,7 @@ class Delivery:
 
     @property
     def at_border(self) -> bool:
-        """Whether `delivered` is surely between two records; never where none are separated."""
+        """Whether `delivered` is certainly between two records; False if records are not separated."""
         return self._transformer is not None and self._transformer.at_border
 
     async def _deliver(self, epoch: int, outlet: Outlet, transformer: BodyTransformer | None) -> None:
@@ -190,12 +190,12 @@ class Delivery:
                 left -= max(LEAST, count)
 
     def abandon(self, epoch: int) -> None:
-        """Drop what is left of `epoch`: its bytes, its requests, its parts to come."""
+        """Drop the rest of `epoch`: staged bytes, requests in flight, and parts not yet admitted."""
         self._detour = None
         self.prefetcher.abandon(epoch)
 
     def _torn(self) -> SourceError | None:
-        """Return why the object at the head of line is not the one listed, if it can still be replaced."""
+        """Return the error of a changed object at the head of line, if no byte of it is delivered."""
         head = self._window.head_of_line
         if not self._amends or head is None or head.part.start or head.delivered:
             return None
@@ -203,7 +203,10 @@ class Delivery:
         return next((error for error in errors if is_change(error)), None)
 
     async def _amend(self, error: SourceError) -> None:
-        """Leave out the object at the head of line, or put in its place what S3 has now."""
+        """Skip the object at the head of line, or replace it by its present version in S3.
+
+        Raises SourceError if the policy allows neither.
+        """
         head, detour, changes = self._window.head_of_line, self._detour, self._changes
         if head is None:
             raise error
@@ -225,7 +228,7 @@ class Delivery:
         self.prefetcher.start()
 
     async def _transform(self, stage: Stage, transformer: BodyTransformer) -> int:
-        """Move some of the head of line through `transformer`; return how much."""
+        """Move some bytes of the head of line through `transformer`; return how many."""
         slot = self._window.head_of_line
         if slot is None or not isinstance(stage, BufferStage):
             raise RuntimeError("bytes that are transformed must be in memory: give `stages` the reason")
@@ -239,7 +242,7 @@ class Delivery:
         ):
             self._note_begin(slot)
         if not (data := stage.take(MOST_TAKEN)):
-            return 0  # the socket has nothing yet
+            return 0  # the socket is empty
         await transformer.pass_on(slot.part, slot.delivered, data)
         if self._next_mark is not None and transformer.anchored:
             self._report_mark(slot.part.epoch, self._next_mark)
@@ -247,7 +250,7 @@ class Delivery:
         return len(data)
 
     def _note_begin(self, slot: Slot) -> None:
-        """Note the begin of an object as a resume point, if the last one is far before it."""
+        """Note the start of an object as a resume point, at least `MARK_EVERY` bytes after the last one."""
         epoch = slot.part.epoch
         last = self._marked if self._marked[0] == epoch else (epoch, 0)
         due = self.delivered - last[1] >= MARK_EVERY
@@ -260,14 +263,14 @@ class Delivery:
             self._on_mark(mark)
 
     async def _pause(self, seconds: float) -> None:
-        """Wait for a bandwidth limit, at most until the limit or the reader changes."""
+        """Wait at most `seconds` or LONGEST_PAUSE for a bandwidth limit, less if `changed` is set."""
         self._changed.clear()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(min(seconds, LONGEST_PAUSE)):
                 await self._changed.wait()
 
     async def _news(self, fetch: PartFetch | None) -> None:
-        """Wait until the head of line has bytes or an error, is another, or the reader has gone."""
+        """Wait until the head of line has bytes or an error, or changes, or the reader leaves."""
         self._changed.clear()
         if fetch is not None:
             fetch.stage.awaited = True
@@ -275,7 +278,7 @@ class Delivery:
         await self._changed.wait()
 
     def _head_fetch(self, epoch: int) -> PartFetch | None:
-        """Return the fetch of the part whose bytes come next, proven to be at this offset of the stream."""
+        """Return the fetch of the head of line, or None. Raises RuntimeError if another byte is due."""
         slot = self._window.head_of_line
         if slot is None:
             return None

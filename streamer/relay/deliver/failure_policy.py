@@ -1,13 +1,13 @@
-"""Policy for the FIFO of an epoch that has failed for good: the job file's `WhenFailed`, as one value.
+"""Policy for the FIFO of a failed epoch: the job file's `WhenFailed`, as one value.
 
     WhenFailed    FIFO of the failed epoch
     hold          stays open, so its reader waits
     close         is closed: an end of file that only the trailer contradicts
     poison        is closed after bytes that every reader of the framing refuses
 
-Two cases are always `held`. A failure of this machine could make the policy itself fail. An epoch that an
-earlier sidecar began, and whose reader this process has not reached, can be continued by the right plan.
-Poison needs a record border, so where delivery may be inside a record the FIFO is held too.
+Two cases are always held. A failure of this machine could make the policy's own steps fail. An epoch whose
+write end this process does not have yet can still be continued by a sidecar with the right plan. Poison needs
+a record border, so the FIFO is also held if delivery may be inside a record.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FifoFate = Literal["held", "closed", "poisoned"]
 
 @dataclass(frozen=True, slots=True)
 class FailurePolicy:
-    """What happens to the FIFO of an epoch that fails for good."""
+    """Decides what happens to the FIFO of a failed epoch."""
 
     when_failed: WhenFailed = "hold"
     framing: Framing | None = None
@@ -44,7 +44,7 @@ class FailurePolicy:
         return self.framing is not None
 
     def aligner(self, *, at_record: bool) -> FrameAligner | None:
-        """Return what lets whole records pass only, or None if the policy needs no records.
+        """Return an aligner that passes only whole records, or None if the policy needs no records.
 
         `at_record`: whether the next byte of the stream is the first byte of a record.
         """

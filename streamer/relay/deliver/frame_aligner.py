@@ -1,18 +1,17 @@
-"""Keeps a stream at record borders, where a failed channel can be ended by bytes that every reader refuses.
+"""Passes only whole records of a stream on, so that a failed FIFO can be ended by bytes that readers refuse.
 
-    hold      a failed channel's FIFO stays open and silent (the default)
-    close     its reader sees the end of the file, as if the epoch were over; only the trailer says otherwise
-    poison    its reader sees an invalid record header after the last whole record, then the end
+    hold      a failed channel's FIFO stays open without further bytes (the default)
+    close     the reader sees an end of file, as after a whole epoch; only the trailer contradicts it
+    poison    the reader sees an invalid record header after the last whole record, then the end of file
 
-Bytes that every reader refuses exist at a record's border alone. Inside a record readers differ: a cut record
-is fatal to dmlc's reader, and comes out of SageMaker's with a tail of garbage and no error (contract §6.3);
-a filled-in one would be a wrong record for a reader without checksums. So `poison` needs to find the ends of
-records, and lets none begin that may not become whole: `FrameAligner` stands between source and FIFO and
-passes on whole frames only, as far as `MOST_HELD` bytes go. The FIFO is held where a longer frame is under
-way, and where a border is not certain (after a restart, or in bytes of another format).
+Bytes that every reader refuses exist only at a record border. Inside a record, readers differ: a cut record
+is fatal to dmlc's reader, but SageMaker's reader returns it with a tail of garbage and no error (contract
+§6.3); a filled-up record would be a wrong one for a reader without checksums. So `FrameAligner` finds the
+ends of records, and holds a record back until it is whole, up to `MOST_HELD` bytes. If a longer record is in
+transit, or a border is not certain (after a restart, or in bytes of another format), the FIFO is held.
 
-The invalid header differs from a right one in the field that readers check: RecordIO's magic, TFRecord's
-checksum of the length. A reader that checks neither is asked for a record longer than any memory.
+The invalid header differs from a valid one in the field that readers check: RecordIO's magic, TFRecord's
+checksum of the length. To a reader that checks neither, it announces a record longer than any memory.
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ WhenFailed = Literal["hold", "poison", "close"]
 Framing = Literal["RecordIO", "TFRecord"]
 
 POISON: dict[Framing, bytes] = {"RecordIO": recordio.INVALID_HEADER, "TFRecord": tfrecord.INVALID_HEADER}
-"""The bytes that end a poisoned FIFO."""
+"""Bytes that end a poisoned FIFO."""
 
 MOST_HELD = 8 * MIB
-"""Bytes of one record that are kept back until it is whole."""
+"""Maximum bytes of one record that are held back until the record is whole."""
 
 
 class FrameAligner:
-    """Cuts the bytes of one stream after whole frames.
+    """Passes the bytes of one stream on in whole frames.
 
-    The parts of a RecordIO record count as frames: between two of them a reader expects a header as well.
+    A frame is a TFRecord, or one part of a RecordIO record: each part begins with a header.
     """
 
     def __init__(self, framing: Framing, *, at_record: bool) -> None:
@@ -43,35 +42,35 @@ class FrameAligner:
         self._frame_size = recordio.frame_size if framing == "RecordIO" else tfrecord.frame_size
         self._header_bytes = recordio.HEADER.size if framing == "RecordIO" else tfrecord.HEADER_BYTES
         self._aligned = at_record
-        """Whether the borders of frames are certain from here on."""
+        """Whether the frame borders of the next bytes are certain."""
         self._lost = False
         """Whether the bytes are of another format."""
         self._held = bytearray()
-        """The first bytes of a frame."""
+        """First bytes of a frame that is not whole."""
         self._wanted = 0
-        """Bytes of that whole frame; 0 while its header is not whole."""
+        """Size of that frame in bytes; 0 until its header is whole."""
         self._passing = 0
-        """Bytes to come of a frame that is too long to be held."""
+        """Bytes still to pass of a frame that is too long to be held."""
 
     def __repr__(self) -> str:
         return f"<FrameAligner {'at a border' if self.at_border else 'inside'}, {len(self._held)} bytes held>"
 
     @property
     def at_border(self) -> bool:
-        """Whether the bytes passed on so far surely end with a frame."""
+        """Whether the bytes passed on so far certainly end with a whole frame."""
         return self._aligned and not self._passing
 
     @property
     def held(self) -> int:
-        """Bytes kept back."""
+        """Bytes held back."""
         return len(self._held)
 
     def begins(self) -> None:
-        """Note that a record begins with the next byte, if that was not certain."""
+        """Note that the next byte is the first of a record."""
         self._aligned = not self._lost
 
     def pass_on(self, data: bytes) -> bytes:
-        """What may leave now that `data` has come: as many whole frames as there are."""
+        """Return the bytes to deliver after `data` has arrived: all frames that are whole."""
         if not self._aligned:
             return data
         if self._held:
@@ -99,7 +98,7 @@ class FrameAligner:
         return data[:at]
 
     def rest(self) -> bytes:
-        """What is held although the stream is over: a last record that its object holds no more of."""
+        """Return the bytes still held at the stream's end: a last record that its object cuts off."""
         rest = bytes(self._held)
         self._held.clear()
         return rest

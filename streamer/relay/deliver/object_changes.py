@@ -1,12 +1,12 @@
-"""What becomes of objects that are no longer what was listed: replaced or deleted in mid-job.
+"""Policy for objects that were replaced or deleted after the listing, and the record of such changes.
 
-    fail      the epoch fails on reaching the object (the default)
-    refetch   the object is streamed as it is now, in the place of the listed one
+    fail      the epoch fails at the object (the default)
+    refetch   the object's present version is streamed instead of the listed one
     skip      the object is left out
 
-Never a mix: a replacement is possible only while no byte of the listed version has left. After that the epoch
-fails under every policy. Each change is counted, reported to the channel's observer, and listed in the
-trailer. The plan stays as it was listed, so every epoch decides anew.
+Two versions are never mixed: an object can be replaced only before the first byte of the listed version is
+delivered. After that the epoch fails under every policy. Each change is counted, reported to the channel's
+observer, and listed in the trailer. The plan does not change, so each epoch decides again.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from streamer.plan import ObjectRef
 WhenChanged = Literal["fail", "refetch", "skip"]
 Done = Literal["refetched", "skipped"]
 DONE = ("failed", "refetched", "skipped")
-"""What may be counted."""
+"""Actions that are counted."""
 
 MOST_LISTED = 100
-"""Objects that one epoch's trailer names; all of them are counted and logged."""
+"""Maximum number of changed objects that one epoch's trailer names; all are counted and logged."""
 MOST_TRIES = 5
-"""So many versions of one object are asked for in one epoch; one that changes faster fails."""
+"""Maximum number of versions of one object requested in one epoch; after that the epoch fails."""
 
 StatObject = Callable[[str, str, str | None], Awaitable[ObjectRef]]
-"""Returns the object as S3 has it now, by bucket, key and version; raises SourceError."""
+"""Returns the present version of an object, by bucket, key and version ID. Raises SourceError."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One object that was not as listed, and what was done about it."""
+    """One object that differs from the listed version, and the action taken."""
 
     epoch: int
     ref: ObjectRef
-    """As listed."""
+    """The listed version."""
     done: Done
     now: ObjectRef | None = None
-    """What is streamed instead."""
+    """The version that is streamed instead; None if the object is skipped."""
 
     def __str__(self) -> str:
         instead = f" as ETag {self.now.etag}" if self.now else ""
@@ -51,7 +51,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class ChangePolicy:
-    """What happens to an object that is not as listed."""
+    """Action for objects that differ from the listed version."""
 
     when_changed: WhenChanged = "fail"
     stat: StatObject | None = None
@@ -67,19 +67,19 @@ FAIL = ChangePolicy()
 
 @dataclass(slots=True)
 class Changes:
-    """One channel's changed objects: the policy, and what was done."""
+    """One channel's policy for changed objects, and its counts of them."""
 
     policy: ChangePolicy = FAIL
     on_change: Callable[[Change], None] | None = None
     totals: Counter[str] = field(default_factory=Counter)
-    """Over all epochs, by what was done."""
+    """Changes in all epochs, by action."""
     count: int = 0
-    """In the epoch that is being delivered."""
+    """Changes in the current epoch."""
     listed: list[str] = field(default_factory=list)
-    """The first of them, as text."""
+    """Texts of the current epoch's first `MOST_LISTED` changes."""
 
     def begin(self) -> None:
-        """Begin a new epoch."""
+        """Reset the counts of the current epoch."""
         self.count = 0
         self.listed = []
 
@@ -94,5 +94,5 @@ class Changes:
 
 
 def is_change(error: SourceError | None) -> bool:
-    """Whether the error says that the object is not the one that was listed."""
+    """Return whether the error means that the object was replaced or deleted after the listing."""
     return isinstance(error, (SourceChanged, ObjectMissing))

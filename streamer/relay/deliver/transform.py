@@ -1,20 +1,18 @@
-"""Delivery of a channel whose bytes pass through our hands, between stage and outlet.
-
-They do where objects are compressed or joined, which happens in stream order:
+"""Transforms bytes between stage and outlet: inflates, wraps, aligns and joins objects, in stream order.
 
     head of line ─ at most 256 KiB ─▶ Inflater ─ at most 1 MiB ─▶ outlet          (unwrapped)
                               │                ├▶ spool ─ header, content, padding ─▶ outlet   (wrapped)
                               └────────────────┴▶ Joiner ─ without end marks ─▶ outlet         (joined)
 
-Parts are fetched compressed, so the window's room is that of compressed bytes; of content there is one
-piece at a time. Inflating runs in a worker thread (ISA-L and zstd release the GIL), but for what is so
-little that the way to the thread would cost more; the delivery waits for its piece, so it cannot be
-overtaken, and a full FIFO stops the inflating as it stops everything. Literals pass untouched.
+Parts are fetched compressed, so parts reserve compressed bytes; of inflated content, one piece is in memory
+at a time. A worker thread inflates (ISA-L and zstd release the GIL), except for pieces so small that the hop
+to the thread would cost more. Delivery waits for each piece, so bytes stay in order, and a full FIFO stops
+inflating too. Literals pass unchanged.
 
-A RecordIO header holds the length of the content (contract §5.1), known only when all of it is inflated.
-So a wrapped object lies in a spool before its first byte is sent: up to 8 MiB in memory, beyond that in a
-file without a name in TMPDIR. A damaged object that is wrapped delivers no byte; one that is not has
-delivered what came before the damage, under a trailer that never says `complete`.
+A RecordIO header holds the length of the content (contract §5.1), which is known only after inflating all of
+it. So a wrapped object is spooled before its first byte is sent: up to 8 MiB in memory, a longer one in an
+unnamed file in TMPDIR. If a wrapped object is damaged, none of its bytes are delivered. If an unwrapped one
+is damaged, the bytes before the damage have been delivered, and the trailer never becomes `complete`.
 """
 
 from __future__ import annotations
@@ -45,19 +43,19 @@ if TYPE_CHECKING:
     from streamer.sink.outlet import Outlet
 
 MOST_TAKEN = 256 * KIB
-"""Compressed bytes that are inflated at once."""
+"""Maximum bytes taken from a stage at a time."""
 PIECE = 1 * MIB
-"""Content that lies in memory at once: what a FIFO takes."""
+"""Bytes of inflated content in memory at a time: the capacity of a FIFO."""
 _LITTLE = 16 * KIB
-"""Compressed bytes that are inflated on the loop; the way to a thread and back costs as much."""
+"""Up to this many compressed bytes are inflated on the loop; a hop to a thread and back costs as much."""
 _LITTLE_PIECE = 64 * KIB
 SPOOL_MEMORY = 8 * MIB
-"""Bytes of a wrapped object that are kept in memory."""
+"""Bytes of a wrapped object that are kept in memory; a longer object is spooled to a file."""
 _MAX_VECTORS = 64
 
 
 class ByteQueue:
-    """Pieces of memory on their way into a descriptor; `streamer.sink.outlet.Drainable`."""
+    """Queue of byte pieces that drain into a descriptor; a `streamer.sink.outlet.Drainable`."""
 
     def __init__(self, pieces: Sequence[bytes | memoryview]) -> None:
         self._left = deque(memoryview(piece) for piece in pieces if piece)
@@ -77,12 +75,12 @@ class ByteQueue:
 
 
 class BodyTransformer:
-    """Passes one epoch on to `outlet`; closed once by its owner.
+    """Transforms the bytes of one epoch and writes them to `outlet`; its owner closes it once.
 
-    `account` is told the bytes that the outlet accepts; the first `again` bytes it had before, and they are
-    dropped. With `inflate` objects are inflated. With `wrap`, every object becomes a RecordIO record; where
-    nothing is inflated the literals have seen to that. `aligner`: of the stream, to pass on whole ones.
-    With `joiner`, which comes without these two, objects are joined.
+    `account` is called with the number of bytes that the outlet accepts. `again`: the first bytes of the
+    stream to drop, because the outlet accepted them before a restart. `inflate`: inflate the objects. `wrap`:
+    every object is a RecordIO record; without `inflate` the plan's literals already frame it. `aligner`:
+    passes only whole records on. `joiner`: joins the objects into one; not used with `wrap` or `aligner`.
     """
 
     def __init__(
@@ -106,7 +104,7 @@ class BodyTransformer:
         self._account = account
         self._again = again
         self._inflater: Inflater | None = None
-        """Of the object that is being delivered."""
+        """Inflater of the current object."""
         self._spool: tempfile.SpooledTemporaryFile[bytes] | None = None
 
     def __repr__(self) -> str:
@@ -114,23 +112,23 @@ class BodyTransformer:
 
     @property
     def at_border(self) -> bool:
-        """Whether what the outlet has accepted surely ends with a record."""
+        """Whether the bytes that the outlet has accepted certainly end with a whole record."""
         return self._aligner is not None and self._aligner.at_border and not self._again
 
     @property
     def anchored(self) -> bool:
-        """Whether an epoch may be resumed at the first byte of the object that is being delivered."""
+        """Whether an epoch may be resumed at the first byte of the current object."""
         return self._joiner is None or self._joiner.anchored
 
     @property
     def held(self) -> int:
-        """Bytes that came and are kept back."""
+        """Bytes that the aligner keeps back."""
         return 0 if self._aligner is None else self._aligner.held
 
     async def pass_on(self, part: Part, at: int, data: bytes) -> None:
-        """Deliver `data`, the bytes of `part` from `at` on: either literals or some of its body.
+        """Deliver `data`, the bytes of `part` from offset `at` on: either literals or bytes of its body.
 
-        Raises CorruptObject, ReaderGone, and SinkError if there is no room for the spool.
+        Raises CorruptObject, ReaderGone, and SinkError if the spool file cannot be written.
         """
         place = at - len(part.leading)
         if not 0 <= place < part.body:
@@ -150,7 +148,7 @@ class BodyTransformer:
             raise RuntimeError(f"byte {start} of {part.object.key} without those before it")
         inflater.feed(data)
         while pieces := await self._next(inflater, part.object, fed=len(data)):
-            # A little may be inflated here again and again: let others have their turn.
+            # Small pieces are inflated on the loop: yield to other tasks between them.
             await asyncio.sleep(0)
             if self._spool is None:
                 await self._write(self._joined(part.object, pieces))
@@ -166,14 +164,14 @@ class BodyTransformer:
             self.close()
 
     async def finish(self) -> None:
-        """Deliver what comes after the last object, or is kept back there. Raises ReaderGone."""
+        """Deliver the bytes that the aligner keeps back or the joiner adds at the end. Raises ReaderGone."""
         if self._aligner is not None:
             await self._send([self._aligner.rest()])
         if self._joiner is not None:
             await self._send([self._joiner.finish()])
 
     def close(self) -> None:
-        """Forget the object that is being delivered; further calls do nothing."""
+        """Drop the state of the current object; further calls do nothing."""
         self._inflater = None
         if self._spool is not None:
             spool, self._spool = self._spool, None
@@ -182,7 +180,7 @@ class BodyTransformer:
     def _begin(self, ref: ObjectRef) -> None:
         self.close()
         if self._aligner is not None and (self._inflate or not self._wrap):
-            self._aligner.begins()  # else its header came before it
+            self._aligner.begins()  # a wrapped object that is not inflated began with its literal header
         if self._joiner is not None:
             self._joiner.begin()
         if not self._inflate:
@@ -192,7 +190,7 @@ class BodyTransformer:
             self._spool = tempfile.SpooledTemporaryFile(SPOOL_MEMORY)  # noqa: SIM115 - closed by `close`
 
     def _joined(self, ref: ObjectRef, pieces: Sequence[bytes]) -> Sequence[bytes | memoryview]:
-        """What of the object's next content is part of the stream."""
+        """Return the bytes of `pieces` that belong to the joined stream. Raises CorruptObject."""
         if self._joiner is None:
             return pieces
         try:
@@ -215,7 +213,7 @@ class BodyTransformer:
         return CorruptObject(str(error), ErrorContext(ref.bucket, ref.key, error.offset))
 
     async def _next(self, inflater: Inflater, ref: ObjectRef, *, fed: int) -> list[bytes]:
-        """The next pieces, spooled already if the object is wrapped."""
+        """Return the next inflated pieces; if the object is wrapped, they are in the spool too."""
         in_memory = self._spool is None or inflater.produced + _LITTLE_PIECE <= SPOOL_MEMORY
         if fed <= _LITTLE and in_memory:
             return self._step(inflater, ref, _LITTLE_PIECE)
@@ -234,7 +232,7 @@ class BodyTransformer:
         return pieces
 
     async def _record(self, spool: tempfile.SpooledTemporaryFile[bytes], size: int) -> None:
-        """Deliver what is spooled as one record."""
+        """Deliver the spooled object as one record."""
         header, padding = frame(size)
         if size <= _LITTLE_PIECE:
             spool.seek(0)
@@ -247,7 +245,7 @@ class BodyTransformer:
         await self._write([padding])
 
     def _new(self, pieces: Sequence[bytes | memoryview]) -> Sequence[bytes | memoryview]:
-        """The pieces without what the outlet had before this epoch was continued."""
+        """Return the pieces without the bytes that the outlet accepted before a restart."""
         if not self._again:
             return pieces
         found: list[bytes | memoryview] = []
@@ -278,7 +276,7 @@ class BodyTransformer:
 
 
 def joiner_of(join: Join, *, resumed: bool) -> Joiner:
-    """A joiner for one epoch, which is `resumed` after an object if the reader has that much."""
+    """Return a joiner for one epoch. `resumed`: the reader already has bytes of earlier objects."""
     return TarJoiner() if join == "tar" else ArrowJoiner(resumed=resumed)
 
 
@@ -291,7 +289,7 @@ def _too_long(ref: ObjectRef) -> CorruptObject:
 
 
 def damaged(ref: ObjectRef, what: str, offset: int) -> CorruptObject:
-    """Return the error of an object that cannot be inflated; `offset` is where in it, in bytes."""
+    """Return the error of an object that cannot be inflated. `offset`: byte of the object."""
     return CorruptObject(f"the object {what}", ErrorContext(ref.bucket, ref.key, offset))
 
 

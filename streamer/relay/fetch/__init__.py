@@ -1,1 +1,1 @@
-"""Parts on their way into their stages: request, retry, resume, a second request for a late one."""
+"""Fetches parts into their stages: request, retry, resume, and a second request for a late part."""

@@ -1,12 +1,12 @@
-"""The async shell of `hedge`: looks at the head of line while delivery waits for it, and asks a second time.
+"""Sends a second request for a late head of line; async shell of `streamer.schedule.hedging`.
 
-    first request    its body ─────────────→ stage      until the second has more; then it is cancelled
+    first request    its body ─────────────→ stage      until the second body has more; then it is cancelled
     second request   its body → `Hedge` ───→ stage      another connection and address
 
-The second body takes over with the first byte that the stage lacks; the bytes that the first has brought
-meanwhile are read from the second as well, and thrown away. A body that is not attached any more moves no
-byte, so nothing of the first reaches the stage from then on. A second request that fails before is forgotten;
-one that fails later is retried like any other.
+The second body takes over at the first byte that the stage lacks. Bytes that the first request has brought in
+the meantime are read from the second body too, and thrown away. The first body is then detached, so none of
+its bytes reach the stage any more. A second request that fails before it takes over is dropped; one that
+fails later is retried like any other.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from streamer.schedule.window import Slot
 
 THROWN_AWAY = 64 * KIB
-"""Bytes thrown away at a time."""
+"""Bytes read and thrown away at a time."""
 
 
 class Hedge:
-    """Brings a second body to the first byte that the stage lacks, and then attaches it."""
+    """Reads a second body up to the first byte that the stage lacks, and then attaches the body."""
 
     def __init__(self, body: Body, stage: Stage, at: int, on_won: Callable[[], None]) -> None:
         """`at`: offset of the body's next byte in the part."""
@@ -48,12 +48,12 @@ class Hedge:
         self._scratch = memoryview(bytearray(THROWN_AWAY))
 
     def advance(self) -> None:
-        """Bytes of the body may have arrived."""
+        """Read what the stage already has; attach the body if it then has more. Called when bytes arrive."""
         body, stage = self._body, self._stage
         try:
             while surplus := stage.received - self._at:
                 if surplus >= body.left:
-                    return  # the first request has brought all
+                    return  # the first request has brought the whole part
                 count = body.read_into(self._scratch[:surplus])
                 self._at += count
                 self.thrown_away += count
@@ -61,7 +61,7 @@ class Hedge:
         except BlockingIOError:
             body.notify(self.advance)
         except SourceError:
-            return  # raised by `Body.taken`, too
+            return  # `Body.taken` raises it too
         else:
             self.won = True
             self._on_won()
@@ -69,26 +69,26 @@ class Hedge:
 
 
 class Owner(Protocol):
-    """Who keeps the slots and their tasks."""
+    """Owner of the slots and of their tasks: the prefetcher."""
 
     def is_head(self, slot: Slot) -> bool:
-        """Whether the slot is still the head of line."""
+        """Return whether the slot is still the head of line."""
 
     def landed(self, slot: Slot) -> None:
-        """The second request, which has become the slot's own, has brought the rest."""
+        """Note that the second request has taken over and brought the rest of the part."""
 
     async def bring(self, slot: Slot, fetch: PartFetch, failed: SourceError | None = None) -> None:
-        """Bring the rest of the part: the second request has failed as the slot's own."""
+        """Fetch the rest of the part. `failed`: error of the second request after it took over."""
 
     def replace(self, slot: Slot, task: asyncio.Task[None]) -> None:
-        """Cancel the task of the slot's first request; from now on it is the one given."""
+        """Cancel the task of the slot's first request, and make `task` the slot's task."""
 
     def request_ended(self) -> None:
-        """A second request has ended, whatever became of it."""
+        """Note that a second request has ended, with or without success."""
 
 
 class Hedger:
-    """One channel's: at most one second request for a part at a time."""
+    """Second requests of one channel: at most one for a part at a time."""
 
     def __init__(
         self,
@@ -107,11 +107,11 @@ class Hedger:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._awaited: tuple[Slot, PartFetch] | None = None
-        """What delivery last began to wait for."""
+        """Part for which delivery last began to wait."""
         self._tasks: dict[Slot, asyncio.Task[None]] = {}
 
     def starving(self, slot: Slot, fetch: PartFetch) -> None:
-        """Delivery begins to wait for this head of line."""
+        """Note that delivery begins to wait for this head of line; start to watch it."""
         self._awaited = (slot, fetch)
         if self._timer is None and self._quota.hedging.enabled and slot.part.body:
             self._look_later(slot, fetch)
@@ -146,7 +146,7 @@ class Hedger:
         self._look_later(slot, fetch)
 
     async def _ask(self, slot: Slot, fetch: PartFetch) -> None:
-        """Send the second request; return once it has lost, or the part is whole."""
+        """Send the second request; return when it has lost or the part is complete."""
         stage, counters = fetch.stage, self._counters
         counters.hedges["issued"] += 1
         at = stage.received
@@ -170,7 +170,7 @@ class Hedger:
                 counters.hedges["lost"] += 1
             self._owner.request_ended()
         if hedge is None or not hedge.won:
-            return  # however it ended, the first request goes on
+            return  # the first request goes on in any case
         if failed is not None:
             await self._owner.bring(slot, fetch, failed)
         else:
@@ -183,12 +183,12 @@ class Hedger:
         fetch.enter("body")
 
     def forget(self, slot: Slot) -> None:
-        """The slot's first request has ended, or the slot is dropped."""
+        """Cancel the slot's second request: the first has ended, or the slot is dropped."""
         if task := self._tasks.pop(slot, None):
             task.cancel()
 
     def close(self) -> None:
-        """Look at nothing any more; second requests are forgotten with their slots."""
+        """Stop watching; second requests are cancelled with their slots."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

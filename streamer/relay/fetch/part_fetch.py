@@ -1,17 +1,17 @@
-"""One part on its way into its stage: request, retry, resume, give up.
+"""Fetches one part into its stage: request, retry, resume, give up.
 
-A training feed should wait for storage rather than fail fast, so a part is retried for as long as
-`give_up_after` seconds without progress; arriving bytes start that clock, and the backoff, anew. Bytes that
-arrived stay, so an attempt asks only for the rest. Every part has that time to itself: there is no quota
-that parts share, so many that fail at once do not starve each other.
+A training feed should wait for storage and not fail fast, so a part is retried until `give_up_after` seconds
+pass without progress. Arriving bytes restart that time and the backoff. The stage keeps the bytes that have
+arrived, so an attempt requests only the rest. Each part has a time limit of its own, so many parts that fail
+at once do not use up each other's retries.
 
-The last wait and the last request end when that time does: the transport bounds the first request by the
-stall timeout, which is not longer, and `_first_byte_within` bounds each later one until its first byte. How
-long a wait is: `RetryPolicy`.
+The last wait and the last request end with that time: the transport bounds the first request by the stall
+timeout, which is not longer, and `_first_byte_within` bounds each later request until its first byte.
+`RetryPolicy` sets the length of a wait.
 
     Transient, Throttled, Truncated, Expired,
-    ClockSkew                                  may pass: waited out
-    BadAnswer                                  a sick proxy or front end: asked again twice, then believed
+    ClockSkew                                  may pass: retried until `give_up_after`
+    BadAnswer                                  perhaps a faulty proxy: retried twice, then raised
     the others                                 certain: raised at once
 """
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class PartFetch:
-    """Brings the body of one part into `stage`, by as many requests as it takes."""
+    """Fetches the body of one part into `stage`, with as many requests as necessary."""
 
     def __init__(
         self,
@@ -51,17 +51,17 @@ class PartFetch:
     ) -> None:
         self.stage = stage
         self.phase: Phase = "first_byte"
-        """The phase of the last request."""
+        """Phase of the last request."""
         self.on_phase: Callable[[Phase], None] | None = None
         """Called when the phase changes; set while delivery waits for this part."""
         self.request: RangeRequest | None = None
-        """The request under way; None between two attempts."""
+        """Request in flight; None between two attempts."""
         self.error: SourceError | None = None
-        """Why no further byte will come; set once, when retrying is over."""
+        """Final error, set once when retrying has ended: no further byte will arrive."""
         self.last_chance = False
-        """Whether a part that is given up is lost: delivery waited for it, or has asked for it again."""
+        """Whether giving up is final: delivery was waiting for the part, or has had it requested again."""
         self.task: asyncio.Task[None] | None = None
-        """The task that runs this; its starter's to set."""
+        """Task that runs this fetch; set by whoever starts it."""
         self._attempts = 1
         """Requests sent, the first one included."""
         self._received = 0
@@ -75,15 +75,15 @@ class PartFetch:
         return f"<PartFetch {self.phase}, {self.stage}>"
 
     def enter(self, phase: Phase) -> None:
-        """The request is in this phase now."""
+        """Set the phase of the request, and report it to `on_phase`."""
         self.phase = phase
         if self.on_phase is not None:
             self.on_phase(phase)
 
     async def run(self, failed: SourceError | None = None) -> None:
-        """Bring the whole part. Raises SourceError: GaveUp, or one that retrying cannot mend.
+        """Fetch the whole part. Raises SourceError: GaveUp, or an error that a retry cannot cure.
 
-        `failed`: how the first request ended, if it has been sent already.
+        `failed`: error of the first request, if that has been sent already.
         """
         since, self._received = time.monotonic(), self.stage.received
         if failed is None:
@@ -92,14 +92,14 @@ class PartFetch:
             except SourceError as error:
                 failed = error
             else:
-                return  # nearly always: what repeats a request costs more than one for a small object
+                return  # the usual case; setting up retries costs more than a small object's request
         if self._has_progressed():
             since = time.monotonic() - _silence_before(failed)
         attempts = Attempts(self._policy, PART_FAILED, what="a byte", since=since)
         await retry(partial(self._again, attempts), attempts, failed=failed, on_wait=self._note_wait)
 
     async def _again(self, attempts: Attempts[SourceError]) -> None:
-        """Request what is still missing of the part. Raises SourceError."""
+        """Request the missing rest of the part. Raises SourceError."""
         self._attempts += 1
         try:
             async with _first_byte_within(attempts.left, self.stage):
@@ -131,9 +131,9 @@ class PartFetch:
         await self.receive(request, body, lambda: stage.attach(body), since, first_byte)
 
     async def open(self, request: RangeRequest) -> tuple[Body, float, float]:
-        """Send the request. Returns its body, when it was sent (time.monotonic()), and seconds until then.
+        """Send the request. Return its body, the time of sending (time.monotonic()), and seconds to the body.
 
-        Raises SourceError; the failure is counted.
+        Raises SourceError, and counts the failure.
         """
         since = time.monotonic()
         try:
@@ -146,7 +146,7 @@ class PartFetch:
     async def receive(
         self, request: RangeRequest, body: Body, begin: Callable[[], None], since: float, first_byte: float
     ) -> None:
-        """Have `begin` attach the body, wait until all of it is taken, close it, and count the request.
+        """Attach the body with `begin`, wait until all of it is taken, close it, and count the request.
 
         Raises SourceError.
         """
@@ -167,12 +167,12 @@ class PartFetch:
         self._quota.landed(now, received=received, first_byte=first_byte, seconds=now - since)
 
     def _forget(self, request: RangeRequest) -> None:
-        """Drop an ended request: it refers to this object, and a cycle would keep both, and the stage."""
+        """Drop an ended request: it refers to this object, and the cycle would keep both and the stage."""
         if self.request is request:
             self.request = None
 
     def _ended(self, request: RangeRequest, error: BaseException) -> None:
-        """Count a request that has failed or was cancelled, and heed S3 if it asked for less."""
+        """Count a failed or cancelled request; lower the concurrency limit if S3 answered SlowDown."""
         self._forget(request)
         if not isinstance(error, SourceError):
             self._counters.requests["cancelled"] += 1
@@ -184,12 +184,12 @@ class PartFetch:
 
 
 def _silence_before(error: SourceError) -> float:
-    """Seconds since the last byte when the error came."""
+    """Return the seconds between the last byte and the error."""
     return error.silent if isinstance(error, Transient) else 0.0
 
 
 def _waiting_for(error: SourceError) -> Phase:
-    """What the wait after an error is for."""
+    """Return the phase of a wait after this error."""
     match error:
         case Throttled():
             return "throttled"
@@ -201,7 +201,7 @@ def _waiting_for(error: SourceError) -> Phase:
 
 @contextlib.asynccontextmanager
 async def _first_byte_within(seconds: float, stage: Stage) -> AsyncIterator[None]:
-    """Cut a request off that has brought no byte by then, whatever it waits for. Raises Transient."""
+    """Cancel the block if the stage has no new byte after `seconds`. Raises Transient."""
     loop, received = asyncio.get_running_loop(), stage.received
 
     def look() -> None:

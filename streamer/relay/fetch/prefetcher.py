@@ -1,12 +1,12 @@
-"""The window's async shell: requests for parts, ahead of delivery.
+"""Requests parts before delivery needs them; async shell of the window.
 
-A request is a task in the caller's TaskGroup, one per part in flight. No scheduler task and no queue exist:
-`start` admits what fits into the window, and is called after anything that may have freed memory (bytes
+Each part in flight has one task in the caller's TaskGroup. There is no scheduler task and no queue: `start`
+admits the parts that fit into the window, and is called after every event that may have freed memory (bytes
 delivered, a request ended, an epoch dropped).
 
 A part that fails for good does not stop the parts before it: its fetch keeps the error, and delivery raises
-it at the first byte that is missing. So an epoch fails at the exact byte, and a later epoch's failure is its
-own.
+the error at the first missing byte. So an epoch fails at the exact byte, and a failed part of a later epoch
+does not fail this one.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StreamSpec:
-    """What is fetched, from where on, and how patiently."""
+    """Plan to fetch, start position, and retry policy."""
 
     plan: Plan
     retry: RetryPolicy
     start: Position = START
-    """Where the first epoch begins."""
+    """Position at which the first epoch begins."""
 
 
 def all_epochs(plan: Plan, part_size: Callable[[], int], start: Position = START) -> Iterator[Part]:
-    """Yield the parts of every epoch from `start` on, without end; none at all if no epoch can have bytes."""
+    """Yield the parts of all epochs from `start` on, without end; none if every epoch is empty."""
     epoch, first = start.epoch, start.mark.fetched if plan.rewrites else start.offset
     while plan.streams:
         yield from cut(plan.segments(epoch), part_size=part_size, epoch=epoch, behind=first)
@@ -53,7 +53,7 @@ def all_epochs(plan: Plan, part_size: Callable[[], int], start: Position = START
 
 
 class Prefetcher:
-    """Fetches a plan's parts ahead of delivery, within a window, over object and epoch borders."""
+    """Fetches a plan's parts before delivery needs them, within a window, across object and epoch borders."""
 
     def __init__(
         self,
@@ -65,9 +65,9 @@ class Prefetcher:
         requests: asyncio.TaskGroup,
         verifier: ChecksumVerifier | None = None,
     ) -> None:
-        """Nothing is requested before `allow`; tasks are started in `requests`.
+        """`requests` runs the tasks of parts; none starts before `allow`.
 
-        `verifier`: compares whole objects with their checksums; it is given what leaves a stage.
+        `verifier`: gets the bytes that leave a stage, and compares whole objects with their checksums.
         """
         self.stream = stream
         self.counters = counters
@@ -80,29 +80,29 @@ class Prefetcher:
             reserved_bytes=stages.reserved_bytes,
         )
         self.fetches: dict[Slot, PartFetch] = {}
-        """Every admitted part that is not delivered yet."""
+        """Fetches of the admitted parts that are not delivered."""
         self.changed = asyncio.Event()
-        """Set when the head of line has bytes or an error, is another part, or the reader has gone."""
+        """Set when the head of line gets bytes or an error, when it changes, or when the reader leaves."""
         self.hedger = Hedger(self, source, quota=stages.quota, counters=counters, requests=requests)
         self._source = source
         self._stages = stages
         self._requests = requests
 
     def allow(self, epoch: int) -> None:
-        """Let parts of epochs up to `epoch` be fetched from now on."""
+        """Allow fetching of the epochs up to `epoch`."""
         self.window.last_epoch = max(self.window.last_epoch, epoch)
         self.start()
 
     def activate(self, *, active: bool) -> None:
-        """Set whether a reader is there: the channel's quota of memory and requests depends on it."""
+        """Set whether the channel has a reader; the channel quota depends on it."""
         self.quota.activate(active=active)
 
     def wake(self) -> None:
-        """Have a waiting delivery look again: its reader may have gone."""
+        """Wake delivery, because its reader may have left."""
         self.changed.set()
 
     def start(self) -> None:
-        """Request all parts that the window admits now."""
+        """Request the parts that the window admits now."""
         head = self.window.head_of_line
         if head is not None and not head.in_flight and head not in self.fetches:
             self.window.relaunch(head)  # the next part of a replacement
@@ -112,10 +112,10 @@ class Prefetcher:
                 self._stage(slot)
 
     def retry_head(self, fetch: PartFetch) -> None:
-        """Request the head of line again if it was given up while nobody waited for it.
+        """Request the head of line again if its fetch gave up while delivery did not wait for it.
 
-        Raises any other failure. An outage in the night must not fail the epoch that a reader opens in the
-        morning.
+        Raises the fetch's error in all other cases. So an outage at night does not fail the epoch that a
+        reader opens in the morning.
         """
         slot = self.window.head_of_line
         if slot is None or fetch.last_chance or not isinstance(fetch.error, GaveUp):
@@ -125,15 +125,14 @@ class Prefetcher:
         self._launch(slot, fetch)
 
     def replace_head(self, part: Part, now: ObjectRef | None) -> int:
-        """Drop the object at the head of line, whose part is `part`; return its bytes in the plan.
+        """Drop the object at the head of line, whose part is `part`; return the object's bytes in the plan.
 
-        `now` is fetched in its place, if it has any bytes. The caller calls `start` when its own counts are
-        right.
+        `now`, unless it is empty, is fetched instead. The caller updates its counts and then calls `start`.
         """
         parts: Iterator[Part] = iter(())
         reserved_bytes = 0
         if now and now.size:
-            # Whatever the size of the old one, so that much is not asked for in little pieces.
+            # Not only the old part's size: a large object must not be requested in small pieces.
             size = min(now.size, max(part.body, self._stages.part_size()))
             parts = cut([Segment(now, 0, now.size)], part_size=lambda: size, epoch=part.epoch)
             reserved_bytes = self._stages.reserved_bytes(Part(part.epoch, now, 0, size, 0))
@@ -142,12 +141,12 @@ class Prefetcher:
         return replaced
 
     def abandon(self, epoch: int) -> None:
-        """Drop what is left of `epoch`: its bytes, its requests, its parts to come."""
+        """Drop the rest of `epoch`: staged bytes, requests in flight, and parts not yet admitted."""
         self._drop(self.window.abandon(epoch))
         self.start()
 
     def close(self) -> None:
-        """Drop everything; nothing is requested any more."""
+        """Drop all parts and cancel their requests; no further part is requested."""
         self.quota.on_available = None
         self.quota.activate(active=False)
         self.hedger.close()
@@ -163,7 +162,7 @@ class Prefetcher:
                 fetch.task.cancel()
 
     def _stage(self, slot: Slot) -> None:
-        """Make a stage for an admitted part, and request it."""
+        """Make the stage of an admitted part, and request the part."""
         stage = self._stages.make(slot.part, on_change=self.changed.set, counters=self.counters)
         if self.verifier is not None and isinstance(stage, BufferStage):
             stage.on_leave = partial(self.verifier.update, slot.part)
@@ -171,18 +170,18 @@ class Prefetcher:
             stage, self._source, policy=self.stream.retry, counters=self.counters, quota=self.quota
         )
         if slot is self.window.head_of_line:
-            self.changed.set()  # a delivery may be waiting for want of any part at all
+            self.changed.set()  # delivery may be waiting for a part to be admitted
         if slot.part.body:
             self._launch(slot, fetch)
         else:
-            self.window.landed(slot)  # literals alone: nothing to request, so no request
+            self.window.landed(slot)  # only literals: nothing to request
 
     def _launch(self, slot: Slot, fetch: PartFetch) -> None:
         name = f"GET {slot.part.object.key} {slot.part.start}-{slot.part.end}"
         fetch.task = self._requests.create_task(self.bring(slot, fetch), name=name)
 
     async def bring(self, slot: Slot, fetch: PartFetch, failed: SourceError | None = None) -> None:
-        """As of `hedger.Owner`: bring what is missing of the part, or note why it cannot be had."""
+        """As `hedger.Owner`: fetch the missing rest of the part, or keep the final error."""
         try:
             await fetch.run(failed)
         except SourceError as error:
@@ -193,22 +192,22 @@ class Prefetcher:
         self.landed(slot)
 
     def is_head(self, slot: Slot) -> bool:
-        """As of `hedger.Owner`."""
+        """As `hedger.Owner`."""
         return slot is self.window.head_of_line
 
     def replace(self, slot: Slot, task: asyncio.Task[None]) -> None:
-        """As of `hedger.Owner`."""
+        """As `hedger.Owner`."""
         fetch = self.fetches[slot]
         if fetch.task is not None:
             fetch.task.cancel()
         fetch.task = task
 
     def request_ended(self) -> None:
-        """As of `hedger.Owner`."""
+        """As `hedger.Owner`."""
         self.start()
 
     def landed(self, slot: Slot) -> None:
-        """As of `hedger.Owner`: the part's request has ended, with all its bytes or for good."""
+        """As `hedger.Owner`: the part's last request has ended, with all bytes or with a final error."""
         self.hedger.forget(slot)
         if (fetch := self.fetches.get(slot)) is not None:
             fetch.task = None

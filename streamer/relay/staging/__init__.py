@@ -1,1 +1,1 @@
-"""Where the bytes of a part wait between arrival and delivery: in sockets, pipes or buffers."""
+"""Stages: they hold a part's bytes between arrival and delivery, in sockets, pipes or buffers."""

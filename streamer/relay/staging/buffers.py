@@ -1,11 +1,10 @@
-"""Stages in user memory: of bodies that are read, decrypted if need be.
+"""Stages in user memory, for bodies that are read, and decrypted under TLS.
 
-    socket ─read─→ buffers ─writev─→ FIFO       a part of more than 1 MiB, once its turn has come
-    socket ─read─→ buffers ... ─writev─→ FIFO   a small one, or what a socket cannot hold, as it comes
+    socket ─read─→ buffers ─writev─→ FIFO       part of more than 1 MiB: read when it is the head of line
+    socket ─read─→ buffers ... ─writev─→ FIFO   smaller part, or more than the socket holds: read on arrival
 
-Memory that a transport reads into comes in buffers from a pool, and goes back to it as soon as it is
-delivered: the next bytes to arrive land where the last ones left, while the processor's cache still has
-them.
+A stage reads into buffers from a pool, and returns each buffer once its bytes are delivered. The last buffer
+returned is the next one used, so its memory is still in the processor's cache.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ from streamer.units import KIB
 
 BUFFER_SIZE = 128 * KIB
 OWN_BUFFER = 64 * KIB
-"""Bytes of a part that is read into a buffer of just its size, so that small objects take little room."""
+"""Parts up to this many bytes get a buffer of their own size, so that small objects reserve little memory."""
 READ_AT_ONCE = 256 * KIB
-"""Bytes read for one event or one delivery: they are still in the processor's cache when they are written."""
+"""Bytes read per event or delivery; so few are still in the processor's cache when they are written."""
 
 
 class BufferPool:
-    """Buffers of `BUFFER_SIZE` bytes, the last one returned being the next one taken."""
+    """Pool of buffers of `BUFFER_SIZE` bytes; the last one returned is the next one taken."""
 
     def __init__(self) -> None:
         self._free: list[bytearray] = []
@@ -43,7 +42,7 @@ class BufferPool:
 
 
 class BufferStage(Stage):
-    """All bytes in user memory, in buffers of a pool."""
+    """Stage whose bytes are in user memory, in buffers of a pool."""
 
     def __init__(
         self,
@@ -54,19 +53,19 @@ class BufferStage(Stage):
         counters: ChannelCounters,
         eager: bool = False,
     ) -> None:
-        """`eager`: read all bytes as they come, whether or not any is delivered meanwhile."""
+        """`eager`: read all bytes as they arrive, even those of a large part before its delivery."""
         super().__init__(part, on_change=on_change, counters=counters)
         self._parks = self._parks and not eager
         self._pool = pool
         self.on_leave: Callable[[memoryview], None] | None = None
-        """Called with the bytes of the object as they are delivered, in order."""
+        """Called with the object's bytes when they are delivered, in order."""
 
     @property
     def staged(self) -> int:
         return len(self._before) + self._in_memory
 
     def _fill(self, body: Body) -> None:
-        # At most READ_AT_ONCE, so that other connections get their turn.
+        # At most READ_AT_ONCE, so that the loop serves other connections in between.
         taken = 0
         try:
             while body.left and taken < READ_AT_ONCE:
@@ -86,7 +85,7 @@ class BufferStage(Stage):
                 self._changed()
 
     def _unfilled(self) -> memoryview:
-        """Memory for the next bytes; there always is some, since it was reserved."""
+        """Return memory for the next bytes; never empty, since the part's bytes are reserved."""
         last = self._chunks[-1] if self._chunks else None
         if last is None or isinstance(last.memory, bytes) or last.filled == len(last.memory):
             size = self.part.body - self.received
@@ -95,9 +94,9 @@ class BufferStage(Stage):
         return memoryview(last.memory)[last.filled :]
 
     def take(self, most: int) -> bytes:
-        """Deliver a copy of the next bytes, at most `most`: some literals or some of the body, never both.
+        """Deliver a copy of at most `most` next bytes: literals or bytes of the body, never both.
 
-        Empty if the socket has nothing now.
+        Returns empty bytes if the socket has none now.
         """
         if self._before:
             data = bytes(self._before[:most])
@@ -116,7 +115,7 @@ class BufferStage(Stage):
         return self._write_memory(fd) if self._in_memory else 0
 
     def _pull(self) -> None:
-        """If nothing is in memory, take some of what is in the socket."""
+        """Read from the socket if no byte is in memory."""
         body = self._body
         if self._in_memory or body is None or not body.left:
             return
@@ -126,9 +125,9 @@ class BufferStage(Stage):
             self._dry = True
         except SourceError:
             self._dry = True
-            return  # raised by `Body.taken`, too
+            return  # `Body.taken` raises it too
         if body.left and (self._dry or not self._parks):
-            body.notify(self._on_bytes)  # the rest of a small part waits here, and not on a connection
+            body.notify(self._on_bytes)  # read the rest of a small part on arrival, to free its connection
 
     def _leave(self, chunk: Chunk, count: int) -> None:
         if self.on_leave is not None and not chunk.literal:
@@ -144,7 +143,7 @@ class BufferStage(Stage):
 
 
 class BufferStages:
-    """Stages in user memory: a part takes its length, in whole buffers if it is read into those."""
+    """One channel's stages in user memory."""
 
     def __init__(self, quota: ChannelQuota, pool: BufferPool) -> None:
         self.quota = quota
@@ -155,7 +154,10 @@ class BufferStages:
         return quota.concurrency.part_size(min(quota.floor, bytes_per_request(quota)))
 
     def reserved_bytes(self, part: Part) -> int:
-        """What its body takes, a large one in whole buffers; literals (64 KiB at most) do not count."""
+        """Return the length of the part's body, of a large one in whole buffers.
+
+        Literals (64 KiB at most) do not count.
+        """
         size = part.body or len(part)
         return size if size <= OWN_BUFFER else -(-size // BUFFER_SIZE) * BUFFER_SIZE
 

@@ -1,24 +1,24 @@
-"""Stages in the kernel: a part's bytes wait in their socket or in pipes, and are moved by splice(2).
+"""Stages in the kernel: a part's bytes stay in their socket or in pipes, and splice(2) moves them.
 
-    socket ────────splice───────→ FIFO          a part larger than a pipe, once its turn has come
-    socket ─splice→ pipe ─splice→ FIFO          a small part, and what a socket cannot hold of a large one
+    socket ────────splice───────→ FIFO          part of more than 1 MiB: moved when it is the head of line
+    socket ─splice→ pipe ─splice→ FIFO          smaller part, or more than the socket holds: moved on arrival
 
-A large part stays in its socket, which has been given the room for it (`Connection.widen`): one splice a
-byte, and nobody is woken before its turn. It keeps its connection meanwhile. A small part would keep a
-connection for little, so it waits in a small pipe. A socket that is full before the part is all there is
-emptied into a pipe of 1 MiB, then into further ones, up to a quarter of the channel's share; TCP then holds
-the server back. Delivery takes what is in pipes, then pulls from the socket; it alone writes into the FIFO.
+A large part stays in its socket, whose receive window is enlarged (`Connection.widen`): each byte is spliced
+once, and no event wakes the loop before delivery needs the part. The part keeps its connection until then. A
+small part is not worth a connection, so it is moved into a small pipe. If a socket is full before the whole
+part has arrived, its bytes go into a pipe of 1 MiB, then into further ones, up to a quarter of the channel
+quota; TCP then stops the server. Delivery empties the pipes, then the socket; it alone writes into the FIFO.
 
 A pipe has one slot per network fragment (pipe(7)), whatever the fragment's size, so small fragments fill
-it early. Large ones (32 KiB on loopback) would let it hold more than its size, which the stage prevents
-for its own pipes; the FIFO can be seen to take several MiB that way. A pipe that still holds bytes of an
+it early. Large fragments (32 KiB on loopback) would let a pipe hold more than its size. The stage prevents
+that for its own pipes, but a FIFO may hold several MiB that way. A pipe that still holds bytes of an
 abandoned part is closed, never reused.
 
-A part takes its whole length of the channel's share, since what is not in its pipes waits in its socket,
-whose pages are charged to the container as well. Pipes are scarce too: an unprivileged user may have 64 MiB
-of them (/proc/sys/fs/pipe-user-pages-soft), FIFOs included, and each takes two open files. Where that is
-less than the budget, a pipe costs in proportion, so that the share bounds both. Where the kernel refuses a
-pipe worth having, bytes go through user memory instead, within the same room.
+A part reserves its whole length, since bytes outside its pipes are in its socket, whose pages are charged to
+the container too. Pipes are scarce: an unprivileged user may have 64 MiB of them
+(/proc/sys/fs/pipe-user-pages-soft), FIFOs included, and each takes two open files. If that is less than the
+memory budget, a pipe reserves proportionally more than its size, so that the channel quota bounds pipes too.
+If the kernel refuses a pipe, the part's bytes go through user memory, within the same reserved bytes.
 """
 
 from __future__ import annotations
@@ -38,27 +38,27 @@ from streamer.schedule.budget import ChannelQuota
 from streamer.units import KIB
 
 WORTH_HAVING = 256 * KIB
-"""A smaller pipe costs more in splices and wake-ups than it saves in copies."""
+"""Bytes; a smaller pipe costs more in splices and wake-ups than it saves in copies."""
 SMALLEST_PIPE = 64 * KIB
 READ_SIZE = 256 * KIB
 
 
 class Pipe:
-    """A pipe of ours, and how many bytes are in it."""
+    """A pipe of this process, and the number of bytes in it."""
 
     __slots__ = ("cost", "count", "full_at", "further", "read_fd", "size", "write_fd")
 
     def __init__(self, size: int) -> None:
-        """Raises OSError if the kernel grants no pipe of that size, nor one worth having."""
+        """Make the pipe. Raises OSError if the kernel grants less than `size` and `WORTH_HAVING` bytes."""
         self.read_fd, self.write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self.count = 0
         self.further = False
-        """Whether it came on top of the room that is reserved for a part."""
+        """Whether the pipe is a further one, not covered by the part's reserved bytes."""
         self.cost = 0
-        """What it then takes of the share."""
+        """Bytes that a further pipe reserves of the channel quota."""
         self.size = set_pipe_size(self.write_fd, size, least=size)
         self.full_at = self.size
-        """The count at which no more goes in; less than the size once small fragments used up the slots."""
+        """`count` at which the pipe is full; less than `size` if small fragments have used up the slots."""
         if self.size < min(size, WORTH_HAVING):
             self.close()
             raise OSError(f"the kernel grants pipes of only {self.size} bytes")
@@ -69,12 +69,12 @@ class Pipe:
 
 
 class PipePool:
-    """The pipes of all channels: those in use are accounted for by their users' shares."""
+    """Pipes of all channels; channel quotas account for those in use."""
 
     def __init__(self, budget: int, *, most: int) -> None:
-        """At the most `budget` bytes of pipes, and `most` of them."""
+        """`budget`: bytes of all pipes together. `most`: number of pipes."""
         self.smallest = SMALLEST_PIPE
-        """Bytes of the smallest pipe, so that the budget makes no more than `most`."""
+        """Bytes of the smallest pipe; large enough that `budget` allows no more than `most` pipes."""
         while self.smallest < PIPE_SIZE and budget // self.smallest > most:
             self.smallest *= 2
         self.budget = budget
@@ -85,7 +85,7 @@ class PipePool:
         self._refused = False
 
     def take(self, size: int) -> Pipe | None:
-        """An empty pipe for `size` bytes; None if the kernel refuses one, or open files allow no more."""
+        """Return an empty pipe for `size` bytes; None if the kernel or the limit of open files refuses it."""
         if free := self._free.get(size):
             return free.pop()
         if self._made + size > self.budget or self._count >= self._most:
@@ -102,7 +102,7 @@ class PipePool:
         return pipe
 
     def give(self, pipe: Pipe) -> None:
-        """Take a pipe back; one that is not empty is closed."""
+        """Take back a pipe; close it unless it is empty."""
         if pipe.count:
             self._close(pipe)
         else:
@@ -122,53 +122,53 @@ class PipePool:
 
 
 class PipeStages:
-    """One channel's stages: a pipe for each part admitted, further ones for parts of small fragments."""
+    """One channel's stages in the kernel: a pipe for each part, further pipes for parts that fill theirs."""
 
     def __init__(self, quota: ChannelQuota, pool: PipePool) -> None:
         self.quota = quota
         self._pool = pool
         self._further = 0
-        """Bytes of further pipes, which may be a quarter of what the channel may hold."""
+        """Bytes of further pipes, at most a quarter of the channel quota."""
 
     def part_size(self) -> int:
         quota = self.quota
         return quota.concurrency.part_size(min(quota.floor, quota.byte_limit // 4, bytes_per_request(quota)))
 
     def reserved_bytes(self, part: Part) -> int:
-        """What its body takes; literals (64 KiB at most) do not count beside it."""
+        """Return the bytes that the part reserves; literals beside a body (64 KiB at most) do not count."""
         return max(part.body, self._cost(self.pipe_size(part))) if part.body else len(part)
 
     def _cost(self, size: int) -> int:
-        """What a pipe takes of the share because there are only so many."""
+        """Return the bytes that a pipe reserves because pipes are scarcer than memory; 0 if they are not."""
         budget = self.quota.budget
         return size * budget // self._pool.budget if budget > self._pool.budget else 0
 
     def pipe_size(self, part: Part) -> int:
-        """Bytes of the pipe that a part begins with."""
+        """Return the size of a part's pipes, in bytes."""
         return min(PIPE_SIZE, max(self._pool.smallest, 1 << (part.body - 1).bit_length()))
 
     def make(self, part: Part, *, on_change: Callable[[], None], counters: ChannelCounters) -> Stage:
         return PipeStage(part, self, on_change=on_change, counters=counters)
 
     def take(self, part: Part) -> Pipe | None:
-        """The first pipe of a part; its room is reserved."""
+        """Return the first pipe of a part, which the part's reserved bytes cover; None if refused."""
         return self._pool.take(self.pipe_size(part))
 
     def take_further(self, part: Part) -> Pipe | None:
-        """A further pipe for a part whose last is full, while there is room for it."""
+        """Return a further pipe for a part whose last one is full; None if the quota or kernel refuses."""
         size = self.pipe_size(part)
         cost = self._cost(size)
         if self._further + size > self.quota.byte_limit // 4 or not self.quota.fits(cost):
             return None
         pipe = self._pool.take(size)
         if pipe is not None:
-            pipe.further, pipe.cost = True, cost  # the budget may be another when it comes back
+            pipe.further, pipe.cost = True, cost  # stored, since the budget may change before the return
             self._further += size
             self.quota.take(cost)
         return pipe
 
     def give(self, pipe: Pipe) -> None:
-        """Take a pipe back."""
+        """Take back a pipe, and what it reserved."""
         further, pipe.further = pipe.further, False
         self._pool.give(pipe)
         if further:
@@ -177,7 +177,7 @@ class PipeStages:
 
 
 class PipeStage(Stage):
-    """A part's bytes in pipes; in memory only if the body must be read, or the kernel grants no pipe."""
+    """Stage whose bytes are in pipes; in memory if the body cannot be spliced or no pipe is granted."""
 
     def __init__(
         self, part: Part, stages: PipeStages, *, on_change: Callable[[], None], counters: ChannelCounters
@@ -205,7 +205,7 @@ class PipeStage(Stage):
         except BlockingIOError:
             if not pipe.count:
                 raise
-            body.probe()  # raises if it is the socket that has nothing
+            body.probe()  # raises BlockingIOError if the socket is empty; otherwise the pipe is full
             pipe.full_at = pipe.count
             self._fill(body)
             return
@@ -223,7 +223,10 @@ class PipeStage(Stage):
         self._arrived(count)
 
     def _pipe_with_room(self) -> Pipe | None:
-        """Return the last pipe, a first or a further one; None if there is none. Raises StageFull."""
+        """Return a pipe that is not full; None if the pool grants no first pipe.
+
+        Raises StageFull if no further pipe is granted.
+        """
         if not self._pipes:
             first = self._stages.take(self.part)
             if first is not None:
@@ -258,23 +261,23 @@ class PipeStage(Stage):
         return count
 
     def _move_on(self, fd: int, body: Body) -> int:
-        """Move bytes from the socket, with nothing of the part between it and `fd`."""
+        """Move bytes from the socket into `fd`; the stage itself must be empty."""
         try:
             if not body.spliceable:
                 self._read(body)
                 return self._write_memory(fd)
             count = body.splice_into(fd, body.left)
         except BlockingIOError:
-            if is_ready(fd, select.POLLOUT):  # the pipe has room, or nobody reads it
+            if is_ready(fd, select.POLLOUT):  # the FIFO is not full, or has no reader: the socket is empty
                 self._dry = True
                 body.notify(self._on_bytes)
                 return 0
             if not self._parks:
-                body.notify(self._on_bytes)  # to wait here, and not on a connection
+                body.notify(self._on_bytes)  # move a small part into a pipe, to free its connection
             raise
         except SourceError:
             self._dry = True
-            return 0  # raised by `Body.taken`, too
+            return 0  # `Body.taken` raises it too
         self._arrived(count)
         return count
 

@@ -1,20 +1,21 @@
-"""Where the bytes of a part wait between arrival and delivery, and what all stages have in common.
+"""Base of all stages: a stage holds a part's bytes between arrival and delivery.
 
 `pipes` has the stage that keeps bytes in the kernel, `buffers` the one that reads them. A fetch attaches the
-body of each of its requests; from then on the stage decides where the body's bytes wait:
+body of each of its requests; the stage then decides where the body's bytes are kept:
 
-    no body      a request has still to be sent, or has ended; the rest of the part is missing
-    parked       a part of more than `SMALL_PART`: its bytes stay in the socket until delivery comes to it, or
-                 the socket is full
-    filling      a small part, or a full socket: its bytes are moved into the stage as they arrive
-    full         the stage has no room; the bytes stay in the socket until delivery has taken some
+    no body      no request is in flight; the rest of the part is missing
+    parked       a part of more than `SMALL_PART` bytes stays in the socket until delivery needs it or the
+                 socket is full
+    filling      the bytes of a small part or of a full socket are moved into the stage as they arrive
+    full         the stage holds all it may; further bytes stay in the socket until delivery has taken some
     direct       delivery waits for this stage, and moves the bytes from the socket itself
 
-The bytes of a stage are reserved before it exists. Delivery sets `awaited` when it waits for the stage; the
-stage calls `on_change` once when bytes have arrived, and clears `awaited`; a failed fetch clears it too.
+The bytes of a stage are reserved before the stage is made. Delivery sets `awaited` when it waits for the
+stage. When bytes have arrived, the stage clears `awaited` and calls `on_change` once; a failed fetch clears
+it too.
 
-A stage that has bytes must be `ready`: delivery takes a stage that is not ready, and whose fetch has failed,
-for the first missing byte of the stream. To delay a part, delay delivery, as a bandwidth limit does.
+A stage that has bytes must be `ready`: if a stage is not ready and its fetch has failed, delivery concludes
+that the stream's next byte is missing. To delay a part, delay delivery, as a bandwidth limit does.
 """
 
 from __future__ import annotations
@@ -34,35 +35,35 @@ from streamer.schedule.budget import ChannelQuota
 from streamer.units import MIB
 
 MOST_WRITTEN = 1 * MIB
-"""Bytes given to one writev(2), or one chunk more: what a pipe takes at the most. Naming all that wait,
-however many, costs more than moving those that fit."""
+"""Bytes passed to one writev(2), plus up to one chunk: the capacity of a pipe. Passing all staged chunks
+would cost more than moving those that fit."""
 _MAX_VECTORS = 64
-"""Chunks given to one writev(2), however small; the kernel allows 1,024."""
+"""Chunks passed to one writev(2); the kernel allows 1,024."""
 
 SMALL_PART = 1 * MIB
-"""Bytes of a part that is taken as it comes: parked in its socket, it would keep a connection for little."""
+"""Parts up to this many bytes are taken on arrival: parked, they would occupy a connection for few bytes."""
 _LEAST_SHARE = 2 * MIB
-"""Bytes of a part that are not given up for more connections: requests cost too."""
+"""Minimum of `bytes_per_request`: smaller parts would cost more in requests than they gain."""
 
 
 def bytes_per_request(quota: ChannelQuota) -> int:
-    """Bytes of room for the part of one connection, so that there are as many parts as connections."""
+    """Return the bytes that one part may reserve so that the quota holds a part for every request."""
     return max(_LEAST_SHARE, quota.byte_limit // quota.requests_limit)
 
 
 class StageFull(Exception):
-    """The stage is full: the rest stays in the socket, where TCP holds the sender back."""
+    """The stage is full: further bytes stay in the socket, and TCP stops the server."""
 
 
 @dataclass(slots=True)
 class Chunk:
-    """Bytes in memory: those between `sent` and `filled` are to be delivered."""
+    """Bytes in memory; those between `sent` and `filled` are not delivered yet."""
 
     memory: bytes | bytearray
     filled: int
     sent: int = 0
     literal: bool = False
-    """Whether they come from the plan and not from the object."""
+    """Whether the bytes are literals of the plan, not bytes of the object."""
 
     @property
     def unsent(self) -> memoryview:
@@ -70,14 +71,14 @@ class Chunk:
 
 
 class Stage(ABC):
-    """One part on its way. Subclasses say where its bytes lie."""
+    """Bytes of one part between arrival and delivery. Subclasses decide where to keep them."""
 
     def __init__(self, part: Part, *, on_change: Callable[[], None], counters: ChannelCounters) -> None:
         self.part = part
         self.received = 0
-        """Bytes of the part's body that have been taken from a request, delivered or not."""
+        """Bytes of the part's body taken from requests, delivered or not."""
         self.awaited = False
-        """Whether a delivery waits for this stage."""
+        """Whether delivery waits for this stage."""
         self._on_change = on_change
         self._counters = counters
         self._chunks: deque[Chunk] = deque()
@@ -85,12 +86,12 @@ class Stage(ABC):
         self._parks = part.body > SMALL_PART
         self._body: Body | None = None
         self._dry = True
-        """Whether the body had no byte when it was asked last."""
+        """Whether the body had no byte at the last attempt to move some."""
         self._full = False
-        """Whether the body waits for room in the stage."""
+        """Whether the stage is full and further bytes stay in the socket."""
         self._discarded = False
         self._before = memoryview(part.leading)
-        """The rest of the literals before the body; they go first, wherever the body lies."""
+        """Undelivered literals before the body; always in memory."""
         self._arrived(0)
 
     def __repr__(self) -> str:
@@ -99,28 +100,28 @@ class Stage(ABC):
     @property
     @abstractmethod
     def staged(self) -> int:
-        """Bytes that have arrived and are not delivered."""
+        """Bytes in the stage that are not delivered."""
 
     @property
     def ready(self) -> bool:
-        """Whether bytes may be drained now. False means that every byte that arrived has been delivered."""
+        """Whether there may be bytes to drain. False: every byte that arrived has been delivered."""
         return self.staged > 0 or not self._dry
 
     def attach(self, body: Body) -> None:
-        """Take the rest of the part from this body, instead of an earlier one."""
+        """Take the rest of the part from this body; it replaces an earlier one."""
         if self._body is not None:
             self._body.hush()
         self._body, self._full = body, False
         self._on_bytes()
 
     def detach(self, body: Body) -> None:
-        """The body is about to be closed."""
+        """Stop taking bytes from this body, which is about to be closed."""
         body.hush()
         if self._body is body:
             self._body, self._dry, self._full = None, True, False
 
     def _on_bytes(self) -> None:
-        """The body may have some bytes."""
+        """Take bytes from the body, or wake delivery if it waits. Called when bytes may have arrived."""
         self._dry = False
         if self._discarded or self._body is None:
             return
@@ -132,14 +133,14 @@ class Stage(ABC):
             self._take_some(self._body)
 
     def _on_full(self) -> None:
-        """The body's socket can hold no more."""
+        """Take bytes from a parked body. Called when its socket is full."""
         if self.awaited or self._discarded or self._body is None:
             self._on_bytes()
         else:
             self._take_some(self._body)
 
     def _take_some(self, body: Body) -> None:
-        """Move bytes of the body into the stage, and wait for more."""
+        """Move bytes from the body into the stage, and watch for more."""
         try:
             self._fill(body)
         except BlockingIOError:
@@ -149,7 +150,7 @@ class Stage(ABC):
             return
         except SourceError:
             self._dry = True
-            return  # raised by `Body.taken`, too
+            return  # `Body.taken` raises it too
         if body.left:
             self._wait(body)
         else:
@@ -157,16 +158,16 @@ class Stage(ABC):
 
     def _wait(self, body: Body) -> None:
         if self._parks and not self.awaited:
-            self._dry = False  # a parked body calls nobody for a few bytes: delivery must look
+            self._dry = False  # a parked body does not report a few bytes, so delivery must look
             body.park(self._on_full)
         else:
             body.notify(self._on_bytes)
 
     @abstractmethod
     def _fill(self, body: Body) -> None:
-        """Move some bytes of the body into the stage, and tell a waiting delivery.
+        """Move some bytes from the body into the stage, and wake delivery if it waits.
 
-        Raises BlockingIOError if none has arrived, StageFull, and SourceError if none will come.
+        Raises BlockingIOError if no byte has arrived, StageFull, and SourceError if no further byte will.
         """
 
     def drain_into(self, fd: int) -> int:
@@ -182,20 +183,20 @@ class Stage(ABC):
         except OSError:
             if not count:
                 raise
-            return count  # the caller must learn of the bytes that moved; a lasting error comes again
+            return count  # the caller must count the bytes that moved; a lasting error is raised next time
 
     @abstractmethod
     def _drain_rest(self, fd: int) -> int:
-        """Move what follows the literals before the body, which have been moved."""
+        """Move bytes after the leading literals into `fd`; return how many."""
 
     def _made_room(self) -> None:
-        """Some bytes have left the stage."""
+        """Watch the body again if the stage was full. Called when bytes have left the stage."""
         if self._full and self._body is not None:
             self._full = False
             self._body.notify(self._on_bytes)
 
     def discard(self) -> None:
-        """Give back what the stage holds; nothing may arrive any more."""
+        """Drop all bytes and return their memory; no byte may arrive any more."""
         self._discarded = True
         if self._body is not None:
             self.detach(self._body)
@@ -208,7 +209,7 @@ class Stage(ABC):
         self._in_memory += len(data)
 
     def _arrived(self, count: int) -> None:
-        """`count` more bytes of the body are here; the literals after it follow the last one."""
+        """Count `count` more bytes of the body; after the last one, add the trailing literals."""
         self.received += count
         self._counters.received_bytes += count
         if self.received == self.part.body:
@@ -237,7 +238,7 @@ class Stage(ABC):
         return count
 
     def _leave(self, chunk: Chunk, count: int) -> None:
-        """The next `count` bytes of the first chunk are delivered."""
+        """Note that the next `count` bytes of the first chunk are delivered."""
         chunk.sent += count
         self._in_memory -= count
         if chunk.sent == chunk.filled:
@@ -245,17 +246,17 @@ class Stage(ABC):
 
 
 class Stages(Protocol):
-    """One channel's supply of stages, and what they cost its share."""
+    """Factory of one channel's stages."""
 
     @property
     def quota(self) -> ChannelQuota:
-        """What the channel may hold."""
+        """Quota of the channel, from which stages reserve bytes."""
 
     def part_size(self) -> int:
-        """Bytes of the body of the next part to be cut."""
+        """Return the body size of the next part to cut, in bytes."""
 
     def reserved_bytes(self, part: Part) -> int:
-        """Bytes of room that the part's stage will hold."""
+        """Return the bytes that the part's stage reserves."""
 
     def make(self, part: Part, *, on_change: Callable[[], None], counters: ChannelCounters) -> Stage:
-        """A stage for a part whose room is reserved."""
+        """Return a stage for a part whose bytes are reserved."""
