@@ -337,16 +337,21 @@ _url = click.option(
 
 @cli.command()
 @_url
-@click.option("--once", is_flag=True, help="One frame, as plain output.")
+@click.option("--once", is_flag=True, help="Print one frame and exit.")
+@click.option("--json", "as_json", is_flag=True, help="Print one frame as JSON and exit.")
 @click.option("--token-file", metavar="FILE", help="The token, if Admin.Protect is all.")
-def top(url: str, *, once: bool, token_file: str | None) -> None:
+def top(url: str, *, once: bool, as_json: bool, token_file: str | None) -> None:
     """Watch a running sidecar: who waits for whom, how fast it is, what is left."""
     from sidecar.admin.remote import events
     from sidecar.admin.top import watch
     from sidecar.config.settings import read_token
 
+    shown = events(url, None if token_file is None else read_token(token_file))
+    if as_json:
+        _print_json(next(shown))
+        return
     with contextlib.suppress(KeyboardInterrupt):
-        watch(events(url, None if token_file is None else read_token(token_file)), once=once)
+        watch(shown, once=once)
 
 
 def _print_json(document: object) -> None:

@@ -14,3 +14,12 @@ def human_bytes(count: float) -> str:
             return f"{count:.0f} B" if unit == "B" else f"{count:.3g} {unit}"
         count /= KIB
     return f"{count:.3g} TiB"
+
+
+def decimal_bytes(count: float) -> str:
+    """Return `count` bytes of data for people: three significant digits and a decimal unit: `1.21 GB`."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(count) < 1000:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"

@@ -1,0 +1,149 @@
+"""`penstock top` in real pseudo-terminals: what a person sees, at three sizes, and the keys."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+
+import pytest
+
+from sidecar.admin.top import frame
+from tests.kit.harness import MORE_THAN_A_FIFO, fill
+from tests.kit.processes import PENSTOCK, job, penstock, sidecar, write_job
+from tests.kit.terminal import terminal
+
+SIZES = [(60, 20), (80, 24), (140, 40)]
+
+
+@pytest.fixture
+def running(stub, tmp_path):
+    """A sidecar in the middle of an epoch of 40 MB, of which its reader has taken one."""
+    fill(stub, [MORE_THAN_A_FIFO], prefix="b/train/")
+    path = write_job(tmp_path / "job.yaml", job(stub.url, tmp_path / "ml", "b/train/", MemoryBudget="4MiB"))
+    with sidecar(path) as serving:
+        serving.wait_for("ready")
+        with open(tmp_path / "ml/input/data/train_0", "rb") as fifo:
+            assert len(fifo.read(1 << 20)) == 1 << 20
+            yield serving
+
+
+def shown(screen) -> bool:
+    """The frame is there to its last word."""
+    return "q quits" in screen.text and bool(re.search(r"\d+% of 40 MB", screen.text))
+
+
+@pytest.mark.parametrize(("columns", "rows"), SIZES)
+@pytest.mark.parametrize("colour", [True, False], ids=["colour", "NO_COLOR"])
+def test_a_terminal_shows_the_whole_frame(running, columns, rows, colour):
+    """Percent, size and rate stay beside the bar, with colours and without."""
+    command = [*PENSTOCK, "top", "--url", running.url]
+    variables = {} if colour else {"NO_COLOR": "1"}
+    with terminal(command, columns=columns, rows=rows, **variables) as window:
+        screen = window.wait_for(shown)
+        assert screen.alternate
+        for words in (
+            "Penstock ready",
+            "train",
+            "s3://b/train/",
+            "bottleneck",
+            "epoch 0",
+            "━",
+            "─",
+            "q quits",
+        ):
+            assert words in screen.text, screen.text
+        assert re.search(r"─ \d+% of 40 MB", screen.text)
+        assert bool(re.search("\x1b\\[[0-9;]*3[0-9]", screen.written)) == colour
+        window.press("q")
+        assert window.end() == 0
+        assert not screen.alternate, "the shell's screen is not back"
+
+
+def test_a_frame_follows_the_size_and_ctrl_c_ends(running):
+    with terminal([*PENSTOCK, "top", "--url", running.url], columns=140, rows=40) as window:
+        window.wait_for(shown)
+        window.resize(60, 20)
+        screen = window.wait_for(shown)
+        assert max(map(len, screen.lines)) <= 60
+        assert screen.lines[1].startswith("╭"), screen.text
+        assert screen.lines[1].endswith("╮"), screen.text
+        window.press("\x03")
+        assert window.end() == 0
+
+
+def test_the_end_of_the_sidecar_ends_it(running):
+    with terminal([*PENSTOCK, "top", "--url", running.url], columns=80, rows=24) as window:
+        window.wait_for(shown)
+        running.process.send_signal(signal.SIGTERM)
+        running.process.send_signal(signal.SIGTERM)
+        assert window.end() == 0
+        assert "The sidecar has ended." in window.screen.text
+
+
+@pytest.mark.parametrize("columns", [60, 80, 140])
+def test_once_prints_a_whole_frame_and_no_control_sequences(running, columns):
+    environment = {**os.environ, "COLUMNS": str(columns)}
+    for arguments in (["--once"], []):  # standard output is no terminal
+        done = penstock("top", "--url", running.url, *arguments, env=environment)
+        assert done.returncode == 0, done.stderr
+        assert "\x1b" not in done.stdout
+        assert "…" not in done.stdout
+        assert re.search(r"\d+% of 40 MB", done.stdout)
+        assert "less than $0.01" in done.stdout
+    document = json.loads(penstock("top", "--url", running.url, "--json").stdout)
+    assert [channel["name"] for channel in document["channels"]] == ["train"]
+
+
+def event(count: int, **channel: object) -> dict:
+    """A document of `/events` with so many channels."""
+    fields = {
+        "source": "s3://b/" + "a/long/prefix/" * 8, "objects": 1200, "epoch": 3, "consumed": 45, "bytes": 100,
+        "eta": 7500.0, "rates": [1e6 * n for n in range(60)], "shares": {"blocked": 0.5, "starved": 0.25,
+        "limited": 0.15, "moving": 0.1}, "requests_in_flight": 3, "requests_in_flight_limit": 64,
+        "reserved": 1 << 20, "quota": 1 << 29, "fifo": 1000, "errors": [],
+        "bottleneck": {"kind": "trainer", "text": "The trainer is slower than storage", "remedy": "Good."},
+    }  # fmt: skip
+    limits = {
+        "requests_in_flight_adapt": True,
+        "requests_in_flight": 64,
+        "bandwidth": None,
+        "memory_budget": 1,
+    }
+    return {
+        "ready": True, "why": "", "host": {"name": "algo-1"}, "transport": "splice", "limits": limits,
+        "process": {"rss_bytes": 1 << 27, "cpu_seconds": 1.5},
+        "requests": {"parts": 10, "planning": 1, "dollars": 0.1},
+        "channels": [{**fields, "name": f"channel-{n}", **channel} for n in range(count)],
+    }  # fmt: skip
+
+
+def lines_of(document: dict, columns: int, rows: int) -> list[str]:
+    from rich.console import Console
+
+    console = Console(width=columns, height=rows)
+    with console.capture() as captured:
+        console.print(frame(document, width=columns, height=rows))
+    return captured.get().splitlines()
+
+
+@pytest.mark.parametrize(("columns", "rows"), SIZES)
+@pytest.mark.parametrize("count", [1, 2, 6, 100])
+def test_channels_that_do_not_fit_become_shorter_and_are_counted(columns, rows, count):
+    lines = lines_of(event(count), columns, rows)
+    assert len(lines) <= rows
+    assert max(map(len, lines)) <= columns
+    text = "\n".join(lines)
+    assert text.count("45% of 100 B · 2 h 05 min left") == text.count("channel-")
+    hidden = re.search(r"(\d+) more channels: enlarge the terminal", text)
+    assert text.count("channel-") + (int(hidden[1]) if hidden else 0) == count
+    assert "q quits" in text
+
+
+def test_a_failed_channel_comes_first_and_every_kind_of_bottleneck_has_a_frame():
+    document = event(50)
+    document["channels"][49]["bottleneck"] = {"kind": "failed", "text": "Access denied", "remedy": ""}
+    assert "Access denied" in lines_of(document, 60, 20)[1]
+    for kind in ("failed", "idle", "trainer", "storage", "faults", "mixed", "limit", "even"):
+        lines_of(event(1, bottleneck={"kind": kind, "text": "so", "remedy": ""}), 80, 24)
