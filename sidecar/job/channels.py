@@ -1,4 +1,4 @@
-"""The channels of a job from their configuration: S3 clients, transport, one `Channel` for each FIFO."""
+"""Builds the channels of a job from its configuration: S3 clients, transport, one `Channel` for each FIFO."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Fifo:
-    """One FIFO of the job: the channel that it belongs to, and what it streams."""
+    """One FIFO of the job: its channel and the plan that it streams."""
 
     name: str
     channel: ChannelConfig
@@ -44,25 +44,25 @@ class Fifo:
 
     @property
     def why_read(self) -> str | None:
-        """As `streamer.relay.transport.why_read`."""
+        """See `streamer.relay.transport.why_read`."""
         check = self.channel.penstock.integrity == "checksum"
         return why_read(self.plan, check=check, separate=self.channel.failure_policy.needs_records)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """What all channels of a job stream with."""
+    """Objects that all channels of a job share."""
 
     transport: Transport
     inspector: ObjectInspector
     stored_checksums: StoredChecksums | None
     keeper: KeeperClient | None
     directory: str
-    """Where the FIFOs are."""
+    """Directory of the FIFOs."""
 
 
 def fifos(job: Job, plans: Mapping[str, Planned]) -> list[Fifo]:
-    """Every FIFO of the job, in the order of the job file."""
+    """Return every FIFO of the job, in the order of the job file."""
     return [
         Fifo(name, channel, plan)
         for channel in job.channels("Pipe")
@@ -81,7 +81,7 @@ def job_clients(job: Job) -> contextlib.AbstractAsyncContextManager[Clients]:
 
 
 def transport_spec(job: Job, buckets: set[str], channels: list[str | None]) -> TransportSpec:
-    """Return the transport that the job file asks for. `channels`: as of `TransportSpec`."""
+    """Return the spec of the transport by the job file. `channels`: see `TransportSpec`."""
     return TransportSpec(
         wish=job.penstock.transport,
         buckets=buckets,
@@ -95,7 +95,10 @@ def transport_spec(job: Job, buckets: set[str], channels: list[str | None]) -> T
 
 @contextlib.asynccontextmanager
 async def job_transport(state: JobState, clients: Clients, streams: list[Fifo]) -> AsyncIterator[Transport]:
-    """The transport of all channels, noted in `state`. Raises ConfigError if the one asked for cannot be."""
+    """Open the transport of all channels and note it in `state`.
+
+    Raises ConfigError if the job file names a transport that this job cannot use.
+    """
     job = state.job
     buckets = set().union(*(fifo.plan.buckets() for fifo in streams))
     entering = open_transport(

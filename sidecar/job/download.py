@@ -1,10 +1,10 @@
 """Downloads File channels: every object becomes a file, before any FIFO is offered.
 
-    check    keys become paths below `<data>/<channel>`; a key whose path would be outside, or clash with
+    check    map keys to paths below `<data>/<channel>`; a key whose path would be outside, or clash with
              another, ends the job
-    fetch    a fixed number of workers fetch the parts of all objects, with the retries of a stream; each
-             worker has one part in memory
-    publish  the files are in a temporary directory, which one rename makes the channel's directory
+    fetch    a fixed number of workers fetch the parts of all objects into a temporary directory, with the
+             retries of a stream; each worker has one part in memory
+    publish  rename the temporary directory to the channel's directory
 
 So the directory is absent or complete. A note beside it has the digest of its plan. After a restart the
 sidecar does not download the same plan again, replaces a download of another plan, and refuses a directory
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from streamer.s3.client.session import Clients
 
 DEFAULT_WORKERS = 32
-"""Parts that are fetched concurrently unless the job file sets RequestsInFlight; the budget may lower it."""
+"""Parts in flight unless the job file sets RequestsInFlight; a small memory budget allows fewer."""
 DEFAULT_PART = 8 * MIB
 """Bytes of a part unless the job file sets PartSize."""
 LONGEST_NAME = 255
@@ -51,7 +51,7 @@ LONGEST_NAME = 255
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DownloadLimits:
-    """Limits of a download. `part_size`: in bytes; `workers`: parts in memory at one time."""
+    """Limits of a download. `part_size`: bytes. `workers`: number of parts in memory at one time."""
 
     part_size: int
     workers: int
@@ -114,7 +114,7 @@ def file_paths(plan: Plan) -> list[str]:
 async def download(
     plan: Plan, source: RangeSource, *, directory: str, channel: str, limits: DownloadLimits
 ) -> bool:
-    """Download the plan's objects to `<directory>/<channel>`. Returns False if they are there already.
+    """Download the plan's objects to `<directory>/<channel>`; return False if they are there already.
 
     Raises SourceError, SinkError, ConfigError, and then leaves the directory as it was.
     """
@@ -160,7 +160,7 @@ async def _fetch(plan: Plan, files: list[str], source: RangeSource, limits: Down
 
 
 def _nothing() -> None:
-    """Ignore changes of a stage, which is written only when it is complete."""
+    """Ignore changes of a stage, because it is written only when it is complete."""
 
 
 def _write(path: str, stage: BufferStage) -> None:
@@ -174,7 +174,7 @@ def _write(path: str, stage: BufferStage) -> None:
 
 
 def _prepare(temporary: str, paths: list[str]) -> None:
-    """Make every directory and every empty file; remove those of an earlier run."""
+    """Make every directory and an empty file for each object; remove those of an earlier run."""
     shutil.rmtree(temporary, ignore_errors=True)
     os.mkdir(temporary)
     for folder in sorted({os.path.dirname(path) for path in paths}):
@@ -188,7 +188,7 @@ def _remove(path: str) -> None:
 
 
 def digest_of(plan: Plan) -> bytes:
-    """Return the note of a download, which differs for each plan."""
+    """Return the text of the note for a plan, which differs for each plan."""
     return f"{plan.digest} {plan.base}\n".encode()
 
 
@@ -216,7 +216,7 @@ def is_made(directory: str, channel: str, digest: bytes) -> bool:
 def _publish(temporary: str, target: str, note: str, digest: bytes) -> None:
     """Rename a download to its final path.
 
-    The note is written first, so that every directory with a note is a download.
+    Writes the note first, so that every downloaded directory has a note.
     """
     old = f"{temporary}.old"
     shutil.rmtree(old, ignore_errors=True)

@@ -1,6 +1,7 @@
-"""Objects with an end mark (tar, Arrow): a program that reads several in one stream stops after the first.
+"""Recognises objects with an end mark (tar, Arrow) by common suffixes.
 
-`penstock run` and `penstock doctor` warn of such objects, which they recognise by common suffixes.
+A program that reads several such objects in one stream stops after the first. `penstock run` and `penstock
+doctor` warn of them.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def unjoined(channel: ChannelConfig, plan: Plan) -> Join | None:
 
 
 def unjoined_keys(channel: ChannelConfig, keys: Iterable[str]) -> Join | None:
-    """As `unjoined`, for objects with these keys."""
+    """Return the same as `unjoined`, for objects with these keys."""
     if channel.penstock.join is not None or channel.record_wrapper_type != "None":
         return None
     lowered = [key.lower() for key in keys]

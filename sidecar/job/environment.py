@@ -1,7 +1,7 @@
 """Environment variables of the trainer, as SageMaker and its training toolkit set them (contract §2.4).
 
-The toolkit only upper-cases names: `train-a` becomes `SM_CHANNEL_TRAIN-A`. A text is its own value, null is
-the empty text, and anything else is compact JSON with sorted keys. `penstock exec` passes the variables to
+The toolkit only upper-cases names: `train-a` becomes `SM_CHANNEL_TRAIN-A`. Text values are unchanged, null is
+the empty text, and any other value is compact JSON with sorted keys. `penstock exec` passes the variables to
 the trainer. `penstock.env` has them for a shell in another container, without those that depend on that
 container (CPUs and GPUs) and without names that are not valid in a shell.
 """
@@ -36,13 +36,13 @@ _DISTRIBUTED = (
     "sagemaker_distributed_dataparallel_enabled", "sagemaker_pytorch_ddp_enabled",
     "sagemaker_pytorch_xla_multi_worker_enabled", "sagemaker_multi_worker_mirrored_strategy_enabled",
 )  # fmt: skip
-"""Any of these makes this host's group a group of the distribution, if none is named."""
+"""If one of these is set and no group is named, this host's group is one of the distribution."""
 _MACHINE = ("SM_NUM_CPUS", "SM_NUM_GPUS", "SM_TRAINING_ENV")
 """Variables that depend on the trainer's container; SM_TRAINING_ENV contains the other two."""
 
 
 def trainer_environment(layout: Layout, job: Job, hosts: Hosts) -> dict[str, str]:
-    """Return every variable. The request's own `Environment` overrides the others."""
+    """Return every variable. The `Environment` of the job file overrides the others."""
     channels = {
         name: os.path.join(layout.data, name)
         for channel in job.input_data_config
@@ -112,7 +112,7 @@ def trainer_environment(layout: Layout, job: Job, hosts: Hosts) -> dict[str, str
         "user_args": _arguments(parameters),
     }
     values |= {f"channel_{name}": path for name, path in channels.items()}
-    # No shell can name SM_CHANNEL_TRAIN-0, but can write "${SM_CHANNEL_TRAIN}-0".
+    # A shell has no variable SM_CHANNEL_TRAIN-0, but a script can write "${SM_CHANNEL_TRAIN}-0".
     values |= {
         f"channel_{channel.channel_name}": os.path.join(layout.data, channel.channel_name)
         for channel in job.input_data_config
@@ -128,7 +128,7 @@ def trainer_environment(layout: Layout, job: Job, hosts: Hosts) -> dict[str, str
 def write_environment_file(layout: Layout, job: Job, hosts: Hosts) -> None:
     """Write `penstock.env`, for `. penstock.env` in the trainer's container. Raises SinkError.
 
-    It leaves the request's `Environment` out, which may contain secrets: all users may read the file.
+    It leaves out the job file's `Environment`, which may contain secrets, because all users may read it.
     """
     without = job.model_copy(update={"environment": {}})
     lines = [

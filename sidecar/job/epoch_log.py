@@ -1,4 +1,4 @@
-"""Log lines of a channel while it streams: ended epochs, changed objects, waits for this machine."""
+"""Logs the events of a channel while it streams: ended epochs, changed objects, waits for this machine."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 
 class EpochLog(ChannelEvents):
-    """Writes the log lines of the FIFO `name`: the observer of its channel."""
+    """The observer of one channel, which writes the log lines of its FIFO `name`."""
 
     def __init__(self, state: JobState, name: str) -> None:
         self._state = state
         self._name = name
         self._before: Sample | None = None
-        """The end of the epoch before."""
+        """Sample at the end of the epoch before."""
 
     def object_changed(self, change: Change) -> None:
         log.warning("object changed", channel=self._name, epoch=change.epoch, change=str(change))
@@ -68,7 +68,7 @@ class EpochLog(ChannelEvents):
             self._state.failed.set()
 
     def _figures(self) -> dict[str, Any]:
-        """Figures of the epoch that has just ended: since the end of the one before it, without time idle."""
+        """Return the figures of an ended epoch: since the end of the one before it, without idle time."""
         now = Sample.of(self._state.channels[self._name].statistics(), time.monotonic())
         before, self._before = self._before, now
         if before is None:

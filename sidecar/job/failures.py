@@ -1,4 +1,4 @@
-"""Log lines about a channel that has failed for good: all details once, then a reminder.
+"""Logs a channel that has failed for good: all details once, then a reminder.
 
 While a FIFO is held open its trainer waits until an operator acts. So the line names the remedy and its
 effect, and the sidecar repeats it every `REMIND_EVERY` seconds, for operators who read the end of a log.
@@ -45,7 +45,7 @@ def context_fields(error: SourceError | SinkError) -> dict[str, Any]:
 
 
 def advice(error: SourceError | SinkError, *, mendable: bool) -> str:
-    """Return what to do about an error. `mendable`: whether a restarted sidecar can continue the epoch."""
+    """Return the remedy for an error. `mendable`: whether a restarted sidecar can resume the epoch."""
     code = exit_code(error)
     remedy = REMEDIES[code]
     if code is Exit.CORRUPT:

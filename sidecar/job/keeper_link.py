@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class KeeperLink:
-    """The keeper of one job, or none."""
+    """The connection to the keeper of one job, if the job has one."""
 
     def __init__(self, wish: str | None, default: str) -> None:
         """`wish`: the socket of a keeper, `auto` to start one if there is none, None for no keeper.
@@ -30,7 +30,7 @@ class KeeperLink:
         self._wish = wish
         self._default = default
         self._handing_over = False
-        """Whether another sidecar will continue, so that the keeper must receive every message."""
+        """Whether another sidecar will resume the channels, so the keeper must receive every message."""
         self.client: KeeperClient | None = None
 
     @property
@@ -39,7 +39,7 @@ class KeeperLink:
 
     @property
     def held(self) -> Mapping[str, Held]:
-        """FIFOs that the keeper held at `connect`, by channel."""
+        """FIFOs that the keeper held at the time of `connect`, by channel."""
         return {} if self.client is None else self.client.held
 
     async def connect(self) -> None:

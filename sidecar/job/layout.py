@@ -1,7 +1,7 @@
 """Directories and config files of the training container (contract §2.1 to §2.3).
 
-The sidecar writes files atomically and before readiness, because some trainers read them once at start. One
-sidecar owns a base directory at a time, by a lock that ends with the process.
+The sidecar writes files atomically and before readiness, because some trainers read them once at start. A
+lock that ends with the process makes one sidecar the owner of a base directory.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Layout:
             os.close(fd)
 
     def check_unlocked(self) -> None:
-        """Raises SinkError if another sidecar owns the tree, or the lock file is not a sidecar's."""
+        """Raise SinkError if another sidecar owns the tree, or if the lock file is not a sidecar's."""
         if os.path.lexists(os.path.join(self.data, LOCK)):
             with self.locked():
                 pass
@@ -115,8 +115,8 @@ class Layout:
     def owner(self) -> int:
         """Return the process id of the sidecar that owns the tree. Raises SinkError if none does.
 
-        The process must belong to the owner of the lock file: otherwise any user could direct a signal of
-        root to any process.
+        The process must belong to the owner of the lock file, or any user could direct root's signal to any
+        process.
         """
         path = os.path.join(self.data, LOCK)
         try:
@@ -137,7 +137,8 @@ class Layout:
     def exposure(self) -> list[str]:
         """Return warnings about directories in which other users could replace FIFOs.
 
-        Kubernetes makes volumes as mount points that all users may write; there the pod is the border.
+        No warning for mount points that all users may write: Kubernetes makes volumes so, and the pod is the
+        border.
         """
         warnings = []
         for path in (self.data, os.path.dirname(self.data), self.base):
@@ -158,7 +159,7 @@ def _is_own_lock(status: os.stat_result) -> bool:
 
 
 def _user(pid: int) -> int | None:
-    """Return the effective user of a process. Its /proc directory belongs to root if it forbids dumps."""
+    """Return the effective user of a process; not the owner of its /proc directory, which may be root."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/status", encoding="utf-8") as file:
         return next(int(line.split()[2]) for line in file if line.startswith("Uid:"))
     return None
@@ -167,8 +168,8 @@ def _user(pid: int) -> int | None:
 def input_data_config(job: Job) -> dict[str, Any]:
     """Return inputdataconfig.json, with the keys that every known consumer needs (contract §2.1).
 
-    It has every rank FIFO as a channel, so that any reader of a channel can read a rank FIFO. It does not
-    have the whole channel, which has no FIFO.
+    It lists every rank FIFO as a channel, so that any reader of a channel can read a rank FIFO. It does not
+    list the channel of the rank FIFOs, which has no FIFO itself.
     """
     return {
         name: ({"ContentType": channel.content_type} if channel.content_type else {})
@@ -185,7 +186,7 @@ def input_data_config(job: Job) -> dict[str, Any]:
 def resource_config(hosts: Hosts) -> dict[str, Any]:
     """Return resourceconfig.json (contract §2.2): the platform's own if there is one.
 
-    It has instance types and groups if the job file has them, in SageMaker's order.
+    A sidecar's own has instance types and groups if the job file has them, in SageMaker's order.
     """
     if hosts.document is not None:
         return dict(hosts.document)
@@ -206,10 +207,10 @@ def resource_config(hosts: Hosts) -> dict[str, Any]:
 
 
 def platform_resource_config(layout: Layout) -> dict[str, Any] | None:
-    """Return the resourceconfig.json of a platform; None if there is none, or only one of a sidecar.
+    """Return the platform's resourceconfig.json; None if there is none, or if a sidecar wrote it.
 
-    The next run must not take a sidecar's file for the platform's, so a sidecar writes a copy beside its own.
-    Raises ConfigError if the file is not a JSON object.
+    A sidecar writes a copy beside its own file, by which the next run recognises that file. Raises
+    ConfigError if the file is not a JSON object.
     """
     path = os.path.join(layout.config, RESOURCES)
     try:
@@ -265,7 +266,7 @@ def _copy(path: str) -> str:
 def set_reader_state(layout: Layout, epochs: Mapping[str, int]) -> None:
     """Set the epoch that the readers of each channel open next (contract §6.2). Raises SinkError.
 
-    A counter of an earlier job would make readers wait for a FIFO that will never exist. Epoch 0 needs none.
+    A counter of an earlier job would make readers wait for a FIFO that never exists. Epoch 0 needs none.
     """
     directory = os.path.join(layout.base, "pipe_state")
     for name, epoch in epochs.items():
@@ -287,6 +288,6 @@ Flags = tuple[int | None, int | None]
 
 
 def resolve_host(job: Job, layout: Layout, flags: Flags) -> tuple[Job, Hosts]:
-    """Return the job with the channels of this host only, and the hosts. Raises ConfigError."""
+    """Return the job with this host's channels only, and the hosts. Raises ConfigError."""
     hosts = identify(job, flags=flags, environment=os.environ, document=platform_resource_config(layout))
     return local_job(job, hosts), hosts

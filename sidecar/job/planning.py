@@ -42,7 +42,7 @@ PROGRESS_EVERY = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """Plan of a channel on this host, and the plans of its FIFOs."""
+    """The plan of a channel on this host, and the plans of its FIFOs."""
 
     whole: Plan
     fifos: dict[str, Plan]
@@ -83,7 +83,7 @@ async def plan_job(
 
         whole = await retry_while_unavailable(plan, policy, on_wait=partial(_note_waiting, state, progress))
         planned = plans[name] = Planned.dealt(whole, job.fifos(channel))
-        await asyncio.to_thread(_sum_up, planned)  # seconds for a million entries
+        await asyncio.to_thread(_sum_up, planned)  # takes seconds for a million entries
         if layout is not None and name in files:
             planned_files = {each: plans[each].whole for each in files & plans.keys()}
             await asyncio.to_thread(disk, layout, planned_files)
@@ -106,7 +106,7 @@ async def plan_job(
 
 
 def job_inspector(job: Job, clients: Clients) -> contextlib.AbstractAsyncContextManager[ObjectInspector]:
-    """Open the client that gets size and ETag of single objects for this job."""
+    """Open the client that finds size and ETag of single objects for this job."""
     penstock = job.penstock
     by_aiobotocore = penstock.transport == "aiobotocore"
     return open_inspector(clients, give_up_after=penstock.give_up_after, by_aiobotocore=by_aiobotocore)

@@ -1,7 +1,7 @@
-"""Tries what a job needs of this machine before any request to S3, and leaves the machine as it was.
+"""Checks, before any request to S3, that this machine allows what a job needs, and undoes every attempt.
 
-`penstock run` and `exec` begin with `local` and end if it raises. `penstock doctor` makes the same attempts
-one by one. `disk` runs later, because the size of File channels is known only when they are listed.
+`penstock run` and `exec` begin with `local` and end if it raises. `penstock doctor` runs the same checks one
+by one. `disk` runs later, because the size of File channels is known only after listing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ADMIN_PORT = 9781
 
 
 async def local(job: Job, layout: Layout, *, fresh: bool) -> None:
-    """Try everything but the disk and the admin port, on which `run` listens at once. Raises SinkError.
+    """Run all checks but `disk` and `port` (`penstock run` listens on the port itself). Raises SinkError.
 
     `fresh`: the job continues no FIFO of an earlier sidecar.
     """
@@ -45,7 +45,7 @@ def files(job: Job) -> None:
 
 
 def directory(job: Job, layout: Layout, *, fresh: bool = True) -> None:
-    """Make the tree, its lock, a FIFO and a file; check the names of FIFOs and File channels.
+    """Try to make the tree, its lock, a FIFO and a file; check the names of FIFOs and File channels.
 
     Raises SinkError.
     """
@@ -97,9 +97,9 @@ async def port(job: Job, *, default: int = ADMIN_PORT) -> str:
 
 
 def disk(layout: Layout, plans: Mapping[str, Plan]) -> str:
-    """Check the space for the File channels of these plans that are not downloaded yet. Raises SinkError.
+    """Check the space for the File channels of these plans that are not downloaded yet.
 
-    Returns needed and free space in words.
+    Returns needed and free space as text. Raises SinkError.
     """
     directory = next(path for path in (layout.data, *layout.parents()[::-1]) if os.path.isdir(path))
     status = os.statvfs(directory)

@@ -3,7 +3,7 @@
 The keeper's position comes first, because a reader is in the middle of the FIFO that the keeper holds. The
 position of `--resume` is that of a saved `state_dict()`; it applies to a channel that no reader has opened.
 Each position belongs to a plan. If the digest of the present plan differs, the bytes before and after the
-position are of different data: then a channel of the keeper fails with its FIFO held open, and `--resume` is
+position are of different data. Then a channel of the keeper fails with its FIFO held open, and `--resume` is
 refused, unless `anyway` is set.
 """
 
@@ -41,7 +41,7 @@ class Saved:
 def parse_saved(text: str) -> dict[str, Saved]:
     """Parse one state or a list of states, in JSON; return positions by channel. Raises ConfigError.
 
-    A state of PyTorch's readers may have several channels (`streamer.readers.torch.progress`).
+    A state of the PyTorch reader may have several channels (`streamer.readers.torch.progress`).
     """
     try:
         document = json.loads(text)
@@ -137,9 +137,9 @@ def _start_of_saved(name: str, plan: Plan, saved: Saved, *, anyway: bool) -> Sta
 
 
 def _beyond_end(plan: Plan, position: Position) -> str | None:
-    """Return the problem of a position after the epoch's end, or None.
+    """Return an error text if the position is after the epoch's end, else None.
 
-    A plan that rewrites objects does not know its length yet, so its problem shows later.
+    The length of a plan that rewrites objects is not known yet, so its error comes later.
     """
     total = plan.total_bytes(position.epoch)
     if plan.rewrites or position.offset <= total:

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 class Stop(Exception):
-    """Ends the job from inside its task group."""
+    """Ends the job: raised by a task of its task group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class JobSpec:
     """A job and the options of the command that runs it."""
 
     job: Job
-    """Has the channels of this host only."""
+    """The job, with the channels of this host only."""
     hosts: Hosts
     layout: Layout
     default_admin_port: int
@@ -68,7 +68,7 @@ class JobSpec:
     saved: Mapping[str, Saved] = field(default_factory=dict)
     """Positions of `--resume`, by FIFO."""
     resume_anyway: bool = False
-    """Whether a FIFO starts at such a position even if the plan has changed."""
+    """Whether a FIFO starts at its position in `saved` even if the plan has changed."""
 
 
 class Supervisor:
@@ -85,7 +85,7 @@ class Supervisor:
     async def serve(self, until: Callable[[Supervisor], Awaitable[None]]) -> Exit:
         """Run the job until `until(self)` returns, which starts when every FIFO is offered.
 
-        Returns the exit code. Raises PenstockError if the job cannot start.
+        Return the exit code. Raises PenstockError if the job cannot start.
         """
         spec, state, layout = self._spec, self.state, self._spec.layout
         job, hosts, admin = spec.job, spec.hosts, spec.job.penstock.admin
@@ -131,7 +131,7 @@ class Supervisor:
             await self._run(until)
             left = [
                 channel for channel in state.channels.values() if channel.fifo_survives_exit
-            ]  # the keeper is known
+            ]  # after the keeper is connected
         for channel in left:
             if channel.error is not None:
                 log.warning(
@@ -184,7 +184,7 @@ class Supervisor:
             self._log_cut_off()
 
     async def drain(self) -> None:
-        """Begin no further epoch, and wait at most `DrainFor` seconds until running epochs end."""
+        """Begin no further epoch and wait at most `DrainFor` seconds until the running epochs end."""
         state = self.state
         state.offered = False
         for channel in state.channels.values():
@@ -198,7 +198,7 @@ class Supervisor:
             self._cut_off = [name for name, channel in channels.items() if channel.state == "streaming"]
 
     def _log_cut_off(self) -> None:
-        """Log the channels that were cut off. Bytes must not move any more, or `missing_bytes` is wrong."""
+        """Log the channels that were cut off; after all bytes have stopped, or `missing_bytes` is wrong."""
         channels = self.state.statistics()
         for name in self._cut_off:
             channel = channels[name]
