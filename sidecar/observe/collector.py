@@ -71,7 +71,7 @@ _HISTOGRAMS: dict[str, Callable[[ChannelStatistics], DurationsSnapshot]] = {
 
 
 def exposition(state: JobState) -> str:
-    """Return all metrics of a job and its channels."""
+    """Return all metrics of a job and its channels, in Prometheus' text format."""
     return "".join(_lines(state))
 
 
@@ -100,7 +100,7 @@ def _lines(state: JobState) -> Iterator[str]:
 
 
 def _process(name: str, state: JobState, channels: dict[str, ChannelStatistics]) -> Iterator[str]:
-    """Yield the lines of a metric that is not in the statistics of a channel."""
+    """Yield the lines of a metric of the process or the job."""
     if name in _INFO:
         for labels in _INFO[name](state):
             yield _info(name, **labels)
@@ -159,7 +159,7 @@ _OF_BUDGET: dict[str, Callable[[MemoryBudget], float]] = {
     "penstock_requests_in_flight_limit": lambda budget: budget.concurrency.limit,
     "penstock_bandwidth_limit_bytes": lambda budget: budget.bandwidth.limit or math.inf,
 }
-"""Known once the transport is open."""
+"""Values of the memory budget's metrics, which exist once the transport is open."""
 _OF_JOB_BY_CHANNEL: dict[str, Callable[[JobState, str], float]] = {
     "penstock_channel_unjoined": lambda state, channel: channel in state.unjoined,
     "penstock_epoch_eta_seconds": _eta,
@@ -167,7 +167,7 @@ _OF_JOB_BY_CHANNEL: dict[str, Callable[[JobState, str], float]] = {
 
 
 def request_cost(state: JobState, channels: dict[str, ChannelStatistics]) -> float:
-    """Return the dollars for all ended requests, at the prices of the job file."""
+    """Return the cost of all ended requests in dollars, at the prices of the job file."""
     prices, requests = state.job.penstock.request_prices, state.control_requests
     gets = sum(sum(statistics.requests.values()) for statistics in channels.values())
     gets += requests["GetObject"] + requests["HeadObject"]

@@ -1,7 +1,8 @@
-"""Snapshots of the last minute, one a second, and the lag of the event loop.
+"""Takes a snapshot of each channel every second and measures the lag of the event loop.
 
-One task wakes four times a second: the delay of a wake-up is the lag of the loop. Every fourth wake-up takes
-a snapshot of each channel, in a few microseconds a channel, and notifies the clients of `/events`.
+One task wakes four times a second; the delay of a wake-up is the lag of the loop. Every fourth wake-up takes
+the snapshots, in a few microseconds a channel, and notifies the clients of `/events`. The snapshots of one
+minute are kept.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ WAKE_EVERY = 0.25
 WAKES_PER_SAMPLE = 4
 """Wake-ups from one snapshot to the next: one snapshot a second."""
 MOST_SAMPLES = 61
-"""Snapshots that are kept of each channel: one minute."""
+"""Number of snapshots that are kept of each channel: one minute."""
 LAG_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 
 
@@ -65,7 +66,7 @@ class ChannelHistory:
         await self._next.wait()
 
     def bottleneck(self, channel: str) -> Bottleneck:
-        """Return the bottleneck of the last minute, or of the time since the start."""
+        """Return the bottleneck of the last minute, or since the start if that is less."""
         first, last = self._span(channel)
         if first is None or last is None:
             return Bottleneck("idle", "just started")
@@ -77,12 +78,12 @@ class ChannelHistory:
         return None if first is None or last is None else eta(first, last)
 
     def shares(self, channel: str) -> dict[str, float]:
-        """Return the share of the last minute that the channel spent in each state."""
+        """Return, by state, the share of the last minute that the channel spent in it."""
         first, last = self._span(channel)
         return {} if first is None or last is None else shares(first, last)
 
     def rates(self, channel: str) -> list[float]:
-        """Return the bytes per second into the FIFO for each second, the latest last."""
+        """Return the bytes that each second moved into the FIFO, the latest second last."""
         samples = list(self._samples.get(channel, ()))
         return [rate(before, after) for before, after in pairwise(samples)]
 

@@ -1,8 +1,7 @@
 """Every metric, in one table: name, type, labels, meaning. `collector` exports them.
 
 Names have the prefix `penstock_` and base units. Labels are bounded: channel, and the fixed sets below.
-The table is compared with docs/reference/metrics.md, with the dashboards, and with what a sidecar really
-exports.
+Tests compare the table with docs/reference/metrics.md, with the dashboards, and with a sidecar's exports.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ RETRIED = ("transient", "throttled", "truncated", "expired", "skewed", "bad_answ
 HEDGES = ("issued", "won", "lost")
 TRAILER_STATES = ("complete", "abandoned", "failed", "stopped")
 ERRORS = ("denied", "missing", "changed", "bad_answer", "corrupt", "mismatch", "gave_up")
-"""Why a channel fails: `kind` of the errors that are not retried."""
+"""Kinds of the errors that are not retried and make a channel fail."""
 OPERATIONS = ("ListObjectsV2", "HeadObject", "GetObject")
-"""S3's names of the requests that plans are made with; GetObject is of manifests."""
+"""S3's names of the requests for planning; GetObject reads manifests."""
 
 
 class Spec(NamedTuple):
-    """What a metric is, for documentation and for the tests that compare it with the dashboards."""
+    """Definition of a metric, for its export, the documentation and the tests of the dashboards."""
 
     kind: str
     labels: tuple[str, ...]

@@ -1,6 +1,6 @@
 """State of a running job, for metrics, status page, `/limits` and log lines.
 
-The supervisor writes it. Observers depend on this module, and neither on the supervisor nor on each other.
+The supervisor writes the state. Observers import this module, and neither the supervisor nor each other.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class JobState:
     """State of one job on this host."""
 
     def __init__(self, job: Job, hosts: Hosts) -> None:
-        """`job`: has the channels of this host only."""
+        """`job`: the job with this host's channels only."""
         self.job = job
         self.hosts = hosts
         self.memory_limit = memory_limit()
@@ -44,23 +44,23 @@ class JobState:
         self.bandwidth = {
             channel.channel_name: Bandwidth(channel.penstock.bandwidth) for channel in job.channels("Pipe")
         }
-        """By channel; its FIFOs share the limit."""
+        """Bandwidth limits by channel; the FIFOs of a channel share its limit."""
         self.transport = "none"
         self.reason = ""
-        """Why the job has this transport."""
+        """Reason for the choice of the transport."""
         self.memory_budget: MemoryBudget | None = None
         """Memory budget of all channels; None until the transport is open."""
         self.control_requests: Counter[str] = Counter()
-        """Requests other than those for parts, by operation."""
+        """Number of requests other than those for parts, by operation."""
         self.unjoined: dict[str, Join] = {}
-        """By FIFO, the format of objects that carry end marks and are not joined."""
+        """By FIFO, the format of objects that have end marks and are not joined."""
         self.planning_seconds = 0.0
         self.waiting_for = ""
         """Reason why planning waits; empty unless storage is unavailable."""
         self.channels: dict[str, Channel] = {}
         """Channels by FIFO."""
         self.offered = False
-        """Whether every channel offers its FIFO. False again while the job ends."""
+        """Whether every channel offers its FIFO; false again while the job ends."""
         self.started = False
         """Whether every channel has ever offered its FIFO."""
         self.failed = asyncio.Event()
@@ -74,7 +74,7 @@ class JobState:
 
     @property
     def phase(self) -> Phase:
-        """Whether the job lists and plans, offers its FIFOs, has a failed channel, or ends."""
+        """Phase of the job: planning, FIFOs offered, a channel failed, or ending."""
         if any(channel.error for channel in self.channels.values()):
             return "failed"
         if not self.started:
@@ -86,7 +86,7 @@ class JobState:
         return self.phase == "ready"
 
     def why_not_ready(self) -> str:
-        """Return the reason in one line, for a probe. The job must not be ready."""
+        """Return, in one line for a probe, why the job is not ready. Called only while it is not."""
         failed = [f"{name}: {channel.error}" for name, channel in self.channels.items() if channel.error]
         if failed:
             return "; ".join(failed)
@@ -96,7 +96,7 @@ class JobState:
 
     @property
     def failure(self) -> tuple[str, SourceError | SinkError] | None:
-        """First failed channel in the order of the job file, and its error; None if none has failed."""
+        """Return the first failed channel, in the order of the job file, and its error; None without one."""
         failed = ((name, channel.error) for name, channel in self.channels.items())
         return next(((name, error) for name, error in failed if error is not None), None)
 
