@@ -7,7 +7,7 @@ the trainer, can neither read the environment nor attach a debugger. The process
 /proc/self/fd.
 
 execve(2) resets the setting: the trainer of `penstock exec` and the keeper can dump core as usual, and a
-restarted sidecar forbids it again.
+restarted sidecar forbids dumps again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Exit codes of the `penstock` command. They are part of the interface; the README has a table of them."""
+"""Exit codes of the `penstock` command. They are part of the public interface; the README lists them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Exit(IntEnum):
     DENIED = 3
     """Credentials are absent, wrong or insufficient."""
     MISSING = 4
-    """No such bucket or object, or a prefix that matches nothing."""
+    """A bucket or an object does not exist, or a prefix matches no object."""
     UNREACHABLE = 5
     """The endpoint did not answer, or answered wrongly, for `GiveUpAfter` seconds."""
     CHANGED = 6
@@ -39,7 +39,7 @@ class Exit(IntEnum):
     LOCAL = 7
     """The FIFO directory, a FIFO, a port or a limit of this machine is at fault."""
     CORRUPT = 8
-    """An object is damaged: it cannot be inflated, or its bytes are not those of its checksum."""
+    """An object is damaged: it cannot be inflated, or its bytes do not match its checksum."""
     NOT_FOUND = 127
     """`exec`: the command does not exist, as in a shell."""
     INTERRUPTED = 130

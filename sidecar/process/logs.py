@@ -1,9 +1,9 @@
 """Logs: one structlog event per line on standard error, as JSON unless standard error is a terminal.
 
 Other loggers (botocore, aiohttp, asyncio) and Python's warnings use the same formatter, so that every line
-parses. Events of single parts have the level debug. No log call gets credentials; `streamer.secrets` redacts
-every finished line nevertheless, because lines contain tracebacks and texts of other libraries. Line ends
-and terminal codes in an object's key are escaped, by JSON or by `escape_control`.
+parses. Events of single parts have the level debug. No log call passes credentials, but lines contain
+tracebacks and texts of other libraries, so `streamer.secrets` redacts every finished line. Line ends and
+terminal codes in an object's key are escaped, by JSON or by `escape_control`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def configure(*, level: str = "info", json_lines: bool | None = None) -> None:
         if json_lines
         else [
             _escaped,
-            # The default formatter would print the local variables of every frame if `rich` is installed.
+            # If `rich` is installed, the default formatter prints the local variables of every frame.
             structlog.dev.ConsoleRenderer(
                 colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
             ),
@@ -49,8 +49,8 @@ def configure(*, level: str = "info", json_lines: bool | None = None) -> None:
     logging.captureWarnings(capture=True)
     root = logging.getLogger()
     root.handlers = [handler]
-    # The user's level is for Penstock's own events. Other libraries log from warning on, because the debug
-    # output of botocore contains request headers.
+    # The user's level applies to Penstock's own events. Other libraries log from warning on, because the
+    # debug output of botocore contains request headers.
     root.setLevel(logging.WARNING)
     logging.getLogger("penstock").setLevel(level.upper())
     structlog.configure(

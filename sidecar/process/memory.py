@@ -1,4 +1,4 @@
-"""Memory limit of this process, the default memory budget, and settings of the garbage collector.
+"""The memory limit of this process, the default memory budget, and settings of the garbage collector.
 
 The limit of a container is the lowest of its cgroup and the cgroups above it (Control Group v2, "Memory"; in
 v1 `memory.limit_in_bytes`). The kernel charges the pages of pipes and sockets to the container, so bytes that
@@ -16,7 +16,7 @@ from streamer.units import MIB
 LEAST, MOST = 64 * MIB, 512 * MIB
 """Bounds of the default memory budget."""
 COLLECT_AFTER = 50_000
-"""Objects allocated and not freed before a collection starts; about 10 MB if all of them were garbage."""
+"""Number of objects allocated and not freed before a collection starts; about 10 MB if all are garbage."""
 
 
 def default_budget(limit: int) -> int:

@@ -1,10 +1,10 @@
 """Runs a command on uvloop, after it has started every thread that the event loop will need.
 
-A thread that cannot be started in mid-stream (pids.max of a cgroup, RLIMIT_NPROC) does the most harm: libuv
-ends the process by abort(3), and an executor loses the work. So `run` starts the threads first: those of the
-default executor (planning, inflating, files) and of libuv (name resolution). If the machine grants fewer
-threads than wanted, the executor is smaller. If it grants too few, `run` raises SinkError before any FIFO is
-offered. `streamer.sink.write_ends` starts the threads that wait for readers.
+The machine may refuse a new thread (pids.max of a cgroup, RLIMIT_NPROC). In mid-stream that would be worst:
+libuv ends the process by abort(3), and an executor loses the work. So `run` starts the threads first: those
+of the default executor (planning, inflating, files) and of libuv (name resolution). If the machine grants
+fewer threads than wanted, the executor is smaller. If it grants too few, `run` raises SinkError before any
+FIFO is offered. `streamer.sink.write_ends` starts the threads that wait for readers.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
 
 MOST = 32
-"""Most threads of the executor; up to this number, four more than processors, as Python's default."""
+"""Most threads of the executor; below that, the number of processors and four more, as Python's default."""
 LIBUV = 4
-"""Most threads of libuv, which is its own default."""
+"""Most threads of libuv: libuv's own default."""
 _LOCAL_ERRORS = {
     *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN),
     *(errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EACCES, errno.EPERM, errno.EROFS),
 }
-"""Errors of system calls for which the machine or its limits are at fault."""
+"""Errors of system calls that the machine or its limits cause."""
 _LIBUV_SIZE = "UV_THREADPOOL_SIZE"
 
 
 class _Loop(uvloop.Loop):
-    """uvloop's loop, which at its end starts no thread to wait for the executor."""
+    """uvloop's loop without the thread that it starts at its end to wait for the executor."""
 
     def set_default_executor(self, executor: Any) -> None:
         self._executor = executor
@@ -126,7 +126,7 @@ def _too_few(granted: int, wanted: str) -> SinkError:
 
 
 def grantable(most: int) -> int:
-    """Return how many threads can be started now, `most` at the most, by starting and ending them."""
+    """Start and end up to `most` threads; return how many could be started."""
     end = threading.Event()
     started: list[threading.Thread] = []
     try:
@@ -135,7 +135,7 @@ def grantable(most: int) -> int:
             thread.start()
             started.append(thread)
     except RuntimeError:
-        pass  # "can't start new thread": no more are granted
+        pass  # "can't start new thread": the machine grants no more
     finally:
         end.set()
         for thread in started:
@@ -146,7 +146,7 @@ def grantable(most: int) -> int:
 def start_all(executor: ThreadPoolExecutor, count: int) -> None:
     """Start all threads of `executor`. Raises SinkError if one cannot be started.
 
-    An executor starts a thread for each piece of work while none is idle; a barrier keeps all of them busy.
+    An executor starts a thread for each piece of work while no thread is idle, and a barrier keeps all busy.
     """
     barrier = threading.Barrier(count + 1)
     started = 0

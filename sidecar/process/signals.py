@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Shutdown:
-    """Requests to end or to restart, by the signals so far."""
+    """Events for the requests to end or to restart that signals have made so far."""
 
     def __init__(self) -> None:
         self.requested = asyncio.Event()

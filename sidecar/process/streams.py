@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 def guard() -> None:
-    """Replace `sys.stdout` and `sys.stderr`; open standard descriptors that the parent has closed."""
+    """Replace `sys.stdout` and `sys.stderr`; open the standard descriptors that the parent has closed."""
     for fd, flags in ((0, os.O_RDONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
         try:
             os.fstat(fd)
         except OSError:
-            # os.open takes the lowest free number, which the next file or socket would get otherwise.
+            # os.open returns the lowest free number, which otherwise the next file or socket would get.
             # Descriptor 1 is read-only, so that writing to it fails (EBADF).
             os.set_inheritable(os.open(os.devnull, flags), True)  # noqa: FBT003
     sys.stdout = _text(_Output(1, "wb", closefd=False), sys.stdout)
@@ -32,12 +32,12 @@ def guard() -> None:
 
 
 class _Output(io.FileIO):
-    """Standard output that raises PenstockError. After the first error it discards what is written."""
+    """Standard output that raises PenstockError. After the first error it discards all further output."""
 
     _failed = False
 
     def write(self, data: ReadableBuffer, /) -> int:
-        if self._failed:  # the buffer above flushes again when the interpreter ends
+        if self._failed:  # the buffered writer flushes again when the interpreter ends
             return memoryview(data).nbytes
         try:
             return super().write(data) or 0
