@@ -1,1 +1,1 @@
-"""Pure decisions: which parts are requested, in how much memory, how many at once, when a second time."""
+"""Pure decisions: which parts to request, memory and concurrency limits, hedges, bandwidth."""

@@ -1,17 +1,17 @@
 """Divides memory, requests and bandwidth between the channels of a process. Pure and synchronous.
 
 Memory. Every channel has a guaranteed minimum, its floor: half of an equal part of the budget, or all of it
-for a channel that is alone. Channels with a reader share the rest equally. A channel without a reader may
-reserve its floor at most; one whose reader pauses keeps what it has reserved. So a channel that is read alone
-may use nearly the whole budget, and one whose reader arrives has its floor at once, and its equal part once
-the other channels have delivered.
+for a single channel. The rest is divided equally among the channels with a reader. A channel without a reader
+may reserve at most its floor; a channel whose reader pauses keeps the bytes it has reserved. So a single
+active channel may use nearly the whole budget. When a reader arrives, its channel has its floor at once, and
+its equal part as soon as other channels have delivered.
 
-Requests. Channels share the concurrency limit equally, without a floor. Requests of a channel whose reader
-pauses ask nothing of the server, so they do not count against channels that are read.
+Requests. The concurrency limit is divided equally among the channels with a reader, without a floor. Requests
+of a channel whose reader pauses put no load on the server, so they do not count against the other channels.
 
-Retrying a refusal. A refused channel is called back only when it can succeed: its own limit has grown, or
-other channels have returned the bytes that it lacks. Calling back a thousand channels after every request
-cost more than the requests.
+Refusals. A refused channel is called back only when it can succeed: its own limit has grown, or other
+channels have returned the bytes that it lacks. Calling back a thousand channels after every request cost more
+than the requests.
 
 Bandwidth. Each channel may have a limit, and all channels together may have one.
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class MemoryBudget:
-    """`budget` bytes, and the requests that `concurrency` allows, for `members` channels."""
+    """Divides `budget` bytes, and the requests that `concurrency` allows, among `members` channels."""
 
     def __init__(
         self,
@@ -52,16 +52,16 @@ class MemoryBudget:
         self.members = members
         self._unit = unit
         self.bandwidth = Bandwidth()
-        """Of all channels together."""
+        """Bandwidth limit of all channels together."""
         self.active = 0
-        """Channels whose reader is there."""
+        """Number of channels with a reader."""
         self._quotas: list[ChannelQuota] = []
         self._without_request: dict[ChannelQuota, None] = {}
         """Channels that were refused a request, in order of refusal."""
         self._without_quota: dict[ChannelQuota, int] = {}
-        """Channels whose own quota refused so many bytes."""
+        """By channel that its own quota refused, the bytes refused."""
         self._without_bytes: dict[ChannelQuota, int] = {}
-        """Channels refused so many bytes that others had reserved."""
+        """By channel that was refused because others had reserved the bytes, the bytes refused."""
         self._least_requests = (0, 0)
         """Lowest `_requests_each` since channels were last called back."""
         self._set_budget(budget)
@@ -83,12 +83,12 @@ class MemoryBudget:
         self.budget = budget
         self.floor = budget if self.members == 1 else budget // (2 * self.members)
         self.committed = sum(max(quota.reserved_bytes, self.floor) for quota in self._quotas)
-        """Bytes that are reserved, or kept free for channels below their floor."""
+        """Bytes reserved by channels, or kept free for channels below their floor."""
         self.committed += (self.members - len(self._quotas)) * self.floor
 
     @property
     def least_budget(self) -> int:
-        """Least budget under which every part that is already cut still fits."""
+        """Minimum budget, in bytes, under which every part that is already cut still fits."""
         largest = -(-self.concurrency.largest_part // self._unit) * self._unit
         return largest * (1 if self.members == 1 else 2 * self.members)
 
@@ -100,24 +100,24 @@ class MemoryBudget:
         self._offer_quotas(None)
 
     def change_requests(self, requests: int | None) -> None:
-        """Change the limit of requests in flight; None lets it adapt."""
+        """Fix the concurrency limit; None: adapt it."""
         self.concurrency.fix_limit(requests)
         self.offer_requests(None)
 
     def reader_changed(self, giver: ChannelQuota, *, active: bool) -> None:
-        """Note that a channel's reader has come or gone, and call back those whose limits have grown."""
+        """Note that a channel's reader has come or gone; call back channels whose limits have grown."""
         self.active += 1 if active else -1
         self.offer_requests(giver)
         self._offer_quotas(giver)
 
     @property
     def _requests_each(self) -> tuple[int, int]:
-        """Limits of a channel with a reader, and of one without."""
+        """Request limits of a channel with a reader, and of one without."""
         requests = self.concurrency.limit
         return max(1, requests // max(1, self.active)), max(1, requests // self.members)
 
     def refuse(self, quota: ChannelQuota, count: int | None) -> None:
-        """Note that `quota` was refused so many bytes, or a request if None."""
+        """Note that `quota` was refused `count` bytes; None: a request."""
         if count is None:
             self._without_request[quota] = None
             read, unread = self._requests_each
@@ -133,11 +133,11 @@ class MemoryBudget:
         self._without_bytes.pop(quota, None)
 
     def is_refused(self, quota: ChannelQuota) -> bool:
-        """Whether the channel was refused and has not been called back."""
+        """Return whether the channel was refused and has not been called back."""
         return quota in self._without_request or quota in self._without_quota or quota in self._without_bytes
 
     def offer_requests(self, giver: ChannelQuota | None) -> None:
-        """Call back channels that were refused a request, if each may have more now."""
+        """Call back channels that were refused a request, if request limits have grown."""
         least, self._least_requests = self._least_requests, self._requests_each
         if any(now > before for now, before in zip(self._least_requests, least, strict=True)):
             for quota in [
@@ -146,7 +146,7 @@ class MemoryBudget:
                 self._call_back(quota, giver)
 
     def _offer_quotas(self, giver: ChannelQuota | None) -> None:
-        """Call back channels that their quota refused, if it is large enough now."""
+        """Call back channels that their own quota refused, if it is large enough now."""
         for quota in [
             quota
             for quota, count in self._without_quota.items()
@@ -156,7 +156,7 @@ class MemoryBudget:
         self._offer_bytes(giver)
 
     def returned(self, giver: ChannelQuota) -> None:
-        """Call back channels that can have the bytes that `giver` has returned."""
+        """Call back channels that can reserve the bytes that `giver` has returned."""
         if self._without_bytes and self.committed < self.budget:
             self._offer_bytes(giver)
 
@@ -173,20 +173,19 @@ class MemoryBudget:
 
 
 class ChannelQuota:
-    """What one channel may use of the budget."""
+    """Memory, requests and bandwidth of one channel."""
 
     def __init__(self, whole: MemoryBudget) -> None:
         self._whole = whole
         self.bandwidth = Bandwidth()
-        """Of this channel alone."""
+        """Bandwidth limit of this channel alone."""
         self.reserved_bytes = 0
-        """Bytes that its parts have reserved."""
+        """Bytes that the channel's parts have reserved."""
         self.requests_in_flight = 0
-        """Requests that are running."""
         self.active = False
-        """Whether the channel's reader is there."""
+        """Whether the channel has a reader."""
         self.on_available: Callable[[], None] | None = None
-        """Called when what was refused can be had."""
+        """Called when refused bytes or a refused request may be available."""
 
     def __repr__(self) -> str:
         requests = f"{self.requests_in_flight}/{self.requests_limit} requests"
@@ -202,12 +201,12 @@ class ChannelQuota:
 
     @property
     def budget(self) -> int:
-        """Bytes of all channels together."""
+        """Memory budget of all channels together, in bytes."""
         return self._whole.budget
 
     @property
     def floor(self) -> int:
-        """Bytes that are never refused."""
+        """Bytes that this channel can always reserve."""
         return self._whole.floor
 
     @property
@@ -231,18 +230,21 @@ class ChannelQuota:
         return max(1, whole.concurrency.limit // (whole.active if self.active else whole.members))
 
     def activate(self, *, active: bool) -> None:
-        """Note that the channel's reader has come, or gone."""
+        """Note that the channel's reader has come or gone."""
         if active != self.active:
             self.active = active
             self._whole.reader_changed(self, active=active)
 
     def landed(self, now: float, *, received: int, first_byte: float, seconds: float) -> None:
-        """Pass a request that has ended well on to `ConcurrencyController` and `Hedging`."""
+        """Report a successful request to `ConcurrencyController` and `Hedging`.
+
+        `now`: time of its end. `first_byte` and `seconds`: seconds to its first byte, and to its end.
+        """
         self.concurrency.landed(now, received=received, first_byte=first_byte, seconds=seconds)
         self.hedging.landed(received=received, first_byte=first_byte, seconds=seconds)
 
     def wait(self, now: float) -> float:
-        """Seconds that delivery must wait for bandwidth limits; 0 for none."""
+        """Return the seconds that delivery must wait for bandwidth limits; 0: none."""
         return max(self.bandwidth.wait(now), self._whole.bandwidth.wait(now))
 
     def sent(self, count: int, now: float) -> None:
@@ -260,7 +262,7 @@ class ChannelQuota:
         self._whole.concurrency.starved(seconds / max(1, self._whole.active))
 
     def may_request(self) -> bool:
-        """Whether one more request may begin; a refusal is noted."""
+        """Return whether one more request may begin; note a refusal."""
         if self.requests_in_flight < self.requests_limit:
             return True
         self.concurrency.full()
@@ -277,14 +279,14 @@ class ChannelQuota:
         self._whole.offer_requests(self)
 
     def fits(self, count: int) -> bool:
-        """Whether `count` more bytes may be reserved; a refusal is noted."""
+        """Return whether `count` more bytes may be reserved; note a refusal."""
         if self.allows(count):
             return True
         self._whole.refuse(self, count)
         return False
 
     def allows(self, count: int) -> bool:
-        """Whether `count` more bytes may be reserved."""
+        """Return whether `count` more bytes may be reserved."""
         whole, after = self._whole, self.reserved_bytes + count
         if after <= whole.floor:
             return True
@@ -294,11 +296,11 @@ class ChannelQuota:
         )
 
     def take(self, count: int) -> None:
-        """Reserve `count` bytes, which fit."""
+        """Reserve `count` bytes; the caller has checked that they fit."""
         self._hold(self.reserved_bytes + count)
 
     def give(self, count: int) -> None:
-        """Return `count` bytes."""
+        """Return `count` reserved bytes."""
         before = self._whole.committed
         self._hold(self.reserved_bytes - count)
         if self._whole.committed < before:

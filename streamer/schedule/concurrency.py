@@ -1,17 +1,17 @@
-"""Adapts the number of requests in flight and the size of parts to what requests show. Pure.
+"""Adapts the concurrency limit and the part size to the timing of requests. Pure.
 
-Requests in flight. More requests help while delivery waits for storage and the limit is reached. If requests
-spend their time waiting for first bytes, as with small objects, the limit doubles at once. Otherwise it is
-raised on trial: if throughput does not follow, or first bytes come much later, the limit goes back and the
-next trial waits longer. SlowDown halves the limit; it returns in steps once S3 is quiet (additive increase,
-multiplicative decrease). Too many requests cost CPU, since waiting bytes leave the processor's cache; `worth`
-says how much a trial must gain. There is no trial while this process is the bottleneck: its thread has
-worked, or waited for a processor, nearly all the time.
+Concurrency limit. More requests help while delivery waits for storage and the limit is reached. If requests
+spend most of their time before the first byte, as with small objects, the limit doubles at once. Otherwise it
+is raised on trial: if throughput does not grow enough (`worth`), or first bytes arrive much later, the old
+limit is restored and the next trial waits longer. Too many requests cost CPU, since staged bytes leave the
+processor's cache. SlowDown halves the limit; without further SlowDown it is raised again in steps (additive
+increase, multiplicative decrease). No trial begins while this process is the bottleneck: its thread has run,
+or waited for a processor, nearly all the time.
 
-Parts. The body of a request should take at least twice as long as its first byte, and no longer than the
-memory reserved for it allows.
+Part size. The body of a request should take at least twice as long as its first byte, if the memory for the
+part allows.
 
-Times are given by the caller, in seconds of a clock that never goes back.
+Callers pass the time, in seconds of a clock that never goes back.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ MOST_REQUESTS = 256
 WORTH = 0.25
 """Gain in throughput that keeps a raised limit, as a fraction of the gain in the limit."""
 INFLATED = 4.0
-"""First bytes that come this many times later than the earliest seen: requests queue at the server."""
+"""Ratio of the time to first byte to the shortest seen, above which requests queue at the server."""
 WAITING = 0.5
 """Fraction of a request's time before its first byte, above which the limit doubles."""
 STARVED = 0.05
-"""Fraction of the time that delivery waits for storage, above which more requests are wanted."""
+"""Fraction of the time that delivery waits for storage, above which more requests are useful."""
 BUSY = 0.9
-"""Fraction of the time that the loop's thread works, above which this process is the bottleneck."""
+"""Fraction of the time that the loop's thread runs, above which this process is the bottleneck."""
 INTERVAL = 0.1
-"""Minimum seconds over which throughput is compared."""
+"""Minimum seconds over which throughput is measured."""
 LANDINGS = 2
-"""Minimum ended requests for each request in flight, over which throughput is compared. Requests that
-begin together end together, and one such wave shows little."""
+"""Minimum number of ended requests, per request in flight, over which throughput is measured. Requests that
+begin together end together, so a single round shows little."""
 FIRST_HOLD, LONGEST_HOLD = 1.0, 60.0
-"""Seconds between trials; doubled after each that failed."""
+"""Seconds between trials; doubled after each failed trial."""
 QUIET = 0.5
-"""Seconds without SlowDown before each step back up."""
+"""Seconds without SlowDown before the limit is raised by a step."""
 SMALLEST_PART, LARGEST_PART = 1 * MIB, 16 * MIB
 
 
@@ -52,12 +52,12 @@ class _Trial:
     """Bytes per second before the trial."""
 
     def due(self, limit: int, worth: float) -> float:
-        """Factor by which throughput must have risen at this limit."""
+        """Return the factor by which throughput must have risen for `limit` to stay."""
         return 1 + worth * (limit / self.limit - 1)
 
 
 class ConcurrencyController:
-    """The number of requests in flight and the size of parts, of all channels of one endpoint."""
+    """Concurrency limit and part size, for all channels together."""
 
     def __init__(
         self,
@@ -71,15 +71,15 @@ class ConcurrencyController:
         worth: float = WORTH,
         worked: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """Begin with `limit` requests of `part_size` bytes; what is fixed stays so.
+        """Start with `limit` requests and parts of `part_size` bytes.
 
         `worth`: gain in throughput that keeps a raised limit, as a fraction of the gain in the limit: at 0.4,
-        twice the requests must bring 1.4 times the throughput. `worked` returns the seconds so far that the
-        thread which moves the bytes has run, or waited for a processor.
+        twice the requests must bring 1.4 times the throughput. `worked` returns the total seconds for which
+        the thread that moves the bytes has run, or waited for a processor.
         """
         self._most = most
         self.limit = limit
-        """Requests that may run at once."""
+        """Maximum number of requests in flight."""
         self._part_size = part_size
         self._fixed_limit = fixed_limit
         self._fixed_part = fixed_part
@@ -87,59 +87,59 @@ class ConcurrencyController:
         self._worth = worth
         self._worked = worked
         self._worked_before = 0.0
-        """At the last `_begin`."""
+        """Result of `worked` at the last `_begin`."""
         self._trial: _Trial | None = None
         self._since: float | None = None
         self._bytes = 0
         self._landed = 0
         self._unsettled = 0
-        """Landings that still belong to the time before a trial began."""
+        """Requests still to end before throughput is measured under a trial's limit."""
         self._full = False
         self._starved = 0.0
-        """Seconds."""
+        """Seconds that delivery has waited for storage since `_begin`."""
         self._hold = FIRST_HOLD
         self._hold_until = 0.0
         self._goal = 0
-        """The limit before a storm of SlowDown, to return to; 0 in good weather."""
+        """Limit before SlowDown, to return to; 0: the limit is not reduced."""
         self._slowed_at = float("-inf")
         self._first_byte = 0.0
-        """Seconds, as of late."""
+        """Moving average of seconds to the first byte."""
         self._least_first_byte = float("inf")
         self._seconds = 0.0
-        """Of a whole request, as of late."""
+        """Moving average of seconds of a whole request."""
         self._body_rate = 0.0
-        """Bytes per second of one body, as of late."""
+        """Moving average of bytes per second of one body."""
 
     def __repr__(self) -> str:
         return f"<ConcurrencyController {self.limit} requests, parts of {self._part_size}>"
 
     @property
     def largest_part(self) -> int:
-        """Upper bound of a part, in bytes."""
+        """Maximum part size, in bytes."""
         return self._part_size if self._fixed_part else self._largest_part
 
     @property
     def fixed(self) -> bool:
-        """Whether the limit does not adapt."""
+        """Whether the limit is fixed and does not adapt."""
         return self._fixed_limit
 
     def fix_limit(self, limit: int | None) -> None:
-        """Stop adapting, at `limit` requests; None resumes adapting from the present limit."""
+        """Fix the limit at `limit` requests; None: adapt it again, from the present limit."""
         self._fixed_limit = limit is not None
         self.limit = limit or self.limit
         self._trial, self._since, self._unsettled, self._goal = None, None, 0, 0
         self._hold, self._hold_until = FIRST_HOLD, 0.0
 
     def full(self) -> None:
-        """Note that a part waited because the limit was reached."""
+        """Note that a part could not be requested because the limit was reached."""
         self._full = True
 
     def starved(self, seconds: float) -> None:
-        """Note that delivery waited for storage; of several channels, their mean."""
+        """Note that delivery waited for storage for `seconds`, averaged over channels."""
         self._starved += seconds
 
     def throttled(self, now: float) -> None:
-        """S3 asked for less: halve, once for all requests that were under way together."""
+        """Halve the limit because S3 answered SlowDown; once per burst of such answers."""
         if self._fixed_limit:
             return
         fresh = now - self._slowed_at >= QUIET
@@ -152,7 +152,7 @@ class ConcurrencyController:
             self._begin(now)
 
     def landed(self, now: float, *, received: int, first_byte: float, seconds: float) -> None:
-        """A request has ended well: so many bytes, the first after `first_byte` of its `seconds`."""
+        """Note a successful request of `received` bytes: seconds to its first byte, and to its end."""
         self._first_byte += (first_byte - self._first_byte) * (0.1 if self._first_byte else 1)
         self._least_first_byte = min(self._least_first_byte, first_byte)
         self._seconds += (seconds - self._seconds) * (0.1 if self._seconds else 1)
@@ -178,7 +178,7 @@ class ConcurrencyController:
         self._worked_before = self._worked()
 
     def _consider(self, now: float, seconds: float) -> None:
-        """Every request has landed since `_begin`, so many seconds ago."""
+        """Decide on the limit: as many requests as it allows have ended in `seconds`, since `_begin`."""
         wanted = self._full and self._starved >= STARVED * seconds and not self._inflated
         grows = (
             wanted and self._waiting and self._trial is None and not self._goal and now >= self._hold_until
@@ -206,11 +206,11 @@ class ConcurrencyController:
             more = self.limit * 2 if self._hold == FIRST_HOLD else self.limit + max(1, self.limit // 4)
             if (more := min(self._most, more)) > self.limit:
                 self._trial = _Trial(self.limit, rate)
-                # What is in flight, and connections still to be made, say nothing of what is tried.
+                # Requests already in flight, and new connections, do not show what the new limit brings.
                 self.limit = self._unsettled = more
 
     def _return(self, now: float) -> None:
-        """After a storm: a step back to where it began."""
+        """Raise the limit by a step towards its value before SlowDown."""
         if now - self._slowed_at < QUIET:
             return
         self.limit = min(self._goal, self.limit + max(1, self._goal // 8))
@@ -228,11 +228,11 @@ class ConcurrencyController:
 
     @property
     def slowed(self) -> bool:
-        """Whether S3 has asked for less, and the limit has not come back yet."""
+        """Whether the limit is still reduced because of SlowDown."""
         return self._goal > 0
 
     def part_size(self, staging: int) -> int:
-        """Bytes of the next part, if its stage may hold `staging` of them."""
+        """Return the size of the next part, in bytes. `staging`: maximum bytes that its stage may hold."""
         size = self._part_size
         if self._fixed_part:
             return size

@@ -2,15 +2,14 @@
 
 Parts come from one iterator over all epochs, in delivery order. The window admits a part when the channel's
 quota has a request and the bytes for it. Admitted parts form a queue; the first is the *head of line*, the
-only part that may be delivered. `reserved_bytes` gives the bytes that a part reserves, which depend on the
-transport: a whole part in memory, or what a kernel pipe takes of it. The bytes are returned when the part is
-delivered, the request when it ends.
+only part that may be delivered. `reserved_bytes` returns the bytes that a part reserves, which depend on the
+transport. The bytes are returned when the part is delivered, the request when it ends.
 
-Parts of a later epoch than the one being delivered may reserve a quarter of the quota: enough for a reader
-that turns the epoch to find bytes waiting, and little to throw away if it does not.
+Parts of later epochs than the current one may reserve a quarter of the quota: enough that the next epoch's
+reader finds bytes ready, and little to throw away if no reader comes.
 
 Invariants, held by property tests: reserved bytes never exceed the quota; parts are delivered in the
-iterator's order, each byte once; whenever nothing is admitted and parts are left, one can be admitted.
+iterator's order, each byte once; if no part is admitted and parts are left, one can be admitted.
 """
 
 from __future__ import annotations
@@ -26,44 +25,47 @@ from streamer.schedule.budget import ChannelQuota
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """An admitted part: its room, how far its delivery is, and whether a request for it is running."""
+    """An admitted part, its reserved bytes, and the progress of its request and delivery."""
 
     part: Part
     reserved_bytes: int
     delivered: int = 0
     in_flight: bool = True
     stands_in: bool = False
-    """Whether it belongs to an object that replaces a planned one."""
+    """Whether the part belongs to an object that replaces a planned one."""
 
 
 class Window:
-    """Admits parts of `parts` within `quota`, whose sole user it is."""
+    """Admits parts of `parts` within `quota`, of which it is the only user."""
 
     def __init__(
         self, parts: Iterator[Part], quota: ChannelQuota, *, reserved_bytes: Callable[[Part], int] = len
     ) -> None:
         self.quota = quota
         self.last_epoch = -1
-        """Parts of later epochs are not admitted yet."""
+        """Last epoch whose parts may be admitted."""
         self._reserve = reserved_bytes
         self._parts = parts
         self._next: Part | None = next(parts, None)
         self._slots: deque[Slot] = deque()
         self._replacement: Iterator[Part] = iter(())
-        """What is still to come of an object that stands in for the one that was planned."""
+        """Remaining parts of an object that replaces a planned one."""
         self._reserved_by_epoch: dict[int, int] = {}
-        """Bytes of room by epoch."""
+        """Reserved bytes by epoch."""
 
     def __repr__(self) -> str:
         return f"<Window {len(self._slots)} parts, {self.quota}>"
 
     @property
     def head_of_line(self) -> Slot | None:
-        """The part to be delivered next, if it is admitted."""
+        """Slot of the part to deliver next; None if it is not admitted."""
         return self._slots[0] if self._slots else None
 
     def admit(self) -> list[Slot]:
-        """The parts to request now; each has its room and a request reserved."""
+        """Admit and return the parts to request now; reserve the bytes and a request for each.
+
+        Raises ValueError if a part can never fit the quota.
+        """
         admitted = []
         while (part := self._next) is not None:
             if part.epoch > self.last_epoch or not self.quota.may_request():
@@ -91,7 +93,7 @@ class Window:
         return ahead + reserved_bytes > max(self.quota.byte_limit // 4, reserved_bytes)
 
     def _gone(self, slot: Slot) -> None:
-        """The slot's room is free again."""
+        """Return the slot's reserved bytes."""
         epoch = slot.part.epoch
         self._reserved_by_epoch[epoch] -= slot.reserved_bytes
         if not self._reserved_by_epoch[epoch]:
@@ -99,18 +101,21 @@ class Window:
         self.quota.give(slot.reserved_bytes)
 
     def landed(self, slot: Slot) -> None:
-        """The slot's request has ended, well or not: its request is free."""
+        """Return the slot's request, which has ended with or without success, to the quota."""
         if slot.in_flight:
             slot.in_flight = False
             self.quota.end()
 
     def relaunch(self, slot: Slot) -> None:
-        """The slot's request runs once more; the head of line may do so beyond the requests."""
+        """Note that the slot is requested again; the head of line may exceed the request limit."""
         slot.in_flight = True
         self.quota.begin()
 
     def deliver(self, count: int) -> Slot | None:
-        """`count` more bytes of the head are with the reader; return the slot if that was all of it."""
+        """Note that `count` more bytes of the head of line are delivered; return its slot if it is done.
+
+        Raises ValueError if they exceed the part.
+        """
         slot = self._slots[0]
         slot.delivered += count
         if slot.delivered > len(slot.part):
@@ -125,21 +130,21 @@ class Window:
         return slot
 
     def object_at_head(self) -> list[Slot]:
-        """The admitted parts of the object whose first part is the head."""
+        """Return the admitted parts of the object whose first part is the head of line."""
         found = []
         for slot in self._slots:
             found.append(slot)
-            if slot.part.ends_object or slot.stands_in:  # of those, one is admitted at a time
+            if slot.part.ends_object or slot.stands_in:  # replacement parts are admitted one at a time
                 break
         return found
 
     def replace_head(self, parts: Iterator[Part], *, reserved_bytes: int = 0) -> tuple[int, list[Slot]]:
-        """Put `parts` in the place of the object whose first part is the head; none leave it out.
+        """Replace the object whose first part is the head of line by `parts`; no parts: skip the object.
 
-        Returns the bytes that it had in the plan (of no meaning if the head stands in already), and the slots
-        dropped, for their requests. The new parts come one at a time, each in `reserved_bytes`, or the old
-        head's if that is more; where it does not fit, the last parts admitted are put back, to be admitted
-        again. They are admitted without a request (`in_flight` is false).
+        Return the object's bytes in the plan (meaningless if it is a replacement already), and the dropped
+        slots, whose requests the caller cancels. The new parts are admitted one at a time, without a request
+        (`in_flight` is false). Each reserves `reserved_bytes`, or the old head's bytes if those are more. If
+        they do not fit, the last admitted parts are put back and admitted again later.
         """
         head = self._slots[0]
         count, ended = 0, head.stands_in
@@ -167,7 +172,7 @@ class Window:
         return count, dropped
 
     def _put_back(self, reserved_bytes: int) -> list[Slot]:
-        """Until there is so much more room, take the last parts back; returns their slots."""
+        """Put back the last admitted parts until `reserved_bytes` more fit; return their slots."""
         dropped: list[Slot] = []
         while self._slots and not self.quota.fits(reserved_bytes):
             slot = self._slots.pop()
@@ -182,12 +187,12 @@ class Window:
         return dropped
 
     def close(self) -> list[Slot]:
-        """Admit nothing any more; return the slots dropped, for their requests."""
+        """Admit no further part; return the dropped slots, whose requests the caller cancels."""
         self._next = None
         return self.abandon(self.last_epoch)
 
     def abandon(self, epoch: int) -> list[Slot]:
-        """Forget what is left of `epoch` and earlier; return the slots dropped, for their requests."""
+        """Drop the rest of `epoch` and of earlier epochs; return the dropped slots, as `close`."""
         dropped = []
         self._replacement = iter(())
         while self._slots and self._slots[0].part.epoch <= epoch:
