@@ -1,8 +1,8 @@
-"""What is streamed, and in which order: pure, synchronous, testable without I/O.
+"""Plans: the bytes that each channel streams, and their order. Pure and synchronous.
 
-A channel's plan is one ordered sequence of segments an epoch, each a byte range of one frozen object
-version, or literal bytes. This package alone computes total length, digest, order and offsets; the rooms that
-move bytes (`s3`, `relay`, `sink`) carry the plan out. This package imports none of them.
+A channel's plan is one ordered sequence of segments per epoch. A segment is a byte range of one frozen object
+version, or literal bytes. This package alone computes total length, digest, order and offsets; the packages
+that move bytes (`s3`, `relay`, `sink`) carry the plan out. It imports none of them.
 """
 
 from __future__ import annotations

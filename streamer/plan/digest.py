@@ -2,10 +2,10 @@
 
 The lines are the header `penstock plan 1`; the arrangement as one object, unless it is empty; then one line
 per entry in plan order. An object is the array of bucket, key, ETag, start, end and, if the manifest names
-one, version. A row of several items is the array of those, with literals as hex. Empty objects are left out
-where they change no stream.
+one, version. An entry of several items is the array of its items, with literals as hex. Empty objects are
+left out if they change no stream.
 
-A line takes about two microseconds, the hash almost nothing. So the digests of plans that differ only in
+A line takes about two microseconds, hashing it almost none. So the digests of plans that differ only in
 their shard, such as those of a channel's rank FIFOs, are computed together in one pass.
 """
 
@@ -32,7 +32,7 @@ class Digests:
     def __init__(
         self, entries: Entries, *, seed: int | None, shards: Sequence[Shard], join: Join | None
     ) -> None:
-        """All `shards` are of the same count, so that an empty object is left out for all of them or none."""
+        """All `shards` have the same count, so that empty objects are left out for all of them or none."""
         self._entries = entries
         self._seed = seed
         self._shards = shards

@@ -1,11 +1,11 @@
-"""Entries, the units of shuffling and sharding, in little memory.
+"""Entries, the units of shuffling and sharding, in compact form.
 
-An entry is one object, or one line of an augmented manifest: a row of objects and literals. A job may have
-millions of them, so entries are records in one blob of bytes, indexed by an array of offsets, and an
-`ObjectRef` is created on access. An entry of one object takes 32 bytes and its key and ETag.
+An entry is one object, or one line of an augmented manifest: a sequence of objects and literals. A job may
+have millions of entries, so they are stored in one blob of bytes, indexed by an array of offsets, and an
+`ObjectRef` is created on access. An entry of one object takes 32 bytes plus its key and ETag.
 
-The bytes of each entry in the stream are counted here, record framing included (contract §5.1), so that
-totals and shards need no decoding. An item that is too large to be framed is refused when it is added. An
+`Entries` counts the bytes of each entry in the stream, record framing included (contract §5.1), so that
+totals and shards need no decoding. An item that is too large for a record is refused when it is added. An
 object that is inflated on delivery counts with its compressed length.
 """
 
@@ -27,7 +27,7 @@ _ITEM_HEADER = struct.Struct("<HHHHQ")
 
 
 def framed(size: int) -> int:
-    """Bytes of a RecordIO record with a payload of `size` bytes (contract §5.1)."""
+    """Return the size of a RecordIO record with a payload of `size` bytes (contract §5.1)."""
     return 8 + size + (-size % 4)
 
 
@@ -43,7 +43,7 @@ class Entries:
         self.inflate = inflate
         self.objects_each = objects_each
         self.sizes = array("Q")
-        """By entry, its bytes in the stream, with objects as they are before they are inflated."""
+        """Bytes of each entry in the stream; compressed objects count with their compressed length."""
         self.total = 0
         """Bytes of all entries."""
         self._blob = bytearray()
@@ -97,7 +97,7 @@ class Entries:
 
     @property
     def buckets(self) -> set[str]:
-        """Every bucket that an object is in."""
+        """Names of all buckets with an object of these entries."""
         return set(self._buckets)
 
     def _number(self, bucket: str) -> int:
@@ -160,7 +160,7 @@ class Entries:
         return bytes(self._blob[position + _ITEM_HEADER.size : position + _ITEM_HEADER.size + key_size])
 
     def key_twice(self) -> str | None:
-        """Return a key that two entries have, or None; the entries must be in key order."""
+        """Return the first key that two entries have, or None; the entries must be in key order."""
         last = None
         for key in map(self._key, range(len(self))):
             if key == last:
@@ -169,7 +169,7 @@ class Entries:
         return None
 
     def in_key_order(self) -> Entries:
-        """Return the entries in the UTF-8 byte order of their keys; this object if they are in that order.
+        """Return the entries in the UTF-8 byte order of their keys; `self` if they already are.
 
         S3 lists in that order, some compatible servers do not.
         """

@@ -1,9 +1,9 @@
-"""Segments cut into parts: the unit of one request, and of memory reserved for it.
+"""Cuts segments into parts: a part is fetched by one request, and memory is reserved for each part.
 
 A part is a range of one object, the *body*, with the literals before and after it: `leading`, body,
-`trailing`. Literals belong to the parts of the objects beside them, so record headers and padding need no
+`trailing`. Literals belong to the parts of the objects next to them, so record headers and padding need no
 part of their own; a part of literals alone has no body and needs no request. A part has its offset in the
-epoch's stream, so delivery can check that it comes next. A part never crosses an object's border, because a
+epoch's stream, so that delivery can check the order. A part never crosses an object's border, because a
 request is for one object.
 """
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 MAX_LITERALS = 64 * KIB
-"""Bytes of literals in one part at most; literals are in memory with every transport."""
+"""Maximum bytes of literals in one part; literals are in memory with every transport."""
 NO_OBJECT = ObjectRef("", "", 0, "")
-"""The object of a part without a body."""
+"""Object of a part without a body."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +35,11 @@ class Part:
     end: int
     """Last byte in the object, exclusive."""
     offset: int
-    """Where the part's first byte lies in the epoch's stream."""
+    """Offset of the part's first byte in the epoch's stream."""
     leading: bytes = b""
     """Literals before the body."""
     trailing: bytes = b""
-    """Literals after it."""
+    """Literals after the body."""
 
     @property
     def body(self) -> int:
@@ -47,7 +47,7 @@ class Part:
         return self.end - self.start
 
     def __len__(self) -> int:
-        """Bytes in the stream; never 0."""
+        """Return the part's bytes in the stream; never 0."""
         return len(self.leading) + self.end - self.start + len(self.trailing)
 
     @property
@@ -57,7 +57,7 @@ class Part:
 
 
 def rest(segments: Iterable[Segment | Literal], behind: int) -> Iterator[Segment | Literal]:
-    """The segments without the first `behind` bytes of what they stream."""
+    """Yield the segments without the first `behind` bytes of their stream."""
     for segment in segments:
         size = len(segment)
         if behind >= size:
@@ -75,9 +75,9 @@ def rest(segments: Iterable[Segment | Literal], behind: int) -> Iterator[Segment
 def cut(
     segments: Iterable[Segment | Literal], *, part_size: Callable[[], int], epoch: int, behind: int = 0
 ) -> Iterator[Part]:
-    """The parts of one epoch in stream order, without the stream's first `behind` bytes.
+    """Yield the parts of one epoch in stream order, without the stream's first `behind` bytes.
 
-    A body has at most as many bytes as `part_size` says when it is cut, and the literals of a part 64 KiB.
+    `part_size` is called for each body and returns its maximum bytes. A part has at most 64 KiB of literals.
     """
     most = MAX_LITERALS
     offset = behind

@@ -1,12 +1,12 @@
-"""A channel's plan: its entries, their arrangement, and the streams that follow from both.
+"""A channel's plan: its entries, their arrangement, and the resulting streams.
 
     entries, in plan order ─ shuffle (per epoch) ─ shard (this host's, or one FIFO's) ─ wrap ─ segments
 
 If delivery inflates or joins objects (`rewrites`), the stream's length is known only after delivery.
 
 Keys, sizes and ETags are fixed once per job, so every epoch streams the same bytes or fails with an error
-(contract §8-2). All hosts shuffle all entries the same way, and then take their shards (contract §3.2).
-Everything is computed on demand: an epoch's order is never held in memory.
+(contract §8-2). All hosts shuffle all entries in the same way, and then take their shards (contract §3.2).
+An epoch's order is computed while it streams, and is never held in memory.
 
 Two plans with the same digest stream the same bytes in every epoch.
 """
@@ -43,9 +43,9 @@ class Arrangement:
     """Shuffle every epoch, the first one too (ShuffleConfig.Seed); None keeps plan order."""
     shard: Shard = field(default_factory=Shard)
     inflate: bool = False
-    """Objects are compressed, and are inflated while they are delivered (CompressionType)."""
+    """Objects are compressed, and delivery inflates them (CompressionType)."""
     join: Join | None = None
-    """Delivery joins the objects, which are of this format, into one."""
+    """Format of the objects that delivery joins into one; None: objects are not joined."""
 
     def entries(self, *, objects_each: int = 1) -> Entries:
         """Return empty entries for a plan of this arrangement, with `objects_each` objects in each."""
@@ -71,14 +71,14 @@ class Plan:
         join: Join | None = None,
         digests: Digests | None = None,
     ) -> None:
-        """`entries` must not change any more. `digests`: of several plans of these entries, with this one."""
+        """`entries` must not change any more. `digests`: computes this plan's digest with other plans'."""
         self.entries = entries
         self.seed = seed
         self.shard = shard or Shard()
         self.join = join
-        """The format that delivery joins objects of; None if it joins none."""
+        """Format of the objects that delivery joins; None: objects are not joined."""
         self.base: S3Uri | None = None
-        """The prefix of all objects by the channel's definition, if it has one."""
+        """Prefix that the channel's definition gives for all objects; None: it gives none."""
         self._totals: dict[int, _EpochTotals] = {}
         self._digests = digests or Digests(entries, seed=seed, shards=[self.shard], join=join)
 
@@ -167,9 +167,9 @@ class Plan:
         return totals
 
     def total_bytes(self, epoch: int) -> int:
-        """Return the bytes of the epoch's segments, which are the stream's unless delivery `rewrites` them.
+        """Return the bytes of the epoch's segments; unless the plan `rewrites`, also the stream's length.
 
-        If the plan `varies`, an epoch's first call takes some microseconds per entry.
+        If the plan `varies`, the first call for an epoch takes some microseconds per entry.
         """
         return self._epoch_totals(epoch).bytes
 
@@ -197,7 +197,7 @@ class Plan:
                     yield item
 
     def buckets(self) -> set[str]:
-        """Return every bucket that an object is in."""
+        """Return the names of all buckets with an object of this plan."""
         return self.entries.buckets
 
     def segments(self, epoch: int) -> Iterator[Segment | Literal]:
@@ -216,7 +216,7 @@ class Plan:
 
     @property
     def digest(self) -> str:
-        """SHA-256, in hex, of everything that decides the streams (`streamer.plan.digest`).
+        """SHA-256, in hex, of all inputs that determine the streams (`streamer.plan.digest`).
 
         The first call takes about two microseconds per entry, for all rank FIFOs together.
         """

@@ -1,9 +1,9 @@
-"""A position in a channel's stream of epochs, from which it can be continued at the exact byte.
+"""Position in a channel's stream of epochs, from which a sidecar can continue at the exact byte.
 
-For a plan whose objects are sent as they are, epoch and offset are enough: `cut` leaves out the parts before
-them. Where objects are inflated or joined, no offset in S3 corresponds to `offset`. There `mark` names the
-first byte of an earlier object, in both counts: the parts from there on are fetched and delivered again, and
-their bytes before `offset` are dropped. Without a mark, that is the whole epoch.
+If objects are streamed unchanged, epoch and offset are enough: `cut` leaves out the parts before them. If
+objects are inflated or joined, no offset in S3 corresponds to `offset`. Then `mark` is the first byte of an
+earlier object, in both counts: the parts from there on are fetched and transformed again, and their bytes
+before `offset` are dropped. Without a mark, the whole epoch is fetched again.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import NamedTuple
 
 
 class ResumePoint(NamedTuple):
-    """The first byte of an object in an epoch whose objects are inflated or joined."""
+    """First byte of an object, in an epoch whose objects are inflated or joined."""
 
     fetched: int = 0
-    """Bytes of the epoch's parts before it."""
+    """Bytes of the epoch's parts before that byte."""
     streamed: int = 0
-    """Bytes of the epoch's stream before it."""
+    """Bytes of the epoch's stream before that byte."""
 
 
 BEGIN_OF_EPOCH = ResumePoint()
 
 NOWHERE = 1 << 62
-"""A mark's `fetched` after any epoch's end: the stream has left the plan, so it cannot be resumed."""
+"""Value of `fetched` after an object was replaced or skipped: no resume, as the stream has left the plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Position:
     epoch: int = 0
     offset: int = 0
     skipped: int = 0
-    """How many of these the epoch's FIFO never had, because a trainer resumed there."""
+    """Bytes at the epoch's start that its FIFO never had, because a trainer resumed after them."""
     mark: ResumePoint = BEGIN_OF_EPOCH
 
     def __post_init__(self) -> None:
@@ -46,9 +46,9 @@ class Position:
             raise ValueError(f"no such place: {self}")
 
     def skipped_in(self, epoch: int) -> int:
-        """Return the bytes of `epoch` that its FIFO never has, because a trainer resumed here after them."""
+        """Return the bytes at the start of `epoch` that its FIFO never has."""
         return self.skipped if epoch == self.epoch else 0
 
 
 START = Position()
-"""The first byte of the first epoch."""
+"""First byte of the first epoch."""

@@ -12,16 +12,16 @@ _ETAG = re.compile(r"[!#-~]+")
 
 @dataclass(frozen=True, slots=True)
 class ObjectRef:
-    """One object version, as listed. Two listings of unchanged data compare equal."""
+    """One object version, as listed. References from two listings of unchanged data are equal."""
 
     bucket: str
     key: str
     size: int
     """Bytes."""
     etag: str
-    """Bare, without quotes or `W/`: listings of some servers quote it and others do not."""
+    """ETag without quotes and `W/`, since only some servers quote it in listings."""
     version: str | None = None
-    """The version id that a manifest names; None reads the current version, which must have the same ETag."""
+    """Version id that a manifest names; None: read the current version, which must have the same ETag."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """Bytes of the plan itself: a record's header and padding, or an attribute's text."""
+    """Bytes that the plan contains itself: a record's header and padding, or an attribute's text."""
 
     data: bytes
 
@@ -55,7 +55,7 @@ LONGEST_RECORD = MAX_PAYLOAD
 
 
 def frame(size: int) -> tuple[bytes, bytes]:
-    """Return header and padding of a RecordIO record of `size` bytes. Raises ValueError for too many."""
+    """Return header and padding of a RecordIO record of `size` bytes. Raises ValueError if it is too long."""
     return header(size), padding(size)
 
 

@@ -1,15 +1,15 @@
 """Assigns the entries of an epoch to hosts, and a host's entries to its rank FIFOs (contract §3.3).
 
-Shards divide the epoch's order after the shuffle, so every host gets other entries in another epoch. Hosts do
+Shards divide the epoch's order after the shuffle, so a host gets different entries in each epoch. Hosts do
 not communicate: equal plans and different indices give disjoint shards that together are the whole epoch.
 
     count   position p of the order goes to host p mod hosts: numbers of entries differ by at most one
-    bytes   each entry in turn goes to the host with the fewest bytes so far (of several, the lowest
-            index): bytes differ by at most the largest entry. An empty entry counts as one byte.
+    bytes   each entry goes to the host with the fewest bytes so far (of several, the lowest index): bytes
+            differ by at most the largest entry. An empty entry counts as one byte.
 
-A channel may be divided over several FIFOs of its host, its rank FIFOs, by the same rule: rank FIFO k of K of
-host h of H is shard h + H·k of H·K. By count, the rank FIFOs together have exactly the host's entries; by
-bytes, rank FIFOs are balanced and not hosts, so all hosts must have the same number of them.
+A host may divide a channel over several FIFOs, its rank FIFOs, by the same rule: rank FIFO k of K of host h
+of H is shard h + H·k of H·K. By count, the rank FIFOs together have exactly the host's entries. By bytes, the
+rank FIFOs of all hosts are balanced, and not the hosts, so all hosts must have the same number of rank FIFOs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Balance = Literal["count", "bytes"]
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One host's share of every epoch; by default one host gets all entries."""
+    """One host's part of every epoch; by default one host gets all entries."""
 
     index: int = 0
     count: int = 1
@@ -47,7 +47,7 @@ class Shard:
 
 
 def lightest(order: Iterable[int], sizes: Sequence[int], shard: Shard) -> Iterator[int]:
-    """Yield the entries that balancing by bytes assigns to the shard, in order; O(hosts) memory."""
+    """Yield the entries of `order` that balancing by bytes assigns to the shard; O(hosts) memory."""
     heap = [(0, host) for host in range(shard.count)]
     for entry in order:
         load, host = heap[0]

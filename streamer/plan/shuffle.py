@@ -1,13 +1,13 @@
-"""The order of an epoch: a permutation of 0 … n-1 that any language can reproduce, in O(√n) memory.
+"""Order of an epoch: a permutation of 0 … n-1 that any language can reproduce, in O(√n) memory.
 
-Indices are written as two digits, x = left · b + right with a = ⌈√n⌉, b = ⌈n/a⌉; six rounds add to one
-digit, modulo its base, a number that a table gives for the other (a Feistel network over mixed bases).
-Each round can be undone, so all six are a permutation of 0 … a·b-1. A result of n or more is permuted
-again until it is smaller (cycle walking), which happens at most once in √n times. The tables are
-SHAKE-256 of seed, epoch and round. So an epoch's order starts at once and is never held in memory, and each
-position can be computed alone, as shards need it.
+Indices are written as two digits, x = left · b + right with a = ⌈√n⌉, b = ⌈n/a⌉. Each of six rounds looks up
+one digit in a table and adds the result to the other digit, modulo its base (a Feistel network over mixed
+bases). Each round is invertible, so all six are a permutation of 0 … a·b-1. A result of n or more is permuted
+again until it is smaller (cycle walking), which happens at most once in √n times. The tables are SHAKE-256 of
+seed, epoch and round. So an epoch's order starts at once and is never held in memory, and each position can
+be computed alone, as shards need it.
 
-docs/explanation/semantics.md states this for other languages, with a test vector.
+docs/explanation/semantics.md specifies this for other languages, with a test vector.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ ROUNDS = 6
 
 
 class Permutation:
-    """Which of `n` entries comes at which position of the epoch; equal for equal arguments."""
+    """Order of `n` entries in one epoch; equal for equal arguments."""
 
     def __init__(self, n: int, *, seed: int, epoch: int) -> None:
-        """Raises ValueError for a negative `n`."""
+        """Compute the tables. Raises ValueError for a negative `n`."""
         if n < 0:
             raise ValueError("a permutation has no negative length")
         self._n = n

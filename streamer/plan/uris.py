@@ -1,4 +1,4 @@
-"""S3 URIs: of prefixes (contract §3), and of single objects, which may name a version (an extension)."""
+"""Parses S3 URIs: of prefixes (contract §3), and of single objects, with a version id as an extension."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _BUCKET = re.compile(
     r"[A-Za-z0-9._-]{1,255}"
     r"|arn:aws[^:]*:s3(?:-object-lambda|-outposts)?:[a-z0-9-]*:[0-9]{12}:[A-Za-z0-9.:_-]{1,255}"
 )
-"""What AWS's clients accept as a bucket: its name, or the ARN of an access point, with colons."""
+"""Bucket as AWS's clients accept it: a name, or the ARN of an access point."""
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 _VERSION = re.compile(r"(.*)\?versionId=([^?&/]+)", re.DOTALL)
 

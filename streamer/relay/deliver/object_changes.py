@@ -30,7 +30,7 @@ MOST_TRIES = 5
 """Maximum number of versions of one object requested in one epoch; after that the epoch fails."""
 
 StatObject = Callable[[str, str, str | None], Awaitable[ObjectRef]]
-"""Returns the present version of an object, by bucket, key and version ID. Raises SourceError."""
+"""Returns the present version of an object, by bucket, key and version id. Raises SourceError."""
 
 
 @dataclass(frozen=True, slots=True)
