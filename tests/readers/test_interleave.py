@@ -221,7 +221,7 @@ for epoch in range(2):
 
 
 def test_in_turn_by_tensorflow(ranks):
-    """The recipe of docs/how-to/readers.md, in a process of its own."""
+    """The recipe of docs/how-to/several-ranks.md, in a process of its own."""
     pytest.importorskip("tensorflow")
     feed(ranks)
     feed(ranks, 1)

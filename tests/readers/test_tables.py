@@ -1,4 +1,4 @@
-"""Readers of tables and arrays on a channel, as docs/how-to/readers.md shows them: pandas, pyarrow, JAX."""
+"""Readers of tables and arrays, as docs/how-to/arrays-and-tables.md shows them: pandas, pyarrow, JAX."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from streamer.errors import TruncatedStream
 from streamer.formats import tfrecord
 from streamer.readers import open_channel
 
-PAGE = Path(__file__).parent.parent.parent / "docs" / "how-to" / "readers.md"
+PAGE = Path(__file__).parent.parent.parent / "docs" / "how-to" / "arrays-and-tables.md"
 ROWS = [(number, number / 2, f"text {number}") for number in range(30_000)]
 CSV = b"".join(b"%d,%.1f,%s\n" % (number, half, text.encode()) for number, half, text in ROWS)
 

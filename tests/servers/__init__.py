@@ -3,7 +3,7 @@
     python -m tests.servers                       # every server, plain and by TLS, over all transports
     python -m tests.servers ceph-tls rclone       # these
     python -m tests.servers moto --check versions # one check
-    python -m tests.servers --into docs/reference/configuration.md
+    python -m tests.servers --into docs/how-to/s3-compatible-servers.md
 
 Not part of `make test`: Ceph comes from the distribution, s3rver from npm, others from PyPI, all at need.
 `servers` starts them, `habits` asks each server where servers differ, `checks` are what is tried, `report`

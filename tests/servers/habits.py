@@ -1,7 +1,7 @@
 """What a server does where servers differ: each habit is one question, asked by botocore or a plain request.
 
-The answers are rows of the table in docs/reference/configuration.md. They are found anew by each run, so a
-server's new version shows in the table.
+The answers are rows of the table in docs/how-to/s3-compatible-servers.md. They are found anew by each run, so
+a server's new version shows in the table.
 """
 
 from __future__ import annotations
