@@ -1,5 +1,5 @@
 """S3: sessions and credentials, listing, ranged GETs, and the mapping of foreign errors.
 
-Nothing above this package sees botocore or aiohttp. `ranges.RangeSource` is the seam between how bytes
-are fetched and how they are ordered and delivered; it knows nothing of windows, FIFOs or retries.
+No other package uses botocore or aiohttp for S3. `ranges.RangeSource` is the interface between fetching bytes
+and ordering and delivering them; windows, FIFOs and retries are on the other side of it.
 """

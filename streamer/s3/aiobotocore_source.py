@@ -1,10 +1,10 @@
 """Ranged GETs by aiobotocore, through user space.
 
-It works wherever aiobotocore works (TLS, proxies, any endpoint) and is the reference that `http_source` must
-equal byte for byte. Bodies are read with aiohttp's `readchunk()`, which returns each buffer as the socket
-filled it. `readany()` joins all buffered bytes first (measured with 8 MiB parts: 1.4 against 1.8 CPU-s/GB in
-all), and botocore's own iterator costs more than either. `readchunk()` bypasses botocore's length check, so
-the length is checked here.
+This transport works wherever aiobotocore works (TLS, proxies, any endpoint); `http_source` must deliver the
+same bytes. Bodies are read with aiohttp's `readchunk()`, which returns each buffer as the socket filled it.
+`readany()` joins all buffered bytes first (measured with 8 MiB parts: 1.8 CPU-s/GB in all, against 1.4), and
+botocore's own iterator costs more than either. `readchunk()` bypasses botocore's length check, so this module
+checks the length.
 
     the task that opened the body: readchunk ─→ at most `QUEUED` bytes ─→ read_into by the stage
 """
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from streamer.s3.ranges import RangeRequest
 
 QUEUED = 256 * KIB
-"""Bytes read before the stage takes them; one chunk more at most."""
+"""Bytes to read ahead of the stage, exceeded by one chunk at most."""
 SMALL_CHUNK = 4 * KIB
-"""Bytes below which a chunk is joined with all other bytes that have arrived."""
+"""Size in bytes below which a chunk is joined with all other bytes that have arrived."""
 
 
 class AiobotocoreSource:
@@ -39,7 +39,7 @@ class AiobotocoreSource:
     name = "aiobotocore"
 
     def __init__(self, client: Any, credentials: RenewableCredentials | None = None) -> None:
-        """`credentials`: the client's, renewed if S3 refuses them."""
+        """`credentials`: the client's credentials, renewed if S3 refuses them."""
         self._client = client
         self._credentials = credentials
         self._stall_timeout: float = client.meta.config.read_timeout
@@ -80,7 +80,7 @@ class AiobotocoreSource:
 
 
 class AiobotocoreBody:
-    """A `Body` of which the task in `taken` reads up to `QUEUED` bytes before the stage takes them."""
+    """A `Body` that the task in `taken` reads up to `QUEUED` bytes ahead of the stage."""
 
     spliceable = False
 
@@ -102,7 +102,7 @@ class AiobotocoreBody:
         return f"<AiobotocoreBody {self._queued} of {self.left} bytes left are here>"
 
     def splice_into(self, pipe_fd: int, most: int) -> int:
-        """Not supported."""
+        """Raise NotImplementedError: the bytes are in memory already."""
         raise NotImplementedError("not spliceable")
 
     def read_into(self, memory: memoryview) -> int:

@@ -5,12 +5,12 @@
 
 S3 stores a CRC of the whole object (type FULL_OBJECT) for uploads since the end of 2024, unless the uploader
 chose another kind. A checksum of a multipart upload's parts (COMPOSITE) cannot be compared without the parts,
-and SHAs are slow: such objects count as unverifiable.
+and SHAs are slow, so objects with either count as unverifiable.
 
-HEAD is used because responses to GETs of ranges are ambiguous: S3 may send the checksum of an upload's part,
-and compatible servers send that of the whole object. The result is cached.
+The checksum comes from a HEAD because the response to a ranged GET is ambiguous: S3 may send the checksum of
+an upload's part, and compatible servers send that of the whole object. The result is cached.
 
-A mismatch cannot recall delivered bytes: it fails the epoch, whose trailer then is `failed`.
+After a mismatch the delivered bytes cannot be recalled, so the epoch fails and its trailer is `failed`.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ Outcome = Literal["verified", "unverifiable", "mismatch"]
 OUTCOMES: tuple[Outcome, ...] = ("verified", "unverifiable", "mismatch")
 
 CACHED_OBJECTS = 65_536
-"""Objects of all channels whose stored checksums are cached, so that later epochs send no HEAD."""
+"""Number of objects whose stored checksums are cached, so that later epochs send no HEAD."""
 
 
 Update = Callable[[memoryview, int], int]
-"""A function of further bytes and the CRC of the bytes before them; returns the CRC of both."""
+"""Function (further bytes, CRC of the bytes before them) that returns the CRC of both."""
 
 
 def kinds() -> Mapping[Algorithm, Update]:
-    """Return the CRC functions that S3 stores. Raises ConfigError if awscrt, which has them, is missing."""
+    """Return the functions of the CRCs that S3 stores. Raises ConfigError if awscrt is missing or too old."""
     try:
         from awscrt import checksums as crt
 
@@ -86,7 +86,7 @@ def stored_sum(response: Mapping[str, Any]) -> Stored | None:
     algorithms: tuple[Algorithm, ...] = ("CRC64NVME", "CRC32C", "CRC32")
     for algorithm in algorithms:
         encoded = response.get(f"Checksum{algorithm}")
-        # Servers without checksum types mark composite ones by a dash and the number of parts.
+        # Servers that send no checksum type end a composite checksum with a dash and the number of parts.
         if encoded and "-" not in encoded:
             try:
                 return Stored(algorithm, int.from_bytes(base64.b64decode(encoded, validate=True), "big"))
@@ -96,17 +96,17 @@ def stored_sum(response: Mapping[str, Any]) -> Stored | None:
 
 
 class StoredChecksums:
-    """The stored checksums of objects, by one HEAD per object."""
+    """Gets and caches the stored checksums of objects, by one HEAD per object."""
 
     def __init__(self, client: Any, credentials: RenewableCredentials | None) -> None:
-        """`client`: aiobotocore's for control requests, not owned. `credentials`: the client's."""
+        """`client`: aiobotocore's client for control requests, not owned. `credentials`: the client's."""
         self._credentials = credentials
         self._client = client
         self._cache: OrderedDict[ObjectRef, Stored | None] = OrderedDict()
         self._locks: dict[ObjectRef, asyncio.Lock] = {}
 
     async def of(self, ref: ObjectRef, *, attempt: int) -> Stored | None:
-        """Return the checksum of this version of the object, if there is one. Raises SourceError."""
+        """Return the stored checksum of this version of the object, or None. Raises SourceError."""
         if ref in self._cache:
             self._cache.move_to_end(ref)
             return self._cache[ref]
@@ -119,7 +119,7 @@ class StoredChecksums:
         return self._cache[ref]
 
     def cached(self, ref: ObjectRef) -> Stored | None:
-        """Return the checksum that `of` has found, if there is one."""
+        """Return the checksum that `of` has cached, or None."""
         return self._cache.get(ref)
 
     async def _head(self, ref: ObjectRef, attempt: int) -> Stored | None:
@@ -164,7 +164,7 @@ class ChecksummingSource:
 
 
 class ChecksumVerifier:
-    """Computes the checksum of the object that one channel delivers, and compares it with the stored one.
+    """Compares the checksum of each object that one channel delivers with the stored checksum.
 
     An object whose first bytes an earlier sidecar delivered cannot be compared.
     """
@@ -172,14 +172,14 @@ class ChecksumVerifier:
     def __init__(
         self, stored: Callable[[ObjectRef], Stored | None], note: Callable[[ObjectRef, Outcome], None]
     ) -> None:
-        """`stored` returns an object's stored checksum. `note` gets the outcome of every object."""
+        """`stored`: returns an object's stored checksum. `note`: called with the outcome of every object."""
         self._stored = stored
         self._kinds = kinds()
         self._note = note
         self._object: ObjectRef | None = None
         self._part: Part | None = None
         self._summed = 0
-        """Bytes from the object's first on that `_value` covers."""
+        """Bytes from the object's start that `_value` covers."""
         self._value = 0
 
     def update(self, part: Part, data: memoryview) -> None:
@@ -196,7 +196,7 @@ class ChecksumVerifier:
             self._summed += len(data)
 
     def delivered(self, part: Part) -> None:
-        """Compare the checksum after an object's last part. Raises Mismatch."""
+        """Compare the checksums if `part` is the object's last one. Raises Mismatch."""
         if not part.ends_object:
             return
         ref, stored = part.object, self._stored(part.object)

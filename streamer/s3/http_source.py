@@ -1,7 +1,7 @@
-"""Ranged GETs by our own HTTP client.
+"""Ranged GETs by our own HTTP client (`streamer.s3.http`).
 
-A body stays in its socket until the relay splices or reads it. Where this client does not support a response
-(a redirect, a chunked body), the aiobotocore transport fetches that part; both check responses by the same
+A body stays in its socket until the relay splices or reads it. If this client does not support a response (a
+redirect, a chunked body), the aiobotocore transport fetches that part. Both check responses by the same
 rules.
 """
 
@@ -57,8 +57,8 @@ def why_not_splice(endpoint_url: str) -> str | None:
 
 
 def tls_context(ca_bundle: str | None) -> TlsContext:
-    """Return TLS that trusts the bundle given, or else botocore's certificates. Raises ConfigError."""
-    from streamer.s3.http.tls import TlsContext  # some 30 ms
+    """Return TLS that trusts the given bundle, or botocore's certificates. Raises ConfigError."""
+    from streamer.s3.http.tls import TlsContext  # takes about 30 ms
 
     path = certificate_file(ca_bundle)
     try:
@@ -80,7 +80,7 @@ class HttpSource:
         tls: TlsContext | None = None,
         stall_timeout: float = STALL_TIMEOUT,
     ) -> None:
-        """`tls`: as for HttpClient. `stall_timeout`: seconds without a byte after which a request fails."""
+        """`tls`: see `HttpClient`. `stall_timeout`: seconds without a byte after which a request fails."""
         self._signer = signer
         self._fallback = fallback
         self._client = HttpClient(tls, stall_timeout=stall_timeout)
@@ -125,7 +125,7 @@ class HttpSource:
             if isinstance(error, WrongEndpoint):
                 return await self._fallback.open(request)  # botocore resolves the bucket's region
             if isinstance(error, ClockSkew):
-                self._signer.ahead = error.ahead  # the next signature has S3's time
+                self._signer.ahead = error.ahead  # the next signature uses S3's time
             raise deleted(error) if isinstance(error, ObjectMissing) else error
 
 
@@ -149,7 +149,7 @@ def _check(header: ResponseHeader, request: RangeRequest, context: ErrorContext)
 
 
 def error_of(header: ResponseHeader, body: bytes, context: ErrorContext) -> SourceError:
-    """Return our error for a response that is neither a success nor a redirect. `body` may be cut off."""
+    """Return the error for a response that is neither a success nor a redirect. `body` may be cut off."""
     code, message = CODE.search(body), _MESSAGE.search(body)
     cut = len(body) < min(header.content_length or 0, MAX_ERROR_BODY)
     if code is None and cut and header.status in MANY_REASONS:

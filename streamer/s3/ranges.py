@@ -1,12 +1,12 @@
 """The interface between transports and relay: open a body, then pull its bytes.
 
-    relay      decides which part is fetched, when, and where its bytes wait
+    relay      decides when each part is fetched and where its bytes wait
     transport  `RangeSource.open`: sends one request, checks the response header, returns the `Body`
     stage      pulls: `splice_into` a pipe, or `read_into` memory; registers a callback for further bytes
-    failure    a raised SourceError; the relay opens another body from the next missing byte
+    failure    the transport raises SourceError; the relay opens another body from the next missing byte
 
-The task that opened a body owns it: it waits in `taken` and closes the body once. The stage uses the body
-meanwhile. Bytes that the stage does not take stay in the socket, and TCP's flow control slows the server.
+The task that opened a body owns it: the task waits in `taken` while the stage uses the body, and then closes
+it once. Bytes that the stage does not take stay in the socket, and TCP's flow control slows the server.
 
 Waiting uses a callback and no task: on uvloop a callback takes 0.6 µs and a woken task 1.9 to 2.5 µs, and the
 stage waits about ten times for a body of 8 MiB.
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 Phase = Literal["credentials", "connect", "first_byte", "body", "throttled", "retry"]
 PHASES: tuple[Phase, ...] = ("credentials", "connect", "first_byte", "body", "throttled", "retry")
-"""Phases of a request for a part. throttled, retry: it waits to be sent again, after SlowDown or after
-another failure."""
+"""Phases of a request for a part. throttled, retry: the waits before a retry, after SlowDown and after any
+other failure."""
 
 
 def no_phase(_: Phase) -> None:
-    """Ignores the phases of a request."""
+    """Ignore the phase of a request."""
 
 
 @dataclass(slots=True)
@@ -43,13 +43,13 @@ class RangeRequest:
     part: Part
     first: int
     attempt: int = 1
-    """Counts from 1 and appears in errors."""
+    """Number of the attempt, from 1, which errors name."""
     avoid: str | None = None
-    """An address that the request should not go to, if the endpoint has another."""
+    """An address not to send the request to, if the endpoint has another."""
     on_phase: Callable[[Phase], None] = no_phase
     """Called when the request enters a phase. Some transports report no phase and stay at `first_byte`."""
     peer: str | None = None
-    """The address that the request went to, if the transport sets it."""
+    """Address that the request was sent to; None if the transport does not set it."""
 
     @property
     def context(self) -> ErrorContext:
@@ -62,51 +62,51 @@ class Body(Protocol):
 
     @property
     def left(self) -> int:
-        """Bytes that have not been taken."""
+        """Number of bytes that the stage has not taken."""
 
     @property
     def spliceable(self) -> bool:
-        """Whether `splice_into` works; otherwise the bytes must be read."""
+        """Whether `splice_into` is supported; otherwise the bytes must be read."""
 
     def splice_into(self, pipe_fd: int, most: int) -> int:
         """Move 1 to `most` bytes into a pipe without reading them; return the number.
 
-        Raises BlockingIOError if no byte has arrived or the pipe is full, BrokenPipeError if nobody reads the
-        pipe, SourceError if no further byte will come.
+        Raises BlockingIOError if no byte has arrived or the pipe is full, BrokenPipeError if the pipe has no
+        reader, SourceError if no further byte will come.
         """
 
     def read_into(self, memory: memoryview) -> int:
-        """Read 1 to `len(memory)` bytes; return the number. Fewer than asked for: no more has arrived.
+        """Read all bytes that have arrived, at most `len(memory)`; return the number, at least 1.
 
         Raises BlockingIOError if no byte has arrived, SourceError if no further byte will come.
         """
 
     def probe(self) -> None:
-        """Raise what `read_into` would raise now; take nothing."""
+        """Raise the error that `read_into` would raise now; take no byte."""
 
     def notify(self, call: Callable[[], None]) -> None:
-        """Call `call` once: when enough bytes for a large move have arrived, a few have waited long, or the
-        body has failed.
+        """Call `call` once when the stage should take bytes, or when the body has failed.
 
-        A body that stalls meanwhile fails: `call` is called, and the next move raises. A further `notify` or
-        `park` replaces this one. `call` must not raise.
+        That is when enough bytes for a large move have arrived, or fewer have waited long. A body that stalls
+        before that fails: `call` is called, and the next move raises. A further `notify` or `park` replaces
+        this one. `call` must not raise.
         """
 
     def park(self, call: Callable[[], None]) -> None:
-        """As `notify`, but only when the transport can hold no more bytes, or the body has failed."""
+        """Call `call` once when the transport can hold no more bytes or the body has failed (`notify`)."""
 
     def hush(self) -> None:
-        """Cancel the last `notify` or `park`. A body that nobody waits for cannot stall."""
+        """Cancel the last `notify` or `park`. After that the body cannot stall."""
 
     async def taken(self) -> None:
         """Wait until every byte has been taken. Raises SourceError if no further byte will come."""
 
     def close(self) -> None:
-        """Give the connection back, or close it if bytes are left. No callback follows."""
+        """Return the connection to its pool, or close it if bytes are left. No callback follows."""
 
 
 class RangeSource(Protocol):
-    """A transport: opens the bodies of parts, several at once."""
+    """A transport, which opens the bodies of several parts at once."""
 
     @property
     def name(self) -> str:
@@ -115,7 +115,7 @@ class RangeSource(Protocol):
     async def open(self, request: RangeRequest) -> Body:
         """Send the request and check the response header.
 
-        Raises SourceError. Cancelling it closes the connection in use.
+        Raises SourceError. Cancellation closes the connection in use.
         """
 
 
@@ -134,11 +134,11 @@ def check_header(  # noqa: PLR0913 - the fields of a response header, one by one
     etag: str | None,
     version: str | None,
 ) -> None:
-    """Refuse a response that is not bytes `first` to `end` of the version that `ref` names.
+    """Check that a response is bytes `first` to `end` of the version that `ref` names.
 
-    206 is the rule (RFC 9110 §15.3.7); 200 with a right Content-Range is accepted, since some compatible
-    servers send it. The response must prove its version by its ETag, or by the version id that was requested:
-    a server may ignore If-Match, and `versionId` too. `version`: the response's `x-amz-version-id`. Raises
+    The status must be 206 (RFC 9110 §15.3.7), or 200 with a right Content-Range, which some compatible
+    servers send. The response must prove its version by its ETag or by the requested version id, because a
+    server may ignore If-Match and `versionId`. `version`: the response's `x-amz-version-id`. Raises
     SourceChanged if version or size differ, BadAnswer if the response does not state them, or if its range or
     length differs from the request's.
     """
@@ -170,10 +170,10 @@ def check_header(  # noqa: PLR0913 - the fields of a response header, one by one
 
 
 def check_version(requested: str | None, version: str | None, context: ErrorContext) -> None:
-    """Refuse a response for another version than `requested`. `version`: its `x-amz-version-id`.
+    """Raise BadAnswer for a response of another version than `requested`.
 
-    S3 names the version in each response to a request with `versionId`; a bucket that never had versions may
-    leave out `null`. Raises BadAnswer.
+    `version`: the response's `x-amz-version-id`. S3 names the version in each response to a request with
+    `versionId`; a bucket that never had versions may leave out `null`.
     """
     if requested is None or version == requested or (version is None and requested == "null"):
         return

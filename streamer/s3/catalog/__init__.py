@@ -1,1 +1,1 @@
-"""Which objects exist: listings, manifests, the size and ETag of single objects."""
+"""Finds the objects of a channel: listings, manifests, size and ETag of single objects."""

@@ -4,15 +4,14 @@ A listing is made once per channel and job, and the plan keeps its result. A pre
 prefix without delimiter, as in SageMaker: `s3://b/train` also names `train-old/x` (contract §3.1).
 
 S3 sends a thousand keys per page, and each page needs a token of the page before it. So if a prefix has more
-pages after the first `PAGES_IN_TURN`, its "folders" (common prefixes up to the next `/`) are listed instead,
-many at a time, the large ones by the same rule again:
+than `PAGES_IN_TURN` pages, its "folders" (common prefixes up to the next `/`) are listed instead, many at a
+time, and a large folder by the same rule:
 
     prefix ─ pages, in turn ─ still more? ─ folders ─┬─ pages, in turn ─ …      16 requests at a time
                                                      └─ pages, in turn ─ …
 
-If there are more than `MOST_FOLDERS` folders, which are then hardly larger than a page each, the pages are
-listed in turn after all. The result is the same either way: a folder's keys are those with its prefix, in
-whatever order the server sends them, and the whole list is sorted by the bytes of the keys.
+With more than `MOST_FOLDERS` folders, few of which fill a page, the pages are listed in turn after all. The
+result is the same either way, because the list is sorted by the bytes of the keys at the end.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ PAGES_IN_TURN = 4
 MOST_FOLDERS = 256
 """Folders on one level that are listed one by one; with more, most requests would return few keys."""
 MOST_EMPTY = 1000
-"""Empty pages in a row at most; S3 sends empty pages where it skips deleted objects."""
+"""Most successive empty pages; S3 sends empty pages where it skips deleted objects."""
 _NAME_FIELDS = (("Contents", "Key"), ("CommonPrefixes", "Prefix"))
 """The lists of a page, and the field of their entries that holds the name."""
 _REQUIRED_FIELDS = {"Contents": {"Key", "Size", "ETag"}, "CommonPrefixes": {"Prefix"}}
@@ -63,7 +62,7 @@ class _Lister:
         self._progress = progress
         self._listed = 0
         self._empty = 0
-        """Empty pages in a row so far."""
+        """Number of successive empty pages so far."""
 
     async def page(self, prefix: str, **params: str) -> dict[str, Any]:
         """Fetch one page and check it. Raises SourceError."""
@@ -96,9 +95,8 @@ class _Lister:
     def _check_progress(self, prefix: str, page: dict[str, Any], seen: set[str]) -> None:
         """Raise BadAnswer for a page whose first name, or whose token, an earlier page had too.
 
-        `seen`: first names and tokens of the earlier pages; this page's are added. A server or cache that
-        repeats pages in a circle would be listed for ever, and a page sent twice would have its objects
-        streamed twice.
+        `seen`: first names and tokens of the earlier pages, to which this page's are added. Without this
+        check a server or cache that repeats pages would make a listing endless, or stream objects twice.
         """
         first = [page[name][0][key] for name, key in _NAME_FIELDS if page.get(name)]
         if page["IsTruncated"]:
@@ -223,9 +221,9 @@ async def list_prefix(
     """List every object whose key starts with `uri.key`, in the byte order of keys, without folder markers.
 
     Raises SourceError: Missing for an absent bucket, Denied, Transient once the client's own attempts
-    are used up, BadAnswer for a listing that does not advance. ConfigError if an object cannot be wrapped.
-    `progress` is called with the approximate number of objects listed; some count twice. `memory`: the memory
-    for all plans; ConfigError if they need more.
+    are used up, BadAnswer for a listing that does not advance. Raises ConfigError if an object cannot be
+    wrapped, or if the plans need more than `memory`. `progress` is called with the number of objects listed,
+    which counts some twice.
     """
     arrangement = arrangement or Arrangement()
     try:
@@ -233,7 +231,7 @@ async def list_prefix(
             entries = await _Lister(client, uri.bucket, arrangement, progress=progress).below(uri.key, claim)
     except BaseExceptionGroup as errors:
         raise first_error(errors) from errors
-    ordered, duplicate = await asyncio.to_thread(_in_order, entries)  # a second or two for a million
+    ordered, duplicate = await asyncio.to_thread(_in_order, entries)  # takes 1 to 2 s for a million
     if duplicate is not None:
         raise BadAnswer("the listing names the object twice", ErrorContext(uri.bucket, duplicate))
     return ordered
@@ -279,6 +277,6 @@ async def plan_uris(
     objects: list[ObjectRef] = []
     for uri in uris:
         refs = [*(await plan_prefix(client, uri, progress=progress, memory=memory)).refs(0)]
-        # An exact key sorts before every key that it is a prefix of.
+        # An exact key sorts before every longer key that begins with it.
         objects += refs[:1] if refs[0].key == uri.key else refs
     return Plan.of(objects, arrangement)

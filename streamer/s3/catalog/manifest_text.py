@@ -1,4 +1,4 @@
-"""Parsers of manifests: pure, fed piece by piece.
+"""Parses manifests piece by piece, without I/O.
 
     Gunzip        inflates data that begins with gzip's magic and passes other data through
     ArrayScanner  `ManifestFile`: one JSON array, a prefix and suffixes; yields each object's URI
@@ -37,12 +37,12 @@ class Gunzip:
     def __init__(self, name: str) -> None:
         self._name = name
         self._start = b""
-        """The first bytes, while they are too few for the magic."""
+        """The first bytes, until there are enough to compare with the magic."""
         self._plain = False
         self._inflater: Inflater | None = None
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Yield the text of `data` in bounded pieces. Raises ConfigError if it is damaged."""
+        """Yield the text of `data` in bounded pieces. Raises ConfigError for damaged gzip."""
         if self._inflater is None and not self._plain:
             data, self._start = self._start + data, b""
             if len(data) < len(GZIP_MAGIC):
@@ -85,14 +85,14 @@ class ArrayScanner:
         self.prefix: str | None = None
         """The URI before every suffix; None until its entry has been read."""
         self._entry = 0
-        """Entries read; 0 before the opening bracket too."""
+        """Number of entries read; 0 before the opening bracket too."""
         self._opened = self._closed = False
 
     def _refuse(self, why: str) -> NoReturn:
         raise ConfigError(f"{self._name}: entry {self._entry + 1}: {why}")
 
     def feed(self, data: bytes, *, last: bool) -> Iterator[tuple[str, str]]:
-        """Yield the error context and the URI of every entry that is complete now. Raises ConfigError."""
+        """Yield error context and URI of every entry that `data` completes. Raises ConfigError."""
         try:
             text = self._text + self._decoder.decode(data, final=last)
         except UnicodeDecodeError as error:
@@ -119,7 +119,7 @@ class ArrayScanner:
             self._refuse("the manifest names no object: add one or more strings behind the prefix")
 
     def _take(self, token: str) -> str | None:
-        """Return the URI of a suffix's entry; None for the prefix's entry."""
+        """Return the URI of an entry with a suffix; None for the entry with the prefix."""
         try:
             value = json.loads(token)
         except (ValueError, RecursionError) as error:
@@ -181,7 +181,7 @@ class LineScanner:
         )
 
     def feed(self, data: bytes, *, last: bool) -> Iterator[tuple[str, list[bytes | str]]]:
-        """Yield the error context and attributes of every line that is complete now. Raises ConfigError."""
+        """Yield error context and attributes of every line that `data` completes. Raises ConfigError."""
         lines = data.split(b"\n")
         lines[0] = b"".join((*self._rest, lines[0])) if len(lines) > 1 or last else lines[0]
         if len(lines) > 1 or last:
@@ -229,7 +229,7 @@ class LineScanner:
         return values
 
     def _tokens(self, line: bytes) -> dict[str, tuple[Any, str]]:
-        """Return, by attribute, the value and the token that it is parsed from."""
+        """Return, by attribute, the value and the token from which it was parsed."""
         try:
             text = line.decode()
             position = _skip_space(text, 0)

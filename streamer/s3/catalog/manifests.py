@@ -3,10 +3,9 @@
     S3 ─ body, resumed after a failure ─ gunzip, if it is gzip ─ scanner ─ many HEADs ─ entries
 
 A manifest is parsed as it arrives and never kept as a whole; only the plan's entries stay. The HEADs for size
-and ETag (`inspector`) run concurrently and end in any order; entries are added in the manifest's order. While
-a row's HEADs are slow, the HEADs of later rows go on, until `ROWS` rows wait; then reading the manifest
-pauses. A manifest that cannot be read to its proven end is an error, because a truncated manifest may look
-like a shorter one.
+and ETag (`inspector`) run concurrently and end in any order; entries are added in the manifest's order. HEADs
+of later rows do not wait for a slow HEAD until `ROWS` rows wait; then reading the manifest pauses. A manifest
+that cannot be read to its proven end is an error, because a truncated manifest may look like a shorter one.
 
 `manifest_text` parses the text.
 """
@@ -47,9 +46,9 @@ if TYPE_CHECKING:
     """Called with the number of entries so far, after each entry and each piece of the manifest."""
 
 ROWS = 2048
-"""Rows, and objects in them, whose HEADs may be in flight."""
+"""Most rows, and most objects in them, whose HEADs are in flight."""
 ATTEMPTS = 5
-"""Requests for the rest of a manifest at most, without a byte of progress."""
+"""Most successive requests for the rest of a manifest without a byte of progress."""
 _READ_SIZE = 256 * 1024
 
 
@@ -64,9 +63,9 @@ async def plan_manifest(
 ) -> Plan:
     """Plan a `ManifestFile` channel (contract §4.1): the objects in the manifest's order.
 
-    `client` reads the manifest; `inspector`, or `client` if there is none, sends the HEADs. `memory`: the
-    memory for all plans; ConfigError if they need more. Raises ConfigError naming the entry for a manifest
-    that breaks a rule, SourceError otherwise.
+    `client` reads the manifest; `inspector`, or `client` if there is none, sends the HEADs. Raises
+    ConfigError naming the entry for a manifest that breaks a rule, ConfigError if the plans need more than
+    `memory`, SourceError for a failed request.
     """
     arrangement = arrangement or Arrangement()
     entries = arrangement.entries()
@@ -97,8 +96,9 @@ async def plan_augmented(
     """Plan an `AugmentedManifestFile` channel (contract §4.2): one entry per line.
 
     An entry is the listed attributes in the order of `attributes`: an attribute whose name ends in `-ref` is
-    the object that it names, any other is its text. `inspector` and `progress`: as for `plan_manifest`.
-    Raises ConfigError naming line and attribute for a manifest that breaks a rule, SourceError otherwise.
+    the object that it names, any other is its text. `inspector`, `progress`, `memory`: as for
+    `plan_manifest`. Raises ConfigError naming line and attribute for a manifest that breaks a rule,
+    SourceError for a failed request.
     """
     if not attributes:
         raise ConfigError("AttributeNames is empty: list the attributes to stream, in order")
@@ -118,7 +118,7 @@ async def plan_augmented(
 
 
 class _Row:
-    """An entry in the making: literals as bytes; objects as URIs, then as the tasks of their HEADs.
+    """A row of a manifest: literals as bytes; objects as URIs, then as the tasks of their HEADs.
 
     `context` names manifest and row in errors.
     """
@@ -135,7 +135,7 @@ class _Row:
 
 
 class _Rows(Protocol):
-    """Returns the rows that are complete after a further piece of text."""
+    """Returns the rows that a further piece of text completes."""
 
     def __call__(self, text: bytes, *, last: bool) -> Iterator[_Row]: ...
 
@@ -211,7 +211,7 @@ class _PlanFiller:
             self._progress(len(self._entries))
 
     async def _stat(self, uri: str, context: str) -> ObjectRef:
-        """Send the HEAD of the object, or of the version that the URI names."""
+        """Send the HEAD of the object, or of the version in the URI. Raises SourceError."""
         try:
             (bucket, key), version = parse_object_uri(uri)
         except ConfigError as error:

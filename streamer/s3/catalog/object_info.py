@@ -1,15 +1,15 @@
 """Finds size and ETag of objects by HEAD, many at once.
 
-    stat() ─ at most 128 ─┬─ our own HTTP client: sign, send, parse a response header    nearly always
-                          └─ aiobotocore's head_object, 64 at once                       the rest
+    stat() ─ at most 128 ─┬─ our own HTTP client: sign, send, parse a response header    nearly all HEADs
+                          └─ aiobotocore's head_object, 64 at once                       all others
 
 aiobotocore sends the HEADs that our own client does not support (`why_not`), and repeats those that end in a
 redirect, or in 400, which S3 also sends for a request signed for another region. Both clients return the same
 objects and raise the same errors. A HEAD is retried as a part is: for `give_up_after` seconds, with growing
-waits. It counts as in flight meanwhile, so a server that throttles gets fewer requests.
+waits. It counts as in flight during a wait, so a server that throttles gets fewer requests.
 
-The response to HEAD has no body whatever its Content-Length says (RFC 9110 §9.3.2), even if it is an error.
-So S3's error code is unknown, and the status decides.
+The response to HEAD has no body, whatever its Content-Length (RFC 9110 §9.3.2), even for an error. So S3's
+error code is unknown, and the status decides.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ if TYPE_CHECKING:
     from streamer.s3.client.session import Clients
 
 HEADS = 128
-"""HEADs in flight at most, and connections for them, in the whole process."""
+"""Most HEADs in flight, and connections for them, in the whole process."""
 AIOBOTOCORE_HEADS = 64
-"""HEADs in flight by aiobotocore at most: the connections of its pool."""
+"""Most HEADs in flight by aiobotocore: the size of its connection pool."""
 LONGEST_WAIT = 20.0
-"""Seconds at most before a repetition, unless the server asks for more."""
+"""Most seconds before a retry, unless the server's Retry-After is longer."""
 
 
 class ObjectInspector(Protocol):
     """Finds size and ETag of objects, many at once."""
 
     async def stat(self, bucket: str, key: str, version: str | None = None) -> ObjectRef:
-        """Find the object's current version, or `version`. Raises SourceError."""
+        """Return size and ETag of the object's current version, or of `version`. Raises SourceError."""
 
 
 class AiobotocoreHeadClient:
@@ -59,7 +59,7 @@ class AiobotocoreHeadClient:
         self._turns = asyncio.Semaphore(AIOBOTOCORE_HEADS)
 
     async def stat(self, bucket: str, key: str, version: str | None = None) -> ObjectRef:
-        """See `ObjectInspector`."""
+        """See `ObjectInspector.stat`."""
         context = ErrorContext(bucket, key)
         params = {"VersionId": version} if version else {}
         async with self._turns:
@@ -99,7 +99,7 @@ class HttpHeadClient:
         self._http.close()
 
     async def stat(self, bucket: str, key: str, version: str | None = None) -> ObjectRef:
-        """See `ObjectInspector`. Raises GaveUp if the HEAD still fails after `give_up_after` seconds."""
+        """See `ObjectInspector.stat`. Raises GaveUp if the HEAD still fails after `give_up_after` seconds."""
         async with self._turns:
             attempts = Attempts(self._policy, UNAVAILABLE, what="an answer")
             try:
@@ -132,7 +132,7 @@ class HttpHeadClient:
                 context, version, version_id, length=response.header.content_length, etag=headers.get("etag")
             )
         if 300 <= status < 400 or status == http.HTTPStatus.BAD_REQUEST:
-            # Every HEAD of a redirected bucket is redirected, and botocore remembers the region.
+            # A redirect affects every HEAD of the bucket, and botocore caches the bucket's region.
             self._by_aiobotocore[bucket] = status != http.HTTPStatus.BAD_REQUEST
             return await self._fallback.stat(bucket, key, version)
         raise error_from_response(

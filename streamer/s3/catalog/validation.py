@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from typing import Self
 
 LONGEST_KEY = 4096
-"""Bytes in UTF-8. S3 allows 1,024."""
+"""Most bytes of a key in UTF-8; S3 allows 1,024."""
 LARGEST_OBJECT = 1 << 60
-"""Bytes. S3 allows 50 TB."""
+"""Most bytes of an object; S3 allows 50 TB."""
 LONGEST_ETAG = 1024
 PER_OBJECT = 32
-"""Bytes of a plan per object, besides its key and ETag."""
+"""Bytes of memory that a plan needs for each object, besides key and ETag."""
 
 
 def described_object(
@@ -50,7 +50,7 @@ def short(value: object) -> str:
 
 
 class PlanMemory:
-    """The memory for all plans of the process while they are made."""
+    """Counts the memory that all plans of the process take while they are made, against a limit."""
 
     def __init__(self, limit: int = sys.maxsize) -> None:
         """`limit`: bytes for all plans."""
@@ -60,15 +60,15 @@ class PlanMemory:
 
     @property
     def objects(self) -> int:
-        """Objects counted so far."""
+        """Number of objects counted so far."""
         return self._objects
 
     def claim(self) -> PlanClaim:
-        """Return a claim on this memory, for a listing or a manifest; it can be released."""
+        """Return a claim on this memory for a listing or a manifest, which can release it."""
         return PlanClaim(self)
 
     def count(self, objects: int, size: int) -> None:
-        """Add objects and bytes, negative ones too. Raises ConfigError when the plans are too large."""
+        """Add objects and bytes; negative numbers subtract. Raises ConfigError if the plans are too large."""
         self._objects += objects
         self._bytes += size
         if size > 0 and self._bytes > self._limit:
@@ -95,18 +95,18 @@ class PlanClaim:
         return PlanClaim(self)
 
     def take(self, refs: Iterable[ObjectRef]) -> None:
-        """Add objects. Raises ConfigError when the plans are too large."""
+        """Add objects. Raises ConfigError if the plans are too large."""
         sizes = [PER_OBJECT + len(ref.key) + len(ref.etag) for ref in refs]
         self.count(len(sizes), sum(sizes))
 
     def count(self, objects: int, size: int) -> None:
-        """Add objects and bytes here and in the memory that this claim is part of."""
+        """Add objects and bytes to this claim and to the memory that contains it."""
         self._objects += objects
         self._bytes += size
         self._outer.count(objects, size)
 
     def release(self) -> None:
-        """Give back everything, since none of it is part of a plan."""
+        """Subtract everything that was counted here, because no plan will have it."""
         self.count(-self._objects, -self._bytes)
 
     def __enter__(self) -> Self:

@@ -1,18 +1,18 @@
 """aiobotocore's HTTP session with limits of time and memory on every response.
 
-aiobotocore waits for a response without end as long as interim (1xx) responses arrive, and reads the body of
-an error and of a listing whole, whatever its length. This session ends each request after `read_timeout`
+aiobotocore has two gaps: while interim (1xx) responses arrive it waits without a time limit, and it reads the
+body of an error or a listing whole, whatever its length. This session ends each request after `read_timeout`
 seconds without a response header, reads at most `MAX_ERROR_BODY` bytes of an error and `MAX_DOCUMENT` bytes
-of a document, and reads either within the same time. The body of a GET stays with its reader, which has
-limits of its own (`within_stall`).
+of a document, and reads either within the same time. The caller reads the body of a GET, with its own limit
+(`within_stall`).
 
 A document also has at most `MAX_TAGS` tags: a million of them kept the event loop busy for 2 s.
 
-S3 writes XML in UTF-8 and without a document type. An XML parser expands what a document type declares, and
-other encodings could hide one, so such a document never reaches the parser. An error response with such a
-body is judged by its status alone.
+S3 writes XML in UTF-8 and without a document type. An XML parser expands the entities of a document type, and
+other encodings could hide one, so such a document never reaches the parser. The status alone decides about an
+error response with such a body.
 
-Of an error body that breaks off, only the code counts. An error body that breaks off before its code raises
+If an error body breaks off, only its code is used. If it breaks off before the code, the session raises
 RefusalCutOff, and botocore repeats the request as after any broken connection.
 """
 
@@ -34,12 +34,11 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
 MAX_ERROR_BODY = 256 * 1024
-"""Bytes of an error body that are read at most; S3's error bodies have less than 1 KiB."""
+"""Most bytes of an error body that are read; S3's error bodies have less than 1 KiB."""
 MAX_DOCUMENT = 6 * 1024 * 1024
-"""Bytes of a listing page at most. A thousand keys of 1,024 bytes, each written as `%XX`, are 4 MB."""
+"""Most bytes of a listing page. A thousand keys of 1,024 bytes, each byte written as `%XX`, are 4 MB."""
 MAX_TAGS = 200_000
-"""Tags of a listing page at most; one turn of the event loop parses the page. A thousand keys have about
-30,000 tags."""
+"""Most tags of a listing page, which one turn of the event loop parses. A thousand keys have about 30,000."""
 FIRST_ERROR_STATUS = 300
 RESCHEDULE_FRACTION = 1 / 64
 """Fraction of the stall timeout that passes before a body's timer is moved again."""
@@ -50,7 +49,7 @@ class BoundedSession(PinnedSession):
     """The HTTP session of one client."""
 
     async def send(self, request: Any) -> Any:
-        """Return the response, with its body unless that is streamed. Raises botocore's errors, BadAnswer."""
+        """Return the response, with its body unless it is streamed. Raises botocore's errors, BadAnswer."""
         streamed, request.stream_output = request.stream_output, True
         response: Any = None
         body, broken = bytearray(), False
@@ -90,7 +89,7 @@ def _body_before_break(body: bytearray, status: int) -> bytes:
 
 
 async def _read_body(raw: Any, limit: int, body: bytearray) -> None:
-    """Read at least `limit` bytes of the body, or all of it. Only a whole body leaves the connection open."""
+    """Read at least `limit` bytes of the body, or all of it; close the connection unless it was all."""
     try:
         while len(body) <= limit and (data := await raw.content.readany()):
             body += data

@@ -1,13 +1,13 @@
 """Renews credentials that S3 refuses, for streams that run for days.
 
 botocore renews credentials that have an expiry time: those of a process, a container, an instance, a web
-identity. Two cases remain. A key in a file has no expiry time, and botocore reads the file once. And S3 may
-refuse credentials before they expire. So the transport reports each request that S3 refuses for its
-credentials, and before the next request a new session resolves botocore's whole chain and reads its files
-again. Many requests that are refused together resolve the chain once.
+identity. It does not renew a key in a file, which has no expiry time, and S3 may refuse credentials before
+they expire. So the transport reports each request that S3 refuses for its credentials. Before the next
+request a new session resolves botocore's whole chain and reads its files again. Requests that are refused
+together resolve the chain once.
 
-A chain that fails now may succeed later (a metadata service restarts, a file is being replaced). So failing
-to renew raises `Expired`, and the relay retries; having no credentials at the start raises `Denied`.
+A chain that fails now may succeed later (a metadata service restarts, a file is being replaced). So a failed
+renewal raises `Expired`, and the relay retries; missing credentials at the start raise `Denied`.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from streamer.s3.client.faults import error_text
 from streamer.secrets import quoted, remember
 
 PAUSE = 1.0
-"""Seconds between two resolutions of the chain, however many requests S3 refuses."""
+"""Least seconds between two resolutions of the chain."""
 
 
 class RenewableCredentials:
-    """A proxy for the session's credentials that renews them; other attributes are the credentials' own."""
+    """A proxy for the session's credentials that renews them; it passes other attributes through."""
 
     def __init__(self, initial: Any, load: Callable[[], Awaitable[Any]], *, limit: float) -> None:
-        """`initial`: aiobotocore's credentials. `load`: resolves the chain. `limit`: seconds for either."""
+        """`initial`: aiobotocore's credentials. `load`: resolves the chain. `limit`: seconds per renewal."""
         self._limit = limit
         self._current = initial
         self._load = load
@@ -48,7 +48,8 @@ class RenewableCredentials:
     def refused(self, sent_at: float) -> bool:
         """Note that S3 refused a request sent at `sent_at` (`time.monotonic`); return whether to repeat it.
 
-        Repeating cannot help if the keys are environment variables, which nobody can change from outside.
+        Repeating cannot help if the keys are environment variables, because those of a running process cannot
+        be changed from outside.
         """
         if self._current.method == "env" and not hasattr(self._current, "refresh_needed"):
             return False
@@ -57,7 +58,7 @@ class RenewableCredentials:
         return True
 
     async def get_frozen_credentials(self) -> Any:
-        """Return key, secret and token for one request. Raises Expired if they cannot be renewed now."""
+        """Return key, secret and token for one request. Raises Expired if a renewal fails."""
         if time.monotonic() < self._failed_at + PAUSE:
             raise Expired(self._failure)
         try:
@@ -71,7 +72,7 @@ class RenewableCredentials:
         except PenstockError:
             raise
         except Exception as error:
-            # Processes, files, STS and metadata services each fail with errors of their own.
+            # Processes, files, STS and metadata services each have their own classes of errors.
             self._failed_at = time.monotonic()
             timed_out = f"their source did not answer in {self._limit:g} s"
             reason = (
@@ -94,7 +95,7 @@ class RenewableCredentials:
             if not self._stale or time.monotonic() < self._loaded_at + PAUSE:
                 return
             if time.monotonic() < self._failed_at + PAUSE:
-                raise Expired(self._failure)  # another request's attempt failed while this one waited
+                raise Expired(self._failure)  # another request's renewal failed while this one waited
             credentials = await self._load()
             if credentials is None:
                 raise LookupError("the chain has none any more")
@@ -102,9 +103,9 @@ class RenewableCredentials:
 
 
 class renewing:  # noqa: N801 - used as a context manager; as a generator it costs 1 µs more a request
-    """Wrap one request: renew credentials that it shows to be refused before the next request.
+    """Wrap one request; if S3 refuses its credentials, they are renewed before the next request.
 
-    Raises Denied instead of Expired where waiting cannot help.
+    Raises Denied instead of Expired if a renewal cannot help.
     """
 
     __slots__ = ("_credentials", "_sent_at")

@@ -1,8 +1,8 @@
 """Maps errors of botocore and aiohttp to `streamer.errors`, with their context and the fix.
 
-`map_errors` wraps every foreign call. The code that botocore reports decides first, then the HTTP status,
-then the exception's type. Any other exception means that a parser cannot read the response: that becomes
-`not_understood`, with the exception as its cause.
+`map_errors` wraps every foreign call. The error code that botocore reports decides first, then the HTTP
+status, then the exception's type. For any other exception a parser could not read the response:
+`not_understood` returns the error, with the exception as its cause.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _EXPIRED = {
     "TokenRefreshRequired",
     "InvalidAccessKeyId",
 }
-"""Codes after which new credentials may help; a key that S3 does not know may have been rotated."""
+"""Codes after which new credentials may help; InvalidAccessKeyId may mean that the key was rotated."""
 _GONE = {"NoSuchKey", "NotFound", "404"}
 OTHER_REGION = {
     "AuthorizationHeaderMalformed",
@@ -70,13 +70,12 @@ OTHER_REGION = {
     "PermanentRedirect",
     "TemporaryRedirect",
 }
-"""The bucket is in another region than the request was for."""
+"""Codes for a bucket that is not in the region of the request."""
 _CHANGED = {"PreconditionFailed", "InvalidRange", "NoSuchVersion"}
 
 CODE = re.compile(rb"<Code>([^<]{1,200})</Code>")
 MANY_REASONS = {400, 401, 403}
-"""Statuses after which only the code shows whether a retry may help: after expired credentials, a wrong
-clock."""
+"""Statuses whose error code decides whether a retry may help: expired credentials, a wrong clock."""
 _NOT_OFFERED = (501, 505)
 """Statuses of 500 and above that are not retried: not implemented, HTTP version not supported."""
 
@@ -99,10 +98,10 @@ _EXPLANATIONS = {
     "InvalidRange": "the object is shorter than when it was listed",
 }
 _REFUSED_SKEW = 900.0
-"""Seconds by which a signature's time may differ from S3's (RequestTimeTooSkewed). A 403 to HEAD has no code,
-so a larger difference is taken for the reason."""
+"""Most seconds by which a signature's time may differ from S3's (RequestTimeTooSkewed). A 403 to HEAD has no
+code, so a larger difference counts as its reason."""
 _EARLIEST, _LATEST = 2020, 2200
-"""Years of a Date header that is believed; a Date outside them is ignored."""
+"""Years of a plausible Date header; a Date outside them is ignored."""
 _ABSENT = (boto.NoCredentialsError, boto.PartialCredentialsError, boto.CredentialRetrievalError)
 _MISCONFIGURED = (
     boto.ProfileNotFound,
@@ -127,7 +126,7 @@ def map_errors(context: ErrorContext) -> Iterator[None]:
     try:
         yield
     except SourceError as error:
-        if error.context.bucket is None:  # raised inside aiobotocore, without the object
+        if error.context.bucket is None:  # raised inside aiobotocore, which does not name the object
             error.context = replace(context, request_id=error.context.request_id)
         raise
     except PenstockError:
@@ -151,7 +150,7 @@ def deleted(error: ObjectMissing) -> Deleted:
 
 
 def first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the first of our errors in a TaskGroup's; the group itself if none is ours."""
+    """Return the first PenstockError of a TaskGroup's errors; the group itself if it has none."""
     for error in errors.exceptions:
         first = first_error(error) if isinstance(error, BaseExceptionGroup) else error
         if isinstance(first, PenstockError):
@@ -160,7 +159,7 @@ def first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 def mapped(error: BaseException, context: ErrorContext) -> PenstockError:  # noqa: C901, PLR0911, PLR0912 - a table; the first error that fits decides
-    """Return our error for a foreign one."""
+    """Return the PenstockError for a foreign error."""
     if isinstance(error, boto.ClientError):
         return _from_client_error(error, context)
     text = quoted(error_text(error))
@@ -200,15 +199,16 @@ def mapped(error: BaseException, context: ErrorContext) -> PenstockError:  # noq
 
 
 def not_understood(error: BaseException, context: ErrorContext) -> BadAnswer:
-    """Return our error for an exception that a response caused and that no other rule covers."""
+    """Return the error for an exception that a response caused and that no other rule covers."""
     return BadAnswer(
         f"the response cannot be understood ({type(error).__name__}: {quoted(str(error))})", context
     )
 
 
 class RefusalCutOff(boto.HTTPClientError):  # type: ignore[misc]
-    """Error response with a status of `MANY_REASONS` whose body broke off before its code; botocore repeats
-    the request.
+    """The body of an error response with a status of `MANY_REASONS` broke off before its code.
+
+    botocore repeats the request.
     """
 
     fmt = "answered {status}, and the reason was cut off"
@@ -239,14 +239,14 @@ def answered_code(error: PenstockError) -> str:
 
 
 def error_text(error: BaseException) -> str:
-    """Return the error's text, without the output of a credential_process: any word of that may be secret."""
+    """Return the error's text, without the output of a credential_process, which may contain secrets."""
     if isinstance(error, boto.CredentialRetrievalError) and error.kwargs.get("provider") == "custom-process":
         return "the credential_process failed; run it by hand to see why"
     return str(error)
 
 
 def _from_client_error(error: Any, context: ErrorContext) -> SourceError:
-    """Return our error for an error response that botocore has parsed."""
+    """Return the SourceError for an error response that botocore has parsed."""
     response = error.response
     metadata = response.get("ResponseMetadata", {})
     details = response.get("Error", {})
@@ -274,7 +274,7 @@ def error_from_response(  # noqa: PLR0911 - a table; the first status or code th
     region: str | None = None,
     context: ErrorContext,
 ) -> SourceError:
-    """Return our error for an error response of S3.
+    """Return the SourceError for an error response of S3.
 
     `date`: the response's Date header. `region`: the bucket's region, if the response names it.
     """
@@ -312,7 +312,7 @@ def _status(status: int, code: str) -> str:
 
 
 def _region_fix(region: str | None) -> str:
-    """Return what to change for a bucket that is in another region."""
+    """Return the remedy for a bucket in another region, as text."""
     if region is None or not REGION.fullmatch(region):
         return "the bucket is in another region; set Penstock.Endpoint.Region to it"
     return (
@@ -322,7 +322,7 @@ def _region_fix(region: str | None) -> str:
 
 
 def clock_ahead(date: str | None) -> float | None:
-    """Return the seconds by which our clock is ahead of a response's Date; None without a plausible Date."""
+    """Return seconds by which this machine's clock is ahead of a Date header; None for an implausible one."""
     try:
         moment = parsedate_to_datetime(date or "")
         return time.time() - moment.timestamp() if _EARLIEST <= moment.year < _LATEST else None
@@ -331,7 +331,7 @@ def clock_ahead(date: str | None) -> float | None:
 
 
 def _seconds(header: str | None) -> float | None:
-    """Return a Retry-After in seconds; None for any other form, a date included."""
+    """Return the seconds of a Retry-After header; None for any other form, including a date."""
     try:
         seconds = float(header) if header else None
     except ValueError:

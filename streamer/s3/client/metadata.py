@@ -1,9 +1,9 @@
-"""Keeps aiobotocore's requests to metadata services of containers and instances from following redirects.
+"""Disables redirects of aiobotocore's requests to metadata services of containers and instances.
 
-aiobotocore sends these requests through HTTP sessions of its own, which follow redirects. The requests carry
+aiobotocore sends these requests through separate HTTP sessions, which follow redirects. The requests carry
 the container's authorization token or the instance's session token. A redirect would send the token to
-another server and take that server's credentials. `refuse_redirects` gives the fetchers a session that
-follows none: a redirect then counts as any other response that is not 200.
+another server and use that server's credentials. `refuse_redirects` gives the fetchers a session that follows
+none, so a redirect counts as any other response that is not 200.
 """
 
 from __future__ import annotations

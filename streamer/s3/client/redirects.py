@@ -1,14 +1,15 @@
 """aiobotocore's HTTP session, which follows no redirect to another server and reads no stale response.
 
-Requests go to the endpoint that the job file names, or that AWS's endpoint rules yield.
+Requests go to the endpoint in the job file, or to the one that AWS's endpoint rules yield.
 
     3xx that names a region    botocore resolves the endpoint for that region and sends the request again
     3xx to the very same URL   Transient: the server wants the same request again
-    any other 3xx              WrongEndpoint: names the target; no request goes there
+    any other 3xx              WrongEndpoint, whose text names the target; no request goes there
 
 No client follows a redirect's Location: otherwise the responding server would choose which server gets the
-session token and the SSE-C key, and which server's bytes are streamed. aiobotocore's HTTP client alone would
-follow it. Our own HTTP client leaves every redirect to aiobotocore's, so these rules are the only ones.
+session token and the SSE-C key, and which server's bytes are streamed. aiobotocore's HTTP client follows it
+by default. Our own HTTP client passes every redirected request to aiobotocore, so these rules are the only
+ones.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 class UnfollowingSession(AIOHTTPSession):  # type: ignore[misc]
-    """aiobotocore's HTTP session, which follows no redirect and takes no stale response."""
+    """aiobotocore's HTTP session, which follows no redirect and reads no stale response."""
 
     async def _create_connector(self, proxy_url: str | None) -> Any:
         connector = await super()._create_connector(proxy_url)
@@ -49,7 +50,7 @@ class UnfollowingSession(AIOHTTPSession):  # type: ignore[misc]
 
 
 class PinnedSession(UnfollowingSession):
-    """The same for requests to S3: a redirect that botocore may not follow raises an error that names it."""
+    """The same for requests to S3; raises an error for a redirect that botocore may not follow."""
 
     async def send(self, request: Any) -> Any:
         response = await super().send(request)
@@ -67,8 +68,8 @@ async def _clean_connection(
 ) -> Connection:
     """Return a connection of the pool on which no byte has arrived since its last response.
 
-    aiohttp keeps a connection whose server sent more than its response, and parses the surplus as the next
-    response: bytes of another object, or of another version. `connect`: the pool's method.
+    aiohttp keeps a connection on which more bytes than the response have arrived, and parses the surplus as
+    the next response: bytes of another object, or of another version. `connect`: the pool's method.
     """
     while True:
         connection = await connect(*request, **options)
@@ -92,7 +93,7 @@ class _Unfollowing:
         self._session = session
 
     async def request(self, method: str, **options: Any) -> Any:
-        self._session.cookie_jar.clear()  # S3 sets no cookies: none is kept or sent back
+        self._session.cookie_jar.clear()  # S3 sets no cookies, so none is kept or sent back
         return await self._session.request(method, **options, allow_redirects=False)
 
 
@@ -126,12 +127,12 @@ def check_redirect(url: str, status: int, headers: Any) -> None:
 
 
 def escaped_id(request_id: str | None) -> str | None:
-    """Return a request id as errors show it, redacted: a server may repeat a secret of the request in it."""
+    """Return a request id for errors, redacted because a server may repeat a secret of the request in it."""
     return quoted(request_id) if request_id else None
 
 
 def _origin(url: SplitResult) -> str:
-    """Return scheme, host and port, without credentials and path, which may be secret."""
+    """Return scheme, host and port of a URL, without credentials and path, which may be secret."""
     host = url.hostname or ""
     host = f"[{host}]" if ":" in host else host
     port = url.port

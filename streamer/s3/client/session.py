@@ -1,10 +1,10 @@
 """One aiobotocore session per process, and two S3 clients from it.
 
-Endpoint, region, profile and credentials are resolved by botocore's own chain (environment, files,
-container, instance, web identity), once, and refreshed by it. The clients differ in who retries.
-botocore's standard mode repeats control requests (LIST, HEAD), which are small and rare. The relay repeats
-GETs of parts, because they must resume inside a body; botocore's shared retry quota would also fail many
-ranges at once (100 retries for the whole process).
+botocore's own chain (environment, files, container, instance, web identity) resolves endpoint, region,
+profile and credentials once, and refreshes the credentials. One client is for control requests (LIST, HEAD),
+which are small and rare, and which botocore retries in its standard mode. The other is for GETs of parts,
+which the relay retries, because a retry must resume inside a body; botocore's shared retry quota (100 retries
+for the whole process) would also fail many ranges at once.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class RequestOptions:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Address of S3 and the identity to use there. botocore's own chain decides unset fields."""
+    """Address of S3 and the identity to use there. botocore's own chain resolves unset fields."""
 
     url: str | None = None
     region: str | None = None
@@ -104,11 +104,11 @@ class Clients:
     anonymous: bool
     reading: RequestOptions
     ca_bundle: str | None
-    """PEM file of certificates to trust, by configuration or environment; None for botocore's own."""
+    """PEM file of certificates to trust, from configuration or environment; None for botocore's own."""
     stall_timeout: float
     """Seconds without a byte before a connection counts as dead."""
     request_counts: Counter[str] = field(default_factory=Counter)
-    """Requests other than GETs of parts, repeated ones included, by S3's name of the operation."""
+    """Number of requests other than GETs of parts, including retries, by S3's name of the operation."""
 
 
 def _timestamp(value: Any) -> datetime:
@@ -128,7 +128,7 @@ def _timestamp(value: Any) -> datetime:
 
 @functools.cache
 def _models(data_path: str | None) -> Loader:
-    """Return botocore's cached loader of service models: loading them takes 0.1 s a client."""
+    """Return botocore's loader of service models, cached because loading takes 0.1 s for each client."""
     return create_loader(data_path)
 
 
@@ -156,10 +156,10 @@ async def open_clients(
         "read_timeout": stall_timeout,
         "user_agent_extra": f"penstock/{__version__}",
         "s3": {"addressing_style": "path" if endpoint.path_style else "auto"},
-        # Some compatible servers send a whole object's checksum with a range, and botocore would then
-        # refuse every part; ranges are checked by length, ETag and Content-Range instead.
+        # Some compatible servers send a whole object's checksum with a range; botocore would compare it
+        # and refuse every part. Length, ETag and Content-Range of ranges are checked instead.
         "response_checksum_validation": "when_required",
-        # S3 has many addresses; short-lived DNS entries use them all.
+        # S3 has many addresses; a short DNS cache makes requests use all of them.
         "connector_args": {"ttl_dns_cache": 10},
         "http_session_cls": BoundedSession,
     }
@@ -214,7 +214,7 @@ async def open_clients(
 def _note_failure(
     exception: BaseException | None, parsed_response: Any, context: Any, event_name: str, **_: Any
 ) -> None:
-    """Note the error of a failed request: botocore repeats the request and raises only the last error."""
+    """Note the error of a failed request, because botocore repeats it and raises only the last error."""
     if exception is None and parsed_response and parsed_response.get("Error"):
         exception = ClientError(parsed_response, event_name.rpartition(".")[2])
     if exception is not None:
@@ -225,7 +225,7 @@ def _note_failure(
 
 
 def check_endpoint(url: str) -> None:
-    """Refuse a URL that is no server's address. Raises ValueError, whose text does not show the URL."""
+    """Raise ValueError for a URL without a valid host or port. The text does not contain the URL."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     if ":" in host:
@@ -251,7 +251,7 @@ def _map_endpoint_errors() -> Iterator[None]:
 
 
 def _session(profile: str | None) -> Any:
-    """Return a session whose clients, those for STS included, follow no redirect and have limits.
+    """Return a session whose clients, including those for STS, follow no redirect and limit responses.
 
     Its requests to metadata services follow no redirect either.
     """

@@ -1,7 +1,7 @@
-"""The parser of S3's XML responses, which refuses what S3 never sends.
+"""Parses S3's XML responses and refuses repeated elements.
 
-botocore's parser does not expect an element twice where S3 sends it once. Two `<IsTruncated>` become "false",
-and the first page of a listing looks like all of it. This parser raises an error instead.
+botocore's parser misreads an element that comes twice where S3 sends it once. Two `<IsTruncated>` become
+"false", and the first page of a listing looks like all of it. This parser raises an error instead.
 """
 
 from __future__ import annotations

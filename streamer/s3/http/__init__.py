@@ -1,1 +1,1 @@
-"""Our HTTP/1.1 client: connections and TLS, their pool, readiness, response headers, bodies."""
+"""Penstock's HTTP/1.1 client: connections, TLS, connection pool, polling, response headers, bodies."""

@@ -2,13 +2,14 @@
 
     connection readable ─→ _on_readable ─→ the stage's callback ─→ splice_into / read_into ─→ taken
 
-Readiness is level-triggered, and SO_RCVLOWAT sets how many bytes count as ready: for `notify` enough for a
-large move, for `park` more than are left, so that only a full or broken socket is ready. After a callback
-that calls neither `notify` nor `park` the socket is parked too: delivery is about to take its bytes.
+Readiness is level-triggered, and SO_RCVLOWAT sets the number of bytes that make the socket ready: for
+`notify` enough for a large move, for `park` more than are left, so that only a full or broken socket is
+ready. A callback that calls neither `notify` nor `park` parks the socket too, because delivery is about to
+take its bytes.
 
-Every `PATIENCE` seconds a timer checks a body that the stage waits for. It hands over bytes that are too few
+Every `PATIENCE` seconds a timer checks a body for which the stage waits. It hands over bytes that are too few
 for a large move but have waited that long. A body that got no byte for `stall_timeout` seconds fails. Bytes
-that wait for a slow stage are no stall, since the stage is then not waiting for the body.
+that wait for a slow stage are no stall, because the stage is then not waiting for the body.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from streamer.s3.http.connection import Connection
 PATIENCE = 0.25
 """Seconds for which a few bytes may wait in a socket for more bytes."""
 GATHER_FOR = 0.02
-"""Seconds of a connection's throughput that may gather in its socket before the stage is called."""
+"""Seconds for which bytes gather in the socket, at the rate so far, before the stage is called."""
 CLOCK_RESOLUTION = 0.001
 """Resolution of uvloop's clock, in seconds."""
 
@@ -42,7 +43,7 @@ class HttpBody:
         stall_timeout: float,
         give_back: Callable[[Connection], None] | None,
     ) -> None:
-        """`give_back` takes the connection for another request; None closes it after this response."""
+        """`give_back`: takes the connection for another request; None to close it after this response."""
         self.left = length
         self.spliceable = connection.spliceable
         self._connection = connection
@@ -143,17 +144,17 @@ class HttpBody:
             else:
                 self._gather()
             connection.watch(self._on_readable)
-        except OSError as error:  # the kernel has no memory to watch the socket
+        except OSError as error:  # the kernel has no memory for another watched socket
             self._fail(broken(error, self._context))
             self._loop.call_soon(call)
             return
         if connection.pending and not parked:
-            self._loop.call_soon(self._on_readable)  # decrypted bytes: epoll reports none
+            self._loop.call_soon(self._on_readable)  # epoll does not report decrypted bytes
         if self._timer is None:
             self._timer = self._loop.call_later(PATIENCE, self._tick, self._length - self.left, 0.0)
 
     def _gather(self) -> None:
-        """Wait for the bytes of `GATHER_FOR` seconds at the rate so far."""
+        """Set the low-water mark to the bytes of `GATHER_FOR` seconds at the rate so far."""
         elapsed = max(self._loop.time() - self._began, CLOCK_RESOLUTION)
         expected = int((self._length - self.left) * GATHER_FOR / elapsed)
         self._connection.expect(self.left, 1 << expected.bit_length())  # rounded, so that it seldom changes
@@ -185,7 +186,7 @@ class HttpBody:
     def _tick(self, arrived: int, silent: float) -> None:
         """Check the body for a stall, and hand over bytes that have waited.
 
-        `arrived`: bytes of the body that had arrived when the last `silent` seconds, without a byte, began.
+        `silent`: seconds without a byte so far. `arrived`: bytes of the body that had arrived before them.
         """
         unread = self._connection.unread
         now = self._length - self.left + unread // self._connection.grain
@@ -198,13 +199,13 @@ class HttpBody:
             return
         else:
             silent += PATIENCE
-            if not self._parked or self._connection.grain > 1:  # TLS: bytes are counted once they are read
+            if not self._parked or self._connection.grain > 1:  # TLS counts bytes only as they are read
                 self._hand_over()
         if self._is_open():
             self._timer = self._loop.call_later(PATIENCE, self._tick, now, silent)
 
     def _hand_over(self) -> None:
-        """Call the stage for the bytes that have arrived; if there are none, wait for the first."""
+        """Call the stage for the bytes that have arrived, or wait for the first byte if there are none."""
         try:
             self._connection.expect(1)
         except OSError as error:

@@ -1,7 +1,7 @@
-"""Our own HTTP client: signed requests on persistent connections, one response header each.
+"""Penstock's HTTP client: sends signed requests on persistent connections and reads response headers.
 
 `HttpClient.send` returns a `Response` whose header is read and whose body is still in the connection. The
-caller takes the body (`HttpBody`) or reads an error's body, and ends the response once, whatever happens.
+caller takes the body (`HttpBody`) or reads an error's body, and ends the response exactly once.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Response:
         self._stall_timeout = stall_timeout
 
     def body(self, length: int, context: ErrorContext) -> HttpBody:
-        """Return the `length` bytes after the header as a body, which owns the connection from now on."""
+        """Return the `length` bytes after the header as a body, which then owns the connection."""
         self._reader.release()
         return HttpBody(
             self._connection,
@@ -63,7 +63,7 @@ class Response:
             self.end(reuse=reuse)
 
     def end(self, *, reuse: bool) -> None:
-        """End the response. `reuse`: no byte of it is left, so the connection may carry another request."""
+        """End the response. `reuse`: whether the connection may carry another request: no byte is left."""
         self._reader.release()
         if reuse and self.header.keep_alive:
             self._pool.give(self._connection)
@@ -75,7 +75,7 @@ class HttpClient:
     """Sends requests over pooled connections, one at a time on each."""
 
     def __init__(self, tls: TlsContext | None, *, stall_timeout: float) -> None:
-        """`tls`: for a TLS endpoint, the certificates to trust.
+        """`tls`: the certificates to trust, for a TLS endpoint.
 
         `stall_timeout`: seconds for connecting, the response header and an error's body together.
         """
@@ -103,7 +103,7 @@ class HttpClient:
         """Send one request and read the header of its response.
 
         If the server has closed an idle connection, the request is sent again on another. `avoid`: an address
-        not to use, if there is another. `on_sent` gets the address that the request goes to. Raises
+        not to use if the endpoint has another. `on_sent`: called with the address of the server. Raises
         SourceError.
         """
         pool = self._pools.get((endpoint.host, endpoint.port))
@@ -138,7 +138,7 @@ class HttpClient:
                 reader.release()
                 if isinstance(error, Transient) and reused and not reader.begun:
                     continue  # the server closed the idle connection before it read the request
-                if isinstance(error, OSError):  # the kernel refuses to watch the socket
+                if isinstance(error, OSError):  # the kernel cannot watch another socket
                     raise broken(error, context) from error
                 if isinstance(error, Exception) and not isinstance(error, SourceError):
                     raise not_understood(error, context) from error

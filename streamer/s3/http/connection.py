@@ -1,9 +1,9 @@
 """Persistent connections, one request at a time on each. `pool` opens them and keeps the idle ones.
 
-A connection's socket is watched from its first request until it is closed, except while nothing waits for its
-bytes: registering a socket for every request costs a tenth of a small object. Bytes that arrive while a
-connection carries no request mean that the server has closed it, or is about to, so it is closed at once. A
-request that was sent before this was noticed fails without a byte, and the client sends it again.
+The poller watches a connection's socket from its first request until it is closed, except while nothing waits
+for its bytes, because registering a socket for every request costs a tenth of a small object. If bytes arrive
+while a connection carries no request, the server has closed it or is about to, so it is closed at once. A
+request that was sent before that fails without a byte, and the client sends it again.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ per byte, measured."""
 MOST_LOW_WATER = 1024 * 1024
 """The largest low-water mark, for fast connections: 10 % less CPU again. A pipe holds no more bytes."""
 LARGEST_WINDOW = 16 * 1024 * 1024
-"""Receive window in bytes that a socket asks for; no part is larger by default."""
+"""Receive window in bytes that a socket requests; no part is larger by default."""
 TLS_RECORD = 17 * 1024
-"""Bytes of a TLS record with its header and tag at most, rounded up."""
+"""Most bytes of a TLS record with its header and tag, rounded up."""
 
 
 def largest_window() -> int:
@@ -47,7 +47,7 @@ class Connection:
     spliceable = True
     """Whether the bytes of a body can be spliced from the socket."""
     grain = 1
-    """Bytes of `unread` that hold at least one byte of a body."""
+    """Bytes of `unread` that contain at least one byte of a body."""
     max_low_water = MOST_LOW_WATER
     """The largest low-water mark that `expect` sets."""
 
@@ -55,19 +55,19 @@ class Connection:
         self.sock = sock
         self.fd = sock.fileno()
         self.requests = 0
-        """Requests sent on it so far."""
+        """Number of requests sent on this connection so far."""
         self.peer = ""
         """The server's address."""
         self.closed = False
         self.window = 0
-        """Receive window in bytes: what the socket holds while nobody reads it; 0 if unknown."""
+        """Receive window: bytes that the socket holds while they are not read; 0 if unknown."""
         self._low_water = 1
         self._poller = poller
         self._watched = False
         self._on_readable: Callable[[], None] | None = None
 
     def watch(self, on_readable: Callable[[], None]) -> None:
-        """Call `on_readable` whenever there is something to read, until `pause` or `rest`. Raises OSError."""
+        """Call `on_readable` whenever the socket is readable, until `pause` or `rest`. Raises OSError."""
         self._on_readable = on_readable
         self._register()
 
@@ -83,13 +83,13 @@ class Connection:
             self._poller.remove(self.fd)
 
     def rest(self) -> None:
-        """Watch an idle connection, which is closed as soon as anything arrives."""
+        """Watch an idle connection and close it as soon as anything arrives."""
         self._on_readable = None
         try:
             self._set_low_water(1)
             self._register()
         except OSError:
-            self.close()  # unwatched, the server's close would not be noticed
+            self.close()  # an unwatched socket does not report the server's close
 
     def _readable(self) -> None:
         if self._on_readable is not None:
@@ -98,7 +98,7 @@ class Connection:
             self.close()
 
     def usable(self) -> bool:
-        """Return whether an idle connection may carry another request: neither byte nor end has arrived."""
+        """Return whether an idle connection may carry another request: no byte and no end has arrived."""
         try:
             self.peek(memoryview(bytearray(1)))
         except BlockingIOError:
@@ -117,23 +117,23 @@ class Connection:
         return bytes_unread(self.fd) > 0
 
     def send(self, request: bytes) -> bool:
-        """Send a request; return whether all of it was sent. A kilobyte fits the empty send buffer."""
+        """Send a request; return whether all of it was sent. The empty send buffer takes a kilobyte."""
         return self.sock.send(request) == len(request)
 
     def expect(self, count: int, worth: int = LOW_WATER) -> None:
-        """Have the socket be readable once it holds `count` bytes, or `worth` if that is less.
+        """Make the socket readable once it holds `count` bytes, or `worth` bytes if that is less.
 
-        Sets SO_RCVLOWAT (socket(7)). `worth` is kept between `LOW_WATER` and `max_low_water`.
+        Sets SO_RCVLOWAT (socket(7)). `worth` is limited to `LOW_WATER` to `max_low_water`.
         """
         self._set_low_water(max(1, min(count, max(worth, LOW_WATER), self.max_low_water)))
 
     def hold(self, count: int) -> None:
-        """Have the socket be readable only after more than `count` bytes, or when full, or at its end."""
+        """Make the socket readable only with more than `count` bytes, or when it is full or at its end."""
         self._set_low_water(min(count + 1, self.window))
 
     @property
     def unread(self) -> int:
-        """Bytes that have arrived and have not been read."""
+        """Number of bytes that have arrived and have not been read."""
         return bytes_unread(self.fd)
 
     def _set_low_water(self, low_water: int) -> None:
@@ -142,21 +142,21 @@ class Connection:
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low_water)
 
     def widen(self) -> None:
-        """Open the largest receive window at once, not only after the socket has been read for a while.
+        """Open the largest receive window at once; by default the kernel widens it only while it is read.
 
-        SO_RCVLOWAT makes the kernel open a window of that size, so that waiting for so many bytes cannot
-        deadlock; half of tcp_rmem's maximum is the most (tcp_set_rcvlowat() in net/ipv4/tcp.c).
+        SO_RCVLOWAT makes the kernel open a window of its value, so that waiting for so many bytes cannot
+        deadlock. The limit is half of tcp_rmem's maximum (tcp_set_rcvlowat() in net/ipv4/tcp.c).
         """
         self.window = self._low_water = _widened(self.sock)
         self._set_low_water(1)
 
     @property
     def pending(self) -> int:
-        """Bytes that have left the socket and have not been read, so that epoll does not report them."""
+        """Number of bytes that have left the socket and have not been read; epoll does not report them."""
         return 0
 
     def recv_into(self, memory: memoryview) -> int:
-        """Read bytes of the response; return 0 at its end. Raises BlockingIOError if none has arrived."""
+        """Read bytes of the response; return their number, 0 at the end. Raises BlockingIOError, OSError."""
         return self.sock.recv_into(memory)
 
     def close(self) -> None:
@@ -169,8 +169,8 @@ class Connection:
 class TlsConnection(Connection):
     """A connection over TLS, decrypted in this process.
 
-    Ciphertext stays in the socket until it is read, one record at a time. The second read for a record's
-    header costs no more than reading large pieces, which are copied twice.
+    Ciphertext stays in the socket and is read one record at a time. The extra read of each record's header
+    costs no more than larger reads, whose bytes are copied twice.
     """
 
     spliceable = False
@@ -181,7 +181,7 @@ class TlsConnection(Connection):
         super().__init__(sock, poller)
         self._tls = context.session(sock, host)
         self._partial_record = False
-        """Whether the last read ended before a whole record, so part of one may have left the socket."""
+        """Whether the last read ended inside a record, so that a part of it may have left the socket."""
 
     async def begin(self) -> None:
         """Complete the TLS handshake."""
@@ -207,7 +207,7 @@ class TlsConnection(Connection):
 
     @property
     def spoilt(self) -> bool:
-        # Bytes in the socket may be a session ticket.
+        # The bytes in the socket may be a session ticket only.
         return self._tls.pending > 0 or (bytes_unread(self.fd) > 0 and not self.usable())
 
     def send(self, request: bytes) -> bool:

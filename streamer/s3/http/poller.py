@@ -2,17 +2,17 @@
 
     socket, socket, socket ─→ epoll ─→ event loop ─→ AT_ONCE sockets a turn ─→ the callback of each
 
-An event loop calls the callbacks of all ready sockets before it does anything else. With hundreds of small
-responses at once, delivery would wait for all of them: the FIFO would run dry and received bytes would pile
-up. This poller calls a few callbacks, then the loop goes on, and the other sockets stay ready
+An event loop calls the callbacks of all ready sockets before it runs anything else. With hundreds of small
+responses at once, delivery would wait for all of them: the FIFO would run empty while received bytes wait.
+This poller calls at most `AT_ONCE` callbacks in a turn of the loop; the other sockets stay ready
 (level-triggered; epoll takes them in turn, epoll(7)).
 
-epoll reports a socket in error until the error has been read, on every event loop. libuv reports it once and
-stops watching, so on uvloop an error after bytes that were still to be read was lost.
+This poller's epoll reports a socket in error until the error has been read. libuv reports it once and stops
+watching, so on uvloop an error after unread bytes was lost.
 
-A callback may close any socket, and a new socket may get its number and an event that was meant for the old
-one. So an event is a hint only: a callback must check its socket. An exception of a callback goes to the
-loop's exception handler.
+A callback may close any socket, and a new socket may get the old number and an event of the old socket. So an
+event is a hint only: a callback must check its socket. An exception of a callback goes to the loop's
+exception handler.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import select
 from collections.abc import Callable
 
 AT_ONCE = 8
-"""Callbacks in one turn of the loop: 8 objects of 100 KB are as much as a FIFO accepts in one turn."""
+"""Most callbacks in one turn of the loop; 8 objects of 100 KB are as much as a FIFO accepts in one turn."""
 
 
 class FairPoller:
@@ -34,13 +34,13 @@ class FairPoller:
         self._loop = asyncio.get_running_loop()
 
     def open(self) -> None:
-        """Create the epoll object, if there is none yet. Raises OSError if no descriptor is left."""
+        """Create the epoll object unless it exists. Raises OSError if no descriptor is left."""
         if self._epoll is None:
             self._epoll = select.epoll()
             self._loop.add_reader(self._epoll.fileno(), self._call_ready, self._epoll)
 
     def add(self, fd: int, on_readable: Callable[[], None]) -> None:
-        """Call `on_readable` whenever there is something to read, until `remove`. Needs `open` first.
+        """Call `on_readable` whenever the socket is readable, until `remove`. Call `open` before.
 
         Raises OSError if the kernel cannot watch another socket.
         """
@@ -55,7 +55,7 @@ class FairPoller:
 
     def _call_ready(self, epoll: select.epoll) -> None:
         for fd, _ in epoll.poll(0, AT_ONCE):
-            # An earlier callback may have removed it.
+            # An earlier callback may have removed the socket.
             if (on_readable := self._on_readable.get(fd)) is None:
                 continue
             try:

@@ -1,7 +1,7 @@
-"""Pool of connections to one host: opens new ones and keeps idle ones.
+"""Opens connections to one host and keeps idle ones.
 
 The pool resolves the host every few seconds and uses its addresses in turn, because S3 has many front ends
-and a single one is a bottleneck. The number of requests in flight decides how many connections there are.
+and a single front end is a bottleneck. The requests in flight determine the number of connections.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 CONNECT_TIMEOUT = 10.0
 DNS_TTL = 10.0
-"""Seconds for which a DNS response is used; S3's own time to live is shorter."""
+"""Seconds for which a DNS response is used; the time to live in S3's responses is shorter."""
 
 
 class ConnectionPool:
@@ -39,7 +39,7 @@ class ConnectionPool:
         *,
         tls: TlsContext | None = None,
     ) -> None:
-        """`poller` watches the connections. `tls`: for a TLS host, the certificates to trust."""
+        """`poller`: watches the connections. `tls`: the certificates to trust, for a TLS host."""
         self._host = host
         self._port = port
         self._tls = tls
@@ -54,7 +54,7 @@ class ConnectionPool:
     ) -> Connection:
         """Return a usable idle connection or a new one, to an address other than `avoid` if possible.
 
-        `within`: seconds for DNS, connection and TLS handshake, `CONNECT_TIMEOUT` at most. Raises Transient
+        `within`: seconds for DNS, connection and TLS handshake, at most `CONNECT_TIMEOUT`. Raises Transient
         if no connection can be opened.
         """
         for index in range(len(self._idle) - 1, -1, -1):
@@ -68,7 +68,7 @@ class ConnectionPool:
         return await self._connect(context, avoid, min(within, CONNECT_TIMEOUT))
 
     def give(self, connection: Connection) -> None:
-        """Return a connection whose last response was read to its end."""
+        """Keep a connection whose last response was read to its end."""
         connection.rest()
         self._idle.append(connection)
 
@@ -130,7 +130,7 @@ class ConnectionPool:
             except OSError:
                 if not self._addresses:
                     raise
-                # DNS has failed, but the endpoint may still have its old addresses.
+                # DNS has failed, but the old addresses may still work.
             else:
                 self._addresses = list(addresses)
         others = [each for each in self._addresses if each[4][0] != avoid] or self._addresses

@@ -1,11 +1,10 @@
-"""Reads response headers and the bodies of errors: the bytes of a response that are not an object's.
+"""Reads response headers and the bodies of errors.
 
-A header is peeked at (MSG_PEEK, SSL_peek) and only its own bytes are read, so the next byte of the connection
-is the first of the body, where splice(2) can begin. `HeaderParser` is pure; `ResponseReader` waits for one
-connection.
+`ResponseReader` peeks at the bytes of a header (MSG_PEEK, SSL_peek) and then reads the header only, so the
+next byte of the connection is the first of the body, where splice(2) can begin. `HeaderParser` does no I/O.
 
-These bytes are no progress: connection, header and an error's body have `stall_timeout` seconds together.
-Interim (1xx) responses, header bytes and error bodies have limits of their own.
+Connection, header and an error's body have `stall_timeout` seconds together, because their bytes are no
+progress. The number of interim (1xx) responses and the sizes of headers and error bodies are limited too.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ HEADER_END = b"\r\n\r\n"
 HEADER_READ = 2 * 1024
 """Bytes to peek at for a header; S3's headers are shorter."""
 _SCRATCH = memoryview(bytearray(HEADER_READ))
-"""Where a header is read; nothing stays in it between two calls."""
+"""Buffer for reading headers; no call relies on its content."""
 KEPT_FIELDS = {
     name.encode(): name
     for name in (
@@ -39,19 +38,19 @@ KEPT_FIELDS = {
         "x-amz-version-id",
     )
 }
-"""The header fields that are kept, by the bytes that the parser gives."""
+"""The header fields that are kept, by the bytes of their names."""
 MAX_HEADER = 64 * 1024
 MAX_ERROR_BODY = 256 * 1024
 ERROR_READ = 64 * 1024
 MOST_INTERIM = 32
-"""Interim (1xx) responses before one response at most; a server that sends more may never end them."""
+"""Most interim (1xx) responses before one response; a server could send them without end."""
 LONGEST_NUMBER = 20
 """Digits of a Content-Length that is too large for any object."""
 
 
 @dataclass(slots=True)
 class ResponseHeader:
-    """Status and `KEPT_FIELDS` of a response; names in lower case."""
+    """Status of a response, and those of its fields in `KEPT_FIELDS`; names in lower case."""
 
     status: int = 0
     fields: dict[str, str] = field(default_factory=dict)
@@ -96,7 +95,7 @@ class _Message:
 
 
 class HeaderParser:
-    """Parses the header of one response, after any interim responses. Pure."""
+    """Parses the header of one response, after any interim responses. Does no I/O."""
 
     def __init__(self, context: ErrorContext) -> None:
         self._context = context
@@ -141,7 +140,7 @@ class ResponseReader:
     def __init__(
         self, connection: Connection, context: ErrorContext, *, within: float, stall_timeout: float
     ) -> None:
-        """`within`: seconds left of `stall_timeout` for all bytes that are read here."""
+        """`within`: seconds that are left of `stall_timeout` for header and error body."""
         self.begun = False
         """Whether any byte of a response has arrived."""
         self._connection = connection
@@ -158,7 +157,7 @@ class ResponseReader:
         return self._parser.message.header
 
     async def error_body(self) -> bytes:
-        """Read the body, as far as it arrives in time, about `MAX_ERROR_BODY` bytes at most."""
+        """Read what arrives of the body in time, at most about `MAX_ERROR_BODY` bytes."""
         if not self.complete:
             await self._run(self._read_error)
         return bytes(self._parser.message.body)
@@ -175,8 +174,8 @@ class ResponseReader:
     async def _run(self, step: Callable[[], bool]) -> bool:
         """Repeat `step` as bytes arrive until it returns true; return false after the deadline.
 
-        No attribute refers to `step`, a method of this object: such a cycle would keep what belongs to each
-        request until the next garbage collection.
+        No attribute refers to `step`, a method of this object, because such a cycle would keep each request's
+        objects until the next garbage collection.
         """
         done: asyncio.Future[bool] = self._loop.create_future()
         timer = self._loop.call_at(self._deadline, _time_out, done)
@@ -185,7 +184,7 @@ class ResponseReader:
             self._connection.expect(1)
             self._connection.watch(on_readable)
             if self._connection.pending:
-                on_readable()  # decrypted bytes: epoll reports none
+                on_readable()  # epoll does not report decrypted bytes
             return await done
         finally:
             timer.cancel()
@@ -205,7 +204,7 @@ class ResponseReader:
             done.set_exception(error)
 
     def _read_header(self) -> bool:
-        """Read some of the header; return whether that was its end."""
+        """Read some bytes of the header; return whether it is complete."""
         count = self._connection.peek(_SCRATCH)
         if not count:
             raise Transient("the connection was closed before a response", self._context)
@@ -215,7 +214,7 @@ class ResponseReader:
         return whole
 
     def _read_error(self) -> bool:
-        """Read some of the body; return whether that was its end, or the limit."""
+        """Read some bytes of the body; return whether its end or the limit is reached."""
         message, memory = self._parser.message, memoryview(bytearray(ERROR_READ))
         count = self._connection.recv_into(memory)
         try:

@@ -1,9 +1,9 @@
-"""TLS of one connection, on its own socket. No call here waits.
+"""TLS of one connection, on its own non-blocking socket; no call waits.
 
-pyOpenSSL brings a new OpenSSL whatever the system has: before 3.1, OpenSSL decrypts AES-GCM at half the speed
-on current processors, and Debian 12 and Ubuntu 24.04 have 3.0. Reads bypass pyOpenSSL's `recv_into`, which
-allocates and copies each record of 16 KiB once more, and decrypt into the caller's memory. Measured from full
-sockets, with AES of OpenSSL 3.0 and 4.0: Python's SSLSocket and MemoryBIO 1.1 CPU-s/GB, this 0.7.
+pyOpenSSL contains a new OpenSSL. OpenSSL before 3.1, such as 3.0 of Debian 12 and Ubuntu 24.04, decrypts
+AES-GCM at half the speed on current processors. Reads bypass pyOpenSSL's `recv_into`, which allocates and
+copies each record of 16 KiB once more, and decrypt into the caller's memory. Measured from full sockets, with
+AES of OpenSSL 3.0 and 4.0: Python's SSLSocket and MemoryBIO 1.1 CPU-s/GB, this module 0.7.
 
 Users who must use the system's OpenSSL, for example a validated one, choose the aiobotocore transport.
 """
@@ -26,19 +26,19 @@ CIPHERS = b"TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_
 OLDER_CIPHERS = b"ECDHE+AESGCM:ECDHE+CHACHA20:DHE+AESGCM:!aNULL:!aDSS"
 """Cipher suites of TLS 1.2."""
 _EOF = -1
-"""pyOpenSSL's errno for a connection that was closed without a TLS alert."""
+"""pyOpenSSL's errno for a connection closed without a TLS alert."""
 
 _lib: Any = _typeless_lib
 _ffi: Any = _typeless_ffi
 _NO_PARTIAL_WILDCARDS = 0x4
-"""X509_CHECK_FLAG_NO_PARTIAL_WILDCARDS, X509_check_host(3)."""
+"""X509_CHECK_FLAG_NO_PARTIAL_WILDCARDS of X509_check_host(3)."""
 
 
 class TlsContext:
     """The certificates to trust, from a PEM file."""
 
     def __init__(self, path: str) -> None:
-        """Raises ssl.SSLError, and OSError if there is no such file."""
+        """Load the PEM file `path`. Raises ssl.SSLError, and OSError if there is no such file."""
         with open(path, "rb"):
             pass
         self._context = SSL.Context(SSL.TLS_CLIENT_METHOD)
@@ -46,7 +46,7 @@ class TlsContext:
         self._context.set_tls13_ciphersuites(CIPHERS)
         self._context.set_cipher_list(OLDER_CIPHERS)
         self._context.set_verify(SSL.VERIFY_PEER)
-        # The PEM file may hold an intermediate authority alone, as Python 3.13 allows by default.
+        # The PEM file may contain an intermediate authority alone, as Python 3.13 allows by default.
         if (store := self._context.get_cert_store()) is not None:
             store.set_flags(crypto.X509StoreFlags.PARTIAL_CHAIN)
         try:
@@ -57,7 +57,8 @@ class TlsContext:
     def session(self, sock: socket.socket, host: str) -> TlsSession:
         """Prepare TLS on a connected, non-blocking socket to `host`, a name or an address."""
         if not host or host.startswith("."):
-            raise ssl.SSLError(1, f"{host!r} is no name to verify")  # it would match all or many certificates
+            # Such a name would match all or many certificates.
+            raise ssl.SSLError(1, f"{host!r} is no name to verify")
         connection = SSL.Connection(self._context, sock)
         verification = _lib.SSL_get0_param(connection._ssl)  # noqa: SLF001
         try:
@@ -112,11 +113,14 @@ class TlsSession:
 
     @property
     def pending(self) -> int:
-        """Bytes that are decrypted and not read; epoll does not report them."""
+        """Number of bytes that are decrypted and not read; epoll does not report them."""
         return int(_lib.SSL_pending(self._ssl))
 
     def recv_into(self, memory: memoryview) -> int:
-        """Read all bytes that have arrived and fit; return 0 at the end. Raises BlockingIOError, OSError."""
+        """Read all bytes that have arrived and fit; return their number, 0 at the end.
+
+        Raises BlockingIOError, OSError.
+        """
         return self._take(_lib.SSL_read, memory, more=True)
 
     def peek(self, memory: memoryview) -> int:
@@ -138,17 +142,18 @@ class TlsSession:
                         raise BlockingIOError
                     break
         finally:
-            # The export must not live on in the frame of a traceback: CPython's garbage collector may clear
-            # the memoryview before its export, which then writes through NULL.
+            # The export must not stay in the frame of a traceback: CPython's garbage collector may clear the
+            # memoryview before its export, which then writes through NULL.
             _ffi.release(buffer)
         if not count and self._error is not None:
             raise self._error
         return count
 
     def _at_end(self, result: int) -> bool:
-        """Return whether the connection has ended; false if only the bytes that have arrived are used up.
+        """Return whether the connection has ended; false if further bytes may arrive.
 
-        Must be the next call to OpenSSL after `result`, because OpenSSL keeps errors by thread.
+        Must be the next call to OpenSSL after the one that returned `result`, because OpenSSL keeps errors by
+        thread.
         """
         try:
             self._connection._raise_ssl_error(self._ssl, result)  # noqa: SLF001

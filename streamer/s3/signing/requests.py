@@ -1,8 +1,8 @@
 """Builds the bytes of requests: a ranged GET, and a HEAD.
 
-botocore resolves the address of a bucket (virtual host or path, custom endpoint, region) once per bucket, by
-a presigned URL that is never used, and again when S3 has named another region. Before each request the
-session returns frozen credentials, which botocore refreshes there; `sigv4` signs.
+botocore resolves the endpoint of each bucket (virtual host or path, custom endpoint, region) once, by a
+presigned URL that is never used, and again after S3 has named another region. For each request the session
+returns frozen credentials, which botocore refreshes at that point, and `sigv4` signs.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ def _use_regional_endpoint(context: dict[str, Any], **_: Any) -> None:
 
 
 def _signing_region(name: str | None) -> str:
-    """Return the region to sign for, by the client's region."""
+    """Return the region to sign for. `name`: the client's region."""
     return "us-east-1" if name in (None, "aws-global") else name
 
 
 @dataclass(frozen=True, slots=True)
 class BucketEndpoint:
-    """The address of a bucket, and the signer of its region."""
+    """The endpoint of a bucket, and the signer for its region."""
 
     host: str
     port: int
@@ -48,7 +48,7 @@ class BucketEndpoint:
 
 
 class RangeSigner:
-    """Builds requests for one session; `anonymous` leaves them unsigned."""
+    """Builds requests for one session; does not sign them if `anonymous`."""
 
     def __init__(self, client: Any, credentials: Any, *, anonymous: bool, reading: RequestOptions) -> None:
         """`client`: aiobotocore's S3 client. `credentials`: the session's, or None if anonymous."""
@@ -63,7 +63,7 @@ class RangeSigner:
         events.register("provide-client-params.s3.GetObject", _use_regional_endpoint)
         events.register("before-endpoint-resolution.s3", self._before_resolution)
         self.ahead = 0.0
-        """Seconds by which this machine's clock is ahead of the endpoint's, after an error has shown it."""
+        """Seconds by which this machine's clock is ahead of the endpoint's; 0 until an error has shown it."""
 
     async def endpoint(self, bucket: str) -> BucketEndpoint:
         """Return the bucket's endpoint. Raises SourceError for a bucket name that botocore refuses."""
@@ -108,7 +108,7 @@ class RangeSigner:
         if self.credentials is not None:
             try:
                 return await self.credentials.get_frozen_credentials()
-            except Exception:  # map_errors only on failure: a context manager costs time in every request
+            except Exception:  # map_errors only after a failure, because a context manager costs time
                 with map_errors(ErrorContext(bucket, key)):
                     raise
         with map_errors(ErrorContext(bucket, key)):
