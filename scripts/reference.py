@@ -17,10 +17,18 @@ from typing import Any
 import click
 
 from sidecar.cli import cli
+from sidecar.cli.help import ENVIRONMENT, EXITS, SHELLS, completion
 from sidecar.config.job import Job
 from streamer.units import MIB
 
 TARGET = Path(__file__).parent.parent / "docs/reference"
+UNITS = """\
+## Units
+
+Data and rates have decimal units: 1 GB is 10^9 bytes, as in the prices of S3 and the rates of networks.
+Memory, pipes and limits have binary units: 1 MiB is 2^20 bytes, as in the kernel. A size in an option or in
+the job file may have either: `64MiB`, `500MB`, or a number of bytes.
+"""
 _WORDS = {
     "minimum": "{} or more",
     "exclusiveMinimum": "above {}",
@@ -53,9 +61,23 @@ def command_line() -> str:
                 page += ["```", " ".join(usage.split()), "```\n"]
                 options = [each for each in command.params if isinstance(each, click.Option)]
                 rows = [row for each in options if (row := each.get_help_record(context)) is not None]
-                page += ["| Option | Meaning |", "|---|---|"]
-                page += [f"| `{_cell(option)}` | {_cell(meaning)} |" for option, meaning in rows]
-                page.append("")
+                if rows:
+                    page += ["| Option | Meaning |", "|---|---|"]
+                    page += [f"| `{_cell(option)}` | {_cell(meaning)} |" for option, meaning in rows]
+                    page.append("")
+                page += ["```sh", *getattr(command, "examples", ()), "```", ""]
+    page += ["## Exit codes\n", "All of them: [exit codes](exit-codes.md).\n"]
+    page += ["| Code | Meaning |", "|---|---|"]
+    page += [f"| {int(code)} | {_cell(meaning)} |" for code, meaning in EXITS.items()]
+    page += ["", "## Environment\n", "| Variable | Meaning |", "|---|---|"]
+    page += [f"| `{name}` | {_cell(meaning)} |" for name, meaning in ENVIRONMENT.items()]
+    page += [
+        "",
+        UNITS,
+        "## Shell completion\n",
+        "One line in the start file of the shell completes commands,",
+    ]
+    page += ["options and job files:\n", "```bash", *(completion(shell) for shell in SHELLS), "```", ""]
     return "\n".join(page)
 
 

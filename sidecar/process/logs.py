@@ -9,6 +9,7 @@ terminal codes in an object's key are escaped, by JSON or by `escape_control`.
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from typing import Any
 
@@ -35,7 +36,8 @@ def configure(*, level: str = "info", json_lines: bool | None = None) -> None:
             _escaped,
             # If `rich` is installed, the default formatter prints the local variables of every frame.
             structlog.dev.ConsoleRenderer(
-                colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
+                colors=sys.stderr.isatty() and not os.environ.get("NO_COLOR"),
+                exception_formatter=structlog.dev.plain_traceback,
             ),
         ]
     )

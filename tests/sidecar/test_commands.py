@@ -5,14 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
+from sidecar.cli import cli
+from sidecar.cli.help import SHELLS, Command, completion, summary
+from sidecar.process.exits import Exit
 from tests.kit.harness import fill
 from tests.kit.processes import PENSTOCK, job, leftovers, penstock, write_job
 from tests.kit.stub import cut_after, fails
@@ -321,5 +327,65 @@ def test_the_job_file_is_that_of_the_option_or_the_variable_or_the_directory(tmp
 
 def test_version_and_help():
     assert penstock("--version").stdout.startswith("penstock, version ")
-    for command in ("run", "exec", "cat", "plan", "probe"):
-        assert "Usage" in penstock(command, "--help").stdout
+    shown = penstock("--help").stdout
+    assert "…" not in shown
+    assert "..." not in shown.replace("[ARGS]...", "")
+    for command in cli.commands.values():
+        assert summary(command).endswith("."), "a whole sentence"
+        assert summary(command) in " ".join(shown.split())
+        helped = penstock(command.name, "--help").stdout
+        assert "\nExamples:\n" in helped
+        for option in command.params:
+            assert not isinstance(option, click.Option) or option.help, (command.name, option.name)
+    for code in Exit:
+        assert f"\n  {int(code)} " in shown
+    assert "PENSTOCK_CONFIG" in shown
+    assert "NO_COLOR" in shown
+
+
+@pytest.mark.parametrize("command", list(cli.commands))
+def test_the_examples_of_the_help_are_understood(command):
+    shown = cli.commands[command]
+    assert isinstance(shown, Command)
+    for line in shown.examples:
+        words = shlex.split(line.split(" | ")[0].split(" > ")[0])
+        assert words[:2] == ["penstock", command]
+        with cli.make_context("penstock", words[1:], resilient_parsing=True) as context:
+            name, found, rest = cli.resolve_command(context, words[1:])
+            found.make_context(name, rest, parent=context).close()
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_shell_completes_commands_and_options(shell):
+    """By the line of the help; what the shell then asks is asked here as it does."""
+    done = penstock(env={**os.environ, "_PENSTOCK_COMPLETE": f"{shell}_source"})
+    assert f"_PENSTOCK_COMPLETE={shell}_complete" in done.stdout
+    asked = {
+        "_PENSTOCK_COMPLETE": f"{shell}_complete",
+        "COMP_WORDS": "penstock doctor --j",
+        "COMP_CWORD": "2",
+    }
+    assert (
+        "--json"
+        in penstock(env={**os.environ, **asked, **({"COMP_CWORD": "--j"} if shell == "fish" else {})}).stdout
+    )
+
+
+@pytest.mark.skipif(not shutil.which("bash"), reason="no bash")
+def test_the_line_of_the_help_is_one_that_bash_takes(tmp_path):
+    (tmp_path / "penstock").write_text(f'#!/bin/sh\nexec {shlex.join(PENSTOCK)} "$@"\n')
+    (tmp_path / "penstock").chmod(0o755)
+    script = f"{completion('bash')}\ncomplete -p penstock"
+    done = subprocess.run(
+        ["bash", "-c", script], capture_output=True, text=True, check=False,
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.endswith(" penstock\n")
+
+
+def test_a_job_file_without_its_option_is_named(tmp_path):
+    for command in ("run", "plan", "check"):
+        done = penstock(command, "job.yaml")
+        assert done.returncode == 2
+        assert "the job file is an option: write -c job.yaml" in done.stderr

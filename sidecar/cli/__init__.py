@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sidecar.cli.help import Group, color
 from sidecar.process.dumps import forbid_dumps
 from sidecar.process.exits import Exit, exit_code
 from sidecar.process.streams import guard
@@ -49,52 +50,57 @@ DEFAULT_FILE = "penstock.yaml"
 """Job file, in the working directory, of a command that names none."""
 
 
-def _job_path(ctx: click.Context, _: click.Parameter, value: str | None) -> str:
-    """Return the job file to read: that of `-c` or PENSTOCK_CONFIG, or the default one."""
-    if value or ctx.resilient_parsing:
-        return value or DEFAULT_FILE
-    if os.path.exists(DEFAULT_FILE):
-        return DEFAULT_FILE
-    raise click.UsageError(
-        f"no job file is given: write -c FILE, set PENSTOCK_CONFIG, or name the file {DEFAULT_FILE} and "
-        f"start in its directory; this directory is {os.getcwd()}",
-        ctx,
-    )
-
-
 _job_file = click.option(
     "-c",
     "--config",
     "path",
     envvar="PENSTOCK_CONFIG",
     show_envvar=True,
-    callback=_job_path,
     metavar="FILE",
-    help=f"Job file, YAML or JSON. Default: {DEFAULT_FILE} in the working directory.",
+    type=click.Path(),
+    help=f"The job file, YAML or JSON. Default: {DEFAULT_FILE} in the working directory.",
 )
 _log_level = click.option(
-    "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    show_default=True,
+    help="The least important events that are logged.",
 )
 _host_index = click.option(
-    "--host-index", type=click.IntRange(min=0), help="Which host this is, from 0; else the environment says."
+    "--host-index",
+    type=click.IntRange(min=0),
+    help="The index of this host, from 0. Default: that of the environment.",
 )
-_host_count = click.option("--host-count", type=click.IntRange(min=1), help="How many hosts run this job.")
+_host_count = click.option(
+    "--host-count",
+    type=click.IntRange(min=1),
+    help="The number of hosts of the job. Default: that of the environment.",
+)
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="penstock")
-def cli() -> None:
+@click.pass_context
+def cli(ctx: click.Context) -> None:
     """Stream S3 objects into FIFOs for training jobs: SageMaker Pipe mode, anywhere."""
+    color(ctx)
 
 
-@cli.command()
+@cli.command(
+    examples=[
+        "penstock run -c job.yaml",
+        "penstock run -c job.yaml --keeper auto --host-index 0 --host-count 4",
+    ],
+    page="docs/reference/configuration.md#command-line",
+)
 @_job_file
 @_host_index
 @_host_count
 @click.option(
     "--keeper",
     metavar="SOCKET|auto",
-    help="The keeper that holds the FIFOs, so that the sidecar can restart; auto starts one.",
+    help="The socket of the keeper that holds the FIFOs, so that the sidecar can restart; auto starts one.",
 )
 @click.option(
     "--resume", metavar="STATE", help="Begin at the position in a reader's state_dict(): a file, or JSON."
@@ -102,7 +108,7 @@ def cli() -> None:
 @click.option("--resume-anyway", is_flag=True, help="Resume even if the objects have changed.")
 @_log_level
 def run(
-    path: str,
+    path: str | None,
     *,
     host_index: int | None,
     host_count: int | None,
@@ -111,7 +117,10 @@ def run(
     resume_anyway: bool,
     log_level: str,
 ) -> None:
-    """Serve the job's channels until SIGTERM."""
+    """Serve the channels of a job until SIGTERM.
+
+    The first SIGTERM or Ctrl-C lets running epochs finish, the second ends at once.
+    """
     from sidecar.commands import run as command
     from sidecar.process.runner import run as run_loop
 
@@ -126,21 +135,23 @@ def run(
     sys.exit(int(code))
 
 
-@cli.command()
+@cli.command(examples=["penstock restart", "penstock restart --base-directory /data/ml"])
 @click.option(
-    "--base-directory", default="/opt/ml", show_default=True, help="The tree that the sidecar serves."
+    "--base-directory", default="/opt/ml", show_default=True, help="The directory that the sidecar serves."
 )
 def restart(base_directory: str) -> None:
-    """Restart the sidecar that serves a base directory, while its trainer runs."""
+    """Restart the sidecar that serves a base directory, while its trainer runs on."""
     from sidecar.job.layout import Layout
 
     os.kill(Layout(base_directory).owner(), signal.SIGUSR2)
 
 
-@cli.command()
+@cli.command(
+    examples=["penstock keeper /run/penstock/keeper"], page="docs/explanation/architecture.md#the-keeper"
+)
 @click.argument("path", metavar="SOCKET")
 def keeper(path: str) -> None:
-    """Hold the FIFOs of the sidecars that connect to SOCKET, until SIGTERM."""
+    """Hold the FIFOs of sidecars, so that a sidecar may be killed or restarted under its trainer."""
     from streamer.helpers.keeper_client import command
     from streamer.helpers.spawn import environment
 
@@ -148,47 +159,71 @@ def keeper(path: str) -> None:
     os.execve(arguments[0], arguments, environment())  # noqa: S606 - a process without this one's modules
 
 
-@cli.command("exec", context_settings={"allow_interspersed_args": False})
+@cli.command(
+    "exec",
+    context_settings={"allow_interspersed_args": False},
+    examples=["penstock exec -c job.yaml python train.py --epochs 3"],
+    page="docs/reference/configuration.md#command-line",
+)
 @_job_file
 @_host_index
 @_host_count
 @_log_level
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def execute(
-    path: str, host_index: int | None, host_count: int | None, log_level: str, command: tuple[str, ...]
+    path: str | None, host_index: int | None, host_count: int | None, log_level: str, command: tuple[str, ...]
 ) -> None:
-    """Run COMMAND as the trainer beside the channels; exit with its code."""
+    """Run COMMAND as the trainer beside the channels, and exit with its code.
+
+    Options of penstock come first. COMMAND starts when every FIFO is offered; signals are forwarded to it.
+    """
     from sidecar.commands import execute as command_module
 
     _finish(command_module.execute(_load(path, log_level), (host_index, host_count), command))
 
 
-@cli.command()
+@cli.command(
+    examples=[
+        "penstock cat s3://bucket/prefix/ | tar -t",
+        "penstock cat s3://bucket/a s3://bucket/b --endpoint-url http://minio:9000 --path-style > both",
+    ]
+)
 @click.argument("uris", nargs=-1, required=True, metavar="S3URI...")
-@click.option("--endpoint-url", metavar="URL", help="An S3-compatible endpoint.")
-@click.option("--region")
-@click.option("--profile")
+@click.option("--endpoint-url", metavar="URL", help="The URL of an S3-compatible endpoint.")
+@click.option("--region", help="The region of the bucket. Default: that of the environment.")
+@click.option("--profile", help="A profile of the AWS configuration files.")
 @click.option("--path-style", is_flag=True, help="Put the bucket into the path, not into the host name.")
 @click.option("--anonymous", is_flag=True, help="Do not sign requests.")
-@click.option("--ca-bundle", metavar="FILE")
+@click.option("--ca-bundle", metavar="FILE", help="Certificates to trust, PEM.")
 @click.option("--requester-pays", is_flag=True, help="Agree to pay for reading a Requester Pays bucket.")
-@click.option("--sse-customer-key-file", metavar="FILE", help="The key of objects encrypted with SSE-C.")
 @click.option(
-    "--budget", type=_Size(), help="Memory for bytes in flight; a quarter of what there is, up to 512 MiB."
+    "--sse-customer-key-file", metavar="FILE", help="A file with the key of objects encrypted with SSE-C."
 )
-@click.option("--part-size", type=_Size(), help="Bytes of one request; what suits the transport if unset.")
-@click.option("--requests-in-flight", type=click.IntRange(1, 1024), help="Requests in flight; likewise.")
+@click.option(
+    "--budget",
+    type=_Size(),
+    help="Memory for bytes in flight. Default: a quarter of the memory, 64 to 512 MiB.",
+)
+@click.option("--part-size", type=_Size(), help="Bytes of one request. Default: adapts.")
+@click.option(
+    "--requests-in-flight", type=click.IntRange(1, 1024), help="Requests in flight. Default: adapts."
+)
 @click.option(
     "--transport",
     type=click.Choice(["auto", "aiobotocore", "buffered", "splice"]),
     default="auto",
     show_default=True,
+    help="How bodies travel: splice (to pipes only), buffered or aiobotocore.",
 )
 @click.option(
-    "--give-up-after", type=click.FloatRange(min=0, min_open=True), default=300.0, show_default=True
+    "--give-up-after",
+    type=click.FloatRange(min=0, min_open=True),
+    default=300.0,
+    show_default=True,
+    help="Seconds without a byte of progress before it fails.",
 )
 @click.option("--join", type=click.Choice(["tar", "arrow"]), help="Join the objects into one of this format.")
-@click.option("-q", "--quiet", is_flag=True, help="No closing line on standard error.")
+@click.option("-q", "--quiet", is_flag=True, help="Write no closing line to standard error.")
 def cat(
     uris: tuple[str, ...],
     *,
@@ -256,13 +291,16 @@ def cat(
     )
 
 
-@cli.command()
+@cli.command(
+    examples=["penstock check", "penstock check -c job.yaml --json"], page="docs/reference/job-file.md"
+)
 @_job_file
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable: valid, mistakes, warnings.")
-def check(path: str, *, as_json: bool) -> None:
-    """Check that a job file is valid, without network: every mistake with its line and its remedy."""
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON: valid, mistakes, warnings.")
+def check(path: str | None, *, as_json: bool) -> None:
+    """Validate a job file without network access: every mistake with its line and its remedy."""
     from sidecar.commands import check as command
 
+    path = _job_path(path)
     if not as_json:
         click.echo(command.summary(path, _load(path, "error")))
         return
@@ -272,13 +310,13 @@ def check(path: str, *, as_json: bool) -> None:
     sys.exit(document["code"])
 
 
-@cli.command()
+@cli.command(examples=["penstock plan -c job.yaml", "penstock plan -c job.yaml --json | jq .channels"])
 @_job_file
 @_host_index
 @_host_count
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable, with every key.")
-def plan(path: str, host_index: int | None, host_count: int | None, *, as_json: bool) -> None:
-    """Show what each channel would stream: objects, bytes, parts, digest of the order."""
+@click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON, with the key of every object.")
+def plan(path: str | None, host_index: int | None, host_count: int | None, *, as_json: bool) -> None:
+    """List what each channel will stream: objects, bytes, parts, digest of the order."""
     from sidecar.commands import plan as command
     from sidecar.process.runner import run as run_loop
 
@@ -305,13 +343,13 @@ def plan(path: str, host_index: int | None, host_count: int | None, *, as_json: 
             )
 
 
-@cli.command()
+@cli.command(examples=["penstock doctor -c job.yaml"], page="docs/how-to/doctor.md")
 @_job_file
 @_host_index
 @_host_count
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable, all at the end.")
-def doctor(path: str, host_index: int | None, host_count: int | None, *, as_json: bool) -> None:
-    """Try what the job needs: credentials, permissions, endpoint, limits of this machine, speed."""
+@click.option("--json", "as_json", is_flag=True, help="Print all findings as JSON at the end.")
+def doctor(path: str | None, host_index: int | None, host_count: int | None, *, as_json: bool) -> None:
+    """Try all that a job needs: credentials, permissions, endpoint, limits of this machine, speed."""
     from sidecar.doctor import examination
     from sidecar.process.runner import run as run_loop
 
@@ -331,17 +369,25 @@ def doctor(path: str, host_index: int | None, host_count: int | None, *, as_json
 
 
 _url = click.option(
-    "--url", default="http://127.0.0.1:9781", show_default=True, help="The sidecar's admin address."
+    "--url",
+    default="http://127.0.0.1:9781",
+    show_default=True,
+    help="The admin address of the sidecar; its log event `ready` has it.",
 )
 
 
-@cli.command()
+@cli.command(
+    examples=["penstock top", "penstock top --once --url http://127.0.0.1:9782"],
+    page="docs/reference/metrics.md#the-status-page",
+)
 @_url
 @click.option("--once", is_flag=True, help="Print one frame and exit.")
-@click.option("--json", "as_json", is_flag=True, help="Print one frame as JSON and exit.")
-@click.option("--token-file", metavar="FILE", help="The token, if Admin.Protect is all.")
+@click.option("--json", "as_json", is_flag=True, help="Print the figures of one frame as JSON and exit.")
+@click.option(
+    "--token-file", metavar="FILE", help="The file that Penstock.Admin.TokenFile names, if Protect is all."
+)
 def top(url: str, *, once: bool, as_json: bool, token_file: str | None) -> None:
-    """Watch a running sidecar: who waits for whom, how fast it is, what is left."""
+    """Show a running sidecar live: bottleneck, speed and progress of each channel. Press q to quit."""
     from sidecar.admin.remote import events
     from sidecar.admin.top import watch
     from sidecar.config.settings import read_token
@@ -358,12 +404,22 @@ def _print_json(document: object) -> None:
     click.echo(json.dumps(document, indent=2))
 
 
-@cli.command("set")
+@cli.command(
+    "set",
+    examples=["penstock set --token-file token bandwidth=200MB train.bandwidth=none requests_in_flight=auto"],
+    page="docs/reference/metrics.md#limits-that-may-change",
+)
 @_url
-@click.option("--token-file", required=True, metavar="FILE", help="The token: what Admin.TokenFile names.")
+@click.option(
+    "--token-file", required=True, metavar="FILE", help="The file that Penstock.Admin.TokenFile names."
+)
 @click.argument("limits", nargs=-1, required=True, metavar="LIMIT=VALUE...")
 def change(url: str, token_file: str, limits: tuple[str, ...]) -> None:
-    """Change limits of a running sidecar: bandwidth, CHANNEL.bandwidth, requests_in_flight, memory_budget."""
+    """Change limits of a running sidecar.
+
+    A LIMIT is bandwidth, CHANNEL.bandwidth, requests_in_flight or memory_budget; the VALUE none or auto lifts
+    a limit.
+    """
     from sidecar.admin import remote
     from sidecar.config.settings import read_token
 
@@ -371,10 +427,13 @@ def change(url: str, token_file: str, limits: tuple[str, ...]) -> None:
     click.echo(json.dumps(changed))
 
 
-@cli.command()
+@cli.command(
+    examples=["penstock probe --url http://127.0.0.1:9781"],
+    page="docs/reference/metrics.md",
+)
 @_url
 def probe(url: str) -> None:
-    """Exit 0 if a sidecar is ready, 1 if not."""
+    """Ask a running sidecar whether it is ready: exit code 0 if it is, 1 if not."""
     from sidecar.admin.probe import ready
 
     sys.exit(0 if ready(url) else 1)
@@ -384,12 +443,24 @@ def _pascal(name: str) -> str:
     return "".join(word.title() for word in name.split("_"))
 
 
-def _load(path: str, log_level: str) -> Job:
+def _job_path(path: str | None) -> str:
+    """Return `path`, that of `-c` or PENSTOCK_CONFIG, or else the default. Raises ConfigError."""
+    if path:
+        return path
+    if os.path.exists(DEFAULT_FILE):
+        return DEFAULT_FILE
+    raise ConfigError(
+        f"no job file is given: write -c FILE, set PENSTOCK_CONFIG, or name the file {DEFAULT_FILE} and "
+        f"start in its directory; this directory is {os.getcwd()}"
+    )
+
+
+def _load(path: str | None, log_level: str) -> Job:
     """Set up logging, then read the job file. Raises ConfigError."""
     from sidecar.config.job import load_job
 
     _configure(log_level)
-    return load_job(path)
+    return load_job(_job_path(path))
 
 
 def _configure(log_level: str) -> None:
@@ -412,7 +483,7 @@ def main() -> None:
         forbid_dumps()
         remember_environment()
         # click returns an exit code only where it ends a command early, as after --help.
-        code = cli.main(standalone_mode=False)
+        code = cli.main(prog_name="penstock", standalone_mode=False)
         sys.exit(code if isinstance(code, int) else Exit.OK)
     except click.ClickException as error:
         error.show()
