@@ -24,7 +24,7 @@ class ResumePoint(NamedTuple):
 BEGIN_OF_EPOCH = ResumePoint()
 
 NOWHERE = 1 << 62
-"""Value of `fetched` after an object was replaced or skipped: no resume, as the stream has left the plan."""
+"""Value of `fetched` after an object was replaced or skipped; the stream cannot be resumed then."""
 
 
 @dataclass(frozen=True, slots=True)

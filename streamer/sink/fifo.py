@@ -1,23 +1,24 @@
-"""The FIFOs of one channel, one per epoch, in the order that every known reader needs.
+"""The FIFOs of one channel, one per epoch: makes, opens and removes them in an order that all readers accept.
 
-    prepare(n)   mkfifo n and its `open` trailer                   before n is offered, or n-1 ends
-    open(n)      wait until a reader has opened it                 by `streamer.sink.write_ends`
-    conclude(n)  prepare(n+1); trailer of n; unlink n              so that at the reader's EOF of n
-    retire(n)    close n                                           n is gone and n+1 is there
+    prepare(n)   write the `open` trailer of n, mkfifo n
+    open(n)      wait until a reader has opened n (`streamer.sink.write_ends`)
+    conclude(n)  prepare(n+1), replace the trailer of n, unlink n
+    retire(n)    close n; at the reader's end of file, the name of n is gone and n+1 exists
 
-This order is contract §1.5: a reader may open n+1 before it closes n, another lists the directory for the
-lowest number, a third gives n+1 two seconds to appear. The next `open` must follow at once, without waiting
-for the reader to close n.
+This order is contract §1.5: one reader opens n+1 before it closes n, another lists the directory for the
+lowest number, a third waits two seconds for n+1 to appear. The next `open` must follow at once, without
+waiting for the reader to close n.
 
 Failures of this machine (no space, no permission, a failing disk) raise Shortage. The write end stays open
 until `conclude` has returned, because closing it would look like an end to the reader.
 
-A FIFO is opened through an O_PATH descriptor taken at its creation, so it is the FIFO that was created,
-whatever happens to its name meanwhile.
+A FIFO is opened through an O_PATH descriptor taken at its creation, so the open FIFO is the one created, even
+if its name has changed since.
 
 A FIFO is never used twice: bytes left in it would reach the next reader (contract §1.7-4). `resume` takes
-over a FIFO whose write end outlived its sidecar. That sidecar may have died between any two steps of the
-epoch's end. The trailer is replaced before the other steps, so its state shows that they are still due.
+over a FIFO that a keeper has held open after its sidecar died. The sidecar may have died between any two
+steps of the epoch's end. It replaces the trailer before the other steps, so a final trailer shows that the
+others are still due.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ KEPT_TRAILERS = 64
 
 
 def check_name(path: str) -> None:
-    """Refuse a file with a FIFO's name that is not a FIFO of ours. Raises Shortage."""
+    """Raise Shortage if `path` exists and is not a FIFO of this user."""
     with contextlib.suppress(FileNotFoundError):
         _check(path, os.lstat(path))
 
@@ -60,7 +61,7 @@ def _check(path: str, status: os.stat_result) -> None:
 
 
 class FifoDirectory:
-    """The FIFOs of one channel in `directory`. Not safe for two processes: see `sidecar.job.layout`."""
+    """FIFOs of one channel in `directory`. Only one process may use it: see `sidecar.job.layout`."""
 
     def __init__(
         self,
@@ -71,24 +72,23 @@ class FifoDirectory:
         mode: int = 0o640,
         write_ends: WriteEnds | None = None,
     ) -> None:
-        """`opening` returns the `open` trailer of an epoch. `write_ends`: by default this process's own."""
+        """`opening` returns the `open` trailer of an epoch. `write_ends`: default `LocalWriteEnds`."""
         self._directory = directory
         self._channel = channel
         self._open_trailer = opening
         self._mode = mode
         self._fifos: dict[int, int] = {}
-        """By epoch, an O_PATH descriptor of its FIFO: it refers to the inode and opens no end."""
+        """O_PATH descriptor of each epoch's FIFO; it refers to the inode and opens neither end."""
         self._unproven: set[int] = set()
         """Epochs whose trailer is `open`."""
         self._run = secrets.token_hex(8)
-        """See `Trailer.run`."""
+        """Value of `Trailer.run`."""
         self._write_ends = write_ends or LocalWriteEnds(channel)
 
     def clear(self, *, begin: int = 0) -> None:
         """Remove the files of an earlier run: all trailers, and the FIFOs of all epochs but `begin`.
 
-        The FIFO of `begin` is kept, because a reader may be waiting in it already. Raises SinkError if a file
-        that is not ours has its name.
+        The FIFO of `begin` is kept, because a reader may already be blocked in opening it. Raises SinkError.
         """
         ours = re.compile(rf"\.?{re.escape(self._channel)}_(\d+)(\.penstock\.json(\.\d+\.tmp)?)?")
         with _mapped(self._directory):
@@ -124,11 +124,11 @@ class FifoDirectory:
             self._fifos[epoch] = path_fd
 
     def resume(self, epoch: int, *, accepted: int) -> int:
-        """Take over from a sidecar that died in `epoch`, or before its reader came; return the epoch due.
+        """Take over from a sidecar that died in `epoch` or before its reader came; return the epoch due.
 
-        If the epoch's trailer is final, the sidecar died while it retired the epoch, and this completes the
-        remaining steps. `failed` is final only if the FIFO has `accepted` more bytes than the trailer states:
-        then the bytes that end a failed stream have been written too. Raises SinkError.
+        If the epoch's trailer is final, the sidecar died while it ended the epoch, and this completes the
+        remaining steps. `failed` is final only if the FIFO has `accepted` more bytes than the trailer states,
+        since the poison has been written then. Raises SinkError.
         """
         with _mapped(self._directory):
             unfinished = re.compile(rf"\.{re.escape(self._channel)}_\d+\.penstock\.json\.\d+\.tmp")
@@ -158,17 +158,17 @@ class FifoDirectory:
     async def open(self, position: Position, *, on_gone: Callable[[], None]) -> PipeOutlet:
         """Wait without limit for a reader of the epoch's FIFO; return the FIFO's outlet.
 
-        As `WriteEnds.open`.
+        Raises as `WriteEnds.open`.
         """
         epoch = position.epoch
         with _mapped(fifo_path(self._directory, self._channel, epoch)):
             return await self._write_ends.open(position, self._fifos[epoch], on_gone=on_gone)
 
     def conclude(self, trailer: Trailer, *, successor: bool = True) -> None:
-        """Do the steps of the epoch's end that may fail: create the next FIFO, publish the trailer, unlink.
+        """Do the steps of the epoch's end that may fail: make the next FIFO, publish the trailer, unlink.
 
-        Without `successor` the channel ends here. Raises Shortage; the caller may then repeat the call, since
-        the reader has not seen the end of file.
+        Without `successor`, make no next FIFO. Raises Shortage; the caller may repeat the call, since the
+        reader has not seen the end of file.
         """
         epoch = trailer.epoch
         if successor:
@@ -201,7 +201,7 @@ class FifoDirectory:
     def leave(self, position: Position, outlet: PipeOutlet | None) -> None:
         """Hand the open FIFO over and close this process's descriptors; names and trailers stay.
 
-        As `WriteEnds.leave`; raises SinkError.
+        Raises SinkError.
         """
         with _mapped(fifo_path(self._directory, self._channel, position.epoch)):
             self._write_ends.leave(position, self._fifos.get(position.epoch, -1), outlet)
@@ -241,7 +241,7 @@ class FifoDirectory:
 
 @contextlib.contextmanager
 def _mapped(path: str) -> Iterator[None]:
-    """Raise Shortage with the path for every OSError of the block."""
+    """Raise Shortage, with the path, for an OSError of the block."""
     try:
         yield
     except OSError as error:

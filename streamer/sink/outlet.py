@@ -1,10 +1,10 @@
-"""Outlets, the descriptors that streams are written to: a FIFO's write end, or a plain file.
+"""Outlets: the descriptors that streams are written to, a FIFO's write end or a plain file.
 
-`PipeOutlet` owns one non-blocking write end of a pipe and closes it once. Between writes the pipe may get
-room, and the reader may close its end. A private epoll object, which the event loop watches, reports both:
-poll(2) reports a closed reader as POLLERR even if no event is requested, so the outlet notices it at once and
-not only at the next write. The nested epoll behaves the same on asyncio and uvloop, whose own writer callback
-reports such an error differently. `push` never blocks; only `writable` waits.
+`PipeOutlet` owns one non-blocking write end of a pipe and closes it once. Between writes the reader may empty
+the pipe or close its end. A private epoll object, which the event loop watches, reports both: a closed reader
+is EPOLLERR even if no event is requested (epoll_ctl(2)), so the outlet notices it at once and not only at the
+next write. The nested epoll behaves the same on asyncio and uvloop, whose own writer callback reports such an
+error differently. `push` never blocks; only `writable` waits.
 
 If the kernel refuses a write (no memory, an I/O error), the write is repeated every SHORT_OF_MEMORY seconds
 for at most `give_up_after` seconds, and `on_short` is called.
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 SHORT_OF_MEMORY = 0.05
-"""Seconds until a write that the kernel refused is repeated."""
+"""Seconds before a write that the kernel refused is repeated."""
 
 
 class Drainable(Protocol):
@@ -38,7 +38,7 @@ class Drainable(Protocol):
     def drain_into(self, fd: int) -> int:
         """Move as many bytes as `fd` accepts now, at least one; return how many.
 
-        Raises BlockingIOError if it accepts none, BrokenPipeError if its reader has closed.
+        Raises BlockingIOError if `fd` accepts none, BrokenPipeError if its reader has closed.
         """
 
 
@@ -46,10 +46,10 @@ class Outlet(Protocol):
     """A descriptor that a stream is written to; its owner closes it once."""
 
     def push(self, source: Drainable) -> int:
-        """Move bytes without waiting. Raises BlockingIOError if there is no room, ReaderGone if no reader."""
+        """Move bytes without waiting; return how many. Raises BlockingIOError if full, and ReaderGone."""
 
     async def writable(self) -> None:
-        """Wait for room. Raises ReaderGone when the reader closes instead."""
+        """Wait until bytes can be written. Raises ReaderGone if the reader closes."""
 
     @property
     def reader_gone(self) -> bool:
@@ -63,13 +63,13 @@ class PipeOutlet:
     """The write end of a pipe or FIFO. `on_gone` is called once when the reader closes its end."""
 
     def __init__(self, fd: int, *, on_gone: Callable[[], None], epoll: select.epoll | None = None) -> None:
-        """`epoll`: the epoll object to use and to close; by default a new one."""
+        """`epoll`: epoll object to use and to close; default: a new one."""
         os.set_blocking(fd, False)
         self._fd = fd
         self._on_gone = on_gone
         self._gone = False
         self._short_since: float | None = None
-        """Time since which the kernel has refused every write, though the pipe may have room."""
+        """Time since which the kernel has refused every write, although the pipe may not be full."""
         self._short = False
         """Whether the kernel refused the last write."""
         self.give_up_after = math.inf
@@ -94,7 +94,7 @@ class PipeOutlet:
 
     @property
     def unread(self) -> int:
-        """Bytes in the pipe; with a keeper, on their way to it."""
+        """Bytes in the pipe that its reader, the trainer or the keeper, has not read."""
         return 0 if self._fd < 0 else bytes_unread(self._fd)
 
     def push(self, source: Drainable) -> int:
@@ -129,7 +129,7 @@ class PipeOutlet:
     async def writable(self) -> None:
         if self._gone:
             raise ReaderGone("the reader closed the pipe")
-        if self._short:  # no event reports that the kernel has memory again
+        if self._short:  # no event reports that the kernel accepts writes again
             self._short = False
             await asyncio.sleep(SHORT_OF_MEMORY)
         if self._waiter is not None:
@@ -146,13 +146,13 @@ class PipeOutlet:
     def _on_event(self) -> None:
         for _, events in self._epoll.poll(0):
             if events & (select.EPOLLERR | select.EPOLLHUP):
-                # The condition stays true: stop watching, or the loop would spin on it.
+                # The condition persists: stop watching, or the loop would spin.
                 self._unwatch()
                 self._gone = True
                 self._wake(ReaderGone("the reader closed the pipe"))
                 self._on_gone()
                 return
-            # One-shot disabled the whole registration, errors included; watch for those again.
+            # EPOLLONESHOT has disabled the registration, errors included; watch for errors again.
             with contextlib.suppress(OSError):  # the next push notices that the reader has gone
                 self._epoll.modify(self._fd, 0)
             self._wake(None)
@@ -184,7 +184,7 @@ class PipeOutlet:
 
 
 def refused(error: OSError) -> SinkError:
-    """Return our error for a failed write to standard output."""
+    """Return the SinkError of a failed write to standard output."""
     if isinstance(error, (BrokenPipeError, ConnectionError)):
         return ReaderGone("nobody reads standard output")
     return SinkError(f"cannot write standard output: {error.strerror}")

@@ -1,11 +1,11 @@
-"""The write ends of FIFOs, held by this process or by a keeper that outlives it.
+"""Write ends of FIFOs, held by this process or by a keeper that continues after this process ends.
 
 `LocalWriteEnds` opens a FIFO in a thread that blocks in open(2) until a reader opens it, because polling with
-O_NONBLOCK misses a reader that opens and closes at once (contract §1.7-1). To cancel a blocked open, it opens
-the read end and keeps it until the thread has returned.
+O_NONBLOCK misses a reader that opens and closes at once (contract §1.7-1). To cancel a blocked open,
+`LocalWriteEnds` opens the read end and keeps it until the thread has returned.
 
-`KeeperWriteEnds` has the keeper (`streamer.helpers.keeper`) open the FIFO, and gets the write end of a pipe
-from which the keeper moves bytes to the FIFO. Bytes that such an outlet has accepted may still be in that
+`KeeperWriteEnds` makes the keeper (`streamer.helpers.keeper`) open the FIFO, and gets the write end of a pipe
+from which the keeper moves bytes to the FIFO. Bytes that such an outlet has accepted may still be in the
 pipe, so `settle` must return before an epoch is published as complete.
 """
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class WriteEnds(Protocol):
-    """The write ends of one channel's FIFOs, one at a time."""
+    """Write ends of one channel's FIFOs, one at a time."""
 
     @property
     def lasting(self) -> bool:
@@ -39,31 +39,31 @@ class WriteEnds(Protocol):
     async def open(self, position: Position, path_fd: int, *, on_gone: Callable[[], None]) -> PipeOutlet:
         """Wait for a reader of the FIFO of the O_PATH descriptor; return the outlet to write to.
 
-        `position`: that of the next byte. Raises SinkError; ReaderGone if a reader has come and left while
-        no sidecar ran. Cancelling it leaves no open descriptor.
+        `position`: position of the next byte. Raises SinkError, and ReaderGone if a reader has come and left
+        while no sidecar ran. A cancelled call leaves no open descriptor.
         """
 
     async def settle(self) -> int | None:
         """Wait until the FIFO has accepted all bytes of its outlet; return how many, None if not counted.
 
-        Raises ReaderGone if the reader leaves before, SinkError if the keeper has died.
+        Raises ReaderGone if the reader leaves first, SinkError if the keeper has died.
         """
 
     def mark(self, mark: ResumePoint) -> None:
-        """Store the start of an inflated object, for a sidecar that resumes this epoch."""
+        """Store a resume point, for a sidecar that resumes this epoch."""
 
     def done(self) -> None:
         """Close the FIFO: the epoch has ended and its outlet is closed."""
 
     def leave(self, position: Position, path_fd: int, outlet: PipeOutlet | None) -> None:
-        """Hand the FIFO of the O_PATH descriptor over to the next sidecar: this process ends.
+        """Hand the FIFO of the O_PATH descriptor over to the next sidecar, because this process ends.
 
-        `outlet`: the FIFO's, if a reader has come; it has accepted all bytes up to `position`. Raises
+        `outlet`: outlet of the FIFO, if a reader has come; it has accepted all bytes up to `position`. Raises
         SinkError.
         """
 
     def close(self) -> None:
-        """Release the write ends: the channel has ended."""
+        """Release the write ends, because the channel has ended."""
 
 
 class LocalWriteEnds:
@@ -75,9 +75,9 @@ class LocalWriteEnds:
         """Start the thread that waits for readers. Raises SinkError if it cannot be started."""
         self._channel = channel
         self.successor_keeper: tuple[KeeperClient, str] | None = None
-        """The keeper that `leave` hands open FIFOs to, and the plan's digest."""
+        """Keeper to which `leave` hands open FIFOs, and the plan's digest."""
         self._fd = -1
-        """The write end of a FIFO whose reader has come, until its outlet exists."""
+        """Write end of a FIFO whose reader has come, until its outlet exists."""
         self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"open {channel}")
         try:
             self._executor.submit(int)  # starts the thread now: later, with readers waiting, it may fail
@@ -90,7 +90,7 @@ class LocalWriteEnds:
     async def open(self, position: Position, path_fd: int, *, on_gone: Callable[[], None]) -> PipeOutlet:
         """As `WriteEnds`."""
         del position
-        # Created before the open: if no descriptor is left after it, the reader would see an end.
+        # Made before the open: if no descriptor were left afterwards, the reader would see an end.
         epoll = select.epoll()
         try:
             if self._fd < 0:
@@ -108,7 +108,7 @@ class LocalWriteEnds:
         try:
             fd = await asyncio.wrap_future(opening)
         except asyncio.CancelledError:
-            # A release would look like a reader to the keeper's open: the thread blocks until exit.
+            # The read end would look like a reader to the keeper, so the thread stays blocked until exit.
             if self.successor_keeper is None:
                 self._release(opening, path_fd)
             raise
@@ -120,7 +120,7 @@ class LocalWriteEnds:
 
     @staticmethod
     def _release(opening: Future[int], path_fd: int) -> None:
-        """Wake the thread that blocks in open(2); when it has returned, close all descriptors."""
+        """Unblock the thread in open(2); close all descriptors when it has returned."""
         read_end = os.open(descriptor_path(path_fd), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
 
         def close_all(opened: Future[int]) -> None:
@@ -132,11 +132,11 @@ class LocalWriteEnds:
         opening.add_done_callback(close_all)
 
     async def settle(self) -> int | None:
-        """As `WriteEnds`: the outlet is the FIFO itself, so there is nothing to wait for."""
+        """As `WriteEnds`: returns at once, because the outlet is the FIFO itself."""
         return None
 
     def mark(self, mark: ResumePoint) -> None:
-        """As `WriteEnds`: not stored, because no sidecar resumes an epoch that ends with this process."""
+        """As `WriteEnds`: stores nothing, because no sidecar resumes an epoch that ends with this process."""
 
     def done(self) -> None:
         """As `WriteEnds`: closing the outlet closed the FIFO."""
