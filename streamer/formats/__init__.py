@@ -1,12 +1,13 @@
 """Record formats of a Pipe channel: TFRecord, RecordIO and text lines (contract §5), and WebDataset.
 
-    window    bytes that arrived and are not yet cut into records; the loop that all readers share
+    window    base of all readers: the buffer of bytes that are not yet cut into records, and the loop
     crc       CRC-32C and its masked form
     tfrecord, recordio, lines
-              one reader each, and an encoder where the format has a frame
-    tar       samples of WebDataset streams, whose records are made dicts by `sample`
+              one reader each, and an encoder if the format has a frame
+    tar       reader of WebDataset streams; `sample` makes a dict of each record
+    join      joins tar archives (`tar_joiner`) or Arrow IPC streams (`arrow_joiner`) into one
 
-A reader takes any unbuffered binary stream (`readinto`) and yields lists of `bytes`, one list per block,
-so that a consumer pays for a record what the record costs and nothing per system call. The rooms below
-know no channel, no FIFO and no trailer: whether an end of file is the real end is for the stream to say.
+A reader takes any unbuffered binary stream (`readinto`) and yields lists of `bytes`, one list per block, so
+that the cost of a system call is divided over many records. This package does not depend on channels, FIFOs
+or trailers: the stream that a reader reads from decides whether an end of file is the real end.
 """

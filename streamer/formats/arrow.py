@@ -1,9 +1,9 @@
-"""Metadata of Arrow IPC messages: what a message is, and what a schema says.
+"""Decodes the metadata of Arrow IPC messages: the kind of a message, and the fields of a schema.
 
-From Arrow's Message.fbs and Schema.fbs (columnar format, versions V4 and V5). Two schemas are one if readers
-make the same of a record batch under either: fields with names, types, dictionaries and metadata of their
-own (extension types are there), byte order and features. Metadata of the schema as a whole do not count;
-pandas keeps the number of rows there, which differs from object to object.
+The source is Arrow's Message.fbs and Schema.fbs (columnar format, versions V4 and V5). Two schemas are equal
+if readers decode a record batch in the same way under either: equal fields (names, types, dictionaries, and
+metadata, which hold extension types), byte order and features. Metadata of the whole schema are ignored:
+pandas stores the number of rows there, which differs between objects.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 SCHEMA, DICTIONARY, RECORDS = 1, 2, 3
 
 DEEPEST = 64
-"""Levels of nested fields."""
+"""Maximum levels of nested fields."""
 
 _TYPES: dict[int, tuple[str, tuple[tuple[str, int], ...]]] = {
     1: ("null", ()),
@@ -48,24 +48,24 @@ _TYPES: dict[int, tuple[str, tuple[tuple[str, int], ...]]] = {
     25: ("list view", ()),
     26: ("large list view", ()),
 }
-"""Of the union `Type`: a name, and of each scalar field of its table the format and the default."""
+"""By number in the union `Type`: the type's name, and format and default of its table's scalar fields."""
 _TIMESTAMP, _UNION = 10, 14
 
 
 class Field(NamedTuple):
-    """A column, or part of a nested one."""
+    """A column, or a field within a nested column."""
 
     name: bytes
     nullable: bool
     type: tuple[object, ...]
     dictionary: tuple[int, ...] | None
-    """Its id, type of its indices, whether it is ordered, its kind."""
+    """Id, width and signedness of the indices, whether the dictionary is ordered, kind."""
     children: tuple[Field, ...]
     metadata: tuple[tuple[bytes, bytes], ...]
 
 
 class Schema(NamedTuple):
-    """What counts of a schema message."""
+    """Content of a schema message, without the metadata of the whole schema."""
 
     version: int
     endianness: int
@@ -74,20 +74,20 @@ class Schema(NamedTuple):
 
 
 class Message(NamedTuple):
-    """The metadata of one message."""
+    """Metadata of one message."""
 
     kind: int
     body: int
-    """Bytes of its body, padding included."""
+    """Bytes of the message's body, padding included."""
     schema: Schema | None = None
     dictionary: int | None = None
-    """The id of the dictionary that it brings."""
+    """Id of the dictionary that the message contains."""
     delta: bool = False
-    """Whether it adds to that dictionary, instead of replacing it."""
+    """Whether the message adds to that dictionary instead of replacing it."""
 
 
 def read_message(metadata: bytes) -> Message:
-    """Decode the FlatBuffers table `Message`. Raises ValueError if it is none."""
+    """Decode the FlatBuffers table `Message`. Raises ValueError if `metadata` is not one."""
     root = Buffer(metadata).root
     version, kind = root.integer(0, "h"), root.integer(1, "B")
     header, body = root.table(2), root.integer(3, "q")
@@ -138,13 +138,13 @@ def _dictionary(table: Table | None) -> tuple[int, ...] | None:
     if table is None:
         return None
     index = table.table(1)
-    # Without a type the indices are signed integers of 32 bits (Schema.fbs).
+    # The default type of the indices is a signed 32-bit integer (Schema.fbs).
     width, signed = (32, 1) if index is None else (index.integer(0, "i"), index.integer(1, "B"))
     return table.integer(0, "q"), width, signed, table.integer(2, "B"), table.integer(3, "h")
 
 
 def difference(first: Schema, second: Schema) -> str:
-    """In words, where two schemas that are not equal differ."""
+    """Describe the first difference between two schemas that are not equal."""
     for mine, other in zip(first.fields, second.fields, strict=False):
         if mine.name != other.name:
             return f"a field {_name(other)} where {_name(mine)} is due"

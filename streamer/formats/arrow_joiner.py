@@ -1,12 +1,12 @@
-"""Joins Arrow IPC streams: one schema message, the dictionaries and record batches of all, one end mark.
+"""Joins Arrow IPC streams: one schema message, all dictionaries and record batches, one end mark.
 
-A stream is a row of messages: 0xFFFFFFFF, the length of the metadata, the metadata, a body; the length 0 is
-the end mark (Arrow columnar format, "IPC Streaming Format"). Messages are passed on as they are, but for the
-schema, which every object has and a stream may have once.
+A stream is a sequence of messages: 0xFFFFFFFF, the length of the metadata, the metadata, a body; the length 0
+is the end mark (Arrow columnar format, "IPC Streaming Format"). Messages are passed on unchanged, except that
+only the first object's schema is passed on: every object has a schema, but a stream may have only one.
 
-Dictionaries need no more than that: a batch that is no delta replaces the dictionary of its id (same page,
-"Dictionary Messages"), and each object brings its own before the batches that use them. A delta in an object
-that has brought no dictionary for it to add to would add to another object's, so it is refused.
+Dictionaries need no change: a batch that is not a delta replaces the dictionary of its id (same page,
+"Dictionary Messages"), and each object has its own dictionaries before the batches that use them. A delta
+without such a dictionary in its object is refused, because it would add to another object's dictionary.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CONTINUATION = b"\xff\xff\xff\xff"
 END_MARK = CONTINUATION + bytes(4)
 FILE_MAGIC = b"ARROW1"
 LONGEST_METADATA = 64 << 20
-"""Bytes; a batch of a hundred thousand columns has about five million."""
+"""Maximum bytes of metadata; a batch of a hundred thousand columns has about five million."""
 
 _ADVICE = "; Join: arrow takes whole Arrow IPC streams, as pyarrow.ipc.new_stream writes them"
 
@@ -29,19 +29,19 @@ class ArrowJoiner(Joiner):
     _UNIT = 8
 
     def __init__(self, *, resumed: bool) -> None:
-        """`resumed`: the reader has the schema already, and the first object has the same."""
+        """`resumed`: the reader already has the schema, which is that of the first object fed here too."""
         super().__init__()
         self._sent = resumed
-        """Whether the stream has its schema message."""
+        """Whether the joined stream has its schema message."""
         self._schema: Schema | None = None
-        """The stream's schema."""
+        """Schema of the joined stream."""
         self._metadata = b""
-        """Of the last schema message; most objects have the same, and reading a wide one takes a while."""
+        """Metadata of the last schema message; equal metadata are not decoded again, to save time."""
         self._begun = False
-        """Whether the stream that is being joined has had its schema message."""
+        """Whether the schema message of the current object has arrived."""
         self._anchored = False
         self._dictionaries: set[int] = set()
-        """Ids of the dictionaries that the stream being joined has brought."""
+        """Ids of the dictionaries in the current object so far."""
 
     @property
     def anchored(self) -> bool:

@@ -1,8 +1,8 @@
-"""CRC-32C (Castagnoli), as TFRecord frames carry it.
+"""CRC-32C (Castagnoli), the checksum of TFRecord frames.
 
-The checksum comes from `awscrt` where that is installed (tens of GB/s). Without it a table-driven loop
-in Python does the same at some MB/s, which no training job should run on: it says so once, in the log.
-The choice is made at the first use, so that importing this module costs nothing.
+`awscrt`, if installed, computes the checksum at tens of GB/s. Without `awscrt`, a table-driven loop in Python
+computes it at some MB/s, too slowly for a training job, and a warning is logged once. The choice is made at
+the first use, so that importing this module costs nothing.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger("penstock")
 
 MASK_DELTA = 0xA282EAD8
-"""Added by the mask, so that the CRC of data that holds CRCs stays sound (contract §5.3)."""
+"""Constant that the mask adds; a masked CRC protects data that contain CRCs themselves (contract §5.3)."""
 _POLYNOMIAL = 0x82F63B78
 _WORD = 0xFFFFFFFF
 
 
 @functools.cache
 def crc32c() -> Checksum:
-    """The function that computes the CRC-32C of a buffer: a compiled one if there is one."""
+    """Return the function that computes the CRC-32C of a buffer; from `awscrt` if that is installed."""
     try:
         from awscrt.checksums import crc32c as compiled
     except ImportError:
@@ -39,12 +39,12 @@ def crc32c() -> Checksum:
 
 
 def mask(checksum: int) -> int:
-    """The form in which a TFRecord frame stores a CRC: rotated right by 15 bits, plus a constant."""
+    """Return a CRC as a TFRecord frame stores it: rotated right by 15 bits, plus a constant."""
     return ((checksum >> 15 | checksum << 17) + MASK_DELTA) & _WORD
 
 
 def masked_crc32c(data: bytes | bytearray | memoryview) -> int:
-    """The masked CRC-32C of `data`."""
+    """Return the masked CRC-32C of `data`."""
     return mask(crc32c()(data))
 
 
@@ -60,7 +60,7 @@ def _table() -> tuple[int, ...]:
 
 
 def crc32c_in_python(data: bytes | bytearray | memoryview) -> int:
-    """The CRC-32C of `data`, a byte at a time."""
+    """Return the CRC-32C of `data`, computed byte by byte."""
     table = _table()
     value = _WORD
     for byte in data:

@@ -1,8 +1,8 @@
 """Reads FlatBuffers tables, as far as the metadata of Arrow IPC needs it.
 
-A table begins with the distance back to its vtable, which says where each field lies in the table, or that
-it has its default (FlatBuffers internals). Foreign bytes: whatever they hold, reading ends with ValueError
-or with values, in time proportional to their length.
+A table begins with the distance back to its vtable, which gives the position of each field in the table, or 0
+for a field that has its default (FlatBuffers internals). The bytes are untrusted: reading ends with values or
+ValueError, in time proportional to their length.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import struct
 from functools import cache
 
 MOST_TABLES = 1 << 16
-"""Tables of one buffer that are read; a schema has about two for each column."""
+"""Maximum number of tables read from one buffer; a schema has about two for each column."""
 
 
 class Buffer:
@@ -63,7 +63,7 @@ class Table:
         return self._at + offset if offset else None
 
     def integer(self, number: int, code: str, default: int = 0) -> int:
-        """Return a number field; `code` is its format in `struct`."""
+        """Return a number field, or `default` if the table lacks it. `code`: its format in `struct`."""
         at = self._field(number)
         return default if at is None else self._buffer.scalar(code, at)
 
@@ -84,11 +84,11 @@ class Table:
         return data
 
     def tables(self, number: int) -> list[Table]:
-        """Return a field that is a vector of tables."""
+        """Return the tables of a vector field."""
         return [self._buffer.table(self._buffer.follow(at)) for at in self._elements(number, 4)]
 
     def integers(self, number: int, code: str) -> list[int]:
-        """Return a field that is a vector of numbers."""
+        """Return the numbers of a vector field. `code`: their format in `struct`."""
         return [self._buffer.scalar(code, at) for at in self._elements(number, struct.calcsize("<" + code))]
 
     def _elements(self, number: int, size: int) -> range:

@@ -1,4 +1,4 @@
-"""Joins objects of a format that ends with a mark into one stream that ends with one mark.
+"""Base of joiners: they join objects that each end with an end mark into one stream with one end mark.
 
 Programs that read tar or Arrow IPC streams stop at the first end mark, so they read only the first of several
 concatenated objects and report success. A joiner passes on the contents without the marks:
@@ -25,7 +25,7 @@ class NotJoinable(ValueError):
     def __init__(self, message: str, offset: int) -> None:
         super().__init__(message)
         self.offset = offset
-        """Offset in the object's content that the message is about."""
+        """Offset of the fault in the object's content."""
 
 
 class Joiner(ABC):
@@ -39,19 +39,19 @@ class Joiner(ABC):
 
     def __init__(self) -> None:
         self._held = bytearray()
-        """The start of a unit that has not arrived completely."""
+        """Start of a unit that has not arrived completely."""
         self._wanted = self._UNIT
-        """Bytes of the unit that are needed next."""
+        """Bytes of the unit, from its start, that `_unit` needs next."""
         self._passing = 0
         """Bytes of data left before the next unit."""
         self._offset = 0
-        """Offset in the object's content of the current unit."""
+        """Offset of the current unit in the object's content."""
         self._ended = False
         """Whether the last unit of the object was its end mark."""
 
     @property
     def anchored(self) -> bool:
-        """Whether an epoch may be resumed at the first byte of the object that is being joined."""
+        """Whether an epoch may be resumed at the first byte of the current object."""
         return True
 
     def begin(self) -> None:
@@ -85,7 +85,7 @@ class Joiner(ABC):
             size = len(unit)
             self._wanted = self._UNIT
             kept = self._unit(unit)
-            if self._wanted > size:  # it is longer: go on with what there is of it
+            if self._wanted > size:  # the unit is longer: hold its start and go on
                 if not self._held:
                     pieces.append(view[first : at - size])
                     self._held += unit

@@ -3,10 +3,10 @@
     u32 magic, u32 cflag << 29 | length, payload, zeros up to a border of 4 bytes
     cflag: 0 whole record, 1 first part, 2 middle part, 3 last part
 
-Known readers disagree about a record of several parts: those of AWS concatenate them, those of dmlc put
-the magic back between them, because dmlc's writer cuts exactly there and drops it. This one concatenates
-unless told that the stream was written by dmlc (`rejoin_magic`). The encoder writes whole records only,
-the one form that all readers decode alike.
+Known readers disagree about a record of several parts: AWS's readers concatenate the parts; dmlc's readers
+put the magic back between them, because dmlc's writer cuts records at the magic and drops it. This reader
+concatenates unless `rejoin_magic` is set, for streams of dmlc's writer. The encoder writes only whole
+records, which all readers decode alike.
 """
 
 from __future__ import annotations
@@ -22,44 +22,44 @@ if TYPE_CHECKING:
 
 MAGIC = 0xCED7230A
 MAX_PAYLOAD = (1 << 29) - 1
-"""Bytes of the longest payload that a frame can hold."""
+"""Maximum bytes of payload in one frame."""
 
 HEADER = struct.Struct("<II")
-"""The magic, and the part flag with the length of the payload."""
+"""Magic, and part flag with the length of the payload."""
 INVALID_HEADER = HEADER.pack(MAGIC ^ 0xFFFFFFFF, 0xFFFFFFFF)
-"""A header that no reader accepts: every bit of the magic is wrong, and the length is the longest."""
+"""Header that no reader accepts: every bit of the magic is wrong, and the length is the maximum."""
 _MAGIC_BYTES = struct.pack("<I", MAGIC)
 _WHOLE, _FIRST, _MIDDLE, _LAST = range(4)
 
 
 def header(length: int) -> bytes:
-    """The 8 bytes before a whole record of `length` bytes. Raises ValueError above `MAX_PAYLOAD`."""
+    """Return the 8-byte header of a whole record of `length` bytes. Raises ValueError above `MAX_PAYLOAD`."""
     if not 0 <= length <= MAX_PAYLOAD:
         raise ValueError(f"a RecordIO record holds at most {MAX_PAYLOAD} bytes, not {length}")
     return HEADER.pack(MAGIC, length)
 
 
 def frame_size(data: bytes, offset: int) -> int | None:
-    """Return the bytes of the frame whose header is at `offset` of `data`; None if that is no header."""
+    """Return the size of the frame whose header is at `offset` of `data`; None if there is no header."""
     magic, word = HEADER.unpack_from(data, offset)
     return HEADER.size + ((word & MAX_PAYLOAD) + 3 & ~3) if magic == MAGIC else None
 
 
 def padding(length: int) -> bytes:
-    """The 0 to 3 zero bytes after a payload of `length` bytes."""
+    """Return the 0 to 3 zero bytes after a payload of `length` bytes."""
     return b"\0" * (-length % 4)
 
 
 def encode(payload: bytes) -> bytes:
-    """The frame of `payload` as one whole record. Raises ValueError above `MAX_PAYLOAD`."""
+    """Return the frame of `payload` as one whole record. Raises ValueError above `MAX_PAYLOAD` bytes."""
     return b"".join((header(len(payload)), payload, padding(len(payload))))
 
 
 class RecordIOReader(RecordReader):
-    """The records of a RecordIO stream; the parts of a record are joined.
+    """Reads the records of a RecordIO stream; joins the parts of a record.
 
-    `rejoin_magic` puts the magic back between parts, for streams that dmlc's (MXNet's) writer made.
-    Raises CorruptRecord at a wrong magic or a part out of order.
+    `rejoin_magic`: put the magic back between parts, for streams that dmlc's (MXNet's) writer made. Raises
+    CorruptRecord at a wrong magic or a part out of order.
     """
 
     what = "RecordIO record"
@@ -68,7 +68,7 @@ class RecordIOReader(RecordReader):
         super().__init__(source, block_bytes=block_bytes)
         self._joint = _MAGIC_BYTES if rejoin_magic else b""
         self._parts: list[bytes] = []
-        """Parts of the record that is on its way; empty between records."""
+        """Parts of the incomplete record; empty between records."""
 
     def hand_over(self) -> tuple[bytes, int]:
         rest, offset = super().hand_over()

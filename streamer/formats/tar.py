@@ -1,19 +1,19 @@
-"""WebDataset streams: tar archives whose neighbouring members of one name form a sample.
+"""Reads WebDataset streams: tar archives in which adjacent members with one key form a sample.
 
     photo/0001.jpg  photo/0001.cls  photo/0002.jpg  photo/0002.cls  ...
     sample {"__key__": "photo/0001", "jpg": b"...", "cls": b"7"}, sample {"__key__": "photo/0002", ...
 
-The rules are those of the `webdataset` package: a member's key is its path up to the first dot of its last
-step, what follows is the field, in lower case; neighbours of one key are one sample. Members that are no
-regular files, have no dot, or are called `__like_this__` are passed over. An archive's end (blocks of zeros)
-ends a sample, so archives may follow each other in one stream, as the objects of a channel do.
+The rules are those of the `webdataset` package: a member's key is its path up to the first dot of the file
+name, the rest is the field, in lower case; adjacent members with the same key are one sample. Members that
+are not regular files, have no dot, or have a name `__like_this__` are skipped. The end of an archive (blocks
+of zeros) ends a sample, so one stream may hold several archives, as a channel of several objects does.
 
-A record is all blocks of one sample, as they arrived; `sample` makes a dict of it. In this way tar is a
-format like the others: the border is found here, and the members are copied where the sample is used. A
-sample is whole when the next header has arrived, so it is handed over one header late.
+A record is all blocks of one sample, as they arrived. `TarReader` only finds the borders; `sample` makes a
+dict of a record, and copies the members, where the sample is used. A sample is complete only when the next
+header has arrived, so it is returned one header late.
 
-Read are ustar, pax (long names, sizes above 8 GiB) and GNU long names, with checksums of all headers; sparse
-members are refused. (`tarfile` in its stream mode reads the same at a fifth of the speed.)
+The reader accepts ustar, pax (long names, sizes above 8 GiB) and GNU long names, and checks the checksum of
+every header; it refuses sparse members. (`tarfile` in stream mode reads the same at a fifth of the speed.)
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
     from streamer.formats.window import Source
 
 BLOCK = 512
-"""Bytes of a header; data are padded to a multiple of it (POSIX pax, "ustar Interchange Format")."""
+"""Bytes of a header; data are padded to a multiple of this size (POSIX pax, "ustar Interchange Format")."""
 KEY = "__key__"
 
 _NAME = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)", re.DOTALL)
 _HIDDEN = re.compile(r"__[^/]*__($|/)")
 _REGULAR = frozenset(b"0\x007")
 EMPTY = frozenset(b"123456")
-"""Links, devices, directories and FIFOs: whatever size their header tells, no data follow."""
+"""Kinds of members without data, whatever size their header gives: links, devices, directories, FIFOs."""
 EXTENSIONS = frozenset(b"xgXLK")
-"""Headers about the next member: pax, Solaris' pax, GNU's long names."""
+"""Kinds of headers that describe the next member: pax, Solaris' pax, GNU's long names."""
 SPARSE = ord("S")
 _ZEROS = bytes(BLOCK)
 _OCTAL = b"01234567"
@@ -48,7 +48,7 @@ _HALF = BLOCK // 2
 
 
 class Header(NamedTuple):
-    """What one header says."""
+    """Fields of one header."""
 
     kind: int
     name: str
@@ -57,17 +57,17 @@ class Header(NamedTuple):
 
     @property
     def length(self) -> int:
-        """Bytes from the beginning of this header to that of the next."""
+        """Bytes from the start of this header to the start of the next."""
         return BLOCK + padded(self.size)
 
 
 def padded(size: int) -> int:
-    """Bytes that `size` bytes of data take in an archive."""
+    """Return the bytes that `size` bytes of data take in an archive, padding included."""
     return -(-size // BLOCK) * BLOCK
 
 
 def verify(raw: bytes) -> None:
-    """Raise ValueError unless the block's checksum says that it is a header."""
+    """Raise ValueError if the checksum of the header block `raw` is wrong."""
     checksum = raw[148:156]
     total = _sum(raw[:_HALF]) + _sum(raw[_HALF:]) - sum(checksum) + 8 * ord(" ")
     if checksum.strip(b" \0").strip(_OCTAL) or total != number(checksum):
@@ -75,18 +75,18 @@ def verify(raw: bytes) -> None:
 
 
 def _sum(half: bytes) -> int:
-    """The sum of half a block's bytes: one less than the lower part of Adler-32, which is modulo 65521."""
+    """Return the sum of half a block's bytes: Adler-32's lower half less 1, exact below its modulus 65521."""
     return (zlib.adler32(half) & 0xFFFF) - 1
 
 
 def read_header(raw: bytes) -> Header:
-    """Decode one header. Raises ValueError if it is none, or of a kind that is not read."""
+    """Decode one header. Raises ValueError for a wrong checksum, or a kind that is not supported."""
     verify(raw)
     return _decode(raw)
 
 
 def _decode(raw: bytes) -> Header:
-    """A header whose checksum agrees."""
+    """Decode a header whose checksum has been verified. Raises ValueError for a sparse member."""
     kind = raw[156]
     if kind == SPARSE:
         raise ValueError("sparse members are not read; write the archive without --sparse")
@@ -97,7 +97,7 @@ def _decode(raw: bytes) -> Header:
 
 
 def split_name(name: str) -> tuple[str, str] | None:
-    """Key and field of a member's path; None for a member that belongs to no sample."""
+    """Return key and field of a member's path; None for a member that belongs to no sample."""
     match = _NAME.fullmatch(name)
     if match is None or _HIDDEN.match(name):
         return None
@@ -105,9 +105,9 @@ def split_name(name: str) -> tuple[str, str] | None:
 
 
 def sample(record: bytes) -> dict[str, str | bytes]:
-    """The fields of a sample that `TarReader` cut, and its key as `__key__`.
+    """Return the fields of a record that `TarReader` returned, and the sample's key as `__key__`.
 
-    Raises CorruptRecord if a field comes twice.
+    Raises CorruptRecord if a field occurs twice.
     """
     fields: dict[str, str | bytes] = {}
     for name, start, size in _members(record):
@@ -122,9 +122,9 @@ def sample(record: bytes) -> dict[str, str | bytes]:
 
 
 class TarReader(RecordReader):
-    """The samples of a stream of tar archives, each as its blocks; see `sample`.
+    """Reads the samples of a stream of tar archives, each as its blocks; see `sample`.
 
-    Raises CorruptRecord at a header that is none, TruncatedStream if the stream ends inside a member.
+    Raises CorruptRecord at an invalid header, TruncatedStream if the stream ends inside a member.
     """
 
     what = "tar member"
@@ -132,11 +132,11 @@ class TarReader(RecordReader):
     def __init__(self, source: Source, *, block_bytes: int = BLOCK_BYTES) -> None:
         super().__init__(source, block_bytes=block_bytes)
         self._key: str | None = None
-        """Key of the sample that begins at `_start`, once one of its members has told it."""
+        """Key of the sample that begins at `_start`; None until a member with a key is found."""
         self._whole = 0
-        """Bytes from `_start` that whole members take."""
+        """Bytes of whole members from `_start` on."""
         self._seen = 0
-        """Bytes from `_start` that are looked at: those, and extensions of the member that comes next."""
+        """Bytes examined from `_start` on: whole members, and the next member's extension headers."""
         self._extended = _Extended()
 
     def _forget(self) -> None:
@@ -165,7 +165,7 @@ class TarReader(RecordReader):
         return batch
 
     def _step(self, batch: list[bytes]) -> bool:
-        """Look at one header; whether it and its data were there."""
+        """Examine one header; return whether the header and its data have arrived."""
         here = self._start + self._seen
         self._wanted = self._seen + BLOCK
         if self._end - here < BLOCK:
@@ -198,7 +198,7 @@ class TarReader(RecordReader):
         return True
 
     def _emit(self, batch: list[bytes]) -> None:
-        """Hand over the sample that the whole members make, if they make one."""
+        """Append the whole members to `batch` as one sample, if they have a key."""
         if self._key is None:
             return
         batch.append(bytes(self._view[self._start : self._start + self._whole]))
@@ -208,14 +208,14 @@ class TarReader(RecordReader):
 
 
 class _Extended:
-    """What extension headers say about the member that follows them."""
+    """Name and size that extension headers give to the next member."""
 
     def __init__(self) -> None:
         self._name: str | None = None
         self._size: int | None = None
 
     def add(self, header: Header, data: bytes) -> None:
-        """Take in one. Raises ValueError if it cannot be understood."""
+        """Decode one extension header. Raises ValueError if it is invalid or for a sparse member."""
         if header.kind == ord("L"):
             self._name = _text(data)
         elif header.kind in b"xX":
@@ -230,7 +230,7 @@ class _Extended:
                     raise ValueError("sparse members are not read; write the archive without --sparse")
 
     def apply(self, header: Header) -> Header:
-        """The member's header with what was said about it."""
+        """Return the member's header, with name and size from its extension headers."""
         return Header(
             header.kind,
             header.name if self._name is None else self._name,
@@ -239,7 +239,7 @@ class _Extended:
 
 
 def _members(record: bytes) -> Iterator[tuple[str, int, int]]:
-    """Path, and place of the data, of every regular member of a record, which `TarReader` has checked."""
+    """Yield path, offset and size of every regular member of a record that `TarReader` has checked."""
     at = 0
     extended = _Extended()
     while at < len(record):
@@ -255,7 +255,7 @@ def _members(record: bytes) -> Iterator[tuple[str, int, int]]:
 
 
 def number(field: bytes) -> int:
-    """A number of a header: octal text, or GNU's base 256 where the first bit is set."""
+    """Decode a header's number: octal text, or GNU's base 256 if the first bit is set. Raises ValueError."""
     if field[0] & 0x80:
         return int.from_bytes(bytes([field[0] & 0x7F]) + field[1:], "big")
     text = field.strip(b" \0")
@@ -269,7 +269,7 @@ def _text(field: bytes) -> str:
 
 
 def pax_records(data: bytes) -> Iterator[tuple[bytes, bytes]]:
-    r"""The records `LENGTH NAME=VALUE\n` of a pax header."""
+    r"""Yield names and values of a pax header's records `LENGTH NAME=VALUE\n`. Raises ValueError."""
     while data:
         digits, space, _ = data[:24].partition(b" ")
         if not (space and digits.isdigit() and len(digits) + 1 < int(digits) <= len(data)):

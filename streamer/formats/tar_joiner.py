@@ -1,12 +1,12 @@
-"""Joins tar archives: members of all, one after the other, and at the end one end mark.
+"""Joins tar archives: the members of all archives in order, and one end mark.
 
-An archive is a row of blocks of 512 bytes: a header, the member's data padded to blocks, the next header; a
-header of zeros ends it, mostly followed by more zeros, up to the blocking factor of whoever wrote it
-(POSIX pax, "ustar Interchange Format"; tar(5)). An object may hold several archives.
+An archive is a sequence of blocks of 512 bytes: a header, the member's data padded to blocks, the next
+header. A block of zeros ends it, usually followed by more zeros, up to the writer's blocking factor (POSIX
+pax, "ustar Interchange Format"; tar(5)). An object may hold several archives.
 
-Read are v7, ustar, pax and GNU with long names, sparse members of each kind and sizes in base 256. A global
-pax header holds for all members after it, those of the next archives included; so none may set anything but
-a comment, which changes no member.
+The joiner accepts v7, ustar, pax and GNU archives, with long names, sparse members of each kind and sizes in
+base 256. A global pax header applies to all members after it, also to those of the next archives. So the
+joiner refuses a global pax header that sets anything but a comment, which changes no member.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from streamer.formats.tar import BLOCK, EMPTY, EXTENSIONS, SPARSE, number, padde
 
 END_MARK = bytes(2 * BLOCK)
 LONGEST_PAX = 8 << 20
-"""Bytes of a pax header; its records name one member, and where its holes are."""
+"""Maximum bytes of a pax header; its records describe one member, and the holes of a sparse one."""
 
 _ZEROS = bytes(BLOCK)
 _PAX = frozenset(b"xgX")
@@ -32,11 +32,11 @@ class TarJoiner(Joiner):
     def __init__(self) -> None:
         super().__init__()
         self._size: int | None = None
-        """Of the next member, if a pax header says so."""
+        """Size of the next member, if a pax header sets it."""
         self._extends = False
-        """Whether the last header was about the next member."""
+        """Whether the last header was an extension header of the next member."""
         self._after_map: int | None = None
-        """Bytes of data after the blocks of a sparse member's map, while such a block is due."""
+        """Bytes of data after a sparse member's map; None unless the next block belongs to the map."""
 
     def begin(self) -> None:
         super().begin()
@@ -75,7 +75,7 @@ class TarJoiner(Joiner):
         return True
 
     def _map_goes_on(self, more: int) -> None:
-        """A block of a GNU sparse member's map: bytes 504 tells whether another follows."""
+        """Handle a block of a GNU sparse member's map. `more`: byte 504, not 0 if another block follows."""
         if not more and self._after_map is not None:
             self._passing, self._after_map = padded(self._after_map), None
 

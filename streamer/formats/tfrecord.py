@@ -1,8 +1,8 @@
 """TFRecord frames: u64 length, its masked CRC-32C, the data, the data's masked CRC-32C (contract §5.3).
 
-Both CRCs are checked. A length is believed only after its own CRC agreed; where it does not, nothing behind
-it can be found again, so that is never skipped. A data CRC leaves the frame intact, and so bad data may be
-skipped on request: `max_corrupted_records_to_skip` bounds a *run* of bad records, as the incumbent's does.
+The reader checks both CRCs. If a length's CRC is wrong, no later frame can be found, so this error is never
+skipped. If the data's CRC is wrong, the next frame can be found, so bad data may be skipped:
+`max_corrupted_records_to_skip` bounds a *run* of bad records, as in SageMaker's reader.
 """
 
 from __future__ import annotations
@@ -22,53 +22,53 @@ if TYPE_CHECKING:
 logger = logging.getLogger("penstock")
 
 HEADER = struct.Struct("<QI")
-"""Length of the data, and the masked CRC of the length."""
+"""Length of the data, and masked CRC of the length."""
 HEADER_BYTES = HEADER.size
 INVALID_HEADER = HEADER.pack(1 << 62, 0x00F0857F ^ 0xFFFFFFFF)
-"""A header that no reader accepts: a length of 2^62 bytes, and every bit of its masked CRC is wrong."""
+"""Header that no reader accepts: a length of 2^62 bytes, and every bit of its masked CRC is wrong."""
 _LENGTH = struct.Struct("<Q")
 _CRC = struct.Struct("<I")
 _WORD = 0xFFFFFFFF
 FRAME_BYTES = HEADER.size + _CRC.size
 """Bytes of a frame besides its data."""
 LONGEST_DATA = 1 << 40
-"""Bytes of data beyond which `frame_size` takes a header for bytes of another format."""
+"""Maximum bytes of data; above it, `frame_size` concludes that the bytes are of another format."""
 _KNOWN_LENGTHS = 1 << 16
-"""Lengths whose CRC is remembered."""
+"""Maximum number of lengths whose CRC is cached."""
 REMEMBERED = 10_000
-"""Skipped records whose place is remembered; beyond that the last ones are."""
+"""Maximum number of skipped records whose position is kept; the last ones are."""
 
 
 @dataclass(slots=True)
 class Skipped:
-    """What was left out because its data CRC did not agree."""
+    """Records that were skipped because the CRC of their data was wrong."""
 
     records: int = 0
-    """How many."""
+    """Number of skipped records."""
     positions: deque[tuple[str, int]] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
-    """The stream and the offset of the frame in it, in bytes; of the last `REMEMBERED` ones."""
+    """Name of the stream and byte offset of the frame, for the last `REMEMBERED` skipped records."""
 
 
 def encode(payload: bytes) -> bytes:
-    """The TFRecord frame of `payload`."""
+    """Return the TFRecord frame of `payload`."""
     length = _LENGTH.pack(len(payload))
     return b"".join((length, _CRC.pack(masked_crc32c(length)), payload, _CRC.pack(masked_crc32c(payload))))
 
 
 def frame_size(data: bytes, offset: int) -> int | None:
-    """Return the bytes of the frame whose header is at `offset` of `data`; None if that is no header.
+    """Return the size of the frame whose header is at `offset` of `data`; None if there is no header.
 
-    The length alone decides: its CRC is for the reader to check.
+    Only the length decides; the reader checks the CRC of the length.
     """
     length, _ = HEADER.unpack_from(data, offset)
     return int(length) + FRAME_BYTES if length <= LONGEST_DATA else None
 
 
 class TFRecordReader(RecordReader):
-    """The records of a TFRecord stream.
+    """Reads the records of a TFRecord stream.
 
-    Raises CorruptRecord at a CRC that does not agree, unless it is a data CRC and not more than
-    `max_corrupted_records_to_skip` records in a row are bad (contract §6.3). What is skipped is logged, and
+    Raises CorruptRecord at a wrong CRC, unless it is the CRC of data and at most
+    `max_corrupted_records_to_skip` records in a row are bad (contract §6.3). Skipped records are logged, and
     counted in `skipped`, which several readers may share.
     """
 
@@ -86,7 +86,7 @@ class TFRecordReader(RecordReader):
         self.skipped = Skipped() if skipped is None else skipped
         self._name = str(getattr(source, "name", ""))
         self._known: dict[int, int] = {}
-        """The masked CRC of every length seen so far: most streams hold few lengths."""
+        """Masked CRC by length, of the lengths seen so far: most streams have few different lengths."""
         self._limit = max_corrupted_records_to_skip
         self._run = 0
         self._crc32c = crc32c()
@@ -118,7 +118,7 @@ class TFRecordReader(RecordReader):
         return batch
 
     def _length_holds(self, length: int, stored: int) -> bool:
-        """Whether `stored` is the masked CRC of `length`."""
+        """Return whether `stored` is the masked CRC of `length`."""
         if self._known.get(length) == stored:
             return True
         if masked_crc32c(_LENGTH.pack(length)) != stored:

@@ -1,14 +1,14 @@
-"""The window between a byte stream and its records, and the loop that every record reader shares.
+"""Base of all record readers: the buffer between a byte stream and its records, and the read loop.
 
     source.readinto -> [ ....start####end.... ] -> records
 
-One buffer holds the bytes that have arrived and are not cut into records yet. Each turn fills its free part
-with as much as the source has (up to a block), cuts out every whole record and returns them as one list. The
-rest, the start of an incomplete record, moves to the front. A record larger than the buffer doubles it, so
-memory follows the bytes that *arrived*, never a length that a header declares.
+One buffer holds the bytes that have arrived and are not cut into records yet. Each turn of the loop fills its
+free part with as much as the source has (up to a block), cuts out every whole record and returns these as one
+list. The rest, the start of an incomplete record, moves to the front. A record that is larger than the buffer
+doubles it, so memory grows with the bytes that have *arrived*, never with a length in a header.
 
-Endings: the source returns 0 at the end of the stream and raises if that end is not proven (`PipeStream`). A
-record that the end cuts raises `CutRecord`. Whole records before a bad one are returned before the error is
+The source returns 0 at the end of the stream, and raises if that end is not proven (`PipeStream`). A stream
+that ends inside a record raises `CutRecord`. Whole records before a bad one are returned before the error is
 raised.
 """
 
@@ -23,25 +23,25 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 BLOCK_BYTES = 1 << 20
-"""Size of a block: the most a pipe of an unprivileged user holds (contract §1.7-8)."""
+"""Bytes of a block: the capacity of an unprivileged user's largest pipe (contract §1.7-8)."""
 
 
 class Source(Protocol):
-    """The source of a record reader: an unbuffered binary stream, such as `io.RawIOBase`."""
+    """Source of a record reader: an unbuffered binary stream, such as `io.RawIOBase`."""
 
     def readinto(self, buffer: memoryview, /) -> int | None:
         """Read bytes into `buffer`; return how many, 0 at the end, or None if none has arrived."""
 
 
 class RecordReader(ABC):
-    """Cuts one stream into records. It is used up by one pass; it does not close its source.
+    """Cuts one stream into records, once; does not close its source.
 
-    `block_bytes` is the least size of the buffer. Iterate over it for single records, or take
-    `batches()`. Both raise `CorruptRecord` and `CutRecord`, and what the source raises.
+    `block_bytes`: minimum size of the buffer. Iterate over the reader for single records, or call
+    `batches()`. Both raise `CorruptRecord`, `CutRecord`, and the source's errors.
     """
 
     what = "record"
-    """The format's name for its unit, in error texts."""
+    """Name of one record in error texts."""
 
     def __init__(self, source: Source, *, block_bytes: int = BLOCK_BYTES) -> None:
         if block_bytes < 1:
@@ -56,7 +56,7 @@ class RecordReader(ABC):
         self._base = 0
         """Offset in the stream of the buffer's first byte."""
         self._wanted = 0
-        """Bytes, from `_start`, that the incomplete record needs at least."""
+        """Minimum bytes of the incomplete record, from `_start` on."""
         self._fault: CorruptRecord | None = None
 
     @property
@@ -69,7 +69,7 @@ class RecordReader(ABC):
             yield from batch
 
     def batches(self) -> Iterator[list[bytes]]:
-        """Yield lists of records as blocks arrive, and an empty list when the source has nothing now."""
+        """Yield lists of records as blocks arrive, and an empty list when the source has no bytes now."""
         while True:
             if batch := self._cut():
                 yield batch
@@ -91,7 +91,7 @@ class RecordReader(ABC):
         return bytes(self._view[self._start : self._end]), self.offset
 
     def go_on(self, rest: bytes, offset: int) -> None:
-        """Replace the window, and continue the stream where another reader's `hand_over` left it."""
+        """Continue the stream with the bytes and the offset that another reader's `hand_over` returned."""
         if len(self._buffer) < 2 * len(rest):
             self._buffer = bytearray(2 * len(rest))
             self._view = memoryview(self._buffer)
