@@ -5,15 +5,19 @@ The module imports little, because health checks run it every few seconds.
 
 from __future__ import annotations
 
+from http.client import HTTPException
 from typing import Any
-from urllib.error import URLError
+from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, ProxyHandler, build_opener
 
 from streamer.errors import ConfigError
+from streamer.secrets import escape_control
 
 WITHIN = 5
 """Seconds in which the sidecar must respond."""
+MOST_REASON = 4096
+"""Bytes of a reason that are read."""
 
 
 class _NoRedirect(HTTPRedirectHandler):
@@ -34,14 +38,29 @@ def base_url(url: str) -> str:
     return url.rstrip("/")
 
 
-def ready(url: str) -> bool:
-    """Return whether the sidecar with the admin server `url` offers every FIFO and no channel has failed.
+def why_not_ready(url: str) -> str:
+    """Return why the sidecar with the admin server `url` is not ready; empty if it is.
 
-    Raises ConfigError.
+    A sidecar is ready while it offers every FIFO and no channel has failed. Raises ConfigError.
     """
-    endpoint = base_url(url) + "/readyz"
+    base = base_url(url)
     try:
-        with direct.open(endpoint, timeout=WITHIN) as response:
-            return bool(response.status == 200)
-    except (URLError, OSError):
-        return False
+        status, text = _get(base + "/readyz")
+        if (status, text) == (200, "ready\n"):
+            return ""
+        if status == 503 and _get(base + "/livez") == (200, "alive\n"):
+            return escape_control(text.strip())
+    except (OSError, ValueError, HTTPException) as error:
+        reason = error.reason if isinstance(error, URLError) else error
+        return f"no sidecar answers at {url} ({reason}); is it running, and --url right?"
+    return f"another program answers at {url}; give the sidecar's address by --url"
+
+
+def _get(url: str) -> tuple[int, str]:
+    """Return status and text of a response. Raises OSError, ValueError."""
+    try:
+        with direct.open(url, timeout=WITHIN) as response:
+            return response.status, response.read(MOST_REASON).decode("utf-8", "replace")
+    except HTTPError as error:
+        with error:
+            return error.code, error.read(MOST_REASON).decode("utf-8", "replace")

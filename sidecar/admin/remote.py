@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import json
+from http.client import HTTPException
 from typing import TYPE_CHECKING, Any
 from urllib.error import HTTPError, URLError
 from urllib.request import Request
@@ -13,12 +15,14 @@ from pydantic import ByteSize, TypeAdapter, ValidationError
 from sidecar.admin.probe import base_url, direct
 from streamer.errors import ConfigError, SinkError
 from streamer.secrets import escape_control
+from streamer.units import decimal_bytes, human_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 WITHIN = 5
 """Seconds in which the sidecar must respond, and at most between two events."""
+LIMITS = ("bandwidth", "requests_in_flight", "memory_budget")
 _LIFTED = ("none", "auto")
 """Values that lift a limit."""
 
@@ -57,15 +61,33 @@ def change(url: str, document: dict[str, Any], token: str) -> dict[str, Any]:
     return limits
 
 
+def describe_limits(limits: dict[str, Any]) -> list[str]:
+    """Return one line for each limit of a sidecar, as `penstock set` takes it."""
+    adapts = "auto, now " if limits["requests_in_flight_adapt"] else ""
+    rates = {"bandwidth": limits["bandwidth"]} | {
+        f"{name}.bandwidth": rate for name, rate in limits["channel_bandwidth"].items()
+    }
+    return [
+        *(
+            f"{name:<20} {'none' if rate is None else decimal_bytes(rate) + '/s'}"
+            for name, rate in rates.items()
+        ),
+        f"{'requests_in_flight':<20} {adapts}{limits['requests_in_flight']}",
+        f"{'memory_budget':<20} {human_bytes(limits['memory_budget'])}",
+    ]
+
+
 def parse_limits(words: tuple[str, ...]) -> dict[str, Any]:
     """Return `bandwidth=200MB`, `train.bandwidth=none`, ... as a document. Raises ConfigError."""
     document: dict[str, Any] = {}
     for word in words:
         name, equals, value = word.partition("=")
         channel, _, limit = name.rpartition(".")
-        if not equals or limit not in ("bandwidth", "requests_in_flight", "memory_budget"):
+        if not equals or limit not in LIMITS:
+            close = difflib.get_close_matches(limit, LIMITS, n=1)
+            meant = f" did you mean {close[0]}?" if close and limit not in LIMITS else ""
             raise ConfigError(
-                f"{word!r}: write bandwidth=200MB, train.bandwidth=50MB, requests_in_flight=32 or "
+                f"{word!r}:{meant} write bandwidth=200MB, train.bandwidth=50MB, requests_in_flight=32 or "
                 "memory_budget=1GiB; none or auto lifts a limit"
             )
         if channel and limit != "bandwidth":
@@ -81,14 +103,13 @@ def parse_limits(words: tuple[str, ...]) -> dict[str, Any]:
 def _parse_value(word: str, limit: str, value: str) -> int | None:
     if value in _LIFTED:
         return None
+    kind = "number" if limit == "requests_in_flight" else "size, such as 200MB"
     try:
         if limit == "requests_in_flight":
             return int(value)
         return int(TypeAdapter(ByteSize).validate_python(value.removesuffix("/s")))
     except (ValidationError, ValueError):
-        raise ConfigError(
-            f"{word!r}: {value!r} is no {'number' if limit == 'requests_in_flight' else 'size'}"
-        ) from None
+        raise ConfigError(f"{word!r}: {value!r} is no {kind}") from None
 
 
 @contextlib.contextmanager
@@ -103,6 +124,6 @@ def _response(url: str, request: Request) -> Iterator[Any]:
         with contextlib.suppress(ValueError, KeyError, TypeError):
             text = json.loads(text)["error"]
         raise ConfigError(f"{url} refuses: {text}") from error
-    except (URLError, OSError, ValueError) as error:
+    except (URLError, OSError, ValueError, HTTPException) as error:
         reason = error.reason if isinstance(error, URLError) else error
         raise SinkError(f"no sidecar answers at {url} ({reason}); is it running, and --url right?") from error

@@ -413,8 +413,9 @@ def _print_json(document: object) -> None:
 @click.option(
     "--token-file", required=True, metavar="FILE", help="The file that Penstock.Admin.TokenFile names."
 )
+@click.option("--json", "as_json", is_flag=True, help="Print all limits as JSON.")
 @click.argument("limits", nargs=-1, required=True, metavar="LIMIT=VALUE...")
-def change(url: str, token_file: str, limits: tuple[str, ...]) -> None:
+def change(url: str, *, token_file: str, as_json: bool, limits: tuple[str, ...]) -> None:
     """Change limits of a running sidecar.
 
     A LIMIT is bandwidth, CHANNEL.bandwidth, requests_in_flight or memory_budget; the VALUE none or auto lifts
@@ -424,19 +425,29 @@ def change(url: str, token_file: str, limits: tuple[str, ...]) -> None:
     from sidecar.config.settings import read_token
 
     changed = remote.change(url, remote.parse_limits(limits), read_token(token_file))
-    click.echo(json.dumps(changed))
+    if as_json:
+        _print_json(changed)
+    else:
+        click.echo("\n".join(remote.describe_limits(changed)))
 
 
 @cli.command(
-    examples=["penstock probe --url http://127.0.0.1:9781"],
+    examples=["penstock probe", "until penstock probe --quiet; do sleep 0.2; done"],
     page="docs/reference/metrics.md",
 )
 @_url
-def probe(url: str) -> None:
-    """Ask a running sidecar whether it is ready: exit code 0 if it is, 1 if not."""
-    from sidecar.admin.probe import ready
+@click.option("-q", "--quiet", is_flag=True, help="Print nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON: ready, why.")
+def probe(url: str, *, quiet: bool, as_json: bool) -> None:
+    """Ask a running sidecar whether it is ready: exit code 0 if it is, 1 if not, with the reason."""
+    from sidecar.admin.probe import why_not_ready
 
-    sys.exit(0 if ready(url) else 1)
+    why = why_not_ready(url)
+    if as_json:
+        _print_json({"ready": not why, "why": why})
+    elif not quiet:
+        click.echo(f"not ready: {why}" if why else "ready", err=bool(why))
+    sys.exit(1 if why else 0)
 
 
 def _pascal(name: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -348,7 +349,7 @@ def test_the_examples_of_the_help_are_understood(command):
     shown = cli.commands[command]
     assert isinstance(shown, Command)
     for line in shown.examples:
-        words = shlex.split(line.split(" | ")[0].split(" > ")[0])
+        words = shlex.split(re.split(r" [|>] |; ", line.removeprefix("until "))[0])
         assert words[:2] == ["penstock", command]
         with cli.make_context("penstock", words[1:], resilient_parsing=True) as context:
             name, found, rest = cli.resolve_command(context, words[1:])

@@ -125,7 +125,7 @@ def test_limits_change_while_it_runs(stub, tmp_path, token):
         assert "penstock_bandwidth_limit_bytes +Inf" in metrics
 
         def set_(*limits):
-            return penstock("set", "--url", running.url, "--token-file", token, *limits)
+            return penstock("set", "--json", "--url", running.url, "--token-file", token, *limits)
 
         done = set_("requests_in_flight=3", "memory_budget=16MiB", "bandwidth=1GB")
         assert done.returncode == 0, done.stderr
@@ -140,6 +140,10 @@ def test_limits_change_while_it_runs(stub, tmp_path, token):
         lifted = json.loads(set_("train.bandwidth=none", "bandwidth=none", "requests_in_flight=auto").stdout)
         assert (lifted["bandwidth"], lifted["requests_in_flight_adapt"]) == (None, True)
         assert lifted["channel_bandwidth"] == {"train": None}
+        shown = penstock("set", "--url", running.url, "--token-file", token, "train.bandwidth=200MB")
+        assert [line.split(maxsplit=1) for line in shown.stdout.splitlines()[:2]] == [
+            ["bandwidth", "none"], ["train.bandwidth", "200 MB/s"],
+        ]  # fmt: skip
         reader.join()
         assert got == [truth]
         assert running.end() == 0
@@ -211,6 +215,37 @@ def test_an_epoch_s_line_has_what_matters(stub, tmp_path):
         assert line["mb_per_second"] > 0
         assert line["waited_for_storage"] + line["waited_for_trainer"] <= line["seconds"] + 0.15
         assert "of the epoch" in line["summary"]
+
+
+def test_probe_says_why_not_and_whether_a_sidecar_answers(stub, tmp_path):
+    fill(stub, [10], prefix="b/train/")
+    stub.script(*[fails(403, "AccessDenied")] * 100)
+    with serving(stub, tmp_path, "b/train/") as running:
+        running.wait_for("ready")
+        done = penstock("probe", "--url", running.url)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "ready\n", "")
+        reader = threading.Thread(target=lambda: read_all(tmp_path / "ml/input/data/train_0"))
+        reader.start()
+        running.wait_for("epoch failed")
+        done = penstock("probe", "--url", running.url)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr.startswith("not ready: train: ")
+        assert "access denied" in done.stderr
+        document = json.loads(penstock("probe", "--url", running.url, "--json").stdout)
+        assert document["ready"] is False
+        assert "access denied" in document["why"]
+        quiet = penstock("probe", "--url", running.url, "--quiet")
+        assert (quiet.returncode, quiet.stdout, quiet.stderr) == (1, "", "")
+        url = running.url
+        running.end()
+        reader.join()
+    assert f"no sidecar answers at {url} " in penstock("probe", "--url", url).stderr
+    for page in (answer(200, b"<html></html>"), answer(503, b"busy"), b"SSH-2.0-OpenSSH\r\n"):
+        with raw_server(lambda _, page=page: page) as other:
+            done = penstock("probe", "--url", other.url)
+            assert done.returncode == 1
+            assert other.url in done.stderr
+            assert "--url" in done.stderr
 
 
 def test_the_admin_token_goes_to_the_sidecar_alone(tmp_path, monkeypatch, token):
