@@ -1,8 +1,6 @@
 """Calls to the Linux kernel that several rooms make: pipes, their limits, and bytes that wait unread.
 
-The keeper runs alone by path and imports nothing of ours, so it has a copy of what it uses:
-`descriptor_path`, `bytes_unread`, `set_pipe_size`, `PIPE_SIZE` and `SPLICE_FLAGS`. tests/test_arrows.py
-compares the two texts.
+The keeper imports this module in an interpreter without site-packages.
 """
 
 from __future__ import annotations

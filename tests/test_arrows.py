@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from streamer.helpers.keeper_client import command
+
 ROOT = Path(__file__).parent.parent
 BASE = {"streamer", "streamer.errors", "streamer.units"}
 """Names that every room may use."""
@@ -26,7 +28,8 @@ MAY_IMPORT = {
     "streamer.formats": set(),
     "streamer.plan": {"streamer.formats"},
     "streamer.schedule": {"streamer.plan"},
-    "streamer.helpers": {"streamer.plan"},
+    "streamer.helpers.keeper": {"streamer.linux"},
+    "streamer.helpers": {"streamer.helpers.keeper", "streamer.plan"},
     "streamer.sink": {"streamer.helpers", "streamer.linux", "streamer.plan", "streamer.trailer"},
     "streamer.s3.client": {"streamer.linux", "streamer.retry", "streamer.secrets"},
     "streamer.s3.signing": {"streamer.plan", "streamer.s3.client"},
@@ -184,28 +187,21 @@ def test_the_table_allows_no_circle():
     assert seen == set(MAY_IMPORT)
 
 
-def test_the_keeper_is_the_standard_library_alone():
-    """It runs without site-packages, and nothing of ours can break it."""
-    loaded = imports(ROOT / "streamer" / "helpers" / "keeper.py")
-    assert {name.split(".")[0] for name in loaded} <= set(sys.stdlib_module_names)
-
-
-def test_the_keeper_s_copies_equal_the_definitions_in_the_linux_room():
-    """The keeper imports nothing of ours, so a change of one text must reach the other."""
-    names = {"PIPE_SIZE", "SPLICE_FLAGS", "descriptor_path", "bytes_unread", "set_pipe_size"}
-
-    def definitions(path: Path) -> dict[str, str]:
-        named = {}
-        for node in ast.parse(path.read_text()).body:
-            if isinstance(node, ast.FunctionDef):
-                named[node.name] = ast.unparse(node)
-            elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-                named[node.targets[0].id] = ast.unparse(node)
-        return {name: named[name] for name in names & named.keys()}
-
-    defined = definitions(ROOT / "streamer" / "linux.py")
-    assert defined.keys() == names
-    assert definitions(ROOT / "streamer" / "helpers" / "keeper.py") == defined
+def test_the_keeper_loads_the_standard_library_and_the_linux_room():
+    """Its interpreter has no site-packages, and each module costs memory and time at its start."""
+    interpreter, *rest = command("/no/such/directory/keeper")
+    done = subprocess.run(
+        [interpreter, "-X", "importtime", *rest], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (7, "/no/such/directory/keeper: No such file or directory\n")
+    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if "|" in line}
+    assert "streamer.helpers.keeper.process" in loaded
+    ours = {name for name in loaded if name.startswith("streamer.")}
+    assert {room(name) for name in ours} == {
+        "streamer.helpers", "streamer.helpers.keeper", "streamer.linux", "streamer.units",
+    }  # fmt: skip
+    assert {name.split(".")[0] for name in loaded - ours - {"imported package"}} <= sys.stdlib_module_names
+    assert not loaded & {"asyncio", "dataclasses", "inspect", "logging", "subprocess", "threading"}
 
 
 def test_readers_load_nothing_but_the_standard_library():

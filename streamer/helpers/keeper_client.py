@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamer.errors import KeeperLost, ReaderGone, Shortage, SinkError
-from streamer.helpers import keeper as keeper_module
-from streamer.helpers import spawn as bare
-from streamer.helpers.keeper import LONGEST_MESSAGE, VERSION
+from streamer.helpers import keeper as keeper_package
+from streamer.helpers import spawn
+from streamer.helpers.keeper.protocol import LONGEST_MESSAGE, STATE_FIELDS, VERSION, address, peer
 from streamer.plan import Position, ResumePoint
 
 REPLY_TIMEOUT = 60.0
@@ -313,8 +313,7 @@ class KeeperClient:
 
 
 def _held(message: dict[str, Any]) -> Held:
-    names = ("epoch", "state", "accepted", "digest", "skipped", "mark")
-    return Held(**{name: message[name] for name in names})
+    return Held(**{name: message[name] for name in STATE_FIELDS})
 
 
 def _open_error(channel: str, number: int) -> SinkError:
@@ -349,7 +348,7 @@ async def connected(path: str) -> KeeperClient:
         raise SinkError(f"cannot connect to the keeper at {path}: {error.strerror}; {_LIMITS}") from error
     try:
         await _connect(sock, path)
-        uid = keeper_module.peer(sock)
+        uid = peer(sock)
         if uid not in (0, os.geteuid()):
             raise SinkError(  # noqa: TRY301 - the handlers below close the socket
                 f"who listens at {path} is user {uid}, and no keeper of ours; remove the socket, and let "
@@ -381,7 +380,7 @@ async def _connect(sock: socket.socket, path: str) -> None:
     began = time.monotonic()
     while True:
         try:
-            with keeper_module.address(path) as short_path:
+            with address(path) as short_path:
                 sock.connect(short_path)
         except BlockingIOError:
             if time.monotonic() - began > REPLY_TIMEOUT:
@@ -401,20 +400,20 @@ async def started(path: str) -> KeeperClient:
 
 def command(path: str, *, idle_for: float | None = None) -> list[str]:
     """Return the command line of a keeper."""
-    return bare.command(keeper_module, path, *([] if idle_for is None else [str(idle_for)]))
+    return spawn.command(keeper_package, path, *([] if idle_for is None else [str(idle_for)]))
 
 
 def _start(path: str) -> None:
     """Start a keeper and wait until it listens. It then closes our pipe on its standard output."""
     try:
-        process = subprocess.Popen(  # noqa: S603 - our own interpreter and file
+        process = subprocess.Popen(  # noqa: S603 - our own interpreter and files
             command(path, idle_for=IDLE_FOR),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
             cwd="/",
-            env=bare.environment(),
+            env=spawn.environment(),
         )
     except OSError as error:
         raise SinkError(f"the keeper could not be started: {error.strerror}") from error

@@ -86,10 +86,10 @@ def warm_up(environment: dict[str, str], commands: list[list[str]]) -> None:
     """Take over the environment, with nothing else of AWS, import all, and run commands of `penstock`."""
     from sidecar import cli
     from sidecar.job import supervisor
-    from streamer.helpers import keeper
+    from streamer.helpers.keeper import process
 
     assert supervisor
-    assert keeper
+    assert process
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         del os.environ[name]
     os.environ.update(environment)
@@ -149,9 +149,9 @@ def _run_sidecar() -> Any:
 
 
 def _run_keeper(arguments: list[str]) -> int:
-    from streamer.helpers import keeper
+    from streamer.helpers.keeper import process
 
-    return keeper.main(arguments)
+    return process.main(arguments)
 
 
 def scratch() -> Path:

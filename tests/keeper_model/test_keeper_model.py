@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 
-from streamer.helpers.keeper import Keeper
+from streamer.helpers.keeper.connection import Connection
 from tests.keeper_model.world import ERRORS, Broken, run_seed
 from tests.kit.seeds import run_seeds
 
@@ -31,13 +31,13 @@ def test_a_seed_is_a_run():
 
 def test_a_message_that_is_lost_is_a_finding(monkeypatch):
     """The judge is judged: what holds breaks as soon as the product does."""
-    reply = Keeper._reply
+    reply = Connection.reply
 
-    def forgetful(keeper, kind, subject=None, **fields):
+    def forgetful(connection, kind, subject=None, **fields):
         if kind != "settled":
-            reply(keeper, kind, subject, **fields)
+            reply(connection, kind, subject, **fields)
 
     run_seed(0)
-    monkeypatch.setattr(Keeper, "_reply", forgetful)
+    monkeypatch.setattr(Connection, "reply", forgetful)
     with pytest.raises(Broken, match="hangs"):
         run_seed(0)

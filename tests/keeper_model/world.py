@@ -21,6 +21,7 @@ import errno
 import fcntl
 import json
 import os
+import pkgutil
 import random
 import resource
 import select
@@ -33,11 +34,17 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from streamer.helpers import keeper as keeper_module
-from streamer.helpers.keeper import LONGEST_MESSAGE, Act, Keeper
+import pytest
+
+from streamer import linux
+from streamer.helpers import keeper
+from streamer.helpers.keeper.loop import Act
+from streamer.helpers.keeper.protocol import LONGEST_MESSAGE
+from streamer.helpers.keeper.server import Keeper
 
 STEPS = 400
 """Drawn steps of a seed, before everything is let end."""
@@ -64,6 +71,9 @@ ERRORS = {
     "open": (errno.EMFILE, errno.ENOMEM),
 }
 """System calls of the keeper that may fail, as Python names them."""
+_MODULES = (each.name for each in pkgutil.iter_modules(keeper.__path__) if each.name != "__main__")
+CALLERS = [linux, *(import_module(f"{keeper.__name__}.{name}") for name in _MODULES)]
+"""The modules that make them."""
 
 
 class Broken(Exception):
@@ -184,9 +194,10 @@ class World:
         """A channel whose splice fails as long as the others live."""
         self._armed = False
         self._keeper = Keeper(listener)
-        self._epoll = self._keeper._epoll
-        self._keeper._epoll = Failing(self._epoll, self)  # type: ignore[assignment]
-        self._keeper._listener = Failing(listener, self)  # type: ignore[assignment]
+        self._loop, self._fifos = self._keeper._loop, self._keeper._fifos
+        self._epoll = self._loop._epoll
+        self._loop._epoll = Failing(self._epoll, self)  # type: ignore[assignment]
+        self._keeper._connection._listener = Failing(listener, self)  # type: ignore[assignment]
         self._pending: list[Act] = []
         self._unlimited = threading.Event()
         """Set while threads may come to their open(2): the limit of descriptors is this process's."""
@@ -197,7 +208,7 @@ class World:
     def may_fail(self, name: str, arguments: tuple[Any, ...]) -> None:
         """Raise what this system call of the keeper is to fail with, if it is."""
         if name == "splice" and self._doomed is not None:
-            owner = self._keeper._owners.get(arguments[0])
+            owner = self._fifos.pump.owners.get(arguments[0])
             if owner is not None and owner.name == self._doomed:
                 self.found["doomed"] += 1
                 raise OSError(errno.EIO, "doomed")
@@ -237,18 +248,14 @@ class World:
 
     @contextlib.contextmanager
     def _faulty(self) -> Iterator[None]:
-        names = ("os", "fcntl", "select", "socket", "_thread")
-        real = {name: getattr(keeper_module, name) for name in names}
-        retry, keeper_module.RETRY = keeper_module.RETRY, 0.0
-        peer = keeper_module.peer
-        try:
-            for name, module in real.items():
-                setattr(keeper_module, name, Failing(module, self))
+        names = {"os", "fcntl", "select", "socket", "_thread"}
+        with pytest.MonkeyPatch.context() as patch:
+            for caller in CALLERS:
+                for name in names & vars(caller).keys():
+                    patch.setattr(caller, name, Failing(getattr(caller, name), self))
+                if hasattr(caller, "RETRY"):
+                    patch.setattr(caller, "RETRY", 0.0)
             yield
-        finally:
-            keeper_module.RETRY, keeper_module.peer = retry, peer
-            for name, module in real.items():
-                setattr(keeper_module, name, module)
 
     # The keeper
 
@@ -264,19 +271,19 @@ class World:
                 os.close(free)
                 self._unlimited.clear()
                 resource.setrlimit(resource.RLIMIT_NOFILE, (free + self.dice.randrange(3), hard))
-            self._keeper._again_at = 0.0
+            self._loop._again_at = 0.0
             self._pending += [act for act in self._keeper.ready(0.0) if act not in self._pending]
             if self._pending:
                 index = self.dice.randrange(len(self._pending))
-                self._keeper.perform(self._pending.pop(index))
+                self._loop.perform(self._pending.pop(index))
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
             self._unlimited.set()
         self._await_threads(before)
         if self._keeper._over:
             raise Broken("the keeper is over")
-        if self._keeper._client is not None:  # room for a few answers
-            self._keeper._client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+        if self._keeper._connection.client is not None:  # room for a few answers
+            self._keeper._connection.client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
 
     @staticmethod
     def _await_threads(before: set[str]) -> None:
@@ -295,8 +302,8 @@ class World:
         while any(
             channel.opening is not None
             and channel.opening.inode == inode
-            and channel.opening not in self._keeper._arrived
-            for channel in self._keeper._channels.values()
+            and channel.opening not in self._fifos._arrived
+            for channel in self._fifos.channels.values()
         ):
             time.sleep(0)
             if time.monotonic() > deadline:
@@ -358,8 +365,8 @@ class World:
         if not channel.met:
             found = os.fstat(channel.read_fd)
             inode = found.st_dev, found.st_ino
-            kept = [os.fstat(each.fifo) for each in self._keeper._channels.values() if each.fifo >= 0]
-            arrived = [each.inode for each in self._keeper._arrived if each.fd >= 0]
+            kept = [os.fstat(each.fifo) for each in self._fifos.channels.values() if each.fifo >= 0]
+            arrived = [each.inode for each in self._fifos._arrived if each.fd >= 0]
             channel.met = inode in [(each.st_dev, each.st_ino) for each in kept] + arrived
         return channel.met
 
@@ -546,7 +553,7 @@ class World:
             self._keep()
             self._act(self.sidecars[0])
             self._read()
-        kept = {name: vars(each) for name, each in self._keeper._channels.items()}
+        kept = {name: vars(each) for name, each in self._fifos.channels.items()}
         raise Broken(f"hangs: {self.channels}, {self.sidecars}; the keeper: {vars(self._keeper)}, {kept}")
 
     def _done(self, channel: Channel) -> bool:
@@ -558,13 +565,13 @@ class World:
             self._kill(self.sidecars[0])
         for _ in range(1000):
             self._keep()
-            if not (self._keeper._channels or self._keeper._client or self._keeper._released):
+            if not (self._fifos.channels or self._keeper._connection.client or self._fifos._released):
                 break
             time.sleep(0)
         else:
-            raise Broken(f"left: {self._keeper._channels} {self._keeper._released}")
-        if self._keeper._watched or self._keeper._owners:
-            raise Broken(f"left: {self._keeper._watched} {self._keeper._owners}")
+            raise Broken(f"left: {self._fifos.channels} {self._fifos._released}")
+        if self._loop.watched or self._fifos.pump.owners:
+            raise Broken(f"left: {self._loop.watched} {self._fifos.pump.owners}")
 
     def _close(self) -> None:
         for channel in self.channels:
@@ -572,13 +579,12 @@ class World:
                 os.close(channel.read_fd)
         while self.sidecars:
             self._kill(self.sidecars[0])
-        for kept in self._keeper._channels.values():
-            self._keeper._end(kept, "gone")
-        if self._keeper._client is not None:
-            self._keeper._client.close()
+        self._fifos.end_all()
+        if self._keeper._connection.client is not None:
+            self._keeper._connection.client.close()
         self._epoll.close()
         self._listener.close()
-        os.close(self._keeper._wake_fd)
+        os.close(self._loop.wake_fd)
         shutil.rmtree(self._directory)
 
 

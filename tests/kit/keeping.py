@@ -1,6 +1,6 @@
 """A keeper as a process, and a sidecar's side of its protocol by hand: one packet after the other.
 
-`KeeperProcess` runs `streamer/helpers/keeper.py` as users run it. `Talk` is a connection to it that asks and
+`KeeperProcess` runs `streamer.helpers.keeper` as users run it. `Talk` is a connection to it that asks and
 waits; what it does not wait for it keeps.
 """
 
@@ -18,7 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
-from streamer.helpers.keeper import LONGEST_MESSAGE
+import streamer
+from streamer.helpers.keeper.protocol import LONGEST_MESSAGE
 from streamer.helpers.keeper_client import command
 
 PATIENCE = 30.0
@@ -136,9 +137,16 @@ def keeper_process(
     *,
     limits: dict[int, int] | None = None,
     idle_for: float | None = None,
+    installation: Path | None = None,
 ) -> Iterator[KeeperProcess]:
-    """A keeper until the end of the block. `limits`: by RLIMIT_*, soft and hard alike, from its start on."""
-    process = subprocess.Popen(command(str(path), idle_for=idle_for), stdout=subprocess.PIPE, text=True)
+    """A keeper until the end of the block. `limits`: by RLIMIT_*, soft and hard alike, from its start on.
+
+    `installation`: the directory of the package `streamer` that it is started from; this one's by default.
+    """
+    arguments = command(str(path), idle_for=idle_for)
+    if installation is not None:
+        arguments = [each.replace(streamer.__path__[0], str(installation)) for each in arguments]
+    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     keeper = KeeperProcess(path, process)
     try:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from streamer.errors import BadAnswer
-from streamer.helpers.keeper import address
+from streamer.helpers.keeper.protocol import address
 from streamer.plan import Plan
 from streamer.s3.client.session import open_clients
 from tests.kit.outcomes import Broken, Got, Scene, read_epoch

@@ -371,7 +371,7 @@ PLANTS = (
     ),
     Plant(
         "keeper forgets what is in its pipe",
-        "streamer/helpers/keeper.py",
+        "streamer/helpers/keeper/channel.py",
         "return self.moved + (bytes_unread(self.read_fd) if self.fifo >= 0 else 0)",
         "return self.moved",
         ("tests/sidecar/test_keeper_faults.py::test_the_next_sidecar_is_told_of_bytes_in_the_pipe",),

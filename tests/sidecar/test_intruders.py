@@ -16,7 +16,7 @@ from sidecar.config.job import load_job
 from sidecar.doctor.machine import fifo_directory
 from sidecar.job.layout import LOCK, Layout
 from streamer.errors import SinkError
-from streamer.helpers.keeper import listen
+from streamer.helpers.keeper.protocol import listen
 from streamer.helpers.keeper_client import command, connected
 from streamer.sink.fifo import FifoDirectory
 from streamer.trailer import Trailer, read_trailer, replace_file, trailer_path, write_trailer

@@ -16,7 +16,7 @@ import threading
 import pytest
 
 from streamer.formats.recordio import encode
-from streamer.helpers.keeper import address
+from streamer.helpers.keeper.protocol import address
 from streamer.readers import PipeReader
 from streamer.readers.core.position import ReaderPosition
 from streamer.trailer import read_trailer

@@ -1,5 +1,7 @@
 """A keeper whose system calls fail, one that lacks descriptors or threads, and processes that stand still.
 
+Also a keeper whose installation is removed, or has modules beside it that hide the standard library's.
+
 None of that may end a FIFO: what its reader got by then would look like a whole epoch.
 """
 
@@ -12,12 +14,15 @@ import itertools
 import os
 import random
 import resource
+import shutil
 import signal
+import sys
 import threading
 import time
 
 import pytest
 
+import streamer
 from streamer.helpers.keeper_client import connected
 from streamer.plan import Position
 from tests.kit.harness import fill
@@ -178,6 +183,53 @@ def test_a_lack_of_descriptors_is_told_and_waited_for(stub, tmp_path, monkeypatc
             trainer.join()
         assert trainer.got == contents
         assert running.end() == 0
+
+
+@pytest.fixture
+def installation(tmp_path):
+    """A copy of the package `streamer`, among modules that would hide those of the standard library."""
+    site = tmp_path / "site"
+    shutil.copytree(streamer.__path__[0], site / "streamer", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in {*sys.stdlib_module_names, "sitecustomize", "usercustomize"}:
+        (site / f"{name}.py").write_text("raise SystemExit('not the standard library')")
+    return site / "streamer"
+
+
+def test_a_keeper_survives_the_removal_of_its_installation(installation, tmp_path):
+    """Every request, and each end of a sidecar, while no module is left to import."""
+    with keeper_process(tmp_path / "keeper", installation=installation) as keeper:
+        shutil.rmtree(installation.parent)
+        with Talk(tmp_path / "keeper") as first:
+            assert first.hello() == {}
+            stream(tmp_path, first, {"train": bytes(SIZE)})
+            first.say("forget", "train")
+            os.mkfifo(tmp_path / "expected")
+            path_fd = os.open(tmp_path / "expected", os.O_PATH)
+            first.say("expect", "expected", path_fd, epoch=2, digest="d", skipped=5)
+            first.hear("expected")
+            read_fd, write_fd = os.pipe()
+            adopted = {"epoch": 1, "digest": "d", "skipped": 0, "moved": 7, "mark": [1, 2]}
+            first.say("adopt", "adopted", write_fd, **adopted)
+            assert first.hear("adopted")[0]["accepted"] == 7
+            first.say("adopt", "adopted", write_fd, **adopted)
+            assert first.hear("failed")[0]["do"] == "adopt"
+            first.say("mark", "adopted", mark=[3, 4])
+            first.say("no such request")
+            with pytest.raises(EOFError):
+                first.hear("anything")
+        with Talk(tmp_path / "keeper") as second:
+            held = second.hello()
+            assert (held["expected"]["epoch"], held["adopted"]["mark"]) == (2, [3, 4])
+            second.say("settle", "adopted")
+            assert second.hear("settled")[0]["state"] == "open"
+            os.close(read_fd)
+            while second.hello()["adopted"]["state"] != "gone":
+                pass
+        keeper.signal(signal.SIGTERM)
+        assert keeper.process.wait() == 0
+        assert not (tmp_path / "keeper").exists()
+    os.close(path_fd)
+    os.close(write_fd)
 
 
 def stopped(keeper):
