@@ -134,6 +134,7 @@ def imports(path: Path) -> set[str]:
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
+            assert node.module is not None
             found.add(node.module)
             names = (alias.name for alias in node.names)
             found |= {f"{node.module}.{name}" for name in names if _is_module(node.module, name)}

@@ -10,6 +10,7 @@ import contextlib
 import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.requirements import InvalidRequirement, Requirement
@@ -28,7 +29,7 @@ EXTRA = re.compile(r"\bpenstock[a-z-]*\[[a-z,-]+\]")
 VALUED = {"--group", "--python", "--wheel-dir", "--target", "--requirement", "-r", "-w", "-t"}
 
 
-def project(directory: str) -> dict:
+def project(directory: str) -> dict[str, Any]:
     return tomllib.loads((ROOT / directory / "pyproject.toml").read_text())
 
 
@@ -40,7 +41,7 @@ def ours() -> dict[str, set[str]]:
 
 def needed() -> set[str]:
     """Distributions that a project of ours needs, for whatever purpose."""
-    found = set()
+    found: set[str] = set()
     for directory in PROJECTS:
         table = project(directory)
         groups = [
@@ -112,8 +113,7 @@ def texts() -> dict[Path, str]:
     ],
 )
 def test_the_search_finds_strangers(text, found):
-    objections = [check(word) for word in requirements(text)]
-    objections = [each for each in objections if each is not None]
+    objections = [each for each in map(check, requirements(text)) if each is not None]
     assert len(objections) == len(found), objections
     assert all(start in each for start, each in zip(found, objections, strict=True))
 

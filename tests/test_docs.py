@@ -15,7 +15,9 @@ import shlex
 import subprocess
 import tomllib
 import typing
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -123,7 +125,7 @@ def keys(model: type[BaseModel] = Job, place: str = "") -> dict[str, object]:
             continue
         found[name] = field.default
         if field.alias == "InputDataConfig":
-            found |= keys(inner.__args__[0], f"{name}[].")
+            found |= keys(typing.get_args(inner)[0], f"{name}[].")
     return found
 
 
@@ -227,13 +229,14 @@ def test_the_tree_of_errors():
     tree = next(
         body for body in blocks(DOCS / "explanation/architecture.md", "") if body.startswith("PenstockError")
     )
-    told, above = {}, []
+    told: dict[str, str] = {}
+    above: list[str] = []
     for line in tree.splitlines():
         name = line.split()[0]
         above = [*above[: (len(line) - len(line.lstrip())) // 2], name]
         told[name] = above[-2] if len(above) > 1 else "Exception"
     assert told == {
-        name: found.__base__.__name__
+        name: found.__mro__[1].__name__
         for name, found in vars(errors).items()
         if inspect.isclass(found) and issubclass(found, Exception)
     }
@@ -246,7 +249,9 @@ def texts() -> list[str]:
     for path in [*ROOT.glob("streamer/**/*.py"), *ROOT.glob("sidecar/**/*.py")]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.JoinedStr):
-                found.append("".join(p.value if isinstance(p, ast.Constant) else "…" for p in node.values))
+                found.append(
+                    "".join(str(p.value) if isinstance(p, ast.Constant) else "…" for p in node.values)
+                )
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 found.append(node.value)
     return found
@@ -302,6 +307,7 @@ def test_the_pod_shown_runs_commands_that_exist():
     for words in (serving["args"], probe[1:]):
         with cli.make_context("penstock", list(words)) as context:
             _, command, rest = cli.resolve_command(context, list(words))
+            assert command is not None
             command.make_context(words[0], rest, parent=context).close()
     assert serving["restartPolicy"] == "Always"
     volumes = {volume["name"] for volume in spec["volumes"]}
@@ -335,6 +341,7 @@ def shell_commands():
 def test_every_command_line_shown_is_understood(words):
     with cli.make_context("penstock", list(words), resilient_parsing=True) as context:
         name, command, rest = cli.resolve_command(context, list(words))
+        assert command is not None
         with command.make_context(name, rest, parent=context) as parsed:
             if name == "exec":
                 path = parsed.params["path"]
@@ -373,7 +380,7 @@ def test_every_make_target_shown_exists(page):
     assert set(shown) <= targets
 
 
-CALLS = {
+CALLS: dict[str, Callable[..., Any] | str] = {
     "InterleavedReader": InterleavedReader,
     "PipeReader": PipeReader,
     "rank_channels": rank_channels,
@@ -386,9 +393,10 @@ CALLS = {
 
 def parameters(name: str) -> set[str]:
     """Of a callable of the readers; the frameworks' from their source, so as not to load them."""
-    if not isinstance(CALLS[name], str):
-        return set(inspect.signature(CALLS[name]).parameters)
-    tree = ast.parse((ROOT / CALLS[name]).read_text())
+    call = CALLS[name]
+    if not isinstance(call, str):
+        return set(inspect.signature(call).parameters)
+    tree = ast.parse((ROOT / call).read_text())
     (made,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
     (init,) = (node for node in made.body if isinstance(node, ast.FunctionDef) and node.name == "__init__")
     return {argument.arg for argument in [*init.args.args, *init.args.kwonlyargs]} - {"self"}
@@ -405,7 +413,7 @@ def python_examples():
 @pytest.mark.parametrize("body", python_examples())
 def test_python_examples_use_what_is_there(body):
     for node in ast.walk(ast.parse(body)):
-        if isinstance(node, ast.ImportFrom) and node.module.startswith("streamer"):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("streamer"):
             for alias in node.names:
                 if node.module in ("streamer.readers.tensorflow", "streamer.readers.torch"):
                     assert alias.name in CALLS

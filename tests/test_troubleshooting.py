@@ -27,7 +27,7 @@ LEAST = 10
 def text(node: ast.expr) -> str:
     """A string's text; `…` stands for a value."""
     if isinstance(node, ast.JoinedStr):
-        return "".join(part.value if isinstance(part, ast.Constant) else "…" for part in node.values)
+        return "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values)
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else "…"
 
 

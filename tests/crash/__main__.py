@@ -22,6 +22,7 @@ from collections import Counter, defaultdict
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
+from typing import TypeVar
 
 from tests.crash.calls import Point, errors_of
 from tests.crash.lab import laboratory, serve, warm
@@ -125,7 +126,7 @@ def recorded(shapes: list[Shape], staff: Staff) -> list[Calls]:
         tasks.append(Recording(shape.name, ("sidecar", "keeper") if shape.keeper else ("sidecar",)))
         if shape.keeper:
             tasks.append(Recording(shape.name, ("successor", "handover")))
-    found = []
+    found: list[Calls] = []
     for task, outcome in staff.run(tasks):
         if outcome.state == "broken":
             raise SystemExit(f"{task} is broken without a fault: {outcome.why}\n{outcome.log}")
@@ -187,31 +188,37 @@ class Replay:
     point: Point
 
 
+_Task = TypeVar("_Task", Point, Recording, Replay)
+
+
 class Staff:
     """Processes that run tasks, one at a time each."""
 
     def __init__(self, connections: list[Connection]) -> None:
         self._connections = connections
 
-    def run(self, tasks: list, until: float = math.inf) -> Iterator[tuple]:
+    def run(self, tasks: list[_Task], until: float = math.inf) -> Iterator[tuple[_Task, Outcome]]:
         """Each task with its outcome, as they come."""
-        waiting, busy = list(reversed(tasks)), {}
+        waiting = list(reversed(tasks))
+        busy: dict[Connection, _Task] = {}
         idle = list(self._connections)
         while busy or (waiting and time.monotonic() < until):
             while waiting and idle and time.monotonic() < until:
                 connection, task = idle.pop(), waiting.pop()
                 connection.send(task)
                 busy[connection] = task
-            for connection in wait(list(busy)):
-                idle.append(connection)
-                yield busy.pop(connection), connection.recv()
+            for ready in wait(list(busy)):
+                assert isinstance(ready, Connection)
+                idle.append(ready)
+                yield busy.pop(ready), ready.recv()
 
 
 @contextlib.contextmanager
 def workers(count: int, servers: Servers) -> Iterator[Staff]:
     """So many, until the end of the block."""
     context = multiprocessing.get_context("fork")
-    ours, processes = [], []
+    ours: list[Connection] = []
+    processes = []
     for _ in range(count):
         mine, theirs = multiprocessing.Pipe()
         process = context.Process(target=_work, args=(theirs, servers, [*ours, mine]))

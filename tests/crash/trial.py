@@ -12,6 +12,7 @@ readers have a third of their bytes, so that the fault strikes during the recove
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import select
 import shutil
@@ -270,7 +271,7 @@ class Run:
             if f'"channel": "{reader.name}"' in text:
                 self._failed.add(reader.name)
                 if reader.foreign:
-                    self._after(_HELD_FOR, lambda reader=reader: reader.done or reader.give_up())
+                    self._after(_HELD_FOR, functools.partial(_give_up, reader))
 
     # The fault
 
@@ -469,3 +470,8 @@ def _state(data: Path, name: str, epoch: int) -> str:
         return trailer_state(data, name, epoch)
     except (OSError, ValueError) as error:
         return str(error)
+
+
+def _give_up(reader: Reader) -> None:
+    if not reader.done:
+        reader.give_up()

@@ -36,7 +36,7 @@ def command_lines() -> dict[int, str]:
 class Demo:
     """A running demo whose temporary files, and so whose children's command lines, lie in one directory."""
 
-    def __init__(self, process: subprocess.Popen, directory: Path) -> None:
+    def __init__(self, process: subprocess.Popen[str], directory: Path) -> None:
         self.process = process
         self.directory = directory
         self._output: list[str] = []
@@ -46,6 +46,7 @@ class Demo:
 
     def await_training(self) -> None:
         """Return once the trainer has told of its progress."""
+        assert self.process.stdout is not None
         for line in self.process.stdout:
             self._output.append(line)
             if line.startswith("train: "):
@@ -59,6 +60,7 @@ class Demo:
 
     def finish(self) -> str:
         """What it printed, once it has ended; and nothing of it is left."""
+        assert self.process.stdout is not None
         self._output += self.process.stdout
         self.process.wait()
         assert self.children() == {}
@@ -185,7 +187,9 @@ def perfect_outcome() -> Outcome:
 
 
 def with_trailer(outcome: Outcome, **changes) -> Outcome:
-    spoilt = replace(outcome.trailers["train", 1], **changes)
+    trailer = outcome.trailers["train", 1]
+    assert trailer is not None
+    spoilt = replace(trailer, **changes)
     return replace(outcome, trailers={**outcome.trailers, ("train", 1): spoilt})
 
 

@@ -35,6 +35,7 @@ def server(request):
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
+            assert process.stderr is not None
             for line in process.stderr:
                 if "Running on" in line:
                     break

@@ -8,6 +8,7 @@ input in pieces, whose sizes follow from it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import gzip
 import io
@@ -78,10 +79,9 @@ class Target:
 
     def run(self, data: bytes) -> None:
         """Raises whatever the parser must not raise."""
-        try:
+        expected: tuple[type[BaseException], ...] = (PenstockError, *self.ends)
+        with contextlib.suppress(*expected):
             self.parse(data[:MOST])
-        except (PenstockError, *self.ends):
-            pass
 
 
 def pieces(data: bytes) -> Iterator[bytes]:

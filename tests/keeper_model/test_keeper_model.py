@@ -20,7 +20,7 @@ SEEDS = range(60)
 def test_no_order_of_events_breaks_a_promise():
     outcomes = list(run_seeds(run_seed, SEEDS, limit=60))
     assert {each.seed: each.broken for each in outcomes if each.broken} == {}
-    found = sum((each.found for each in outcomes), Counter())
+    found: Counter[str] = sum((each.found for each in outcomes), Counter())
     assert {f"{name} failed" for name in ERRORS} <= {*found}
     assert min(found[name] for name in ("whole", "left", "released", "killed", "strangers", "doomed")) > 0
 

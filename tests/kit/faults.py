@@ -45,7 +45,7 @@ def resets_after(count: int) -> Fault:
     return fault
 
 
-def reset(transport: asyncio.Transport | None) -> None:
+def reset(transport: asyncio.WriteTransport | None) -> None:
     """End the connection with RST, whatever is still on its way."""
     if transport is not None and (sock := transport.get_extra_info("socket")) is not None:
         with contextlib.suppress(OSError):  # it has ended by itself

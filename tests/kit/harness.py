@@ -8,7 +8,7 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from streamer.linux import PIPE_SIZE
 from streamer.plan import START, Plan, Position, S3Uri
@@ -42,9 +42,16 @@ def fill(stub: S3Stub, sizes: list[int], *, prefix: str = "b/data/", seed: int =
     return b"".join(contents)
 
 
+class Server(Protocol):
+    """An S3 server of a test, such as `S3Stub` and `RawServer`."""
+
+    @property
+    def url(self) -> str: ...
+
+
 @contextlib.asynccontextmanager
 async def clients_of(
-    stub: S3Stub, *, stall_timeout: float = STALL_TIMEOUT, **endpoint: Any
+    stub: Server, *, stall_timeout: float = STALL_TIMEOUT, **endpoint: Any
 ) -> AsyncIterator[Clients]:
     """`stall_timeout`: as of `open_clients`. `endpoint`: fields of `Endpoint` besides the stub's own."""
     context = Endpoint(url=stub.url, path_style=True, **endpoint)
@@ -92,7 +99,7 @@ class _Report(NoEvents):
 
 @contextlib.asynccontextmanager
 async def running_channel(  # noqa: PLR0913 - a test names only what it is about
-    stub: S3Stub,
+    stub: Server,
     directory: Path,
     *,
     prefix: str = "b/data/",

@@ -74,6 +74,7 @@ def cpu_seconds() -> float:
 async def progress_timeout(seconds: float) -> AsyncIterator[None]:
     """Raise TimeoutError if the block runs out of patience."""
     loop, patience = asyncio.get_running_loop(), Patience(seconds)
+    timer: asyncio.TimerHandle
     async with asyncio.timeout(None) as scope:
 
         def look() -> None:

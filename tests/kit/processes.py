@@ -24,9 +24,9 @@ from tests.kit.warm import Started, warm
 PENSTOCK = [sys.executable, "-m", "sidecar"]
 
 
-def job(stub_url: str, base: Path | None, *prefixes: str, **penstock: object) -> dict:
+def job(stub_url: str, base: Path | None, *prefixes: str, **penstock: object) -> dict[str, Any]:
     """A job with one channel per prefix, named after its last step."""
-    section: dict = {
+    section: dict[str, Any] = {
         "Endpoint": {"Url": stub_url, "PathStyle": True},
         "Admin": {"Port": 0},
         "MemoryBudget": "16MiB",
@@ -46,7 +46,7 @@ def job(stub_url: str, base: Path | None, *prefixes: str, **penstock: object) ->
     }
 
 
-def write_job(path: Path, document: dict) -> str:
+def write_job(path: Path, document: dict[str, Any]) -> str:
     path.write_text(yaml.safe_dump(document))
     return str(path)
 
@@ -61,7 +61,7 @@ def penstock(*arguments: str, **options: Any) -> subprocess.CompletedProcess[Any
 
 def _warm_penstock(
     *arguments: str, text: bool = True, env: dict[str, str] | None = None
-) -> subprocess.CompletedProcess:
+) -> subprocess.CompletedProcess[Any]:
     (out, out_end), (err, err_end) = os.pipe(), os.pipe()
     with open(os.devnull, "rb") as nothing, open(out, "rb") as output, open(err, "rb") as errors:
         running = warm().start(*arguments, stdin=nothing.fileno(), stdout=out_end, stderr=err_end, env=env)
@@ -98,7 +98,7 @@ class Sidecar:
                     self.process = warm().start(*arguments, stdin=0, stdout=null, stderr=write_end)
         finally:
             os.close(write_end)
-        self.events: list[dict] = []
+        self.events: list[dict[str, Any]] = []
         self._news = threading.Condition()
         self._reader = threading.Thread(target=self._read, name="sidecar log")
         self._reader.start()
@@ -112,7 +112,7 @@ class Sidecar:
             self.events.append({"event": "log ended"})
             self._news.notify_all()
 
-    def wait_for(self, event: str, *, times: int = 1, **fields: object) -> dict:
+    def wait_for(self, event: str, *, times: int = 1, **fields: object) -> dict[str, Any]:
         """The first log line of this event with these fields; fails if the log ends before.
 
         With `times`, the line that makes so many.
@@ -120,7 +120,7 @@ class Sidecar:
 
         wanted = {"event": event, **fields}.items()
 
-        def find() -> dict | None:
+        def find() -> dict[str, Any] | None:
             found = (each for each in self.events if all(each.get(key) == value for key, value in wanted))
             return next(itertools.islice(found, times - 1, None), None)
 
@@ -134,7 +134,8 @@ class Sidecar:
 
     @property
     def url(self) -> str:
-        return self.wait_for("starting")["admin"].rstrip("/")
+        address: str = self.wait_for("starting")["admin"]
+        return address.rstrip("/")
 
     def get(self, path: str) -> tuple[int, str]:
         try:
@@ -144,8 +145,9 @@ class Sidecar:
             with error:
                 return error.code, error.read().decode()
 
-    def status(self) -> dict:
-        return json.loads(self.get("/status")[1])
+    def status(self) -> dict[str, Any]:
+        document: dict[str, Any] = json.loads(self.get("/status")[1])
+        return document
 
     def end(self, number: int = signal.SIGTERM) -> int:
         """Send a signal, wait, and return the exit code."""

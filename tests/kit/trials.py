@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 from streamer.plan import Balance, Shard
 from streamer.relay.deliver.object_changes import WhenChanged
@@ -22,8 +22,21 @@ Naming = Literal["prefix", "manifest", "augmented"]
 Compression = Literal["none", "gzip", "zstd"]
 Listing = Literal["right", "goes round", "sent twice"]
 
+NAMINGS: dict[Naming, int] = {"prefix": 6, "manifest": 2, "augmented": 2}
+COMPRESSIONS: dict[Compression, int] = {"none": 7, "gzip": 2, "zstd": 1}
+LISTINGS: dict[Listing, int] = {"right": 30, "goes round": 1, "sent twice": 1}
+"""Each value with its weight in a draw."""
+
 REDIRECTS = ("301", "307")
 """Kinds of fault that need to know where the server is."""
+
+
+_Value = TypeVar("_Value")
+
+
+def _weighted(dice: random.Random, weights: dict[_Value, int]) -> _Value:
+    """Draw one of the keys; a key's value is its weight."""
+    return dice.choices(list(weights), list(weights.values()))[0]
 
 
 @dataclass(frozen=True)
@@ -99,12 +112,12 @@ class Trial:
     def draw(cls, seed: int) -> Trial:
         dice = random.Random(seed)
         tls = dice.random() < 0.25
-        compression: Compression = dice.choices(["none", "gzip", "zstd"], [7, 2, 1])[0]
+        compression = _weighted(dice, COMPRESSIONS)
         wishes: list[Wish] = ["aiobotocore", "buffered"]
         if not tls and compression == "none":
             wishes += ["splice", "splice"]
         transport = dice.choice(wishes)
-        naming: Naming = dice.choices(["prefix", "manifest", "augmented"], [6, 2, 2])[0]
+        naming = _weighted(dice, NAMINGS)
         wrap = naming == "augmented" or dice.random() < 0.2
         part_size = dice.choice([64 * KIB, 100_000, MIB, 3_000_000])
         channels = dice.choice([1, 1, 2, 3])
@@ -152,7 +165,7 @@ class Trial:
             ranks=ranks,
             hedge=dice.choice([0.0, 0.05, 0.5]),
             page=dice.choice([1, 3, 10, 1000]),
-            listing=dice.choices(["right", "goes round", "sent twice"], [30, 1, 1])[0],
+            listing=_weighted(dice, LISTINGS),
             folders=dice.random() < 0.5,
             bad_headers=dice.choice([0.0, 0.0, 0.1]),
             leaves=dice.choice([0.0, 0.0, 0.0, 0.3]) * (not killed),

@@ -32,7 +32,8 @@ import sys
 import termios
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from concurrent.futures import Executor
+from typing import Any, TypeVar, TypeVarTuple
 
 from streamer.sink import write_ends
 
@@ -44,6 +45,10 @@ MOST_STEPS = 300_000
 LOOKS, LONG = 8, 0.5
 """Turns, and virtual seconds, between two looks whether a FIFO that is being opened has a reader; readers
 that know us tell."""
+
+
+_Arguments = TypeVarTuple("_Arguments")
+_Result = TypeVar("_Result")
 
 
 class Hang(BaseException):
@@ -318,6 +323,8 @@ class ScheduledLoop(asyncio.SelectorEventLoop):
         Whether anybody has.
         """
         before = len(self.opening)
+        found: int | None
+        failed: OSError | None
         for future, (path, flags) in list(self.opening.items()):
             try:
                 fd = os.open(path, flags | os.O_NONBLOCK)
@@ -337,7 +344,9 @@ class ScheduledLoop(asyncio.SelectorEventLoop):
     def _write_to_self(self) -> None:
         """Nothing: no other thread calls."""
 
-    def run_in_executor(self, executor: Any, func: Callable[..., Any], *arguments: Any) -> Any:
+    def run_in_executor(
+        self, executor: Executor | None, func: Callable[[*_Arguments], _Result], *arguments: *_Arguments
+    ) -> asyncio.Future[_Result]:
         del executor
         return asyncio.wrap_future(OnLoop().submit(func, *arguments), loop=self)
 
@@ -379,15 +388,15 @@ def virtual(seed: int) -> Iterator[ScheduledLoop]:
     executor = write_ends.ThreadPoolExecutor  # type: ignore[attr-defined]
     time.monotonic = lambda: loop.now
     time.time = lambda: 1.8e9 + loop.now
-    select.epoll = Epoll  # type: ignore[assignment,attr-defined,misc]
-    write_ends.ThreadPoolExecutor = OnLoop  # type: ignore[assignment,attr-defined,misc]
+    select.epoll = Epoll  # type: ignore[assignment,misc]
+    write_ends.ThreadPoolExecutor = OnLoop  # type: ignore[assignment,attr-defined]
     random.seed(seed)
     Task._numbers = itertools.count()
     try:
         yield loop
     finally:
         time.monotonic, time.time, select.epoll = clock, wall, epoll  # type: ignore[misc]
-        write_ends.ThreadPoolExecutor = executor  # type: ignore[attr-defined,misc]
+        write_ends.ThreadPoolExecutor = executor  # type: ignore[attr-defined]
         loop.close()
 
 

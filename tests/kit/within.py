@@ -125,8 +125,8 @@ class Run:
             # A reader that nobody tells anything waits for minutes.
             threads.shutdown(wait=whole, cancel_futures=True)
             for task in tasks:
-                if not task.cancelled() and (error := task.exception()) is not None:
-                    raise Broken(f"{task.get_name()} ended with what no channel may raise") from error
+                if not task.cancelled() and (ended := task.exception()) is not None:
+                    raise Broken(f"{task.get_name()} ended with what no channel may raise") from ended
 
     async def _read(self, name: str, plan: Plan, directory: Path, threads: Executor) -> None:
         loop = asyncio.get_running_loop()

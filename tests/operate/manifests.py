@@ -115,7 +115,8 @@ def of_kind(source: str, kind: str) -> list[dict[str, Any]]:
 def job_file(source: str) -> str:
     """The text of the job file in the source's ConfigMap."""
     (config,) = of_kind(source, "ConfigMap")
-    return config["data"]["job.yaml"]
+    text: str = config["data"]["job.yaml"]
+    return text
 
 
 @dataclass(frozen=True)
@@ -126,15 +127,18 @@ class Pod:
 
     @property
     def template(self) -> dict[str, Any]:
-        return self.job["spec"]["template"]
+        template: dict[str, Any] = self.job["spec"]["template"]
+        return template
 
     @property
     def spec(self) -> dict[str, Any]:
-        return self.template["spec"]
+        spec: dict[str, Any] = self.template["spec"]
+        return spec
 
     @property
     def labels(self) -> dict[str, str]:
-        return self.template["metadata"]["labels"]
+        labels: dict[str, str] = self.template["metadata"]["labels"]
+        return labels
 
     @property
     def containers(self) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 DASHBOARDS = ("penstock-overview", "penstock-fleet")
@@ -36,11 +37,13 @@ class Query:
         return text
 
 
-def document(dashboard: str) -> dict:
-    return json.loads((ROOT / "dashboards" / f"{dashboard}.json").read_text(encoding="utf-8"))
+def document(dashboard: str) -> dict[str, Any]:
+    text = (ROOT / "dashboards" / f"{dashboard}.json").read_text(encoding="utf-8")
+    found: dict[str, Any] = json.loads(text)
+    return found
 
 
-def panels(dashboard: str) -> list[dict]:
+def panels(dashboard: str) -> list[dict[str, Any]]:
     return [panel for panel in document(dashboard)["panels"] if panel["type"] != "row"]
 
 

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from itertools import accumulate
+from typing import Any
 
 import pytest
 import yaml
@@ -180,7 +181,7 @@ def test_panels_fill_the_page(dashboard):
     assert len(set(numbers)) == len(numbers)
     titles = [panel["title"] for panel in everything]
     assert len(set(titles)) == len(titles)
-    lines: dict[int, list[dict]] = {}
+    lines: dict[int, list[dict[str, Any]]] = {}
     for panel in everything:
         lines.setdefault(panel["gridPos"]["y"], []).append(panel["gridPos"])
     for line in lines.values():

@@ -11,9 +11,9 @@ import subprocess
 import pytest
 import yaml
 
-from streamer.trailer import read_trailer
 from tests.kit.harness import fill
 from tests.kit.processes import PENSTOCK, Sidecar, job, write_job
+from tests.kit.trailers import published_trailer
 from tests.operate.containers import SERVICES, STAGES
 from tests.operate.manifests import WITH_KEEPER, job_file, training_pod
 
@@ -27,6 +27,7 @@ def in_the_pod(source):
         keeper, serving = SERVICES["keeper"], SERVICES["sidecar"]
         return keeper["command"], serving["command"], "/run/penstock", keeper["healthcheck"]["test"][1:]
     pod = training_pod(source)
+    assert pod.keeper is not None
     probe = pod.keeper["startupProbe"]["exec"]["command"]
     (mount,) = pod.keeper["volumeMounts"]
     return pod.keeper["args"], pod.sidecar["args"], mount["mountPath"], probe
@@ -38,6 +39,7 @@ def test_the_keeper_starts_first_and_has_nothing_that_it_does_not_need(source):
     containers = pod.spec["initContainers"]
     assert [each["name"] for each in containers] == ["keeper", "penstock"]
     assert {each["restartPolicy"] for each in containers} == {"Always"}
+    assert pod.keeper is not None
     assert pod.keeper["image"] == pod.sidecar["image"]
     assert pod.keeper["resources"]["limits"] == {"memory": "64Mi"}
     assert "env" not in pod.keeper
@@ -78,8 +80,8 @@ def test_a_sidecar_killed_for_memory_is_a_pause(stub, tmp_path, source):
     assert serving[:2] == ["run", "-c"]
     command = here(serving)[2:]
     holding = subprocess.Popen([*PENSTOCK, *here(keeper)], stdout=subprocess.PIPE, text=True)
+    assert holding.stdout is not None
     try:
-        assert holding.stdout is not None
         assert holding.stdout.readline() == "ready\n"
         assert subprocess.run(here(probe), check=False).returncode == 0
         first = Sidecar(*command)
@@ -101,7 +103,7 @@ def test_a_sidecar_killed_for_memory_is_a_pause(stub, tmp_path, source):
             finally:
                 assert again.end() == 0
         assert digest.hexdigest() == hashlib.sha256(content).hexdigest()
-        trailer = read_trailer(str(tmp_path / "ml/input/data"), "train", 0)
+        trailer = published_trailer(tmp_path / "ml/input/data", "train", 0)
         assert (trailer.state, trailer.bytes_delivered) == ("complete", len(content))
         holding.terminate()  # as the kubelet does, after the sidecar
         assert holding.wait() == 0

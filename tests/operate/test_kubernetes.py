@@ -196,6 +196,7 @@ def test_the_sidecar_starts_before_the_trainer_and_is_given_what_it_takes(source
     words = serving["args"]
     with cli.make_context("penstock", list(words)) as context:
         _, command, rest = cli.resolve_command(context, list(words))
+        assert command is not None
         with command.make_context(words[0], rest, parent=context) as parsed:
             path = parsed.params["path"]
     mounts = {mount["name"]: mount["mountPath"] for mount in serving["volumeMounts"]}
@@ -227,6 +228,7 @@ def test_each_pod_is_one_host_and_all_of_them_read_everything_once(source, job):
         assert (found.index, len(found.names)) == (index, count)
         train = next(one for one in job.input_data_config if one.channel_name == "train")
         shard = found.shard(train.source)
+        assert shard is not None
         shards.add((shard.index, shard.count))
         if source == "overlays/indexed" or source.startswith("examples/"):
             assert train.source.sharded

@@ -18,7 +18,7 @@ from aiohttp import web
 from tests.kit.browser import browser
 from tests.kit.harness import fill
 from tests.kit.processes import job, sidecar, write_job
-from tests.kit.stub import fails
+from tests.kit.stub import Fault, fails
 
 SIZE = 90_000_000
 PICTURES = os.environ.get("PENSTOCK_PICTURES")
@@ -44,7 +44,7 @@ def slowly(gate):
     return fault
 
 
-class Forever(list):
+class Forever(list[Fault]):
     """Faults without end, as `S3Stub.faults` takes them: `every`-th is the fault, the others are right."""
 
     def __init__(self, fault, every=1):

@@ -20,6 +20,7 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 import boto3
+import numpy as np
 import pytest
 import yaml
 
@@ -152,7 +153,9 @@ def test_variables_find_the_sidecars_and_their_channels(scraped, dashboard):
     found = {}
     for variable in document(dashboard)["templating"]["list"]:
         if variable["type"] == "query":
-            selector, label = re.fullmatch(r"label_values\((.*), (\w+)\)", variable["query"]).groups()
+            match = re.fullmatch(r"label_values\((.*), (\w+)\)", variable["query"])
+            assert match is not None
+            selector, label = match.groups()
             concrete = re.sub(r"\$\w+", ".+", selector)
             found[variable["name"]] = scraped.server.get(f"label/{label}/values", **{"match[]": concrete})
     assert found == {
@@ -251,7 +254,7 @@ def test_every_panel_is_drawn_with_its_answers(scraped):
         panel, axes = drawn["Delivered by channel"]
         ((query, _),) = panel.targets
         answers = {one["metric"]["channel"]: one["value"][1] for one in data.ask(query)}
-        ends = {line.get_label(): line.get_ydata()[-1] for line in axes.lines}
+        ends = {line.get_label(): np.asarray(line.get_ydata())[-1] for line in axes.lines}
         assert ends.keys() >= {"train", "train-0", "train-1"}
         assert ends == {channel: float(answers[channel]) for channel in ends}
 

@@ -134,7 +134,7 @@ def test_a_job_whose_trainer_is_the_slower_side_alerts_nobody(tmp_path):
     asked = set().union(*(metrics(rule["expr"]) for rule in RULE_LIST))
     there = {series["series"].partition("{")[0] for series in alarms.HEALTHY}
     assert asked - there - set(RECORDED) == {"penstock_first_byte_seconds_bucket"}
-    quiet = [
+    quiet: list[dict[str, object]] = [
         {"expr": "ALERTS", "eval_time": time, "exp_samples": []}
         for time in ("1m", "10m", "30m", "60m", "89m")
     ]
@@ -163,7 +163,8 @@ def test_what_is_recorded(tmp_path):
 def test_a_wrong_expectation_is_noticed(tmp_path):
     """promtool says so, of an alert that a case does not expect and of a text that is another."""
     (case, *_) = (case for case in CASES if case.labels is not None)
-    for wrong in ({"exp_alerts": []}, {"eval_time": "1m"}):
+    wrongs: list[dict[str, object]] = [{"exp_alerts": []}, {"eval_time": "1m"}]
+    for wrong in wrongs:
         test = firing(case)
         test["alert_rule_test"][0] |= wrong
         assert case.alert in promtool(tmp_path, [test])

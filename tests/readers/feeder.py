@@ -25,7 +25,8 @@ class Feed:
     reader_gone: bool = False
     error: BaseException | None = None
 
-    def join(self):
+    def join(self) -> None:
+        assert self.thread is not None
         self.thread.join()
         assert not self.thread.is_alive(), "the writer is still at it"
 

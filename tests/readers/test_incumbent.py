@@ -58,8 +58,8 @@ class Channels:
                 view = view[file.write(view[:65536]) :]
 
     def dataset(self, channel, **options):
-        where = dict.fromkeys(("pipe_dir", "state_dir", "config_dir"), str(self.path))
-        return PipeModeDataset(channel, **where, **options)
+        path = str(self.path)
+        return PipeModeDataset(channel, pipe_dir=path, state_dir=path, config_dir=path, **options)
 
     def join(self):
         for thread in self._threads:
@@ -185,7 +185,7 @@ def test_multi_epoch_pipeline_and_multipart_recordio(channels, parts, epochs):
     dataset = channels.dataset("A").map(parse, num_parallel_calls=12).repeat(epochs).prefetch(3).batch(3)
     model = tf.keras.Sequential([tf.keras.layers.Input([DIMENSION]), tf.keras.layers.Dense(1, "sigmoid")])
     model.compile(loss="binary_crossentropy", optimizer="sgd")
-    seen = []
+    seen: list[float] = []
     model.fit(
         dataset.map(lambda data, label: (seen_by(seen, data), label)),
         steps_per_epoch=-(-100 * epochs // 3),

@@ -176,7 +176,7 @@ def test_a_failed_rank_fifo_fails_the_whole(ranks, block):
         error="no",
         hold=True,
     )
-    got = []
+    got: list[bytes] = []
     with pytest.raises(TruncatedStream, match="train-2_0: the source failed: no"):
         got.extend(InterleavedReader("train", "TFRecord", block=block))
     assert sorted(got) == sorted(itertools.chain(*RECORDS.values()))

@@ -13,7 +13,7 @@ from tests.readers.test_tensorflow import encoded
 BATCHES, SIZE = 10, 10
 
 
-class Batches(tf.keras.callbacks.Callback):
+class Batches(tf.keras.callbacks.Callback):  # type: ignore[misc]  # TensorFlow publishes no types
     """Counts the batches of each Keras epoch."""
 
     def __init__(self) -> None:

@@ -152,7 +152,7 @@ def test_argument_errors(feeder):
 @pytest.mark.parametrize("record_format", ["TFRecord", "RecordIO"])
 def test_a_cut_record_is_an_error_even_in_a_complete_epoch(feeder, record_format):
     feeder.feed(0, encoded(record_format)[:-1])
-    got = []
+    got: list[bytes] = []
     with pytest.raises(TruncatedStream, match=r"the stream ends inside a .* wanted"):
         got.extend(PipeReader("train", record_format))
     assert got == RECORDS[:-1]
@@ -162,7 +162,7 @@ def test_a_cut_record_is_an_error_even_in_a_complete_epoch(feeder, record_format
 def test_no_record_of_a_broken_epoch_is_made_up(feeder, record_format):
     data = encoded(record_format)
     feeder.feed(0, data[: len(data) // 2], state="open", total=len(data))
-    got = []
+    got: list[bytes] = []
     with pytest.raises(TruncatedStream, match="the sidecar died"):
         got.extend(PipeReader("train", record_format))
     assert got == RECORDS[: len(got)]

@@ -14,6 +14,7 @@ from streamer.readers.torch.progress import (
     ElementOrigin,
     Progress,
     RecordGrouper,
+    RecordRange,
     RemainingRecords,
     parse_state,
 )
@@ -25,7 +26,8 @@ def whole_epoch(epoch):
 
 def read(remaining, batches, unit):
     """Elements of a stream of `batches` and their record ranges, as a reader of `remaining` makes them."""
-    units, number, offset, elements = RecordGrouper(unit), 0, 0, []
+    units, number, offset = RecordGrouper(unit), 0, 0
+    elements: list[tuple[list[bytes], RecordRange]] = []
     for batch in batches:
         if offset >= remaining.start.position.offset:
             for block in remaining.select(batch, number, offset):

@@ -45,9 +45,13 @@ DATA = b"".join(map(tfrecord.encode, [b"record"] * 5))
 def reader(how="PipeReader", **environment):
     """One that reads an epoch, and one more for each line that it is sent."""
     clean = {name: value for name, value in os.environ.items() if name not in VARIABLES}
-    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     process = subprocess.Popen(
-        [sys.executable, "-c", READERS[how]], env=clean | environment, text=True, **pipes
+        [sys.executable, "-c", READERS[how]],
+        env=clean | environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     try:
         yield process

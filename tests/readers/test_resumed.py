@@ -12,8 +12,8 @@ from streamer.errors import ChannelError
 from streamer.formats.tfrecord import encode
 from streamer.readers.loader import ResumableLoader
 from streamer.readers.torch import PipeIterableDataset
-from streamer.trailer import read_trailer
 from tests.kit.processes import Sidecar, job, penstock, write_job
+from tests.kit.trailers import published_trailer
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -31,7 +31,7 @@ def begun(stub, tmp_path, monkeypatch):
         stub.objects[f"b/train/{part}"] = b"".join(map(encode, RECORDS[part::3]))
     monkeypatch.setenv("SAGEMAKER_BASE_DIR", str(tmp_path / "ml"))
     path = write_job(tmp_path / "job.yaml", job(stub.url, tmp_path / "ml", "b/train/", PartSize="64KiB"))
-    found = []
+    found: list[Sidecar] = []
 
     def begin(*options):
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", f"AKIASIDECAR{len(found)}")
@@ -79,7 +79,7 @@ def test_pytorch_with_two_workers(stub, begun, tmp_path):
     batches += again
     assert sorted(record for batch in batches for record in batch) == sorted(RECORDS)
     (position,) = state["channels"]
-    trailer = read_trailer(str(tmp_path / "ml" / "input" / "data"), "train", 0)
+    trailer = published_trailer(tmp_path / "ml" / "input" / "data", "train", 0)
     assert (trailer.state, trailer.bytes_skipped) == ("complete", position["offset"])
     assert position["offset"] > 1_000_000
     assert first_fetched(stub) >= position["offset"]

@@ -33,6 +33,7 @@ def test_a_complete_epoch(feeder):
     with PipeStream(feeder.path("train", 0)) as stream:
         assert stream.read() == DATA
         assert stream.received == len(DATA)
+        assert stream.trailer is not None
         assert stream.trailer.state == "complete"
         assert stream.read(10) == b""
         assert repr(stream).endswith(f"train_0 [ended: {len(DATA)} of {len(DATA)} bytes]>")
@@ -66,6 +67,7 @@ def test_an_epoch_of_unknown_length_is_proven_all_the_same(feeder):
         assert "train_0 [open: 10 bytes]" in repr(stream)
         feeder.feeds[0][1].release.set()
         assert stream.read() == DATA[10:]
+        assert stream.trailer is not None
         assert stream.trailer.bytes_total == len(DATA)
     feeder.feed(1, DATA, unknown=True, state="open")
     with pytest.raises(TruncatedStream, match=f"received {len(DATA)} bytes of train_1: the sidecar died"):
@@ -163,6 +165,7 @@ def test_the_failure_of_an_earlier_run_is_not_that_of_the_next(feeder, monkeypat
         while (chunk := stream.read(len(DATA))) != b"":
             got += chunk or b""
         assert got == DATA
+        assert stream.trailer is not None
         assert stream.trailer.state == "complete"
 
 

@@ -611,6 +611,7 @@ def test_ctrl_c_ends_a_blocked_read(feeder):
     program = subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
+    assert program.stdout is not None
     for _ in range(2):
         assert [program.stdout.readline() for _ in range(2)] == ["1\n", "2\n"]
         program.send_signal(signal.SIGINT)

@@ -153,7 +153,7 @@ def test_channels_are_read_in_rotation(four):
 def test_workers_have_whole_channels_if_there_are_enough(four, workers, readers):
     feed_four(four)
     loader = load(PipeIterableDataset(FOUR, "TextLine", decode=decoders.with_worker), workers)
-    found = [set() for _ in FOUR]
+    found: list[set[int]] = [set() for _ in FOUR]
     for worker, line in loader:
         found[int(line.split()[0][-1:])].add(worker)
     assert found == readers

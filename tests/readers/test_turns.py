@@ -37,7 +37,7 @@ def cursor_files(feeder):
 
 def alternate(*members):
     """One turn each, until all have ended; what each got."""
-    got = [[] for _ in members]
+    got: list[list[list[bytes]]] = [[] for _ in members]
     left = dict(enumerate(members))
     while left:
         for index in list(left):
@@ -59,7 +59,7 @@ def test_turns_give_the_stream_in_order(feeder, unit):
     first, second = member(feeder, 0, unit=unit), member(feeder, 1, unit=unit)
     order = []
     turn = 0
-    ended = set()
+    ended: set[int] = set()
     while len(ended) < 2:
         units = next((first, second)[turn % 2], None)
         if units is None:

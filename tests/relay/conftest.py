@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from streamer.relay.transport import Wish
 from tests.kit.harness import running_channel
 
 
@@ -36,7 +37,7 @@ def server(request, way):
 def run_own(server, way, tmp_path):
     """`running_channel` from that server, by our own client, in that way."""
     bundle = str(tmp_path / "ca.pem") if way == "decrypted" else None
-    transport = "splice" if way == "spliced" else "buffered"
+    transport: Wish = "splice" if way == "spliced" else "buffered"
     return functools.partial(running_channel, server, tmp_path, transport=transport, ca_bundle=bundle)
 
 

@@ -13,11 +13,11 @@ from streamer.plan import Arrangement, S3Uri, Shard
 from streamer.s3.catalog.listing import plan_prefix
 from streamer.s3.catalog.manifests import plan_augmented, plan_manifest
 from streamer.s3.catalog.object_info import HEADS
-from streamer.trailer import read_trailer
 from tests.kit.harness import MORE_THAN_A_FIFO, clients_of, fill
 from tests.kit.pipes import eventually, off_loop, read_all
 from tests.kit.raw import etag
 from tests.kit.stub import cut_after, fails, stalls
+from tests.kit.trailers import published_trailer
 from tests.unit import reference
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
@@ -75,7 +75,7 @@ async def test_a_fifo_holds_what_the_reference_says(run, stub, tmp_path, *, kind
         for epoch in range(2):
             due = reference.stream(found, epoch=epoch, wrap=wrap, seed=7, host=1, hosts=2, by=by)
             assert await off_loop(read_all, running.fifo(epoch)) == due
-            trailer = read_trailer(str(tmp_path), "train", epoch)
+            trailer = published_trailer(tmp_path, "train", epoch)
             assert (trailer.state, trailer.bytes_total) == ("complete", len(due))
             assert trailer.objects == running.plan.objects(epoch)
 

@@ -10,6 +10,7 @@ import ssl
 from base64 import b64encode
 from collections.abc import AsyncIterator
 from hashlib import md5
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -79,6 +80,8 @@ async def test_a_certificate_for_another_host_is_refused(credentials, authority,
     with serving(authority, name="other.test") as stub:
         url = urlsplit(stub.url)
         with contextlib.closing(FairPoller()) as poller:
+            assert url.hostname is not None
+            assert url.port is not None
             pool = ConnectionPool(url.hostname, url.port, poller, tls=tls_context(str(tmp_path / "ca.pem")))
             with pytest.raises(BadAnswer, match="TLS failed"):
                 await pool.take(ErrorContext("b"))
@@ -92,7 +95,7 @@ async def cut_line(stub: S3Stub, *, after: int) -> AsyncIterator[list[int]]:
     """
     origin = urlsplit(stub.url)
     broken: list[int] = []
-    ended: set[asyncio.Task] = set()
+    ended: set[asyncio.Task[Any]] = set()
 
     async def carry(reader, writer, *, breaks: bool) -> None:
         passed = 0
@@ -108,7 +111,9 @@ async def cut_line(stub: S3Stub, *, after: int) -> AsyncIterator[list[int]]:
                 await writer.drain()
 
     async def connected(reader, writer) -> None:
-        ended.add(asyncio.current_task())
+        task = asyncio.current_task()
+        assert task is not None
+        ended.add(task)
         back, forth = await asyncio.open_connection(origin.hostname, origin.port)
         ways = [
             asyncio.create_task(carry(reader, forth, breaks=False)),
@@ -251,6 +256,7 @@ async def test_what_comes_behind_an_answer_is_never_part_of_the_next(server, run
         right = f"HTTP/1.1 206 Partial Content\r\n{head}\r\n".encode()
         wrong = right + b"x" * len(answer.body)
         transport = answer.request.transport
+        assert transport is not None
         sock = transport.get_extra_info("socket")
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)  # all arrives at once, in records apart
         for data in [right + answer.body, wrong] if apart else [right + answer.body + wrong]:

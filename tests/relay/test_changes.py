@@ -11,10 +11,10 @@ import pytest
 from streamer.plan import S3Uri
 from streamer.relay.deliver.object_changes import MOST_TRIES
 from streamer.s3.catalog.listing import plan_prefix
-from streamer.trailer import read_trailer
 from tests.kit.harness import fill
 from tests.kit.pipes import eventually, off_loop, read_all
 from tests.kit.stub import cut_after, fails, stalls
+from tests.kit.trailers import published_trailer
 
 pytestmark = [
     pytest.mark.usefixtures("no_leaks", "no_blocking"),
@@ -62,7 +62,7 @@ async def test_skipped_objects_are_left_out_whole_and_listed(run, stub, tmp_path
         for epoch in (0, 1):
             assert await off_loop(read_all, running.fifo(epoch)) == truth
             await eventually(lambda due=epoch + 1: len(running.states) == due)
-            trailer = read_trailer(str(tmp_path), "train", epoch)
+            trailer = published_trailer(tmp_path, "train", epoch)
             assert (trailer.state, trailer.bytes_total) == ("complete", len(truth))
             assert (trailer.changed, trailer.changes) == (1, (f"s3://b/data/000{index} skipped",))
         assert running.channel.statistics().changed == {"skipped": 2}

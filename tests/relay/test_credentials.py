@@ -291,6 +291,7 @@ async def failing_after_the_listing(run, stub, tmp_path, key: str) -> SourceErro
         try:
             await eventually(lambda: running.channel.error)
             assert running.states[-1].state == "failed"
+            assert isinstance(running.channel.error, SourceError)
             return running.channel.error
         finally:
             os.close(reader)

@@ -9,10 +9,11 @@ import stat
 import pytest
 
 from streamer.errors import SinkError
-from streamer.trailer import read_trailer, trailer_path
+from streamer.trailer import trailer_path
 from tests.kit.harness import MORE_THAN_A_FIFO, fill
 from tests.kit.pipes import eventually, off_loop, probe, read_all, read_some
 from tests.kit.stub import stalls
+from tests.kit.trailers import published_trailer
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
 
@@ -25,7 +26,7 @@ async def test_two_epochs_are_the_objects_in_order(run, stub, tmp_path):
     async with run(stub, tmp_path) as running:
         for epoch in range(3):
             assert await off_loop(read_all, running.fifo(epoch)) == truth
-            trailer = read_trailer(str(tmp_path), "train", epoch)
+            trailer = published_trailer(tmp_path, "train", epoch)
             assert (trailer.state, trailer.bytes_delivered) == ("complete", len(truth))
             assert trailer.digest == running.plan.digest
 
@@ -67,12 +68,12 @@ async def test_the_trailer_says_open_until_the_last_byte(run, stub, tmp_path):
     async with run(stub, tmp_path, part_size=1_000_000) as running:
         with await off_loop(lambda: open(running.fifo(0), "rb", buffering=0)) as reader:
             count = len(await off_loop(reader.read, 100_000))
-            trailer = read_trailer(str(tmp_path), "train", 0)
+            trailer = published_trailer(tmp_path, "train", 0)
             assert (trailer.state, trailer.bytes_delivered) == ("open", 0)
             while chunk := await off_loop(reader.read, 1 << 20):
                 count += len(chunk)
         assert count == len(truth)
-        assert read_trailer(str(tmp_path), "train", 0).state == "complete"
+        assert published_trailer(tmp_path, "train", 0).state == "complete"
 
 
 async def test_early_close_ends_the_epoch_and_nothing_of_it_leaks_into_the_next(run, stub, tmp_path):
@@ -180,8 +181,9 @@ async def test_cancelled_in_mid_epoch_says_stopped(run, stub, tmp_path):
             with pytest.raises(asyncio.CancelledError):
                 await running.task
             await off_loop(reader.readall)
-    trailer = read_trailer(str(tmp_path), "train", 0)
+    trailer = published_trailer(tmp_path, "train", 0)
     assert trailer.state == "stopped"
+    assert trailer.bytes_total is not None
     assert 1000 <= trailer.bytes_delivered < trailer.bytes_total
     assert os.listdir(tmp_path) == [".train_0.penstock.json"]
 

@@ -18,10 +18,10 @@ from streamer.readers import PipeStream
 from streamer.readers.core.plain import record_reader
 from streamer.relay.deliver.frame_aligner import POISON
 from streamer.s3.catalog.listing import plan_prefix
-from streamer.trailer import read_trailer
 from tests.kit.harness import fill, running_channel
 from tests.kit.pipes import eventually, off_loop, read_all
 from tests.kit.stub import fails
+from tests.kit.trailers import published_trailer
 from tests.sidecar import foreign
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
@@ -83,10 +83,10 @@ async def test_poison_comes_behind_the_last_whole_record(run, stub, tmp_path, *,
     first, second, _ = store(stub, framing)
     fail_at(stub, "b/data/1", start, FAULTS[fault])
     async with run(stub, tmp_path, when_failed="poison", framing=framing) as running:
-        assert read_trailer(str(tmp_path), "train", 0).poison == len(POISON[framing])
+        assert published_trailer(tmp_path, "train", 0).poison == len(POISON[framing])
         got = await off_loop(read_all, running.fifo(0))
         await eventually(lambda: running.fifo(1).exists() and not running.fifo(0).exists())
-        trailer, after = (read_trailer(str(tmp_path), "train", epoch) for epoch in (0, 1))
+        trailer, after = (published_trailer(tmp_path, "train", epoch) for epoch in (0, 1))
         assert running.channel.failure.fifo == "poisoned"
         assert running.channel.statistics().state == "failed"
         await end(running)
@@ -129,7 +129,7 @@ async def test_every_foreign_reader_of_records_refuses_a_poisoned_epoch(stub, tm
 async def test_our_readers_tell_why_and_give_out_no_poison(run, stub, tmp_path, framing):
     first, second, _ = store(stub, framing)
     fail_at(stub, "b/data/1", PART, FAULTS["denied"])
-    got = []
+    got: list[bytes] = []
 
     def records(path):
         with PipeStream(path) as stream:
@@ -146,7 +146,7 @@ async def test_our_readers_tell_why_and_give_out_no_poison(run, stub, tmp_path, 
 async def test_raw_bytes_end_before_the_poison(run, stub, tmp_path):
     store(stub, "TFRecord")
     fail_at(stub, "b/data/1", PART, FAULTS["denied"])
-    got = []
+    got: list[bytes] = []
 
     def blocks(path):
         with PipeStream(path) as stream:
@@ -209,7 +209,7 @@ async def test_inside_a_record_that_cannot_be_kept_back_the_fifo_is_held(run, st
             os.set_blocking(reader.fileno(), False)
             assert reader.read(1) is None
             assert running.channel.failure.fifo == "held"
-            assert read_trailer(str(tmp_path), "train", 0).poison == 0
+            assert published_trailer(tmp_path, "train", 0).poison == 0
         await end(running)
 
 
@@ -242,7 +242,7 @@ async def test_whole_epochs_are_as_ever(run, stub, tmp_path):
         for epoch in range(2):
             assert await off_loop(read_all, running.fifo(epoch)) == truth
         await eventually(lambda: len(running.states) == 2)
-        trailer = read_trailer(str(tmp_path), "train", 1)
+        trailer = published_trailer(tmp_path, "train", 1)
         assert (trailer.state, trailer.bytes_delivered, trailer.poison) == ("complete", len(truth), 0)
     os.mkdir(tmp_path / "other")
     async with run(stub, tmp_path / "other", when_failed="poison", framing="RecordIO") as running:
@@ -258,7 +258,7 @@ async def test_close_is_an_end_that_only_the_trailer_denies(stub, tmp_path, tran
     ) as running:
         assert await off_loop(read_all, running.fifo(0)) == stub.objects["b/data/0000"]
         await eventually(lambda: running.fifo(1).exists() and not running.fifo(0).exists())
-        assert read_trailer(str(tmp_path), "train", 0).state == "failed"
+        assert published_trailer(tmp_path, "train", 0).state == "failed"
         with pytest.raises(TruncatedStream, match="received 0 of 90000 bytes of train_1: the source failed"):
             await off_loop(lambda: PipeStream(running.fifo(1)).read(1))
         await end(running)
@@ -284,7 +284,7 @@ async def test_who_leaves_a_failed_epoch_is_told_in_the_next(stub, tmp_path, tra
     async with running_channel(stub, tmp_path, transport=transport, part_size=PART) as running:
         with open(await off_loop(os.open, running.fifo(0), os.O_RDONLY), "rb", buffering=0) as reader:
             assert await off_loop(reader.read, 1000)
-            await eventually(lambda: read_trailer(str(tmp_path), "train", 0).state == "failed")
+            await eventually(lambda: published_trailer(tmp_path, "train", 0).state == "failed")
         with pytest.raises(
             TruncatedStream,
             match=r"received 0 of 90000 bytes of train_1: the source failed: .* s3://b/data/0001 ",
@@ -304,7 +304,7 @@ async def test_a_full_fifo_is_poisoned_when_there_is_room(run, stub, tmp_path, l
         with open(await off_loop(os.open, running.fifo(0), os.O_RDONLY), "rb", buffering=0) as reader:
             await eventually(lambda: running.channel.error)
             assert running.channel.statistics().fifo_bytes == len(truth)
-            assert read_trailer(str(tmp_path), "train", 0).state == "failed"
+            assert published_trailer(tmp_path, "train", 0).state == "failed"
             assert running.fifo(0).exists()
             if not leaves:
                 assert await off_loop(reader.readall) == truth + POISON["TFRecord"]

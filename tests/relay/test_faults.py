@@ -10,11 +10,11 @@ import pytest
 from aiohttp import web
 
 from streamer.retry import RetryPolicy
-from streamer.trailer import read_trailer
 from tests.kit.faults import WRONG, resets_after
 from tests.kit.harness import MORE_THAN_A_FIFO, fill, running_channel
 from tests.kit.pipes import eventually, off_loop, read_all
 from tests.kit.stub import cut_after, fails, stalls, whole, with_headers
+from tests.kit.trailers import published_trailer
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
 
@@ -28,11 +28,12 @@ async def failed_after(running, reader_bytes: int) -> str:
         await eventually(lambda: running.channel.error)
         os.set_blocking(reader.fileno(), False)
         assert reader.read(1) is None, "an end of file, or more bytes, after a failure"
-        trailer = read_trailer(str(running.directory), "train", 0)
+        trailer = published_trailer(running.directory, "train", 0)
         assert (trailer.state, trailer.bytes_delivered) == ("failed", reader_bytes)
         assert running.channel.statistics().state == "failed"
         running.channel.drain()
         await running.task
+    assert trailer.error is not None
     return trailer.error
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 
 import pytest
 from aiohttp import web
@@ -111,11 +112,10 @@ async def test_a_reader_that_goes_ends_both(run, stub, tmp_path):
 async def test_a_slow_reader_is_not_hedged(run, stub, tmp_path):
     truth = fill(stub, SIZES)
     async with run(stub, tmp_path, hedge=0.05, part_size=PART, parts=3) as running:
-        reader = await off_loop(open, running.fifo(0), "rb")
-        got = await off_loop(reader.read, 1)
-        await asyncio.sleep(0.5)
-        got += await off_loop(reader.read)
-        reader.close()
+        with open(await off_loop(os.open, running.fifo(0), os.O_RDONLY), "rb") as reader:
+            got = await off_loop(reader.read, 1)
+            await asyncio.sleep(0.5)
+            got += await off_loop(reader.read)
         assert got == truth
         assert not running.channel.statistics().hedges
     assert len(truth) < 5 * MIB

@@ -20,10 +20,10 @@ from streamer.relay.deliver import transform as unpack
 from streamer.relay.transport import TransportSpec, open_transport, why_read
 from streamer.s3.catalog.listing import plan_prefix
 from streamer.s3.catalog.manifests import plan_augmented
-from streamer.trailer import read_trailer
 from tests.kit.harness import MORE_THAN_A_FIFO, clients_of, running_channel
 from tests.kit.pipes import eventually, off_loop, read_all, read_some
 from tests.kit.stub import cut_after
+from tests.kit.trailers import published_trailer
 from tests.relay.test_faults import failed_after
 from tests.unit import reference
 
@@ -66,10 +66,10 @@ async def test_a_fifo_holds_what_was_compressed(run, stub, tmp_path, wrap, compr
     due = b"".join(map(reference.record, contents) if wrap else contents)
     async with run(stub, tmp_path, wrap=wrap) as running:
         for epoch in range(2):
-            opening = read_trailer(str(tmp_path), "train", epoch)
+            opening = published_trailer(tmp_path, "train", epoch)
             assert (opening.state, opening.bytes_total) == ("open", None)
             assert await off_loop(read_all, running.fifo(epoch)) == due
-            trailer = read_trailer(str(tmp_path), "train", epoch)
+            trailer = published_trailer(tmp_path, "train", epoch)
             assert trailer.state == "complete"
             assert trailer.bytes_delivered == trailer.bytes_total == len(due)
         statistics = running.channel.statistics()
@@ -180,7 +180,7 @@ async def test_cancelled_while_inflating_leaves_nothing(run, stub, tmp_path):
             running.task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await running.task
-    assert read_trailer(str(tmp_path), "train", 0).state == "stopped"
+    assert published_trailer(tmp_path, "train", 0).state == "stopped"
 
 
 async def test_a_long_record_is_spooled_to_a_file_without_a_name(run, stub, tmp_path, monkeypatch):

@@ -13,10 +13,10 @@ from streamer.formats.arrow_joiner import ArrowJoiner
 from streamer.plan import Arrangement, Position, ResumePoint, S3Uri, Shard
 from streamer.relay.deliver import delivery
 from streamer.s3.catalog.listing import plan_prefix
-from streamer.trailer import read_trailer
 from tests.kit.harness import clients_of, fill, running_channel
 from tests.kit.pipes import eventually, off_loop, read_all, read_some
 from tests.kit.stub import cut_after
+from tests.kit.trailers import published_trailer
 from tests.relay.test_faults import failed_after
 from tests.unit.test_joiners import arrow, joined, listed, table, without_mark
 from tests.unit.test_tar import archive
@@ -72,12 +72,12 @@ async def test_every_epoch_is_one_archive(run, stub, tmp_path, compress):
     async with run(stub, tmp_path, inflate=compress is not None, seed=7) as running:
         for epoch in range(2):
             order = [int(ref.key[-8:-4]) for ref in running.plan.refs(epoch)]
-            opening = read_trailer(str(tmp_path), "train", epoch)
+            opening = published_trailer(tmp_path, "train", epoch)
             assert (opening.state, opening.bytes_total) == ("open", None)
             found = await off_loop(read_all, running.fifo(epoch))
             assert found == one_tar([archives[i] for i in order])
             assert listed(found) == [each for i in order for each in listed(archives[i])]
-            trailer = read_trailer(str(tmp_path), "train", epoch)
+            trailer = published_trailer(tmp_path, "train", epoch)
             assert trailer.state == "complete"
             assert trailer.bytes_delivered == trailer.bytes_total == len(found)
 
@@ -141,7 +141,12 @@ async def test_an_epoch_goes_on_at_the_exact_byte(run, stub, tmp_path, join, mon
     marks: list[ResumePoint] = []
     async with run(stub, tmp_path, join) as running:
         told, note = running.channel, running.channel._note_mark
-        monkeypatch.setattr(told, "_note_mark", lambda mark: (marks.append(mark), note(mark)))
+
+        def noted(mark):
+            marks.append(mark)
+            note(mark)
+
+        monkeypatch.setattr(told, "_note_mark", noted)
         assert await off_loop(read_all, running.fifo(0)) == due
     assert len(marks) >= 2
     starts = {0}
@@ -154,7 +159,7 @@ async def test_an_epoch_goes_on_at_the_exact_byte(run, stub, tmp_path, join, mon
             start = Position(0, offset, skipped=offset, mark=mark)
             async with run(stub, tmp_path, join, start=start) as running:
                 assert await off_loop(read_all, running.fifo(0)) == due[offset:]
-                trailer = read_trailer(str(tmp_path), "train", 0)
+                trailer = published_trailer(tmp_path, "train", 0)
             told = trailer.state, trailer.bytes_skipped, trailer.bytes_delivered, trailer.bytes_total
             assert told == ("complete", offset, len(due) - offset, len(due))
 
@@ -173,11 +178,16 @@ async def test_a_reader_that_believes_an_end_mark_is_noticed(stub, tmp_path):
     """Without `Join`, over all transports; and not one that leaves in the middle of an object."""
     archives = tars(stub, 4, 3_000_000)
     for transport in ("splice", "buffered", "aiobotocore"):
-        told = []
+        told: list[tuple[int, int]] = []
         directory = tmp_path / transport
         directory.mkdir()
-        options = {"part_size": 1 << 20, "on_end_believed": lambda *place: told.append(place)}  # noqa: B023 - used within
-        async with running_channel(stub, directory, transport=transport, **options) as running:
+        async with running_channel(
+            stub,
+            directory,
+            transport=transport,
+            part_size=1 << 20,
+            on_end_believed=lambda *place, told=told: told.append(place),
+        ) as running:
             for epoch, count in enumerate([len(archives[0]) + len(archives[1]), 5_000_000]):
                 await off_loop(read_some, running.fifo(epoch), count)
                 await eventually(lambda epoch=epoch: len(running.states) > epoch)

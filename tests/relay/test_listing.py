@@ -8,7 +8,7 @@ import pytest
 from botocore.utils import parse_timestamp
 
 from streamer.errors import BadAnswer, Denied
-from streamer.plan import S3Uri
+from streamer.plan import ObjectRef, S3Uri
 from streamer.s3.catalog import listing
 from streamer.s3.catalog.listing import list_prefix, plan_prefix
 from streamer.s3.catalog.validation import PlanMemory
@@ -50,7 +50,8 @@ async def test_folder_by_folder_is_the_same_as_in_turn(stub, prefix):
     async with clients_of(stub) as clients:
         found = await list_prefix(clients.control, S3Uri("b", prefix))
     assert keys_in(found) == due
-    assert [item.size for (item,) in found] == [len(key.encode()) for key in due]
+    sizes = [item.size for (item,) in found if isinstance(item, ObjectRef)]
+    assert sizes == [len(key.encode()) for key in due]
     assert stub.delimited
 
 
@@ -154,6 +155,7 @@ async def test_a_listing_that_does_not_advance_is_an_error(stub, monkeypatch):
 
     async def stuck(self, request, bucket):
         answer = await listed(self, request, bucket)
+        assert answer.text is not None
         answer.text = answer.text.replace("false", "true")
         return answer
 
@@ -200,7 +202,7 @@ def test_timestamps_are_those_of_botocore(text):
 @pytest.mark.usefixtures("small_pages")
 async def test_progress_is_told_page_by_page(stub):
     stub.objects |= {f"b/d/{number:02}": b"1" for number in range(25)}
-    counts = []
+    counts: list[int] = []
     async with clients_of(stub) as clients:
         await plan_prefix(clients.control, S3Uri("b", "d/"), progress=counts.append)
     assert counts == [10, 20, 25]

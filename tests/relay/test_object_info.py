@@ -78,7 +78,7 @@ async def test_both_ways_make_the_same_plan(stub):
     stub.objects["b/manifest"] = "\n".join(map(json.dumps, rows)).encode()
     plans = []
     for by_aiobotocore in (True, False):
-        counts = []
+        counts: list[int] = []
         async with (
             clients_of(stub) as clients,
             open_inspector(clients, give_up_after=30, by_aiobotocore=by_aiobotocore) as inspector,

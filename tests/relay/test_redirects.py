@@ -67,6 +67,7 @@ async def failed(run, server, tmp_path, **options) -> SourceError:
         os.close(reader)
         running.channel.drain()
         await running.task
+        assert isinstance(running.channel.error, SourceError)
         return running.channel.error
 
 

@@ -11,10 +11,10 @@ import pytest
 from streamer.errors import Shortage
 from streamer.retry import RetryPolicy
 from streamer.sink.outlet import PipeOutlet
-from streamer.trailer import read_trailer
 from streamer.units import MIB
 from tests.kit.harness import EAGER, MORE_THAN_A_FIFO, fill, running_channel
 from tests.kit.pipes import eventually, off_loop, read_all
+from tests.kit.trailers import published_trailer
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
 
@@ -55,7 +55,7 @@ async def test_a_directory_that_is_away_for_a_while_is_waited_for(stub, tmp_path
         os.set_blocking(reader, True)
         assert await off_loop(os.read, reader, 1) == b""
         os.close(reader)
-        assert read_trailer(str(tmp_path / "data"), "train", 0).state == "complete"
+        assert published_trailer(tmp_path / "data", "train", 0).state == "complete"
         assert await off_loop(read_all, running.fifo(1)) == truth
 
 
@@ -71,12 +71,13 @@ async def test_a_directory_that_stays_away_fails_the_channel_and_ends_no_fifo(st
         await eventually(lambda: running.states)
         assert running.states[-1].state == "failed"
         assert isinstance(running.channel.error, Shortage)
+        assert running.channel.failure is not None
         assert running.channel.failure.fifo == "held"
         assert running.channel.statistics().error_kind == "local"
         assert has_no_end(reader)
         assert not running.task.done()
         (tmp_path / "away").rename(tmp_path / "data")
-        await eventually(lambda: read_trailer(str(tmp_path / "data"), "train", 0).state == "failed")
+        await eventually(lambda: published_trailer(tmp_path / "data", "train", 0).state == "failed")
         assert has_no_end(reader)
         assert len(running.states) == 1
         os.close(reader)
@@ -113,7 +114,7 @@ class Taken:
 async def test_a_kernel_that_refuses_to_write_is_told_and_not_asked_for_ever():
     read_fd, write_fd = os.pipe()
     outlet = PipeOutlet(write_fd, on_gone=lambda: None)
-    told = []
+    told: list[object] = []
     outlet.on_short, outlet.give_up_after = told.append, 0.2
     try:
         with pytest.raises(BlockingIOError):

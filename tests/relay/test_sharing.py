@@ -110,12 +110,10 @@ async def test_a_reader_that_sleeps_stops_nobody(stub, tmp_path, transport):
         with open(await off_loop(os.open, shared.fifo(0, 0), os.O_RDONLY), "rb", buffering=0) as sleeper:
             got = await off_loop(sleeper.read, 10)
             for epoch in range(3):
-                assert (
-                    await asyncio.gather(
-                        off_loop(read_all, shared.fifo(1, epoch)), off_loop(read_all, shared.fifo(2, epoch))
-                    )
-                    == truths[1:]
+                others = await asyncio.gather(
+                    off_loop(read_all, shared.fifo(1, epoch)), off_loop(read_all, shared.fifo(2, epoch))
                 )
+                assert [*others] == truths[1:]
                 assert shared.shares[0].reserved_bytes <= shared.shares[0].byte_limit
                 assert (
                     sum(quota.reserved_bytes for quota in shared.shares)
@@ -155,7 +153,7 @@ async def test_a_channel_that_is_read_costs_no_other_its_splice(stub, tmp_path):
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        assert got == [plain, content]
+        assert [*got] == [plain, content]
 
 
 async def test_a_channel_that_is_read_alone_has_most_of_the_room(stub, tmp_path, transport):
@@ -207,10 +205,9 @@ async def test_small_objects_take_their_own_length(stub, tmp_path):
     truth = fill(stub, [10_000] * 100)
     async with running_channel(stub, tmp_path, transport="splice", parts=2) as running:
         await eventually(lambda: running.channel._state.delivery)
-        fetches, quota = (
-            running.channel._state.delivery.prefetcher.fetches,
-            running.channel._state.delivery.prefetcher.quota,
-        )
+        delivery = running.channel._state.delivery
+        assert delivery is not None
+        fetches, quota = delivery.prefetcher.fetches, delivery.prefetcher.quota
         await eventually(lambda: len(fetches) == 100 and not quota.requests_in_flight)
         assert quota.reserved_bytes == 100 * 10_000
         assert all(fetch.stage.staged == 10_000 for fetch in fetches.values())

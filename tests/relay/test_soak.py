@@ -90,6 +90,7 @@ def broken_in_its_way(seed):
 def test_a_search_goes_on_past_what_it_finds(capfd):
     outcomes = {each.seed: each for each in run_seeds(broken_in_its_way, range(1, 7), limit=5)}
     assert [each.found for each in outcomes.values()] == [1, None, None, 4, None, 6]
+    assert outcomes[2].broken is not None
     assert re.match(r"Broken\('a promise'\) in .*test_soak.py:\d+, from ValueError", outcomes[2].broken)
     assert (outcomes[3].died, outcomes[3].broken) == ("SIGSEGV", "the process died by SIGSEGV")
     assert outcomes[5].broken == "hung for 5 s"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -25,12 +26,13 @@ async def test_a_response_on_an_idle_connection_is_not_that_of_the_next_request(
         b"HTTP/1.1 206 Partial Content\r\nContent-Length: 1000\r\nContent-Range: bytes 0-999/1000\r\n"
         b'ETag: "%s"\r\n\r\n' % etag(truth).encode()
     ) + b"x" * 1000
-    bundle = {"ca_bundle": str(tmp_path / "ca.pem")} if secure else {}
+    bundle: dict[str, Any] = {"ca_bundle": str(tmp_path / "ca.pem")} if secure else {}
 
     async def get(client) -> bytes:
         response = await client.get_object(Bucket="b", Key="data/0000", Range="bytes=0-999")
         async with response["Body"] as body:
-            return await body.read()
+            data: bytes = await body.read()
+            return data
 
     async with clients_of(stub, **bundle) as clients:
         assert await get(clients.data) == truth

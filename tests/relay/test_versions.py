@@ -91,6 +91,7 @@ async def test_what_was_listed_and_is_not_there_was_deleted(run, tmp_path):
         got, error = await outcome(run, server, tmp_path, ObjectRef("b", "k", len(NEW), "e"))
     assert not got
     assert "the object was deleted after it was listed" in str(error)
+    assert error is not None
     assert exit_code(error) is Exit.CHANGED
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from typing import Any
 
 import pytest
 
@@ -57,7 +58,8 @@ async def test_the_body(stub, tmp_path, transport):
 )
 async def test_waiting_to_ask_again(stub, tmp_path, fault, cause, kind):
     truth = fill(stub, [100_000])
-    stub.script(fails(*fault, **{"Retry-After": "1"}))
+    headers: dict[str, Any] = {"Retry-After": "1"}
+    stub.script(fails(*fault, **headers))
     async with running_channel(stub, tmp_path, part_size=100_000, transport="buffered") as running:
         await eventually(lambda: stub.seen)
         assert await off_loop(read_all, running.fifo(0)) == truth

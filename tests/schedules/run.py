@@ -314,7 +314,7 @@ class SeedRun:
                     await asyncio.sleep(wait)
                     wait = min(1.0, 2 * wait)
                 self._loop.try_to_open()
-                wait, sized = 0.001, each.fifo is None
+                wait, capacity = 0.001, each.fifo
                 while most is None or len(got.data) < most:
                     data = stream.read(step)
                     if data is None:
@@ -326,10 +326,10 @@ class SeedRun:
                         return
                     wait = 0.001
                     got.data += data
-                    if not sized:
+                    if capacity is not None:
                         with contextlib.suppress(OSError):  # more is in it now
-                            fcntl.fcntl(stream.fileno(), fcntl.F_SETPIPE_SZ, each.fifo)
-                            sized = True
+                            fcntl.fcntl(stream.fileno(), fcntl.F_SETPIPE_SZ, capacity)
+                            capacity = None
                     if each.pause and dice.random() < 0.3:
                         await asyncio.sleep(dice.expovariate(1 / each.pause))
                     else:

@@ -74,7 +74,7 @@ def test_the_order_of_readiness_is_drawn_and_calls_stay_in_order():
             orders.add(loop.run_until_complete(wake_order()))
     assert orders == {(0, 1), (1, 0)}
     with virtual(1) as loop:
-        called = []
+        called: list[int] = []
         for number in range(5):
             loop.call_soon(called.append, number)
         loop.run_until_complete(asyncio.sleep(1e6))  # and takes no time

@@ -52,7 +52,12 @@ class Wire:
 
     async def _readable(self) -> None:
         ready = self._loop.create_future()
-        self._loop.add_reader(self._sock.fileno(), lambda: ready.done() or ready.set_result(None))
+
+        def wake() -> None:
+            if not ready.done():
+                ready.set_result(None)
+
+        self._loop.add_reader(self._sock.fileno(), wake)
         try:
             await ready
         finally:

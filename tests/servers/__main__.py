@@ -40,8 +40,8 @@ def judged(name: str, check: str, site: Site) -> Result:
     try:
         CHECKS[check](site)
     except Refused as refused:
-        state = "refused" if check in KINDS[kind(name)].lacks else "failed"
-        return Result(name, check, site.transport, state, str(refused))
+        lacking = check in KINDS[kind(name)].lacks
+        return Result(name, check, site.transport, "refused" if lacking else "failed", str(refused))
     except Broken as broken:
         return Result(name, check, site.transport, "failed", str(broken))
     except Exception as error:  # noqa: BLE001 - the other checks shall run

@@ -83,7 +83,7 @@ class Site:
         bucket: str | None = None,
         trusting: bool = True,
         give_up_after: float = 20,
-        **source: object,
+        **source: Any,
     ) -> str:
         """The path of a job file. `trusting`: whether it names the authority of the server's certificate."""
         url = url or self.server.url
@@ -98,7 +98,7 @@ class Site:
         return write_job(self.directory / "job.yaml", document)
 
     @contextlib.contextmanager
-    def running(self, prefix: str, **source: object) -> Iterator[Sidecar]:
+    def running(self, prefix: str, **source: Any) -> Iterator[Sidecar]:
         with sidecar(self.job(prefix, **source)) as running:
             yield running
 
@@ -233,7 +233,7 @@ def doctor(site: Site) -> None:
 def refusals(site: Site) -> None:
     """Wrong keys, bucket, prefix, scheme, authority: `penstock run` ends with the code that doctor names."""
     truth = site.put({"train/x": os.urandom(100_000)})
-    quick = {"give_up_after": 2}
+    quick: dict[str, Any] = {"give_up_after": 2}
     _agree(site, site.job("train/", **quick), truth, AWS_SECRET_ACCESS_KEY="WRONG" * 8)
     _agree(site, site.job("train/", **quick), truth, AWS_ACCESS_KEY_ID="WRONG" * 4)
     _agree(site, site.job("train/", bucket=f"{site.bucket}-missing", **quick), truth, expected=False)

@@ -64,6 +64,7 @@ def _get(server: Server, host: str, target: str) -> tuple[http.client.HTTPRespon
     address = urlsplit(server.url)
     request = AWSRequest("GET", f"{address.scheme}://{host}:{address.port}{target}")
     S3SigV4Auth(Credentials(server.access_key, server.secret_key), "s3", REGION).add_auth(request)
+    connection: http.client.HTTPConnection
     if address.scheme == "https":
         context = ssl.create_default_context(cafile=server.ca_bundle)
         connection = http.client.HTTPSConnection("127.0.0.1", address.port, timeout=20, context=context)

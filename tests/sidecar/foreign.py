@@ -128,6 +128,7 @@ def cat(directory, epochs, channel):
     for epoch in range(epochs):
         command = ["cat", f"{directory}/{channel}_{epoch}"]
         with subprocess.Popen(command, stdout=subprocess.PIPE) as copying:
+            assert copying.stdout is not None
             told.append(hashlib.sha256(copying.stdout.read()).hexdigest())
         assert copying.returncode == 0
     return told

@@ -76,6 +76,7 @@ def test_exec_forwards_signals_and_reports_a_killed_child(stub, tmp_path):
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     with process:
+        assert process.stdout is not None
         assert process.stdout.readline() == "started\n"
         process.send_signal(signal.SIGTERM)
         assert process.stdout.readline() == "caught SIGTERM\n"
@@ -331,10 +332,10 @@ def test_version_and_help():
     shown = penstock("--help").stdout
     assert "…" not in shown
     assert "..." not in shown.replace("[ARGS]...", "")
-    for command in cli.commands.values():
+    for name, command in cli.commands.items():
         assert summary(command).endswith("."), "a whole sentence"
         assert summary(command) in " ".join(shown.split())
-        helped = penstock(command.name, "--help").stdout
+        helped = penstock(name, "--help").stdout
         assert "\nExamples:\n" in helped
         for option in command.params:
             assert not isinstance(option, click.Option) or option.help, (command.name, option.name)
@@ -353,6 +354,7 @@ def test_the_examples_of_the_help_are_understood(command):
         assert words[:2] == ["penstock", command]
         with cli.make_context("penstock", words[1:], resilient_parsing=True) as context:
             name, found, rest = cli.resolve_command(context, words[1:])
+            assert found is not None
             found.make_context(name, rest, parent=context).close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 import yaml
@@ -27,7 +28,7 @@ def document(**changes):
     }
     for path, value in changes.items():
         *steps, last = [int(step) if step.isdigit() else step for step in path.split("__")]
-        place = job
+        place: Any = job
         for step in steps:
             place = place[step] if isinstance(step, int) else place.setdefault(step, {})
         place[last] = value

@@ -16,11 +16,11 @@ import pytest
 
 from streamer.formats import recordio, tfrecord
 from streamer.relay.deliver.frame_aligner import POISON
-from streamer.trailer import read_trailer
 from tests.kit.harness import fill
 from tests.kit.pipes import read_all
 from tests.kit.processes import job, penstock, sidecar, write_job
 from tests.kit.stub import fails
+from tests.kit.trailers import published_trailer
 from tests.sidecar import foreign
 
 PROGRAM = str(Path(foreign.__file__))
@@ -105,7 +105,7 @@ def test_held_readers_notice_a_pause_once_the_cause_is_mended(stub, tmp_path):
         assert (code, all(f"{channel}: " in why for channel in readers)) == (503, True)
         for channel in readers:
             assert f'penstock_channel_failed{{channel="{channel}"}} 1.0' in running.get("/metrics")[1]
-            assert read_trailer(str(data), channel, 0).state == "failed"
+            assert published_trailer(data, channel, 0).state == "failed"
         assert [process.poll() for process in readers.values()] == [None] * 4
         faults.places.clear()
         assert penstock("restart", "--base-directory", str(tmp_path / "ml")).returncode == 0

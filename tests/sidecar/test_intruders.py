@@ -220,6 +220,7 @@ async def test_a_stranger_at_the_keeper_s_address(place):
         's.send(b\'{"do": "hello"}\'); print(s.recv(100))'
     )
     with subprocess.Popen(command(str(place / "keeper")), stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
         assert running.stdout.readline() == "ready\n"
         os.chmod(place / "keeper", 0o777)  # past the first border, its mode
         with as_nobody(ask, place / "keeper") as stranger:

@@ -12,6 +12,7 @@ import random
 import signal
 import socket
 import threading
+from typing import Any
 
 import pytest
 
@@ -19,9 +20,9 @@ from streamer.formats.recordio import encode
 from streamer.helpers.keeper.protocol import address
 from streamer.readers import PipeReader
 from streamer.readers.core.position import ReaderPosition
-from streamer.trailer import read_trailer
 from tests.kit.harness import MORE_THAN_A_FIFO, fill
 from tests.kit.processes import Sidecar, job, leftovers, penstock, write_job
+from tests.kit.trailers import published_trailer
 
 EPOCHS = 3
 SIZES = [3_000_000, 0, 1, 5_500_000, 70_000, 2_000_000]
@@ -133,7 +134,7 @@ def test_a_killed_sidecar_is_a_pause(stub, place, transport):
     size, dice = len(content), random.Random(transport)
     kills = [dice.randrange(EPOCHS * size) for _ in range(3)] + [size, 2 * size - 1]
     killed(path, data, [sha(content)] * EPOCHS, kills)
-    assert [read_trailer(str(data), "train", epoch).state for epoch in range(EPOCHS)] == ["complete"] * 3
+    assert [published_trailer(data, "train", epoch).state for epoch in range(EPOCHS)] == ["complete"] * 3
     left = [name for name in leftovers(data.parent.parent) if name != ".penstock.keeper"]  # it ends by itself
     assert left == [f".train_{epoch}.penstock.json" for epoch in range(EPOCHS)]
 
@@ -148,6 +149,7 @@ def killed(path, data, truth, kills):
             reader.wait_for(kill_at)
     with running(path, "--keeper", "auto") as started:
         started.wait_for("ready")
+        assert reader is not None
         assert reader.join() == truth
         assert started.end() == 0
 
@@ -162,7 +164,7 @@ def test_inflated_objects_go_on_at_the_exact_byte(stub, place):
     path, data = place(CompressionType="Gzip", RecordWrapperType="RecordIO")
     kills = [dice.randrange(len(whole)), len(whole) + dice.randrange(len(whole))]
     killed(path, data, [sha(whole)] * 2, kills)
-    assert read_trailer(str(data), "train", 1).bytes_delivered == len(whole)
+    assert published_trailer(data, "train", 1).bytes_delivered == len(whole)
 
 
 @pytest.mark.timeout(120)
@@ -202,11 +204,11 @@ def test_a_changed_plan_fails_by_name_and_the_fifo_stays_open(stub, place):
             assert failed["fifo"] == "held open"
             assert "`penstock restart` goes on at the exact byte" in failed["do"]
             assert started.get("/readyz")[0] == 503
-            trailer = read_trailer(str(data), "train", 0)
+            trailer = published_trailer(data, "train", 0)
             assert trailer.state == "failed"
             assert trailer.bytes_delivered >= received
             assert started.end() == 6
-        assert read_trailer(str(data), "train", 0).state == "failed"
+        assert published_trailer(data, "train", 0).state == "failed"
 
 
 def test_a_keeper_that_dies_ends_the_sidecar_and_proves_nothing(stub, place):
@@ -219,7 +221,7 @@ def test_a_keeper_that_dies_ends_the_sidecar_and_proves_nothing(stub, place):
             file.read(10)
             os.kill(keeper_of(started), signal.SIGKILL)
             assert started.process.wait() == 7
-    assert read_trailer(str(data), "train", 0).state == "stopped"
+    assert published_trailer(data, "train", 0).state == "stopped"
     assert any("keeper" in event["event"] and "died" in event["event"] for event in started.events)
 
 
@@ -263,10 +265,14 @@ def test_resume_begins_where_a_state_was_taken(stub, place, tmp_path, monkeypatc
     records = [b"%d " % number * (number % 300) for number in range(20_000)]
     stub.objects["b/train/0"] = b"".join(map(encode, records))
     path, data = place(penstock={"PartSize": "64KiB"})
-    context = {"pipe_dir": str(data), "config_dir": str(data.parent / "config")}
+    context: dict[str, Any] = {
+        "pipe_dir": str(data),
+        "config_dir": str(data.parent / "config"),
+        "state_dir": str(tmp_path / "ml" / "pipe_state"),
+    }
     with running(path) as started:
         started.wait_for("ready")
-        reader = PipeReader("train", state_dir=str(tmp_path / "ml" / "pipe_state"), **context)
+        reader = PipeReader("train", **context)
         list(reader)
         assert list(itertools.islice(reader, 15_000)) == records[:15_000]
         state = reader.state_dict()
@@ -276,7 +282,7 @@ def test_resume_begins_where_a_state_was_taken(stub, place, tmp_path, monkeypatc
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIARESUMED")
     with running(path, "--resume", json.dumps(state)) as started:
         started.wait_for("ready")
-        again = PipeReader("train", state_dir=str(tmp_path / "ml" / "pipe_state"), **context)
+        again = PipeReader("train", **context)
         again.load_state_dict(state)
         assert list(again) == records[15_000:]
         assert 'penstock_resumes_total{channel="train",of="epoch"} 1.0' in started.get("/metrics")[1]
@@ -284,7 +290,7 @@ def test_resume_begins_where_a_state_was_taken(stub, place, tmp_path, monkeypatc
         starts = [int(each.removeprefix("bytes=").split("-")[0]) for each in ranges if each]
         assert state["offset"] in starts
         assert min(starts[:8]) == state["offset"]  # of some 75, in hardly another order; then come epoch 2's
-        trailer = read_trailer(str(data), "train", 1)
+        trailer = published_trailer(data, "train", 1)
         assert (trailer.state, trailer.bytes_skipped) == ("complete", state["offset"])
         assert list(again) == records
         assert started.end() == 0

@@ -9,10 +9,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from sidecar.job.download import relative_path
 from streamer.errors import ConfigError
-from streamer.trailer import read_trailer
 from tests.kit.pipes import read_all
 from tests.kit.processes import job, penstock, sidecar, write_job
 from tests.kit.stub import fails
+from tests.kit.trailers import published_trailer
 
 TWINS = [unicodedata.normalize(form, "b/train/café") for form in ("NFC", "NFD")]
 KEYS = [
@@ -65,7 +65,7 @@ def test_a_hostile_key_forges_nothing(stub, tmp_path):
         with open(tmp_path / "ml/input/data/train_0", "rb", buffering=0):
             error = running.wait_for("epoch failed")["error"]
             assert HOSTILE in error
-            assert read_trailer(str(tmp_path / "ml/input/data"), "train", 0).error == error
+            assert published_trailer(tmp_path / "ml/input/data", "train", 0).error == error
             assert running.status()["channels"]["train"]["errors"][0]["text"] in error
             for family in text_string_to_metric_families(running.get("/metrics")[1]):
                 assert "forged" not in family.name

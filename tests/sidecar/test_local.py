@@ -17,7 +17,7 @@ from tests.kit.harness import fill
 from tests.kit.processes import PENSTOCK, job, penstock, write_job
 
 
-class Noticed(list):
+class Noticed(list[str]):
     """A list that can be waited for until it has `count` items."""
 
     def __init__(self, count):
@@ -107,7 +107,7 @@ def test_a_socket_that_does_not_block_is_waited_for(stub):
     data = fill(stub, [3_000_000], prefix="b/train/")
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
-    with ours, theirs, subprocess.Popen([*PENSTOCK, *cat_arguments(stub)], stdout=ours) as process:
+    with ours, theirs, subprocess.Popen([*PENSTOCK, *cat_arguments(stub)], stdout=ours.fileno()) as process:
         ours.close()
         got = bytearray()
         while piece := theirs.recv(1 << 16):
@@ -148,5 +148,6 @@ def test_ctrl_c_ends_with_130(stub, tmp_path):
         process.send_signal(signal.SIGINT)
     for process in running:
         with process:
+            assert process.stderr is not None
             assert process.stderr.read().strip() == ""
         assert process.returncode == 130

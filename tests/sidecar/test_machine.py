@@ -12,10 +12,10 @@ import pytest
 from aiohttp import web
 
 from benchmarks.process import cpu_seconds
-from streamer.trailer import read_trailer
 from tests.kit.harness import MORE_THAN_A_FIFO, fill
 from tests.kit.pipes import read_all
 from tests.kit.processes import PENSTOCK, job, leftovers, penstock, sidecar, write_job
+from tests.kit.trailers import published_trailer
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounts need root")
 
@@ -60,11 +60,11 @@ def test_no_space_for_a_trailer_is_waited_for(stub, tmp_path, small):
             os.set_blocking(reader.fileno(), False)
             assert reader.read(1) is None
             os.set_blocking(reader.fileno(), True)
-            assert read_trailer(str(data), "train", 0).state == "open"
+            assert published_trailer(data, "train", 0).state == "open"
             filler.unlink()
             assert reader.read(1) == b""
         assert got == truth
-        assert read_trailer(str(data), "train", 0).state == "complete"
+        assert published_trailer(data, "train", 0).state == "complete"
         # And before the first byte: the next epoch's FIFO cannot be prepared.
         filler = use_up(small)
         found: list[bytes] = []
@@ -89,6 +89,7 @@ def test_no_space_for_a_keepers_socket_is_said(small):
     with subprocess.Popen(
         [*PENSTOCK, "keeper", small / "keeper"], stdout=subprocess.PIPE, text=True
     ) as keeper:
+        assert keeper.stdout is not None
         assert keeper.stdout.readline() == "ready\n"
         keeper.terminate()
     assert keeper.returncode == 0

@@ -26,7 +26,7 @@ from sidecar.job.layout import Layout, input_data_config, platform_resource_conf
 from streamer.errors import ConfigError
 from streamer.s3.client.session import open_clients
 
-WHOLE = {
+WHOLE: dict[str, Any] = {
     "TrainingJobName": "job",
     "AlgorithmSpecification": {"TrainingInputMode": "Pipe"},
     "HyperParameters": {"epochs": "3", "sagemaker_program": "train.py"},
@@ -146,7 +146,7 @@ def odd_files(draw):
     """The text of a job file with some values replaced, added or removed."""
     document = copy.deepcopy(WHOLE)
     for place in draw(st.lists(st.sampled_from(PLACES), min_size=1, max_size=2)):
-        at = document
+        at: Any = document
         try:
             for step in place[:-1]:
                 at = at[step]
@@ -324,17 +324,18 @@ def test_aliases_may_be_used(file):
 def test_a_platform_s_file_is_valid_or_refused(file, place, value):
     layout = Layout(str(file.parent))
     os.makedirs(layout.config, exist_ok=True)
-    document = at = copy.deepcopy(RESOURCES)
+    document = copy.deepcopy(RESOURCES)
+    at: Any = document
     for step in place[:-1]:
         at = at[step]
     at[place[-1]] = value
     with open(os.path.join(layout.config, "resourceconfig.json"), "w", encoding="ascii") as resources:
         json.dump(document, resources)
-    job: dict[str, Any] = copy.deepcopy(WHOLE)
-    del job["Penstock"]["Hosts"]
-    del job["ResourceConfig"]
-    del job["InputDataConfig"][0]["DataSource"]["S3DataSource"]["InstanceGroupNames"]
-    job = load_job(written(file, json.dumps(job)))
+    plain = copy.deepcopy(WHOLE)
+    del plain["Penstock"]["Hosts"]
+    del plain["ResourceConfig"]
+    del plain["InputDataConfig"][0]["DataSource"]["S3DataSource"]["InstanceGroupNames"]
+    job = load_job(written(file, json.dumps(plain)))
     with perhaps_refused():
         hosts = identify(job, environment={}, document=platform_resource_config(layout))
         for name, text in trainer_environment(layout, local_job(job, hosts), hosts).items():

@@ -13,10 +13,10 @@ import sys
 
 import pytest
 
-from streamer.trailer import read_trailer
 from tests.kit.harness import MORE_THAN_A_FIFO, fill
 from tests.kit.pipes import read_all
 from tests.kit.processes import job, leftovers, penstock, sidecar, write_job
+from tests.kit.trailers import published_trailer
 from tests.sidecar.test_channels import EVERY_KIND, job_of, store_of
 from tests.unit import reference
 
@@ -145,7 +145,7 @@ def test_rank_fifos_wait_for_nobody_and_drain(stub, tmp_path):
             running.wait_for("signal, draining")
             assert first + sleeper.readall() == contents[1]
         assert running.wait() == 0
-    assert read_trailer(str(data), "train-1", 0).state == "complete"
+    assert published_trailer(data, "train-1", 0).state == "complete"
     assert leftovers(tmp_path / "ml") == [
         ".train-0_0.penstock.json",
         ".train-0_1.penstock.json",

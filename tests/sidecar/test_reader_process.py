@@ -12,10 +12,10 @@ import sys
 
 import pytest
 
-from streamer.trailer import read_trailer
 from tests.kit.harness import MORE_THAN_A_FIFO, fill
 from tests.kit.pipes import read_all
 from tests.kit.processes import PENSTOCK, job, sidecar, write_job
+from tests.kit.trailers import published_trailer
 
 READER = """
 import hashlib, os, signal, sys
@@ -81,8 +81,8 @@ def test_a_reader_that_is_killed_and_the_next(stub, tmp_path):
             said, errors = process.communicate()
         assert said.split() == [str(len(truth)), sha256(truth)], errors
         assert running.end() == 0
-    assert read_trailer(str(data), "train", 0).state == "abandoned"
-    assert read_trailer(str(data), "train", 1).state == "complete"
+    assert published_trailer(data, "train", 0).state == "abandoned"
+    assert published_trailer(data, "train", 1).state == "complete"
 
 
 WAITS = """
@@ -117,6 +117,7 @@ def waits(data, what):
         text=True,
         env=os.environ | {"SAGEMAKER_BASE_DIR": str(data.parent.parent)},
     )
+    assert process.stdout is not None
     assert process.stdout.readline() == "open\n"
     return process
 
@@ -136,7 +137,7 @@ def test_a_reader_that_came_first_is_told_that_the_sidecar_died(stub, tmp_path, 
     assert len(said.split()) == 1
     assert process.returncode
     assert "bytes of train_0: the sidecar died" in errors
-    assert read_trailer(str(data), "train", 0).state == "open"
+    assert published_trailer(data, "train", 0).state == "open"
 
 
 @pytest.mark.parametrize("epoch", [0, 1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from typing import Any
 
 import botocore.session
 import pytest
@@ -135,7 +136,7 @@ def test_bare_timestamps_of_yaml_are_no_obstacle(tmp_path):
 )
 def test_no_key_is_dropped_that_is_not_on_the_list(tmp_path, place, key, words):
     document = copy.deepcopy(DESCRIBED)
-    section = document
+    section: Any = document
     for step in place:
         section = section[step]
     section[key] = "x"

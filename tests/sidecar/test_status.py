@@ -6,6 +6,7 @@ import json
 import os
 import threading
 import urllib.request
+from collections.abc import Callable
 
 import pytest
 
@@ -16,7 +17,7 @@ from streamer.units import MIB
 from tests.kit.harness import MORE_THAN_A_FIFO, fill
 from tests.kit.pipes import read_all
 from tests.kit.processes import job, penstock, sidecar, write_job
-from tests.kit.raw import answer, raw_server
+from tests.kit.raw import Request, answer, raw_server
 from tests.kit.stub import fails
 
 TOKEN = "0123456789abcdef"
@@ -94,7 +95,7 @@ def test_an_idle_channel_names_the_fifo_to_open_and_the_last_event_says_how_it_e
     truth = fill(stub, [10], prefix="b/train/")
     with serving(stub, tmp_path, "b/train/") as running:
         running.wait_for("ready")
-        fifo = f"{tmp_path}/ml/input/data/train_0"
+        fifo = tmp_path / "ml/input/data/train_0"
         seen = events(running)
         event = next(seen)
         assert event["channels"][0]["bottleneck"]["remedy"] == f"Open {fifo} for reading."
@@ -241,11 +242,16 @@ def test_probe_says_why_not_and_whether_a_sidecar_answers(stub, tmp_path):
         reader.join()
     assert f"no sidecar answers at {url} " in penstock("probe", "--url", url).stderr
     for page in (answer(200, b"<html></html>"), answer(503, b"busy"), b"SSH-2.0-OpenSSH\r\n"):
-        with raw_server(lambda _, page=page: page) as other:
+        with raw_server(always(page)) as other:
             done = penstock("probe", "--url", other.url)
             assert done.returncode == 1
             assert other.url in done.stderr
             assert "--url" in done.stderr
+
+
+def always(page: bytes) -> Callable[[Request], bytes]:
+    """Reply to every request with `page`."""
+    return lambda _: page
 
 
 def test_the_admin_token_goes_to_the_sidecar_alone(tmp_path, monkeypatch, token):

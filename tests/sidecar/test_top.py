@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+from typing import Any
 
 import pytest
 
@@ -96,7 +97,7 @@ def test_once_prints_a_whole_frame_and_no_control_sequences(running, columns):
     assert [channel["name"] for channel in document["channels"]] == ["train"]
 
 
-def event(count: int, **channel: object) -> dict:
+def event(count: int, **channel: object) -> dict[str, Any]:
     """A document of `/events` with so many channels."""
     fields = {
         "source": "s3://b/" + "a/long/prefix/" * 8, "objects": 1200, "epoch": 3, "consumed": 45, "bytes": 100,
@@ -119,7 +120,7 @@ def event(count: int, **channel: object) -> dict:
     }  # fmt: skip
 
 
-def lines_of(document: dict, columns: int, rows: int) -> list[str]:
+def lines_of(document: dict[str, Any], columns: int, rows: int) -> list[str]:
     from rich.console import Console
 
     console = Console(width=columns, height=rows)

@@ -86,11 +86,17 @@ def test_the_crc_of_frames_follows_from_those_of_their_data(length, count):
 
 def test_records_of_one_length_are_verified_together():
     """In the first block each by itself, in the next ones all at once."""
-    calls = []
+    calls: list[int] = []
     reader = BulkTFRecordReader(
         Pieces(b"".join(tfrecord.encode(os.urandom(100)) for _ in LONG), ()), block_bytes=BLOCK
     )
-    reader._crc32c = lambda data: calls.append(len(data)) or crc32c()(data)
+    crc = crc32c()
+
+    def counted(data):
+        calls.append(len(data))
+        return crc(data)
+
+    reader._crc32c = counted
     assert [len(record) for batch in reader.batches() for record in batch] == LONG
     assert calls.count(100) == 2 * TOGETHER
 

@@ -22,7 +22,7 @@ BODY = bytes(range(256)) * 4000
 def test_it_knows_nothing_of_what_it_tests(module):
     tree = ast.parse(Path(module.__file__).read_text())
     names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    names |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    names |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
     assert not {name.split(".")[0] for name in names} & {"streamer", "sidecar"}
 
 
@@ -45,7 +45,8 @@ def line(server):
             headers = {"Range": f"bytes=0-{len(BODY) - 1}", "Connection": "close"}
             request = urllib.request.Request(f"http://127.0.0.1:{found.port}/b/x", headers=headers)
             with urllib.request.urlopen(request, timeout=0.5) as answer:
-                return answer.read()
+                body: bytes = answer.read()
+                return body
 
         ask.proxy = found  # type: ignore[attr-defined]  # the function is the fixture, its proxy rides along
         yield ask

@@ -83,7 +83,8 @@ def test_tfrecord_cut_anywhere_is_an_error():
     data = HELLO + EMPTY + HELLO
     borders = {0: 0, len(HELLO): 1, len(HELLO + EMPTY): 2, len(data): 3}
     for cut in range(len(data) + 1):
-        reader, got = TFRecordReader(io.BytesIO(data[:cut])), []
+        reader = TFRecordReader(io.BytesIO(data[:cut]))
+        got: list[bytes] = []
         if cut in borders:
             assert len(list(reader)) == borders[cut]
             continue
@@ -103,7 +104,8 @@ def test_tfrecord_cut_names_offset_wanted_and_got():
 def test_tfrecord_any_wrong_byte_is_an_error(place, change):
     bad = bytearray(HELLO)
     bad[place] ^= change
-    reader, got = TFRecordReader(io.BytesIO(HELLO + bad + HELLO)), []
+    reader = TFRecordReader(io.BytesIO(HELLO + bad + HELLO))
+    got: list[bytes] = []
     with pytest.raises(CorruptRecord, match="at offset 21"):
         got.extend(reader)
     assert got == [b"hello"]
@@ -217,7 +219,8 @@ def test_recordio_parts_out_of_order_are_corrupt(flags, offset):
 
 def test_recordio_wrong_magic_is_corrupt():
     data = recordio.encode(b"good") + b"\x0a\x0a\x0a\x0a" + bytes(4)
-    reader, got = RecordIOReader(io.BytesIO(data)), []
+    reader = RecordIOReader(io.BytesIO(data))
+    got: list[bytes] = []
     with pytest.raises(CorruptRecord, match=r"at offset 12 .*invalid magic number 0x0a0a0a0a"):
         got.extend(reader)
     assert got == [b"good"]
@@ -326,7 +329,8 @@ def test_a_source_that_fails_fails_the_reader_after_the_whole_records():
 
     for kind in (TFRecordReader, LineReader):
         data = HELLO + HELLO[:9] if kind is TFRecordReader else b"hello\nhal"
-        reader, got = kind(Failing(data)), []
+        reader = kind(Failing(data))
+        got: list[bytes] = []
         with pytest.raises(TruncatedStream, match="the sidecar died"):
             got.extend(reader)
         assert got == [b"hello"]

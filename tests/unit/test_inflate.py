@@ -112,7 +112,7 @@ def test_a_wrong_checksum_or_length_is_an_error(place):
 
 
 def test_a_damaged_frame_is_an_error():
-    options = {zstd.CompressionParameter.checksum_flag: 1}
+    options: dict[int, int] = {zstd.CompressionParameter.checksum_flag: 1}
     damaged = bytearray(zstd.compress(CONTENT, options=options))
     damaged[-1] ^= 1
     with pytest.raises(CorruptObject, match="damaged in member 1"):
@@ -122,7 +122,7 @@ def test_a_damaged_frame_is_an_error():
 @given(st.integers(0, 10_000), st.integers(0, 255), st.booleans())
 def test_a_flipped_byte_never_gives_other_content(place, value, framed):
     """Gzip's checksum, or Zstandard's if the frame has one; header fields without a meaning may differ."""
-    options = {zstd.CompressionParameter.checksum_flag: 1}
+    options: dict[int, int] = {zstd.CompressionParameter.checksum_flag: 1}
     whole = bytearray(zstd.compress(CONTENT, options=options) if framed else gzip.compress(CONTENT))
     whole[place % len(whole)] = value
     with contextlib.suppress(CorruptObject):
@@ -158,7 +158,7 @@ def test_a_bomb_takes_no_more_memory_than_is_asked_for(compress):
 
 
 def test_a_frame_that_wants_much_memory_is_refused():
-    parameters = {zstd.CompressionParameter.window_log: 28}
+    parameters: dict[int, int] = {zstd.CompressionParameter.window_log: 28}
     compressor = zstd.ZstdCompressor(options=parameters)
     frame = compressor.compress(os.urandom(1000)) + compressor.flush()
     with pytest.raises(CorruptObject, match="memory"):

@@ -46,10 +46,11 @@ def joined(joiner, objects, cuts):
 
 def listed(data):
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:
-        return [
-            (each.name, tar.extractfile(each).read() if each.isreg() else each.type)
-            for each in tar.getmembers()
-        ]
+        found: list[tuple[str, bytes]] = []
+        for each in tar.getmembers():
+            content = tar.extractfile(each) if each.isreg() else None
+            found.append((each.name, each.type if content is None else content.read()))
+        return found
 
 
 def without_mark(data):
@@ -249,7 +250,8 @@ def test_dictionaries_that_grow():
 
 def messages(data):
     """The messages of a stream, as bytes."""
-    found, at = [], 0
+    found: list[bytes] = []
+    at = 0
     source = pa.BufferReader(data)
     while True:
         try:

@@ -98,7 +98,8 @@ def test_blank_lines_are_allowed_at_the_end_alone():
 )
 def test_a_bad_line_is_named_with_its_attribute(line, says):
     """What went before it has been given."""
-    scanner, found = LineScanner("s3://b/m", ["a-ref", "b"]), []
+    scanner = LineScanner("s3://b/m", ["a-ref", "b"])
+    found: list[object] = []
     with pytest.raises(ConfigError, match=says):
         found.extend(scanner.feed(b'{"a-ref": "s3://b/k", "b": 1}\n' + line + b"\n", last=True))
     assert len(found) == 1

@@ -39,7 +39,9 @@ async def watching():
 
 
 async def test_a_few_are_told_and_then_others_have_their_turn(pairs):
-    told, turns, many = [], [], 3 * AT_ONCE
+    told: list[int] = []
+    turns: list[int] = []
+    many = 3 * AT_ONCE
     everybody = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -126,7 +128,12 @@ async def test_whoever_is_told_may_remove_another(pairs):
             poller.add(fd, lambda index=index: tell(index))
         done = asyncio.get_running_loop().create_future()
         ours, theirs = pairs()
-        poller.add(ours.fileno(), lambda: done.done() or done.set_result(None))
+
+        def end():
+            if not done.done():
+                done.set_result(None)
+
+        poller.add(ours.fileno(), end)
         theirs.send(b"x")
         await done
         assert len(told) == 1

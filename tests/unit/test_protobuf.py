@@ -90,6 +90,7 @@ def test_tensors(data, kind, packed, sparse, keys):
         assert found.keys.tolist() == keys
         assert found.shape == (7, 2**40)
         found = found.values
+    assert isinstance(found, np.ndarray)
     assert found.dtype == dtype
     assert found.tolist() == values
 
@@ -102,9 +103,12 @@ def test_a_whole_record():
     message.features["image"].bytes.content_type = "image/jpeg"
     message.label["values"].float32_tensor.values.append(3.0)
     record = decode(message.SerializeToString())
-    assert record.features["matrix"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    matrix, label = record.features["matrix"], record.label["values"]
+    assert isinstance(matrix, np.ndarray)
+    assert matrix.tolist() == [[0, 1, 2], [3, 4, 5]]
     assert record.features["image"] == Blobs([b"\xff\xd8"], "image/jpeg")
-    assert record.label["values"].tolist() == [3.0]
+    assert isinstance(label, np.ndarray)
+    assert label.tolist() == [3.0]
     assert (record.uid, record.metadata, record.configuration) == ("u", "{}", "c")
     assert decode(b"") == type(record)()
 

@@ -77,8 +77,10 @@ def test_two_processes_never_take_the_same_epoch(tmp_path):
         for _ in range(2)
     ]
     for taker in takers:
+        assert taker.stdout is not None
         assert taker.stdout.readline() == "ready\n"
     for taker in takers:
+        assert taker.stdin is not None
         taker.stdin.write("go\n")
         taker.stdin.flush()
     taken = [int(epoch) for taker in takers for epoch in taker.communicate()[0].split()]

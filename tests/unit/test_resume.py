@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -62,8 +63,8 @@ STATE = ReaderPosition("train", 2, offset=70, skip=3, records=11, digest=PLAN.di
 
 
 def held(**fields):
-    account = {"epoch": 1, "state": "open", "accepted": 50, "digest": PLAN.digest, "skipped": 0, "mark": None}
-    return {"train": Held(**account | fields)}
+    account: dict[str, Any] = {"epoch": 1, "state": "open", "accepted": 50, "skipped": 0, "mark": None}
+    return {"train": Held(**account | {"digest": PLAN.digest} | fields)}
 
 
 def test_what_a_reader_saves_is_what_resume_takes(tmp_path):

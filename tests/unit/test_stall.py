@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from contextvars import Context
+from typing import TypeVarTuple
 
 import pytest
 
 from streamer.errors import ErrorContext, Transient
 from streamer.s3.client.bounded import within_stall
+
+_Arguments = TypeVarTuple("_Arguments")
 
 PIECES = 10_000
 WHERE = ErrorContext("b", "k", 0, 1)
@@ -18,9 +23,15 @@ class Counting(asyncio.SelectorEventLoop):
 
     timers = 0
 
-    def call_at(self, *arguments, **options):
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[[*_Arguments], object],
+        *arguments: *_Arguments,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
         self.timers += 1
-        return super().call_at(*arguments, **options)
+        return super().call_at(when, callback, *arguments, context=context)
 
 
 async def receive(pieces):

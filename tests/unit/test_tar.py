@@ -12,7 +12,7 @@ from webdataset.tariterators import group_by_keys, tar_file_expander
 
 from streamer.errors import CorruptRecord, TruncatedStream
 from streamer.formats.tar import BLOCK, TarReader, sample, split_name
-from tests.unit.test_formats import Pieces
+from tests.kit.pieces import Pieces
 
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
 
@@ -123,7 +123,7 @@ members = st.lists(
 
 def model(found):
     """Samples by the definition: neighbours of one key; no field of it may come again."""
-    samples = []
+    samples: list[dict[str, object]] = []
     for key, field, content in found:
         if not samples or samples[-1]["__key__"] != key:
             samples.append({"__key__": key})
@@ -138,7 +138,7 @@ def model(found):
     st.sampled_from(FORMATS[1:]),
 )
 def test_any_pieces_and_any_buffer_give_the_same_samples(found, pieces, block, kind):
-    unique = []
+    unique: list[tuple[str, str, bytes]] = []
     for member in found:
         if not any(member[:2] == other[:2] for other in unique):
             unique.append(member)
@@ -180,7 +180,8 @@ def test_cut_anywhere_is_an_error_or_a_border():
 
 
 def test_samples_before_a_bad_header_are_handed_over():
-    got, data = [], archive([("1.a", b"A"), ("2.a", b"B")], end=False) + b"no header" * 100
+    got: list[bytes] = []
+    data = archive([("1.a", b"A"), ("2.a", b"B")], end=False) + b"no header" * 100
     with pytest.raises(CorruptRecord, match="tar member at offset 2048 of the stream: its checksum does not"):
         got.extend(TarReader(io.BytesIO(data)))
     assert [sample(record)["__key__"] for record in got] == ["1"]

@@ -135,7 +135,7 @@ def test_the_next_epoch_has_a_quarter_until_this_one_is_delivered():
 
 def stream(found, *, epoch: int = 0) -> list[tuple[str, int, int]]:
     """Deliver all of `epoch` part by part; the parts, as key and range."""
-    seen = []
+    seen: list[tuple[str, int, int]] = []
     while True:
         for slot in found.admit():
             found.landed(slot)
