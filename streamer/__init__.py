@@ -1,7 +1,7 @@
-"""Penstock's library: what is streamed (plan), from where (source), how it moves (relay), to where (sink).
+"""Penstock's library: plans (`plan`), S3 (`s3`), the relay from S3 to FIFOs (`relay`, `sink`), and readers.
 
-It holds no command line, no Prometheus and no HTTP server; those are `sidecar`. Importing this
-package or `streamer.readers` pulls nothing outside the standard library.
+The command line, Prometheus metrics and the HTTP server are in `sidecar`. Importing this package or
+`streamer.readers` loads nothing outside the standard library.
 """
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""Helpers for asyncio: the first of several coroutines, and calls in a worker thread."""
+"""Helpers for asyncio: run coroutines until the first ends, call functions in a worker thread."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 async def first_of(*runners: Coroutine[Any, Any, object]) -> None:
-    """Run all of them until one has ended, and cancel the others. Raises as a TaskGroup does."""
+    """Run all coroutines until one has ended, and cancel the others. Raises as a TaskGroup does."""
     async with asyncio.TaskGroup() as group:
         tasks = {group.create_task(runner) for runner in runners}
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -23,9 +23,9 @@ async def first_of(*runners: Coroutine[Any, Any, object]) -> None:
 
 
 def thread_worked() -> float:
-    """Seconds that the calling thread has run or waited for a processor (the kernel's sched-stats).
+    """Return the seconds that the calling thread has run or waited for a processor, in total.
 
-    Without the latter where the kernel does not tell.
+    If the kernel has no sched-stats, the waiting is not included.
     """
     try:
         with open("/proc/thread-self/schedstat", "rb", buffering=0) as file:
@@ -36,12 +36,12 @@ def thread_worked() -> float:
 
 
 async def in_thread(call: Callable[..., T], *arguments: object) -> T:
-    """Run `call` in a worker thread. When cancelled, wait for its end: nobody cleans up beneath it."""
+    """Run `call` in a worker thread. If cancelled, wait for its end, before the caller cleans up."""
     running = asyncio.get_running_loop().run_in_executor(None, partial(call, *arguments))
     try:
         return await asyncio.shield(running)
     except asyncio.CancelledError:
         await asyncio.wait([running])
         if not running.cancelled():
-            running.exception()  # it is nobody's any more; the cancellation is what counts
+            running.exception()  # retrieved, so that asyncio does not log it; the cancellation is raised
         raise

@@ -1,9 +1,9 @@
-"""Every exception that this library raises on purpose.
+"""All exceptions that this library raises on purpose.
 
 Foreign exceptions (botocore, aiohttp, OSError) are mapped to these where they occur, and kept as
 `__cause__`. A stream ends in one of three ways: `ReaderGone` (the reader closed it), `TruncatedStream` (it
-broke), or a normal return (it is complete). A `SourceError` names the object, offset, attempt and S3 request
-id that failed, and whether a retry can help.
+broke), or a normal return (it is complete). A `SourceError` gives the object, offset, attempt and S3 request
+id of the failure, and whether a retry can help.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ class ConfigError(PenstockError):
 
 @dataclass(frozen=True, slots=True)
 class ErrorContext:
-    """The object and request that an error is about; every field may be unknown."""
+    """Object and request of an error; any field may be unknown."""
 
     bucket: str | None = None
     key: str | None = None
     offset: int | None = None
     """Byte offset in the object: where the request began, or where the object is damaged."""
     attempt: int | None = None
-    """1 for the first try of this part."""
+    """Number of the attempt at this part, from 1."""
     request_id: str | None = None
-    """The `x-amz-request-id` of the response, which S3 support needs."""
+    """`x-amz-request-id` of the response, which S3 support needs."""
 
     def __str__(self) -> str:
         uri = "" if self.bucket is None else f"s3://{self.bucket}/{self.key or ''}"
@@ -60,7 +60,7 @@ class SourceError(PenstockError):
         self.message = message
         self.context = context or ErrorContext()
         self.retry_after = retry_after
-        """Seconds of the response's Retry-After; None if it has none."""
+        """Seconds in the response's Retry-After; None if the response has none."""
         super().__init__(message)
 
     def __str__(self) -> str:
@@ -75,14 +75,14 @@ class Denied(SourceError):
 
 
 class Expired(Denied):
-    """Credentials that were valid are refused or cannot be renewed now; new ones may come."""
+    """Credentials that were valid are refused or cannot be renewed now; renewal may succeed later."""
 
     retryable = True
     kind = "expired"
 
 
 class ClockSkew(Denied):
-    """S3 refuses signatures because this machine's clock is wrong; it may be set."""
+    """S3 refuses signatures because this machine's clock is wrong; retried, as the clock may be corrected."""
 
     retryable = True
     kind = "skewed"
@@ -124,7 +124,7 @@ class WrongEndpoint(BadAnswer):
 
 
 class Transient(SourceError):
-    """A connection broke, timed out, or the server had an internal error."""
+    """A connection broke or timed out, or the server had an internal error."""
 
     retryable = True
     kind = "transient"
@@ -157,7 +157,7 @@ class Truncated(Transient):
 class CorruptObject(SourceError):
     """A compressed object that cannot be inflated: damaged, cut off, or not compressed at all.
 
-    The offset is that of the damage in the object. Never retried: the bytes match the object's ETag.
+    The context's offset is the first damaged byte. Never retried: the bytes match the object's ETag.
     """
 
     kind = "corrupt"
@@ -170,22 +170,22 @@ class Mismatch(SourceError):
 
 
 class GaveUp(SourceError):
-    """A retryable error lasted longer than allowed, without a byte of progress."""
+    """A retryable error lasted longer than `GiveUpAfter` without a byte of progress."""
 
     kind = "gave_up"
 
 
 class SinkError(PenstockError):
-    """The FIFO side failed: the directory, a FIFO or the process's limits."""
+    """The FIFO side failed: the directory, a FIFO, or a limit of the process."""
 
     kind = "local"
     """Label in metrics."""
 
 
 class Shortage(SinkError):
-    """A passing failure of this machine that concerns one channel; the channel retries.
+    """A failure of this machine that affects one channel and may pass; the channel retries.
 
-    Space, descriptors, threads or memory are lacking, a directory cannot be written, or a disk fails.
+    Space, descriptors, threads or memory are exhausted, a directory cannot be written, or a disk fails.
     """
 
 

@@ -1,15 +1,15 @@
-"""Compressed objects inflated as they arrive: bytes in, cut anywhere; content out, in bounded pieces. Pure.
+"""Inflates compressed objects as their bytes arrive, into pieces of bounded size. Pure.
 
-An object is one or more members, one after the other: gzip members (RFC 1952 §2.2) or Zstandard frames
-(RFC 8878 §3), each told by its magic. Its last byte must be the last byte of a member: what ends earlier is
-truncated, what follows a member and is none is refused, zeros too. So an object's content is whole and its
-checksums hold, or the caller's error is raised.
+An object is one or more members: gzip members (RFC 1952 §2.2) or Zstandard frames (RFC 8878 §3), recognised
+by their magic. Its last byte must be the last byte of a member: a member that ends early is an error, and so
+are bytes after a member that are no further member, zeros too. So either an object's content is whole and its
+checksums are right, or the caller's error is raised.
 
-A piece is as long as the caller allows, whatever a few bytes may stand for: output never waits in memory.
-Input goes to a member in slices, because the bytes after its end come back as a copy.
+A piece has at most the bytes that the caller allows, however well they are compressed, so output does not
+accumulate in memory. Input is passed to a member in slices, because bytes after the member's end are copied.
 
-A gzip header is collected here and given to ISA-L in one go: cut in two, one with a header checksum, or
-with both name and comment, is refused by it as corrupt (isal 1.9).
+`Inflater` collects a whole gzip header before it passes it to ISA-L: isal 1.9 refuses a header in two pieces
+as corrupt if it has a checksum, or both name and comment.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ if TYPE_CHECKING:
 GZIP_MAGIC = b"\x1f\x8b"
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _SKIPPABLE_MAGICS = tuple(bytes((low, 0x2A, 0x4D, 0x18)) for low in range(0x50, 0x60))
-"""Frames of user data, which inflate to nothing (RFC 8878 §3.1.2)."""
+"""Magics of skippable frames, which hold user data and no content (RFC 8878 §3.1.2)."""
 _MAGICS = (GZIP_MAGIC, ZSTD_MAGIC, *_SKIPPABLE_MAGICS)
 
 _DAMAGED: tuple[type[Exception], ...] = (igzip_lib.IsalError, zstd.ZstdError)  # type: ignore[assignment] # isal's stub has an instance there
 
 SLICE = 32 * KIB
 _STEP = 256
-"""Bytes by which a header is collected; most are shorter."""
+"""Bytes in which a header is collected; most headers are shorter."""
 LONGEST_HEADER = 128 * KIB
-"""Bytes: twice the longest extra field. Only name and comment of a gzip header have no limit."""
+"""Maximum bytes of a header: twice the longest extra field; the format does not limit name and comment."""
 LARGEST_WINDOW = 27
-"""log2 of the memory that a Zstandard frame may want: 128 MiB, as the zstd program allows by itself."""
+"""log2 of a Zstandard frame's maximum window: 128 MiB, the default limit of the zstd program."""
 
 
 class _Member(Protocol):
-    """What inflates one member; the interface of `bz2.BZ2Decompressor`."""
+    """Decompressor of one member, with the interface of `bz2.BZ2Decompressor`."""
 
     @property
     def eof(self) -> bool: ...
@@ -66,36 +66,36 @@ class Inflater:
     """Inflates one object: `feed` its bytes in order, take `pieces` until there are none, `finish`."""
 
     def __init__(self, damaged: Callable[[str, int], PenstockError]) -> None:
-        """`damaged` makes the error to raise: of a text, and of the offset in the object where it applies."""
+        """`damaged` returns the error to raise, from a text and the offset of the damage in the object."""
         self.produced = 0
-        """Bytes of content so far."""
+        """Bytes of content returned so far."""
         self._damaged = damaged
         self._member: _Member | None = None
         self._members = 0
         self._damage: PenstockError | None = None
-        """What is to be raised next."""
+        """Error that the next call of `pieces` raises."""
         self._header = b""
-        """The beginning of a member, while it is not whole."""
+        """Start of a member's header that is not whole."""
         self._data = memoryview(b"")
         self._used = 0
-        """Bytes of `_data` that are with a member, or in `_header`."""
+        """Bytes of `_data` passed to a member, or copied to `_header`."""
         self._base = 0
-        """Where `_data` lies in the object."""
+        """Offset of `_data` in the object."""
 
     def __repr__(self) -> str:
         return f"<Inflater {self._base + self._used} bytes in, {self.produced} out>"
 
     def feed(self, data: bytes) -> None:
-        """The object's next bytes; what was fed before must have been used up."""
+        """Add the object's next bytes. Raises ValueError unless all pieces of earlier bytes were taken."""
         if self._used < len(self._data) or (self._member is not None and not self._member.needs_input):
             raise ValueError("take all pieces before feeding more")
         self._base += len(self._data)
         self._data, self._used = memoryview(data), 0
 
     def pieces(self, most: int) -> list[bytes]:
-        """Content, at most `most` bytes in all; none when more input is needed.
+        """Return content in pieces, at most `most` bytes together; none if more input is needed.
 
-        Raises the error of `damaged`, once the content before the damage has been taken.
+        Raises the error of `damaged` after the content before the damage has been returned.
         """
         if self._damage is not None:
             raise self._damage
@@ -119,12 +119,12 @@ class Inflater:
         return pieces
 
     def finish(self) -> None:
-        """All of the object has been fed and taken. Raises the error of `damaged` if that was not its end."""
+        """Check that the object is complete, after all pieces were taken. Raises the error of `damaged`."""
         if self._member is not None or self._header:
             raise self._corrupt(f"ends in the middle of member {self._members}: it was cut off")
 
     def _inflate(self, most: int) -> bytes | None:
-        """More of the member's content, perhaps none yet; None if it needs input that is not there."""
+        """Return more of the member's content, perhaps none; None if more input must be fed first."""
         member, fed = self._member, self._used
         assert member is not None  # noqa: S101 - `_begin` has made it
         data = self._data[fed : fed + SLICE] if member.needs_input else b""
@@ -141,7 +141,7 @@ class Inflater:
         return out
 
     def _begin(self) -> bool:
-        """Begin the next member once its header is whole; False while it is not, or at the object's end."""
+        """Begin the next member; return False if its header is not whole, or no byte is left."""
         while self._used < len(self._data):
             step = bytes(self._data[self._used : self._used + _STEP])
             before = len(self._header)
@@ -186,9 +186,9 @@ def _open(header: bytes) -> _Member:
 
 
 def _header_end(data: bytes) -> int | None:
-    """Where the header that `data` begins with ends; None if `data` ends before.
+    """Return the end of the header at the start of `data`; None if the header is longer than `data`.
 
-    Of gzip all that RFC 1952 §2.3 puts before the deflated data, of Zstandard the magic alone.
+    A gzip header is everything before the deflated data (RFC 1952 §2.3); of Zstandard, only the magic counts.
     """
     if len(data) < 4:
         return None
@@ -199,7 +199,7 @@ def _header_end(data: bytes) -> int | None:
         if len(data) < end + 2:
             return None
         end += 2 + int.from_bytes(data[end : end + 2], "little")
-    for flag in (8, 16):  # FNAME, FCOMMENT: ended by a zero
+    for flag in (8, 16):  # FNAME, FCOMMENT: each ends with a zero byte
         if flags & flag:
             zero = data.find(0, end)
             if zero < 0:

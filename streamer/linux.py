@@ -1,4 +1,4 @@
-"""Calls to the Linux kernel that several rooms make: pipes, their limits, and bytes that wait unread.
+"""Linux system calls that several packages use: pipes, their limits, and the number of unread bytes.
 
 The keeper imports this module in an interpreter without site-packages.
 """
@@ -15,7 +15,7 @@ import termios
 from streamer.units import MIB
 
 PIPE_SIZE = 1 << 20
-"""Default of /proc/sys/fs/pipe-max-size: the largest pipe in bytes that an unprivileged process may have."""
+"""Default of /proc/sys/fs/pipe-max-size, in bytes: the largest pipe of an unprivileged process."""
 SPLICE_FLAGS = os.SPLICE_F_NONBLOCK | os.SPLICE_F_MOVE
 _UNLIMITED_CAPABILITIES = (1 << 24) | (1 << 21)
 """CAP_SYS_RESOURCE, CAP_SYS_ADMIN: either lifts the limit on pipe pages (pipe(7))."""
@@ -27,7 +27,7 @@ def descriptor_path(fd: int) -> str:
 
 
 def bytes_unread(fd: int) -> int:
-    """Return how many bytes wait in a pipe (FIONREAD, pipe(7)) or TCP socket (SIOCINQ, tcp(7))."""
+    """Return the number of unread bytes in a pipe (FIONREAD, pipe(7)) or TCP socket (SIOCINQ, tcp(7))."""
     return int(struct.unpack("i", fcntl.ioctl(fd, termios.FIONREAD, b"\0\0\0\0"))[0])
 
 
@@ -44,7 +44,7 @@ def set_pipe_size(fd: int, size: int = PIPE_SIZE, *, least: int = 128 * 1024) ->
 
 
 def is_ready(fd: int, events: int) -> bool:
-    """Return whether poll(2) reports one of `events`, an error or a closed other end now."""
+    """Return whether poll(2) now reports one of `events`, an error, or that the other end is closed."""
     poller = select.poll()
     poller.register(fd, events)
     return bool(poller.poll(0))
@@ -57,7 +57,7 @@ def largest_pipe() -> int:
 
 
 def pipe_allowance() -> int | None:
-    """Return the bytes of pipes that this user may have in all; None if there is no limit."""
+    """Return the total bytes of pipes that this user may have; None if there is no limit."""
     try:
         with open("/proc/self/status", encoding="ascii") as status:
             capabilities = next(int(line.split()[1], 16) for line in status if line.startswith("CapEff:"))

@@ -1,19 +1,20 @@
-"""How long a request or a step that failed is repeated, and with which waits.
+"""Retries failed requests and steps, with exponential waits and a time limit.
 
     retry ── attempt ──▶ result
       │ failed
       ├── Attempts.wait_after: seconds ──▶ sleep, and repeat
       └── Attempts.wait_after: raises
 
-`Attempts` decides and `retry` waits, for parts, plans, HEADs and what this machine refuses. botocore repeats
-a control call a few times by itself before an error arrives here. The keeper runs alone and has its own loop.
+`Attempts` decides and `retry` waits: for parts, plans, HEADs, and resources that this machine refuses.
+botocore repeats a control call a few times itself before it raises an error. The keeper imports nothing of
+the project and has its own loop.
 
-Waits are exponential with full jitter (uniform between 0 and the step), which keeps many requests that failed
-together from returning together. A server's Retry-After is a lower bound, as far as the policy believes it,
-and the jitter on top of it is at least as long, since the server told all of them at once.
+Waits are exponential with full jitter (uniform between 0 and the step), so that many requests that failed
+together do not return together. A server's Retry-After, up to the policy's limit, is a lower bound. The
+jitter added to it is up to as long again, since the server sent it to many requests at once.
 
-No wait outlasts `give_up_after`. A request that `bounded` runs does not either, but for the last one, which
-has `LAST_REQUEST` seconds at least.
+No wait outlasts `give_up_after`. No request that `bounded` runs does either, except the last one, which has
+at least `LAST_REQUEST` seconds.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
 LAST_REQUEST = 1.0
-"""Seconds that the last request has, after `give_up_after` has passed."""
+"""Minimum seconds for a request, even if `give_up_after` passes meanwhile."""
 UNAVAILABLE: tuple[type[SourceError], ...] = (Transient, ClockSkew)
-"""Storage is away, or this machine's clock is wrong."""
+"""Errors that mean that storage is unavailable, or that this machine's clock is wrong."""
 PART_FAILED: tuple[type[SourceError], ...] = (Transient, ClockSkew, Expired, BadAnswer)
 """Errors after which a part is requested again."""
 T = TypeVar("T")
@@ -51,23 +52,24 @@ E = TypeVar("E", bound=PenstockError)
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How long and how eagerly to retry; all in seconds."""
+    """Limits and waits of retries, in seconds."""
 
     give_up_after: float = 300.0
+    """Maximum time without progress."""
     first_wait: float = 0.1
-    """Upper end of the first wait; doubles with each further one."""
+    """Maximum of the first wait; doubled for each further one."""
     longest_wait: float = 4.0
-    """Upper end of every later one. After a storm the head of line may still wait for so long, and full speed
-    must be back within ten seconds; 64 parts that wait so long ask 32 times a second, which hurts nobody."""
+    """Maximum of every wait. After an outage the head of line may still wait so long, and full speed must
+    return within ten seconds; 64 parts with such waits send 32 requests per second, which is little."""
     longest_retry_after: float = 60.0
-    """What a server may ask us to wait; more counts as this."""
+    """Maximum of a server's Retry-After; longer values count as this."""
     wrong_answers: int = 3
-    """So many wrong answers in a row are believed."""
+    """Number of `BadAnswer` errors without progress after which the error is raised."""
 
     def wait(self, failures: int, retry_after: float | None, *, spent: float = 0.0) -> float:
-        """Seconds before the next request, `failures` having gone before the one that failed.
+        """Return the seconds before the next request. `failures`: failures before the last one.
 
-        `spent`: seconds without progress so far; the wait ends with `give_up_after` at the latest.
+        `spent`: seconds without progress so far; the wait ends at `give_up_after` at the latest.
         """
         step = min(self.longest_wait, self.first_wait * 2 ** min(failures, 32))
         asked = min(max(retry_after or 0.0, 0.0), self.longest_retry_after)
@@ -76,45 +78,45 @@ class RetryPolicy:
 
 
 _around: ContextVar[Attempts[Any] | None] = ContextVar("attempts", default=None)
-"""The attempts that the running code is part of."""
+"""Attempts within which the current code runs."""
 
 
 def note_failure(error: PenstockError) -> None:
-    """Note a failure inside an attempt, even one repeated there; an attempt out of time raises the first."""
+    """Note a failure inside an attempt, even one that is retried there; a timeout's error names the first."""
     if (attempts := _around.get()) is not None and isinstance(error, UNAVAILABLE):
         attempts.note(error)
 
 
 class Attempts(Generic[E]):
-    """The attempts at one thing: how long they have gone on without progress, and the first error since."""
+    """Attempts at one request or step: the time without progress, and the first error since then."""
 
     def __init__(
         self, policy: RetryPolicy, passing: tuple[type[E], ...], *, what: str, since: float | None = None
     ) -> None:
-        """`passing`: the errors that are waited out. `what`: what is missing, for the text of GaveUp.
+        """`passing`: errors that are retried. `what`: the missing result, for the text of GaveUp.
 
-        `since`: time.monotonic() when the first attempt began, if it began before this call.
+        `since`: start of the first attempt, by time.monotonic(), if it began before this call.
         """
         self.passing = passing
         self.failures = 0
         """Failures since the last progress."""
         self.since = time.monotonic() if since is None else since
-        """time.monotonic() of the last progress."""
+        """Time of the last progress, by time.monotonic()."""
         self._policy = policy
         self._what = what
         self._wrong = 0
-        """Wrong answers since the last progress."""
+        """`BadAnswer` errors since the last progress."""
         self._first: E | None = None
         self._limit: asyncio.Timeout | None = None
         self._noted: SourceError | None = None
-        """The first failure inside the running attempt, since its last progress."""
+        """First failure inside the running attempt, since the last progress."""
 
     def note(self, error: SourceError) -> None:
         """Note the error of a request inside the running attempt."""
         self._noted = self._noted or error
 
     def progressed(self, silent: float = 0.0) -> None:
-        """Restart the clock: something of what is wanted arrived `silent` seconds ago."""
+        """Restart the time limit: the last progress was `silent` seconds ago."""
         self.since, self.failures, self._wrong = time.monotonic() - silent, 0, 0
         self._first = self._noted = None
         if self._limit is not None and not self._limit.expired():
@@ -122,11 +124,11 @@ class Attempts(Generic[E]):
 
     @property
     def left(self) -> float:
-        """Seconds that the next request has."""
+        """Seconds for the next request."""
         return max(self._policy.give_up_after - (time.monotonic() - self.since), LAST_REQUEST)
 
     async def bounded(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Run one attempt, cut off where the time without progress ends. Raises Transient for that."""
+        """Run one attempt until the time without progress is over. Raises Transient on that timeout."""
         self._noted = None
         around = _around.set(self)
         try:
@@ -145,8 +147,8 @@ class Attempts(Generic[E]):
     def wait_after(self, error: E) -> float:
         """Return the seconds to wait before the next attempt.
 
-        Raises GaveUp when the time is over, and `error` itself if that is a shortage of this machine, or a
-        wrong answer that came as often as the policy doubts it.
+        Raises GaveUp when the time is over, or then `error` itself if it is a failure of this machine. Raises
+        `error` also if it is the last `BadAnswer` that the policy allows.
         """
         note_failure(error)
         if isinstance(error, BadAnswer):
@@ -181,9 +183,9 @@ async def retry(
     failed: E | None = None,
     on_wait: Callable[[E], None] | None = None,
 ) -> T:
-    """Return what `attempt` returns, repeated as `attempts` decides.
+    """Repeat `attempt` as `attempts` decides, and return its result.
 
-    `failed`: the error of an attempt that the caller has made. `on_wait` gets every error that is waited out.
+    `failed`: error of an attempt that the caller has made. `on_wait` is called with each retried error.
     """
     while True:
         try:
@@ -201,11 +203,11 @@ async def retry(
 async def retry_while_refused(
     step: Callable[[], Awaitable[T]], policy: RetryPolicy, on_wait: Callable[[Shortage], None]
 ) -> T:
-    """Return what `step` returns, repeated while this machine refuses it: space, a descriptor, a file system.
+    """Repeat `step` while this machine refuses it (Shortage); return its result. Raises SinkError.
 
-    Such a refusal passes: files are removed, connections close, a permission is given back. A FIFO stays as
-    it is until then, since closing it would look like an end to its reader. `on_wait` gets the first such
-    failure. Raises SinkError.
+    A shortage may pass: files are removed, connections close, a permission is restored. Until then the caller
+    keeps a FIFO open, since closing it would look like an end to its reader. `on_wait` is called with the
+    first Shortage.
     """
     attempts = Attempts(policy, (Shortage,), what="success")
 
@@ -222,10 +224,10 @@ async def retry_while_unavailable(
     *,
     on_wait: Callable[[SourceError], None] | None = None,
 ) -> T:
-    """Return what `make` returns, repeated while storage is unavailable or this machine's clock is wrong.
+    """Repeat `make` while storage is unavailable or this machine's clock is wrong; return its result.
 
-    `make` calls its argument for each further page, row or piece that arrives; `give_up_after` is the time
-    without one that an earlier attempt did not have. `on_wait` gets every error that is waited out. Raises
+    `make` calls its argument for each page, row or piece that arrives. `give_up_after` limits the time until
+    more of these arrive than in any attempt before. `on_wait` is called with each retried error. Raises
     SourceError: the first one, if the policy allows no time.
     """
     if policy.give_up_after <= 0:

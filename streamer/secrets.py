@@ -1,12 +1,12 @@
 """Redacts secrets from every text that leaves the process.
 
-The project passes no secret to a log call or an error. But an S3-compatible server may repeat a request's
-headers in its response, a proxy's address may contain its password, and a library may put either into an
-error. So foreign texts are redacted when they become an error of ours (`streamer.s3.client.faults`, whose
-texts go to trailer, `/status` and log), and again when a line is written to log or standard error.
+The project passes no secret to a log call or an error. But an S3-compatible server may repeat request headers
+in its response, a proxy's address may contain its password, and a library may put either into an error. So
+foreign texts are redacted when they are wrapped in a Penstock error (`streamer.s3.client.faults`, whose texts
+go to trailer, `/status` and log), and again when a line is written to log or standard error.
 
-`redact` blanks the values that this process has used (`remember`), in every encoding of a request, and text
-that has the form of a secret, for secrets that the process never used. Values of fewer than 8 characters are
+`redact` blanks the values that this process uses (`remember`), in every encoding that a request may have, and
+text in the form of a secret, for secrets that the process does not use. Values of fewer than 8 characters are
 not blanked, because they would match ordinary words.
 """
 
@@ -19,12 +19,12 @@ from collections.abc import Mapping
 from urllib.parse import quote, unquote, urlsplit
 
 SHORTEST_VALUE = 8
-"""Characters of the shortest value that is blanked."""
+"""Minimum characters of a value that is blanked."""
 MOST_FORMS = 256
-"""Encoded values that are kept; credentials that are renewed for weeks must not fill memory."""
+"""Maximum number of encoded values kept, so that weeks of renewed credentials do not fill memory."""
 BLANK = "***"
 LONGEST_QUOTE = 1000
-"""Characters of a foreign text in a text of ours, at most."""
+"""Maximum characters of a foreign text quoted in an error."""
 
 _NAMES = (
     r"aws_?(?:access_?key_?id|secret_?access_?key|session_?token|security_?token)|accesskeyid|secretaccesskey"
@@ -37,11 +37,11 @@ _PATTERNS = tuple(
     for pattern, replacement in (
         # scheme://user:password@host
         (r"(?<=://)[^/\s@\"'<>]*:[^/\s\"'<>]*@", f"{BLANK}@"),
-        # name: value, name=value, "name": "value"; of an Authorization the rest of the line
+        # name: value, name=value, "name": "value"; after "authorization", the rest of the line
         (r"(\bauthorization\b\\?[\"']?\s*[:=]\s*)[^\"'<>\r\n\\]{4,}", rf"\1{BLANK}"),
         (rf"(\b(?:{_NAMES})\b\\?[\"']?\s*[:=]\s*\\?[\"']?)[^\s\"'&,;<>\\]{{4,}}", rf"\1{BLANK}"),
         (rf"(<({_NAMES})>)[^<]+(?=</\2>)", rf"\1{BLANK}"),
-        # a JSON Web Token (RFC 7519), as web identities and container tokens are
+        # JSON Web Token (RFC 7519): the form of web identity and container tokens
         (r"\beyJ[\w-]{8,}\.[\w-]+\.[\w-]*", BLANK),
     )
 )
@@ -58,7 +58,7 @@ _values: re.Pattern[str] | None = None
 
 
 def remember(*values: str | bytes | None) -> None:
-    """Make `redact` blank these values from now on, also in base64, hex and URL encoding."""
+    """Make `redact` blank these values, also in base64, hex and URL encoding."""
     global _forms, _values  # noqa: PLW0603 - texts leave from everywhere, and secrets are the process's
     forms: dict[str, None] = {}
     for value in values:
@@ -79,14 +79,14 @@ def remember(*values: str | bytes | None) -> None:
 
 
 def remember_environment(environment: Mapping[str, str] = os.environ) -> None:
-    """`remember` the secrets that AWS clients and proxies take from variables, and from files they name."""
+    """`remember` the secrets in the variables of AWS clients and proxies, and in files that these name."""
     values: list[str] = [environment.get(name, "") for name in _VARIABLES]
     for name in _FILES:
         try:
             with open(environment.get(name, ""), encoding="utf-8") as file:
                 values.append(file.read(_LONGEST_FILE).strip())
         except (OSError, ValueError):
-            continue  # an unreadable file's secret is not sent either
+            continue  # AWS clients cannot read, and so cannot send, this file's secret either
     for name in _PROXIES:
         for variable in (name, name.upper()):
             try:
@@ -107,13 +107,13 @@ def redact(text: str) -> str:
 
 
 def quoted(text: str) -> str:
-    """Return a foreign text for use in a text of ours: redacted, on one line, of bounded length."""
+    """Return a foreign text for use in an error: redacted, on one line, at most LONGEST_QUOTE characters."""
     line = escape_control(" ".join(redact(text[: 4 * LONGEST_QUOTE]).split()))
     return line if len(line) <= LONGEST_QUOTE else f"{line[:LONGEST_QUOTE]}…"
 
 
 def escape_control(text: str) -> str:
-    r"""Return `text` with control characters as escapes (`\x1b`), so that a key cannot forge a line.
+    r"""Return `text` with control characters as escapes (`\x1b`), so that a key cannot forge a log line.
 
     Unicode characters that change the direction of text are escaped too.
     """

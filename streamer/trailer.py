@@ -1,16 +1,16 @@
-"""Trailers: the proof that a FIFO's end of file is the end of its epoch.
+"""Trailers: a trailer proves whether the end of a FIFO is the end of its epoch.
 
 A FIFO cannot carry an error: a reader sees the same end whether the writer died or completed the epoch. So
 beside `<dir>/<channel>_<epoch>` the sidecar keeps `<dir>/.<channel>_<epoch>.penstock.json`, with a state:
 
-    open      published before the FIFO is offered: the epoch will have a proof; `bytes_total`, if known
+    open      the epoch has not ended, and will have a proof; published before the FIFO is made
     complete  the FIFO has accepted every byte; published *before* the write end is closed
     abandoned the reader closed early; the epoch counts as consumed (contract §1.3)
     failed    the source has failed for good, with `error`; published *before* the FIFO is held open or ended,
-              as the channel's policy has it
+              by the channel's policy
     stopped   the sidecar was stopped in mid-epoch
 
-Each state replaces the last by an atomic rename, so a reader sees one whole document or the other. A reader
+Each state replaces the one before by an atomic rename, so a reader sees either whole document. A reader
 accepts an end of file only under `complete` with its own byte count; `open` at end of file means that the
 sidecar died. `run` is the same in all trailers of one sidecar and of the sidecars that resumed its FIFOs, so
 a reader notices when another sidecar has started the epoch again.
@@ -18,11 +18,11 @@ a reader notices when another sidecar has started the epoch again.
 If the channel has no trailer at all, another program (SageMaker) serves the FIFO, and there is no proof.
 
 The pipe on the standard output of `penstock cat` has no path, so it has no trailer. Two bits of the pipe's
-mode, which mean nothing else for a pipe, replace it: the sticky bit is set before the first byte, the owner's
-execute bit after the last.
+mode, which have no other meaning for a pipe, replace it: the sticky bit is set before the first byte, the
+owner's execute bit after the last.
 
 The name starts with a dot because known readers find FIFOs by listing names that start with `<channel>_`
-(contract §1.4). Sidecar and readers share this module, and it imports nothing of either.
+(contract §1.4). Both sidecar and readers use this module, so it imports nothing of either.
 """
 
 from __future__ import annotations
@@ -43,38 +43,39 @@ TrailerState = Literal["open", "complete", "abandoned", "failed", "stopped"]
 FORMAT = 1
 """Version of the document; a reader refuses an unknown one."""
 LONGEST = 1 << 20
-"""Bytes of a trailer at most; a hundred changes of objects with the longest keys are a third of it."""
+"""Maximum bytes of a trailer; a hundred changed objects with the longest keys take a third of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trailer:
-    """The state of one epoch, as published beside its FIFO."""
+    """State of one epoch, as published beside its FIFO."""
 
     channel: str
     epoch: int
     state: TrailerState
     bytes_total: int | None
-    """Bytes of the whole epoch, which the plan gives before the first byte is sent.
+    """Bytes of the whole epoch.
 
-    None if the length is unknown before the end: objects are inflated or joined, or may be refetched or
-    skipped after a change. A `complete` trailer always has it.
+    None before the end if the plan does not give the length: objects are inflated or joined, or may be
+    refetched or skipped after a change. Never None in a `complete` trailer.
     """
     bytes_delivered: int = 0
-    """Bytes that the FIFO accepted; the reader's own count must equal it under `complete`."""
+    """Bytes that the FIFO accepted; under `complete`, the reader's own count must be equal."""
     bytes_skipped: int = 0
     """Bytes of the epoch before the FIFO's first byte, for a trainer that resumes there."""
     objects: int = 0
     digest: str = ""
-    """Digest of the plan (`streamer.plan`): which bytes, of which object versions, in which order."""
+    """Digest of the plan (`streamer.plan.digest`): object versions, bytes and order."""
     error: str | None = None
     changed: int = 0
-    """Objects that were not as listed and were refetched or skipped, as the channel's policy has it."""
+    """Number of objects that changed after the listing and were refetched or skipped."""
     changes: tuple[str, ...] = ()
-    """The first hundred of them."""
+    """Texts of the first hundred such changes."""
     run: str = ""
-    """Identifies the sidecar that published this; a sidecar that resumes its FIFOs keeps the value."""
+    """Id of the sidecar that published the trailer; a sidecar that resumes its FIFOs keeps the id."""
     poison: int = 0
-    """Bytes after `bytes_delivered` that are no part of the epoch, once `failed`; while `open`, the most."""
+    """Bytes after `bytes_delivered` that are not part of the epoch: under `open` the maximum, under `failed`
+    the number."""
     format: int = FORMAT
 
 
@@ -94,7 +95,7 @@ def rank_channel_name(channel: str, index: int) -> str:
 
 
 def write_trailer(directory: str, trailer: Trailer, *, mode: int = 0o644) -> None:
-    """Publish `trailer`, replacing the epoch's last one at once. Raises OSError."""
+    """Publish `trailer`; it replaces the epoch's trailer atomically. Raises OSError."""
     path = trailer_path(directory, trailer.channel, trailer.epoch)
     document = asdict(trailer)
     # Unused fields are left out, so that readers of an older release accept the document.
@@ -108,9 +109,9 @@ def write_trailer(directory: str, trailer: Trailer, *, mode: int = 0o644) -> Non
 
 
 def replace_file(path: str, data: bytes, *, mode: int = 0o644) -> None:
-    """Replace the file at `path` by one with `data`, atomically; `mode` less the umask. Raises OSError.
+    """Replace the file at `path` atomically by a new file with `data`. Raises OSError.
 
-    The file is always a new one: an existing file or link at `path`, or at the temporary path, is neither
+    `mode` is reduced by the umask. An existing file or link at `path` or at the temporary path is neither
     written to nor followed.
     """
     temporary = f"{path}.{os.getpid()}.tmp"
@@ -127,9 +128,9 @@ def replace_file(path: str, data: bytes, *, mode: int = 0o644) -> None:
 
 
 def read_trailer(directory: str, channel: str, epoch: int) -> Trailer | None:
-    """Return the epoch's current trailer, or None if it has none.
+    """Return the epoch's current trailer, or None if there is none.
 
-    Raises ValueError for a document that is not a trailer of a known format and of this epoch.
+    Raises OSError, and ValueError for a document that is not a trailer of a known format and of this epoch.
     """
     path = trailer_path(directory, channel, epoch)
     try:
@@ -155,7 +156,7 @@ def has_trailers(directory: str, channel: str) -> bool:
 
 
 def parse_trailer(raw: bytes, *, name: str = "trailer") -> Trailer:
-    """Decode a trailer document. Raises ValueError if it is not one."""
+    """Decode a trailer document. Raises ValueError if `raw` is not one."""
     try:
         document: Any = json.loads(raw)
     except (ValueError, RecursionError) as error:
@@ -198,15 +199,15 @@ _IS_VALID: dict[str, Callable[[object], bool]] = {
     "poison": _is_count,
     "format": _is_count,
 }
-"""By field of a trailer, whether a value is valid."""
+"""Check of a value, by field of a trailer."""
 
 
 Mark = Literal["none", "promised", "complete"]
-"""The proof in a pipe's mode: none, promised (the writer will mark the end), complete (all bytes written)."""
+"""Proof in a pipe's mode: none, promised (the writer will mark the end), complete (all bytes written)."""
 
 
 def mark_pipe(fd: int, mark: Literal["promised", "complete"]) -> None:
-    """Mark the pipe of `fd`; do nothing for another file.
+    """Mark the pipe of `fd`; do nothing if `fd` is not a pipe.
 
     Raises PermissionError for a pipe that another user created.
     """
@@ -217,7 +218,7 @@ def mark_pipe(fd: int, mark: Literal["promised", "complete"]) -> None:
 
 
 def mark_of(fd: int) -> Mark:
-    """Return the mark of the pipe of `fd`; "none" for another file."""
+    """Return the mark of the pipe of `fd`; "none" if `fd` is not a pipe."""
     mode = os.fstat(fd).st_mode
     if not stat.S_ISFIFO(mode) or not mode & stat.S_ISVTX:
         return "none"

@@ -1,4 +1,4 @@
-"""Units, so that a default reads as what it is."""
+"""Binary units of bytes, as numbers and in texts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ GIB = 1024 * MIB
 
 
 def human_bytes(count: float) -> str:
-    """`count` bytes for people: three significant digits and a binary unit, such as `1.21 GiB`."""
+    """Return `count` bytes as a text of three significant digits and a binary unit, such as `1.21 GiB`."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(count) < KIB:
             return f"{count:.0f} B" if unit == "B" else f"{count:.3g} {unit}"
