@@ -1,1 +1,1 @@
-"""Penstock beside its peers: one command, the same origin and the same reader for all."""
+"""Compares Penstock with its peers: one command, the same origin and the same reader for every client."""

@@ -1,7 +1,7 @@
-"""Penstock beside its peers: `python -m benchmarks`, or `make bench`. See docs/explanation/performance.md.
+"""Compares Penstock with its peers: `python -m benchmarks` or `make bench`; docs/explanation/performance.md.
 
-Objects lie in memory (/dev/shm), one scenario's at a time, 2.1 GB at most, and are removed at the end
-whichever way that comes; clients need up to 3 GB besides. Results are written after every scenario.
+The objects of one scenario at a time are in memory (/dev/shm), at most 2.1 GB, and are always removed at the
+end. Clients need up to 3 GB in addition. Results are written after every scenario.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from benchmarks.scenarios import Scenario
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Return the parser of the command line."""
     made = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.splitlines()[0])
     made.add_argument(
         "--scenarios",
@@ -64,7 +64,7 @@ def _list(choose: Any) -> Any:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code: 0 if every client that is here was measured, 1 if one failed, 2 if nothing can be."""
+    """Run the benchmark; return 0 if all installed clients were measured, 1 if one failed, 2 for none."""
     made = parser()
     chosen = made.parse_args(arguments)
     if chosen.rounds < 1 or not 0 < chosen.scale <= 1:
@@ -110,7 +110,7 @@ def _measure(matrix: Matrix, scenario: Scenario, results: dict[str, Any], path: 
 
 
 def _failed(results: dict[str, Any]) -> bool:
-    """Whether a client that is installed has failed somewhere."""
+    """Return whether an installed client has failed in any scenario."""
     return any(
         entry["problem"] and "version" in entry
         for scenario in results["scenarios"].values()
@@ -177,7 +177,7 @@ def _draw(results: dict[str, Any], path: str) -> None:
 
 
 def _terminated(number: int, _: FrameType | None) -> NoReturn:
-    """SIGTERM ends the benchmark as Ctrl-C does: through every `finally`."""
+    """End the benchmark on SIGTERM as on Ctrl-C, so that every `finally` runs."""
     raise SystemExit(128 + number)
 
 

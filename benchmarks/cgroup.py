@@ -1,8 +1,8 @@
-"""A memory limit that the kernel holds: a cgroup of our own, below the one that we are in.
+"""Makes a cgroup with a memory limit below the cgroup of this process, whose limits stay in force.
 
-Below it, so that whatever bounds us goes on doing so. Version 1 charges pages and, once it has a limit of its
-own, sockets' memory apart from them; version 2 charges both to one sum. Neither charges pages that splice(2)
-moves from a socket into a pipe: they were the network's when they came.
+Version 1 charges pages and, once its separate limit is set, sockets' memory apart from them; version 2
+charges both to one sum. Neither charges pages that splice(2) moves from a socket into a pipe, because the
+network stack allocated them.
 """
 
 from __future__ import annotations
@@ -16,37 +16,37 @@ from dataclasses import dataclass
 from streamer.units import MIB
 
 PATIENCE = 5.0
-"""Seconds that the kernel may take to let go of those that were in a cgroup."""
+"""Seconds that the kernel may take to remove ended processes from a cgroup."""
 
 
 class NoCgroup(Exception):
-    """No cgroup with a limit of memory can be made here; the text says why."""
+    """No cgroup with a memory limit can be made on this machine; the text names the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cgroup:
-    """A cgroup with a limit of memory."""
+    """A cgroup with a memory limit."""
 
     path: str
     version: int
 
     def join(self) -> None:
-        """Put this process into it: what a child does before it becomes another program."""
+        """Move this process into the cgroup. A child calls this before it executes another program."""
         _write(self.path, "cgroup.procs", os.getpid())
 
     @property
     def peak(self) -> int:
-        """Bytes that were charged at the most, those of sockets left out where they are apart."""
+        """Most bytes charged at a time, without those of sockets if they are charged separately."""
         return _read(self.path, "memory.peak" if self.version == 2 else "memory.max_usage_in_bytes")
 
     @property
     def sockets(self) -> int | None:
-        """Of sockets, bytes that were charged at the most; None where they are in `peak`."""
+        """Most bytes of sockets charged at a time; None if `peak` contains them."""
         return None if self.version == 2 else _read(self.path, "memory.kmem.tcp.max_usage_in_bytes")
 
     @property
     def killed(self) -> int:
-        """Processes that the kernel killed because of the limit."""
+        """Number of processes that the kernel killed because of the limit."""
         name = "memory.events" if self.version == 2 else "memory.oom_control"
         with open(os.path.join(self.path, name), encoding="ascii") as file:
             return int(dict(line.split() for line in file)["oom_kill"])
@@ -54,14 +54,14 @@ class Cgroup:
 
 @contextlib.contextmanager
 def limited(limit: int) -> Iterator[Cgroup]:
-    """A cgroup that may have `limit` bytes, removed at the end; its processes must be gone by then.
+    """Make a cgroup with a limit of `limit` bytes; remove it at the end, when its processes must have ended.
 
     Raises NoCgroup.
     """
     version, above = _ours()
     path = os.path.join(above, f"penstock-{os.getpid()}-{limit // MIB}")
     with contextlib.suppress(OSError):
-        os.rmdir(path)  # of an earlier process of our number
+        os.rmdir(path)  # left by an earlier process with the same process id
     try:
         os.mkdir(path)
     except OSError as error:
@@ -82,7 +82,7 @@ def limited(limit: int) -> Iterator[Cgroup]:
 
 
 def _retry_while_busy(step: Callable[[], None]) -> None:
-    """Repeat what the kernel refuses while it still clears up."""
+    """Repeat `step` while the kernel refuses it as busy."""
     deadline = time.monotonic() + PATIENCE
     while True:
         try:
@@ -96,7 +96,7 @@ def _retry_while_busy(step: Callable[[], None]) -> None:
 
 
 def _ours() -> tuple[int, str]:
-    """The version of the memory controller and the directory of our cgroup, as far as it may have others."""
+    """Return the version of the memory controller and the directory in which a cgroup can be made."""
     with open("/proc/self/cgroup", encoding="ascii") as file:
         found = [line.rstrip("\n").split(":", 2) for line in file]
     for _, controllers, path in found:
@@ -104,7 +104,7 @@ def _ours() -> tuple[int, str]:
             return 1, f"/sys/fs/cgroup/memory{path}"
     for _, controllers, path in found:
         if not controllers and os.path.exists("/sys/fs/cgroup/cgroup.controllers"):
-            # A cgroup of version 2 that has processes cannot have others with limits; the one above it can.
+            # A cgroup of version 2 with processes cannot contain cgroups with limits; its parent can.
             return 2, os.path.dirname(
                 f"/sys/fs/cgroup{path}".rstrip("/")
             ) if path != "/" else "/sys/fs/cgroup"

@@ -1,10 +1,10 @@
-"""The clients: how each is started, told to begin, and what it can be set to.
+"""The clients: how to start each, how to make it begin, and its settings.
 
-All are started beforehand and say when they are ready; only what follows the word to begin is measured.
-The Python peers are programs in `benchmarks.peers`. s5cmd and rclone start within milliseconds and are
-measured whole. Penstock is in `benchmarks.ours`, and who takes part in `benchmarks.lineup`.
+The harness starts every client before the measurement, waits until it is ready, and measures from the command
+to begin. The Python peers are programs in `benchmarks.peers`. s5cmd and rclone start within milliseconds and
+are measured from their start. Penstock is in `benchmarks.ours`, the list of clients in `benchmarks.lineup`.
 
-A client that is not there says why, and its row says so.
+The row of a client that is not installed names the reason.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from benchmarks.task import Stream, Task
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 START_SECONDS = 60.0
 SMALL = 8 * MIB
-"""Objects up to this size are one request."""
+"""Most bytes of an object that is fetched by one request."""
 Setting = dict[str, Any]
 
 
 def environment(home: str) -> dict[str, str]:
-    """A client's whole environment: no proxies, no profiles, credentials that the origin ignores."""
+    """Return a client's whole environment: no proxies, no profiles, credentials that the origin ignores."""
     return {
         "PATH": os.pathsep.join((sysconfig.get_path("scripts"), os.defpath)),
         "HOME": home,
@@ -51,14 +51,14 @@ class Running(ABC):
 
     child: Child
     whole_process = False
-    """Whether it reports its own usage from start to end, being short-lived."""
+    """Whether the client is short-lived and reports its own usage from start to end."""
 
     @abstractmethod
     def go(self) -> None:
-        """Begin to stream."""
+        """Make the client begin to stream."""
 
     def after(self) -> Mapping[str, Any]:
-        """What it has to say once all streams have ended."""
+        """Return the client's own figures after all streams have ended."""
         return {}
 
     def close(self) -> None:
@@ -69,32 +69,32 @@ class Running(ABC):
 class Client(ABC):
     name: str
     settings: dict[str, Setting]
-    """By a name that the tables show; the first is the default."""
+    """Settings by the name that the tables show; the first is the default."""
     small: dict[str, Setting]
-    """The same for small objects, of which more must be in flight."""
+    """Settings for small objects, of which more must be in flight."""
 
     @abstractmethod
     def unavailable(self) -> str | None:
-        """Why it cannot be run here, or None."""
+        """Return why the client cannot run on this machine; None if it can."""
 
     @abstractmethod
     def version(self) -> str:
-        """Its version, for the record."""
+        """Return the client's version, for the results."""
 
     @abstractmethod
     def start(self, task: Task, directory: str) -> Running:
-        """Start it and wait until it is ready; its files go to `directory`. Raises ProcessFailed."""
+        """Start the client and wait until it is ready; its files go to `directory`. Raises ProcessFailed."""
 
     def fifo(self, directory: str, index: int) -> str:
-        """Where the FIFO of a stream is, made by `start` at the latest."""
+        """Return the path of a stream's FIFO, which exists once `start` has returned."""
         return os.path.join(directory, f"stream-{index:02d}")
 
     def choices(self, shape: Shape) -> list[str]:
-        """The settings worth trying for objects of this shape; the first is the default."""
+        """Return the names of the settings to try for objects of this shape; the first is the default."""
         return list(self.small if shape.size <= SMALL else self.settings)
 
     def setting_for(self, name: str, streams: int) -> Setting:
-        """A setting, adapted to the number of streams."""
+        """Return a setting, adapted to the number of streams."""
         del streams
         return (self.settings | self.small)[name]
 
@@ -113,7 +113,7 @@ class _Agent(Running):
         try:
             line = self.child.line(deadline=time.monotonic() + 3)
         except ProcessFailed:
-            self.child.terminate()  # it outlives its pipe; the agent ends it and reports
+            self.child.terminate()  # the program does not end with its pipe; the agent ends it and reports
             line = self.child.line(deadline=time.monotonic() + 10)
         usage: dict[str, Any] = json.loads(line)
         return usage
@@ -150,7 +150,7 @@ class PythonPeer(Client):
 
 @dataclass(frozen=True)
 class Program(Client):
-    """Somebody else's executable, once per stream, writing to standard output."""
+    """A foreign executable that writes to standard output, started once per stream."""
 
     distribution: str
 
@@ -181,12 +181,12 @@ class Program(Client):
 
     @abstractmethod
     def arguments(self, task: Task, stream: Stream) -> list[str]:
-        """Its command line without its name."""
+        """Return the command line without the program's name."""
 
 
 class S5cmd(Program):
     def arguments(self, task: Task, stream: Stream) -> list[str]:
-        trust = ["--no-verify-ssl"] if task.ca_bundle else []  # it has no option for a CA
+        trust = ["--no-verify-ssl"] if task.ca_bundle else []  # s5cmd has no option for a CA
         requests, part = str(task.setting["requests"]), str(task.setting["part_mib"])
         options = ["--concurrency", requests, "--part-size", part]
         return ["--endpoint-url", task.url, *trust, "cat", *options, f"s3://{stream.bucket}/*"]
@@ -195,18 +195,18 @@ class S5cmd(Program):
 class Rclone(Program):
     def arguments(self, task: Task, stream: Stream) -> list[str]:
         trust = ["--ca-cert", task.ca_bundle] if task.ca_bundle else []
-        # Its buffer reads ahead within the one connection; 16 MiB is its own default.
+        # rclone's buffer reads ahead within its one connection; 16 MiB is rclone's default.
         return ["--config", "", *trust, "cat", rclone_path(task.url, stream.bucket)]
 
 
 def rclone_path(url: str, path: str) -> str:
-    """What rclone calls a bucket, or an object in it, at an endpoint; credentials are in the environment."""
+    """Return rclone's path of a bucket, or of an object; the credentials are in the environment."""
     options = "provider=Other,env_auth=true,region=us-east-1,force_path_style=true"
     return f':s3,{options},endpoint="{url}":{path}'
 
 
 def make_fifos(task: Task) -> None:
-    """The FIFO of every stream of a task."""
+    """Make the FIFO of every stream of a task."""
     for stream in task.streams:
         os.mkfifo(stream.fifo)
 
@@ -214,7 +214,7 @@ def make_fifos(task: Task) -> None:
 def _ready(name: str, command: list[str], directory: str, *, whole_process: bool) -> Running:
     child = Child(name, command, env=environment(directory), cwd=ROOT)
     try:
-        child.line(deadline=time.monotonic() + START_SECONDS)  # all that a peer ever says here is `ready`
+        child.line(deadline=time.monotonic() + START_SECONDS)  # the line is `ready`
     except BaseException:
         child.close()
         raise

@@ -1,11 +1,11 @@
-"""The objects that an origin serves: files on a tmpfs, their listings, and what their bytes must be.
+"""Makes the objects that an origin serves: files on a tmpfs, their listings, and their expected hashes.
 
-Bytes are slices of one random pool, each chunk from another offset, so making gigabytes costs a copy,
-no two chunks are alike, and a stream's hash shows any chunk that is missing, doubled or out of place.
-The expected hash is computed from the pool, not from what a server sent.
+Every chunk is a slice of one random pool at a different offset. So making gigabytes costs one copy, no two
+chunks are equal, and a stream's hash reveals a chunk that is missing, doubled or out of place. The expected
+hash is computed from the pool, not from the bytes that a server sent.
 
-nginx makes a file's ETag of its time and size (`"<mtime>-<size>"`, both hexadecimal); the listing must
-say the same, as clients send it back in `If-Match`. Every file gets its own time, hence its own ETag.
+nginx makes a file's ETag of its time and size (`"<mtime>-<size>"`, both hexadecimal). The listing must have
+the same ETags, because clients send them in `If-Match`. Every file has a different time, so a different ETag.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _POOL = 32 * MIB
 _CHUNK = MIB
 _SHM = "/dev/shm"  # noqa: S108 - a tmpfs is what is wanted
 _STRIDE = 1_000_003
-"""Odd and prime: the offsets into the pool do not repeat before it has been used up."""
+"""Bytes between the offsets of two chunks; prime, so that no offset repeats before all have been used."""
 _EPOCH = 1_750_000_000
-"""Modification time of the first object, seconds; fixed, so that ETags are the same in every run."""
+"""Modification time of the first object in seconds; fixed, so that ETags are the same in every run."""
 
 
 @contextlib.contextmanager
 def directory_in_memory(prefix: str) -> Iterator[str]:
-    """A directory on a tmpfs, where there is one, until the end of the block."""
+    """Make a directory, on a tmpfs if there is one, and remove it at the end of the block."""
     directory = tempfile.mkdtemp(prefix=prefix, dir=_SHM if os.path.isdir(_SHM) else None)
     os.chmod(directory, 0o755)  # noqa: S103 - nginx's workers may be another user; nothing here is secret
     try:
@@ -43,7 +43,7 @@ def directory_in_memory(prefix: str) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a scenario streams: `buckets` streams of `objects` objects of `size` bytes each."""
+    """The objects of a scenario: `buckets` streams of `objects` objects of `size` bytes each."""
 
     name: str
     buckets: int
@@ -59,14 +59,14 @@ class Shape:
         return self.buckets * self.stream_bytes
 
     def bucket(self, index: int) -> str:
-        """Name of a bucket; 3 to 63 characters, as S3 wants it."""
+        """Return the name of a bucket: 3 to 63 characters, as S3 demands."""
         return f"{self.name}-{index:02d}"
 
     def key(self, index: int) -> str:
         return f"part-{index:05d}"
 
     def scaled(self, factor: float) -> Shape:
-        """About `factor` times the bytes: smaller objects, or fewer where they are small already."""
+        """Return a shape of about `factor` times the bytes: smaller objects, or fewer if they are small."""
         if factor == 1:
             return self
         if self.size <= MIB:
@@ -107,16 +107,16 @@ class DataSet:
             self.write_listing(self.shape.bucket(bucket), entries)
 
     def write_listing(self, bucket: str, entries: list[tuple[str, int, str]]) -> None:
-        """What the origin says a bucket holds: (key, size, ETag) entries."""
+        """Write the origin's listing of a bucket: (key, size, ETag) entries."""
         with open(os.path.join(self.root, "lists", f"{bucket}.xml"), "w", encoding="utf-8") as file:
             file.write(listing(bucket, entries))
 
     def remove(self) -> None:
-        """Give the memory back."""
+        """Remove all files, which frees their memory."""
         shutil.rmtree(self.root)
 
     def expected_sha256(self, bucket: int, length: int) -> str:
-        """Hash of a stream's first `length` bytes."""
+        """Return the SHA-256, in hex, of a stream's first `length` bytes."""
         if length == self.shape.stream_bytes and bucket in self._whole:
             return self._whole[bucket]
         digest, left = hashlib.sha256(), length
@@ -141,12 +141,12 @@ class DataSet:
 
 
 def nginx_etag(mtime: int, size: int) -> str:
-    """The ETag that nginx gives a static file, without quotes."""
+    """Return nginx's ETag of a static file, without quotes."""
     return f"{mtime:x}-{size:x}"
 
 
 def listing(bucket: str, entries: list[tuple[str, int, str]]) -> str:
-    """A whole ListObjectsV2 answer for (key, size, ETag) entries, in one page whatever their number."""
+    """Return a ListObjectsV2 response for (key, size, ETag) entries, all in one page."""
     contents = "".join(
         f"<Contents><Key>{escape(key)}</Key><LastModified>2025-06-15T15:06:40.000Z</LastModified>"
         f"<ETag>&quot;{escape(etag)}&quot;</ETag><Size>{size}</Size>"

@@ -1,15 +1,14 @@
-"""A long run under lasting faults: `python -m benchmarks.endurance --gigabytes 100 [--into FILE]`.
+"""Runs a sidecar under lasting faults: `python -m benchmarks.endurance --gigabytes 100 [--into FILE]`.
 
     nginx, 1 % of requests at 256 kB/s ─ random RSTs ─▶ penstock run ─▶ FIFO ─▶ reader: SHA-256 of every epoch
                                                             └ memory and descriptors, once a second
 
-One channel streams the same objects epoch after epoch; the reader here is a `PipeStream`, so every epoch is
-proven complete as well as compared. A thread resets connections: it picks one of nginx's own sockets by
-chance, takes a copy of it (pidfd_getfd(2), allowed to a parent) and dissolves the association (connect(2)
-with AF_UNSPEC), for which the kernel sends RST at once, whatever is on its way. Another thread looks at
-the sidecar once a second.
+One channel streams the same objects epoch after epoch. The reader is a `PipeStream`, so every epoch is proven
+complete, and its hash is compared. A thread resets connections: it picks one of nginx's sockets at random,
+duplicates it (pidfd_getfd(2), allowed to a parent) and dissolves its association (connect(2) with AF_UNSPEC),
+for which the kernel sends RST at once. Another thread takes a sample of the sidecar once a second.
 
-Ends with exit code 1 unless every epoch's hash is right.
+The exit code is 1 unless every epoch's hash is right.
 """
 
 from __future__ import annotations
@@ -46,12 +45,12 @@ SHAPE = Shape("endurance", 1, 64, 16 * MIB)
 CHANNEL = "channel-00"
 QUARTERS = 4
 _PIDFD_GETFD = 438
-"""Of pidfd_getfd(2), the same number on every architecture (since Linux 5.6)."""
+"""Number of the system call pidfd_getfd(2) on every architecture (since Linux 5.6)."""
 
 
 @dataclass
 class Sample:
-    """The sidecar at one moment."""
+    """Figures of the sidecar at one moment."""
 
     memory: int
     files: int
@@ -60,7 +59,7 @@ class Sample:
 
 @dataclass
 class Found:
-    """What the run came to."""
+    """The results of the run."""
 
     epochs: int = 0
     wrong: int = 0
@@ -97,18 +96,18 @@ class Resetter:
             self.made += self.reset()
 
     def reset(self) -> bool:
-        """Reset one connection; whether there was one."""
+        """Reset one connection; return whether there was one."""
         found = list(self._connections())
         chosen = self._dice.choice(found) if found else None
         for one in found:
             if one is chosen:
-                # All but the family is ignored: struct sockaddr of AF_UNSPEC.
+                # A struct sockaddr of family AF_UNSPEC; the kernel ignores its other bytes.
                 self._libc.connect(one.fileno(), bytes(16), 16)
             one.close()
         return chosen is not None
 
     def _connections(self) -> Iterator[socket.socket]:
-        """Copies of the workers' sockets that are connected."""
+        """Yield duplicates of the workers' connected sockets."""
         with open(f"/proc/{self._master}/task/{self._master}/children", encoding="ascii") as file:
             workers = [int(pid) for pid in file.read().split()]
         for worker in workers:
@@ -122,12 +121,12 @@ class Resetter:
                         try:
                             one = socket.socket(fileno=copy)
                         except OSError:
-                            os.close(copy)  # no socket
+                            os.close(copy)  # not a socket
                             continue
                         try:
                             tcp = one.family == socket.AF_INET and one.getpeername()
                         except OSError:
-                            tcp = None  # it listens
+                            tcp = None  # a listening socket
                         if tcp:
                             yield one
                         else:
@@ -137,7 +136,7 @@ class Resetter:
 
 
 class Observer:
-    """Looks at a sidecar once a second, and keeps its log flowing."""
+    """Takes a sample of a sidecar once a second and reads its log."""
 
     def __init__(self, child: Child, admin: str, found: Found) -> None:
         self._child = child
@@ -172,7 +171,7 @@ class Observer:
                 self._child.line(deadline=time.monotonic() + 3600)
 
     def status(self) -> dict[str, Any]:
-        """What the channel says of itself."""
+        """Return the channel's section of `/status`."""
         with urllib.request.urlopen(self._admin + "status", timeout=10) as answer:  # noqa: S310 - our own child
             status: dict[str, Any] = json.load(answer)
         channel: dict[str, Any] = status["channels"][CHANNEL]
@@ -180,7 +179,7 @@ class Observer:
 
 
 def read_epochs(data: DataSet, directory: str, *, wanted: int, found: Found) -> None:
-    """Read whole epochs until there are `wanted` bytes. Raises StreamError for one that is not proven."""
+    """Read whole epochs until `wanted` bytes are read. Raises StreamError for an epoch that is not proven."""
     expected = data.expected_sha256(0, data.shape.stream_bytes)
     buffer = bytearray(MIB)
     view = memoryview(buffer)
@@ -198,7 +197,7 @@ def read_epochs(data: DataSet, directory: str, *, wanted: int, found: Found) -> 
 
 
 def endure(*, gigabytes: float, every: float, factor: float = 1.0, shared: str = "/dev/shm") -> Found:  # noqa: S108 - a tmpfs
-    """The whole run. Raises OriginFailed, ProcessFailed, StreamError."""
+    """Do the whole run and return its results. Raises OriginFailed, ProcessFailed, StreamError."""
     found = Found()
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-endurance-", dir=shared))
@@ -223,7 +222,7 @@ def endure(*, gigabytes: float, every: float, factor: float = 1.0, shared: str =
 
 
 def markdown(found: Found) -> str:
-    """The section of docs/explanation/reliability.md."""
+    """Return the section of docs/explanation/reliability.md."""
     status = found.status
     hedges = {name: count for name, count in status["hedges"].items() if count}
     retries = {name: count for name, count in status["retries"].items() if count}
@@ -249,7 +248,7 @@ def _listed(counts: dict[str, int]) -> str:
 
 
 def _quarters(samples: list[Sample]) -> list[list[Sample]]:
-    """By time; fewer where there are too few samples."""
+    """Return the samples of each quarter of the time; fewer groups if there are too few samples."""
     size = -(-len(samples) // QUARTERS) or 1
     return [samples[at : at + size] for at in range(0, len(samples), size)]
 

@@ -1,6 +1,6 @@
 """Feeds a FIFO from a file by splice(2): `feeder.py FILE FIFO TIMES`. Run by path in a bare interpreter.
 
-The pages of the page cache go into the pipe as they are; nothing is copied, so that the reader is measured.
+splice(2) moves pages of the page cache into the pipe without a copy, so that mostly the reader is measured.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""How idle a GPU is, by what feeds it: `python -m benchmarks.gpu`. See docs/explanation/performance.md.
+"""Measures a GPU's idle time by feed: `python -m benchmarks.gpu`. See docs/explanation/performance.md.
 
     cores 0..C-1   one training process (`gpu_trainer`), its DataLoader workers, the client's processes
     cores C..      the origin, an nginx that behaves as S3 does (`benchmarks.origin`)
 
 The model is made and warmed up once for each load; then feeds take turns, in an order that rotates. Each run
-begins with a new DataLoader and, for Penstock, a new sidecar, and lasts so many seconds from its first batch.
-Where there is a choice of DataLoader workers, each is tried once and the one with the most images is kept.
+begins with a new DataLoader and, for Penstock, a new sidecar, and lasts a fixed time from its first batch. If
+several numbers of DataLoader workers are given, each is tried once and the one with the most images is kept.
 
-Wants a GPU, PyTorch with torchvision, and the peers: `pip install --group gpu` beside `--group bench`. With
-`--device cpu --loads tiny` all is run without one, and the figures mean nothing.
+Needs a GPU, PyTorch with torchvision, and the peers: `pip install --group gpu --group bench`. With `--device
+cpu --loads tiny` everything runs without a GPU, to test the program; the figures mean nothing.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ BEGIN = "<!-- gpu: begin; written by python -m benchmarks.gpu -->"
 END = "<!-- gpu: end -->"
 FEEDS = ("memory", "files", "penstock", "s3torchconnector", "obstore", "boto3", "s5cmd", "rclone")
 RECORDS = 400
-"""Of each shard: 60 MB."""
+"""Records of each shard: 60 MB."""
 SHARDS = 960
-"""More than any run reads of; all are one file."""
+"""Number of shards: more than any run reads. All are links to one file."""
 _PATIENCE = 240.0
-"""Seconds until a model must be warm, or a run over."""
+"""Most seconds until a model is warm, or until a run has ended."""
 Document = dict[str, Any]
 
 
 class Shards(DataSet):
-    """Shards of records, all with the same bytes: links to one file, so that many take no memory."""
+    """Shards of records with the same bytes: links to one file, so that many shards take no more memory."""
 
     def __init__(self, root: str) -> None:
         super().__init__(Shape("shards", 1, SHARDS, RECORDS * RECORD), root)
@@ -76,14 +76,14 @@ class Shards(DataSet):
 
 @dataclass(frozen=True, slots=True)
 class Cores:
-    """Who runs where."""
+    """CPU cores of the job and of the origin."""
 
     job: list[int]
     origin: list[int]
 
     @contextlib.contextmanager
     def on(self, cores: list[int]) -> Iterator[None]:
-        """What is started within the block runs there."""
+        """Make processes that are started within the block run on these cores."""
         before = os.sched_getaffinity(0)
         os.sched_setaffinity(0, cores)
         try:
@@ -92,7 +92,7 @@ class Cores:
             os.sched_setaffinity(0, before)
 
     def busy(self) -> float:
-        """Seconds that the job's cores have worked, interrupts included (proc_stat(5))."""
+        """Return the busy seconds of the job's cores so far, including interrupts (proc_stat(5))."""
         wanted = {f"cpu{core}" for core in self.job}
         ticks = 0
         with open("/proc/stat", encoding="ascii") as file:
@@ -106,7 +106,7 @@ class Cores:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where one load's runs happen."""
+    """The processes, directories and cores of one load's runs."""
 
     directory: str
     origin: Origin
@@ -115,10 +115,10 @@ class Place:
     cores: Cores
     trainer: Child
     ml: str
-    """The job's base directory, as the trainer knows it."""
+    """Base directory of the job, as the trainer uses it."""
 
     def run(self, feed: str, workers: int, seconds: float) -> Document:
-        """One run. Raises ProcessFailed, also for records that are not right."""
+        """Do one run and return its figures. Raises ProcessFailed, also for wrong records."""
         shape = self.data.shape
         order = Order(
             feed=feed,
@@ -168,7 +168,7 @@ class Place:
 
 
 def waits(status: Document) -> dict[str, float]:
-    """Of the time with a reader, the parts in which the sidecar waited: for the trainer, and for storage."""
+    """Return the shares of the time with a reader in which the sidecar waited for trainer and for storage."""
     spent = [channel["seconds"] for channel in status["channels"].values()]
     there = sum(sum(each.values()) - each["idle"] for each in spent) or 1.0
     return {state: sum(each[state] for each in spent) / there for state in ("blocked", "starved")}
@@ -188,7 +188,7 @@ class _RequestLimits(Penstock):
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What the measurements of all loads have in common."""
+    """Settings that the measurements of all loads share."""
 
     directory: str
     origin: Origin
@@ -197,14 +197,14 @@ class Setup:
     cores: Cores
     device: str
     workers: Sequence[int]
-    """Counts of DataLoader workers to choose from."""
+    """Numbers of DataLoader workers to try."""
     rounds: int
     seconds: float
-    """Of each run."""
+    """Length of each run."""
 
 
 def measure(load: str, feeds: Sequence[str], setup: Setup) -> Document:
-    """All feeds of one load; the part of the results document."""
+    """Measure all feeds of one load; return its part of the results document."""
     ml = os.path.join(setup.directory, "ml")
     env = os.environ | environment(setup.directory) | {"SAGEMAKER_BASE_DIR": ml, "OMP_NUM_THREADS": "1"}
     env["PATH"] = os.pathsep.join((os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)))
@@ -234,14 +234,14 @@ def measure(load: str, feeds: Sequence[str], setup: Setup) -> Document:
 
 
 def rate_of(found: Document) -> float:
-    """Images per second of a run."""
+    """Return the images per second of a run."""
     images: int = found["images"]
     seconds: float = found["seconds"]
     return images / seconds
 
 
 def text(found: Document) -> str:
-    """A run in words."""
+    """Return a run's figures as text."""
     waited = "".join(f", {state} {part:.0%}" for state, part in found.get("waits", {}).items())
     return (
         f"{found['workers']} workers, {rate_of(found):,.0f} images/s, "
@@ -251,7 +251,7 @@ def text(found: Document) -> str:
 
 
 def rows(entries: Document) -> Iterator[str]:
-    """The table's rows of one load."""
+    """Yield the table's rows for one load."""
     for feed, entry in entries.items():
         if not entry["runs"]:
             continue
@@ -273,7 +273,7 @@ def rows(entries: Document) -> Iterator[str]:
 
 
 def markdown(results: Document) -> str:
-    """When, where, and a table per load."""
+    """Return date, machine and a table per load, as Markdown."""
     machine = results["machine"]
     told = (
         f"Measured on {results['date']} on one {results['device']}, {machine['job']} of its host's cores for "
@@ -295,7 +295,7 @@ def markdown(results: Document) -> str:
 
 
 def lacking(loads: Sequence[str]) -> str | None:
-    """Why nothing can be measured here, or None."""
+    """Return why nothing can be measured on this machine; None if it can."""
     if reason := missing():
         return reason
     for name in ("torch", "numpy", *(["torchvision"] if any(LOADS[load].model for load in loads) else [])):

@@ -1,16 +1,16 @@
-"""Ways to bring a training job its samples: the datasets of `benchmarks.gpu`, read by DataLoader workers.
+"""The feeds of `benchmarks.gpu`: datasets that DataLoader workers read, each with another source of bytes.
 
-Shards are objects of whole records, one record behind the other; a record is an image, as its pixels, and a
-few bytes that say so. All ways end in file-like objects, which one piece of code reads into batches, so what
-differs is only how bytes come:
+A shard is an object of whole records, one after the other. A record is the pixels of an image and a mark of a
+few bytes. Every feed yields file objects, which the same code reads into batches, so the feeds differ only in
+the source of the bytes:
 
-    penstock          a FIFO per worker (the channel's rank FIFOs), one sidecar for all
-    s3torchconnector  AWS's own for PyTorch, by the CRT's client; it divides shards among workers
-    obstore           ranges of a whole shard at once, the next shard fetched meanwhile
-    boto3             the body of one GET after the other
+    penstock          one FIFO per worker (the channel's rank FIFOs), one sidecar
+    s3torchconnector  AWS's connector for PyTorch, on the CRT's client; it divides shards among workers
+    obstore           all ranges of a shard at once, while the next shard is fetched
+    boto3             the bodies of one GET after the other
     s5cmd, rclone     `cat` of one shard after the other, as WebDataset's `pipe:` does
-    files             the same shards as local files, in the page cache: what the DataLoader could do
-    memory            one batch again and again: what the GPU could do
+    files             the same shards as local files in the page cache: the limit of the DataLoader
+    memory            one batch repeatedly: the limit of the GPU
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ RANGE = 8 * MIB
 
 
 class Readable(Protocol):
-    """A file, as far as it is read here."""
+    """The one method of a file that the feeds need."""
 
     def readinto(self, room: memoryview, /) -> int | None:
-        """Bytes read; 0 at the end."""
+        """Read into the buffer; return the number of bytes, 0 at the end."""
 
 
 def loader(order: Order, batch: int) -> DataLoader[Any]:
-    """Batches of records, uint8 of (batch, RECORD), without end, in memory that the GPU can copy from."""
+    """Return an endless loader of batches of records: uint8 of (batch, RECORD), in pinned memory."""
     if order.feed == "memory":
         return DataLoader(_Memory(batch), batch_size=None)
     return DataLoader(
@@ -86,7 +86,7 @@ class _Shards(IterableDataset):  # type: ignore[misc] # as above
 
 
 def _mine(order: Order, worker: int) -> Iterator[str]:
-    """A worker's shards, again and again."""
+    """Yield the names of a worker's shards, repeatedly."""
     while True:
         yield from order.keys[worker :: order.workers]
 
@@ -100,7 +100,7 @@ def _files(order: Order, worker: int) -> Iterator[Readable]:
 def _penstock(order: Order, worker: int) -> Iterator[Readable]:
     from streamer.readers import open_channel, rank_channels
 
-    del order  # the sidecar knows
+    del order  # the sidecar has the job file instead
     rank = rank_channels("train")[worker]
     while True:
         with open_channel(rank) as stream:
@@ -110,7 +110,7 @@ def _penstock(order: Order, worker: int) -> Iterator[Readable]:
 def _s3torchconnector(order: Order, worker: int) -> Iterator[Readable]:
     from s3torchconnector import S3ClientConfig, S3IterableDataset
 
-    del worker  # it divides by itself
+    del worker  # s3torchconnector divides the shards itself
     dataset = S3IterableDataset.from_prefix(
         f"s3://{order.bucket}/",
         region="us-east-1",
@@ -123,7 +123,7 @@ def _s3torchconnector(order: Order, worker: int) -> Iterator[Readable]:
 
 
 class _Pieces:
-    """Buffers, one behind the other."""
+    """A sequence of buffers as one file."""
 
     def __init__(self, buffers: list[Any]) -> None:
         self._left = [memoryview(buffer) for buffer in reversed(buffers)]
@@ -185,7 +185,7 @@ def _program(command: Callable[[Order, str], list[str]]) -> Callable[[Order, int
                 if process.stdout is None:
                     raise RuntimeError("no pipe")
                 fcntl.fcntl(process.stdout.fileno(), fcntl.F_SETPIPE_SZ, PIPE)
-                # The same pipe as a FileIO: the type of `Popen.stdout` has no `readinto`.
+                # Reopens the pipe as a FileIO, because the type of `Popen.stdout` has no `readinto`.
                 with open(process.stdout.fileno(), "rb", buffering=0, closefd=False) as file:
                     yield file
             if process.returncode:
@@ -212,4 +212,4 @@ FEEDS: dict[str, Callable[[Order, int], Iterator[Readable]]] = {
     "s5cmd": _program(_s5cmd),
     "rclone": _program(_rclone),
 }
-"""How a worker's files come, by name; `memory` reads none."""
+"""Functions that yield a worker's files, by feed; `memory` reads no file."""

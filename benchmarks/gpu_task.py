@@ -1,13 +1,13 @@
-"""What the parts of `benchmarks.gpu` share: a record, what a feed is told, what is done with a batch."""
+"""Definitions that the parts of `benchmarks.gpu` share: the record, the run, the load."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 IMAGE = 3 * 224 * 224
-"""Bytes of an image, as its pixels."""
+"""Bytes of an image's pixels."""
 MARK = b"a record"
-"""What ends each record, so that one that is not whole shows."""
+"""Last bytes of each record, by which a record that is not whole is recognised."""
 RECORD = IMAGE + len(MARK)
 AHEAD = 4
 """Batches that each DataLoader worker makes ahead."""
@@ -15,32 +15,32 @@ AHEAD = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """One run."""
+    """Parameters of one run."""
 
     feed: str
     url: str
     bucket: str
     keys: list[str]
     directory: str
-    """Where the shards lie as files."""
+    """Directory with the shards as files."""
     size: int
-    """Bytes of every shard, which holds whole records."""
+    """Bytes of every shard, which has whole records."""
     workers: int
-    """Of the DataLoader."""
+    """Workers of the DataLoader."""
     seconds: float
-    """From the first batch on."""
+    """Length of the run from its first batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is done with a batch."""
+    """The model that trains on each batch."""
 
     text: str
     model: str
-    """Of torchvision; none for a linear one."""
+    """Name of a torchvision model; empty for a linear model."""
     train: bool
     batch: int
-    """Records."""
+    """Records of a batch."""
 
 
 LOADS = {

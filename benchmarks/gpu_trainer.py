@@ -1,10 +1,10 @@
-"""The training job of `benchmarks.gpu`: a process with the model, told in lines of JSON what to train on.
+"""The training job of `benchmarks.gpu`: a process with the model, which gets its runs as lines of JSON.
 
-    DataLoader → pinned memory → a stream of its own copies a batch to the GPU → a step on the other stream
+    DataLoader → pinned memory → one CUDA stream copies a batch to the GPU → another stream runs the step
 
-Pinned memory is made beforehand, for to make it stops the GPU: as much as DataLoaders ever hold.
-Events on the GPU's own clock stand around every step. What lies between the end of one and the beginning of
-the next the GPU was idle: its batch was not there. The host is at most two steps ahead of the GPU, and waits
+All pinned memory that DataLoaders need is allocated before the runs, because an allocation stops the GPU.
+Events on the GPU's clock mark the begin and end of every step. From the end of one step to the begin of the
+next the GPU was idle, because its batch was missing. The host is at most two steps ahead of the GPU and waits
 for it without spinning. Every record's mark is compared on the GPU.
 """
 
@@ -26,7 +26,7 @@ WARM_UP = 8
 
 
 class Clock:
-    """Moments on the device: events of CUDA, or the host's time where the host computes."""
+    """Marks moments on the device: by CUDA events, or by the host's clock if the host computes."""
 
     def __init__(self, device: str) -> None:
         self._cuda = device == "cuda"
@@ -47,7 +47,7 @@ class Clock:
 
 
 def step_of(load: Load, device: str) -> Callable[[Any], None]:
-    """One step on a batch of records."""
+    """Return a function that runs one training step on a batch of records."""
     if load.model:
         import torchvision
 
@@ -79,7 +79,7 @@ def step_of(load: Load, device: str) -> Callable[[Any], None]:
 
 
 def run(order: Order, load: Load, step: Callable[[Any], None], device: str) -> None:
-    """Train on what comes for so long. Says `begin` at the first batch."""
+    """Train on the feed's batches for `order.seconds`. Prints `begin` at the first batch."""
     clock, copying = Clock(device), torch.cuda.Stream() if device == "cuda" else None
     mark = torch.frombuffer(bytearray(MARK), dtype=torch.uint8).to(device)
     right = torch.ones((), dtype=torch.bool, device=device)
@@ -105,7 +105,7 @@ def run(order: Order, load: Load, step: Callable[[Any], None], device: str) -> N
         if len(steps) > STEPS_AHEAD:
             clock.wait(steps[-STEPS_AHEAD - 1][1])
         batch = next(batches)
-    end = clock.mark()  # what the last batch was waited for is part of the run
+    end = clock.mark()  # the wait for the last batch is part of the run
     clock.wait(end)
     took = clock.seconds(steps[0][0], end)
     busy = sum(clock.seconds(*each) for each in steps)
@@ -120,7 +120,7 @@ def run(order: Order, load: Load, step: Callable[[Any], None], device: str) -> N
             }
         )
     )
-    sys.stdin.readline()  # the clocks are read before the workers end
+    sys.stdin.readline()  # the harness reads the clocks before the workers end
 
 
 def say(line: str) -> None:
@@ -129,7 +129,7 @@ def say(line: str) -> None:
 
 
 def main() -> None:
-    """`gpu_trainer LOAD DEVICE WORKERS`: ready once the model is warm; then orders, one after the other."""
+    """Run `gpu_trainer LOAD DEVICE WORKERS`: warm up the model, print `ready`, then do one run per line."""
     load, device, workers = LOADS[sys.argv[1]], sys.argv[2], int(sys.argv[3])
     torch.backends.cudnn.benchmark = True
     step = step_of(load, device)
@@ -138,7 +138,7 @@ def main() -> None:
         step(records)
     if device == "cuda":
         torch.cuda.synchronize()
-        _ = [records.cpu().pin_memory() for _ in range(AHEAD * workers + 2)]  # PyTorch keeps it for others
+        _ = [records.cpu().pin_memory() for _ in range(AHEAD * workers + 2)]  # PyTorch reuses this memory
     del records
     say(torch.cuda.get_device_name() if device == "cuda" else "CPU")
     for line in sys.stdin:

@@ -1,7 +1,7 @@
-"""What `Join` costs: `python -m benchmarks.joined`, CPU-seconds per GB of `penstock cat` with and without.
+"""Measures the cost of `Join`: `python -m benchmarks.joined`, CPU-s/GB of `penstock cat` with and without.
 
-The same objects from a server in memory, by the buffered transport either way, in turns: plain, joined. For
-archives of members of several sizes, and for Arrow streams.
+Plain and joined runs alternate and stream the same objects from a server in memory, both by the buffered
+transport: archives with members of several sizes, and Arrow streams.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from streamer.units import KIB, MIB
 from tests.kit.stub import StubThread
 
 OBJECTS, OBJECT = 8, 64 * MIB
-"""Of each kind, and bytes of one."""
+"""Number of objects of each kind, and bytes of each object."""
 MEMBERS = (4 * KIB, 32 * KIB, 256 * KIB)
 
 
 def archive(member: int) -> bytes:
-    """A tar of members of this size."""
+    """Return a tar archive with members of this size in bytes."""
     made, data = io.BytesIO(), bytes(member)
     with tarfile.open(fileobj=made, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         for number in range(OBJECT // (member + 512)):
@@ -37,7 +37,7 @@ def archive(member: int) -> bytes:
 
 
 def stream(batch: int) -> bytes:
-    """An Arrow stream of batches of this size."""
+    """Return an Arrow stream with batches of this size in bytes."""
     made = io.BytesIO()
     column = pa.array([bytes(1024)] * (batch // 1024), pa.binary(1024))
     table = pa.table({"data": column, "label": pa.array(range(len(column)))})
@@ -48,14 +48,14 @@ def stream(batch: int) -> bytes:
 
 
 def cases() -> Iterator[tuple[str, str, bytes]]:
-    """Name, value of `--join`, and one object of each kind."""
+    """Yield name, value of `--join` and one object of each kind."""
     for member in MEMBERS:
         yield f"tar of {member // KIB} KiB members", "tar", archive(member)
     yield "Arrow, batches of 256 KiB", "arrow", stream(256 * KIB)
 
 
 def cost(url: str, *options: str) -> float:
-    """CPU-seconds per GB of one run, as `penstock cat` says."""
+    """Return the CPU-seconds per GB of one run, as `penstock cat` reports them."""
     endpoint = ["--endpoint-url", url, "--path-style", "--anonymous", "--transport", "buffered"]
     command = [sys.executable, "-m", "sidecar", "cat", "s3://b/", *endpoint, *options]
     with subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as reader:

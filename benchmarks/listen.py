@@ -1,10 +1,10 @@
 """Opens the origin's listening sockets, then becomes nginx: `listen.py ADDRESS COUNT WORKERS CONFIG`.
 
-nginx takes over listening sockets that its environment names (`NGINX=fd;fd;`, its own binary upgrade).
-So ports are free ones of the kernel's choice, and connections are accepted from the moment that the
-ports are known: nobody needs to guess when the server is up. Every worker has one of its own for every
-port (`reuseport`). Prints the ports as one line of JSON and waits for a line on standard input, by which
-time CONFIG must be there. Run by path in a bare interpreter, inside a network namespace where there is one.
+nginx takes over the listening sockets that its environment names (`NGINX=fd;fd;`, for binary upgrades). So
+the kernel can choose free ports, and connections are accepted as soon as the ports are known. Every worker
+has its own socket for every port (`reuseport`). The program prints the ports as one line of JSON and waits
+for a line on standard input, before which CONFIG must be written. It is run by path in a bare interpreter, in
+a network namespace if there is one.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import sys
 _PR_SET_PDEATHSIG = 1
 BACKLOG = 1024
 CONGESTION_CONTROL = b"cubic"
-"""Linux's default. BBR, which some machines have instead, goes by round trips. Over loopback, where they take
-microseconds, a connection may be left to wait for a delayed acknowledgement, 40 ms each time."""
+"""Linux's default. BBR, which some machines use instead, measures round trips. Over loopback, where these
+take microseconds, BBR may let a connection wait 40 ms for each delayed acknowledgement."""
 
 
 def main() -> None:
@@ -33,7 +33,7 @@ def main() -> None:
         port = 0
         for _ in range(workers):
             one = socket.create_server((address, port), backlog=BACKLOG, reuse_port=True)
-            with contextlib.suppress(OSError):  # a kernel without it
+            with contextlib.suppress(OSError):  # the kernel may lack it
                 one.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, CONGESTION_CONTROL)
             port = one.getsockname()[1]
             sockets.append(one)
@@ -44,10 +44,10 @@ def main() -> None:
         return
     for one in sockets:
         one.set_inheritable(True)
-        # nginx leaves inherited sockets as they are, and a worker would wait in accept() for a
-        # connection that another one has taken, with all its own connections at a standstill.
+        # nginx does not make inherited sockets non-blocking. A worker would wait in accept() for a
+        # connection that another worker has taken, and stop all its own connections.
         one.settimeout(0)
-    # An origin must not outlive whoever started it.
+    # The origin must end with the process that started it.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     nginx = shutil.which("nginx", path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin") or "nginx"
     environment = {"NGINX": "".join(f"{one.fileno()};" for one in sockets)}

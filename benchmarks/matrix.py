@@ -1,11 +1,11 @@
-"""A scenario from start to end: objects, origin, then every client's runs, interleaved.
+"""Runs a scenario: makes the objects, starts the origin, then interleaves the runs of all clients.
 
-    1. every setting of every client once, to find its fastest        (where there is a choice)
-    2. that setting once with a hashing reader: every byte checked    (not counted, it costs the reader)
+    1. every setting of every client once, to find the fastest        (if there are several)
+    2. that setting once with a hashing reader: every byte checked    (not counted: hashing slows the reader)
     3. rounds: each client once per round, in an order that rotates, so that a disturbance of the
-       machine meets all of them
+       machine affects all clients
 
-A client that fails keeps its row, with the reason; the others go on.
+The row of a client that fails has the reason; the other clients are measured.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Matrix:
         defaults: bool,
         say: Say,
     ) -> None:
-        """`defaults`: try no settings, use every client's first."""
+        """`defaults`: use every client's first setting without trying the others."""
         self._clients = clients
         self._directory = directory
         self._rounds = rounds
@@ -49,10 +49,10 @@ class Matrix:
         self.say = say
         self._data: DataSet | None = None
         self.chosen: dict[tuple[str, str], str] = {}
-        """The setting that won, by scenario and client."""
+        """Fastest setting by scenario and client."""
 
     def measure(self, scenario: Scenario) -> Document:
-        """A scenario's part of the results document. Raises what keeps the origin from running."""
+        """Measure a scenario; return its part of the results document. Raises OriginFailed."""
         data = self._objects(scenario.shape)
         with self._origin(scenario, data) as origin:
             work = _Work(self, scenario, origin, data)
@@ -70,7 +70,7 @@ class Matrix:
         }
 
     def _objects(self, shape: Shape) -> DataSet:
-        """The data set of a shape; the one before it is removed, so that only one takes memory."""
+        """Return the data set of a shape; remove the last one first, so that only one takes memory."""
         if self._data is None or self._data.shape != shape:
             self.drop()
             self.say(f"writing {shape.describe()} ({shape.total_bytes / 1e9:.1f} GB of memory)")
@@ -79,7 +79,7 @@ class Matrix:
         return self._data
 
     def drop(self) -> None:
-        """Remove the objects."""
+        """Remove the objects of the last data set."""
         if self._data is not None:
             self._data.remove()
             self._data = None
@@ -99,7 +99,7 @@ class Matrix:
 
 
 class _Work:
-    """One scenario's clients, while it runs."""
+    """The clients of one scenario and their results so far."""
 
     def __init__(self, matrix: Matrix, scenario: Scenario, origin: Origin, data: DataSet) -> None:
         self._matrix = matrix
@@ -109,7 +109,7 @@ class _Work:
         self.entries: dict[str, Document] = {}
 
     def prepare(self, client: Client) -> None:
-        """Settle the client's setting and check its bytes."""
+        """Choose the client's setting and check the bytes that it delivers."""
         entry: Document = {"setting": None, "tried": {}, "runs": [], "verified": False, "problem": None}
         self.entries[client.name] = entry
         if reason := client.unavailable():
@@ -126,12 +126,12 @@ class _Work:
             self._fail(client, error)
 
     def count(self, client: Client) -> None:
-        """One run that counts."""
+        """Do one run and add its figures to the results."""
         entry = self.entries[client.name]
         if entry["problem"]:
             return
         try:
-            # A reader that is slow anyway can hash for nothing.
+            # Hashing costs nothing in a reader with a limited rate.
             run = self._run(client, entry["setting"], hashed=self._scenario.reader_rate is not None)
         except (ProcessFailed, WrongBytes) as error:
             self._fail(client, error)

@@ -1,12 +1,13 @@
-"""One run: one client, one setting, one FIFO and reader per stream; and what it came to.
+"""Measures one run: one client, one setting, one FIFO and reader per stream.
 
-    readers started, client started            not measured
-    everybody is ready                         clocks are read: wall, CPU of the client
+    readers and client are started             not measured
+    all are ready                              clocks are read: wall, CPU of the client
     readers open their FIFOs, client begins
-    last reader has seen the end (or its time is up)
+    the last reader has reached the end, or its time limit
                                                clocks are read again, and the client's peak memory
 
-Throughput is bytes that arrived at the readers by wall time; the end is the readers' own time of it.
+Throughput is the bytes that arrived at the readers, divided by wall time; the readers report the time of the
+end.
 """
 
 from __future__ import annotations
@@ -31,23 +32,23 @@ _READER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "reader.py")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What one run came to."""
+    """Figures of one run."""
 
     seconds: float
     bytes: int
-    """That arrived at the readers."""
+    """Bytes that arrived at the readers."""
     cpu_seconds: float
     """User and system time of the client and its children."""
     peak_rss: int
-    """Bytes, at most at any time since the client started; of several processes, the sum."""
+    """Largest resident size since the client started, in bytes; the sum if it has several processes."""
     idle_rss: int | None
-    """Bytes when it was ready; None for a program that is measured whole."""
+    """Resident bytes of the ready client; None for a program that is measured from its start."""
     cut: bool
-    """Whether a reader's time was up before the stream's end."""
+    """Whether a reader reached its time limit before the stream's end."""
     verified: bool
-    """Whether every byte that arrived has been hashed and found right."""
+    """Whether every byte that arrived has been hashed and is right."""
     received_bytes: int | None = None
-    """Bytes that the client had fetched at the end, if it says so: what exceeds `bytes` is read-ahead."""
+    """Bytes that the client had fetched at the end, if it reports them; more than `bytes` is read-ahead."""
     transport: str | None = None
 
     @property
@@ -60,13 +61,13 @@ class Run:
 
 
 class WrongBytes(Exception):
-    """A stream was not what the origin holds."""
+    """A stream's bytes were not those of the origin's objects."""
 
 
 def run_once(
     client: Client, setting: str, scenario: Scenario, origin: Origin, data: DataSet, *, hashed: bool
 ) -> Run:
-    """Measure once. Raises ProcessFailed if the client fails, WrongBytes if it delivers something else."""
+    """Measure one run. Raises ProcessFailed if the client fails, WrongBytes if it delivers wrong bytes."""
     shape = scenario.shape
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as directory:
         url = origin.urls[scenario.server]
@@ -135,7 +136,7 @@ def _measure(running: Running, task: Task, readers: list[Child], data: DataSet, 
 
 
 def _check(index: int, answer: dict[str, object], data: DataSet) -> None:
-    """Right length and, where it was hashed, right content. Raises WrongBytes, ProcessFailed for none."""
+    """Check a reader's length and hash. Raises WrongBytes, or ProcessFailed if no byte arrived."""
     length, due = answer["bytes"], data.shape.stream_bytes
     if not isinstance(length, int) or length == 0:
         raise ProcessFailed(f"stream {index} delivered nothing")

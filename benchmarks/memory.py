@@ -1,9 +1,10 @@
-"""Whether the memory budget keeps its promise: `python -m benchmarks.memory [--limits 160 256 512]`.
+"""Tests the memory budget under a memory limit: `python -m benchmarks.memory [--limits 160 256 512]`.
 
-The sidecar runs in a cgroup with a limit, with twenty channels and 64 requests, against an nginx outside of
-it. Readers are slow; four open their FIFO and fall asleep, one never comes. For every transport and limit a
-row says what the kernel charged at the most, how large the process became, how long a reader that was awake
-ever waited for its next byte, and whether every stream was right. A sidecar that is killed is a row too.
+The sidecar runs in a cgroup with a limit, with twenty channels and 64 requests in flight, against an nginx
+outside of it. All readers are slow; four open their FIFO and then stop reading, and one FIFO has no reader.
+For every transport and limit a row has the most bytes that the kernel charged, the largest size of the
+process, the longest wait of a reading reader for its next byte, and whether every stream was right. A sidecar
+that the kernel kills has a row too.
 """
 
 from __future__ import annotations
@@ -30,20 +31,20 @@ from benchmarks.process import Child, ProcessFailed, memory
 from streamer.units import MIB
 
 LIMITS = (160, 256, 512)
-"""MiB."""
+"""Memory limits in MiB."""
 CHANNELS, ASLEEP, ABSENT = 20, 4, 1
 REQUESTS = 64
 RATE = 25e6
-"""Bytes per second of a reader that is awake."""
+"""Bytes per second of a reader that reads."""
 PATIENCE = 90.0
-"""Seconds for one run."""
+"""Most seconds for one run."""
 ZIPPED = "zipped"
 HEADINGS = ("transport", "limit, MiB", "charged, MiB", "sockets, MiB", "peak RSS, MiB", "longest wait, s", "")
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A bucket that a channel streams, and what its stream must be."""
+    """A bucket that a channel streams, and the length and hash of its stream."""
 
     bucket: str
     sha256: str
@@ -53,20 +54,20 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one run showed; bytes and seconds."""
+    """Figures of one run, in bytes and seconds."""
 
     charged: int
     sockets: int | None
-    """None where they are in `charged`."""
+    """Bytes charged for sockets; None if `charged` contains them."""
     peak_rss: int
     longest_wait: float
     problem: str = ""
-    """Empty if all went well."""
+    """Text of the failure; empty if there was none."""
 
 
 @dataclass(slots=True)
 class Reader:
-    """One channel's trainer."""
+    """A thread that reads one channel."""
 
     source: Source
     path: str
@@ -74,11 +75,11 @@ class Reader:
     sha256: str = ""
     size: int = 0
     longest_wait: float = 0.0
-    """Seconds without a byte, while it wanted one."""
+    """Longest wait for a byte, in seconds."""
     over: threading.Event = field(default_factory=threading.Event)
 
     def read(self, wake: threading.Event, rate: float) -> None:
-        """Read to the end, no faster than `rate`; asleep, a little, and the rest once `wake` is set."""
+        """Read to the end, at most `rate` bytes per second; a sleeping reader pauses until `wake` is set."""
         digest, began = hashlib.sha256(), time.monotonic()
         with open(self.path, "rb", buffering=0) as file:
             while True:
@@ -99,16 +100,16 @@ class Reader:
 
     @property
     def right(self) -> bool:
-        """Whether it has the whole stream."""
+        """Return whether the reader has received the whole stream."""
         return self.sha256 == self.source.sha256
 
 
 def run(
     job: dict[str, Any], sources: Sequence[Source], limit: int, directory: str, *, rate: float = RATE
 ) -> Outcome:
-    """Run `job`, whose channels `c00`, `c01` and so on stream `sources`, under a limit of so many bytes.
+    """Run `job`, whose channels `c00`, `c01` and so on stream `sources`, under a limit of `limit` bytes.
 
-    The last of them has no reader, the four before it one that falls asleep. Raises NoCgroup, ProcessFailed.
+    The last channel has no reader; those of the four before it sleep. Raises NoCgroup, ProcessFailed.
     """
     path = os.path.join(directory, "job.json")
     with open(path, "w", encoding="utf-8") as file:
@@ -138,7 +139,10 @@ def run(
 
 
 def _wait(readers: Sequence[Reader], cgroup: Cgroup, deadline: float) -> list[str]:
-    """Names of the FIFOs that did not end in time; all at once if the sidecar was killed."""
+    """Wait for the readers; return the names of the FIFOs that did not end before the deadline.
+
+    Returns at once if the sidecar was killed.
+    """
     for reader in readers:
         while not reader.over.wait(0.2):
             if time.monotonic() > deadline or cgroup.killed:
@@ -157,7 +161,7 @@ def _problem(cgroup: Cgroup, readers: Sequence[Reader], late: Sequence[str]) -> 
 
 @contextlib.contextmanager
 def _sidecar(cgroup: Cgroup, path: str, directory: str) -> Iterator[Child]:
-    """`penstock run` in the cgroup, from when it is ready."""
+    """Run `penstock run` in the cgroup; the block begins when it is ready."""
     command = [sys.executable, "-m", "sidecar", "run", "-c", path]
     inside = ["sh", "-c", 'echo $$ > "$0" && exec "$@"', os.path.join(cgroup.path, "cgroup.procs")]
     child = Child(
@@ -186,7 +190,7 @@ def _drain(child: Child) -> None:
 
 
 def job(sources: Sequence[Source], endpoint: dict[str, Any], base: str, **penstock: Any) -> dict[str, Any]:
-    """A job with a channel for each source, and 64 requests."""
+    """Return a job with a channel for each source, and 64 requests in flight."""
     return {
         "InputDataConfig": [
             {
@@ -208,7 +212,7 @@ def job(sources: Sequence[Source], endpoint: dict[str, Any], base: str, **pensto
 
 
 def _zip(data: DataSet, objects: int) -> Source:
-    """A bucket of compressed objects beside the data set's."""
+    """Make a bucket of compressed objects beside those of the data set."""
     directory = os.path.join(data.root, "objects", ZIPPED)
     os.makedirs(directory)
     digest, entries, size = hashlib.sha256(), [], 0
@@ -216,7 +220,7 @@ def _zip(data: DataSet, objects: int) -> Source:
         with open(
             os.path.join(data.root, "objects", data.shape.bucket(0), data.shape.key(index)), "rb"
         ) as file:
-            plain = file.read().hex().encode()  # compresses to half of it
+            plain = file.read().hex().encode()  # hexadecimal text compresses to half its size
         digest.update(plain)
         size += len(plain)
         packed, key, mtime = gzip.compress(plain, 1, mtime=0), f"part-{index:05d}.gz", 1_700_000_000 + index
@@ -230,7 +234,10 @@ def _zip(data: DataSet, objects: int) -> Source:
 
 
 def rows(limits: Sequence[int], transports: Sequence[str], place: str) -> Iterator[tuple[str, int, Outcome]]:
-    """Every transport under every limit, in MiB. Raises NoCgroup, OriginFailed."""
+    """Run every transport under every limit; yield transport, limit in MiB and outcome.
+
+    Raises NoCgroup, OriginFailed.
+    """
     data = DataSet(Shape("plain", 1, 12, 4 * MIB), os.path.join(place, "data"))
     data.create()
     zipped = _zip(data, 4)
@@ -252,7 +259,7 @@ def rows(limits: Sequence[int], transports: Sequence[str], place: str) -> Iterat
 
 
 def cells(transport: str, limit: int, outcome: Outcome) -> tuple[str, ...]:
-    """A row's text, as under `HEADINGS`."""
+    """Return the cells of a row, in the order of `HEADINGS`."""
     sockets = "in the sum" if outcome.sockets is None else f"{outcome.sockets / MIB:.0f}"
     return (
         transport,

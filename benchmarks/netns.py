@@ -1,9 +1,9 @@
-"""A network of our own with a network card's fragments: a namespace behind a veth pair.
+"""Makes a network that delivers frames as a network card does: a network namespace with a veth pair.
 
-On loopback a segment is up to 64 KiB of whole pages. A card without segmentation offloads hands the
-kernel one frame at a time, and every frame becomes a fragment of its own in a pipe. A veth pair with
-those offloads off behaves so, at any MTU. The addresses are from 198.18.0.0/15, which RFC 2544 sets
-aside for benchmarks. Needs root; everything is gone at the end.
+On loopback a segment is up to 64 KiB of whole pages. A card without segmentation offloads delivers one frame
+at a time to the kernel, and every frame becomes a separate fragment in a pipe. A veth pair without those
+offloads does the same, at any MTU. The addresses are from 198.18.0.0/15, which RFC 2544 reserves for
+benchmarks. Needs root; everything is removed at the end.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from dataclasses import dataclass
 
 _PATH = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
 OFFLOADS = ("tso", "gso", "gro")
-"""What joins frames; checksums and scatter-gather are left on, as every card has them."""
+"""Offloads that join frames. Checksums and scatter-gather stay on, because every card has them."""
 
 
 class NetworkUnavailable(Exception):
-    """We cannot have a network namespace here; the text says why."""
+    """No network namespace can be made on this machine; the text names the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """The far end's address, and what to put before a command so that it runs there."""
+    """Address of the namespace, and the prefix of a command that runs in it."""
 
     address: str
     prefix: tuple[str, ...]
@@ -34,7 +34,7 @@ class Network:
 
 @contextlib.contextmanager
 def own_network(mtu: int) -> Iterator[Network]:
-    """A namespace reachable from here at `mtu`. Raises NetworkUnavailable."""
+    """Make a namespace that this process reaches at `mtu`, for the block. Raises NetworkUnavailable."""
     if os.geteuid() != 0:
         raise NetworkUnavailable("network namespaces need root")
     ip, ethtool = shutil.which("ip", path=_PATH), shutil.which("ethtool", path=_PATH)
@@ -47,7 +47,7 @@ def own_network(mtu: int) -> Iterator[Network]:
         _run(ip, "netns", "add", name)
         stack.callback(_run, ip, "netns", "delete", name)
         _run(ip, "link", "add", near, "type", "veth", "peer", "name", far, "netns", name)
-        # The pair would go with its namespace, but later; the next network may want the names at once.
+        # The kernel removes the pair with its namespace, but later, and the next network needs its names.
         stack.callback(_run, ip, "link", "delete", near)
         off = [word for offload in OFFLOADS for word in (offload, "off")]
         for prefix, device, address in (((), near, "198.18.255.1/30"), (there, far, "198.18.255.2/30")):

@@ -1,17 +1,17 @@
-"""The origin: an nginx of our own that serves a data set as an S3 server would.
+"""The origin: an nginx that serves a data set as an S3 server does.
 
-Four servers over the same files, each on a free port:
+It has four servers over the same files, each on a free port:
 
     fast    plain HTTP, sendfile, no limits
-    paced   as S3 behaves: 25 ms to the first byte (`echo_sleep`, then an internal redirect, so that
-            the static handler still answers ranges, ETags and conditions), 90 MiB/s per connection
+    paced   like S3: 25 ms to the first byte (`echo_sleep`, then an internal redirect, so that the static
+            handler still supports ranges, ETags and conditions), 90 MiB/s per connection
     tls     as `fast`, over TLS 1.2/1.3
-    uneven  as `fast`, but one request in a hundred gets 256 kB/s: a straggler
+    uneven  as `fast`, but one request in a hundred gets 256 kB/s
 
-`GET /<bucket>` answers with the bucket's static listing, whatever the query. Signatures are not looked
-at; clients make them all the same. nginx runs in the foreground as our child, with all its files in a
-directory of ours, as root or as anybody. Each worker has listening sockets of its own (`reuseport`), so
-that connections are spread over the cores, and in much the same way for every client.
+The response to `GET /<bucket>` is the bucket's static listing, whatever the query. nginx does not check
+signatures; clients sign nevertheless. nginx runs in the foreground as a child process, with all its files in
+one directory, as any user. Each worker has its own listening sockets (`reuseport`), which spreads every
+client's connections over the cores in much the same way.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ SERVERS = ("fast", "paced", "tls", "uneven")
 
 
 class OriginFailed(Exception):
-    """nginx did not start, or died."""
+    """nginx did not start, or ended early."""
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """A running origin: the URL of each of its servers, and the CA that signed its certificate."""
+    """A running origin: the URL of each server, and the CA that signed its certificate."""
 
     urls: dict[str, str]
     ca_bundle: str
@@ -48,12 +48,12 @@ class Origin:
 
 
 def nginx_path() -> str | None:
-    """Where nginx is, if it is installed; Debian puts it where a user's PATH does not look."""
+    """Return the path of nginx, or None. Also looks in Debian's directory, which is not on a user's PATH."""
     return shutil.which("nginx", path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
 
 
 def missing() -> str | None:
-    """Why there can be no origin here, or None."""
+    """Return why no origin can run on this machine; None if it can."""
     if nginx_path() is None:
         return "nginx is not installed (benchmarks/install brings it)"
     if not os.path.exists(ECHO_MODULE):
@@ -62,9 +62,9 @@ def missing() -> str | None:
 
 
 def config(directory: str, data: str, *, address: str, ports: Sequence[int], workers: int) -> str:
-    """The text of nginx.conf: `data` as of `DataSet.root`, everything else in `directory`.
+    """Return the text of nginx.conf. `data`: see `DataSet.root`; all other files are in `directory`.
 
-    `directory` must hold `cert.pem` and `key.pem`.
+    `directory` must contain `cert.pem` and `key.pem`.
     """
     listing = f"""
     root {data}/objects;
@@ -126,7 +126,7 @@ http {{
 
 
 def write_certificate(directory: str, address: str) -> str:
-    """A certificate for `address` by a CA of its own; the path of the CA's."""
+    """Write a certificate for `address` by a new CA; return the path of the CA's certificate."""
     import trustme
 
     authority = trustme.CA()
@@ -145,7 +145,7 @@ def running_origin(
 ) -> Iterator[Origin]:
     """Serve `data` on `address` until the end of the block; nginx's own files go to `directory`.
 
-    `prefix` is put before the command, such as `ip netns exec NAME`. Raises OriginFailed.
+    `prefix`: words before the command, such as `ip netns exec NAME`. Raises OriginFailed.
     """
     os.makedirs(directory)
     bundle = write_certificate(directory, address)
@@ -189,7 +189,7 @@ def running_origin(
 
 
 def check_config(path: str, *, prefix: Sequence[str] = ()) -> None:
-    """`nginx -t`. Raises OriginFailed with what nginx said."""
+    """Run `nginx -t`. Raises OriginFailed with nginx's output."""
     done = subprocess.run(
         [*prefix, nginx_path() or "nginx", "-t", "-q", "-c", path],
         capture_output=True,

@@ -1,7 +1,7 @@
 """Penstock as a client: `penstock run` with a job file, one channel per stream.
 
-It is ready when its log says so, and begins when a reader opens its FIFO: the harness has the readers
-waiting and lets them open at that moment, so what is fetched ahead of a reader is next to nothing.
+It is ready at its log event `ready`, and begins when a reader opens its FIFO. The harness lets the readers
+open their FIFOs at that moment, so next to nothing is fetched before the measurement.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class Sidecar(Running):
         self.admin = admin
 
     def go(self) -> None:
-        """A reader at its FIFO is all it waits for."""
+        """Do nothing: the sidecar begins when the reader opens its FIFO."""
 
     def status(self) -> dict[str, Any]:
-        """The document of `/status`."""
+        """Return the document of `/status`."""
         with urllib.request.urlopen(  # noqa: S310 - our own child
             self.admin + "status", timeout=10
         ) as answer:
@@ -47,7 +47,7 @@ class Penstock(Client):
     """`penstock run`; the setting is merged into the job's `Penstock` section."""
 
     always: Setting
-    """Part of every setting, such as a transport."""
+    """Keys of every setting, such as a transport."""
 
     def unavailable(self) -> str | None:
         from sidecar.config.job import Job
@@ -69,12 +69,12 @@ class Penstock(Client):
         return os.path.join(directory, "ml", "input", "data", f"channel-{index:02d}_0")
 
     def setting_for(self, name: str, streams: int) -> Setting:
-        # A channel's share of the budget must hold two parts.
+        # A channel's quota must allow two parts.
         many = {"PartSize": "4MiB"} if streams > 8 else {}
         return many | (self.settings | self.small)[name] | self.always
 
     def job(self, task: Task, streams: list[Stream], base: str) -> dict[str, Any]:
-        """The job file: one channel per stream."""
+        """Return the job file: one channel per stream."""
         endpoint = {"Url": task.url, "Region": "us-east-1", "PathStyle": True}
         if task.ca_bundle:
             endpoint["CaBundle"] = task.ca_bundle

@@ -1,4 +1,4 @@
-"""Results as one picture: per scenario, throughput and CPU per GB of every client, with their range."""
+"""Draws results as one picture: per scenario, throughput and CPU per GB of every client, with their range."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ OURS, PEER = "#0b6e8a", "#b9bec4"
 
 
 def draw(results: dict[str, Any], path: str) -> None:
-    """Write a PNG. Raises ImportError if matplotlib is not installed, ValueError if nothing was measured."""
+    """Write a PNG file. Raises ImportError without matplotlib, ValueError if nothing was measured."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -1,8 +1,8 @@
-"""Processes as the benchmark sees them: lines with a deadline, CPU seconds and memory from outside.
+"""Child processes of the benchmark: lines with a deadline, CPU seconds and memory measured from outside.
 
-CPU is read from the kernel's clock of a process (user and system time of all its threads, those that
-have ended too, to the nanosecond), so a client need not report on itself. Memory is VmHWM: `ru_maxrss`
-would count what the parent held when it forked.
+CPU time is read from the kernel's clock of a process (user and system time of all its threads, including
+ended ones, to the nanosecond), so a client need not report it. Memory is VmHWM, because `ru_maxrss` counts
+the parent's memory at the fork.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ T = TypeVar("T")
 
 
 class ProcessFailed(Exception):
-    """A process of the benchmark ended, or kept silent, when it was to answer."""
+    """A process of the benchmark ended, or did not respond in time."""
 
 
 class Child:
-    """A process that is spoken to in lines. The end of what it says on standard error is kept."""
+    """A child process with a protocol of lines. Keeps the end of its standard error."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class Child:
         cwd: str | None = None,
         lines_on_stderr: bool = False,
     ) -> None:
-        """`lines_on_stderr`: its lines come on standard error, and its standard output is dropped."""
+        """`lines_on_stderr`: read lines from standard error and discard standard output."""
         self.name = name
         self._errors = None if lines_on_stderr else tempfile.TemporaryFile()  # noqa: SIM115 - see close
         self._process = subprocess.Popen(
@@ -59,18 +59,18 @@ class Child:
 
     @property
     def fd(self) -> int:
-        """Becomes readable when a line may be had, or the process ends."""
+        """Return a descriptor that becomes readable when a line may have come or the process has ended."""
         return self._stdout.fileno()
 
     def say(self, line: str) -> None:
-        """One line to its standard input. Raises ProcessFailed if it is gone."""
+        """Write one line to the child's standard input. Raises ProcessFailed if the child has ended."""
         try:
             os.write(self._stdin.fileno(), (line + "\n").encode())
         except BrokenPipeError:
             raise ProcessFailed(f"{self.name} ended early: {self.errors()}") from None
 
     def line(self, *, deadline: float) -> str:
-        """Its next line; `deadline` is in `time.monotonic()`. Raises ProcessFailed."""
+        """Return the child's next line. `deadline`: of `time.monotonic()`. Raises ProcessFailed."""
         while b"\n" not in self._pending:
             if not select.select([self.fd], [], [], max(0.0, deadline - time.monotonic()))[0]:
                 raise ProcessFailed(f"{self.name} did not answer in time: {self.errors()}")
@@ -83,7 +83,7 @@ class Child:
         return self._said[-1]
 
     def errors(self) -> str:
-        """The end of its standard error."""
+        """Return the end of the child's standard error."""
         if self._errors is None:
             return "\n".join((*self._said, self._pending.decode(errors="replace")))
         self._errors.seek(0, os.SEEK_END)
@@ -91,7 +91,7 @@ class Child:
         return self._errors.read().decode(errors="replace").strip() or "(nothing on standard error)"
 
     def close(self, *, patience: float = 5.0) -> None:
-        """End it: by closing its standard input, then SIGTERM, then SIGKILL after `patience` seconds."""
+        """End the child: close its standard input, then SIGTERM, then SIGKILL after `patience` seconds."""
         with contextlib.suppress(OSError):
             self._stdin.close()
         for number in (None, signal.SIGTERM, signal.SIGKILL):
@@ -105,12 +105,12 @@ class Child:
             self._errors.close()
 
     def terminate(self) -> None:
-        """SIGTERM."""
+        """Send SIGTERM to the child."""
         self._process.terminate()
 
 
 def family(pid: int) -> list[int]:
-    """A process and its descendants, as far as they run; one that has ended has none."""
+    """Return the ids of a process and its running descendants; none if it has ended."""
     found = [pid]
     with contextlib.suppress(OSError):
         for task in os.listdir(f"/proc/{pid}/task"):
@@ -121,15 +121,15 @@ def family(pid: int) -> list[int]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system seconds so far of a process and of those it has started, over all their threads.
+    """Return the user and system seconds so far of a process and its running descendants, all threads.
 
-    Of those that run: a child that has ended counts no more. Raises ProcessLookupError.
+    Ended descendants do not count. Raises ProcessLookupError.
     """
     return sum(_of_family(pid, _cpu_seconds))
 
 
 def memory(pid: int) -> tuple[int, int]:
-    """Resident bytes of a process and of those it has started: now, and at most since each started.
+    """Return the resident bytes of a process and its descendants: now, and the sum of their peaks.
 
     Raises ProcessLookupError.
     """
@@ -138,7 +138,7 @@ def memory(pid: int) -> tuple[int, int]:
 
 
 def _of_family(pid: int, ask: Callable[[int], T]) -> list[T]:
-    """What `ask` says of a process, and of its descendants, as far as they are still there."""
+    """Return the results of `ask` for a process and for its descendants that still run."""
     found = [ask(pid)]
     for each in family(pid)[1:]:
         with contextlib.suppress(ProcessLookupError):
@@ -147,7 +147,7 @@ def _of_family(pid: int, ask: Callable[[int], T]) -> list[T]:
 
 
 def _cpu_seconds(pid: int) -> float:
-    # The clock's number as of clock_getcpuclockid(3): the process, scheduler time.
+    # The number of the clock as by clock_getcpuclockid(3): scheduler time of the process.
     try:
         return time.clock_gettime(~pid << 3 | 2)
     except OSError:
@@ -164,7 +164,7 @@ def _memory(pid: int) -> tuple[int, int]:
 
 
 def wait_for_all(children: Sequence[Child], *, beside: Child, deadline: float) -> list[str]:
-    """One line of each child. Raises ProcessFailed when time is up, or as soon as `beside` ends."""
+    """Return one line of each child. Raises ProcessFailed at the deadline, or as soon as `beside` ends."""
     lines: dict[Child, str] = {}
     watched = os.pidfd_open(beside.pid)
     try:

@@ -1,13 +1,12 @@
-"""The same 4 GB stream over every transport, loop, network and privilege: is every byte right?
+"""Checks the bytes of one 4 GB stream over every transport, event loop, network and privilege.
 
-Not a measurement. Each combination runs `penstock cat`'s engine in a process of its own into a pipe, and
-the stream's SHA-256 must be that of the objects, which is computed from what was written, not from what
-was served.
+Measures nothing. Each combination runs `penstock cat`'s engine in a new process into a pipe. The stream's
+SHA-256 must be that of the objects, computed from the files as written, not as served.
 
     python -m benchmarks.proof [--scale 0.1]
 
-As root, more ways: as uid 65534, whose pipes may have 64 MiB in all; as the same with that
-allowance used up, so that every F_SETPIPE_SZ is refused; and over veth with MTU 1500 and 9000.
+Root also checks: as uid 65534, whose pipes may have 64 MiB in all; as uid 65534 with these 64 MiB used up, so
+that every F_SETPIPE_SZ fails; and over veth with MTU 1500 and 9000.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class Case:
 
 
 def cases() -> Iterator[Case]:
-    """All of them; other users only where we may become one."""
+    """Yield all cases; those of other users only if this process may become another user."""
     for loop in ("asyncio", "uvloop"):
         for server in ("fast", "paced"):
             for transport in ("splice", "buffered", "aiobotocore"):
@@ -56,7 +55,7 @@ def cases() -> Iterator[Case]:
 
 
 def anybody_can_run() -> bool:
-    """Whether we may become another user, to whom this Python is accessible."""
+    """Return whether this process may become another user who can execute this Python."""
     if os.geteuid() != 0:
         return False
     try:
@@ -67,7 +66,7 @@ def anybody_can_run() -> bool:
 
 
 def run(case: Case, origin: Origin) -> str:
-    """The stream's SHA-256 in hex. Raises CalledProcessError."""
+    """Run one case; return the stream's SHA-256 in hex. Raises CalledProcessError."""
     command = [sys.executable, "-m", "benchmarks.proof", "--child", case.transport, case.loop]
     command += [origin.urls[case.server], SHAPE.bucket(0)]
     if case.user.endswith("no pipes"):
@@ -93,7 +92,7 @@ def run(case: Case, origin: Origin) -> str:
 
 
 def use_up_pipes() -> list[int]:
-    """Take pipes of 1 MiB until this user may have no more; keep them open."""
+    """Make pipes of 1 MiB until this user may have no more; return their descriptors, which stay open."""
     taken: list[int] = []
     with contextlib.suppress(OSError):
         while len(taken) < 1000:
@@ -103,7 +102,7 @@ def use_up_pipes() -> list[int]:
 
 
 def stream(transport: str, loop: str, url: str, bucket: str) -> None:
-    """In a process of its own: everything of the bucket to standard output."""
+    """Stream all objects of the bucket to standard output; called in a new process."""
     from sidecar.commands import cat as command
     from streamer.plan import S3Uri
     from streamer.s3.client.session import Endpoint
@@ -135,7 +134,7 @@ def _report(line: str) -> None:
 
 
 def prove(data: DataSet, origin: Origin, found: Iterator[Case], *, network_name: str) -> int:
-    """How many streams were wrong."""
+    """Run all cases; return the number of wrong streams."""
     wrong = 0
     for case in found:
         right = run(case, origin) == data.expected_sha256(0, data.shape.stream_bytes)

@@ -1,10 +1,10 @@
 """The reader of one FIFO, the same for every client: `reader.py OPTIONS`, OPTIONS being JSON.
 
-Reads into one reused buffer of 1 MiB and throws the bytes away; with `hash` it hashes them first, with
-`rate` (bytes per second) it waits between reads so as to be no faster. It enlarges the pipe to 1 MiB
-for everybody, so that no client loses by not doing so. After `limit` seconds it stops and closes its
-end. Says `ready`, takes the FIFO's path from standard input, answers with one line of JSON. Times are
-CLOCK_MONOTONIC, which all processes share. Run by path in a bare interpreter.
+The reader reads into one reused buffer of 1 MiB and discards the bytes. With `hash` it hashes them first;
+with `rate` (bytes per second) it waits between reads. It enlarges the pipe to 1 MiB for every client, so that
+no client loses by not doing so. After `limit` seconds it stops and closes its end. It prints `ready`, takes
+the FIFO's path from standard input, and prints its result as one line of JSON. Times are CLOCK_MONOTONIC,
+which all processes share. Run by path in a bare interpreter.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def main() -> None:
     cut = False
 
     def time_up(*_: object) -> None:
-        # The interrupted read is repeated; without O_NONBLOCK it might wait for ever.
+        # Python repeats the interrupted read, which could wait for ever without O_NONBLOCK.
         nonlocal cut
         cut = True
         os.set_blocking(fd, False)
@@ -50,7 +50,7 @@ def main() -> None:
             if rate and (ahead := total / rate - (time.monotonic() - started)) > 0:
                 time.sleep(ahead)
     except BlockingIOError:
-        pass  # time is up, and nothing was there to read
+        pass  # the time limit has passed, and no byte had arrived
     signal.setitimer(signal.ITIMER_REAL, 0)
     ended = time.monotonic()
     os.close(fd)

@@ -1,14 +1,14 @@
-"""The TensorFlow reader beside TFRecordDataset on a local file: `python -m benchmarks.readers`.
+"""Compares the TensorFlow reader with TFRecordDataset on a local file: `python -m benchmarks.readers`.
 
     files in memory --splice--> FIFO --> PipeModeDataset --+--> batches --> lengths, added up in C++
     files in memory --------pread------> TFRecordDataset --+
 
-One process per reader, which imports TensorFlow once and is told one run after the other, so that all
-readers meet the same minute of the machine. A run is the file several times over, in batches; the consumer
-adds up the lengths of the records inside TensorFlow, and the sum must be right. The clocks start when the
-dataset is made. CPU is the reader's process: import not
-counted, feeder not counted. TFRecordDataset runs in a process whose allocator is as TensorFlow leaves it.
-The first round is thrown away. Files of one case exist at a time, in /dev/shm, 1 GB at most for both.
+Each reader has one process, which imports TensorFlow once; the readers' runs alternate, so that all readers
+run in the same minute of the machine. A run reads the file several times, in batches; the consumer adds up
+the lengths of the records inside TensorFlow, and the sum must be right. The clocks start when the dataset is
+made. CPU time is that of the reader's process without the import and without the feeder. TFRecordDataset runs
+in a process with TensorFlow's default allocator settings. The first round is not counted. The files of one
+case at a time are in /dev/shm, at most 1 GB for both.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ Document = dict[str, Any]
 
 _FEEDER = os.path.join(os.path.dirname(__file__), "feeder.py")
 _PATIENCE = 60.0
-"""Seconds that a reader may take to import TensorFlow, or for one run."""
+"""Most seconds that a reader may take to import TensorFlow, or for one run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Records of one size in one format; `batch` of them are an element."""
+    """Records of one size in one format, in batches of `batch`."""
 
     name: str
     record_format: str
     size: int
     total: int
-    """Bytes of the file, about."""
+    """Approximate bytes of the file."""
     passes: int
-    """How often the file is read in one run."""
+    """Number of times that one run reads the file."""
     batch: int
 
     def frame(self, payload: bytes) -> bytes:
-        """One record as the stream holds it."""
+        """Return one record as the stream has it."""
         match self.record_format:
             case "TFRecord":
                 return tfrecord.encode(payload)
@@ -77,22 +77,22 @@ CASES = {
         Case("lines-100", "TextLine", 99, 50_000_000, 5, 1024),
     )
 }
-"""A negative size stands for sizes from 1 to twice it."""
+"""Cases by name. A negative size stands for sizes from 1 to twice its absolute value."""
 READERS = ("TFRecordDataset", "PipeModeDataset", "PipeModeDataset, batch_size")
 
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """A case's records: as the FIFO carries them, and as TFRecord for the reader beside it."""
+    """Files with a case's records: in the format of the FIFO, and as TFRecord for TFRecordDataset."""
 
     stream: str
     tfrecord: str
     payload: int
-    """Bytes of all records of a run, frames not counted."""
+    """Bytes of all records of a run, without their frames."""
 
 
 def write_files(case: Case, directory: str) -> Files:
-    """Write both, each with every record of the case. A piece of about 8 MB is repeated."""
+    """Write both files, each with every record of the case. A piece of about 8 MB is repeated."""
     sizes = _sizes(case)
     payloads = [os.urandom(size).replace(b"\n", b" ") for size in sizes]
     repeats = max(1, case.total // sum(sizes))
@@ -118,7 +118,7 @@ def _sizes(case: Case) -> list[int]:
 
 
 class Reader:
-    """A process that reads what it is told (`benchmarks.readers_task`)."""
+    """A process that reads the files of one run after the other (`benchmarks.readers_task`)."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -126,11 +126,11 @@ class Reader:
         self._child = Child(name, [sys.executable, "-m", "benchmarks.readers_task"], env=env)
 
     def ready(self) -> str:
-        """Wait until TensorFlow is imported; its version."""
+        """Wait until TensorFlow is imported; return its version."""
         return self._child.line(deadline=time.monotonic() + _PATIENCE)
 
     def run(self, case: Case, files: Files, directory: str) -> dict[str, float]:
-        """One pass; seconds and CPU seconds per GB of payload. Raises RuntimeError for a wrong sum."""
+        """Do one run; return seconds and CPU-s per GB of payload. Raises RuntimeError for a wrong sum."""
         order: Document = asdict(case) | {
             "reader": self.name,
             "path": files.tfrecord,
@@ -168,7 +168,7 @@ class Reader:
 
 
 def measure(cases: Sequence[Case], rounds: int, keep: Callable[[Document], None]) -> None:
-    """All readers over all cases, interleaved; `keep` gets the results after every case."""
+    """Measure all readers over all cases, interleaved; `keep` gets the results after every case."""
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(directory_in_memory("penstock-readers-"))
         readers = [Reader(name) for name in READERS]
@@ -187,7 +187,7 @@ def measure(cases: Sequence[Case], rounds: int, keep: Callable[[Document], None]
 
 
 def rows(name: str, runs: dict[str, list[dict[str, float]]]) -> Iterator[str]:
-    """The table's rows of one case."""
+    """Yield the table's rows for one case."""
     beside = runs[READERS[0]]
     for reader, found in runs.items():
         throughput, cpu = (spread([run[what] for run in found]) for what in ("throughput", "cpu"))
@@ -199,7 +199,7 @@ def rows(name: str, runs: dict[str, list[dict[str, float]]]) -> Iterator[str]:
 
 
 def markdown(results: Document) -> str:
-    """When, where, and the table."""
+    """Return date, machine and table as Markdown."""
     machine = results["machine"]
     told = (
         f"Measured on {results['date']}, {results['rounds']} counted rounds: median, and in parentheses "

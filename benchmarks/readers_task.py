@@ -1,4 +1,4 @@
-"""One reader's process: a line of JSON says what to read, another answers. See `benchmarks.readers`."""
+"""One reader's process of `benchmarks.readers`: does a run for each line of JSON and prints the result."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import tensorflow as tf
 
 
 def dataset(order: dict[str, Any]) -> tf.data.Dataset:
-    """Batches of records, by the reader that the order names."""
+    """Return batches of records, by the reader that the order names."""
     if order["reader"] == "TFRecordDataset":
         return tf.data.TFRecordDataset([order["path"]] * order["passes"]).batch(order["batch"])
-    # Late, for it sets the allocator of the whole process.
+    # Imported late, because the import sets the allocator of the whole process.
     from streamer.readers.tensorflow import PipeModeDataset
 
     if order["reader"] == "PipeModeDataset":
@@ -23,7 +23,7 @@ def dataset(order: dict[str, Any]) -> tf.data.Dataset:
 
 
 def payload(batches: tf.data.Dataset) -> int:
-    """Bytes of all records; added up in C++."""
+    """Return the bytes of all records, added up in C++."""
 
     def add(total: tf.Tensor, batch: tf.Tensor) -> tf.Tensor:
         return total + tf.reduce_sum(tf.cast(tf.strings.length(batch), tf.int64))

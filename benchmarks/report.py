@@ -1,6 +1,6 @@
-"""Results as Markdown: `python -m benchmarks.report RESULTS.json [--into FILE]`.
+"""Writes results as Markdown: `python -m benchmarks.report RESULTS.json [--into FILE]`.
 
-`--into` puts the text between the file's two marker lines instead of printing it.
+`--into` writes the text between the file's two marker lines instead of printing it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Document = dict[str, Any]
 
 
 def markdown(results: Document) -> str:
-    """The whole text: when and where, then a table per scenario."""
+    """Return the whole text: date and machine, then a table per scenario."""
     return "\n".join(_lines(results)) + "\n"
 
 
@@ -62,7 +62,7 @@ def _lines(results: Document) -> Iterator[str]:
 
 
 def cells(row: Row) -> tuple[str, ...]:
-    """A row's text, as under `HEADINGS`."""
+    """Return the cells of a row, in the order of `HEADINGS`."""
     if row.throughput is None or row.cpu is None or row.peak is None:
         problem = " ".join((row.problem or "").split())
         shown = problem if len(problem) <= 160 else problem[:157] + "..."
@@ -79,7 +79,7 @@ def cells(row: Row) -> tuple[str, ...]:
 
 
 def notes(row: Row) -> Iterator[str]:
-    """What a reader of the figures must know besides."""
+    """Yield remarks without which the row's figures would mislead."""
     if row.transport:
         yield f"transport {row.transport}"
     if row.cut:
@@ -92,7 +92,7 @@ def notes(row: Row) -> Iterator[str]:
 
 
 def state(scenario: Document) -> str | None:
-    """One sentence: ours beside the peers, losses as plainly as gains."""
+    """Return a sentence that compares Penstock with the peers, losses as plainly as gains."""
     found = beside(rows(scenario))
     if found is None:
         return None
@@ -108,7 +108,7 @@ def state(scenario: Document) -> str | None:
 
 
 def _summary(results: Document) -> Iterator[str]:
-    """Every scenario in a line, and where we lose."""
+    """Yield a line for every scenario, and one for those in which a peer is ahead."""
     found = {
         name: (beside(rows(scenario)), bool(scenario.get("reader_rate")))
         for name, scenario in results["scenarios"].items()
@@ -137,7 +137,7 @@ def _summary(results: Document) -> Iterator[str]:
 
 
 def insert(text: str, results: str, *, begin: str = BEGIN, end: str = END) -> str:
-    """`text` with `results` between the two markers. Raises ValueError if they are not there."""
+    """Return `text` with `results` between the two markers. Raises ValueError without the markers."""
     before, first, rest = text.partition(begin)
     _, last, after = rest.partition(end)
     if not first or not last:
@@ -146,7 +146,7 @@ def insert(text: str, results: str, *, begin: str = BEGIN, end: str = END) -> st
 
 
 def insert_into(path: str, results: str, *, begin: str = BEGIN, end: str = END) -> None:
-    """`insert` into a file. Raises ValueError, OSError."""
+    """Do `insert` in a file. Raises ValueError, OSError."""
     with open(path, encoding="utf-8") as file:
         whole = insert(file.read(), results, begin=begin, end=end)
     with open(path, "w", encoding="utf-8") as file:
@@ -154,7 +154,7 @@ def insert_into(path: str, results: str, *, begin: str = BEGIN, end: str = END) 
 
 
 def keep(results: Document, path: str) -> None:
-    """Write a results document; its directory is made."""
+    """Write a results document; make its directory if it is missing."""
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
     with open(path, "w", encoding="utf-8") as file:
         json.dump(results, file, indent=1)

@@ -1,4 +1,4 @@
-"""What is measured: an origin's server, the objects, the reader, and how long a run may take."""
+"""The scenarios: the origin's server, the objects, the reader, and the time limit of a run."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ _BIG = Shape("big", 1, 8, 256 * MIB)
 class Scenario:
     name: str
     text: str
-    """One line for a heading."""
+    """Heading of the scenario, one line."""
     server: str
-    """Which of the origin's servers (`origin.SERVERS`)."""
+    """Name of the origin's server (`origin.SERVERS`)."""
     shape: Shape
     limit: float = 20.0
-    """Seconds after which a reader leaves; a slower client is measured on what it delivered by then."""
+    """Seconds after which a reader leaves; a slower client's figures are of the bytes until then."""
     reader_rate: int | None = None
-    """Bytes per second that the reader takes; None for as fast as it can."""
+    """Bytes per second that the reader reads; None for as many as it can."""
     mtu: int | None = None
-    """Put the origin behind a veth pair of this MTU."""
+    """MTU of a veth pair to the origin; None for loopback."""
     settings_from: str | None = None
-    """Take every client's setting from this scenario; else each is tried and the fastest is kept."""
+    """Scenario from which every client's setting is taken; None to try each and keep the fastest."""
     single_setting: bool = False
-    """Use every client's first setting, its default."""
+    """Whether to use every client's first setting, its default."""
 
     def scaled(self, factor: float) -> Scenario:
-        """The same with about `factor` times the bytes."""
+        """Return the same scenario with about `factor` times the bytes."""
         return replace(self, shape=self.shape.scaled(factor))
 
 
@@ -92,7 +92,7 @@ GROUPS = {"nic": ("nic-9000", "nic-1500")}
 
 
 def choose(names: str) -> list[Scenario]:
-    """The scenarios of a comma-separated list, in the order of `SCENARIOS`. Raises ValueError."""
+    """Return the scenarios of a comma-separated list, in the order of `SCENARIOS`. Raises ValueError."""
     wanted: set[str] = set()
     for name in filter(None, (name.strip() for name in names.split(","))):
         if name == "all":

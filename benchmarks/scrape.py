@@ -1,6 +1,6 @@
-"""What a scrape costs the event loop: `python -m benchmarks.scrape`, of twenty channels that do nothing.
+"""Measures the cost of a scrape for the event loop: `python -m benchmarks.scrape`, with twenty idle channels.
 
-The loop that moves bytes stands still while the lines are written; the aim is less than 5 ms.
+A scrape blocks the loop that moves bytes; it should take less than 5 ms.
 """
 
 from __future__ import annotations

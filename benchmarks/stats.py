@@ -1,6 +1,6 @@
-"""The order of runs, and from runs to rows: medians with their range, the setting that wins, the best peer.
+"""Orders runs, and makes rows of them: medians with their range, the fastest setting, the best peer.
 
-Works on the plain values of a results document, so that a report can be made from the file alone.
+The functions use only the plain values of a results document, so a report can be made from the file alone.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ Document = dict[str, Any]
 
 
 def in_turns(rounds: int, contestants: Sequence[T]) -> Iterator[tuple[int, T]]:
-    """Everybody once a round, with its number, in an order that rotates: a disturbance meets all."""
+    """Yield (round, contestant), each contestant once a round, in an order that rotates between rounds.
+
+    So a disturbance of the machine affects all contestants.
+    """
     for number in range(rounds):
         turn = number % len(contestants)
         for each in (*contestants[turn:], *contestants[:turn]):
@@ -32,14 +35,14 @@ class Spread:
     high: float
 
     def text(self) -> str:
-        """Median (low-high) with two digits, three below 0.1; the median alone if that says it all."""
+        """Return `median (low-high)` with two digits, three below 0.1; the median alone if all are equal."""
         digits = 2 if self.median >= 0.1 else 3
         low, middle, high = (f"{value:.{digits}f}" for value in (self.low, self.median, self.high))
         return middle if low == high else f"{middle} ({low}–{high})"
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Of at least one value; ValueError for none."""
+    """Return median and range of the values. Raises ValueError for no value."""
     if not values:
         raise ValueError("no values")
     return Spread(statistics.median(values), min(values), max(values))
@@ -47,7 +50,7 @@ def spread(values: Sequence[float]) -> Spread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One client in one scenario: figures, or the reason why there are none."""
+    """Figures of one client in one scenario, or the reason why there are none."""
 
     client: str
     setting: str = ""
@@ -62,13 +65,13 @@ class Row:
     cut: bool = False
     verified: bool = False
     ahead: float = 0.0
-    """Bytes fetched beyond those delivered, as a share of them; median."""
+    """Bytes fetched and not delivered, as a share of those delivered; median."""
     transport: str | None = None
     problem: str | None = None
 
 
 def rows(scenario: Mapping[str, Any]) -> list[Row]:
-    """A scenario's rows, the fastest first, those without figures last."""
+    """Return a scenario's rows, the fastest first, those without figures last."""
     made = [_row(name, entry) for name, entry in scenario["clients"].items()]
     return sorted(made, key=lambda row: -row.throughput.median if row.throughput else 1.0)
 
@@ -94,33 +97,33 @@ def _row(name: str, entry: Mapping[str, Any]) -> Row:
 
 
 def throughput(run: Mapping[str, Any]) -> float:
-    """GB/s of a run."""
+    """Return the GB/s of a run."""
     return float(run["bytes"] / GB / run["seconds"])
 
 
 def fastest(tried: Mapping[str, float]) -> str:
-    """The setting with the highest throughput; the earlier of equals."""
+    """Return the setting with the highest throughput; the first if several are equal."""
     return max(tried, key=lambda name: tried[name])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beside:
-    """A client of ours beside the peers, as ratios of medians."""
+    """Penstock compared with the peers, as ratios of medians."""
 
     client: str
     fastest_peer: str
     throughput: float
-    """Times the fastest peer's."""
+    """Throughput divided by that of the fastest peer."""
     cheapest_peer: str
     cpu: float
-    """Times that of the peer with the least CPU per GB, however slow it is."""
+    """CPU per GB divided by that of the peer with the least CPU per GB, however slow that peer is."""
     cheapest_quick_peer: str
     cpu_quick: float
-    """The same among the peers with at least half the throughput of the fastest."""
+    """The same ratio, among the peers with at least half the throughput of the fastest."""
 
 
 def beside(made: Sequence[Row], *, ours: str = "penstock") -> Beside | None:
-    """How `ours` compares; None if it or all peers have no figures. Our own variants are no peers."""
+    """Compare `ours` with the peers; None if it or all peers have no figures. Its variants are no peers."""
     figures = {
         row.client: (row.throughput.median, row.cpu.median) for row in made if row.throughput and row.cpu
     }

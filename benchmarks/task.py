@@ -1,4 +1,4 @@
-"""What one client is told to do in one run, as the JSON file that a peer's program reads."""
+"""The task of one client in one run: the JSON file that a peer's program reads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stream:
-    """All objects of a bucket, in order, into a FIFO."""
+    """A stream of all objects of a bucket, in order, into a FIFO."""
 
     bucket: str
     keys: list[str]
@@ -21,21 +21,21 @@ class Stream:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     url: str
-    """Endpoint, path style."""
+    """URL of the endpoint, path style."""
     ca_bundle: str | None
-    """PEM file to verify an https endpoint with."""
+    """PEM file that verifies an https endpoint."""
     streams: list[Stream]
     setting: dict[str, Any]
-    """What is tried out: how many requests at once, and the like; its keys are the peer's own."""
+    """Setting of the client, such as the number of requests in flight; the keys are the client's own."""
 
     def write(self, path: str) -> None:
-        """Write as JSON."""
+        """Write the task as JSON."""
         with open(path, "w", encoding="utf-8") as file:
             json.dump(asdict(self), file)
 
 
 def read_task(path: str) -> Task:
-    """The task in a file that `Task.write` made."""
+    """Return the task in a file that `Task.write` made."""
     with open(path, encoding="utf-8") as file:
         document = json.load(file)
     streams = [Stream(**stream) for stream in document.pop("streams")]

@@ -1,10 +1,10 @@
-"""The PyTorch reader beside WebDataset on the same tar bytes: `python -m benchmarks.torch_readers`.
+"""Compares the PyTorch reader with WebDataset on the same tar bytes: `python -m benchmarks.torch_readers`.
 
-WebDataset reads a local file (page cache); Penstock's reader gets the same file through a FIFO, from a
-process that splices it in, as the sidecar does, and whose CPU is not the reader's. Every figure is a
-process of its own that imports first and is measured from the first record to the last: wall time, and CPU
-of the process and of its workers. Rounds rotate through all contestants; medians are shown. No record is
-decoded: its length is summed up, so that nothing but reading is measured.
+WebDataset reads a local file (page cache). Penstock's reader reads the same file through a FIFO, into which
+another process splices it, as the sidecar does; that process's CPU time is not counted. Every figure is of a
+new process, from the first record to the last: wall time, and CPU time of the process and its workers. Rounds
+rotate through all contestants; the table has medians. The contestants add up the records' lengths and decode
+none, so that only reading is measured.
 
     webdataset       WebDataset(file), no shuffle
     penstock         PipeIterableDataset("train", "WebDataset")
@@ -65,7 +65,7 @@ def main() -> int:
 
 
 def make_shards(place: str, size: int, total: int, shards: int) -> tuple[int, int]:
-    """Tar files of samples `jpg` and `cls`; how many samples, and bytes of members."""
+    """Make tar files of samples with `jpg` and `cls`; return the numbers of samples and of members' bytes."""
     source = random.Random(1)  # noqa: S311 - sample data
     noise = source.randbytes(size + 1024)
     count = max(shards, total // size)
@@ -84,7 +84,7 @@ def make_shards(place: str, size: int, total: int, shards: int) -> tuple[int, in
 
 
 def compare(place: str, expected: tuple[int, int], rounds: int, workers: int) -> Iterator[str]:
-    """Rows of the table, one per contestant."""
+    """Yield the rows of the table, one per contestant."""
     wanted = [each for each in CONTESTANTS if not (workers and each == "tarfile")]
     size = sum(os.path.getsize(path) for path in shards_of(place)) / 1e9
     found: dict[str, list[tuple[float, float]]] = {each: [] for each in wanted}
@@ -92,7 +92,7 @@ def compare(place: str, expected: tuple[int, int], rounds: int, workers: int) ->
         result = run(contestant, place, workers)
         if (result["samples"], result["bytes"]) != expected:
             raise SystemExit(f"{contestant} read {result}, and not {expected}")
-        if number:  # the first one fills caches
+        if number:  # the first round fills caches
             found[contestant].append((size / result["seconds"], result["cpu"] / size))
     for contestant, results in found.items():
         speeds, costs = zip(*results, strict=True)
@@ -107,7 +107,7 @@ def shards_of(place: str) -> list[str]:
 
 
 def run(contestant: str, place: str, workers: int) -> dict[str, Any]:
-    """One figure, by a fresh process."""
+    """Measure one contestant in a new process; return its figures."""
     command = [sys.executable, "-m", "benchmarks.torch_readers"]
     command += ["--measure", contestant, place, str(workers)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
@@ -118,7 +118,7 @@ def run(contestant: str, place: str, workers: int) -> dict[str, Any]:
 
 
 def measure(contestant: str, place: str, workers: int) -> dict[str, Any]:
-    """Read everything once; samples, bytes of their members, wall and CPU seconds."""
+    """Read everything once; return samples, bytes of their members, wall and CPU seconds."""
     if contestant == "webdataset":
         return timed(webdataset(place, workers))
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as base:
@@ -148,7 +148,7 @@ def feed(fifo: str, paths: list[str]) -> None:
 
 
 def timed(samples: Iterable[int]) -> dict[str, Any]:
-    """Exhaust `samples`, lengths of them; workers are counted once they have ended."""
+    """Exhaust `samples`, which are lengths; return the figures, with the CPU time of ended workers."""
     before, started = cpu(), time.perf_counter()
     count = total = 0
     for length in samples:
@@ -187,11 +187,11 @@ def penstock(workers: int) -> Iterable[int]:
 
 class _StreamedTar(tarfile.TarFile):
     members: list[tarfile.TarInfo]
-    """Every member read so far, which `tarfile` keeps; typeshed leaves the attribute out."""
+    """Members read so far, an attribute of `tarfile` that typeshed leaves out."""
 
 
 def with_tarfile(fifo: str) -> Iterator[int]:
-    # One archive of several shards has an end in its middle; this contestant is for one shard.
+    # Only for one shard: several shards in one stream have an end of archive in the middle.
     with (
         open(fifo, "rb", buffering=0) as file,
         _StreamedTar.open(fileobj=file, mode="r|", bufsize=BLOCK) as tar,

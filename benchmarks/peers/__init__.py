@@ -1,1 +1,1 @@
-"""The peers as programs: each streams objects in order into FIFOs, as well as its library lets it."""
+"""The peers as programs: each streams objects in order into FIFOs, as fast as its library allows."""

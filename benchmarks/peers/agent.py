@@ -1,12 +1,12 @@
-"""What the Python peers share: the protocol with the harness, ranges in order, and the FIFO.
+"""Code that the Python peers share: the protocol with the harness, ranges in order, and the FIFO.
 
-    import everything, make the client      before `ready`: not measured
-    say `ready`, wait for a line            the harness reads the CPU clock and starts its own
+    import everything, make the client      not measured
+    print `ready`, wait for a line          the harness reads the clocks: wall, CPU of the peer
     stream                                  until every FIFO is closed
-    wait for the end of standard input      the harness reads clock and memory; then exit
+    wait for the end of standard input      the harness reads clocks and memory; then the peer exits
 
-`in_order` keeps a number of ranged GETs in flight over object borders and hands their bodies over in
-stream order: what a careful user would write around a client library.
+`in_order` keeps a number of ranged GETs in flight, across objects, and writes their bodies in stream order,
+as a careful user of a client library would.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from benchmarks.task import Stream, Task
 
 MIB = 1 << 20
 Get = Callable[[str, str, int, int], Awaitable[Iterable[Any]]]
-"""(bucket, key, start, end) to the range's body, as one or more buffers."""
+"""Function (bucket, key, start, end) that returns the range's body, as one or more buffers."""
 
 
 def wait_for_go() -> None:
-    """Tell the harness that we are ready, and wait until it says so."""
+    """Print `ready` and wait for the harness's line to begin."""
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     sys.stdin.readline()
@@ -38,21 +38,21 @@ def wait_for_end() -> None:
 
 
 def ranges(stream: Stream, part_size: int) -> Iterator[tuple[str, int, int]]:
-    """A stream's parts: (key, start, end)."""
+    """Yield a stream's parts: (key, start, end)."""
     for key in stream.keys:
         for start in range(0, stream.size, part_size):
             yield key, start, min(start + part_size, stream.size)
 
 
 class Pipe:
-    """The write end of a FIFO, not blocking the loop."""
+    """The write end of a FIFO, which does not block the event loop."""
 
     def __init__(self, path: str) -> None:
-        self._fd = os.open(path, os.O_WRONLY)  # the reader is already there, or comes at once
+        self._fd = os.open(path, os.O_WRONLY)  # blocks shortly at most: the reader opens the FIFO now
         os.set_blocking(self._fd, False)
 
     async def write(self, data: Any) -> None:
-        """All of `data`. Raises BrokenPipeError when the reader has left."""
+        """Write all of `data`. Raises BrokenPipeError if the reader has left."""
         view = memoryview(data)
         while view:
             try:
@@ -74,7 +74,7 @@ class Pipe:
 
 
 async def in_order(stream: Stream, get: Get, *, part_size: int, ahead: int) -> None:
-    """Feed one FIFO, `ahead` requests in flight."""
+    """Feed one FIFO, with `ahead` requests in flight."""
     pipe = Pipe(stream.fifo)
     parts = ranges(stream, part_size)
     flying: deque[asyncio.Task[Any]] = deque()
@@ -97,7 +97,7 @@ async def in_order(stream: Stream, get: Get, *, part_size: int, ahead: int) -> N
 
 
 async def stream_all(task: Task, get: Get) -> None:
-    """Every stream of a task at once, sharing `setting.requests` among them; parts of `setting.part_mib`."""
+    """Feed all streams of a task, with `setting.requests` in flight in all, parts of `setting.part_mib`."""
     part_size = round(task.setting["part_mib"] * MIB)
     ahead = max(2, task.setting["requests"] // len(task.streams))
     try:
@@ -105,4 +105,4 @@ async def stream_all(task: Task, get: Get) -> None:
             for stream in task.streams:
                 group.create_task(in_order(stream, get, part_size=part_size, ahead=ahead))
     except* BrokenPipeError:
-        pass  # the reader had a time limit
+        pass  # the reader has reached its time limit

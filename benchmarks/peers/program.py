@@ -1,9 +1,9 @@
-"""Runs other people's programs, one per stream, each with a FIFO as its standard output.
+"""Runs foreign programs, one per stream, each with a FIFO as its standard output.
 
-`program.py COMMANDS`: a JSON file with a list of {"fifo", "argv"}. Run by path in a bare interpreter,
-so that its own size (some 10 MB) stays below the peak memory that it reports for its children; that and
-their CPU time are what the kernel accounts when they end. Same protocol as the other peers, plus that
-line of JSON. SIGTERM ends the children first.
+`program.py COMMANDS`: a JSON file with a list of {"fifo", "argv"}. Run by path in a bare interpreter, so that
+its own size (about 10 MB) is less than the peak memory that it reports for its children. The kernel accounts
+their peak memory and CPU time when they end; the program prints both as a line of JSON. Otherwise the
+protocol is that of the other peers. SIGTERM ends the children first.
 """
 
 from __future__ import annotations

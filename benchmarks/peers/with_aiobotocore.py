@@ -1,4 +1,4 @@
-"""aiobotocore on uvloop: ranged GETs side by side, bodies by `readany()`, written in order."""
+"""The peer aiobotocore on uvloop: concurrent ranged GETs, bodies by `readany()`, written in order."""
 
 from __future__ import annotations
 

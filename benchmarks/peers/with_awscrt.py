@@ -1,8 +1,8 @@
-"""awscrt's S3 client: one meta request per object, split into ranges by the library itself.
+"""The peer awscrt's S3 client: one meta request per object, which the library splits into ranges.
 
-It hands a body over in order, on a thread of its own. With `objects` = 1 the FIFO is written from that
-callback, so a slow reader slows the download; the next object is asked for when one is done. With more
-objects in flight, which small ones need, bodies wait in queues and a thread per stream writes them.
+The library passes a body in order to a callback, in its own thread. With `objects` = 1 the callback writes to
+the FIFO, so a slow reader slows the download, and the next object is requested after the last has ended. With
+more objects in flight, which small objects need, bodies wait in queues and a thread per stream writes them.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def write_all(fd: int, data: bytes) -> None:
         while view:
             view = view[os.write(fd, view) :]
     except BrokenPipeError:
-        # The reader had a time limit and has left; an orderly end would download the rest.
+        # The reader has reached its time limit and left; an orderly end would download the rest.
         wait_for_end()
         os._exit(0)
 
@@ -107,7 +107,7 @@ def feed(client: S3Client, host: str, stream: Stream, *, ahead: int) -> None:
             several(client, host, stream, fd, ahead=ahead)
     except Exception:  # noqa: BLE001 - whatever it is
         traceback.print_exc()
-        os._exit(1)  # a thread's failure must not look like the end of its stream
+        os._exit(1)  # a failed thread must not look like the end of its stream
     os.close(fd)
 
 

@@ -1,4 +1,4 @@
-"""obstore (Rust's object_store): `get_range_async` side by side, written in order without a copy."""
+"""The peer obstore (Rust's object_store): concurrent `get_range_async`, written in order without a copy."""
 
 from __future__ import annotations
 
