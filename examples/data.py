@@ -1,7 +1,7 @@
-"""The data of the examples, small and made up, and the channels that stream them.
+"""Makes the small sample data of the examples, and the channels that stream them.
 
-Every example has a train and an eval channel. Objects are functions of a fixed seed, so that every run
-streams the same bytes.
+Every example has a train and an eval channel. The objects depend on a fixed seed only, so every run streams
+the same bytes.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ SEED = 7
 
 LABEL = struct.Struct("<q")
 VECTOR = 64
-"""Numbers of a vector in the records of `torch_tfrecords`."""
+"""Numbers in a vector of the records of `torch_tfrecords`."""
 COLOURS = ((200, 60, 60), (60, 200, 60), (60, 60, 200))
-"""What an image of each class looks like, in the mean."""
+"""Mean colour of the images of each class."""
 TOPICS = {
     "sport": ["match", "team", "goal", "season", "player", "coach", "win", "league", "final", "score"],
     "weather": ["rain", "wind", "cloud", "sun", "storm", "degrees", "snow", "forecast", "cold", "front"],
@@ -35,22 +35,22 @@ TOPICS = {
 
 
 class Example(NamedTuple):
-    """One program, what it reads, and how its channels are set up."""
+    """One program, its data and its channels."""
 
     module: str
     objects: Callable[[], dict[str, bytes]]
-    """Contents by key, below the bucket."""
+    """Function that returns the objects' contents by key."""
     channels: list[dict[str, Any]]
 
 
 def prefix_channel(name: str, place: str) -> dict[str, Any]:
-    """A channel of all objects below a prefix."""
+    """Return a channel of all objects below a prefix."""
     source = {"S3DataType": "S3Prefix", "S3Uri": f"s3://{BUCKET}/{place}/{name}/"}
     return {"ChannelName": name, "DataSource": {"S3DataSource": source}}
 
 
 def image_channel(name: str) -> dict[str, Any]:
-    """A channel of an augmented manifest: two records for a line, an image and its label."""
+    """Return a channel of an augmented manifest: two records for each line, an image and its label."""
     source = {
         "S3DataType": "AugmentedManifestFile",
         "S3Uri": f"s3://{BUCKET}/images/{name}.jsonl",
@@ -65,7 +65,7 @@ def image_channel(name: str) -> dict[str, Any]:
 
 
 def labelled_vectors() -> dict[str, bytes]:
-    """tf.train.Example records, as the demo has them."""
+    """Return tf.train.Example records, as in the demo."""
     made = demo_channels(megabytes=8, objects=4, seed=SEED)
     return {
         f"linear/{channel.key(index)}": bytes(channel.shard(index))
@@ -75,7 +75,7 @@ def labelled_vectors() -> dict[str, bytes]:
 
 
 def plain_vectors() -> dict[str, bytes]:
-    """TFRecords without protobuf inside: a label, and a vector around the mean of its class."""
+    """Return TFRecords without protobuf: a label, and a vector around the mean of its class."""
     numbers = np.random.default_rng(SEED)
     means = numbers.standard_normal((4, VECTOR))
     found = {}
@@ -89,7 +89,7 @@ def plain_vectors() -> dict[str, bytes]:
 
 
 def images() -> dict[str, bytes]:
-    """JPEGs of three classes, which differ in colour, and a manifest for each channel."""
+    """Return JPEGs of three classes, which differ in colour, and a manifest for each channel."""
     from PIL import Image
 
     numbers = np.random.default_rng(SEED)
@@ -109,7 +109,7 @@ def images() -> dict[str, bytes]:
 
 
 def texts() -> dict[str, bytes]:
-    """Lines `topic TAB words`, mostly of the topic's own words."""
+    """Return lines `topic TAB words`, mostly with the topic's own words."""
     source = random.Random(SEED)  # noqa: S311 - sample data
     every = [word for words in TOPICS.values() for word in words]
     found = {}

@@ -1,7 +1,7 @@
 """Image classification from an augmented manifest: JPEGs and labels, two RecordIO records for each line.
 
-The job file names the attributes, `image-ref` and `class`, and wraps each in a record; `grouped_dataset`
-puts the two of a line together again. The sidecar shuffles the lines anew in every epoch.
+The job file names the attributes `image-ref` and `class` and wraps each in a record; `grouped_dataset` groups
+the two records of a line. The sidecar shuffles the lines anew in every epoch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ SIZE, CLASSES, EPOCHS = 32, 3, 4
 
 
 def decode(jpeg: tf.Tensor, label: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """An image with values from 0 to 1; and the label, which the manifest holds as a number's text."""
+    """Return an image with values from 0 to 1, and the label, which the manifest has as a number's text."""
     image = tf.ensure_shape(tf.io.decode_jpeg(jpeg, channels=3), [SIZE, SIZE, 3])
     return tf.cast(image, tf.float32) / 255, tf.strings.to_number(label, tf.int32)
 

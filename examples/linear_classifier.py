@@ -1,7 +1,7 @@
-"""A linear classifier in Keras on two Pipe channels: `train` for every epoch, `eval` behind each.
+"""A linear classifier in Keras on two Pipe channels: `train` in every epoch, `eval` after each.
 
-What LinearClassifier of TensorFlow 1 did with SageMaker's PipeModeDataset. Every pass of Keras over a dataset
-is the channel's next epoch. Batches come as vectors and are parsed whole.
+The program replaces LinearClassifier of TensorFlow 1 with SageMaker's PipeModeDataset. Every pass of Keras
+over a dataset reads the channel's next epoch. Batches are vectors, which are parsed whole.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ FEATURES = {"label": tf.io.FixedLenFeature([], tf.int64), "data": tf.io.FixedLen
 
 
 def parse(records: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """A vector of tf.train.Example records as vectors and labels."""
+    """Parse a vector of tf.train.Example records into vectors and labels."""
     examples = tf.io.parse_example(records, FEATURES)
     vectors = tf.ensure_shape(tf.io.decode_raw(examples["data"], tf.float64), [None, DIMENSIONS])
     return tf.cast(vectors, tf.float32), examples["label"]

@@ -1,7 +1,7 @@
-"""Run one example from nothing: `python -m examples.run NAME`.
+"""Runs one example: `python -m examples.run NAME`.
 
 Starts an S3 server on this machine, uploads the example's data, writes its job file, and runs the program
-with `penstock exec`, whose exit code is this program's.
+with `penstock exec`, whose exit code it returns.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def upload(s3: S3Server, objects: dict[str, bytes]) -> None:
 
 
 def job_document(s3: S3Server, channels: list[dict[str, Any]]) -> dict[str, Any]:
-    """The job file: SageMaker's request shape, and where this S3 is."""
+    """Return the job file: SageMaker's request shape, with this server's endpoint."""
     return {
         "InputDataConfig": channels,
         "Penstock": {"Endpoint": {"Url": s3.url, "Region": "us-east-1", "PathStyle": True}},

@@ -1,4 +1,4 @@
-"""A text-line job with the standard library alone: naive Bayes over words, counted as lines stream by.
+"""A text-line job with the standard library alone: naive Bayes over the words of streamed lines.
 
 A line is a topic, a tab, and words. The counts of one pass over `train` are the model.
 """

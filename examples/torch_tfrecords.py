@@ -1,7 +1,7 @@
 """PyTorch on TFRecords: two DataLoader workers share one channel, and decode whole batches.
 
-A record is a label (64-bit integer) and a vector of 32-bit floats. `decode` makes two tensors of a list of
-records at once, which is far cheaper than one by one, and runs in the workers.
+A record is a label (64-bit integer) and a vector of 32-bit floats. `decode` runs in the workers and makes two
+tensors of a list of records, which is far cheaper than one tensor for each record.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ LABEL_BYTES = 8
 
 
 def decode(records: list[bytes]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Vectors and labels of a batch."""
+    """Return vectors and labels of a batch."""
     raw = torch.frombuffer(bytearray(b"".join(records)), dtype=torch.uint8).view(len(records), -1)
     labels = raw[:, :LABEL_BYTES].contiguous().view(torch.int64)
     return raw[:, LABEL_BYTES:].contiguous().view(torch.float32), labels[:, 0]
@@ -34,7 +34,7 @@ def main() -> None:
     train = batches("train", workers=2)
     for epoch in range(EPOCHS):
         seen = 0
-        for vectors, labels in train:  # each loop is the channel's next epoch
+        for vectors, labels in train:  # each loop reads the channel's next epoch
             optimizer.zero_grad()
             loss = torch.nn.functional.cross_entropy(model(vectors), labels)
             loss.backward()

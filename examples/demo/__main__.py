@@ -1,16 +1,16 @@
-"""The main job of Penstock from end to end: `python -m examples.demo`, or `make demo`.
+"""Runs Penstock's main job from end to end: `python -m examples.demo` or `make demo`.
 
-    weed mini  <--upload--  seed                  a real S3 server, with credentials made up for this run
+    weed mini  <--upload--  seed                  a real S3 server, with new random credentials
         |
         | ranged GETs, signed
         v
     penstock run  --FIFOs-->  train               the trainer: a process without credentials
         |                       |
-     /status, trailers       result.json          what is compared at the end
+     /status, trailers       result.json          the results that are compared at the end
 
-Every step starts when the one before it has said that it is done: the sidecar by its log event `ready`,
-the trainer by its exit. All of it lives in one temporary directory and is gone at the end, whichever way
-that comes. The exit code is 0 if every condition of `report` held, 1 if one did not or a step failed.
+Every step starts after the one before it has ended: the sidecar's start at its log event `ready`, the
+trainer's at its exit. All files are in one temporary directory, which is always removed at the end. The exit
+code is 0 if every condition of `report` held, 1 if one did not or a step failed.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def main() -> int:
 
 
 def _terminated(number: int, _: FrameType | None) -> NoReturn:
-    """SIGTERM ends the demo as Ctrl-C does: through every `finally`."""
+    """End the demo on SIGTERM as on Ctrl-C, so that every `finally` runs."""
     raise SystemExit(128 + number)
 
 
@@ -141,7 +141,7 @@ def _demo(directory: str, channels: Sequence[Channel], arguments: argparse.Names
 
 
 def job_document(base: str, s3: S3Server, channels: Sequence[Channel]) -> dict[str, Any]:
-    """The job file: SageMaker's request shape, and where this S3 is."""
+    """Return the job file: SageMaker's request shape, with this server's endpoint."""
     return {
         "TrainingJobName": "demo",
         "AlgorithmSpecification": {"TrainingInputMode": "Pipe"},
@@ -196,7 +196,7 @@ def _seed(s3: S3Server, arguments: argparse.Namespace) -> None:
 
 
 def _plan(job: str, environment: dict[str, str]) -> dict[str, Any]:
-    """What the sidecar should stream, from a process of its own."""
+    """Return the plan that the sidecar should stream, from another process."""
     done = subprocess.run(
         penstock("plan", "-c", job, "--json"),
         env=environment,

@@ -1,14 +1,13 @@
-"""The sample data: labelled vectors around class means, as tf.train.Example records in TFRecord shards.
+"""Makes the sample data: labelled vectors around class means, as tf.train.Example records in TFRecord shards.
 
-A record holds `label` (int64) and `data` (the 8192 bytes of 1024 little-endian float64), a vector drawn
-from a Gaussian of unit variance around the mean of its class. The means are as far apart as a linear
-classifier needs to be right nearly always, and not quite always.
+A record has `label` (int64) and `data` (the 8192 bytes of 1024 little-endian float64), a vector drawn from a
+Gaussian of unit variance around the mean of its class. At the distance of the means a linear classifier is
+right nearly always, but not always.
 
-A shard is a function of (seed, channel, index) alone, so a failed upload can be repeated object by object
-and every run with the same seed streams the same bytes. All records have one length: a shard is an array
-of one structured type, filled in place, and only the CRC is computed record by record. The few bytes of
-protobuf around label and vector are written by hand, so that making data does not load TensorFlow; a test
-reads them back with it.
+A shard depends on (seed, channel, index) only, so a failed upload can be repeated object by object, and every
+run with the same seed streams the same bytes. All records have the same length: a shard is an array of one
+structured type, filled in place, and only the CRC is computed record by record. This module writes the few
+bytes of protobuf around label and vector without TensorFlow; a test reads them with TensorFlow.
 """
 
 from __future__ import annotations
@@ -30,15 +29,15 @@ CLASSES = 10
 SPREAD = 0.19
 """Standard deviation of a mean's coordinates: two means are 8.6 standard deviations of the noise apart."""
 EVAL_SHARE = 10
-"""The train channel is so many times the size of the eval channel."""
+"""Size of the train channel divided by the size of the eval channel."""
 
 _VECTOR = f"({DIMENSIONS},)<f8"
 _BLOCK = 512
-"""Records whose vectors are drawn at a time: 4 MiB, which stays in the cache."""
+"""Number of records whose vectors are drawn at a time: 4 MiB, which fit the CPU's cache."""
 
 
 def _field(number: int, payload: bytes) -> bytes:
-    """A length-delimited protobuf field."""
+    """Return a length-delimited protobuf field."""
     length, size = b"", len(payload)
     while size >= 0x80:
         length, size = length + bytes([size & 0x7F | 0x80]), size >> 7
@@ -46,12 +45,13 @@ def _field(number: int, payload: bytes) -> bytes:
 
 
 def _feature(name: str, value: bytes) -> bytes:
-    """One entry of the map `Features.feature`."""
+    """Return one entry of the map `Features.feature`."""
     return _field(1, _field(1, name.encode()) + _field(2, value))
 
 
-# Feature is a choice of bytes_list (1), float_list (2) and int64_list (3), whose values are field 1; a
-# label below 128 is one byte of varint. Label and vector are zero here, and each ends its entry.
+# A Feature is one of bytes_list (1), float_list (2) and int64_list (3), whose values are field 1; a label
+# below 128 is one byte of varint. Label and vector are zero in this template, and are the last bytes of
+# their entries.
 _LABEL = _feature("label", _field(3, _field(1, bytes(1))))
 _DATA = _feature("data", _field(1, _field(1, bytes(8 * DIMENSIONS))))
 _FRAME = encode(_field(1, _LABEL + _DATA))
@@ -72,11 +72,11 @@ RECORD_BYTES = len(_FRAME)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Channel:
-    """What is uploaded for one channel: so many records, spread evenly over so many objects."""
+    """The data of one channel: a number of records, spread evenly over a number of objects."""
 
     name: str
     number: int
-    """Sets its random numbers apart from those of the other channels."""
+    """Part of the seed, different for each channel."""
     records: int
     objects: int
     seed: int
@@ -87,11 +87,11 @@ class Channel:
         return self.records * RECORD_BYTES
 
     def key(self, index: int) -> str:
-        """The object that holds shard `index`."""
+        """Return the key of the object with shard `index`."""
         return f"{self.name}/part-{index:05d}.tfrecord"
 
     def shard(self, index: int) -> bytearray:
-        """The bytes of one object."""
+        """Return the bytes of one object."""
         count = self.records // self.objects + (index < self.records % self.objects)
         raw = bytearray(_FRAME * count)
         frames: NDArray[Any] = np.frombuffer(raw, dtype=_RECORD)
@@ -111,14 +111,14 @@ class Channel:
 
 
 def class_means(seed: int, classes: int) -> NDArray[np.float64]:
-    """One mean vector per class, the same for every channel."""
+    """Return one mean vector per class, the same for every channel."""
     return SPREAD * np.random.default_rng([seed, 0]).standard_normal((classes, DIMENSIONS))
 
 
 def channels(*, megabytes: float, objects: int, seed: int, classes: int = CLASSES) -> tuple[Channel, Channel]:
-    """`train`, of about `megabytes` (1e6 bytes) in `objects` objects, and `eval`, of a tenth of it.
+    """Return channel `train`, about `megabytes` (1e6 bytes) in `objects` objects, and `eval`, a tenth of it.
 
-    Raises ValueError if a number makes no sense, or there would be an object without a record.
+    Raises ValueError for a number out of range, or if an object would have no record.
     """
     if not 2 <= classes <= 0x7F:
         raise ValueError(f"{classes} classes: there must be 2 to 127")

@@ -1,7 +1,7 @@
-"""The demo's two child processes, each in an environment made from nothing.
+"""Runs the demo's two child processes, each with a minimal environment.
 
-The sidecar gets the credentials, the trainer does not. Both are process groups of their own, so that a
-Ctrl-C reaches the demo alone, which then ends them in order; neither outlives its `with` block.
+The sidecar gets the credentials, the trainer does not. Each is a process group of its own, so that Ctrl-C
+reaches the demo only, which then ends them in order. Each process ends with its `with` block.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 READY_WITHIN = 60
 """Seconds from the sidecar's start to its FIFOs; it takes 1 s on an idle machine."""
 END_WITHIN = 30
-"""Seconds that a child may take to end once it is told to."""
+"""Seconds that a child may take to end after SIGTERM."""
 HARMLESS = (
     "PATH", "LANG", "LC_ALL", "TERM", "COLUMNS", "TZ", "LD_LIBRARY_PATH",
     "CUDA_VISIBLE_DEVICES", "CUDA_HOME", "NVIDIA_VISIBLE_DEVICES", "XLA_FLAGS",
 )  # fmt: skip
-"""Variables that a child may have of ours: where programs, libraries, terminal and GPU are."""
+"""Variables that a child inherits: they describe programs, libraries, terminal and GPU."""
 
 
 class DemoFailed(Exception):
-    """The demo cannot go on; the text says why."""
+    """The demo cannot continue; the text names the reason."""
 
 
 def bare_environment(home: str) -> dict[str, str]:
-    """An environment without anything of the user's but `HARMLESS`.
+    """Return an environment with the user's `HARMLESS` variables only.
 
-    `home` is made; temporary files go there too, since a program that is killed leaves its own behind.
+    Makes `home`. Temporary files go there too, because a killed program does not remove its own.
     """
     os.makedirs(home, exist_ok=True)
     kept = {name: os.environ[name] for name in HARMLESS if name in os.environ}
@@ -49,7 +49,7 @@ def bare_environment(home: str) -> dict[str, str]:
 
 
 def trainer_environment(home: str) -> dict[str, str]:
-    """`bare_environment`, and TensorFlow told to be quiet; without a GPU it need not look for one."""
+    """Return `bare_environment`, set so that TensorFlow is quiet and does not look for a missing GPU."""
     environment = bare_environment(home) | {"TF_CPP_MIN_LOG_LEVEL": "2"}
     if not os.path.exists("/dev/nvidiactl"):
         environment.setdefault("CUDA_VISIBLE_DEVICES", "-1")
@@ -57,7 +57,7 @@ def trainer_environment(home: str) -> dict[str, str]:
 
 
 def penstock(*arguments: str) -> list[str]:
-    """The command line of the `penstock` that is installed beside this interpreter."""
+    """Return the command line of the `penstock` that is installed beside this interpreter."""
     return [os.path.join(sysconfig.get_path("scripts"), "penstock"), *arguments]
 
 
@@ -70,13 +70,13 @@ class Sidecar:
     """Base URL of its admin server."""
 
     def status(self) -> dict[str, Any]:
-        """The document of `/status`."""
+        """Return the document of `/status`."""
         with urlopen(self.admin + "status", timeout=10) as answer:  # noqa: S310 - its own loopback port
             document: dict[str, Any] = json.load(answer)
             return document
 
     def stop(self) -> int:
-        """SIGTERM, and the exit code that follows. Raises subprocess.TimeoutExpired."""
+        """Send SIGTERM; return the sidecar's exit code. Raises subprocess.TimeoutExpired."""
         self.process.terminate()
         return self.process.wait(END_WITHIN)
 
@@ -85,7 +85,7 @@ class Sidecar:
 def running_sidecar(job: str, environment: dict[str, str], *, log: str) -> Iterator[Sidecar]:
     """Run `penstock run` on the file `job` until the end of the block; its log goes to the file `log`.
 
-    Raises DemoFailed, with the last lines of the log, if it does not get ready.
+    Raises DemoFailed, with the last lines of the log, if the sidecar does not become ready.
     """
     command = penstock("run", "-c", job)
     with (
@@ -111,7 +111,7 @@ def running_sidecar(job: str, environment: dict[str, str], *, log: str) -> Itera
 
 
 def _copy_log(source: IO[str], sink: IO[str], events: queue.SimpleQueue[dict[str, Any]]) -> None:
-    """Pass every line on to the file, and what it says to the queue; an empty event at the end."""
+    """Write every line to the file and its event to the queue; put an empty event at the end."""
     for line in source:
         sink.write(line)
         sink.flush()
@@ -121,7 +121,7 @@ def _copy_log(source: IO[str], sink: IO[str], events: queue.SimpleQueue[dict[str
 
 
 def _await_ready(events: queue.SimpleQueue[dict[str, Any]], log: str) -> str:
-    """The admin URL, from the log event that says that every FIFO is offered."""
+    """Wait for the log event `ready`; return its admin URL. Raises DemoFailed."""
     while True:
         try:
             event = events.get(timeout=READY_WITHIN)
@@ -134,7 +134,7 @@ def _await_ready(events: queue.SimpleQueue[dict[str, Any]], log: str) -> str:
 
 
 def run_trainer(arguments: Sequence[str], environment: dict[str, str], *, beside: Sidecar, log: str) -> None:
-    """Run the training program to its end; its output is ours, its standard error goes to the file `log`.
+    """Run the training program to its end, with this process's standard output and errors to the file `log`.
 
     Raises DemoFailed if it fails, or if the sidecar ends first.
     """
@@ -155,7 +155,7 @@ def run_trainer(arguments: Sequence[str], environment: dict[str, str], *, beside
 
 
 def _first_to_end(*processes: subprocess.Popen[Any]) -> subprocess.Popen[Any]:
-    """Wait until one of these has ended; the first in the list if several have."""
+    """Wait until one of the processes has ended; return it, or the first of several."""
     with contextlib.ExitStack() as stack:
         handles = {}
         for process in processes:
@@ -167,7 +167,7 @@ def _first_to_end(*processes: subprocess.Popen[Any]) -> subprocess.Popen[Any]:
 
 
 def end(process: subprocess.Popen[Any]) -> None:
-    """Make sure that `process` has ended: ask, then kill."""
+    """End `process`: SIGTERM, then SIGKILL."""
     if process.poll() is None:
         process.terminate()
         try:
@@ -178,6 +178,6 @@ def end(process: subprocess.Popen[Any]) -> None:
 
 
 def tail(path: str, lines: int = 15) -> str:
-    """The last lines of a file."""
+    """Return the last lines of a file."""
     with open(path, encoding="utf-8", errors="replace") as file:
         return "".join(file.readlines()[-lines:])

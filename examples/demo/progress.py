@@ -1,4 +1,4 @@
-"""Progress of one step: a bar on a terminal, a line per tenth where the output is a file or a pipe."""
+"""Shows the progress of one step: as a bar on a terminal, as a line per tenth in a file or a pipe."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Show how many of `total` bytes are done until the end of the block.
+    """Show, until the end of the block, how many of `total` bytes are done.
 
-    What is yielded is called with the bytes done since the last call, from one thread.
+    Yields a function to call, from one thread, with the number of bytes since the last call.
     """
     console = Console()
     if not console.is_terminal:
@@ -37,7 +37,7 @@ def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
         TransferSpeedColumn(),
         TimeElapsedColumn(),
     )
-    # What others write to standard error (warnings, logs) must stay there.
+    # Warnings and logs that other code writes to standard error must stay there.
     with Progress(*columns, console=console, redirect_stderr=False) as bar:
         task = bar.add_task(what, total=total)
         yield lambda count: bar.advance(task, min(count, total - bar.tasks[task].completed))

@@ -1,4 +1,4 @@
-"""What the demo has found out: the conditions that must hold, and the closing table."""
+"""The report of the demo: the conditions that must hold, and the closing table."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ if TYPE_CHECKING:
     from streamer.trailer import Trailer
 
 ACCURACY = 0.95
-"""What the classifier must beat."""
+"""Accuracy that the classifier must exceed."""
 COLUMNS = ("channel", "epoch", "records", "bytes", "GB/s", "waits:\nstorage", "waits:\ntrainer", "trailer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Everything that is known when the job is over."""
+    """The results of the job after its end."""
 
     channels: Sequence[Channel]
-    """What was uploaded."""
+    """The channels that were uploaded."""
     epochs: Mapping[str, int]
-    """How often the trainer read each channel."""
+    """Number of times that the trainer read each channel."""
     plan: dict[str, Any]
-    """`penstock plan --json`, taken before the sidecar started."""
+    """Output of `penstock plan --json` before the sidecar started."""
     ready: dict[str, Any]
     """`/status` when the FIFOs were offered."""
     done: dict[str, Any]
     """`/status` after the trainer ended."""
     training: dict[str, Any]
-    """The trainer's own result."""
+    """The trainer's result."""
     trailers: Mapping[tuple[str, int], Trailer | None]
     exit_code: int
-    """The sidecar's, after SIGTERM."""
+    """The sidecar's exit code after SIGTERM."""
     left_over: Sequence[str]
     """FIFOs that the sidecar did not remove."""
 
     def states(self) -> list[tuple[str, bool]]:
-        """Every condition in words, and whether it held."""
+        """Return the text of every condition, and whether it held."""
         accuracy = self.training["accuracy"]
         found = [(f"accuracy on eval is {accuracy:.4f}, and must beat {ACCURACY}", accuracy > ACCURACY)]
         for channel in self.channels:
@@ -87,7 +87,7 @@ class Outcome:
         )
 
     def show(self) -> bool:
-        """Print the tables, the conditions and the outcome; whether every condition held."""
+        """Print the tables, the conditions and the outcome; return whether every condition held."""
         Console().print(self._streams(), self._job())
         states = self.states()
         failed = sum(not held for _, held in states)
@@ -154,7 +154,7 @@ class Outcome:
 
 
 def shares(status: dict[str, Any]) -> tuple[float, float, float]:
-    """GB/s while a reader was there, and the shares of that time spent waiting on storage and on the trainer.
+    """Return GB/s while a reader had the FIFO open, and the shares of waits for storage and for the trainer.
 
     GB is 1e9 bytes.
     """

@@ -1,7 +1,7 @@
-"""Make the sample data and upload it: `python -m examples.demo.seed --endpoint-url URL --bucket demo`.
+"""Makes the sample data and uploads it: `python -m examples.demo.seed --endpoint-url URL --bucket demo`.
 
-Credentials come from the environment, as with every AWS client. Two threads make and upload shards, since
-both numpy and the socket let go of the interpreter; so two shards are in memory, and no more.
+Credentials come from the environment, as with every AWS client. Two threads make and upload shards, because
+NumPy and sockets release the interpreter's lock. So at most two shards are in memory.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def ensure_bucket(client: Any, bucket: str) -> None:
 
 
 def add_size_options(parser: argparse.ArgumentParser) -> None:
-    """The options that say how much data there is, and which."""
+    """Add the options for the amount of data and its seed."""
     parser.add_argument("--megabytes", type=float, default=500, help="size of the train channel (500)")
     parser.add_argument("--objects", type=int, default=16, help="objects in the train channel (16)")
     parser.add_argument("--seed", type=int, default=7, help="the same seed makes the same bytes (7)")
@@ -63,7 +63,7 @@ def add_size_options(parser: argparse.ArgumentParser) -> None:
 
 
 def sized_channels(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> tuple[Channel, Channel]:
-    """The two channels that the options describe; ends the program if they make no sense."""
+    """Return the two channels that the options describe; end the program if an option is invalid."""
     try:
         return channels(
             megabytes=arguments.megabytes,

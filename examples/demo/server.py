@@ -1,7 +1,7 @@
-"""An embedded S3 server for demos and tests: SeaweedFS's `weed mini`, from its wheel, as a child process.
+"""Runs an S3 server for demos and tests: SeaweedFS's `weed mini`, from its wheel, as a child process.
 
-A fresh directory each time (`weed` remembers flags between runs), free ports on the loopback interface,
-and credentials made up on the spot, so that request signing is real.
+Each server has a new directory (`weed` keeps flags between runs), free ports on the loopback interface, and
+new random credentials, so that requests must be signed.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 _LOWEST_PORT = 10_000
 _CLIENT_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
-"""ip(7): the first and the last port that a socket gets which asks for none."""
+"""File with the first and the last port that the kernel chooses for clients (ip(7))."""
 START_WITHIN = 60
-"""Seconds; it takes 1 s on an idle machine."""
+"""Seconds that the start may take; it takes 1 s on an idle machine."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class S3Server:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What an AWS client needs to use it."""
+        """Return the environment variables that an AWS client needs to use the server."""
         return {
             "AWS_ACCESS_KEY_ID": self.access_key,
             "AWS_SECRET_ACCESS_KEY": self.secret_key,
@@ -57,7 +57,7 @@ class S3Server:
 
 
 def find_weed() -> str:
-    """The `weed` program: beside this interpreter, or on the path."""
+    """Return the path of `weed`: beside this interpreter, or on the PATH."""
     beside = os.path.join(sysconfig.get_path("scripts"), "weed")
     found = beside if os.access(beside, os.X_OK) else shutil.which("weed")
     if found is None:
@@ -67,9 +67,9 @@ def find_weed() -> str:
 
 @contextlib.contextmanager
 def running_s3(bucket: str = "", *, options: Sequence[str] = ()) -> Iterator[S3Server]:
-    """Run a server with `bucket` made (if named) until the end of the block, then remove its data.
+    """Run a server until the end of the block, then remove its data.
 
-    `options`: more of `weed mini`.
+    `bucket`: a bucket to make, if not empty. `options`: further options of `weed mini`.
     """
     access, secret = f"AK{secrets.token_hex(9).upper()}", secrets.token_hex(20)
     with tempfile.TemporaryDirectory(prefix="penstock-s3-") as directory:
@@ -86,7 +86,7 @@ def running_s3(bucket: str = "", *, options: Sequence[str] = ()) -> Iterator[S3S
         environment = os.environ | {
             "AWS_ACCESS_KEY_ID": access,
             "AWS_SECRET_ACCESS_KEY": secret,
-            "TMPDIR": directory,  # it leaves log files there
+            "TMPDIR": directory,  # weed leaves log files there
         }
         with open(log_path, "wb") as log:
             child = subprocess.Popen(
@@ -110,7 +110,7 @@ _PORT_FLAGS = (
 
 
 def _remove_sockets(ports: Iterable[int]) -> None:
-    """Delete the sockets that a killed `weed` leaves; it makes them in /tmp, whatever it is told."""
+    """Delete the sockets that a killed `weed` leaves in /tmp, which no option changes."""
     for port in ports:
         for path in glob.glob(f"/tmp/seaweedfs-*-{port}.sock"):  # noqa: S108 - its choice, not ours
             with contextlib.suppress(OSError):
@@ -118,7 +118,7 @@ def _remove_sockets(ports: Iterable[int]) -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Free ports, all different, of those that no client is given for its end of a connection."""
+    """Return free ports, all different, that the kernel does not choose for clients."""
     first_of_clients = int(_CLIENT_PORTS.read_text().split()[0])
     candidates = iter(secrets.SystemRandom().sample(range(_LOWEST_PORT, first_of_clients), 1000))
     return list(itertools.islice(filter(_is_free, candidates), count))
@@ -134,7 +134,7 @@ def _is_free(port: int) -> bool:
 
 
 def _await_answer(url: str, child: subprocess.Popen[bytes], log_path: str) -> None:
-    """Return once the server answers HTTP at all; its exit or the time limit ends the program."""
+    """Wait until the server responds to HTTP; end the program if the server exits or takes too long."""
     deadline = time.monotonic() + START_WITHIN
     exited = os.pidfd_open(child.pid)
     try:
@@ -143,10 +143,10 @@ def _await_answer(url: str, child: subprocess.Popen[bytes], log_path: str) -> No
                 with urlopen(url, timeout=5):  # noqa: S310 - our own loopback port
                     return
             except HTTPError:
-                return  # unsigned requests are refused, so it is up
+                return  # the server runs: it refuses unsigned requests
             except (URLError, OSError):
                 pass
-            # Another program's start can only be asked for; its exit ends the wait at once.
+            # The start of another program can only be polled; its exit ends the wait at once.
             gone, _, _ = select.select([exited], [], [], 0.1)
             if gone or time.monotonic() > deadline:
                 with open(log_path, encoding="utf-8", errors="replace") as log:

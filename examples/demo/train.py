@@ -1,10 +1,10 @@
-"""The training container: a linear classifier fed by two Pipe channels, and no way to reach storage.
+"""Trains a linear classifier on two Pipe channels, without access to storage, as in a training container.
 
     PipeModeDataset -> repeat -> batch -> parse -> prefetch -> Keras
 
-It knows one directory, holds no credentials (and refuses to start with any), and loads no storage client.
-Everything below is what one would write for SageMaker, but for `EpochCounter`, which counts the records of
-each epoch so that the demo can compare them with what was uploaded.
+The program gets one directory, refuses to start with credentials, and loads no storage client. It is written
+as for SageMaker, except for `EpochCounter`, which counts the records of each epoch so that the demo can
+compare them with those that were uploaded.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ LEARNING_RATE = 5e-3
 
 
 def credentials_in(environment: Mapping[str, str]) -> list[str]:
-    """What in `environment`, or in the home directory that it names, could open a bucket."""
+    """Return the variables of `environment`, and files in its home directory, that could open a bucket."""
     found = [name for name in sorted(environment) if name.startswith("AWS_")]
     home = os.path.join(environment.get("HOME", "/"), ".aws")
     return [*found, home] if os.path.exists(home) else found
 
 
 def storage_clients_loaded() -> list[str]:
-    """Storage clients that this process has imported."""
+    """Return the storage clients that this process has imported."""
     return [name for name in STORAGE_CLIENTS if name in sys.modules]
 
 
@@ -47,7 +47,7 @@ class EpochCounter:
         self.records: list[int] = []
 
     def note(self, indices: NDArray[Any]) -> None:
-        """A batch has come by; an index of 0 begins an epoch, in the middle of a batch too."""
+        """Count the records of a batch; an index of 0 begins an epoch, even inside a batch."""
         for index in indices.tolist():
             if index == 0:
                 self.records.append(0)
@@ -71,9 +71,9 @@ def main() -> int:
 
 
 def train(base: str, *, epochs: int, batch_size: int) -> dict[str, Any]:
-    """Train on channel `train`, evaluate on channel `eval`; what came of it.
+    """Train on channel `train`, evaluate on channel `eval`; return the results.
 
-    `storage` in the result is what the process holds that could reach storage; it must be empty.
+    `storage` in the result lists credentials and clients in this process; it must be empty.
     """
     started = time.monotonic()
     import tensorflow as tf
@@ -115,7 +115,7 @@ def train(base: str, *, epochs: int, batch_size: int) -> dict[str, Any]:
 
 
 def _batches(tf: Any, base: str, channel: str, counter: EpochCounter, *, passes: int, size: int) -> Any:
-    """A dataset of `passes` epochs of a channel, in batches of vectors and labels."""
+    """Return a dataset of `passes` epochs of a channel, in batches of vectors and labels."""
     from streamer.readers.tensorflow import PipeModeDataset
 
     features = {
@@ -143,14 +143,14 @@ def _batches(tf: Any, base: str, channel: str, counter: EpochCounter, *, passes:
         dataset.enumerate()
         .repeat(passes)
         .batch(size)
-        .map(count)  # one after the other; `parse` may run on several threads
+        .map(count)  # in order; `parse` may run on several threads
         .map(parse, num_parallel_calls=tf.data.AUTOTUNE)
         .prefetch(tf.data.AUTOTUNE)
     )
 
 
 def _classifier(tf: Any, classes: int) -> Any:
-    """A linear model of so many classes, ready to fit."""
+    """Return a linear model of `classes` classes, ready to fit."""
     model = tf.keras.Sequential(
         [tf.keras.Input([DIMENSIONS]), tf.keras.layers.Dense(classes, activation="softmax")]
     )
@@ -163,7 +163,7 @@ def _classifier(tf: Any, classes: int) -> Any:
 
 
 def _watch(tf: Any, advance: Callable[[int], None], *, batch_size: int) -> Any:
-    """A Keras callback that reports every batch; all but the last batch of a run are full."""
+    """Return a Keras callback that reports every batch; all but the last batch of a run are full."""
 
     class Watch(tf.keras.callbacks.Callback):  # type: ignore[misc]
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
