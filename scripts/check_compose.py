@@ -2,14 +2,14 @@
 
     depends_on order ── a service ── own mounts, one network for all ── setpriv ── the image's very command
 
-Our own services run in the root file systems that scripts/check-images left: read-only where the file says
-so, as the file's user, without capabilities, with its tmpfs, volumes and environment; the trainer without
-network. SeaweedFS and Prometheus come from this machine (`weed` beside this interpreter, Debian's
-`prometheus`) with the file's arguments. Grafana is not to be had as a package;
-tests/operate/test_compose.py holds its provisioning.
+Penstock's services run in the root file systems that scripts/check-images left, as docker-compose.yml states:
+read-only, with its user, tmpfs, volumes and environment, without capabilities; the trainer without network.
+SeaweedFS and Prometheus are programs of this machine (`weed` beside this interpreter, Debian's `prometheus`)
+with the arguments in docker-compose.yml. Grafana has no Debian package; tests/operate/test_compose.py checks
+its provisioning.
 
-All of it is in a network and a process namespace of its own: no port of the machine is touched, and no
-process outlives this one.
+Everything runs in a new network and process namespace, so the script uses no port of the machine, and all
+processes end with it.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ from tests.operate.promql import ROOT
 
 IMAGES = Path(os.environ.get("CHECK_IMAGES", "/var/tmp/penstock-images"))  # noqa: S108 - root's own
 FOREIGN = {"seaweedfs": "weed", "prometheus": "prometheus"}
-"""Images that are not ours, and the program of this machine that stands for them."""
+"""Programs of this machine that replace the images of other projects, by service."""
 ABSENT = {"grafana"}
 NOBODY = "65534:65534"
 
 
 class Failed(Exception):
-    """A service did not do what the file expects of it."""
+    """A service did not meet a condition of docker-compose.yml."""
 
 
 @dataclass
 class Service:
-    """One service of the file: where it runs, and with what."""
+    """One service of docker-compose.yml: its root file system and its options."""
 
     name: str
     scratch: Path
@@ -64,7 +64,7 @@ class Service:
         return self.name not in FOREIGN
 
     def command(self) -> list[str]:
-        """Entry point and arguments, as an engine would put them together."""
+        """Return entry point and arguments, as a container engine combines them."""
         own = list(self.said.get("command", ()))
         if not self.ours:
             return [f"/usr/local/bin/{FOREIGN[self.name]}", *own]
@@ -84,9 +84,9 @@ class Service:
         return found | declared
 
     def enter(self, command: list[str]) -> list[str]:
-        """The command line that runs `command` in this service's container."""
+        """Return the command line that runs `command` in this service's container."""
         root = IMAGES / (f"root-{self.said['build']['target']}" if self.ours else "base")
-        # What must be there to mount upon is made on a layer above the image.
+        # Mount points are made in a layer above the image.
         layers = f"lowerdir={root},upperdir={self.layer('up')},workdir={self.layer('work')}"
         mounts = [
             "set -e",
@@ -154,7 +154,7 @@ class Service:
             text = STAGES[self.said["build"]["target"]].last("HEALTHCHECK") or ""
             check = json.loads(text.split("CMD", 1)[1])
             return subprocess.run(self.enter(check), capture_output=True, check=False).returncode == 0
-        # The image's wget is not here: the addresses that it would ask.
+        # The image's wget is missing here, so this requests its addresses.
         return all(answers(url) for url in re.findall(r"http://\S+", self.said["healthcheck"]["test"][1]))
 
 
@@ -167,7 +167,7 @@ def answers(url: str) -> bool:
 
 
 def until(condition: Any, *, within: float, what: str) -> None:
-    """Poll once a second, as an engine does."""
+    """Poll `condition` once a second, as a container engine does. Raises Failed after `within` seconds."""
     end = time.monotonic() + within
     while not condition():
         if time.monotonic() > end:
@@ -176,7 +176,7 @@ def until(condition: Any, *, within: float, what: str) -> None:
 
 
 def in_order() -> list[str]:
-    """The services, each after what it depends on."""
+    """Return the names of the services, each after the services on which it depends."""
     found: list[str] = []
 
     def visit(name: str) -> None:
@@ -185,7 +185,7 @@ def in_order() -> list[str]:
         if name not in found and name not in ABSENT:
             found.append(name)
 
-    # Prometheus waits for nobody, and should have seen all of it.
+    # Prometheus depends on no service and should scrape from the start.
     for name in sorted(SERVICES, key=lambda name: name != "prometheus"):
         visit(name)
     return found
@@ -199,7 +199,7 @@ def query(text: str) -> float:
 
 
 def compose(scratch: Path, epochs: int | None) -> None:
-    """All services, in order; raises Failed."""
+    """Run all services in order. Raises Failed."""
     names = " ".join(SERVICES)
     (scratch / "hosts").write_text(f"127.0.0.1 localhost {names}\n")
     for volume in COMPOSE["volumes"]:
@@ -209,7 +209,7 @@ def compose(scratch: Path, epochs: int | None) -> None:
     running: dict[str, Service] = {}
     for name in in_order():
         needs = SERVICES[name].get("depends_on", {})
-        conditions = needs if isinstance(needs, dict) else {}  # a list asks for a start, and has had it
+        conditions = needs if isinstance(needs, dict) else {}  # a list needs the start only
         for other, need in conditions.items():
             match need["condition"]:
                 case "service_healthy":

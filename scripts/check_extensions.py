@@ -2,9 +2,9 @@
 
     python -m scripts.check_extensions CRD.yaml...
 
-The definitions are those that the operators publish (`kubectl get crd NAME -o yaml` prints them too); they
-are not ours to keep here. Strictly: a key that a definition does not have is an error. The Jobs and pods
-within are held by tests/operate/test_kubernetes.py against Kubernetes' own schemas.
+The operators publish the definitions (`kubectl get crd NAME -o yaml` prints them too); this repository has no
+copies. A key that a definition does not have is an error. tests/operate/test_kubernetes.py checks the Jobs
+and pods within against Kubernetes' own schemas.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.operate.manifests import SOURCES, documents
 
 
 def strict(schema: Any) -> Any:
-    """The schema of a definition, with no other keys allowed than it names."""
+    """Return a definition's schema without permission for other keys."""
     if isinstance(schema, list):
         return [strict(each) for each in schema]
     if not isinstance(schema, dict):
@@ -34,7 +34,7 @@ def strict(schema: Any) -> Any:
 
 
 def definitions(paths: list[str]) -> dict[tuple[str, str], Any]:
-    """(apiVersion, kind) and the schema of each, of all definitions in these files."""
+    """Return the schemas of all definitions in these files, by (apiVersion, kind)."""
     found = {}
     for path in paths:
         for document in yaml.safe_load_all(Path(path).read_text(encoding="utf-8")):

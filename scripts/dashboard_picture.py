@@ -1,4 +1,4 @@
-"""Draw the dashboards with data into docs/pictures: `python -m scripts.dashboard_picture`.
+"""Draws the dashboards with data into docs/pictures: `python -m scripts.dashboard_picture`.
 
     dashboards/overview.py, fleet.py ──▶ PromQL ──▶ Prometheus ──▶ pandas, matplotlib ──▶ PNG
 
@@ -55,14 +55,14 @@ class Data(NamedTuple):
     instance: str = ".+"
 
     def ask(self, expression: str, **options: float) -> Any:
-        """The series that a panel's query selects: at the end, or in the range that `options` give."""
+        """Return the series that a query selects: at the end, or in the range that `options` give."""
         query = expression.replace("$__rate_interval", "8s").replace("$instance", self.instance)
         query = re.sub(r"\$(job|channel)\b", ".+", query)
         path = "query_range" if options else "query"
         return self.server.get(path, query=query, **options or {"time": self.end})["result"]
 
     def lines(self, panel: Panel) -> pd.DataFrame:
-        """A column for each series, named by its legend. The index is in minutes."""
+        """Return a column for each series, named by its legend. The index is in minutes."""
         begin, found = self.end - self.seconds, {}
         for expression, legend in panel.targets:
             for one in self.ask(expression, start=begin, end=self.end, step=STEP):
@@ -72,7 +72,7 @@ class Data(NamedTuple):
         return frame.set_index(frame.index * STEP / 60)
 
     def rows(self, panel: Panel) -> pd.DataFrame:
-        """A table's rows: the answers of all queries, joined by the labels that all of them have."""
+        """Return a table's rows: the results of all queries, joined by their common labels."""
         found = pd.DataFrame(
             {**one["metric"], title: float(one["value"][1])}
             for expression, title in panel.targets
@@ -84,12 +84,12 @@ class Data(NamedTuple):
 
 
 def title(legend: str, labels: dict[str, str]) -> str:
-    """The name of a series: `legend` with the values of its `{{labels}}`."""
+    """Return the name of a series: `legend` with the values of its `{{labels}}`."""
     return " ".join(re.sub(r"\{\{(\w+)\}\}", lambda match: labels.get(match[1], ""), legend).split())
 
 
 def words(value: float, unit: str) -> str:
-    """A value with three significant digits and its unit."""
+    """Return a value with three significant digits and its unit."""
     if unit == "percentunit":
         return f"{100 * value:.3g} %"
     if unit == "bool_yes_no":
@@ -102,7 +102,7 @@ def words(value: float, unit: str) -> str:
 
 
 def look(field: Panel | Column, value: float | str) -> tuple[str, str]:
-    """The text and the colour of a value, by the field's mappings and thresholds."""
+    """Return the text and the colour of a value, by the field's mappings and thresholds."""
     if isinstance(value, str):
         return value, "white"
     for each in field.mappings:
@@ -132,7 +132,7 @@ def draw_table(axes: Axes, panel: Panel, rows: pd.DataFrame) -> None:
 
 
 def draw_graph(axes: Axes, panel: Panel, lines: pd.DataFrame) -> None:
-    """Draw lines or stacked areas over time, without the series that stay at zero."""
+    """Draw lines or stacked areas over time, without the series that are always zero."""
     colors = {name: COLORS.get(panel.colors.get(name, ""), f"C{n % 10}") for n, name in enumerate(lines)}
     lines = lines.loc[:, lines.max() > 0]
     if panel.stacked:
@@ -148,7 +148,7 @@ def draw_graph(axes: Axes, panel: Panel, lines: pd.DataFrame) -> None:
 
 
 def draw_panel(axes: Axes, panel: Panel, data: Data) -> None:
-    """Draw one panel with the answers to its queries."""
+    """Draw one panel with the results of its queries."""
     axes.set_title(panel.title)
     lines = data.lines(panel)
     last = lines.iloc[-1].dropna()

@@ -1,9 +1,9 @@
-"""Run minutes of training that are worth a picture: sidecars, readers, and a Prometheus beside them.
+"""Runs some minutes of training for pictures of the dashboards: sidecars, readers and a Prometheus.
 
     S3 stub ──▶ penstock run ──▶ FIFOs ──▶ a reader of a limited rate      one of each for every host
                      └── /metrics ◀── Prometheus, with dashboards/prometheus.yml and its rules
 
-Only the storage and the trainer are made up, as `HOSTS` says. Real sidecars export every sample.
+Storage and trainer are simulated, by `HOSTS`. Real sidecars export every sample.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from tests.operate.scraping import Prometheus, scraping
 
 MB = 1_000_000
 OBJECT = bytes(range(256)) * (1 << 14)
-"""The content of every object, 4 MiB."""
+"""Content of every object, 4 MiB."""
 OBJECTS = {"train": 150, "eval": 20}
-"""Objects of each channel."""
+"""Number of objects of each channel."""
 
 
 class Phase(NamedTuple):
-    """What storage and trainer of one host do for a part of the session."""
+    """Rates and faults of one host's storage and trainer in a part of the session."""
 
     trainer: float
-    """MB/s that the reader takes."""
+    """Most MB/s of the reader."""
     storage: float = math.inf
-    """MB/s that all responses bring together."""
+    """Most MB/s of all responses together."""
     refused: int = 0
-    """Requests of ten that are answered with SlowDown."""
+    """Requests in ten whose response is SlowDown."""
     cut: int = 0
-    """Requests of ten whose body breaks off half-way."""
+    """Requests in ten whose body breaks off half-way."""
 
 
 HOSTS = {
@@ -50,11 +50,11 @@ HOSTS = {
     "digits-1": (Phase(30), Phase(20)),
     "digits-2": (Phase(40, storage=16), Phase(40, storage=16), Phase(40, storage=16, refused=2)),
 }
-"""Phases of equal length. The first host has every condition in turn; the last one has a slow storage."""
+"""Phases of equal length, by host. The first host has every condition in turn; the last has slow storage."""
 
 
 class Host:
-    """Storage and trainer of one host."""
+    """The simulated storage and trainer of one host."""
 
     def __init__(self, phases: tuple[Phase, ...], seconds: float) -> None:
         self._phases, self._seconds, self._begun = phases, seconds, time.monotonic()
@@ -63,12 +63,12 @@ class Host:
 
     @property
     def phase(self) -> Phase:
-        """The present phase; the last one once the session is over."""
+        """Return the present phase; the last one after the session."""
         share = (time.monotonic() - self._begun) / self._seconds
         return self._phases[min(int(share * len(self._phases)), len(self._phases) - 1)]
 
     def weather(self, _name: str, _start: int, size: int) -> Fault | None:
-        """The fault of the next GET (`S3Stub.weather`)."""
+        """Return the fault of the next GET, or None (`S3Stub.weather`)."""
         phase, turn = self.phase, next(self._gets) % 10
         if turn < phase.refused:
             return fails(503, "SlowDown")
@@ -88,7 +88,7 @@ class Host:
         return response
 
     def read(self, directory: Path, over: threading.Event) -> None:
-        """Read epoch after epoch of both channels until `over`."""
+        """Read epoch after epoch of both channels until `over` is set."""
         for epoch, channel in ((epoch, channel) for epoch in itertools.count() for channel in OBJECTS):
             path = directory / f"{channel}_{epoch}"
             with contextlib.suppress(FileNotFoundError), open(path, "rb", buffering=0) as fifo:
@@ -111,7 +111,7 @@ class Host:
             stub.weather = self.weather
             document["Penstock"]["Endpoint"] = {"Url": stub.url, "PathStyle": True, "Anonymous": True}
             document["Penstock"]["Admin"]["Port"] = port
-            del document["Penstock"]["PartSize"]  # The sidecar chooses it.
+            del document["Penstock"]["PartSize"]  # the sidecar chooses the size
             work.mkdir()
             running = stack.enter_context(sidecar(write_job(work / "job.yaml", document)))
             running.wait_for("ready")

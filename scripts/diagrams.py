@@ -1,4 +1,4 @@
-"""Draws the diagrams of the pages as SVG, for light and dark: `python -m scripts.diagrams`; tests compare.
+"""Draws the diagrams of the pages as SVG, for light and dark: `python -m scripts.diagrams`. Tests compare.
 
     data-flow        S3, sidecar, FIFO, trainer          README.md, explanation/architecture.md
     epoch            the life of an epoch                explanation/architecture.md
@@ -7,7 +7,7 @@
     pod              the containers of a pod             how-to/kubernetes.md
     performance      throughput and CPU beside peers     README.md; from the tables of performance.md
 
-Each is docs/pictures/NAME-light.svg and NAME-dark.svg. Nothing is fetched; fonts are the reader's own.
+Each diagram is docs/pictures/NAME-light.svg and NAME-dark.svg, without links and with the reader's own fonts.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Canvas:
         self.text(x + width / 2 - 4, y + 18, label, size=12, anchor="middle", mono=True)
 
     def render(self) -> str:
-        """Return the document."""
+        """Return the SVG document."""
         heads = "".join(
             f'<marker id="head-{name}" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="7" '
             f'markerHeight="7" '
@@ -129,7 +129,7 @@ class Canvas:
 
 
 def data_flow(colours: dict[str, str]) -> Canvas:
-    """S3, sidecar, FIFO and trainer."""
+    """Draw S3, sidecar, FIFO and trainer."""
     c = Canvas(
         900, 270, "S3 objects go through the sidecar and one FIFO for each epoch to the trainer", colours
     )
@@ -166,7 +166,7 @@ def data_flow(colours: dict[str, str]) -> Canvas:
 
 
 def epoch(colours: dict[str, str]) -> Canvas:
-    """The life of epoch n: what sidecar and reader do, downwards in time."""
+    """Draw the steps of sidecar and reader in epoch n, downwards in time."""
     c = Canvas(900, 500, "The life of an epoch: the steps of sidecar and reader in time", colours)
     left, right = 170, 660
     for x, name, style in ((left, "Sidecar", "ours"), (right, "Reader", "")):
@@ -213,7 +213,7 @@ def epoch(colours: dict[str, str]) -> Canvas:
 
 
 def _chain(c: Canvas, y: float, title: str, words: list[tuple[str, str]], *, style: str) -> None:
-    """One row of causes and effects, from left to right."""
+    """Draw one row of causes and effects, from left to right."""
     c.text(10, y - 12, title, size=14, bold=True)
     width, gap = 152, 22
     for number, (first, second) in enumerate(words):
@@ -226,7 +226,7 @@ def _chain(c: Canvas, y: float, title: str, words: list[tuple[str, str]], *, sty
 
 
 def back_pressure(colours: dict[str, str]) -> Canvas:
-    """Who waits for whom, in three cases."""
+    """Draw which process waits for which, in three cases."""
     c = Canvas(
         880, 300, "Who blocks whom: a slow reader, slow storage, a part whose turn has not come", colours
     )
@@ -246,7 +246,7 @@ def back_pressure(colours: dict[str, str]) -> Canvas:
 
 
 def keeper(colours: dict[str, str]) -> Canvas:
-    """The keeper holds the FIFO while sidecars come and go."""
+    """Draw the keeper, which holds the FIFO while sidecars start and end."""
     c = Canvas(
         880, 260, "With a keeper, the next sidecar goes on at the exact byte in the same FIFO", colours
     )
@@ -281,7 +281,7 @@ def keeper(colours: dict[str, str]) -> Canvas:
 
 
 def pod(colours: dict[str, str]) -> Canvas:
-    """The containers of a pod and what they share."""
+    """Draw the containers of a pod and the volumes that they share."""
     c = Canvas(
         880,
         250,
@@ -322,7 +322,7 @@ SCENARIOS = {
     "channels": "20 streams at once",
     "nic-9000": "network card, MTU 9000",
 }
-"""Scenarios of the chart, and what they say to somebody who has not read the page."""
+"""Scenarios of the chart, with a description for readers who do not know the page."""
 
 
 def results() -> dict[str, list[tuple[str, str, str]]]:
@@ -337,7 +337,7 @@ def results() -> dict[str, list[tuple[str, str, str]]]:
 
 
 def performance(colours: dict[str, str]) -> Canvas:
-    """Throughput of every client in each scenario; CPU as text beside the bars."""
+    """Draw the throughput of every client in each scenario, with CPU as text beside the bars."""
     c = Canvas(
         900, 470, "Throughput and CPU of Penstock beside five other ways to fill a FIFO from S3", colours
     )
@@ -379,7 +379,7 @@ DIAGRAMS = {
 
 
 def pictures() -> dict[str, str]:
-    """Return every file, by name."""
+    """Return the content of every file, by name."""
     return {
         f"{name}-{scheme}.svg": draw(colours).render()
         for name, draw in DIAGRAMS.items()

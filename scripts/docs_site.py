@@ -1,13 +1,13 @@
 """Hooks of mkdocs: pages from outside docs/, and links that work both in the repository and on the site.
 
     CHANGELOG.md, examples/README.md ...  -> pages of the site (`ALSO`)
-    [text](../examples/README.md#x)       -> the page that the file became
-    [text](../deploy/base)                -> the text alone: what is no page stays in the repository
-    <picture> of a light and a dark file  -> two images, of which the site's own switch shows one
+    [text](../examples/README.md#x)       -> the page of that file
+    [text](../deploy/base)                -> the text alone, for files that are no pages
+    <picture> of a light and a dark file  -> two images; the site's own switch shows one of them
 
-Code in tables may break after dots, slashes and underlines, and nowhere else (docs/stylesheets/site.css).
+Code in tables breaks only after dots, slashes and underlines (docs/stylesheets/site.css).
 
-A link to a file that does not exist is left as it is, so that mkdocs refuses it.
+A link to a file that does not exist is not changed, so that mkdocs refuses it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ALSO = {
     "how-to/dashboards.md": "dashboards/README.md",
     "how-to/compatibility.md": "compat/sagemaker_tensorflow/README.md",
 }
-"""Pages of the site that are files elsewhere in the repository."""
+"""Files outside docs/ that are pages of the site, by page."""
 _PAGES = {source: page for page, source in ALSO.items()}
 _LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
 _CELL = re.compile(r"<td[^>]*>.*?</td>", re.DOTALL)
@@ -45,12 +45,12 @@ _FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 
 
 def source_of(page: str) -> str:
-    """The file of the repository that a page of the site is."""
+    """Return the path in the repository of a page's file."""
     return ALSO.get(page, f"docs/{page}")
 
 
 def link(text: str, target: str, *, page: str) -> str:
-    """A link of the file that `page` is, as a link of the site."""
+    """Return a link in the file of `page` as a link of the site."""
     if re.match(r"[a-z]+:|#", target):
         return f"[{text}]({target})"
     path, mark, anchor = target.partition("#")
@@ -69,14 +69,14 @@ def link(text: str, target: str, *, page: str) -> str:
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
-    """Bring in the pages from elsewhere."""
+    """Add the pages of `ALSO`."""
     for page, source in ALSO.items():
         files.append(File.generated(config, page, content=(ROOT / source).read_text(encoding="utf-8")))
     return files
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001
-    """Rewrite the links, but not what looks like one in a block of code."""
+    """Rewrite the links of a page, but not in blocks of code."""
     place = page.file.src_uri
     pieces = _FENCE.split(markdown)
     pieces[::2] = [
@@ -86,12 +86,12 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
 
 
 def switched(markdown: str) -> str:
-    """Markdown whose pictures follow the site's switch, where GitHub's follow the reader's system."""
+    """Make pictures follow the site's light and dark switch; on GitHub they follow the reader's system."""
     return _PICTURE.sub(r"![\g<alt>](\g<light>#only-light) ![\g<alt>](\g<dark>#only-dark)", markdown)
 
 
 def breakable(html: str) -> str:
-    """HTML whose code in table cells may break within names, where a reader would."""
+    """Return HTML whose code in table cells may break within names, after dots, slashes and underlines."""
 
     def broken(code: re.Match[str]) -> str:
         return f"<code>{re.sub(r'(?<=[./_:=])(?=[^./_:=])', '<wbr>', code[1])}</code>"
@@ -100,5 +100,5 @@ def breakable(html: str) -> str:
 
 
 def on_page_content(html: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001
-    """The page's tables fit a narrow window."""
+    """Make the page's tables fit a narrow window."""
     return breakable(html)

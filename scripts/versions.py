@@ -1,17 +1,17 @@
-"""Tests on other versions of Python and TensorFlow than those of `.venv`: `make test-versions`.
+"""Runs tests on other versions of Python and TensorFlow than those of `.venv`: `make test-versions`.
 
     core     oldest and newest Python of penstock-sidecar  unit tests and readers, without frameworks
     readers  oldest Python of penstock-readers             readers and formats, with the oldest TensorFlow
     newest   newest Python of penstock-readers             the same, with the newest TensorFlow (--all)
 
-With --core the first line alone is run: a minute. The second line takes two minutes more, on two cores.
+With --core only the first line runs, in a minute. The second line takes two minutes more, on two cores.
 
 The classifiers of a pyproject.toml name the supported versions of Python. The script looks for them on the
-PATH, in /usr and in pyenv's directory. It prints the versions that it does not find and goes on without them.
+PATH, in /usr and in pyenv's directory, prints the versions that it does not find, and continues without them.
 `make test` has run all tests with the Python of `.venv` and the newest TensorFlow, so no run repeats that.
 
-Each run has a virtual environment in build/versions, which stays for the next time. Two runs go on at once. A
-run that pip has no distribution for is left out and named, too.
+Each run has a virtual environment in build/versions, which stays for the next time. Two runs go on at once.
+The script leaves out and prints a run for which pip has no distribution.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CORE = ["--editable", "./streamer", "--editable", ".", "blockbuster", "trustme"]
 FRAMEWORKS = "google,jax,pandas,pyarrow,tensorflow,torch,webdataset"
 CORE_TESTS = ["tests/unit", "tests/readers", "tests/test_arrows.py", "--ignore=tests/unit/test_patience.py"]
 READER_TESTS = [
-    # Without the conftest.py of all tests, which needs the sidecar's dependencies and Python 3.11.
+    # Skips tests/conftest.py, which needs the sidecar's dependencies and Python 3.11.
     *("--confcutdir=tests/readers", "--hypothesis-profile=ci"),
     "--without=aiohttp,google,jax,pandas,pyarrow,torch,webdataset,yaml",
     *("tests/readers", "tests/unit/test_bulk.py", "tests/unit/test_formats.py", "tests/unit/test_tar.py"),
@@ -52,7 +52,7 @@ class Run:
     python: str
     requirements: tuple[str, ...]
     options: tuple[str, ...]
-    """Of pytest: what to run, and modules that are not there."""
+    """Options of pytest: the tests to run, and the modules to leave out."""
 
 
 def dotted(version: Version) -> str:
@@ -66,7 +66,7 @@ def project(directory: str) -> dict[str, Any]:
 
 
 def supported(directory: str) -> list[Version]:
-    """Versions of Python that a distribution's classifiers name, the oldest first."""
+    """Return the versions of Python in a distribution's classifiers, the oldest first."""
     names = [
         each.removeprefix("Programming Language :: Python :: 3.")
         for each in project(directory)["classifiers"]
@@ -75,21 +75,21 @@ def supported(directory: str) -> list[Version]:
 
 
 def oldest_tensorflow() -> str:
-    """The requirement `tensorflow==X.Y.*`, for the lower bound of penstock-readers."""
+    """Return the requirement `tensorflow==X.Y.*` for the lower bound of penstock-readers."""
     wanted = project("streamer")["optional-dependencies"]["tensorflow"]
     bounds = next(each for each in wanted if each.startswith("tensorflow"))
     return f"{bounds.partition(',')[0].replace('>=', '==')}.*"
 
 
 def interpreter(version: Version) -> str | None:
-    """A Python of this version that can make virtual environments; None if there is none."""
+    """Return a Python of this version that can make virtual environments; None if there is none."""
     name = f"python{dotted(version)}"
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
     places = [shutil.which(name), f"/usr/bin/{name}", f"/usr/local/bin/{name}"]
     places += sorted(map(str, pyenv.glob(f"{dotted(version)}.*/bin/{name}")))
     code = "import ensurepip, sys, venv; print('%d.%d' % sys.version_info[:2])"
     for place in filter(None, places):
-        try:  # pyenv has a command for each version, which fails where the version is not chosen
+        try:  # pyenv has a command for each version, which fails unless the version is chosen
             done = subprocess.run([place, "-c", code], capture_output=True, text=True, check=False)
         except OSError:
             continue
@@ -99,7 +99,7 @@ def interpreter(version: Version) -> str | None:
 
 
 def planned(*, core_only: bool = False, everything: bool = False) -> list[Run]:
-    """The runs that this machine allows. Prints the versions that it lacks."""
+    """Return the runs that this machine allows. Prints the versions that it lacks."""
     sidecar, readers = supported("."), supported("streamer")
     pythons = {version: interpreter(version) for version in sorted({*sidecar, *readers})}
     lacking = [dotted(version) for version, python in pythons.items() if python is None]
@@ -128,7 +128,7 @@ def planned(*, core_only: bool = False, everything: bool = False) -> list[Run]:
 
 
 def carry_out(run: Run) -> tuple[bool, str]:
-    """Whether the tests pass, and the last lines of what was said."""
+    """Do a run; return whether the tests pass, and the last lines of the output."""
     environment = ENVIRONMENTS / f"{run.name}-{dotted(run.version)}"
     python = environment / "bin" / "python"
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "PYTHON"))}
@@ -163,7 +163,7 @@ def carry_out(run: Run) -> tuple[bool, str]:
 
 
 def said(command: list[str], environment: dict[str, str], limit: float) -> subprocess.CompletedProcess[str]:
-    """The command's exit status and output; one that runs longer than `limit` seconds has failed."""
+    """Run a command; return exit status and output. It has failed if it runs longer than `limit` seconds."""
     try:
         return subprocess.run(
             command,
