@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 COLOURS = {
     "trainer": "green", "storage": "magenta", "faults": "red", "failed": "red", "limit": "yellow",
-    "even": "blue", "mixed": "blue", "idle": "bright_black",
+    "even": "blue", "mixed": "yellow", "idle": "bright_black",
 }  # fmt: skip
 STATES = (
     ("blocked", "waiting for the trainer", "green"),

@@ -1,24 +1,30 @@
-"""The status page in a browser, beside sidecars that really are slow, waited for, or ill-served.
+"""The status page in Chromium, beside sidecars that start, wait, stream, fail and end.
 
 Each condition is made, not pretended: a reader that reads little, a server that sends little, a server that
-fails every other request. The page must name it. With PENSTOCK_PICTURES=DIRECTORY the pages are kept there.
+fails every other request. The page must name it, in text and graphics with the contrast that WCAG demands.
+With PENSTOCK_PICTURES=DIRECTORY the pages are kept there.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import re
+import signal
 import threading
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from aiohttp import web
+from playwright.sync_api import expect
 
 from tests.kit.browser import browser
 from tests.kit.harness import fill
 from tests.kit.processes import job, sidecar, write_job
+from tests.kit.raw import answer, raw_server
 from tests.kit.stub import Fault, fails
+from tests.operate.contrast import measure
 
 SIZE = 90_000_000
 PICTURES = os.environ.get("PENSTOCK_PICTURES")
@@ -89,51 +95,237 @@ def chromium():
         yield running
 
 
+@contextmanager
+def page_of(chromium, running):
+    """The status page of a sidecar. The browser must report nothing but a sidecar that has gone."""
+    page = chromium.new_page(viewport={"width": 1120, "height": 700})
+    page.set_default_timeout(SECONDS)
+    complaints = []
+    page.on("console", lambda message: complaints.append(message.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.goto(running.url)
+    yield page
+    assert [
+        each for each in complaints if "ERR_CONNECTION" not in each and "ERR_INCOMPLETE" not in each
+    ] == []
+    page.close()
+
+
+EVENTS = """(count) => new Promise((resolve) => {
+    let [at, seen] = [last?.at, 0];
+    const look = () => {
+        if (last?.at !== at) [at, seen] = [last.at, seen + 1];
+        if (seen < count) requestAnimationFrame(look); else resolve();
+    };
+    look();
+})"""
+"""Waits for the next `count` events."""
+GRAPHICS = {
+    ".bar": "borderTopColor", ".bar > div": "backgroundColor", ".key i": "backgroundColor",
+    ".bottleneck": "borderLeftColor", ".chart .line": "stroke", ".chart .base": "stroke",
+    ".chart .failure": "fill", ".chart .dot": "fill", ".chart .cross": "stroke",
+}  # fmt: skip
+"""What must be seen, and the property of its colour. Grid lines are not in it: the axis has numbers."""
+
+
+def check_contrast(page, *, least):
+    """Of all texts and graphics, `least` or more of them, in light and dark."""
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        measured = measure(page, GRAPHICS)
+        assert len(measured) >= least
+        assert [each for each in measured if each.ratio < each.needed] == []
+    page.emulate_media(color_scheme="light")
+
+
+def check_small(page):
+    """A small screen keeps the padding, and nothing is wider than it."""
+    page.set_viewport_size({"width": 400, "height": 700})
+    for place in ("header", "main", "footer"):
+        box = page.locator(place)
+        assert box.evaluate("(node) => parseFloat(getComputedStyle(node).paddingLeft)") >= 14
+    for place, side in (("header", "paddingTop"), ("header", "paddingBottom"), ("footer", "paddingBottom")):
+        padding = page.locator(place).evaluate(f"(node) => parseFloat(getComputedStyle(node).{side})")
+        assert padding >= 14, (place, side)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 400
+    page.set_viewport_size({"width": 1120, "height": 700})
+
+
+def check_labels(page):
+    """Every graphic has a label, and no two have the same."""
+    labels = page.locator("[role=progressbar], [role=meter], [role=img], [role=slider]").evaluate_all(
+        "(nodes) => nodes.map((node) => node.getAttribute('aria-label'))"
+    )
+    assert labels
+    assert all(labels)
+    assert len(set(labels)) == len(labels)
+
+
+def check_chart(page):
+    """The axis has numbers that reach above the highest rate; hover and arrow keys tell one second's rate."""
+    ticks = page.locator(".tick").all_text_contents()
+    assert all(re.fullmatch(r"[\d.]+ [kMG]?B/s", tick) for tick in ticks)
+    values = [float(tick.partition(" ")[0]) for tick in ticks]
+    assert values == sorted(values)
+    assert (values[0], len(values) >= 2) == (0, True)
+    assert len({tick.partition(" ")[2] for tick in ticks}) == 1, "one unit for the axis"
+    assert page.evaluate("(([card]) => scale(Math.max(...card.channel.rates)).at(-1) >= "
+                         "Math.max(...card.channel.rates))([...cards.values()])")  # fmt: skip
+    chart, tip = page.locator("[data-chart]"), page.locator(".tip")
+    assert not tip.is_visible()
+    box = chart.bounding_box()
+    chart.hover(position={"x": box["width"] - 12, "y": 60})
+    assert re.fullmatch(r"[\d.]+ [kMG]?B/snow, \d\d:\d\d:\d\d(, \d failures?)?", tip.text_content())
+    page.mouse.move(0, 0)
+    assert not tip.is_visible()
+    page.evaluate(EVENTS, 3)
+    chart.focus()
+    chart.press("ArrowLeft")
+    chart.press("ArrowLeft")
+    shown, expected = page.evaluate(
+        "(([{tip, chart, channel: {rates}}]) => [tip.textContent + chart.getAttribute('aria-valuetext'), "
+        "bytes(rates.at(-3)) + '/s'])([...cards.values()])"
+    )
+    assert shown.startswith(f"{expected}2 s ago, ")
+    assert shown.endswith(f"{expected} 2 s ago")
+    chart.press("Escape")
+    assert not tip.is_visible()
+
+
 CONDITIONS = {
     "trainer": (
         {"pause": 0.02, "piece": 1 << 18},
         None,
         "the trainer is the bottleneck: the sidecar waited for it",
+        "trainer is slower",
     ),
-    "storage": ({}, lambda: slowly(asyncio.Semaphore(1)), "storage is the bottleneck: the trainer waited"),
-    "faults": ({}, lambda: fails(503, "SlowDown"), "of requests and asks for fewer"),
+    "storage": (
+        {},
+        lambda: slowly(asyncio.Semaphore(1)),
+        "storage is the bottleneck: the trainer waited",
+        "storage is slow",
+    ),
+    "faults": (
+        {},
+        lambda: fails(503, "SlowDown"),
+        "of requests and asks for fewer",
+        "S3 fails requests",
+    ),
 }
 
 
 @pytest.mark.parametrize("condition", CONDITIONS)
 def test_the_page_says_who_is_slow(stub, tmp_path, chromium, condition):
-    reader, fault, words = CONDITIONS[condition]
+    reader, fault, words, title = CONDITIONS[condition]
     fill(stub, [SIZE // 3] * 3, prefix="b/train/")
     if fault is not None:
         stub.faults[""] = Forever(fault(), every=2 if condition == "faults" else 1)
     document = job(stub.url, tmp_path / "ml", "b/train/", MemoryBudget="64MiB", RequestsInFlight=8)
     with sidecar(write_job(tmp_path / "job.yaml", document)) as running:
         running.wait_for("ready")
-        page = chromium.new_page(viewport={"width": 1120, "height": 700})
-        complaints = []
-        page.on("console", lambda message: complaints.append(message.text))
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        with reading(tmp_path / "ml/input/data/train", **reader):
-            page.goto(running.url)
-            kind = page.locator("[data-bottleneck]")
-            page.wait_for_selector(f'[data-bottleneck][data-kind="{condition}"]', timeout=SECONDS)
-            if PICTURES:
-                page.wait_for_timeout(35_000)
-            assert words in kind.text_content()
-            assert page.locator("h2").text_content() == "train"
-            page.wait_for_selector("polyline", state="attached")
-            assert page.locator("#ready").text_content() == "ready"
-            assert page.locator("[data-errors]").is_visible() == (condition == "faults")
-            if PICTURES:
+        with page_of(chromium, running) as page:
+            with reading(tmp_path / "ml/input/data/train", **reader):
+                kind = page.locator("[data-bottleneck]")
+                page.wait_for_selector(f'[data-bottleneck][data-kind="{condition}"]')
+                if PICTURES:
+                    page.wait_for_timeout(35_000)
+                assert words in kind.text_content()
+                assert page.locator("h2[data-name]").text_content() == "train"
+                page.wait_for_selector("polyline", state="attached")
+                assert page.locator("#phase").text_content() == "ready"
+                assert title in page.title()
+                assert re.search(r"updated \d\d:\d\d:\d\d", page.locator("#updated").text_content())
+                assert page.locator("[data-errors]").is_visible() == (condition == "faults")
                 if condition == "faults":
-                    page.locator("summary").click()
-                for scheme in ("light", "dark"):
-                    page.emulate_media(color_scheme=scheme)
-                    page.screenshot(path=Path(PICTURES) / f"status-{condition}-{scheme}.png")
-        assert running.end() == 0
-        page.wait_for_selector("body.gone")
-        # When the sidecar is gone the browser says so, and nothing else.
-        assert [
-            each for each in complaints if "ERR_CONNECTION" not in each and "ERR_INCOMPLETE" not in each
-        ] == []
-        page.close()
+                    page.locator("[data-errors] summary").click()
+                    page.wait_for_selector(".failure", state="attached")
+                    texts = page.locator("[data-errors] li").all_text_contents()
+                    assert all(re.match(r"\d\d:\d\d:\d\d \(\d+ s ago\) ", text) for text in texts)
+                if PICTURES:
+                    for scheme in ("light", "dark"):
+                        page.emulate_media(color_scheme=scheme)
+                        picture = Path(PICTURES) / f"status-{condition}-{scheme}.png"
+                        page.screenshot(path=picture, full_page=True)
+                check_chart(page)
+                check_contrast(page, least=40)
+                check_labels(page)
+                check_small(page)
+            assert running.end() == 0
+            page.wait_for_selector("body.ended")
+
+
+def test_a_start_that_waits_for_storage(credentials, tmp_path, chromium):
+    with raw_server(lambda _: answer(503)) as storage:
+        path = write_job(tmp_path / "job.yaml", job(storage.url, tmp_path / "ml", "b/train/"))
+        with sidecar(path) as running:
+            running.wait_for("waiting for storage")
+            with page_of(chromium, running) as page:
+                expect(page.locator("#start b")).to_contain_text("503", timeout=SECONDS)
+                assert page.locator("#start li").all_text_contents() == ["train: s3://b/train/"]
+                assert page.title() == "Starting · Penstock"
+                assert not re.search("undefined|NaN|null", page.locator("body").inner_text())
+                check_contrast(page, least=10)
+                check_small(page)
+                running.end()
+
+
+def test_without_a_reader_the_page_names_the_fifo_and_then_says_how_the_job_ended(stub, tmp_path, chromium):
+    """A screen reader is told of a new bottleneck, not of every second's figures."""
+    fill(stub, [SIZE // 3], prefix="b/train/")
+    fill(stub, [10_000], prefix="b/eval/")
+    with sidecar(
+        write_job(tmp_path / "job.yaml", job(stub.url, tmp_path / "ml", "b/train/", "b/eval/"))
+    ) as running:
+        running.wait_for("ready")
+        with page_of(chromium, running) as page:
+            fifo = tmp_path / "ml/input/data/train_0"
+            expect(page.locator("[data-remedy]").first).to_contain_text(f"Open {fifo} ", timeout=SECONDS)
+            assert page.title() == "no reader · Penstock"
+            assert page.locator("[data-chart]").first.is_hidden()
+            live = page.locator("#live")
+            assert (live.get_attribute("aria-live"), live.text_content()) == ("polite", "")
+            page.evaluate(EVENTS, 3)
+            assert live.text_content() == ""
+            check_contrast(page, least=20)
+            check_labels(page)
+            check_small(page)
+            for name in ("Metrics for Prometheus", "Status as JSON", "Limits", "Readiness"):
+                address = page.get_by_role("link", name=name).evaluate("(link) => link.href")
+                assert running.get(address.removeprefix(running.url))[0] == 200
+            page.locator("#help summary").click()
+            check_contrast(page, least=30)
+            with open(fifo, "rb") as reader:
+                expect(live).to_contain_text("train: the trainer is the bottleneck", timeout=SECONDS)
+                assert reader.read() == stub.objects["b/train/0000"]
+            running.wait_for("epoch complete")
+            assert running.end() == 0
+            page.wait_for_selector("body.ended")
+            assert re.match(r"The sidecar ended at \d\d:\d\d:\d\d\.", page.locator("#banner").text_content())
+            assert page.title() == "Ended · Penstock"
+            assert "State of the job: ended." in live.text_content()
+            assert page.locator("[data-bottleneck]").first.text_content() == "stopped; epochs: 1 complete"
+            check_contrast(page, least=20)
+
+
+def test_a_failed_channel_and_a_sidecar_that_is_killed(stub, tmp_path, chromium):
+    fill(stub, [SIZE // 3], prefix="b/train/")
+    stub.faults["b/train/0000"] = Forever(fails(403, "AccessDenied"))
+    with sidecar(write_job(tmp_path / "job.yaml", job(stub.url, tmp_path / "ml", "b/train/"))) as running:
+        running.wait_for("ready")
+        with page_of(chromium, running) as page:
+            fifo = open(tmp_path / "ml/input/data/train_0", "rb", buffering=0)  # noqa: SIM115 - closed below
+            page.wait_for_selector('[data-bottleneck][data-kind="failed"]')
+            expect(page).to_have_title("Failed: train · Penstock", timeout=SECONDS)
+            assert re.search(
+                r"Failed at \d\d:\d\d:\d\d \(\d+ s ago\)", page.locator("[data-remedy]").text_content()
+            )
+            assert page.locator("#why").text_content() == "1 channel has failed for good: train"
+            assert "train: failed for good" in page.locator("#live").text_content()
+            check_contrast(page, least=20)
+            check_small(page)
+            running.end(signal.SIGKILL)
+            page.wait_for_selector("body.gone")
+            assert "has not answered since" in page.locator("#banner").text_content()
+            assert page.title() == "No answer · Penstock"
+            check_contrast(page, least=20)
+            fifo.close()
