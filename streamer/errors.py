@@ -26,7 +26,7 @@ class ErrorContext:
     bucket: str | None = None
     key: str | None = None
     offset: int | None = None
-    """Byte offset in the object: where the request began, or where the object is damaged."""
+    """Byte offset in the object: first byte of the request, or of the damage."""
     attempt: int | None = None
     """Number of the attempt at this part, from 1."""
     request_id: str | None = None

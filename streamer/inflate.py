@@ -2,11 +2,11 @@
 
 An object is one or more members: gzip members (RFC 1952 §2.2) or Zstandard frames (RFC 8878 §3), recognised
 by their magic. Its last byte must be the last byte of a member: a member that ends early is an error, and so
-are bytes after a member that are no further member, zeros too. So either an object's content is whole and its
-checksums are right, or the caller's error is raised.
+are other bytes after a member, even zeros. So either an object's content is whole and its checksums are
+right, or the caller's error is raised.
 
 A piece has at most the bytes that the caller allows, however well they are compressed, so output does not
-accumulate in memory. Input is passed to a member in slices, because bytes after the member's end are copied.
+accumulate in memory. Input is passed in slices, because a decompressor copies the bytes after a member's end.
 
 `Inflater` collects a whole gzip header before it passes it to ISA-L: isal 1.9 refuses a header in two pieces
 as corrupt if it has a checksum, or both name and comment.
@@ -188,7 +188,7 @@ def _open(header: bytes) -> _Member:
 def _header_end(data: bytes) -> int | None:
     """Return the end of the header at the start of `data`; None if the header is longer than `data`.
 
-    A gzip header is everything before the deflated data (RFC 1952 §2.3); of Zstandard, only the magic counts.
+    A gzip header is everything before the deflated data (RFC 1952 §2.3), a Zstandard header only the magic.
     """
     if len(data) < 4:
         return None

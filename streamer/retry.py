@@ -6,8 +6,7 @@
       └── Attempts.wait_after: raises
 
 `Attempts` decides and `retry` waits: for parts, plans, HEADs, and resources that this machine refuses.
-botocore repeats a control call a few times itself before it raises an error. The keeper imports nothing of
-the project and has its own loop.
+botocore repeats a control call a few times itself before it raises an error. The keeper has its own loop.
 
 Waits are exponential with full jitter (uniform between 0 and the step), so that many requests that failed
 together do not return together. A server's Retry-After, up to the policy's limit, is a lower bound. The

@@ -10,7 +10,7 @@ beside `<dir>/<channel>_<epoch>` the sidecar keeps `<dir>/.<channel>_<epoch>.pen
               by the channel's policy
     stopped   the sidecar was stopped in mid-epoch
 
-Each state replaces the one before by an atomic rename, so a reader sees either whole document. A reader
+Each state replaces the one before by an atomic rename, so a reader always sees a whole document. A reader
 accepts an end of file only under `complete` with its own byte count; `open` at end of file means that the
 sidecar died. `run` is the same in all trailers of one sidecar and of the sidecars that resumed its FIFOs, so
 a reader notices when another sidecar has started the epoch again.

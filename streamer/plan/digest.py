@@ -5,8 +5,8 @@ per entry in plan order. An object is the array of bucket, key, ETag, start, end
 one, version. An entry of several items is the array of its items, with literals as hex. Empty objects are
 left out if they change no stream.
 
-A line takes about two microseconds, hashing it almost none. So the digests of plans that differ only in
-their shard, such as those of a channel's rank FIFOs, are computed together in one pass.
+A line takes about two microseconds to build and almost none to hash. So the digests of plans that differ only
+in their shard, such as those of a channel's rank FIFOs, are computed together in one pass.
 """
 
 from __future__ import annotations

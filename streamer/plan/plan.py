@@ -71,7 +71,7 @@ class Plan:
         join: Join | None = None,
         digests: Digests | None = None,
     ) -> None:
-        """`entries` must not change any more. `digests`: computes this plan's digest with other plans'."""
+        """`entries` must not change any more. `digests`: digests of several plans, this one included."""
         self.entries = entries
         self.seed = seed
         self.shard = shard or Shard()

@@ -3,8 +3,9 @@
     prepare → run: epoch → epoch → … (`streamer.relay.epoch_runner`) → drained, or cancelled, or failed
 
 The first parts of an epoch are requested before its reader opens the FIFO, and those of the next epoch while
-this one is delivered, so bytes are ready when the reader opens the next FIFO. Three events end an epoch: its
-last byte (`complete`), its reader closes early (`abandoned`; legal, contract §1.3), its source fails.
+this one is delivered, so bytes are ready when the reader opens the next FIFO. Three events end an epoch: the
+delivery of its last byte (`complete`), an early close by its reader (`abandoned`; legal, contract §1.3), and
+a final error of its source (`failed`).
 
 This machine may refuse to write a trailer, or to make, open or remove a FIFO. The channel reports the refusal
 and tries again for `GiveUpAfter` seconds, as it does for storage. After that the epoch has failed, and its

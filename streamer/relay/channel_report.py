@@ -42,7 +42,7 @@ class ChannelReport:
         self._events.shortage(error)
 
     def checked(self, ref: ObjectRef, outcome: Outcome) -> None:
-        """Count one comparison with a stored checksum; report the first object that has none to compare."""
+        """Count one comparison with a stored checksum; report the first object that cannot be compared."""
         self.counters.checked[outcome] += 1
         if outcome == "unverifiable" and self.counters.checked[outcome] == 1:
             self._events.unverifiable(ref)

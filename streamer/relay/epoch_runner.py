@@ -149,7 +149,7 @@ class EpochRunner:
     async def _conclude(self, delivery: Delivery, outlet: PipeOutlet | None, state: TrailerState) -> bool:
         """End the epoch; return whether another may follow.
 
-        Raises SinkError if the trailer cannot be written; the FIFO is still open then.
+        Raises SinkError if this machine refuses a step; the FIFO is still open then.
         """
         self._counters.timer.enter("idle")
         delivery.prefetcher.activate(active=False)

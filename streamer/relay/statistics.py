@@ -17,7 +17,7 @@ from streamer.s3.ranges import PHASES, Phase
 State = Literal["idle", "blocked", "starved", "limited", "moving"]
 STATES: tuple[State, ...] = ("idle", "blocked", "starved", "limited", "moving")
 """idle: no reader. blocked: the FIFO is full, because the trainer is slower. starved: the next bytes have not
-arrived, because storage is slower. limited: a bandwidth limit delays delivery. moving: bytes are moved."""
+arrived, because storage is slower. limited: a bandwidth limit delays delivery. moving: nothing delays it."""
 
 Cause = Literal["queued", "inflate"] | Phase
 CAUSES: tuple[Cause, ...] = ("queued", *PHASES, "inflate")
@@ -120,13 +120,13 @@ class ChannelCounters:
     first_byte: Durations = field(default_factory=lambda: Durations(FIRST_BYTE_BOUNDS))
     part: Durations = field(default_factory=lambda: Durations(PART_BOUNDS))
     head_wait: Durations = field(default_factory=lambda: Durations(HEAD_WAIT_BOUNDS))
-    """Delivery's waits for the head of line."""
+    """Durations of delivery's waits for the head of line."""
     written_bytes: int = 0
     consumed_bytes: int = 0
     """Bytes of parts delivered; equal to `written_bytes` unless objects are inflated."""
     received_bytes: int = 0
     wasted_bytes: int = 0
-    """Bytes received and thrown away: their epoch ended, their object was replaced, or a hedge won."""
+    """Bytes thrown away: their epoch ended, their object was replaced, or a hedge fetched them again."""
     objects_completed: int = 0
     records: int = 0
     """Records of complete epochs, if the plan frames them."""

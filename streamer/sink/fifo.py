@@ -1,4 +1,4 @@
-"""The FIFOs of one channel, one per epoch: makes, opens and removes them in an order that all readers accept.
+"""Makes, opens and removes a channel's FIFOs, one per epoch, in an order that all known readers accept.
 
     prepare(n)   write the `open` trailer of n, mkfifo n
     open(n)      wait until a reader has opened n (`streamer.sink.write_ends`)
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 _LACKS = {errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 """Errors that mean a lack of space, descriptors or memory."""
 KEPT_TRAILERS = 64
-"""Epochs whose trailers stay readable; a reader reads its trailer within one epoch."""
+"""Number of last epochs whose trailers are kept; a reader reads its trailer within one epoch."""
 
 
 def check_name(path: str) -> None:

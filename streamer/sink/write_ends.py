@@ -37,7 +37,7 @@ class WriteEnds(Protocol):
         """Whether open write ends survive the end of this process."""
 
     async def open(self, position: Position, path_fd: int, *, on_gone: Callable[[], None]) -> PipeOutlet:
-        """Wait for a reader of the FIFO of the O_PATH descriptor; return the outlet to write to.
+        """Wait for a reader of the FIFO that `path_fd` (O_PATH) refers to; return the outlet to write to.
 
         `position`: position of the next byte. Raises SinkError, and ReaderGone if a reader has come and left
         while no sidecar ran. A cancelled call leaves no open descriptor.
@@ -53,12 +53,12 @@ class WriteEnds(Protocol):
         """Store a resume point, for a sidecar that resumes this epoch."""
 
     def done(self) -> None:
-        """Close the FIFO: the epoch has ended and its outlet is closed."""
+        """Close the FIFO, after its epoch has ended and its outlet is closed."""
 
     def leave(self, position: Position, path_fd: int, outlet: PipeOutlet | None) -> None:
-        """Hand the FIFO of the O_PATH descriptor over to the next sidecar, because this process ends.
+        """Give the next sidecar the FIFO that `path_fd` (O_PATH) refers to, because this process ends.
 
-        `outlet`: outlet of the FIFO, if a reader has come; it has accepted all bytes up to `position`. Raises
+        `outlet`: the FIFO's outlet, if a reader has come; it has accepted all bytes up to `position`. Raises
         SinkError.
         """
 

@@ -5,9 +5,9 @@
     close         is closed: an end of file that only the trailer contradicts
     poison        is closed after bytes that every reader of the framing refuses
 
-Two cases are always held. A failure of this machine could make the policy's own steps fail. An epoch whose
-write end this process does not have yet can still be continued by a sidecar with the right plan. Poison needs
-a record border, so the FIFO is also held if delivery may be inside a record.
+Two failures always hold the FIFO: one of this machine, because the policy's own steps could fail too; and one
+before this process has the write end, because a sidecar with the right plan can still continue the epoch.
+Poison needs a record border, so the FIFO is also held if delivery may be inside a record.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Passes only whole records of a stream on, so that a failed FIFO can be ended by bytes that readers refuse.
+"""Passes on only whole records of a stream, so that a failed FIFO can end with bytes that readers refuse.
 
     hold      a failed channel's FIFO stays open without further bytes (the default)
     close     the reader sees an end of file, as after a whole epoch; only the trailer contradicts it
@@ -32,7 +32,7 @@ MOST_HELD = 8 * MIB
 
 
 class FrameAligner:
-    """Passes the bytes of one stream on in whole frames.
+    """Passes on the bytes of one stream in whole frames.
 
     A frame is a TFRecord, or one part of a RecordIO record: each part begins with a header.
     """
