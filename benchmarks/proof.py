@@ -129,8 +129,8 @@ def stream(transport: str, loop: str, url: str, bucket: str) -> None:
     raise SystemExit(code)
 
 
-def _report(line: str) -> None:
-    print("   ", line, file=sys.stderr)
+def _report(figures: dict[str, Any]) -> None:
+    print("   ", figures, file=sys.stderr)
 
 
 def prove(data: DataSet, origin: Origin, found: Iterator[Case], *, network_name: str) -> int:

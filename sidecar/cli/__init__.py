@@ -25,7 +25,7 @@ from streamer.secrets import escape_control, redact, remember_environment
 from streamer.units import KIB, human_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Callable, Coroutine, Iterator
 
     from sidecar.config.job import Job
     from streamer.plan import Join
@@ -67,6 +67,9 @@ _log_level = click.option(
     show_default=True,
     help="The least important events that are logged.",
 )
+_log_json = click.option(
+    "--json", "as_json", is_flag=True, help="Write the log as JSON, as is done unless it goes to a terminal."
+)
 _host_index = click.option(
     "--host-index",
     type=click.IntRange(min=0),
@@ -107,6 +110,7 @@ def cli(ctx: click.Context) -> None:
 )
 @click.option("--resume-anyway", is_flag=True, help="Resume even if the objects have changed.")
 @_log_level
+@_log_json
 def run(
     path: str | None,
     *,
@@ -116,6 +120,7 @@ def run(
     resume: str | None,
     resume_anyway: bool,
     log_level: str,
+    as_json: bool,
 ) -> None:
     """Serve the channels of a job until SIGTERM.
 
@@ -124,9 +129,12 @@ def run(
     from sidecar.commands import run as command
     from sidecar.process.runner import run as run_loop
 
-    job = _load(path, log_level)
-    continuation = command.Continuation(keeper=keeper, resume=resume, resume_anyway=resume_anyway)
-    code = run_loop(command.run(job, (host_index, host_count), continuation))
+    with _end_logged(log_level, as_json=as_json) as end:
+        job = _load(path)
+        continuation = command.Continuation(keeper=keeper, resume=resume, resume_anyway=resume_anyway)
+        code = run_loop(command.run(job, (host_index, host_count), continuation))
+        if code != command.RESTART:
+            end(code)
     if code == command.RESTART:
         # Ignored until the new program handles it: another SIGUSR2 would end the process.
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
@@ -169,17 +177,28 @@ def keeper(path: str) -> None:
 @_host_index
 @_host_count
 @_log_level
+@_log_json
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def execute(
-    path: str | None, host_index: int | None, host_count: int | None, log_level: str, command: tuple[str, ...]
+    path: str | None,
+    *,
+    host_index: int | None,
+    host_count: int | None,
+    log_level: str,
+    as_json: bool,
+    command: tuple[str, ...],
 ) -> None:
     """Run COMMAND as the trainer beside the channels, and exit with its code.
 
     Options of penstock come first. COMMAND starts when every FIFO is offered; signals are forwarded to it.
     """
     from sidecar.commands import execute as command_module
+    from sidecar.process.runner import run as run_loop
 
-    _finish(command_module.execute(_load(path, log_level), (host_index, host_count), command))
+    with _end_logged(log_level, as_json=as_json) as end:
+        code = run_loop(command_module.execute(_load(path), (host_index, host_count), command))
+        end(code)
+    sys.exit(int(code))
 
 
 @cli.command(
@@ -223,11 +242,12 @@ def execute(
     help="Seconds without a byte of progress before it fails.",
 )
 @click.option("--join", type=click.Choice(["tar", "arrow"]), help="Join the objects into one of this format.")
-@click.option("-q", "--quiet", is_flag=True, help="Write no closing line to standard error.")
+@click.option("-q", "--quiet", "closing", flag_value="none", help="Write no closing line to standard error.")
+@click.option("--json", "closing", flag_value="json", help="Write the closing line as JSON.")
 def cat(
     uris: tuple[str, ...],
     *,
-    quiet: bool,
+    closing: str | None,
     budget: int | None,
     part_size: int | None,
     requests_in_flight: int | None,
@@ -286,7 +306,7 @@ def cat(
             endpoint=checked.resolved(),
             options=options,
             promised=promised,
-            report=lambda line: None if quiet else click.echo(line, err=True),
+            report=lambda figures: _close(figures, closing),
         )
     )
 
@@ -450,6 +470,18 @@ def probe(url: str, *, quiet: bool, as_json: bool) -> None:
     sys.exit(1 if why else 0)
 
 
+def _close(figures: dict[str, Any], closing: str | None) -> None:
+    """Print the closing line of `cat`, unless `closing` is "none"."""
+    seconds, count = figures["seconds"], figures["bytes"]
+    line = (
+        f"{figures['objects']} objects, {count} bytes in {seconds:.2f} s by {figures['transport']}: "
+        f"{count / max(seconds, 1e-3) / 1e6:.0f} MB/s, {figures['cpu_seconds_per_gb']:.2f} CPU-s/GB, "
+        f"{figures['requests_in_flight']} requests in flight"
+    )
+    if closing != "none":
+        click.echo(json.dumps(figures) if closing == "json" else line, err=True)
+
+
 def _pascal(name: str) -> str:
     return "".join(word.title() for word in name.split("_"))
 
@@ -466,18 +498,43 @@ def _job_path(path: str | None) -> str:
     )
 
 
-def _load(path: str | None, log_level: str) -> Job:
-    """Set up logging, then read the job file. Raises ConfigError."""
+def _load(path: str | None, log_level: str | None = None) -> Job:
+    """Set up logging unless it is, then read the job file. Raises ConfigError."""
     from sidecar.config.job import load_job
 
-    _configure(log_level)
+    if log_level is not None:
+        _configure(log_level)
     return load_job(_job_path(path))
 
 
-def _configure(log_level: str) -> None:
+def _configure(log_level: str, *, as_json: bool = False) -> None:
     from sidecar.process.logs import configure
 
-    configure(level=log_level)
+    configure(level=log_level, json_lines=as_json or None)
+
+
+@contextlib.contextmanager
+def _end_logged(log_level: str, *, as_json: bool) -> Iterator[Callable[[int], None]]:
+    """Set up logging; yield a function that logs the end and its exit code. Log an error that ends the block.
+
+    So every line of a JSON log is JSON, the last one too. In a terminal `main` prints the error.
+    """
+    from sidecar.config.document import FileMistakes
+    from sidecar.process.logs import log
+
+    _configure(log_level, as_json=as_json)
+    try:
+        yield lambda code: log.info("ended", code=int(code))
+    except PenstockError as error:
+        if not as_json and sys.stderr.isatty():
+            raise
+        if isinstance(error, FileMistakes):
+            for mistake in error.mistakes:
+                place = {"file": error.path, "line": mistake.line, "key": mistake.key}
+                log.error("mistake in the job file", **place, error=mistake.message)
+        code = exit_code(error)
+        log.error("ended", code=int(code), error=str(error))
+        sys.exit(int(code))
 
 
 def _finish(work: Coroutine[Any, Any, int]) -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import codecs
 import os
+import select
 import stat
 import time
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sidecar.process.exits import Exit
 from sidecar.process.memory import freeze_gc, memory_limit
-from streamer.errors import ReaderGone
+from streamer.errors import ConfigError, ReaderGone
 from streamer.linux import descriptor_path
 from streamer.plan import Arrangement
 from streamer.relay.once import stream_once
@@ -22,14 +24,14 @@ from streamer.s3.catalog.listing import plan_uris
 from streamer.s3.catalog.validation import PlanMemory
 from streamer.s3.client.session import STALL_TIMEOUT, Endpoint, open_clients
 from streamer.schedule.concurrency import MOST_REQUESTS
-from streamer.sink.outlet import FileOutlet, PipeOutlet
+from streamer.sink.outlet import FileOutlet, PipeOutlet, refused
 from streamer.trailer import mark_pipe
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from streamer.plan import Join, S3Uri
-    from streamer.sink.outlet import Outlet
+    from streamer.sink.outlet import Drainable, Outlet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,9 +52,9 @@ async def cat(
     endpoint: Endpoint,
     options: CatOptions,
     promised: bool,
-    report: Callable[[str], None],
+    report: Callable[[dict[str, Any]], None],
 ) -> int:
-    """Stream the URIs to standard output; `report` gets one closing line.
+    """Stream the URIs to standard output; `report` gets the figures at the end.
 
     `promised`: the pipe is marked as a stream that will have a trailer (`streamer.trailer`).
     """
@@ -99,11 +101,15 @@ async def cat(
         mark_pipe(1, "complete")
     seconds = time.monotonic() - started
     total = plan.total_bytes(0)
-    cpu_per_gb = (time.process_time() - cpu) / max(total, 1) * 1e9
     report(
-        f"{plan.objects(0)} objects, {total} bytes in {seconds:.2f} s by {transport.name}: "
-        f"{total / max(seconds, 1e-9) / 1e6:.0f} MB/s, {cpu_per_gb:.2f} CPU-s/GB, "
-        f"{transport.memory_budget.concurrency.limit} requests"
+        {
+            "objects": plan.objects(0),
+            "bytes": total,
+            "seconds": round(seconds, 3),
+            "transport": transport.name,
+            "cpu_seconds_per_gb": round((time.process_time() - cpu) / max(total, 1) * 1e9, 3),
+            "requests_in_flight": transport.memory_budget.concurrency.limit,
+        }
     )
     return Exit.OK
 
@@ -115,7 +121,7 @@ def _standard_output(on_gone: Callable[[], None], *, give_up_after: float) -> Ou
     other processes may share.
     """
     if not stat.S_ISFIFO(os.fstat(1).st_mode):
-        return FileOutlet(1)
+        return TerminalOutlet(1) if os.isatty(1) else FileOutlet(1)
     try:
         fd = os.open(descriptor_path(1), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except PermissionError:  # another user made the pipe, as under sudo
@@ -125,3 +131,46 @@ def _standard_output(on_gone: Callable[[], None], *, give_up_after: float) -> Ou
     outlet = PipeOutlet(fd, on_gone=on_gone)
     outlet.give_up_after = give_up_after
     return outlet
+
+
+class TerminalOutlet(FileOutlet):
+    """Standard output that is a terminal: it takes text only.
+
+    Other bytes would switch the terminal's modes, and may even type commands there.
+    """
+
+    def __init__(self, fd: int) -> None:
+        super().__init__(fd)
+        self._terminal = fd
+        self._decode = codecs.getincrementaldecoder("utf-8")().decode
+        self._pipe = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+
+    def push(self, source: Drainable) -> int:
+        """Raises ConfigError for bytes that are not text, before any of them is written."""
+        count = source.drain_into(self._pipe[1])
+        data = os.read(self._pipe[0], count) if count else b""
+        try:
+            text = self._decode(data)
+        except UnicodeDecodeError:
+            text = "\0"
+        if any(ord(each) < 32 and each not in "\t\n\r" for each in text):
+            raise ConfigError(
+                "standard output is a terminal, and the objects are not text: write them to a file (> FILE) "
+                "or to a program (| COMMAND)"
+            )
+        left = memoryview(data)
+        while left:
+            try:
+                left = left[os.write(self._terminal, left) :]
+            except BlockingIOError:  # another program has made the terminal non-blocking
+                select.select([], [self._terminal], [])
+            except OSError as error:
+                raise refused(error) from error
+        return count
+
+    def close(self) -> None:
+        super().close()
+        for fd in self._pipe:
+            if fd >= 0:
+                os.close(fd)
+        self._pipe = (-1, -1)

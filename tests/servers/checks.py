@@ -264,7 +264,7 @@ def _agree(site: Site, path: str, truth: bytes, *, expected: bool | None = None,
             code = running.wait()
         except subprocess.TimeoutExpired:
             raise Broken(f"{case}: run goes on; doctor found {failures}") from None
-        error = str(running.events[-2]["event"])
+        error = str(running.events[-2].get("error"))
     if code != done.returncode:
         raise Broken(f"{case}: run ended with {code}, {error}; doctor with {done.returncode}, {failures}")
     # A server that waits for the rest of a request line may outlast GiveUpAfter.

@@ -23,6 +23,7 @@ from sidecar.process.exits import Exit
 from tests.kit.harness import fill
 from tests.kit.processes import PENSTOCK, job, leftovers, penstock, write_job
 from tests.kit.stub import cut_after, fails
+from tests.kit.terminal import terminal
 
 SIZES = [2_500_000, 0, 70_000]
 
@@ -213,6 +214,26 @@ def test_cat_mistakes(stub, arguments, code, words):
     assert words in done.stderr.decode()
     assert b"Traceback" not in done.stderr
     assert done.stdout == b""
+
+
+def test_cat_writes_text_to_a_terminal_and_refuses_anything_else(stub):
+    stub.objects |= {
+        "b/text": "naïve\n".encode() * 10_000,
+        "b/binary": bytes(range(256)),
+        "b/escape": b"\x1b[31m",
+    }
+    options = ["--endpoint-url", stub.url, "--path-style"]
+    with terminal([*PENSTOCK, "cat", "s3://b/text", *options], columns=200, rows=4) as window:
+        assert window.end() == 0
+        assert window.screen.written.count("naïve\r\n") == 10_000
+    for key in ("binary", "escape"):
+        with terminal([*PENSTOCK, "cat", f"s3://b/{key}", *options], columns=200, rows=4) as window:
+            assert window.end() == 2
+            assert window.screen.text.startswith("penstock: standard output is a terminal")
+            assert "| COMMAND" in window.screen.text
+            assert "\x1b" not in window.screen.written
+    figures = json.loads(penstock("cat", "s3://b/binary", *options, "--json", text=False).stderr)
+    assert (figures["objects"], figures["bytes"]) == (1, 256)
 
 
 def test_plan_shows_what_would_be_streamed(stub, tmp_path):

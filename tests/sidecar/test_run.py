@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
+import json
 import os
 import re
 import signal
 import socket
 import stat
 import threading
+from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -16,8 +20,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from sidecar.observe.metrics import METRICS
 from tests.kit.harness import MORE_THAN_A_FIFO, fill
 from tests.kit.pipes import read_all, read_some
-from tests.kit.processes import job, leftovers, penstock, sidecar, write_job
+from tests.kit.processes import PENSTOCK, job, leftovers, penstock, sidecar, write_job
 from tests.kit.stub import fails
+from tests.kit.terminal import terminal
 from tests.kit.trailers import published_trailer
 
 SIZES = [3_000_000, 0, 1, 1_500_000]
@@ -298,3 +303,48 @@ def test_every_log_line_is_json(stub, tmp_path):
         running.wait_for("ready")
         assert running.end() == 0
     assert all("timestamp" in event for event in running.events[:-1])
+
+
+@pytest.mark.parametrize("command", ["run", "exec"])
+def test_every_line_of_the_log_is_json_the_last_too(stub, tmp_path, command):
+    fill(stub, [10], prefix="b/train/")
+    trainer = ["sh", "-c", "exit 7"] if command == "exec" else []
+
+    def log(path: Path | str) -> list[dict[str, Any]]:
+        done = penstock(command, "-c", str(path), *trainer)
+        lines = [json.loads(line) for line in done.stderr.splitlines()]
+        assert lines[-1]["event"] == "ended"
+        assert lines[-1]["code"] == done.returncode
+        return lines
+
+    assert "No such file" in log(tmp_path / "none.yaml")[-1]["error"]
+    (tmp_path / "wrong.yaml").write_text("Penstok: {}\n")
+    first, second, last = log(tmp_path / "wrong.yaml")
+    assert (first["event"], first["line"], first["key"]) == (
+        "mistake in the job file",
+        None,
+        "InputDataConfig",
+    )
+    assert (second["line"], second["key"]) == (1, "Penstok")
+    assert "did you mean Penstock?" in second["error"]
+    assert last["code"] == 2
+    if command == "exec":
+        path = write_job(tmp_path / "job.yaml", job(stub.url, tmp_path / "ml", "b/train/"))
+        assert log(path)[-1]["code"] == 7
+        return
+    with sidecar(write_job(tmp_path / "job.yaml", job(stub.url, tmp_path / "ml", "b/train/"))) as running:
+        running.wait_for("ready")
+        assert running.end() == 0
+    assert running.events[-2]["event"] == "ended"
+    assert running.events[-2]["code"] == 0
+
+
+def test_in_a_terminal_the_last_line_is_for_people(tmp_path):
+    (tmp_path / "job.yaml").write_text("Penstok: {}\n")
+    command = [*PENSTOCK, "run", "-c", "job.yaml"]
+    with contextlib.chdir(tmp_path), terminal(command, columns=100, rows=10) as window:
+        assert window.end() == 2
+        assert "\njob.yaml:1: Penstok: is not a key" in window.screen.text
+    with contextlib.chdir(tmp_path), terminal([*command, "--json"], columns=300, rows=10) as window:
+        assert window.end() == 2
+        assert '"event": "ended"' in window.screen.text
