@@ -147,11 +147,27 @@ def run(
 @click.option(
     "--base-directory", default="/opt/ml", show_default=True, help="The directory that the sidecar serves."
 )
-def restart(base_directory: str) -> None:
-    """Restart the sidecar that serves a base directory, while its trainer runs on."""
+@click.option(
+    "--wait",
+    type=click.FloatRange(min=0, min_open=True),
+    default=300.0,
+    show_default=True,
+    help="Seconds to wait until the sidecar is ready again.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON: pid, seconds.")
+def restart(base_directory: str, *, wait: float, as_json: bool) -> None:
+    """Restart the sidecar that serves a base directory, while its trainer runs on.
+
+    Returns when every FIFO is offered again.
+    """
+    from sidecar.commands.restart import restart as restart_sidecar
     from sidecar.job.layout import Layout
 
-    os.kill(Layout(base_directory).owner(), signal.SIGUSR2)
+    pid, seconds = restart_sidecar(Layout(base_directory), within=wait)
+    if as_json:
+        _print_json({"pid": pid, "seconds": round(seconds, 3)})
+    else:
+        click.echo(f"the sidecar, process {pid}, is ready again after {seconds:.1f} s")
 
 
 @cli.command(

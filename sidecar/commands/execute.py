@@ -46,6 +46,7 @@ async def execute(job: Job, flags: Flags, command: tuple[str, ...]) -> int:
 
         async def until(_: Supervisor) -> None:
             nonlocal code
+            layout.note("trainer runs")
             environment = os.environ | trainer_environment(layout, job, hosts)
             code = await _run_trainer(supervisor.state, command, environment)
 

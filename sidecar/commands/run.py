@@ -59,6 +59,7 @@ async def run(job: Job, flags: Flags, continuation: Continuation) -> int:
 
     async def until(supervisor: Supervisor) -> None:
         nonlocal handed_over
+        layout.note("ready")
         while not handed_over:
             await first_of(shutdown.requested.wait(), shutdown.restart.wait())
             if shutdown.requested.is_set():
@@ -70,6 +71,7 @@ async def run(job: Job, flags: Flags, continuation: Continuation) -> int:
                 handed_over = True
             except SinkError as error:
                 log.error("cannot restart, going on", error=str(error))
+                layout.note("cannot restart", str(error))
 
     with handled((signal.SIGTERM, signal.SIGINT, signal.SIGUSR2), shutdown.note):
         code = await _unless_stopped(supervisor.serve(until), shutdown, supervisor)

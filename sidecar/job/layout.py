@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import stat
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -126,13 +127,33 @@ class Layout:
         try:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            status, pid = os.fstat(fd), os.read(fd, 32).strip()
+            status, pid = os.fstat(fd), os.read(fd, 32).split(b"\n")[0]
             if pid.isdigit() and stat.S_ISREG(status.st_mode) and _user(int(pid)) == status.st_uid:
                 return int(pid)
             raise SinkError(f"{path} names no process of its owner; remove it and start again") from None
         finally:
             os.close(fd)
         raise SinkError(f"no penstock serves {self.data}; is this the sidecar's base directory?")
+
+    def note(self, event: str, error: str = "") -> None:
+        """Append a note of the tree's owner to its lock file, for `penstock restart`. Ignores errors."""
+        line = json.dumps({"at": time.monotonic_ns(), "event": event, "error": error}) + "\n"
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        with contextlib.suppress(OSError):
+            fd = os.open(os.path.join(self.data, LOCK), flags)
+            try:
+                os.write(fd, line.encode())
+            finally:
+                os.close(fd)
+
+    def last_note(self) -> dict[str, Any] | None:
+        """Return the last note of the tree's owner; None if it has written none yet."""
+        try:
+            with open(os.path.join(self.data, LOCK), "rb") as file:
+                lines = file.read(1 << 20).splitlines(keepends=True)[1:]
+            return dict(json.loads(lines[-1])) if lines and lines[-1].endswith(b"\n") else None
+        except (OSError, ValueError, TypeError):
+            return None
 
     def exposure(self) -> list[str]:
         """Return warnings about directories in which other users could replace FIFOs.

@@ -11,7 +11,9 @@ import os
 import random
 import signal
 import socket
+import subprocess
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +23,7 @@ from streamer.helpers.keeper.protocol import address
 from streamer.readers import PipeReader
 from streamer.readers.core.position import ReaderPosition
 from tests.kit.harness import MORE_THAN_A_FIFO, fill
-from tests.kit.processes import Sidecar, job, leftovers, penstock, write_job
+from tests.kit.processes import PENSTOCK, Sidecar, job, leftovers, penstock, write_job
 from tests.kit.trailers import published_trailer
 
 EPOCHS = 3
@@ -246,7 +248,9 @@ def test_sigusr2_is_a_pause(stub, place, options):
         reader = Reader(data)
         reader.wait_for(len(content) + 7)
         base = str(data.parent.parent)
-        assert penstock("restart", "--base-directory", base).returncode == 0
+        done = penstock("restart", "--base-directory", base)
+        assert done.returncode == 0, done.stderr
+        assert f"process {started.process.pid}, is ready again" in done.stdout
         assert reader.join() == [sha(content)] * EPOCHS
         started.wait_for("epoch complete", epoch=EPOCHS - 1)
         started.wait_for("ready", times=3)
@@ -258,6 +262,31 @@ def test_restart_where_nothing_runs(tmp_path):
     done = penstock("restart", "--base-directory", str(tmp_path))
     assert done.returncode == 7
     assert "is this the sidecar's base directory?" in done.stderr
+
+
+def test_restart_says_why_there_is_none(stub, place, tmp_path):
+    """The job file is wrong now; and the sidecar of `exec` has no restart."""
+    fill(stub, SIZES, prefix="b/train/")
+    path, data = place()
+    base = str(data.parent.parent)
+    with running(path) as started:
+        started.wait_for("ready")
+        Path(path).write_text("Penstok: {}\n")
+        done = penstock("restart", "--base-directory", base)
+        assert (done.returncode, done.stdout) == (7, "")
+        assert f"process {started.process.pid}, ended instead of restarting" in done.stderr
+        assert started.process.wait() == 2
+    path, data = place()
+    trainer = ["sh", "-c", "echo started; read line"]
+    command = [*PENSTOCK, "exec", "-c", path, *trainer]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as started:
+        assert started.stdout is not None
+        assert started.stdout.readline() == "started\n"
+        done = penstock("restart", "--base-directory", str(data.parent.parent))
+        assert done.returncode == 7
+        assert "penstock exec serves" in done.stderr
+        started.communicate("\n")
+        assert started.returncode == 0
 
 
 def test_resume_begins_where_a_state_was_taken(stub, place, tmp_path, monkeypatch):
