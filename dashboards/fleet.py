@@ -8,14 +8,29 @@ largest (or slowest), since nobody reads five hundred lines.
 from __future__ import annotations
 
 from dashboards import queries as q
-from dashboards.panels import BLUE, GREEN, ORANGE, RED, Column, Mapping, Page, Target, graph, stat, table
+from dashboards.panels import (
+    BLUE,
+    GREEN,
+    ORANGE,
+    RED,
+    STORAGE,
+    TRAINER,
+    Column,
+    Mapping,
+    Page,
+    Target,
+    graph,
+    stat,
+    table,
+)
 
 _WHO = "{{instance}} {{pod}}"
 _OVERVIEW = (
     "/d/penstock-overview?var-datasource=${datasource}&var-job=${__data.fields.Job}"
     "&var-instance=${__data.fields.Sidecar}&${__url_time_range}"
 )
-_LOW_IS_GOOD = ((None, GREEN), (0.2, ORANGE), (0.5, RED))
+_STARVED = ((None, GREEN), (0.2, STORAGE))
+_BLOCKED = ((None, "transparent"), (0.2, TRAINER))
 _NO_ERRORS = ((None, GREEN), (0.01, ORANGE), (0.05, RED))
 _MEMORY = ((None, GREEN), (0.75, ORANGE), (0.9, RED))
 _YES_NO = (
@@ -40,7 +55,7 @@ _GLANCE = (
         thresholds=((None, GREEN), (1, RED)),
         about="Each holds its trainer up until the sidecar is started again; the table says where."),
     stat("Starved sidecars", "short", (q.STARVED_SIDECARS, "starved"),
-        thresholds=((None, GREEN), (1, ORANGE)), no_value="No reader",
+        thresholds=((None, GREEN), (1, STORAGE)), no_value="No reader",
         about="Sidecars that wait for storage for more than half of the time in which a reader is there."),
     stat("Request errors", "percentunit", (q.ERROR_RATIO, "errors"), high=1, decimals=1,
         thresholds=_NO_ERRORS, no_value="No requests",
@@ -59,8 +74,8 @@ _TABLE = (
             Column("Pod", label="pod"), Column("Version", label="version"),
             Column("Ready", q.READY_BY, mappings=_YES_NO),
             Column("Failed", q.FAILED_BY, thresholds=((None, GREEN), (1, RED))),
-            Column("Starved", q.STARVED_SHARE_BY, unit="percentunit", decimals=0, thresholds=_LOW_IS_GOOD),
-            Column("Blocked", q.BLOCKED_SHARE_BY, unit="percentunit", decimals=0),
+            Column("Starved", q.STARVED_SHARE_BY, unit="percentunit", decimals=0, thresholds=_STARVED),
+            Column("Blocked", q.BLOCKED_SHARE_BY, unit="percentunit", decimals=0, thresholds=_BLOCKED),
             Column("Delivered", q.DELIVERED_BY, unit="binBps"),
             Column("Errors", q.ERRORS_BY, unit="percentunit", decimals=1, thresholds=_NO_ERRORS),
             Column("Throttled", q.THROTTLED_BY, unit="reqps", thresholds=((None, GREEN), (0.1, ORANGE))),

@@ -9,7 +9,22 @@ add up to 24; a metric that the sidecar exports is in a panel or in `NOT_GRAPHED
 from __future__ import annotations
 
 from dashboards import queries as q
-from dashboards.panels import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Mapping, Page, graph, stat
+from dashboards.panels import (
+    BLUE,
+    GREEN,
+    GREY,
+    IDLE,
+    LIMIT,
+    MOVING,
+    ORANGE,
+    RED,
+    STORAGE,
+    TRAINER,
+    Mapping,
+    Page,
+    graph,
+    stat,
+)
 
 NOT_GRAPHED: dict[str, str] = {
     "penstock_epoch_objects": "the epoch's bytes are graphed",
@@ -40,11 +55,12 @@ _GLANCE = (
     stat("Delivered now", "binBps", (f"sum({q.WRITTEN})", "delivered"),
         about="Bytes per second that the FIFOs of all selected channels accept."),
     stat("Slower side", "percentunit", (q.SLOWER_SIDE, "blocked - starved"), low=-1, high=1,
-        mappings=(Mapping(None, -0.1, "Storage", PURPLE), Mapping(-0.1, 0.1, "Balanced", GREEN),
-                  Mapping(0.1, None, "Trainer", ORANGE)),
+        mappings=(Mapping(None, -0.1, "Storage", STORAGE), Mapping(-0.1, 0.1, "Balanced", MOVING),
+                  Mapping(0.1, None, "Trainer", TRAINER)),
         no_value="No reader",
         about="Time blocked on the trainer less time starved by storage, as a share of the time with a "
-              "reader. Above +10 % the trainer is the slower side, below -10 % storage is."),
+              "reader. Above +10 % the trainer is the slower side, which is healthy. Below -10 % storage "
+              "is the slower side."),
     stat("Request errors", "percentunit", (q.ERROR_RATIO, "errors"), high=1, decimals=1,
         thresholds=((None, GREEN), (0.01, ORANGE), (0.05, RED)), no_value="No requests",
         about="Share of the S3 requests that did not end well; those that the sidecar cancelled do not "
@@ -71,13 +87,14 @@ _DELIVERY = (
 _WAITING = (
     graph("Where the time goes", "percentunit", (q.STATE_SHARES, "{{state}}"), width=12, high=1,
         stacked=True,
-        colors={"idle": GREY, "blocked": ORANGE, "starved": PURPLE, "limited": BLUE, "moving": GREEN},
+        colors={"idle": IDLE, "blocked": TRAINER, "starved": STORAGE, "limited": LIMIT, "moving": MOVING},
         about="Shares of the channels' time. blocked: the FIFO is full, the trainer is slower. starved: "
               "storage is slower. limited: a bandwidth limit holds. moving: bytes are being copied. idle: "
               "no reader."),
     graph("Blocked on the trainer, starved by storage", "percentunit",
         (f"sum by (channel, instance) ({q.BLOCKED})", "{{channel}} {{instance}} blocked"),
         (f"sum by (channel, instance) ({q.STARVED})", "{{channel}} {{instance}} starved"), width=12, high=1,
+        colors={"/ blocked$/": TRAINER, "/ starved$/": STORAGE},
         about="Seconds waited per second, by channel and sidecar. Blocked is what one wants: storage keeps "
               "up. Starved: raise RequestsInFlight, and look at first byte and retries below."),
     graph("Starved, by cause", "percentunit", q.by("cause", q.STARVED_BY), width=12, stacked=True,

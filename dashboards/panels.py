@@ -31,6 +31,8 @@ __all__ = [
 ]  # fmt: skip
 
 GREEN, ORANGE, RED, PURPLE, BLUE, GREY = "green", "orange", "red", "purple", "blue", "text"
+TRAINER, STORAGE, LIMIT, MOVING, IDLE = GREEN, PURPLE, ORANGE, BLUE, GREY
+"""Colours of what a channel waits for, as on the status page. A wait for the trainer is healthy."""
 
 Thresholds: TypeAlias = tuple[tuple[float | None, str], ...]
 """(from which value, colour); the first begins at None, minus infinity."""
@@ -96,7 +98,7 @@ class Panel:
     show_name: bool = False
     """A stat shows the name of the series, not its value."""
     colors: dict[str, str] = field(default_factory=dict)
-    """Fixed colours by legend."""
+    """Fixed colours by legend, or by a regular expression for legends, between slashes."""
     columns: tuple[Column, ...] = ()
     """Of a table, from left to right; those with an expression are the targets, in this order."""
     sort: str | None = None
@@ -153,7 +155,8 @@ def panel_builder(panel: Panel, *, panel_id: int) -> Any:
         made.mappings([_range_map(index, mapping) for index, mapping in enumerate(panel.mappings)])
     for name, color in panel.colors.items():
         fixed = {"mode": "fixed", "fixedColor": color}
-        made.override_by_name(name, [model.DynamicConfigValue(id_val="color", value=fixed)])
+        override = made.override_by_regexp if name.startswith("/") else made.override_by_name
+        override(name, [model.DynamicConfigValue(id_val="color", value=fixed)])
     for index, (expression, legend) in enumerate(panel.targets):
         query = prometheus.Dataquery().expr(expression).legend_format(legend).ref_id(chr(ord("A") + index))
         query.datasource(datasource())

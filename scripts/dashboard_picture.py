@@ -42,7 +42,10 @@ STYLE: list[Any] = [
         "figure.constrained_layout.use": True,
     },
 ]
-COLORS = {name: f"tab:{name}" for name in ("green", "orange", "red", "purple", "blue")} | {"text": "tab:gray"}
+COLORS = {name: f"tab:{name}" for name in ("green", "orange", "red", "purple", "blue")} | {
+    "text": "tab:gray",
+    "transparent": "white",
+}
 SUFFIXES = {"binBps": "B/s", "bytes": "B", "ops": "/s", "reqps": "/s", "s": "s", "short": ""}
 
 
@@ -131,9 +134,17 @@ def draw_table(axes: Axes, panel: Panel, rows: pd.DataFrame) -> None:
         cell.set_edgecolor("lightgray")
 
 
+def fixed_color(panel: Panel, legend: str) -> str | None:
+    """The colour that the panel fixes for a series, by its legend or by a regular expression for legends."""
+    for name, color in panel.colors.items():
+        if name == legend or (name.startswith("/") and re.search(name.strip("/"), legend)):
+            return COLORS[color]
+    return None
+
+
 def draw_graph(axes: Axes, panel: Panel, lines: pd.DataFrame) -> None:
     """Draw lines or stacked areas over time, without the series that are always zero."""
-    colors = {name: COLORS.get(panel.colors.get(name, ""), f"C{n % 10}") for n, name in enumerate(lines)}
+    colors = {name: fixed_color(panel, name) or f"C{n % 10}" for n, name in enumerate(lines)}
     lines = lines.loc[:, lines.max() > 0]
     if panel.stacked:
         lines.fillna(0).plot.area(ax=axes, color=colors, alpha=0.6, linewidth=0)

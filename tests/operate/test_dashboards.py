@@ -191,6 +191,29 @@ def test_panels_fill_the_page(dashboard):
         assert ends[-1] == 24
 
 
+def test_colours_are_those_of_the_status_page():
+    """A wait for the trainer is green on both, a wait for storage purple, a limit amber."""
+    page = (ROOT / "sidecar/admin/page.html").read_text(encoding="utf-8")
+    (table,) = re.findall(r"const STATES = (\[.*?\]);", page, re.DOTALL)
+    shown = dict(re.findall(r'\["(\w+)", "[^"]+", "(\w+)"\]', table))
+    names = {"trainer": "green", "storage": "purple", "limit": "orange", "even": "blue", "idle": "text"}
+    by_title = {panel["title"]: panel for panel in PANELS}
+    fixed = {
+        override["matcher"]["options"]: override["properties"][0]["value"]["fixedColor"]
+        for title in ("Where the time goes", "Blocked on the trainer, starved by storage")
+        for override in by_title[title]["fieldConfig"]["overrides"]
+    }
+    assert fixed == {state: names[tone] for state, tone in shown.items()} | {
+        "/ blocked$/": names[shown["blocked"]],
+        "/ starved$/": names[shown["starved"]],
+    }
+    sides = {
+        each["options"]["result"]["text"]: each["options"]["result"]["color"]
+        for each in by_title["Slower side"]["fieldConfig"]["defaults"]["mappings"]
+    }
+    assert sides == {"Storage": names["storage"], "Balanced": names["even"], "Trainer": names["trainer"]}
+
+
 @each_query()
 def test_query_follows_the_rules(query):
     """target-job-, -instance-, -counter-agg-, -rate-interval- and -histogram-rule."""
