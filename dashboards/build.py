@@ -61,9 +61,15 @@ def build(page: Page) -> Any:
     numbers = count(1)
     for title, panels in page.rows:
         row = dashboard.Row(title).id(next(numbers))
-        made.with_row(row)
-        for panel in panels:
-            made.with_panel(panel_builder(panel, panel_id=next(numbers)))
+        builders = [panel_builder(panel, panel_id=next(numbers)) for panel in panels]
+        if title in page.collapsed:  # Grafana keeps the panels of a closed row in the row
+            for each in builders:
+                row.with_panel(each)
+            made.with_row(row)
+        else:
+            made.with_row(row)
+            for each in builders:
+                made.with_panel(each)
     finished = made.build()
     for link in finished.links or ():
         # On the page, not in a menu, which is the default of the SDK.

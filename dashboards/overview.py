@@ -123,18 +123,21 @@ _S3 = (
         about="From the request to the head of its answer. It is latency, which more connections hide."),
     graph("Time per part", "s", *q.quantiles("penstock_part_seconds"), width=12,
         about="From the request to its last byte. Far above time to first byte: bandwidth is short."),
-    graph("Second requests", "reqps", q.by("fate", q.HEDGES), width=6,
+    graph("Second requests", "reqps", q.by("fate", q.HEDGES), width=12,
         colors={"issued": BLUE, "won": GREEN, "lost": ORANGE},
         about="Parts asked for a second time per second, since the first request was late and delivery "
               "waited. won: the second brought the bytes; lost: the first did after all."),
-    graph("Bytes thrown away", "binBps", q.by("channel", q.WASTED), width=6,
+    graph("Bytes thrown away", "binBps", q.by("channel", q.WASTED), width=12,
         about="Bytes per second fetched for nothing: their epoch was left early, their object was "
               "replaced, or both of two requests brought them."),
-    graph("Objects changed", "short", (q.CHANGED, "{{done}}"), width=6, bars=True, stacked=True,
+)
+
+_CHANGES = (
+    graph("Objects changed", "short", (q.CHANGED, "{{done}}"), width=12, bars=True, stacked=True,
         colors={"failed": RED, "refetched": ORANGE, "skipped": GREY},
         about="Objects that were not as listed, and what WhenChanged did: failed, refetched or skipped. "
               "Whoever writes into a data set that is read must stop."),
-    graph("Objects checked", "short", (q.CHECKED, "{{result}}"), width=6, bars=True, stacked=True,
+    graph("Objects checked", "short", (q.CHECKED, "{{result}}"), width=12, bars=True, stacked=True,
         colors={"verified": GREEN, "unverifiable": ORANGE, "mismatch": RED},
         about="Whole objects compared with the checksums that S3 keeps, where Integrity asks for it. "
               "unverifiable: S3 keeps none of the whole. mismatch fails the epoch."),
@@ -209,9 +212,11 @@ OVERVIEW = Page(
         ("Delivery", _DELIVERY),
         ("Who is waiting", _WAITING),
         ("S3 requests", _S3),
+        ("Changed and checked objects", _CHANGES),
         ("Memory", _MEMORY),
         ("Epochs", _EPOCHS),
         ("Ranks", _RANKS),
         ("Process", _PROCESS),
     ),
+    collapsed=frozenset({"Changed and checked objects", "Ranks"}),
 )

@@ -115,6 +115,8 @@ class Page:
     refresh: str
     rows: tuple[tuple[str, tuple[Panel, ...]], ...]
     """(title, panels) from top to bottom."""
+    collapsed: frozenset[str] = frozenset()
+    """Titles of rows that are closed at first: most jobs have no data for them."""
 
 
 def graph(title: str, unit: Unit, *targets: Target, about: str, width: int = 8, **rest: Any) -> Panel:

@@ -181,9 +181,11 @@ def draw_panel(axes: Axes, panel: Panel, data: Data) -> None:
 
 
 def draw_page(page: Page, data: Data, *, rows: int | None = None) -> Figure:
-    """Draw the first `rows` rows of a dashboard, or all."""
+    """Draw the first `rows` rows of a dashboard, or all, without those that are closed at first."""
     lines: list[tuple[str, list[Panel]]] = []
     for heading, panels in page.rows[:rows]:
+        if heading in page.collapsed:
+            continue
         ends = accumulate(panel.width for panel in panels)
         for number, same in groupby(zip(panels, ends, strict=True), lambda each: (each[1] - 1) // 24):
             lines.append(("" if number else heading, [panel for panel, _ in same]))

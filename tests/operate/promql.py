@@ -44,7 +44,11 @@ def document(dashboard: str) -> dict[str, Any]:
 
 
 def panels(dashboard: str) -> list[dict[str, Any]]:
-    return [panel for panel in document(dashboard)["panels"] if panel["type"] != "row"]
+    """The panels of all rows. Those of a closed row are in the row."""
+    found: list[dict[str, Any]] = []
+    for panel in document(dashboard)["panels"]:
+        found += panel["panels"] if panel["type"] == "row" else [panel]
+    return found
 
 
 def panel_queries(dashboard: str) -> list[Query]:

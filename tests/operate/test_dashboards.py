@@ -175,7 +175,9 @@ def test_panel_is_complete(panel):
 
 @each_dashboard()
 def test_panels_fill_the_page(dashboard):
-    everything = document(dashboard)["panels"]
+    everything = []
+    for panel in document(dashboard)["panels"]:
+        everything += [panel, *panel.get("panels", ())]
     assert everything[0]["type"] == "row"
     numbers = [panel["id"] for panel in everything]
     assert len(set(numbers)) == len(numbers)
@@ -212,6 +214,17 @@ def test_colours_are_those_of_the_status_page():
         for each in by_title["Slower side"]["fieldConfig"]["defaults"]["mappings"]
     }
     assert sides == {"Storage": names["storage"], "Balanced": names["even"], "Trainer": names["trainer"]}
+
+
+def test_rows_without_data_in_most_jobs_are_closed():
+    """And no others: an open row has no panels of its own, a closed one has all of them."""
+    rows = [panel for panel in document("penstock-overview")["panels"] if panel["type"] == "row"]
+    closed = {row["title"]: [panel["title"] for panel in row["panels"]] for row in rows if row["collapsed"]}
+    assert closed == {
+        "Changed and checked objects": ["Objects changed", "Objects checked"],
+        "Ranks": ["Delivered by channels with rank FIFOs", "Ranks apart", "Idlest rank FIFO"],
+    }
+    assert not any(row["panels"] for row in rows if not row["collapsed"])
 
 
 @each_query()
