@@ -67,8 +67,8 @@ _GLANCE = (
 _TABLE = (
     table("Every sidecar", sort="Starved", width=24, height=12,
         about="One row each, by starved. Starved and blocked are shares of the time in which a reader was "
-              "there: starved waits for storage, blocked for the trainer. A click on a sidecar opens its "
-              "overview.",
+              "there: starved waits for storage, blocked for the trainer. Epoch and progress are the least "
+              "of the channels with a reader. A click on a sidecar opens its overview.",
         columns=(
             Column("Job", label="job"), Column("Sidecar", label="instance", link=_OVERVIEW),
             Column("Pod", label="pod"), Column("Version", label="version"),

@@ -70,6 +70,18 @@ def of_ranks(function: str, metric: str) -> str:
     )
 
 
+def of_read_channels(metric: str) -> str:
+    """By sidecar, the least of the channels with a reader. Without any reader, the largest of all channels.
+
+    A channel that nobody reads stays at 0, and is no sign that the sidecar is slow.
+    """
+    reader = f"{channel('penstock_reader_connected')} == 1"
+    return (
+        f"min by ({SIDECAR}) ({metric} and on (job, instance, channel) ({reader})) "
+        f"or max by ({SIDECAR}) ({metric})"
+    )
+
+
 def quantiles(histogram: str) -> tuple[tuple[str, str], ...]:
     """Targets for median, 95th and 99th percentile of a channel's histogram."""
     buckets = f"sum by (le) ({rate(channel(f'{histogram}_bucket'))})"
@@ -145,8 +157,8 @@ LAG_BY = (
 )
 READY_BY = f"min by ({SIDECAR}) ({sidecar('penstock_ready')})"
 FAILED_BY = by_sidecar(channel("penstock_channel_failed"))
-PROGRESS_BY = f"min by ({SIDECAR}) ({PROGRESS})"
-EPOCH_BY = f"min by ({SIDECAR}) ({channel('penstock_epoch')})"
+PROGRESS_BY = of_read_channels(PROGRESS)
+EPOCH_BY = of_read_channels(channel("penstock_epoch"))
 RESIDENT_BY = by_sidecar(sidecar("process_resident_memory_bytes"))
 RESIDENT_SHARE_BY = f"{RESIDENT_BY} / {by_sidecar(sidecar('penstock_memory_limit_bytes'))}"
 RESERVED_BY = by_sidecar(channel("penstock_reserved_bytes"))

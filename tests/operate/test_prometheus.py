@@ -27,6 +27,7 @@ import yaml
 from dashboards.alerts import ALERTS
 from dashboards.build import PAGES
 from dashboards.fleet import FLEET
+from dashboards.queries import PROGRESS_BY
 from dashboards.rules import RECORDED
 from examples.demo.server import free_ports, running_s3
 from streamer import __version__
@@ -217,6 +218,14 @@ def test_what_the_fleet_says_is_true(scraped):
         rows = server.ask(queries[f"Every sidecar {target['refId']}"])
         assert sorted(labels["instance"] for labels, _ in rows) == sorted(scraped.targets), target["expr"]
         assert {labels["job"] for labels, _ in rows} == {"penstock"}
+    target = next(each["refId"] for each in table["targets"] if each["expr"] == PROGRESS_BY)
+
+    def progressing():
+        """The epochs of both sidecars move, though nobody reads one channel of the first."""
+        rows = server.ask(queries[f"Every sidecar {target}"])
+        return all(progress > 0 for _, progress in rows)
+
+    eventually(progressing)
     assert server.ask(queries["Scraped A"]) == [({}, 2)]
     assert server.ask(queries["Not ready A"]) == [({}, 0)]
     assert server.ask(queries["Channels failed for good A"]) == [({}, 0)]
