@@ -1,8 +1,8 @@
-# make demo        the main job end to end: S3 server, sidecar, trainer (flags: make demo DEMO="--megabytes 50")
+# make demo        the main job end to end: S3 server, sidecar, trainer (flags: make demo DEMO="--megabytes 50");
+#                  make demo FRAMEWORK=torch has a trainer in PyTorch and installs no TensorFlow
 # make test        system tools, lint, then every test, the slow ones last
 # make test-versions  tests on other Pythons and the oldest TensorFlow that this machine can have, two minutes
 # make night       every machine that looks for what breaks Penstock, some eight hours (flags: make night NIGHT="--hours 1")
-# make lint        ruff and mypy; changes nothing
 # make format      let ruff mend what it can
 # make bench       Penstock beside its peers, some 25 minutes (choose: make bench BENCH="--scenarios fast --rounds 1")
 # make dashboards  write the Grafana dashboards and the alerts from their source
@@ -15,6 +15,7 @@
 
 PYTHON ?= python3
 DEMO ?=
+FRAMEWORK ?= tensorflow
 BENCH ?=
 NIGHT ?=
 VERSIONS ?=
@@ -32,8 +33,8 @@ export TF_CPP_MIN_LOG_LEVEL ?= 2
 .PHONY: demo test test-versions night lint format bench dashboards pictures docs images system-tools clean
 .DELETE_ON_ERROR:
 
-demo: .venv/.stamp-demo
-	@.venv/bin/python -m examples.demo $(DEMO)
+demo: .venv/.stamp-demo-$(FRAMEWORK)
+	@.venv/bin/python -m examples.demo --framework $(FRAMEWORK) $(DEMO)
 
 test: system-tools lint
 	.venv/bin/python -m pytest --durations=10 --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder \
@@ -78,17 +79,17 @@ images: .venv/.stamp-dev
 system-tools:
 	@scripts/install-system-tools
 
-.venv/.stamp-demo: $(PROJECTS)
+.venv/.stamp-demo-%: $(PROJECTS)
 	@scripts/make-venv $(PYTHON)
-	@echo "installing into .venv; TensorFlow is some 600 MB, so this takes a minute or two"
-	@$(PIP) --editable './streamer[tensorflow]' --editable . --group demo
+	@echo "installing into .venv; TensorFlow is some 600 MB, PyTorch more, so this takes a minute or two"
+	@$(PIP) --editable './streamer[$*]' --editable . --group demo
 	@touch $@
 
 .venv/.stamp-dev: $(PROJECTS)
 	@scripts/make-venv $(PYTHON)
 	@echo "installing into .venv; TensorFlow, PyTorch and JAX are some 2 GB, so this takes minutes"
 	@$(PIP) --editable './streamer[tensorflow]' --editable . --group dev
-	@touch .venv/.stamp-demo $@
+	@touch .venv/.stamp-demo-tensorflow .venv/.stamp-demo-torch $@
 
 .venv/.stamp-bench: $(PROJECTS)
 	@scripts/make-venv $(PYTHON)

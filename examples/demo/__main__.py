@@ -42,6 +42,7 @@ from examples.demo.processes import (
 from examples.demo.report import Outcome
 from examples.demo.seed import add_size_options, sized_channels
 from examples.demo.server import S3Server, running_s3
+from examples.demo.train import FRAMEWORKS
 from streamer.trailer import read_trailer
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m examples.demo", description=__doc__.splitlines()[0])
     add_size_options(parser)
     parser.add_argument("--epochs", type=int, default=2, help="times that the trainer reads `train` (2)")
+    parser.add_argument("--framework", choices=FRAMEWORKS, default=FRAMEWORKS[0], help="of the trainer")
     parser.add_argument("--keep", action="store_true", help="keep job file, logs and trailers")
     arguments = parser.parse_args()
     wanted = sized_channels(parser, arguments)
@@ -111,9 +113,12 @@ def _demo(directory: str, channels: Sequence[Channel], arguments: argparse.Names
         result = os.path.join(directory, "result.json")
         with running_sidecar(job, credentials, log=os.path.join(directory, "sidecar.log")) as sidecar:
             ready = sidecar.status()
-            _say("starting the trainer, without credentials (loading TensorFlow takes a while)")
+            admin = sidecar.admin.rstrip("/")
+            _say(f"watch it at {admin} in a browser, or: {os.path.relpath(penstock()[0])} top --url {admin}")
+            _say("starting the trainer, without credentials (loading its framework takes a while)")
+            trainer = {"base-directory": base, "epochs": arguments.epochs, "framework": arguments.framework}
             run_trainer(
-                ["--base-directory", base, "--epochs", str(arguments.epochs), "--result", result],
+                [*(f"--{name}={value}" for name, value in trainer.items()), f"--result={result}"],
                 trainer_environment(os.path.join(directory, "trainer-home")),
                 beside=sidecar,
                 log=os.path.join(directory, "trainer.log"),

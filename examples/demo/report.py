@@ -149,7 +149,7 @@ class Outcome:
             f"{seconds['import']:.1f} s import, {seconds['train']:.1f} s training, "
             f"{seconds['evaluate']:.1f} s evaluation",
         )
-        table.add_row("TensorFlow", f"{self.training['tensorflow']} on {devices}")
+        table.add_row("framework", f"{self.training['framework']} on {devices}")
         return table
 
 

@@ -1,6 +1,7 @@
 """Trains a linear classifier on two Pipe channels, without access to storage, as in a training container.
 
-    PipeModeDataset -> repeat -> batch -> parse -> prefetch -> Keras
+    TensorFlow    PipeModeDataset -> repeat -> batch -> parse -> prefetch -> Keras    this file
+    PyTorch       PipeIterableDataset -> DataLoader -> a training loop                train_torch.py
 
 The program gets one directory, refuses to start with credentials, and loads no storage client. It is written
 as for SageMaker, except for `EpochCounter`, which counts the records of each epoch so that the demo can
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+FRAMEWORKS = ("tensorflow", "torch")
 STORAGE_CLIENTS = ("aiobotocore", "boto3", "botocore", "s3fs", "s3transfer")
 LEARNING_RATE = 5e-3
 
@@ -59,12 +61,16 @@ def main() -> int:
     parser.add_argument("--base-directory", required=True, help="the sidecar's; /opt/ml in SageMaker")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--framework", choices=FRAMEWORKS, default=FRAMEWORKS[0])
     parser.add_argument("--result", required=True, metavar="FILE", help="where the result goes, as JSON")
     arguments = parser.parse_args()
     if found := credentials_in(os.environ):
         print(f"train: refusing to start with storage credentials: {', '.join(found)}", file=sys.stderr)
         return 3
-    result = train(arguments.base_directory, epochs=arguments.epochs, batch_size=arguments.batch_size)
+    run = train
+    if arguments.framework == "torch":
+        from examples.demo.train_torch import train as run
+    result = run(arguments.base_directory, epochs=arguments.epochs, batch_size=arguments.batch_size)
     with open(arguments.result, "w", encoding="utf-8") as file:
         json.dump(result, file)
     return 0
@@ -79,8 +85,7 @@ def train(base: str, *, epochs: int, batch_size: int) -> dict[str, Any]:
     import tensorflow as tf
 
     imported = time.monotonic()
-    with open(os.path.join(base, "input", "config", "hyperparameters.json"), encoding="utf-8") as file:
-        parameters = json.load(file)
+    parameters = hyperparameters(base)
     tf.keras.utils.set_random_seed(1)
     model = _classifier(tf, int(parameters["classes"]))
     trained, evaluated = EpochCounter(), EpochCounter()
@@ -109,9 +114,16 @@ def train(base: str, *, epochs: int, batch_size: int) -> dict[str, Any]:
             "train": fitted - imported,
             "evaluate": time.monotonic() - fitted,
         },
-        "tensorflow": tf.__version__,
+        "framework": f"TensorFlow {tf.__version__}",
         "devices": [device.device_type for device in tf.config.list_physical_devices()],
     }
+
+
+def hyperparameters(base: str) -> dict[str, str]:
+    """The job's hyperparameters, which the sidecar has written below `base`."""
+    with open(os.path.join(base, "input", "config", "hyperparameters.json"), encoding="utf-8") as file:
+        found: dict[str, str] = json.load(file)
+        return found
 
 
 def _batches(tf: Any, base: str, channel: str, counter: EpochCounter, *, passes: int, size: int) -> Any:

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -69,15 +70,17 @@ class Demo:
 
 
 @pytest.fixture
-def start_demo(tmp_path):
+def start_demo():
+    """Starts demos in a directory with a short path, as PyTorch's workers need for their socket."""
     with contextlib.ExitStack() as stack:
+        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="demo-"))
 
         def start(*arguments: str) -> Demo:
             process = stack.enter_context(
                 subprocess.Popen(
                     [sys.executable, "-m", "examples.demo", *arguments],
                     cwd=ROOT,
-                    env=os.environ | {"TMPDIR": str(tmp_path), "COLUMNS": "100"},
+                    env=os.environ | {"TMPDIR": directory, "COLUMNS": "100"},
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
                     text=True,
@@ -85,16 +88,20 @@ def start_demo(tmp_path):
                 )
             )
             stack.callback(process.kill)
-            return Demo(process, tmp_path)
+            return Demo(process, Path(directory))
 
         yield start
 
 
 @pytest.mark.e2e
 @pytest.mark.timeout(150)
-def test_demo_trains_and_proves_every_epoch(start_demo):
-    demo = start_demo(*SMALL)
+@pytest.mark.parametrize(("framework", "name"), [("tensorflow", "TensorFlow"), ("torch", "PyTorch")])
+def test_demo_trains_and_proves_every_epoch(start_demo, framework, name):
+    demo = start_demo(*SMALL, "--framework", framework)
     output = demo.finish()
+    assert re.search(rf"framework +{name} [\d.]+", output), output
+    (admin,) = re.findall(r"watch it at (http://127\.0\.0\.1:\d+) in a browser", output)
+    assert f"top --url {admin}\n" in output
     assert demo.process.returncode == 0, output
     train, held_out = channels(megabytes=24, objects=4, seed=7)
     accuracy = re.search(r"accuracy on eval +([\d.]+)", output)
@@ -167,7 +174,7 @@ def perfect_outcome() -> Outcome:
             "storage": [],
             "seconds": {"import": 1.0, "train": 1.0, "evaluate": 1.0},
             "devices": ["CPU"],
-            "tensorflow": "2.21.0",
+            "framework": "TensorFlow 2.21.0",
         },
         trailers={
             (each.name, epoch): Trailer(
