@@ -3,6 +3,7 @@
 # make test        system tools, lint, then every test, the slow ones last
 # make test-versions  tests on other Pythons and the oldest TensorFlow that this machine can have, two minutes
 # make night       every machine that looks for what breaks Penstock, some eight hours (flags: make night NIGHT="--hours 1")
+# make lint        ruff, mypy, and codespell and scripts/prose.py over the pages; changes nothing
 # make format      let ruff mend what it can
 # make bench       Penstock beside its peers, some 25 minutes (choose: make bench BENCH="--scenarios fast --rounds 1")
 # make dashboards  write the Grafana dashboards and the alerts from their source
@@ -27,6 +28,8 @@ PIP = .venv/bin/python -m pip install --quiet --disable-pip-version-check
 # penstock-readers for its oldest Python: syntax and standard library. NumPy's stubs for it return Any.
 READERS = --python-version 3.10 --no-warn-return-any --no-warn-unused-ignores -p streamer.readers -p streamer.formats \
 	-m streamer -m streamer.errors -m streamer.trailer -m streamer.units
+# Pages whose spelling is checked.
+PROSE = README.md CONTRIBUTING.md CHANGELOG.md docs examples/README.md dashboards/README.md streamer/README.md compat
 # TensorFlow's C++ log: errors only, unless somebody wants to hear more.
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
@@ -52,6 +55,8 @@ lint: .venv/.stamp-dev
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 	.venv/bin/mypy $(READERS)
+	.venv/bin/codespell $(PROSE)
+	@.venv/bin/python -m scripts.prose
 
 format: .venv/.stamp-dev
 	.venv/bin/ruff check --fix .

@@ -25,6 +25,7 @@ import yaml
 from pydantic import BaseModel, ByteSize
 from pydantic_core import PydanticUndefined
 
+from scripts import prose as prose_check
 from sidecar.cli import cli
 from sidecar.config.hosts import Hosts
 from sidecar.config.job import Job, load_job
@@ -431,6 +432,31 @@ def test_the_constructor_of_the_dataset_is_described():
 def test_the_arguments_of_the_pytorch_dataset_are_described():
     told = {name.split("=")[0] for name in names(prose(DOCS / "how-to/pytorch.md"))}
     assert parameters("PipeIterableDataset") <= told
+
+
+# Prose
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("# T\n\nA body is short.\n", []),
+        ("# T\n\n" + "one word " * 23 + ".\n", [(3, "a sentence of 46 words")]),
+        ("# T\n\nOne.\n\n- the the end\n- fine\n", [(5, "'the' twice")]),
+        ("# T\n\nA straggler\ncomes.\n", [(3, "'straggler'")]),
+        ("# T\n\n`straggler` ```\n\n| straggler |\n\n```sh\nstraggler\n```\n", []),
+        ("# T\n\n<!-- x: begin -->\n\nstragglers\n\n<!-- x: end -->\n", []),
+    ],
+)
+def test_the_prose_check_finds_faults_and_their_line(text, told):
+    found = list(prose_check.faults(text))
+    assert [(line, fault[: len(due)]) for (line, fault), (_, due) in zip(found, told, strict=True)] == told
+
+
+def test_the_prose_of_the_pages():
+    assert [
+        (page.name, fault) for page in prose_check.PAGES for fault in prose_check.faults(page.read_text())
+    ] == []
 
 
 # Links and references

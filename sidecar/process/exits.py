@@ -1,4 +1,4 @@
-"""Exit codes of the `penstock` command. They are part of the public interface; the README lists them."""
+"""Exit codes of the `penstock` command, a public interface; docs/reference/exit-codes.md lists them."""
 
 from __future__ import annotations
 
