@@ -1,0 +1,165 @@
+"""Mistakes of the command line and the job file: each message names what to write instead."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.kit.harness import fill
+from tests.kit.processes import penstock
+
+JOB = """\
+InputDataConfig:
+- ChannelName: train
+  DataSource:
+    S3DataSource:
+      S3DataType: S3Prefix
+      S3Uri: s3://b/train/
+Penstock:
+  BaseDirectory: @BASE@
+  MemoryBudget: 16MiB
+  Admin: {Port: 0}
+  Endpoint: {Url: @URL@, PathStyle: true}
+"""
+CHECK = "check -c job.yaml"
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A command, after `old` was replaced by `new` in the job file, and words that its message has."""
+
+    name: str
+    words: str
+    old: str = ""
+    new: str = ""
+    command: str = CHECK
+    code: int = 2
+    drop: str = ""
+    """A variable of the environment that is unset."""
+
+
+MISTAKES = [
+    # Keys
+    Mistake("a key in capitals", "did you mean Url?", "{Url:", "{URL:"),
+    Mistake("a key in snake case", "did you mean MemoryBudget?", "MemoryBudget", "memory_budget"),
+    Mistake("a section misspelt", "did you mean Penstock?", "Penstock:", "Penstok:"),
+    Mistake("a required key misspelt", "did you mean InputDataConfig?",
+            "InputDataConfig", "InputdataConfigs"),
+    Mistake("a key in another section", "belongs in Penstock.Endpoint", "MemoryBudget: 16MiB", "Region: x"),
+    Mistake("a channel's key in the job's section", "`Penstock: {Ranks: 4}`",
+            "MemoryBudget: 16MiB", "Ranks: 4"),
+    Mistake("a required key left out", "S3DataSource.S3Uri: is required", "      S3Uri: s3://b/train/\n", ""),
+    Mistake("a key twice", "job.yaml:9: ", "MemoryBudget: 16MiB", "BaseDirectory: /x"),
+    # Values
+    Mistake("a value in another case", "did you mean 'Pipe'?",
+            "- ChannelName", "- InputMode: pipe\n  ChannelName"),
+    Mistake("FastFile", "use 'Pipe' to stream", "- ChannelName", "- InputMode: FastFile\n  ChannelName"),
+    Mistake("a size in words", "write 512MiB or a number of bytes", "16MiB", "16 megabytes"),
+    Mistake("a duration with a unit", "write seconds, such as 300", "MemoryBudget: 16MiB", "GiveUpAfter: 5m"),
+    Mistake("a number in words", "is not a whole number", "MemoryBudget: 16MiB", "RequestsInFlight: many"),
+    Mistake("a mode without quotes", '"0640"', "MemoryBudget: 16MiB", "FifoMode: 0640"),
+    Mistake("a port that is none", "less than or equal to 65535", "{Port: 0}", "{Port: 97810}"),
+    Mistake("yes for a name", "for text, put it in quotes", "ChannelName: train", "ChannelName: yes"),
+    Mistake("a blank in a name", "use letters, digits", "ChannelName: train", "ChannelName: my data"),
+    Mistake("a URI without s3://", "write s3://BUCKET/PREFIX", "s3://b/train/", "b/train/"),
+    Mistake("an endpoint without http://", "must be http:// or https://", "Url: @URL@", "Url: minio:9000"),
+    Mistake("a bucket in the endpoint", "without a path", "Url: @URL@", "Url: http://minio:9000/bucket"),
+    Mistake("a region with underscores", "such as eu-central-1",
+            "{Url: @URL@", "{Region: eu_central_1, Url: @URL@"),
+    Mistake("a relative directory", "such as /opt/ml", "@BASE@", "ml"),
+    Mistake("a list as a mapping", "put '- ' before each item", "- ChannelName", "  ChannelName"),
+    Mistake("a number for a hyperparameter", "put it in quotes",
+            "Penstock:", "HyperParameters: {lr: 0.1}\nPenstock:"),
+    Mistake("too small a budget", "raise it to 2 MiB", "16MiB", "1MiB"),
+    Mistake("Protect without a token", "needs a TokenFile", "{Port: 0}", "{Protect: all}"),
+    Mistake(
+        "two channels of one name", "two channels are called 'train'", "Penstock:",
+        "- {ChannelName: train, DataSource: {S3DataSource: {S3DataType: S3Prefix, S3Uri: 's3://b'}}}\nPenstock:",
+    ),
+    # The file
+    Mistake("a tab", "indent with spaces", "  BaseDirectory", "\tBaseDirectory"),
+    Mistake("a missing colon", "correct the indentation, or add the ':'",
+            "MemoryBudget: 16MiB", "MemoryBudget"),
+    Mistake("an empty file", "and is empty", JOB, ""),
+    Mistake("a comma too many in JSON", "job.yaml:1: cannot understand this JSON", JOB, '{"Penstock": {},}'),
+    Mistake("a file that is not there", "cannot read jobs.yaml: No such file", command="check -c jobs.yaml"),
+    Mistake("a directory as the file", "cannot read ml: Is a directory", command="check -c ml"),
+    # The command line
+    Mistake("no job file", "write -c FILE, set PENSTOCK_CONFIG", command="run"),
+    Mistake("a job file without -c", "write -c job.yaml", command="run job.yaml"),
+    Mistake("a command misspelt", "Did you mean 'doctor'?", command="docter -c job.yaml"),
+    Mistake("an option misspelt", "--json", command="plan -c job.yaml --jsn"),
+    Mistake("a host index that is none", "is not below the number of hosts, 2",
+            command="plan -c job.yaml --host-index 2 --host-count 2"),
+    Mistake("an index without a count", "set --host-index and --host-count",
+            command="plan -c job.yaml --host-index 2"),
+    Mistake("cat of a path", "write s3://BUCKET/PREFIX", command="cat b/train/"),
+    Mistake("cat with two minds", "contradict each other; remove one",
+            command="cat s3://b/train/ --anonymous --profile me"),
+    Mistake("exec of no such command", "no such command",
+            command="exec -c job.yaml no-such-trainer", code=127),
+    Mistake("set with a limit misspelt", "did you mean bandwidth?",
+            command="set --token-file token bandwith=1MB"),
+    Mistake("set with a unit that is none", "is no size, such as 200MB",
+            command="set --token-file token bandwidth=fast"),
+    Mistake("set with no token in the file", "`openssl rand -hex 16`",
+            command="set --token-file job.yaml bandwidth=1MB"),
+    Mistake("probe with https", "is not an http:// URL", command="probe --url https://127.0.0.1:9781"),
+    # What is not there
+    Mistake("no such bucket", "no such bucket", "s3://b/", "s3://none/", command="plan -c job.yaml", code=4),
+    Mistake("no such prefix", "no object matches this prefix; check S3Uri", "train/", "trian/",
+            command="plan -c job.yaml", code=4),
+    Mistake("no credentials", "AWS_ACCESS_KEY_ID",
+            command="plan -c job.yaml", code=3, drop="AWS_ACCESS_KEY_ID"),
+    Mistake("nothing at the endpoint", "is the endpoint up", "Url: @URL@", "Url: http://127.0.0.1:1",
+            command="doctor -c job.yaml", code=5),
+    Mistake("no token file", "cannot read the admin token in none", "{Port: 0}", "{Port: 0, TokenFile: none}",
+            command="run -c job.yaml", code=2),
+    Mistake("a directory that cannot be made", "set Penstock.BaseDirectory", "@BASE@", "/proc/ml",
+            command="run -c job.yaml", code=7),
+    Mistake("a port that is taken", "cannot listen on", "{Port: 0}", "{Port: @TAKEN@}",
+            command="run -c job.yaml", code=7),
+    Mistake("no sidecar to probe", "no sidecar answers at", command="probe --url http://127.0.0.1:1", code=1),
+    Mistake("another program to probe", "another program answers at", command="probe --url @URL@", code=1),
+    Mistake("no sidecar to watch", "is it running, and --url right?",
+            command="top --url http://127.0.0.1:1", code=7),
+    Mistake("no sidecar to restart", "is this the sidecar's base directory?",
+            command="restart --base-directory ml", code=7),
+]  # fmt: skip
+
+
+@pytest.fixture
+def written(stub, tmp_path, monkeypatch) -> Iterator[Callable[[str], str]]:
+    """Puts the values of this test into a text. The working directory has a token and a base directory."""
+    fill(stub, [10], prefix="b/train/")
+    (tmp_path / "ml/input/data").mkdir(parents=True)
+    (tmp_path / "token").write_text("0123456789abcdef\n")
+    monkeypatch.chdir(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        values = {"BASE": tmp_path / "ml", "URL": stub.url, "TAKEN": taken.getsockname()[1]}
+
+        def written(text: str) -> str:
+            for name, value in values.items():
+                text = text.replace(f"@{name}@", str(value))
+            return text
+
+        yield written
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name)
+def test_the_message_names_the_remedy(written, mistake, monkeypatch):
+    if mistake.drop:
+        monkeypatch.delenv(mistake.drop)
+    text = JOB.replace(mistake.old, mistake.new) if mistake.old else JOB
+    assert (text != JOB) == bool(mistake.old)
+    Path("job.yaml").write_text(written(text))
+    done = penstock(*written(mistake.command).split(), env=dict(os.environ))
+    message = done.stderr.replace('\\"', '"') + done.stdout
+    assert mistake.words in message, message
+    assert done.returncode == mistake.code, message
+    assert "Traceback" not in message
