@@ -1,8 +1,8 @@
 """What `Penstock / Fleet` shows: many sidecars, so that the one that is not like the others stands out.
 
 The overview adds sidecars up; here every line and every row is one of them. The table comes first, the
-sidecar that waits longest for storage on top, and a click on it opens its overview. Graphs show the ten
-largest (or slowest), since nobody reads five hundred lines.
+sidecar that waits longest for storage on top, and a click on it opens its overview. Graphs show the eight
+largest (or slowest), since nobody tells five hundred lines apart.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _YES_NO = (
 )
 
 
-def _ten(expression: str) -> Target:
-    """The ten largest of a query with a value for each sidecar."""
+def _largest(expression: str) -> Target:
+    """The largest of a query with a value for each sidecar."""
     return q.most(expression), _WHO
 
 
@@ -88,14 +88,14 @@ _TABLE = (
 )
 
 _SLOW = (
-    graph("Starved most", "percentunit", _ten(q.STARVED_SHARE_BY), width=12, high=1,
-        about="Share of the time with a reader spent waiting for storage, by sidecar; the ten largest. One "
+    graph("Starved most", "percentunit", _largest(q.STARVED_SHARE_BY), width=12, high=1,
+        about="Share of the time with a reader spent waiting for storage, by sidecar; the eight largest. One "
               "alone: its host or network. All: the bucket or the endpoint."),
-    graph("Blocked most", "percentunit", _ten(q.BLOCKED_SHARE_BY), width=12, high=1,
-        about="Share of the time with a reader spent waiting for the trainer; the ten largest. In "
+    graph("Blocked most", "percentunit", _largest(q.BLOCKED_SHARE_BY), width=12, high=1,
+        about="Share of the time with a reader spent waiting for the trainer; the eight largest. In "
               "data-parallel training all wait for the slowest rank: it is the one that is blocked least."),
-    graph("Slowest", "binBps", (f"bottomk(10, {q.DELIVERED_BY})", _WHO), width=12,
-        about="Bytes per second of the ten sidecars that deliver least."),
+    graph("Slowest", "binBps", (q.least(q.DELIVERED_BY), _WHO), width=12,
+        about="Bytes per second of the eight sidecars that deliver least."),
     graph("Spread of delivery", "binBps", (f"min({q.DELIVERED_BY})", "slowest"),
         (f"quantile(0.5, {q.DELIVERED_BY})", "median"), (f"max({q.DELIVERED_BY})", "fastest"), width=12,
         colors={"slowest": RED, "median": BLUE, "fastest": GREEN},
@@ -103,43 +103,43 @@ _SLOW = (
               "shards are not equal."),
     graph("Starved by sidecar and cause", "short",
         (q.most(q.STARVED_CAUSES_BY), "{{instance}} {{pod}} {{cause}}"), width=12,
-        about="Seconds per second that a sidecar waits for storage, by what for; the ten largest."),
-    graph("Starved by job", "percentunit", (q.STARVED_SHARE_BY_JOB, "{{job}}"), width=12, high=1,
+        about="Seconds per second that a sidecar waits for storage, by what for; the eight largest."),
+    graph("Starved by job", "percentunit", (q.most(q.STARVED_SHARE_BY_JOB), "{{job}}"), width=12, high=1,
         about="Share of the time with a reader that all sidecars of a job together wait for storage."),
 )
 
 _S3 = (
-    graph("Errors by sidecar", "percentunit", _ten(q.ERRORS_BY), width=12, high=1,
-        about="Share of the requests that did not end well; the ten largest."),
-    graph("Throttled by sidecar", "reqps", _ten(q.THROTTLED_BY), width=12,
-        about="Requests per second that the endpoint answers with SlowDown; the ten largest. Many at once: "
+    graph("Errors by sidecar", "percentunit", _largest(q.ERRORS_BY), width=12, high=1,
+        about="Share of the requests that did not end well; the eight largest."),
+    graph("Throttled by sidecar", "reqps", _largest(q.THROTTLED_BY), width=12,
+        about="Requests per second that the endpoint answers with SlowDown; the eight largest. Many at once: "
               "their data lies under one prefix."),
-    graph("Retries by sidecar", "reqps", _ten(q.RETRIES_BY), width=12,
-        about="Requests repeated per second; the ten largest."),
-    graph("First byte by sidecar", "s", _ten(q.FIRST_BYTE_BY), width=12,
-        about="Time to the head of the answer that one request in a hundred exceeds; the ten largest."),
+    graph("Retries by sidecar", "reqps", _largest(q.RETRIES_BY), width=12,
+        about="Requests repeated per second; the eight largest."),
+    graph("First byte by sidecar", "s", _largest(q.FIRST_BYTE_BY), width=12,
+        about="Time to the head of the answer that one request in a hundred exceeds; the eight largest."),
 )
 
 _HOSTS = (
-    graph("Memory against limit", "percentunit", _ten(q.RESIDENT_SHARE_BY), high=1,
-        about="Resident memory of the process, of what its cgroup or the machine allows; the ten largest. "
+    graph("Memory against limit", "percentunit", _largest(q.RESIDENT_SHARE_BY), high=1,
+        about="Resident memory of the process, of what its cgroup or the machine allows; the eight largest. "
               "At 1 the kernel ends it."),
-    graph("Staged of the budget", "percentunit", _ten(q.RESERVED_SHARE_BY), high=1,
-        about="Bytes requested and not delivered, of Penstock.MemoryBudget; the ten largest. Near 1 while "
+    graph("Staged of the budget", "percentunit", _largest(q.RESERVED_SHARE_BY), high=1,
+        about="Bytes requested and not delivered, of Penstock.MemoryBudget; the eight largest. Near 1 while "
               "the trainer is the slower side is how it should be."),
-    graph("Cores by sidecar", "short", _ten(q.PROCESSOR_BY),
-        about="Cores that a sidecar keeps busy; the ten largest."),
-    graph("Loop lag by sidecar", "s", _ten(q.LAG_BY),
-        about="How late the event loop is, but for one time in a hundred; the ten largest. Above 0.1 s the "
+    graph("Cores by sidecar", "short", _largest(q.PROCESSOR_BY),
+        about="Cores that a sidecar keeps busy; the eight largest."),
+    graph("Loop lag by sidecar", "s", _largest(q.LAG_BY),
+        about="How late the event loop is, but for one time in a hundred; the eight largest. Above 0.1 s the "
               "host has no processor to spare."),
-    graph("Restarts by sidecar", "short", (q.RESTARTS_BY, _WHO), bars=True,
+    graph("Restarts by sidecar", "short", (q.most(q.RESTARTS_BY), _WHO), bars=True,
         about="Starts of the sidecar since the scrapes before. More than one in a row: see its log."),
-    graph("Bytes thrown away by sidecar", "binBps", _ten(q.WASTED_BY),
-        about="Bytes per second fetched for nothing; the ten largest."),
+    graph("Bytes thrown away by sidecar", "binBps", _largest(q.WASTED_BY),
+        about="Bytes per second fetched for nothing; the eight largest."),
 )
 
 _SPREAD = (
-    graph("Hosts apart", "short", (q.EPOCHS_APART, "{{job}} {{channel}}"), steps=True, decimals=0,
+    graph("Hosts apart", "short", (q.most(q.EPOCHS_APART), "{{job}} {{channel}}"), steps=True, decimals=0,
         about="Epochs between the first and the last sidecar of a job. Data-parallel training keeps it at "
               "0 or 1."),
     stat("Versions", "short", (q.VERSIONS, "{{version}} {{transport}}"), width=4, height=8, show_name=True,

@@ -68,19 +68,20 @@ _GLANCE = (
     stat("Failed channels", "short", (f"sum({q.channel('penstock_channel_failed')})", "failed"),
         thresholds=((None, GREEN), (1, RED)),
         about="Channels that failed for good; /status and the log name object and S3 request id."),
-    graph("Epoch progress", "percentunit", q.by("channel", q.PROGRESS, "min"), kind="bargauge", width=4,
+    graph("Epoch progress", "percentunit", q.least_by("channel", q.PROGRESS, "min"), kind="bargauge", width=4,
         height=4, high=1, thresholds=((None, BLUE),), no_value="No sidecar",
         about="Share of the current epoch delivered; of several sidecars the slowest."),
 )
 
 _DELIVERY = (
-    graph("Delivered by channel", "binBps", q.by("channel", q.WRITTEN),
+    graph("Delivered by channel", "binBps", q.most_by("channel", q.WRITTEN),
         about="Bytes per second accepted by the FIFOs. This is what the trainer gets."),
     graph("Received against delivered", "binBps", (f"sum({q.RECEIVED})", "received"),
         (f"sum({q.WRITTEN})", "delivered"), colors={"received": BLUE, "delivered": GREEN},
         about="Bytes per second from S3 and into the FIFOs. Received stays above delivered while "
               "read-ahead fills, and for good only when bytes are fetched twice."),
-    graph("Objects completed", "ops", q.by("channel", q.rate(q.channel("penstock_objects_completed_total"))),
+    graph("Objects completed", "ops",
+        q.most_by("channel", q.rate(q.channel("penstock_objects_completed_total"))),
         about="Objects delivered to their last byte, per second."),
 )
 
@@ -92,9 +93,9 @@ _WAITING = (
               "storage is slower. limited: a bandwidth limit holds. moving: bytes are being copied. idle: "
               "no reader."),
     graph("Blocked on the trainer, starved by storage", "percentunit",
-        (f"sum by (channel, instance) ({q.BLOCKED})", "{{channel}} {{instance}} blocked"),
-        (f"sum by (channel, instance) ({q.STARVED})", "{{channel}} {{instance}} starved"), width=12, high=1,
-        colors={"/ blocked$/": TRAINER, "/ starved$/": STORAGE},
+        (q.most(f"sum by (channel, instance) ({q.BLOCKED})", 4), "{{channel}} {{instance}} blocked"),
+        (q.most(f"sum by (channel, instance) ({q.STARVED})", 4), "{{channel}} {{instance}} starved"),
+        width=12, high=1, colors={"/ blocked$/": TRAINER, "/ starved$/": STORAGE},
         about="Seconds waited per second, by channel and sidecar. Blocked is what one wants: storage keeps "
               "up. Starved: raise RequestsInFlight, and look at first byte and retries below."),
     graph("Starved, by cause", "percentunit", q.by("cause", q.STARVED_BY), width=12, stacked=True,
@@ -106,7 +107,7 @@ _WAITING = (
 )
 
 _S3 = (
-    graph("Requests by outcome", "reqps", q.by("outcome", q.requests()),
+    graph("Requests by outcome", "reqps", q.most_by("outcome", q.requests()),
         colors={"ok": GREEN, "throttled": ORANGE, "denied": RED, "missing": RED, "changed": RED},
         about="S3 requests ended per second. throttled: the endpoint asks for fewer. truncated: a body "
               "broke off. denied, missing and changed fail the channel; bad_answer does the third time in "
@@ -127,7 +128,7 @@ _S3 = (
         colors={"issued": BLUE, "won": GREEN, "lost": ORANGE},
         about="Parts asked for a second time per second, since the first request was late and delivery "
               "waited. won: the second brought the bytes; lost: the first did after all."),
-    graph("Bytes thrown away", "binBps", q.by("channel", q.WASTED), width=12,
+    graph("Bytes thrown away", "binBps", q.most_by("channel", q.WASTED), width=12,
         about="Bytes per second fetched for nothing: their epoch was left early, their object was "
               "replaced, or both of two requests brought them."),
 )
@@ -144,13 +145,13 @@ _CHANGES = (
 )
 
 _RANKS = (
-    graph("Delivered by channels with rank FIFOs", "binBps", (q.RANK_BYTES, "{{whole}} {{instance}}"),
+    graph("Delivered by channels with rank FIFOs", "binBps", (q.most(q.RANK_BYTES), "{{whole}} {{instance}}"),
         about="Bytes per second that all rank FIFOs of a channel deliver together. Each has its own line "
               "above, as train-0, train-1 ..."),
-    graph("Ranks apart", "short", (q.RANKS_APART, "{{whole}} {{instance}}"), steps=True, decimals=0,
+    graph("Ranks apart", "short", (q.most(q.RANKS_APART), "{{whole}} {{instance}}"), steps=True, decimals=0,
         about="Epochs between the first and the last rank FIFO of a channel. Above 1: one of the trainer's "
               "processes reads slower, or does not read."),
-    graph("Idlest rank FIFO", "percentunit", (q.RANKS_IDLE, "{{whole}} {{instance}}"), high=1,
+    graph("Idlest rank FIFO", "percentunit", (q.most(q.RANKS_IDLE), "{{whole}} {{instance}}"), high=1,
         about="Seconds per second without a reader, of the rank FIFO with the most of them. Near 1: a "
               "process of the trainer does not read its FIFO."),
 )
@@ -160,11 +161,12 @@ _MEMORY = (
         (f"sum({q.channel('penstock_channel_quota_bytes')})", "budget"),
         colors={"staged": BLUE, "budget": RED},
         about="Bytes of parts requested and not yet delivered, and the most that are allowed."),
-    graph("Resident memory", "bytes", q.by("instance", q.sidecar("process_resident_memory_bytes")),
+    graph("Resident memory", "bytes",
+        q.most_by("instance", q.sidecar("process_resident_memory_bytes"), count=7),
         (f"min({q.sidecar('penstock_memory_limit_bytes')})", "limit"), colors={"limit": RED},
         about="Memory of the sidecar process as the kernel counts it, and what its cgroup or the machine "
               "allows."),
-    graph("FIFO capacity", "bytes", q.by("channel", q.channel("penstock_fifo_capacity_bytes"), "min"),
+    graph("FIFO capacity", "bytes", q.least_by("channel", q.channel("penstock_fifo_capacity_bytes"), "min"),
         steps=True,
         about="What the kernel buffers in each FIFO. Far below 1 MiB: the user's pipe pages are used up, "
               "and trainer and sidecar wake each other more often."),
@@ -175,16 +177,16 @@ _EPOCHS = (
         colors={"complete": GREEN, "abandoned": ORANGE, "failed": RED, "stopped": GREY},
         about="complete: every byte delivered. abandoned: the reader closed early, which is legal. failed: "
               "the source failed for good. stopped: the sidecar was told to stop."),
-    graph("Progress", "percentunit", q.by("channel", q.PROGRESS, "min"), high=1,
+    graph("Progress", "percentunit", q.least_by("channel", q.PROGRESS, "min"), high=1,
         about="Share of the current epoch delivered; of several sidecars the slowest."),
-    graph("Time left in the epoch", "s", (q.TIME_LEFT, "{{channel}}"),
+    graph("Time left in the epoch", "s", (q.most(q.TIME_LEFT), "{{channel}}"),
         about="What is left of the epoch at the present rate; of several sidecars together."),
-    graph("Epoch", "short", q.by("channel", q.channel("penstock_epoch"), "min"), steps=True, decimals=0,
+    graph("Epoch", "short", q.least_by("channel", q.channel("penstock_epoch"), "min"), steps=True, decimals=0,
         about="Number of the epoch on offer; the first is 0. Of several sidecars the last to get there."),
-    graph("Epoch size", "bytes", q.by("channel", q.SIZE, "max"), steps=True,
+    graph("Epoch size", "bytes", q.most_by("channel", q.SIZE, "max"), steps=True,
         about="Bytes of one whole epoch. A change means that the listing changed."),
-    graph("Reader connected", "bool_yes_no", q.by("channel", q.channel("penstock_reader_connected"), "min"),
-        high=1, steps=True,
+    graph("Reader connected", "bool_yes_no",
+        q.least_by("channel", q.channel("penstock_reader_connected"), "min"), high=1, steps=True,
         about="Whether a reader holds the FIFO open. Without one the channel's time counts as idle."),
 )
 
@@ -192,11 +194,11 @@ _PROCESS = (
     stat("Version and transport", "short", (q.VERSIONS, "{{version}} {{transport}}"), width=6, height=8,
         show_name=True,
         about="Release of the sidecars, and how their bytes move from socket to FIFO."),
-    graph("Processor", "short", q.by("instance", q.PROCESSOR), width=6,
+    graph("Processor", "short", q.most_by("instance", q.PROCESSOR), width=6,
         about="Cores that the sidecar keeps busy. They are taken from the trainer."),
     graph("Processor time per GB", "s", (q.SECONDS_PER_GB, "per GB"), width=6,
         about="CPU-seconds per 10^9 bytes delivered: what a byte costs the training node."),
-    graph("Open descriptors", "short", q.by("instance", q.sidecar("process_open_fds")), width=6,
+    graph("Open descriptors", "short", q.most_by("instance", q.sidecar("process_open_fds")), width=6,
         about="Sockets and FIFOs open in the sidecar. It must not grow from epoch to epoch."),
 )
 

@@ -2,9 +2,10 @@
 
 Rules that the tests hold (tests/operate/test_dashboards.py): every selector names `$job` and
 `$instance`, and one of a channel's metric `$channel` too; a counter stands only in `rate` or `increase`
-over `$__rate_interval`. A share whose whole may be zero divides by `(… > 0)`, so that the answer is
-empty, which a panel can put in words, and not NaN. No query needs the recording rules of `dashboards.rules`:
-the pages work in a Prometheus that has only scraped.
+over `$__rate_interval`; a graph has at most `SERIES` series. A share whose whole may be zero divides by
+`(… > 0)`, so that the answer is empty, which a panel can put in words, and not NaN. No query needs the
+recording rules of `dashboards.rules`: the pages work in a Prometheus that has only scraped. The pages need
+Prometheus 2.33 or newer, which has the modifier `@`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,12 @@ VARIABLES = (
     ),
 )
 """(name, label, query) of the choices at the top of the page."""
+
+
+SERIES = 8
+"""Most series of a graph: more names than that nobody tells apart."""
+_SHOWN = "[$__range:$__interval] @ end()"
+"""The time that a graph shows, as the range of a subquery."""
 
 
 def sidecar(metric: str) -> str:
@@ -57,9 +64,29 @@ def by(label: str, expression: str, function: str = "sum") -> tuple[str, str]:
     return f"{function} by ({label}) ({expression})", f"{{{{{label}}}}}"
 
 
-def most(expression: str) -> str:
-    """The ten largest, for a graph with a line for each sidecar."""
-    return f"topk(10, {expression})"
+def most(expression: str, count: int = SERIES) -> str:
+    """The `count` series that are the largest in the time shown; at all times the same ones.
+
+    `topk` alone chooses again for every point, so that a legend may have any number of series.
+    """
+    return f"({expression}) and topk({count}, max_over_time(({expression}){_SHOWN}))"
+
+
+def least(expression: str, count: int = SERIES) -> str:
+    """The `count` series that are the smallest on average in the time shown."""
+    return f"({expression}) and bottomk({count}, avg_over_time(({expression}){_SHOWN}))"
+
+
+def most_by(label: str, expression: str, function: str = "sum", *, count: int = SERIES) -> tuple[str, str]:
+    """A target as `by`, of the largest values of `label`."""
+    every, legend = by(label, expression, function)
+    return most(every, count), legend
+
+
+def least_by(label: str, expression: str, function: str = "sum") -> tuple[str, str]:
+    """A target as `by`, of the smallest values of `label`."""
+    every, legend = by(label, expression, function)
+    return least(every), legend
 
 
 def of_ranks(function: str, metric: str) -> str:

@@ -60,6 +60,7 @@ class Data(NamedTuple):
     def ask(self, expression: str, **options: float) -> Any:
         """Return the series that a query selects: at the end, or in the range that `options` give."""
         query = expression.replace("$__rate_interval", "8s").replace("$instance", self.instance)
+        query = query.replace("$__range", f"{self.seconds}s").replace("$__interval", f"{STEP}s")
         query = re.sub(r"\$(job|channel)\b", ".+", query)
         path = "query_range" if options else "query"
         return self.server.get(path, query=query, **options or {"time": self.end})["result"]

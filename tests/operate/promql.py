@@ -30,8 +30,9 @@ class Query:
         return {re.sub(r"_bucket$", "", name) for name, _ in SELECTOR.findall(self.expression)}
 
     def concrete(self, *, window: str = "30s") -> str:
-        """PromQL as Grafana sends it with `All` chosen everywhere."""
+        """PromQL as Grafana sends it with `All` chosen everywhere, for a minute."""
         text = self.expression.replace("$__rate_interval", window)
+        text = text.replace("$__range", "1m").replace("$__interval", "1s")
         text = re.sub(r"\$(job|instance|channel)\b", ".+", text)
         assert "$" not in text, f"{self}: unknown variable in {text}"
         return text

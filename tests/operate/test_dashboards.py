@@ -5,6 +5,7 @@ The lints are those of Grafana's dashboard-linter, restated; each test names its
 
 from __future__ import annotations
 
+import math
 import re
 import subprocess
 import sys
@@ -15,7 +16,10 @@ import pytest
 import yaml
 
 from dashboards.overview import NOT_GRAPHED
-from sidecar.observe.metrics import METRICS
+from dashboards.queries import SERIES
+from sidecar.observe.metrics import HEDGES, METRICS, RETRIED, TRAILER_STATES
+from streamer.relay.deliver.object_changes import DONE
+from streamer.relay.statistics import CAUSES, STATES
 from tests.operate.promql import (
     DASHBOARDS,
     ROOT,
@@ -241,11 +245,29 @@ def test_query_follows_the_rules(query):
     # No metric stands without matchers, where SELECTOR would not see it.
     assert not re.findall(r"\b(?:penstock|process|python)_\w+\b(?!\{)", query.expression)
     windows = set(re.findall(r"\[([^\]]*)\]", query.expression))
-    assert windows <= {"$__rate_interval"}
+    assert windows <= {"$__rate_interval", "$__range:$__interval"}
     outside = re.sub(r"\b(rate|increase)\([a-z_]+\{[^}]*\}\[\$__rate_interval\]\)", "", query.expression)
     assert not re.findall(r"\w+_(?:total|bucket|count|sum)\{", outside), "a counter outside rate or increase"
     if "_bucket{" in query.expression:
         assert re.search(r"histogram_quantile\(0\.\d+, sum by \((\w+, )*le\) \(rate\(", query.expression)
+
+
+VALUES = {
+    "state": len(STATES), "cause": len(CAUSES), "kind": len(RETRIED), "fate": len(HEDGES), "done": len(DONE),
+    "trailer_state": len(TRAILER_STATES), "result": 3,
+}  # fmt: skip
+"""Values of labels that have few."""
+
+
+def test_a_legend_has_at_most_eight_series():
+    """However many sidecars and channels there are: by the query, or by its labels."""
+    for panel in PANELS:
+        series = 0
+        for target in panel["targets"] if panel["type"] in ("timeseries", "bargauge") else ():
+            chosen = re.search(r"\) and (?:top|bottom)k\((\d+), ", target["expr"])
+            labels = re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])
+            series += int(chosen[1]) if chosen else math.prod(VALUES[label] for label in labels)
+        assert series <= SERIES, panel["title"]
 
 
 def test_prometheus_parses_every_query(tmp_path):

@@ -27,7 +27,7 @@ import yaml
 from dashboards.alerts import ALERTS
 from dashboards.build import PAGES
 from dashboards.fleet import FLEET
-from dashboards.queries import PROGRESS_BY
+from dashboards.queries import PROGRESS_BY, SERIES
 from dashboards.rules import RECORDED
 from examples.demo.server import free_ports, running_s3
 from streamer import __version__
@@ -266,6 +266,41 @@ def test_every_panel_is_drawn_with_its_answers(scraped):
         ends = {line.get_label(): np.asarray(line.get_ydata())[-1] for line in axes.lines}
         assert ends.keys() >= {"train", "train-0", "train-1"}
         assert ends == {channel: float(answers[channel]) for channel in ends}
+
+
+CHANNELS = 12
+
+
+def test_a_graph_shows_the_eight_largest_of_its_time(tmp_path):
+    """Of twelve channels that are the fastest in turn. `topk` alone chooses others for every point."""
+    begin = int(time.time()) - 600
+    name = "penstock_fifo_written_bytes_total"
+    lines = [f"# TYPE {name.removesuffix('_total')} counter"]
+    for channel in range(CHANNELS):
+        written = 0
+        for at in range(0, 300, 5):
+            fastest = at // 5 % CHANNELS == channel
+            written += (1000 if fastest else 1) * (channel + 1)
+            labels = f'job="penstock",instance="one",channel="c{channel}"'
+            lines.append(f"{name}{{{labels}}} {written} {begin + at}")
+    (tmp_path / "samples").write_text("\n".join([*lines, "# EOF", ""]), encoding="utf-8")
+    command = ["promtool", "tsdb", "create-blocks-from", "openmetrics", "samples", "tsdb"]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    query = next(each for each in panel_queries("penstock-overview") if each.panel == "Delivered by channel")
+    text = query.expression.replace("$__rate_interval", "15s").replace("$__range", "240s")
+    text = re.sub(r"\$(job|instance|channel)\b", ".+", text.replace("$__interval", "5s"))
+    plain = text.partition(") and topk")[0].removeprefix("(")
+
+    with scraping(tmp_path) as server:
+
+        def ask(expression):
+            found = server.get("query_range", query=expression, start=begin + 30, end=begin + 270, step=5)
+            return {one["metric"]["channel"] for one in found["result"]} if found else None
+
+        everything = eventually(lambda: ask(plain))
+        assert len(everything) == CHANNELS
+        assert ask(f"topk(8, {plain})") == everything
+        assert ask(text) == {f"c{channel}" for channel in range(CHANNELS - SERIES, CHANNELS)}
 
 
 def test_the_rules_are_loaded_and_evaluated(scraped):
