@@ -61,6 +61,8 @@ class SourceError(PenstockError):
         self.context = context or ErrorContext()
         self.retry_after = retry_after
         """Seconds in the response's Retry-After; None if the response has none."""
+        self.code = ""
+        """S3's code of the error response, such as `NoSuchBucket`; empty if there is none."""
         super().__init__(message)
 
     def __str__(self) -> str:

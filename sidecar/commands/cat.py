@@ -21,6 +21,7 @@ from streamer.relay.statistics import ChannelCounters
 from streamer.relay.transport import TransportSpec, Wish, open_transport, why_read
 from streamer.retry import RetryPolicy, retry_while_unavailable
 from streamer.s3.catalog.listing import plan_uris
+from streamer.s3.catalog.pages import open_pages
 from streamer.s3.catalog.validation import PlanMemory
 from streamer.s3.client.session import STALL_TIMEOUT, Endpoint, open_clients
 from streamer.schedule.concurrency import MOST_REQUESTS
@@ -65,12 +66,13 @@ async def cat(
         stall_timeout=min(STALL_TIMEOUT, options.give_up_after),
     ) as clients:
         memory, arrangement = PlanMemory(memory_limit() // 2), Arrangement(join=options.join)
-        plan = await retry_while_unavailable(
-            lambda progressed: plan_uris(
-                clients.control, uris, arrangement, progress=lambda _: progressed(), memory=memory
-            ),
-            policy,
-        )
+        with open_pages(clients, by_aiobotocore=options.transport == "aiobotocore") as pages:
+            plan = await retry_while_unavailable(
+                lambda progressed: plan_uris(
+                    pages, uris, arrangement, progress=lambda _: progressed(), memory=memory
+                ),
+                policy,
+            )
         why = why_read(plan)
         counters, started, cpu = ChannelCounters(), time.monotonic(), time.process_time()
         try:

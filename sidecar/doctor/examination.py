@@ -13,7 +13,7 @@ from sidecar.doctor import machine
 from sidecar.doctor.storage import storage
 from sidecar.job.channels import job_clients
 from sidecar.job.layout import DEFAULT_BASE, Layout, resolve_host
-from sidecar.job.planning import job_inspector, plan_channel
+from sidecar.job.planning import job_inspector, job_pages, plan_channel
 from sidecar.process.exits import Exit, exit_code
 from sidecar.process.memory import memory_limit
 from streamer.errors import PenstockError
@@ -61,17 +61,19 @@ async def _plans(job: Job, clients: Clients, hosts: Hosts, channels: list[Channe
     """Plan these channels completely, as `run` does. Raises PenstockError."""
     plans = {}
     memory = PlanMemory(memory_limit() // 2)
-    async with job_inspector(job, clients) as inspector:
-        for channel in channels:
-            plans[channel.channel_name] = await plan_channel(
-                clients.control,
-                job,
-                channel,
-                hosts,
-                inspector=inspector,
-                progress=lambda _: None,
-                memory=memory,
-            )
+    with job_pages(job, clients) as pages:
+        async with job_inspector(job, clients) as inspector:
+            for channel in channels:
+                plans[channel.channel_name] = await plan_channel(
+                    clients.control,
+                    job,
+                    channel,
+                    hosts,
+                    pages=pages,
+                    inspector=inspector,
+                    progress=lambda _: None,
+                    memory=memory,
+                )
     return plans
 
 

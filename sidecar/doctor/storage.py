@@ -20,7 +20,7 @@ from sidecar.doctor.machine import Finding
 from sidecar.job.channels import transport_spec
 from sidecar.job.endmarks import JOIN_ADVICE, unjoined_keys
 from sidecar.process.exits import Exit, exit_code
-from streamer.errors import ErrorContext, Missing, PenstockError, SourceChanged
+from streamer.errors import ErrorContext, Missing, PenstockError, SourceChanged, SourceError
 from streamer.plan import ObjectRef, Plan, bare_etag
 from streamer.relay.once import stream_once
 from streamer.relay.statistics import ChannelCounters
@@ -28,8 +28,9 @@ from streamer.relay.transport import open_transport, why_read
 from streamer.retry import RetryPolicy
 from streamer.s3.catalog.listing import first_page
 from streamer.s3.catalog.object_info import AiobotocoreHeadClient
+from streamer.s3.catalog.pages import open_pages
 from streamer.s3.client.bounded import within_stall
-from streamer.s3.client.faults import answered_code, clock_ahead, map_errors
+from streamer.s3.client.faults import clock_ahead, map_errors
 from streamer.s3.ranges import check_header
 from streamer.sink.outlet import PipeOutlet
 
@@ -135,7 +136,8 @@ async def _first_objects(clients: Clients, channel: ChannelConfig) -> tuple[list
     if kind != "S3Prefix":
         manifest = await AiobotocoreHeadClient(clients.control).stat(uri.bucket, uri.key)
         return [], f"{kind} of {manifest.size} bytes; its objects are not looked at"
-    refs, truncated = await first_page(clients.control, uri)
+    with open_pages(clients) as pages:
+        refs, truncated = await first_page(pages, uri)
     if not refs:
         raise Missing(
             "no object matches this prefix; check S3Uri (a prefix is case-sensitive)", ErrorContext(*uri)
@@ -276,5 +278,6 @@ def _drained_pipe() -> Iterator[int]:
 def _failed(check: str, error: PenstockError, action: str = "s3:ListBucket and s3:GetObject") -> Finding:
     """Return a failure with its remedy. `action`: the actions that a policy must allow for the request."""
     code = exit_code(error)
-    fix = CAUSES.get(answered_code(error)) or FIXES.get(code) or "Do as the text says."
+    cause = CAUSES.get(error.code) if isinstance(error, SourceError) else None
+    fix = cause or FIXES.get(code) or "Do as the text says."
     return Finding(check, "failure", str(error), fix.format(action=action), code)

@@ -21,6 +21,7 @@ from streamer.retry import RetryPolicy, retry_while_unavailable
 from streamer.s3.catalog.listing import plan_prefix
 from streamer.s3.catalog.manifests import plan_augmented, plan_manifest
 from streamer.s3.catalog.object_info import open_inspector
+from streamer.s3.catalog.pages import open_pages
 from streamer.s3.catalog.validation import PlanMemory
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from streamer.errors import SourceError
     from streamer.plan import Plan
     from streamer.s3.catalog.object_info import ObjectInspector
+    from streamer.s3.catalog.pages import PageSource
     from streamer.s3.client.session import Clients
 
 PROGRESS_EVERY = 10.0
@@ -78,7 +80,14 @@ async def plan_job(
                 progress(entries)
 
             return plan_channel(
-                clients.control, job, channel, state.hosts, inspector=inspector, progress=note, memory=memory
+                clients.control,
+                job,
+                channel,
+                state.hosts,
+                pages=pages,
+                inspector=inspector,
+                progress=note,
+                memory=memory,
             )
 
         whole = await retry_while_unavailable(plan, policy, on_wait=partial(_note_waiting, state, progress))
@@ -99,9 +108,10 @@ async def plan_job(
         if job.mode(channel) == "Pipe":
             _note_end_marks(state, channel, planned)
 
-    async with job_inspector(job, clients) as inspector, asyncio.TaskGroup() as group:
-        for channel in job.input_data_config:
-            group.create_task(make(channel, inspector))
+    with job_pages(job, clients) as pages:
+        async with job_inspector(job, clients) as inspector, asyncio.TaskGroup() as group:
+            for channel in job.input_data_config:
+                group.create_task(make(channel, inspector))
     return {channel.channel_name: plans[channel.channel_name] for channel in job.input_data_config}
 
 
@@ -110,6 +120,11 @@ def job_inspector(job: Job, clients: Clients) -> contextlib.AbstractAsyncContext
     penstock = job.penstock
     by_aiobotocore = penstock.transport == "aiobotocore"
     return open_inspector(clients, give_up_after=penstock.give_up_after, by_aiobotocore=by_aiobotocore)
+
+
+def job_pages(job: Job, clients: Clients) -> contextlib.AbstractContextManager[PageSource]:
+    """Open the source of the pages of listings for this job."""
+    return open_pages(clients, by_aiobotocore=job.penstock.transport == "aiobotocore")
 
 
 class _Progress:
@@ -161,6 +176,7 @@ async def plan_channel(
     channel: ChannelConfig,
     hosts: Hosts,
     *,
+    pages: PageSource,
     inspector: ObjectInspector,
     progress: Callable[[int], None],
     memory: PlanMemory,
@@ -180,7 +196,7 @@ async def plan_channel(
     )
     match source.s3_data_type:
         case "S3Prefix":
-            return await plan_prefix(client, source.uri, arrangement, progress=progress, memory=memory)
+            return await plan_prefix(pages, source.uri, arrangement, progress=progress, memory=memory)
         case "ManifestFile":
             return await plan_manifest(
                 client, source.uri, arrangement, inspector=inspector, progress=progress, memory=memory

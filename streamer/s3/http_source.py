@@ -16,11 +16,12 @@ from botocore import UNSIGNED
 
 from streamer.errors import ClockSkew, ConfigError, ErrorContext, ObjectMissing, SourceError, WrongEndpoint
 from streamer.s3.client.credentials import renewing
+from streamer.s3.client.documents import MAX_ERROR_BODY
 from streamer.s3.client.faults import CODE, MANY_REASONS, cut_off, deleted, error_from_response
 from streamer.s3.client.redirects import escaped_id
 from streamer.s3.client.session import STALL_TIMEOUT, certificate_file
 from streamer.s3.http.client import HttpClient
-from streamer.s3.http.response import MAX_ERROR_BODY, ResponseHeader
+from streamer.s3.http.response import ResponseHeader
 from streamer.s3.ranges import check_header
 
 if TYPE_CHECKING:

@@ -51,7 +51,10 @@ from streamer.relay.staging.buffers import BufferPool, BufferStage
 from streamer.relay.statistics import ChannelCounters
 from streamer.s3.catalog.listing import _Lister
 from streamer.s3.catalog.manifest_text import ArrayScanner, Gunzip, LineScanner
+from streamer.s3.catalog.page_parser import parse_page
+from streamer.s3.catalog.pages import AiobotocorePages
 from streamer.s3.catalog.validation import PlanMemory
+from streamer.s3.client.documents import MAX_ERROR_BODY, checked_document
 from streamer.s3.client.faults import first_error
 from streamer.s3.http.body import HttpBody
 from streamer.s3.http.connection import Connection
@@ -191,7 +194,7 @@ def answer(data: bytes) -> None:
                         stage.detach(body)
                         body.close()
                 elif header.status >= 400:
-                    raise error_of(header, await reader.error_body(), WHERE)
+                    raise error_of(header, await reader.body(MAX_ERROR_BODY), WHERE)
             finally:
                 reader.release()
                 connection.close()
@@ -238,7 +241,9 @@ class Answers:
 def listing(data: bytes) -> None:
     async def read() -> None:
         try:
-            await _Lister(Answers(data), "b", Arrangement(), progress=None).below("", PlanMemory().claim())
+            await _Lister(AiobotocorePages(Answers(data)), "b", Arrangement(), progress=None).below(
+                "", PlanMemory().claim()
+            )
         except BaseExceptionGroup as errors:
             raise first_error(errors) from errors
 
@@ -345,6 +350,10 @@ PAGE = (
     b'<ETag>"e"</ETag><LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>'
     b"<CommonPrefixes><Prefix>p/</Prefix></CommonPrefixes></ListBucketResult>"
 )
+PAGE_OF_TWO_SHAPES = PAGE.replace(
+    b"<CommonPrefixes>",
+    b"<Contents><Key>b</Key><Owner><ID>Key</ID></Owner><Size>2</Size><ETag>W/e</ETag></Contents><CommonPrefixes>",
+)
 RESOURCES = {
     "current_host": "algo-1", "current_instance_type": "ml", "current_group_name": "g", "hosts": ["algo-1"],
     "instance_groups": [{"instance_group_name": "g", "instance_type": "ml", "hosts": ["algo-1"]}],
@@ -426,6 +435,10 @@ TARGETS: dict[str, Target] = {
         refusal, (b"403\n<Error><Code>AccessDenied</Code><Message>no</Message></Error>", b"1e9\n")
     ),
     "listing": Target(listing, (PAGE, b"<ListBucketResult/>")),
+    "page": Target(
+        lambda data: parse_page(checked_document(data), WHERE),
+        (PAGE, b"<ListBucketResult/>", PAGE_OF_TWO_SHAPES),
+    ),
     "config": Target(
         from_file("job.yaml", lambda base: load_job(os.path.join(base, "job.yaml"))),
         (JOB.encode(), b'{"InputDataConfig": []}', b"{a: &a [1], b: *a, ? [1] : 2}"),

@@ -29,6 +29,7 @@ from streamer.retry import RetryPolicy, retry_while_unavailable
 from streamer.s3.catalog.listing import plan_prefix
 from streamer.s3.catalog.manifests import plan_manifest
 from streamer.s3.catalog.object_info import open_inspector
+from streamer.s3.catalog.pages import AiobotocorePages
 from streamer.s3.catalog.validation import PlanMemory
 from streamer.s3.client.session import Clients, Endpoint, open_clients
 from streamer.sink.outlet import PipeOutlet
@@ -212,7 +213,10 @@ async def _evil(clients: Clients, transport: Transport, cell: Cell, bucket: str)
     if cell.operation in ("body", "listing"):
         plan = await retry_while_unavailable(
             lambda progressed: plan_prefix(
-                client, S3Uri(bucket, "data/"), progress=lambda _: progressed(), memory=memory
+                AiobotocorePages(client),
+                S3Uri(bucket, "data/"),
+                progress=lambda _: progressed(),
+                memory=memory,
             ),
             POLICY,
         )
@@ -237,7 +241,7 @@ async def _evil(clients: Clients, transport: Transport, cell: Cell, bucket: str)
 async def _other(clients: Clients, transport: Transport, bucket: str) -> str:
     """What is wrong with the other channel; empty if nothing."""
     try:
-        plan = await plan_prefix(clients.control, S3Uri(bucket, "data/"))
+        plan = await plan_prefix(AiobotocorePages(clients.control), S3Uri(bucket, "data/"))
         return "" if await _stream(plan, transport) == TRUTH else "other channel: wrong bytes"
     except Exception as error:  # noqa: BLE001 - whatever it is, the other channel has suffered
         return f"other channel: {error!r}"

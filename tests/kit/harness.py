@@ -22,6 +22,7 @@ from streamer.relay.transport import TransportSpec, Wish, open_transport
 from streamer.retry import RetryPolicy
 from streamer.s3.catalog.listing import plan_prefix
 from streamer.s3.catalog.object_info import AiobotocoreHeadClient
+from streamer.s3.catalog.pages import AiobotocorePages
 from streamer.s3.checksums import StoredChecksums
 from streamer.s3.client.session import STALL_TIMEOUT, Clients, Endpoint, open_clients
 from streamer.schedule.budget import ChannelQuota
@@ -145,7 +146,9 @@ async def running_channel(  # noqa: PLR0913 - a test names only what it is about
     ):
         bucket, _, key = prefix.partition("/")
         plan = await (
-            make_plan(clients.control) if make_plan else plan_prefix(clients.control, S3Uri(bucket, key))
+            make_plan(clients.control)
+            if make_plan
+            else plan_prefix(AiobotocorePages(clients.control), S3Uri(bucket, key))
         )
         states: list[Trailer] = []
         stages = chosen.stages(why)

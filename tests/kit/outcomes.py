@@ -22,6 +22,7 @@ from streamer.plan import Arrangement, Plan, S3Uri
 from streamer.readers.core.stream import PipeStream
 from streamer.s3.catalog.listing import plan_prefix
 from streamer.s3.catalog.manifests import plan_augmented, plan_manifest
+from streamer.s3.catalog.pages import AiobotocorePages
 from streamer.s3.client.session import Endpoint
 from tests.kit.faults import PASSING, SPOILT, WRONG, Weather, redirects
 from tests.kit.stub import Fault, S3Stub, cut_after, fails
@@ -197,7 +198,9 @@ class Scene:
                 elif self.trial.naming == "augmented":
                     plan = await plan_augmented(client, uri, [REF, TEXT], self.arrangement)
                 else:
-                    plan = await plan_prefix(client, S3Uri(BUCKET, f"c{number}/"), self.arrangement)
+                    plan = await plan_prefix(
+                        AiobotocorePages(client), S3Uri(BUCKET, f"c{number}/"), self.arrangement
+                    )
             except BadAnswer:
                 if not self.stub.tokens:
                     raise

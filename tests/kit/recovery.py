@@ -39,6 +39,7 @@ from streamer.relay.channel_spec import ChannelSpec
 from streamer.relay.transport import HEDGED, TransportSpec, Wish, open_transport
 from streamer.retry import RetryPolicy
 from streamer.s3.catalog.listing import plan_prefix
+from streamer.s3.catalog.pages import AiobotocorePages
 from streamer.s3.client.session import Endpoint, open_clients
 from streamer.units import KIB, MIB
 from tests.kit.faults import displaced, drips, newer, redirects, resets_after, silent_for
@@ -166,7 +167,7 @@ async def channel_of(
                 ),
             ) as chosen,
         ):
-            plan = await plan_prefix(clients.control, S3Uri("b", "data/"))
+            plan = await plan_prefix(AiobotocorePages(clients.control), S3Uri("b", "data/"))
             spec = ChannelSpec(name="train", plan=plan, directory=directory, retry=RetryPolicy())
             channel = Channel(spec, chosen.source, chosen.stages())
             channel.prepare()

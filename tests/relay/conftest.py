@@ -6,13 +6,15 @@ others run over the service's own loop, and over the aiobotocore transport on th
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from pathlib import Path
 
 import pytest
 
 from streamer.relay.transport import Wish
-from tests.kit.harness import running_channel
+from streamer.s3.catalog.pages import open_pages
+from tests.kit.harness import clients_of, running_channel
 
 
 @pytest.fixture(params=["aiobotocore", "buffered", "splice"])
@@ -39,6 +41,19 @@ def run_own(server, way, tmp_path):
     bundle = str(tmp_path / "ca.pem") if way == "decrypted" else None
     transport: Wish = "splice" if way == "spliced" else "buffered"
     return functools.partial(running_channel, server, tmp_path, transport=transport, ca_bundle=bundle)
+
+
+@pytest.fixture(params=["http", "aiobotocore"])
+def pages_from(request):
+    """Opens the pages of a server's listings, by our own client or by aiobotocore."""
+
+    @contextlib.asynccontextmanager
+    async def opened(server, **options):
+        async with clients_of(server, **options) as clients:
+            with open_pages(clients, by_aiobotocore=request.param == "aiobotocore") as pages:
+                yield pages
+
+    return opened
 
 
 BOTH_LOOPS = {"test_epochs", "test_faults", "test_splice"}

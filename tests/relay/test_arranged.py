@@ -13,6 +13,7 @@ from streamer.plan import Arrangement, S3Uri, Shard
 from streamer.s3.catalog.listing import plan_prefix
 from streamer.s3.catalog.manifests import plan_augmented, plan_manifest
 from streamer.s3.catalog.object_info import HEADS
+from streamer.s3.catalog.pages import AiobotocorePages
 from tests.kit.harness import MORE_THAN_A_FIFO, clients_of, fill
 from tests.kit.pipes import eventually, off_loop, read_all
 from tests.kit.raw import etag
@@ -50,7 +51,7 @@ def planner(kind, arrangement):
     async def make(client):
         match kind:
             case "S3Prefix":
-                return await plan_prefix(client, S3Uri("b", "data/"), arrangement)
+                return await plan_prefix(AiobotocorePages(client), S3Uri("b", "data/"), arrangement)
             case "ManifestFile":
                 return await plan_manifest(client, MANIFEST, arrangement)
             case _:

@@ -11,6 +11,7 @@ import pytest
 from streamer.plan import S3Uri
 from streamer.relay.deliver.object_changes import MOST_TRIES
 from streamer.s3.catalog.listing import plan_prefix
+from streamer.s3.catalog.pages import AiobotocorePages
 from tests.kit.harness import fill
 from tests.kit.pipes import eventually, off_loop, read_all
 from tests.kit.stub import cut_after, fails, stalls
@@ -29,7 +30,7 @@ def changing(stub, change):
     """A `make_plan` that lists, and then changes what is there."""
 
     async def make(control):
-        found = await plan_prefix(control, S3Uri("b", "data/"))
+        found = await plan_prefix(AiobotocorePages(control), S3Uri("b", "data/"))
         change(stub.objects)
         return found
 

@@ -24,8 +24,9 @@ from streamer.errors import Denied, Expired, GaveUp, SourceError
 from streamer.plan import S3Uri
 from streamer.retry import RetryPolicy
 from streamer.s3.catalog.listing import plan_prefix
+from streamer.s3.catalog.pages import AiobotocorePages
 from streamer.s3.client.credentials import RenewableCredentials
-from tests.kit.harness import clients_of, fill, running_channel
+from tests.kit.harness import fill, running_channel
 from tests.kit.pipes import eventually, off_loop, read_all
 from tests.kit.stub import stalls
 
@@ -221,7 +222,7 @@ async def test_what_the_clock_ends_is_renewed_before_the_next_request(run, bare,
 
 
 @pytest.mark.parametrize("source", ["container", "instance", "role from container", "role from instance"])
-async def test_metadata_services_redirect_nobody(bare, tmp_path, monkeypatch, source):
+async def test_metadata_services_redirect_nobody(bare, tmp_path, monkeypatch, source, pages_from):
     """The redirect would send the service's token to another server, and take that server's credentials."""
     bare.objects["b/data/0"] = b"x"
     elsewhere = []
@@ -248,8 +249,8 @@ async def test_metadata_services_redirect_nobody(bare, tmp_path, monkeypatch, so
                 path.write_text(f"[default]\nrole_arn = arn:aws:iam::1:role/r\ncredential_source = {kind}\n")
                 monkeypatch.setenv("AWS_CONFIG_FILE", str(path))
             with pytest.raises(Denied, match="no usable credentials"):
-                async with clients_of(bare) as clients:
-                    await plan_prefix(clients.control, S3Uri("b", "data/"))
+                async with pages_from(bare) as pages:
+                    await plan_prefix(pages, S3Uri("b", "data/"))
     assert not elsewhere
 
 
@@ -281,7 +282,7 @@ async def failing_after_the_listing(run, stub, tmp_path, key: str) -> SourceErro
     """List with a key, have it refused from then on, and return why the channel fails."""
 
     async def plan(control):
-        found = await plan_prefix(control, S3Uri("b", "data/"))
+        found = await plan_prefix(AiobotocorePages(control), S3Uri("b", "data/"))
         stub.refused_keys[key] = "ExpiredToken"
         return found
 

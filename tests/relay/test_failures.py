@@ -18,6 +18,7 @@ from streamer.readers import PipeStream
 from streamer.readers.core.plain import record_reader
 from streamer.relay.deliver.frame_aligner import POISON
 from streamer.s3.catalog.listing import plan_prefix
+from streamer.s3.catalog.pages import AiobotocorePages
 from tests.kit.harness import fill, running_channel
 from tests.kit.pipes import eventually, off_loop, read_all
 from tests.kit.stub import fails
@@ -167,7 +168,7 @@ async def test_a_wrapped_object_that_is_not_whole_is_not_begun(run, stub, tmp_pa
     fail_at(stub, "b/data/0001", start, FAULTS["gone"])
 
     async def wrapped(client):
-        return await plan_prefix(client, S3Uri("b", "data/"), Arrangement(wrap=True))
+        return await plan_prefix(AiobotocorePages(client), S3Uri("b", "data/"), Arrangement(wrap=True))
 
     async with run(stub, tmp_path, make_plan=wrapped, when_failed="poison", framing="RecordIO") as running:
         got = await off_loop(read_all, running.fifo(0))
@@ -181,7 +182,7 @@ async def test_a_damaged_object_poisons_behind_its_last_whole_record(run, stub, 
     stub.objects["b/data/1"] = stub.objects["b/data/1"][:-100]
 
     async def inflated(client):
-        return await plan_prefix(client, S3Uri("b", "data/"), Arrangement(inflate=True))
+        return await plan_prefix(AiobotocorePages(client), S3Uri("b", "data/"), Arrangement(inflate=True))
 
     async with run(
         stub, tmp_path, make_plan=inflated, inflate=True, when_failed="poison", framing=framing

@@ -20,6 +20,7 @@ from streamer.relay.deliver import transform as unpack
 from streamer.relay.transport import TransportSpec, open_transport, why_read
 from streamer.s3.catalog.listing import plan_prefix
 from streamer.s3.catalog.manifests import plan_augmented
+from streamer.s3.catalog.pages import AiobotocorePages
 from tests.kit.harness import MORE_THAN_A_FIFO, clients_of, running_channel
 from tests.kit.pipes import eventually, off_loop, read_all, read_some
 from tests.kit.stub import cut_after
@@ -36,7 +37,9 @@ def run(request):
 
     def running(stub, directory, *, wrap=False, **others):
         async def make(client):
-            return await plan_prefix(client, S3Uri("b", "data/"), Arrangement(wrap=wrap, inflate=True))
+            return await plan_prefix(
+                AiobotocorePages(client), S3Uri("b", "data/"), Arrangement(wrap=wrap, inflate=True)
+            )
 
         arguments = {"make_plan": make, "inflate": True, "transport": request.param} | others
         return running_channel(stub, directory, **arguments)
@@ -240,7 +243,9 @@ async def test_digests_tell_an_inflating_plan_apart(stub):
     fill(stub, [100])
     async with clients_of(stub) as clients:
         plans = [
-            await plan_prefix(clients.control, S3Uri("b", "data/"), Arrangement(inflate=inflate))
+            await plan_prefix(
+                AiobotocorePages(clients.control), S3Uri("b", "data/"), Arrangement(inflate=inflate)
+            )
             for inflate in (False, True)
         ]
     assert plans[0].digest != plans[1].digest

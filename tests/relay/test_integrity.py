@@ -14,6 +14,7 @@ from awscrt import checksums
 from streamer.errors import ConfigError
 from streamer.plan import Arrangement, ObjectRef, Part, S3Uri
 from streamer.s3.catalog.listing import plan_prefix
+from streamer.s3.catalog.pages import AiobotocorePages
 from streamer.s3.checksums import ChecksumVerifier, Stored, stored_sum
 from tests.kit.faults import flips
 from tests.kit.harness import fill, running_channel
@@ -104,7 +105,7 @@ async def test_a_compressed_object_is_compared_as_it_is_stored(run, stub, tmp_pa
     keep(stub, "crc64nvme")
 
     async def make(control):
-        return await plan_prefix(control, S3Uri("b", "data/"), Arrangement(inflate=True))
+        return await plan_prefix(AiobotocorePages(control), S3Uri("b", "data/"), Arrangement(inflate=True))
 
     async with run(stub, tmp_path, make_plan=make, inflate=True) as running:
         assert await off_loop(read_all, running.fifo(0)) == b"".join(content)
@@ -119,7 +120,7 @@ async def test_what_is_changed_before_its_sum_is_asked_for_is_a_change(run, stub
     keep(stub, "crc32c")
 
     async def make(control):
-        found = await plan_prefix(control, S3Uri("b", "data/"))
+        found = await plan_prefix(AiobotocorePages(control), S3Uri("b", "data/"))
         stub.objects["b/data/0003"] = b"another" * 20_000
         keep(stub, "crc32c")
         return found

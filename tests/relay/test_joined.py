@@ -13,6 +13,7 @@ from streamer.formats.arrow_joiner import ArrowJoiner
 from streamer.plan import Arrangement, Position, ResumePoint, S3Uri, Shard
 from streamer.relay.deliver import delivery
 from streamer.s3.catalog.listing import plan_prefix
+from streamer.s3.catalog.pages import AiobotocorePages
 from tests.kit.harness import clients_of, fill, running_channel
 from tests.kit.pipes import eventually, off_loop, read_all, read_some
 from tests.kit.stub import cut_after
@@ -32,7 +33,7 @@ def run(request):
         arrangement = Arrangement(join=join, inflate=inflate, seed=seed, shard=shard or Shard())
 
         async def make(client):
-            return await plan_prefix(client, S3Uri("b", "data/"), arrangement)
+            return await plan_prefix(AiobotocorePages(client), S3Uri("b", "data/"), arrangement)
 
         arguments = {"make_plan": make, "join": True, "inflate": inflate, "transport": request.param}
         return running_channel(stub, directory, **arguments | others)
@@ -202,7 +203,9 @@ async def test_digests_tell_joined_plans_apart(stub):
     digests = set()
     async with clients_of(stub) as clients:
         for join in (None, "tar", "arrow"):
-            plan = await plan_prefix(clients.control, S3Uri("b", "data/"), Arrangement(join=join))
+            plan = await plan_prefix(
+                AiobotocorePages(clients.control), S3Uri("b", "data/"), Arrangement(join=join)
+            )
             digests |= {plan.digest, *(rank.digest for rank in plan.ranks(2))}
             assert {rank.join for rank in plan.ranks(2)} == {join}
     assert len(digests) == 9

@@ -14,7 +14,6 @@ from streamer.s3.catalog.listing import list_prefix, plan_prefix
 from streamer.s3.catalog.validation import PlanMemory
 from streamer.s3.client.session import _timestamp
 from tests.kit import stub as kit
-from tests.kit.harness import clients_of
 from tests.kit.stub import error
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
@@ -43,12 +42,12 @@ def tree(seed: int) -> list[str]:
 
 @pytest.mark.usefixtures("small_pages")
 @pytest.mark.parametrize("prefix", ["d", "d/", "d/a", "d/a/", ""])
-async def test_folder_by_folder_is_the_same_as_in_turn(stub, prefix):
+async def test_folder_by_folder_is_the_same_as_in_turn(stub, prefix, pages_from):
     for key in tree(1):
         stub.objects[f"b/{key}"] = b"" if key.endswith("/") else key.encode()
     due = sorted((key for key in tree(1) if key.startswith(prefix) and not key.endswith("/")), key=str.encode)
-    async with clients_of(stub) as clients:
-        found = await list_prefix(clients.control, S3Uri("b", prefix))
+    async with pages_from(stub) as pages:
+        found = await list_prefix(pages, S3Uri("b", prefix))
     assert keys_in(found) == due
     sizes = [item.size for (item,) in found if isinstance(item, ObjectRef)]
     assert sizes == [len(key.encode()) for key in due]
@@ -56,83 +55,83 @@ async def test_folder_by_folder_is_the_same_as_in_turn(stub, prefix):
 
 
 @pytest.mark.usefixtures("small_pages")
-async def test_a_server_s_own_order_is_not_the_plan_s(stub):
+async def test_a_server_s_own_order_is_not_the_plan_s(stub, pages_from):
     """Pages from the last name to the first, in turn and folder by folder."""
     stub.unsorted_pages = True
     for key in tree(2):
         stub.objects[f"b/{key}"] = b"" if key.endswith("/") else key.encode()
     due = sorted((key for key in tree(2) if not key.endswith("/")), key=str.encode)
-    async with clients_of(stub) as clients:
-        assert keys_in(await list_prefix(clients.control, S3Uri("b", "d"))) == due
+    async with pages_from(stub) as pages:
+        assert keys_in(await list_prefix(pages, S3Uri("b", "d"))) == due
         few = [key for key in due if key.startswith("d/a/a")]
-        assert keys_in(await list_prefix(clients.control, S3Uri("b", "d/a/a"))) == few
+        assert keys_in(await list_prefix(pages, S3Uri("b", "d/a/a"))) == few
 
 
 @pytest.mark.usefixtures("small_pages")
-async def test_folders_are_listed_side_by_side(stub):
+async def test_folders_are_listed_side_by_side(stub, pages_from):
     """Five answers that wait for one another."""
     stub.objects |= {f"b/d/{number % 5}/{number}": b"1" for number in range(200)}
     stub.together = {f"list d/{number}/" for number in range(5)}
-    async with clients_of(stub) as clients:
-        assert len(await list_prefix(clients.control, S3Uri("b", "d/"))) == 200
+    async with pages_from(stub) as pages:
+        assert len(await list_prefix(pages, S3Uri("b", "d/"))) == 200
 
 
 @pytest.mark.usefixtures("small_pages")
-async def test_a_flat_prefix_is_listed_in_turn(stub):
+async def test_a_flat_prefix_is_listed_in_turn(stub, pages_from):
     """The pages taken before folders were looked for are all that is asked for twice."""
     keys = [f"d/{number:04}" for number in range(205)]
     stub.objects |= {f"b/{key}": b"1" for key in keys}
-    async with clients_of(stub) as clients:
-        assert keys_in(await list_prefix(clients.control, S3Uri("b", "d/"))) == keys
+    async with pages_from(stub) as pages:
+        assert keys_in(await list_prefix(pages, S3Uri("b", "d/"))) == keys
     assert (stub.delimited, len(stub.listings)) == (21, 25)
 
 
 @pytest.mark.usefixtures("small_pages")
-async def test_a_small_prefix_costs_no_further_request(stub):
+async def test_a_small_prefix_costs_no_further_request(stub, pages_from):
     stub.objects |= {f"b/d/{number}/x": b"1" for number in range(40)}
-    async with clients_of(stub) as clients:
-        assert len(await list_prefix(clients.control, S3Uri("b", "d/"))) == 40
+    async with pages_from(stub) as pages:
+        assert len(await list_prefix(pages, S3Uri("b", "d/"))) == 40
     assert (stub.delimited, len(stub.listings)) == (0, 4)
 
 
 @pytest.mark.usefixtures("small_pages")
-async def test_very_many_folders_are_not_gone_into(stub, monkeypatch):
+async def test_very_many_folders_are_not_gone_into(stub, monkeypatch, pages_from):
     """They would cost a request each; those begun are given up."""
     monkeypatch.setattr(listing, "MOST_FOLDERS", 15)
     stub.objects |= {f"b/d/{number:03}/x": b"1" for number in range(120)}
-    async with clients_of(stub) as clients:
-        assert len(await list_prefix(clients.control, S3Uri("b", "d/"))) == 120
+    async with pages_from(stub) as pages:
+        assert len(await list_prefix(pages, S3Uri("b", "d/"))) == 120
     assert stub.delimited == 2
     assert 12 + 2 <= len(stub.listings) <= 12 + 2 + 15
 
 
 @pytest.mark.usefixtures("small_pages")
 @pytest.mark.parametrize("most_folders", [256, 15, 0])
-async def test_an_object_that_is_listed_twice_is_counted_once(stub, monkeypatch, most_folders):
+async def test_an_object_that_is_listed_twice_is_counted_once(stub, monkeypatch, most_folders, pages_from):
     """Pages in turn, then folders, and pages again where folders are too many."""
     monkeypatch.setattr(listing, "MOST_FOLDERS", most_folders)
     stub.objects |= {f"b/d/{number % 60:03}/{number}": b"1" for number in range(600)}
     memory = PlanMemory()
-    async with clients_of(stub) as clients:
-        assert len(await list_prefix(clients.control, S3Uri("b", "d/"), memory=memory)) == 600
+    async with pages_from(stub) as pages:
+        assert len(await list_prefix(pages, S3Uri("b", "d/"), memory=memory)) == 600
     assert memory.objects == 600
     assert stub.delimited
 
 
 @pytest.mark.usefixtures("small_pages")
-async def test_a_listing_that_fails_takes_no_memory(stub):
+async def test_a_listing_that_fails_takes_no_memory(stub, pages_from):
     """It is made anew, as long as `GiveUpAfter` allows."""
     stub.objects |= {f"b/d/{number:03}": b"1" for number in range(100)}
     stub.tokens["d/019"] = "d/009"  # the listing goes round
     memory = PlanMemory()
-    async with clients_of(stub) as clients:
+    async with pages_from(stub) as pages:
         with pytest.raises(BadAnswer):
-            await list_prefix(clients.control, S3Uri("b", "d/"), memory=memory)
+            await list_prefix(pages, S3Uri("b", "d/"), memory=memory)
     assert memory.objects == 0
 
 
 @pytest.mark.usefixtures("small_pages")
-async def test_an_error_in_one_folder_is_the_error(stub, monkeypatch):
+async def test_an_error_in_one_folder_is_the_error(stub, monkeypatch, pages_from):
     """One of ours, not a group; what the other folders were doing ends with it."""
     stub.objects |= {f"b/d/{number % 5}/{number}": b"1" for number in range(200)}
     listed = kit.S3Stub.answer_listing
@@ -143,12 +142,12 @@ async def test_an_error_in_one_folder_is_the_error(stub, monkeypatch):
         return await listed(self, request, bucket)
 
     monkeypatch.setattr(kit.S3Stub, "answer_listing", refusing)
-    async with clients_of(stub) as clients:
+    async with pages_from(stub) as pages:
         with pytest.raises(Denied, match="s3://b/d/3/"):
-            await plan_prefix(clients.control, S3Uri("b", "d/"))
+            await plan_prefix(pages, S3Uri("b", "d/"))
 
 
-async def test_a_listing_that_does_not_advance_is_an_error(stub, monkeypatch):
+async def test_a_listing_that_does_not_advance_is_an_error(stub, monkeypatch, pages_from):
     """Truncated without a token would else look like a shorter listing."""
     stub.objects["b/d/x"] = b"1"
     listed = kit.S3Stub.answer_listing
@@ -160,27 +159,27 @@ async def test_a_listing_that_does_not_advance_is_an_error(stub, monkeypatch):
         return answer
 
     monkeypatch.setattr(kit.S3Stub, "answer_listing", stuck)
-    async with clients_of(stub) as clients:
+    async with pages_from(stub) as pages:
         with pytest.raises(BadAnswer, match="does not advance"):
-            await list_prefix(clients.control, S3Uri("b", "d/"))
+            await list_prefix(pages, S3Uri("b", "d/"))
 
 
 @pytest.mark.parametrize("back_to", ["", "d/00999"], ids=["circle", "one page again"])
-async def test_a_page_that_comes_again_is_an_error(stub, back_to):
+async def test_a_page_that_comes_again_is_an_error(stub, back_to, pages_from):
     """Else a listing without end, or objects that are streamed twice."""
     stub.objects = {f"b/d/{number:05d}": b"" for number in range(3500)}
     stub.tokens["d/01999"] = back_to
-    async with clients_of(stub) as clients:
+    async with pages_from(stub) as pages:
         with pytest.raises(BadAnswer, match="does not advance"):
-            await list_prefix(clients.control, S3Uri("b", "d/"))
+            await list_prefix(pages, S3Uri("b", "d/"))
 
 
-async def test_pages_that_overlap_are_an_error(stub):
+async def test_pages_that_overlap_are_an_error(stub, pages_from):
     stub.objects = {f"b/d/{number:05d}": b"" for number in range(2500)}
     stub.tokens["d/00999"] = "d/00998"
-    async with clients_of(stub) as clients:
+    async with pages_from(stub) as pages:
         with pytest.raises(BadAnswer, match=r"names the object twice: s3://b/d/00999"):
-            await list_prefix(clients.control, S3Uri("b", "d/"))
+            await list_prefix(pages, S3Uri("b", "d/"))
 
 
 @pytest.mark.parametrize(
@@ -200,9 +199,9 @@ def test_timestamps_are_those_of_botocore(text):
 
 
 @pytest.mark.usefixtures("small_pages")
-async def test_progress_is_told_page_by_page(stub):
+async def test_progress_is_told_page_by_page(stub, pages_from):
     stub.objects |= {f"b/d/{number:02}": b"1" for number in range(25)}
     counts: list[int] = []
-    async with clients_of(stub) as clients:
-        await plan_prefix(clients.control, S3Uri("b", "d/"), progress=counts.append)
+    async with pages_from(stub) as pages:
+        await plan_prefix(pages, S3Uri("b", "d/"), progress=counts.append)
     assert counts == [10, 20, 25]

@@ -96,15 +96,15 @@ async def test_a_body_is_not_fetched_elsewhere(run, tmp_path):
         ("", "without saying where"),
     ],
 )
-async def test_what_is_refused_is_named(tmp_path, location, words):
+async def test_what_is_refused_is_named(tmp_path, location, words, pages_from):
     with redirecting(301, Location=location) as (own, other):
-        async with clients_of(own) as clients:
+        async with pages_from(own) as pages:
             with pytest.raises(WrongEndpoint) as caught:
-                await plan_prefix(clients.control, S3Uri("b", "data/"))
+                await plan_prefix(pages, S3Uri("b", "data/"))
     assert not other.seen
     assert words in str(caught.value)
     assert "hunter2" not in str(caught.value)
-    assert len(own.seen) == 1
+    assert len(own.seen) <= 2  # by our own client, and by aiobotocore, which judges redirects
 
 
 @pytest.mark.parametrize("status", [300, 301, 302, 303, 305, 307, 308])
@@ -123,13 +123,13 @@ async def test_a_manifest_and_its_objects_are_not_asked_for_elsewhere(status):
     assert len(own.seen) <= 5  # nothing goes round in circles
 
 
-async def test_the_same_place_once_more_is_asked_again(run, tmp_path):
+async def test_the_same_place_once_more_is_asked_again(run, tmp_path, pages_from):
     """Once the server is done with it the body is taken; until then it may pass."""
     with redirecting(Location="{own}{path}") as (own, _):
         error = await failed(run, own, tmp_path)
-        async with clients_of(own) as clients:
+        async with pages_from(own) as pages:
             with pytest.raises(Transient):
-                await plan_prefix(clients.control, S3Uri("b", "data/"))
+                await plan_prefix(pages, S3Uri("b", "data/"))
     assert "sent again" in str(error)
 
 
@@ -160,7 +160,7 @@ def in_paris(request: Request) -> bytes:
     return answer(206, BODY, Content_Range=f"bytes 0-{len(BODY) - 1}/{len(BODY)}", ETag='"e"')
 
 
-async def test_requests_are_signed_anew_for_the_region_that_s3_names(run, tmp_path):
+async def test_requests_are_signed_anew_for_the_region_that_s3_names(run, tmp_path, pages_from):
     """Listing and bodies; our own client too, from its second request on."""
     with raw_server(in_paris) as server:
 
@@ -174,11 +174,11 @@ async def test_requests_are_signed_anew_for_the_region_that_s3_names(run, tmp_pa
                 assert await off_loop(reader.read, 4000) == 4 * BODY
         refused = [r for r in server.seen if r.key and "/us-east-1/" in r.headers["authorization"]]
         assert len(refused) <= 2
-        async with clients_of(server) as clients:
-            assert (await plan_prefix(clients.control, S3Uri("b", "data/"))).refs(0)
+        async with pages_from(server) as pages:
+            assert (await plan_prefix(pages, S3Uri("b", "data/"))).refs(0)
 
 
-async def test_a_region_that_is_elsewhere_is_named(run, tmp_path):
+async def test_a_region_that_is_elsewhere_is_named(run, tmp_path, pages_from):
     """The endpoint that the job file names is another region's: which, and what to write."""
 
     def reply(request: Request) -> bytes:
@@ -187,9 +187,9 @@ async def test_a_region_that_is_elsewhere_is_named(run, tmp_path):
 
     with raw_server(reply) as server:
         error = await failed(run, server, tmp_path)
-        async with clients_of(server) as clients:
+        async with pages_from(server) as pages:
             with pytest.raises(WrongEndpoint, match="eu-west-3") as caught:
-                await plan_prefix(clients.control, S3Uri("b", "data/"))
+                await plan_prefix(pages, S3Uri("b", "data/"))
     for each in (error, caught.value):
         assert isinstance(each, WrongEndpoint)
         assert "the bucket is in region eu-west-3" in str(each)
@@ -216,7 +216,7 @@ async def test_on_aws_our_own_client_asks_the_endpoint_of_the_region():
             assert (await signer.endpoint("some-bucket")).host == host
 
 
-async def test_a_question_for_credentials_is_not_redirected_either(monkeypatch, tmp_path):
+async def test_a_question_for_credentials_is_not_redirected_either(monkeypatch, tmp_path, pages_from):
     """A web identity's token goes to STS alone."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
         monkeypatch.delenv(name)
@@ -225,21 +225,21 @@ async def test_a_question_for_credentials_is_not_redirected_either(monkeypatch, 
     monkeypatch.setenv("AWS_ROLE_ARN", "arn:aws:iam::123456789012:role/reader")
     with redirecting() as (own, other):
         monkeypatch.setenv("AWS_ENDPOINT_URL_STS", own.url)
-        async with clients_of(own) as clients:
+        async with pages_from(own) as pages:
             with pytest.raises(PenstockError, match="is not the job's endpoint"):
-                await plan_prefix(clients.control, S3Uri("b", "data/"))
+                await plan_prefix(pages, S3Uri("b", "data/"))
     assert own.seen
     assert not other.seen
 
 
-async def test_a_server_s_cookies_are_not_sent_back(stub):
+async def test_a_server_s_cookies_are_not_sent_back(stub, pages_from):
     with raw_server(
         lambda _: answer(200, listing(("data/0000", 1, "e")).partition(b"\r\n\r\n")[2], Set_Cookie="a=b")
     ) as server:
         server.url = server.url.replace("127.0.0.1", "localhost")  # addresses have no cookies
-        async with clients_of(server) as clients:
+        async with pages_from(server) as pages:
             for _ in range(2):
-                await plan_prefix(clients.control, S3Uri("b", "data/"))
+                await plan_prefix(pages, S3Uri("b", "data/"))
     assert [request.headers.get("cookie") for request in server.seen] == [None, None]
 
 

@@ -152,11 +152,11 @@ async def test_a_piece_of_a_manifest_is_not_taken_for_all_of_it():
 
 
 @pytest.mark.parametrize("etag", ["", "e e", "e\u00e9", "e&#13;&#10;X-Evil: 1"])
-async def test_an_etag_that_proves_nothing_makes_no_plan(etag):
+async def test_an_etag_that_proves_nothing_makes_no_plan(etag, pages_from):
     """A line end in it would begin another header of our requests."""
     _, _, page = listing(("data/a", 1, "!")).partition(b"\r\n\r\n")
     page = page.replace(b"quot;!&", f"quot;{etag}&".encode())
     with raw_server(lambda _: answer(200, page)) as server:
-        async with clients_of(server) as clients:
+        async with pages_from(server) as pages:
             with pytest.raises(BadAnswer, match="for an ETag"):
-                await plan_prefix(clients.control, S3Uri("b", "data/"))
+                await plan_prefix(pages, S3Uri("b", "data/"))

@@ -89,7 +89,7 @@ def test_an_endpoint_whose_etags_prove_nothing(stub, tmp_path, told):
     [
         (listing(("train/a", 1, "e")).replace(b"ETag", b"eTag"), "without its ETag"),
         (listing(("other/a", 1, "e")), "does not begin with the prefix"),
-        (answer(200, b"<html></html>"), "does not say whether it ends"),
+        (answer(200, b"<html></html>"), "its root is <html>"),
     ],
     ids=["no ETag", "foreign", "HTML"],
 )

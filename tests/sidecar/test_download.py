@@ -13,6 +13,7 @@ from streamer.errors import ConfigError, Missing, SinkError, SourceChanged
 from streamer.plan import ObjectRef, Plan, S3Uri
 from streamer.s3.aiobotocore_source import AiobotocoreSource
 from streamer.s3.catalog.listing import plan_prefix
+from streamer.s3.catalog.pages import AiobotocorePages
 from tests.kit.harness import EAGER, clients_of, fill
 from tests.kit.pipes import read_all
 from tests.kit.processes import job, leftovers, penstock, sidecar, write_job
@@ -24,7 +25,7 @@ LIMITS = DownloadLimits(part_size=50_000, workers=4, policy=EAGER)
 async def fetch(stub, directory, prefix="data/", before=None):
     async with clients_of(stub) as clients:
         uri = S3Uri("b", prefix)
-        plan = await plan_prefix(clients.control, uri)
+        plan = await plan_prefix(AiobotocorePages(clients.control), uri)
         if before:
             before()
         source = AiobotocoreSource(clients.data)

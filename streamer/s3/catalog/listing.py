@@ -18,16 +18,18 @@ from __future__ import annotations
 
 import asyncio
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from streamer.errors import BadAnswer, ErrorContext, Missing
 from streamer.plan import Arrangement, Entries, ObjectRef, Plan, S3Uri, is_folder_marker
-from streamer.s3.catalog.validation import PlanMemory, described_object, short
-from streamer.s3.client.faults import first_error, map_errors
+from streamer.s3.catalog.validation import PlanMemory, listed_object, short
+from streamer.s3.client.faults import first_error
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
+    from streamer.s3.catalog.page_parser import Page
+    from streamer.s3.catalog.pages import PageSource
     from streamer.s3.catalog.validation import PlanClaim
 
 LISTS = 16
@@ -38,10 +40,6 @@ MOST_FOLDERS = 256
 """Folders on one level that are listed one by one; with more, most requests would return few keys."""
 MOST_EMPTY = 1000
 """Most successive empty pages; S3 sends empty pages where it skips deleted objects."""
-_NAME_FIELDS = (("Contents", "Key"), ("CommonPrefixes", "Prefix"))
-"""The lists of a page, and the field of their entries that holds the name."""
-_REQUIRED_FIELDS = {"Contents": {"Key", "Size", "ETag"}, "CommonPrefixes": {"Prefix"}}
-"""By list of a page, the fields that every entry must have."""
 
 
 class _Lister:
@@ -49,13 +47,13 @@ class _Lister:
 
     def __init__(
         self,
-        client: Any,
+        pages: PageSource,
         bucket: str,
         arrangement: Arrangement,
         *,
         progress: Callable[[int], None] | None,
     ) -> None:
-        self._client = client
+        self._pages = pages
         self._bucket = bucket
         self._arrangement = arrangement
         self._turns = asyncio.Semaphore(LISTS)
@@ -64,43 +62,27 @@ class _Lister:
         self._empty = 0
         """Number of successive empty pages so far."""
 
-    async def page(self, prefix: str, **params: str) -> dict[str, Any]:
-        """Fetch one page and check it. Raises SourceError."""
-        context = ErrorContext(self._bucket, prefix)
+    async def page(self, prefix: str, *, delimiter: str = "", token: str | None = None) -> Page:
+        """Fetch one page; check that its names begin with the prefix. Raises SourceError."""
         async with self._turns:
-            with map_errors(context):
-                page: dict[str, Any] = await self._client.list_objects_v2(
-                    Bucket=self._bucket, Prefix=prefix, **params
+            page = await self._pages.page(self._bucket, prefix, delimiter=delimiter, token=token)
+        for name in (*(key for key, _, _ in page.objects), *page.folders):
+            if not name.startswith(prefix):
+                raise BadAnswer(
+                    f"the listing names {short(name)}, which does not begin with the prefix",
+                    ErrorContext(self._bucket, prefix),
                 )
-        if "IsTruncated" not in page:
-            raise BadAnswer("the listing cannot be understood (it does not say whether it ends)", context)
-        for name, required in _REQUIRED_FIELDS.items():
-            for entry in page.get(name, ()):
-                if not required <= entry.keys():
-                    raise BadAnswer(
-                        f"the listing has an entry without its {', '.join(sorted(required))}", context
-                    )
-                for listed in (entry.get("Key"), entry.get("Prefix")):
-                    if listed is not None and not listed.startswith(prefix):
-                        raise BadAnswer(
-                            f"the listing names {short(listed)}, which does not begin with the prefix",
-                            context,
-                        )
-        if page.get("NextContinuationToken") and not page["IsTruncated"]:
-            raise BadAnswer("the listing cannot be understood (it ends, and names a further page)", context)
-        if page["IsTruncated"] and not page.get("NextContinuationToken"):
-            raise BadAnswer("the listing does not advance (truncated, without a further token)", context)
         return page
 
-    def _check_progress(self, prefix: str, page: dict[str, Any], seen: set[str]) -> None:
+    def _check_progress(self, prefix: str, page: Page, seen: set[str]) -> None:
         """Raise BadAnswer for a page whose first name, or whose token, an earlier page had too.
 
         `seen`: first names and tokens of the earlier pages, to which this page's are added. Without this
         check a server or cache that repeats pages would make a listing endless, or stream objects twice.
         """
-        first = [page[name][0][key] for name, key in _NAME_FIELDS if page.get(name)]
-        if page["IsTruncated"]:
-            first.append(f"token\0{page['NextContinuationToken']}")
+        first = [*(key for key, _, _ in page.objects[:1]), *page.folders[:1]]
+        if page.token is not None:
+            first.append(f"token\0{page.token}")
         for name in first:
             if name in seen:
                 raise BadAnswer(
@@ -108,21 +90,16 @@ class _Lister:
                     ErrorContext(self._bucket, prefix),
                 )
         seen.update(first)
-        self._empty = 0 if any(page.get(name) for name, _ in _NAME_FIELDS) else self._empty + 1
+        self._empty = 0 if page.objects or page.folders else self._empty + 1
         if self._empty > MOST_EMPTY:
             raise BadAnswer(
                 f"the listing does not advance ({MOST_EMPTY} pages in a row name nothing)",
                 ErrorContext(self._bucket, prefix),
             )
 
-    def refs(self, page: dict[str, Any], claim: PlanClaim) -> list[ObjectRef]:
+    def refs(self, page: Page, claim: PlanClaim) -> list[ObjectRef]:
         """Return the objects of a page, without folder markers. Raises BadAnswer, ConfigError."""
-        objects = [
-            described_object(
-                ErrorContext(self._bucket, entry["Key"]), entry["Key"], size=entry["Size"], etag=entry["ETag"]
-            )
-            for entry in page.get("Contents", ())
-        ]
+        objects = [listed_object(self._bucket, *each) for each in page.objects]
         refs = [ref for ref in objects if not is_folder_marker(ref)]
         claim.take(refs)
         return refs
@@ -135,20 +112,19 @@ class _Lister:
         """
         in_turn = claim.claim()
         entries = self._arrangement.entries()
-        params: dict[str, str] = {}
+        token: str | None = None
         seen: set[str] = set()
         pages = 0
         while True:
-            page = await self.page(prefix, **params)
+            page = await self.page(prefix, token=token)
             self._check_progress(prefix, page, seen)
             for ref in self.refs(page, in_turn):
                 entries.add(ref)
-            self._listed += len(page.get("Contents", ()))
-            if self._progress is not None and page.get("Contents"):
+            self._listed += len(page.objects)
+            if self._progress is not None and page.objects:
                 self._progress(self._listed)
-            if not page["IsTruncated"]:
+            if (token := page.token) is None:
                 return entries
-            params = {"ContinuationToken": page["NextContinuationToken"]}
             pages += 1
             if pages == PAGES_IN_TURN:
                 before, by_folders = self._listed, claim.claim()
@@ -184,34 +160,33 @@ class _Lister:
 
     async def _level(self, prefix: str, claim: PlanClaim) -> AsyncIterator[ObjectRef | str]:
         """Yield the objects and the names of folders directly below `prefix`, each page in key order."""
-        params: dict[str, str] = {}
+        token: str | None = None
         seen: set[str] = set()
         while True:
-            page = await self.page(prefix, Delimiter="/", **params)
+            page = await self.page(prefix, delimiter="/", token=token)
             self._check_progress(prefix, page, seen)
             items: list[tuple[bytes, ObjectRef | str]] = [
                 (ref.key.encode(), ref) for ref in self.refs(page, claim)
             ]
-            items += [(each["Prefix"].encode(), each["Prefix"]) for each in page.get("CommonPrefixes", ())]
+            items += [(folder.encode(), folder) for folder in page.folders]
             items.sort(key=itemgetter(0))
             if self._progress is not None and items:
                 self._progress(self._listed)
             for _, item in items:
                 yield item
-            if not page["IsTruncated"]:
+            if (token := page.token) is None:
                 return
-            params = {"ContinuationToken": page["NextContinuationToken"]}
 
 
-async def first_page(client: Any, uri: S3Uri) -> tuple[list[ObjectRef], bool]:
+async def first_page(pages: PageSource, uri: S3Uri) -> tuple[list[ObjectRef], bool]:
     """Return the objects on a prefix's first page, and whether more pages follow. Raises SourceError."""
-    lister = _Lister(client, uri.bucket, Arrangement(), progress=None)
+    lister = _Lister(pages, uri.bucket, Arrangement(), progress=None)
     page = await lister.page(uri.key)
-    return lister.refs(page, PlanMemory().claim()), bool(page["IsTruncated"])
+    return lister.refs(page, PlanMemory().claim()), page.token is not None
 
 
 async def list_prefix(
-    client: Any,
+    pages: PageSource,
     uri: S3Uri,
     arrangement: Arrangement | None = None,
     *,
@@ -228,7 +203,7 @@ async def list_prefix(
     arrangement = arrangement or Arrangement()
     try:
         with (memory or PlanMemory()).claim() as claim:
-            entries = await _Lister(client, uri.bucket, arrangement, progress=progress).below(uri.key, claim)
+            entries = await _Lister(pages, uri.bucket, arrangement, progress=progress).below(uri.key, claim)
     except BaseExceptionGroup as errors:
         raise first_error(errors) from errors
     ordered, duplicate = await asyncio.to_thread(_in_order, entries)  # takes 1 to 2 s for a million
@@ -243,7 +218,7 @@ def _in_order(entries: Entries) -> tuple[Entries, str | None]:
 
 
 async def plan_prefix(
-    client: Any,
+    pages: PageSource,
     uri: S3Uri,
     arrangement: Arrangement | None = None,
     *,
@@ -252,7 +227,7 @@ async def plan_prefix(
 ) -> Plan:
     """Plan an `S3Prefix` channel. Raises what `list_prefix` raises, and Missing if no object matches."""
     arrangement = arrangement or Arrangement()
-    entries = await list_prefix(client, uri, arrangement, progress=progress, memory=memory)
+    entries = await list_prefix(pages, uri, arrangement, progress=progress, memory=memory)
     if not len(entries):
         raise Missing(
             "no object matches this prefix; check S3Uri (a prefix is case-sensitive)", ErrorContext(*uri)
@@ -263,7 +238,7 @@ async def plan_prefix(
 
 
 async def plan_uris(
-    client: Any,
+    pages: PageSource,
     uris: list[S3Uri],
     arrangement: Arrangement | None = None,
     *,
@@ -276,7 +251,7 @@ async def plan_uris(
     """
     objects: list[ObjectRef] = []
     for uri in uris:
-        refs = [*(await plan_prefix(client, uri, progress=progress, memory=memory)).refs(0)]
+        refs = [*(await plan_prefix(pages, uri, progress=progress, memory=memory)).refs(0)]
         # An exact key sorts before every longer key that begins with it.
         objects += refs[:1] if refs[0].key == uri.key else refs
     return Plan.of(objects, arrangement)

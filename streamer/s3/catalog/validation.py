@@ -41,6 +41,19 @@ def described_object(
     return ObjectRef(context.bucket or "", key, size, bare, version)
 
 
+def listed_object(bucket: str, key: str, size: int, etag: str) -> ObjectRef:
+    """Return an object of a listing. Raises BadAnswer."""
+    bare = bare_etag(etag)
+    if (
+        0 <= size <= LARGEST_OBJECT
+        and len(bare) <= LONGEST_ETAG
+        and is_etag(bare)
+        and len(key) * 4 <= LONGEST_KEY
+    ):
+        return ObjectRef(bucket, key, size, bare)
+    return described_object(ErrorContext(bucket, key), key, size=size, etag=etag)
+
+
 def short(value: object) -> str:
     """Return a server's value, shortened for an error text."""
     if isinstance(value, int) and abs(value) > LARGEST_OBJECT:

@@ -6,11 +6,8 @@ seconds without a response header, reads at most `MAX_ERROR_BODY` bytes of an er
 of a document, and reads either within the same time. The caller reads the body of a GET, with its own limit
 (`within_stall`).
 
-A document also has at most `MAX_TAGS` tags: a million of them kept the event loop busy for 2 s.
-
-S3 writes XML in UTF-8 and without a document type. An XML parser expands the entities of a document type, and
-other encodings could hide one, so such a document never reaches the parser. The status alone decides about an
-error response with such a body.
+`documents` checks a document before a parser gets it. The status alone decides about an error response whose
+body is not plain XML.
 
 If an error body breaks off, only its code is used. If it breaks off before the code, the session raises
 RefusalCutOff, and botocore repeats the request as after any broken connection.
@@ -20,29 +17,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
 from botocore.exceptions import ConnectionClosedError, ReadTimeoutError
 
-from streamer.errors import BadAnswer, ErrorContext, Transient
+from streamer.errors import ErrorContext, Transient
+from streamer.s3.client.documents import MAX_DOCUMENT, MAX_ERROR_BODY, checked_document, is_plain_xml
 from streamer.s3.client.faults import CODE, MANY_REASONS, RefusalCutOff
 from streamer.s3.client.redirects import PinnedSession
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-MAX_ERROR_BODY = 256 * 1024
-"""Most bytes of an error body that are read; S3's error bodies have less than 1 KiB."""
-MAX_DOCUMENT = 6 * 1024 * 1024
-"""Most bytes of a listing page. A thousand keys of 1,024 bytes, each byte written as `%XX`, are 4 MB."""
-MAX_TAGS = 200_000
-"""Most tags of a listing page, which one turn of the event loop parses. A thousand keys have about 30,000."""
 FIRST_ERROR_STATUS = 300
 RESCHEDULE_FRACTION = 1 / 64
 """Fraction of the stall timeout that passes before a body's timer is moved again."""
-_ENCODING = re.compile(rb"""<\?xml[^>]{0,100}encoding\s{0,9}=\s{0,9}["']([^"']{1,40})""")
 
 
 class BoundedSession(PinnedSession):
@@ -71,8 +61,10 @@ class BoundedSession(PinnedSession):
         finally:
             request.stream_output = streamed
         if response.status_code >= FIRST_ERROR_STATUS:
-            content = _body_before_break(body, response.status_code) if broken else _checked_document(body)
-            response._content = content or b""  # noqa: SLF001
+            content = bytes(body) if is_plain_xml(body) else b""
+            if broken:
+                content = _body_before_break(body, response.status_code)
+            response._content = content  # noqa: SLF001
         return response
 
 
@@ -104,27 +96,7 @@ async def _read_document(raw: Any) -> bytes:
     """Read the body of a listing. Raises BadAnswer."""
     body = bytearray()
     await _read_body(raw, MAX_DOCUMENT, body)
-    if len(body) > MAX_DOCUMENT:
-        raise BadAnswer(f"the response is longer than {MAX_DOCUMENT} bytes, which no page of a listing is")
-    if body.count(b"<") > MAX_TAGS:
-        raise BadAnswer(f"the response has more than {MAX_TAGS} tags, which no page of a listing has")
-    if (content := _checked_document(body)) is None:
-        raise BadAnswer("the response is XML with a document type or not in UTF-8, which S3 never sends")
-    return content
-
-
-def _checked_document(body: bytearray) -> bytes | None:
-    """Return the body, or None for XML that the parser must not get."""
-    encoding = _ENCODING.search(body, 0, 256)
-    other_encoding = encoding is not None and encoding[1].lower() not in (b"utf-8", b"us-ascii")
-    if (
-        other_encoding
-        or b"\0" in body[:256]
-        or body.startswith((b"\xff\xfe", b"\xfe\xff"))
-        or b"<!DOCTYPE" in body
-    ):
-        return None
-    return bytes(body)
+    return checked_document(body)
 
 
 class Stall:

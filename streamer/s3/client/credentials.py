@@ -120,7 +120,9 @@ class renewing:  # noqa: N801 - used as a context manager; as a generator it cos
         if not isinstance(error, Expired):
             return
         if self._credentials is None or not self._credentials.refused(self._sent_at):
-            raise Denied(error.message, error.context) from error
+            denied = Denied(error.message, error.context)
+            denied.code = error.code
+            raise denied from error
 
 
 class FixedProvider:

@@ -172,11 +172,7 @@ def mapped(error: BaseException, context: ErrorContext) -> PenstockError:  # noq
     if isinstance(error, boto.SSLError):
         if "CERTIFICATE_VERIFY_FAILED" in text:
             return BadAnswer(untrusted(text), context)
-        return BadAnswer(
-            f"TLS failed ({text}); does the server speak TLS at this port? If not, write http:// in "
-            "Penstock.Endpoint.Url",
-            context,
-        )
+        return BadAnswer(without_tls(text), context)
     if isinstance(error, RefusalCutOff):
         return cut_off(error.kwargs["status"], context)
     if isinstance(error, (aiohttp.ClientPayloadError, boto.IncompleteReadError)):
@@ -224,18 +220,20 @@ def cut_off(status: int, context: ErrorContext) -> Truncated:
     return Truncated(f"answered {status}, and the reason was cut off", context)
 
 
+def without_tls(reason: str) -> str:
+    """Return the text of the error for a handshake that fails, most likely with a server without TLS."""
+    return (
+        f"TLS failed ({reason}); does the server speak TLS at this port? If not, write http:// in "
+        "Penstock.Endpoint.Url"
+    )
+
+
 def untrusted(reason: str) -> str:
     """Return the text of the error for a certificate that is not trusted."""
     return (
         f"TLS failed ({reason}); Penstock.Endpoint.CaBundle must hold the certificate of the server's "
         "authority if that is a private one, and Penstock.Endpoint.Url a name that the certificate has"
     )
-
-
-def answered_code(error: PenstockError) -> str:
-    """Return the code of the S3 response that the error was made from; empty if there was none."""
-    cause = error.__cause__
-    return str(cause.response.get("Error", {}).get("Code", "")) if isinstance(cause, boto.ClientError) else ""
 
 
 def error_text(error: BaseException) -> str:
@@ -263,7 +261,7 @@ def _from_client_error(error: Any, context: ErrorContext) -> SourceError:
     )
 
 
-def error_from_response(  # noqa: PLR0911 - a table; the first status or code that fits decides
+def error_from_response(
     *,
     status: int,
     code: str,
@@ -280,12 +278,28 @@ def error_from_response(  # noqa: PLR0911 - a table; the first status or code th
     """
     context = replace(context, request_id=escaped_id(request_id))
     text = f"{_EXPLANATIONS.get(code) or quoted(message or code)} (S3 said {_status(status, code)})"
+    seconds = _seconds(retry_after)
+    error = _error_by_code(status, code, text, context, retry_after=seconds, date=date, region=region)
+    error.code = code
+    return error
+
+
+def _error_by_code(  # noqa: PLR0911 - a table; the first status or code that fits decides
+    status: int,
+    code: str,
+    text: str,
+    context: ErrorContext,
+    *,
+    retry_after: float | None,
+    date: str | None,
+    region: str | None,
+) -> SourceError:
     if code in _THROTTLE or status in (429, 503):
-        return Throttled(text, context, retry_after=_seconds(retry_after))
+        return Throttled(text, context, retry_after=retry_after)
     if code == "NotImplemented" or status in _NOT_OFFERED:
         return BadAnswer(text, context)
     if code in _TRANSIENT or status >= 500:
-        return Transient(text, context, retry_after=_seconds(retry_after))
+        return Transient(text, context, retry_after=retry_after)
     if code in OTHER_REGION or 300 <= status < 400:
         return WrongEndpoint(f"{_region_fix(region)} (S3 said {_status(status, code)})", context)
     if code in _CHANGED or status in (412, 416):

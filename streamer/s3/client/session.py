@@ -68,9 +68,13 @@ class RequestOptions:
 
             client.meta.events.register(f"provide-client-params.s3.{operation}", add)
 
+    def list_headers(self) -> dict[str, str]:
+        """Return these options as headers of a LIST."""
+        return {"x-amz-request-payer": "requester"} if self.requester_pays else {}
+
     def headers(self) -> dict[str, str]:
         """Return these options as headers of a GET or HEAD."""
-        headers = {"x-amz-request-payer": "requester"} if self.requester_pays else {}
+        headers = self.list_headers()
         if self.sse_customer_key is not None:
             key = self.sse_customer_key
             prefix = "x-amz-server-side-encryption-customer-"

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from streamer.errors import ErrorContext, SourceError, Transient
+from streamer.s3.client.documents import MAX_DOCUMENT, MAX_ERROR_BODY, checked_document
 from streamer.s3.client.faults import broken, not_understood
 from streamer.s3.http.body import HttpBody
 from streamer.s3.http.poller import FairPoller
@@ -54,13 +55,24 @@ class Response:
 
     async def error_body(self) -> bytes:
         """Read the body, about 256 KiB at most, and end the response. Raises SourceError."""
-        reuse = False
+        return (await self._read_body(MAX_ERROR_BODY))[0]
+
+    async def document(self, context: ErrorContext) -> bytes:
+        """Read the body, a page of a listing, and end the response. Raises SourceError."""
+        body, whole = await self._read_body(MAX_DOCUMENT)
+        if not whole and len(body) <= MAX_DOCUMENT:
+            raise Transient(f"the response broke off after {len(body)} bytes of its body", context)
+        return checked_document(body, context)
+
+    async def _read_body(self, most: int) -> tuple[bytes, bool]:
+        """Return about `most` bytes of the body at most, and whether that is all; end the response."""
+        whole = False
         try:
-            body = await self._reader.error_body()
-            reuse = self._reader.complete
-            return body
+            body = await self._reader.body(most)
+            whole = self._reader.complete
+            return body, whole
         finally:
-            self.end(reuse=reuse)
+            self.end(reuse=whole)
 
     def end(self, *, reuse: bool) -> None:
         """End the response. `reuse`: whether the connection may carry another request: no byte is left."""

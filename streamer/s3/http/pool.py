@@ -16,7 +16,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from streamer.errors import BadAnswer, ErrorContext, Transient
-from streamer.s3.client.faults import untrusted
+from streamer.s3.client.faults import untrusted, without_tls
 from streamer.s3.http.connection import Connection, TlsConnection
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from streamer.s3.http.tls import TlsContext
 
 CONNECT_TIMEOUT = 10.0
+NO_TLS = ("wrong version number", "record layer failure", "packet length too long")
+"""OpenSSL's reasons for a first message that is not of TLS."""
 DNS_TTL = 10.0
 """Seconds for which a DNS response is used; the time to live in S3's responses is shorter."""
 
@@ -100,6 +102,8 @@ class ConnectionPool:
             raise BadAnswer(untrusted(str(error)), context) from error
         except OSError as error:
             reason = error.strerror or str(error)
+            if isinstance(error, ssl.SSLError) and any(each in reason for each in NO_TLS):
+                raise BadAnswer(without_tls(reason), context) from error
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 raise Transient(
                     f"no descriptor for a connection ({reason}); raise `ulimit -n`", context

@@ -40,8 +40,7 @@ KEPT_FIELDS = {
 }
 """The header fields that are kept, by the bytes of their names."""
 MAX_HEADER = 64 * 1024
-MAX_ERROR_BODY = 256 * 1024
-ERROR_READ = 64 * 1024
+BODY_READ = 64 * 1024
 MOST_INTERIM = 32
 """Most interim (1xx) responses before one response; a server could send them without end."""
 LONGEST_NUMBER = 20
@@ -60,6 +59,11 @@ class ResponseHeader:
     def content_length(self) -> int | None:
         value = self.fields.get("content-length", "")
         return int(value) if value.isdecimal() and len(value) < LONGEST_NUMBER else None
+
+    @property
+    def has_length(self) -> bool:
+        """Whether the body ends before the connection does."""
+        return "content-length" in self.fields or "transfer-encoding" in self.fields
 
 
 class _Message:
@@ -156,10 +160,10 @@ class ResponseReader:
             raise Transient(f"no response for {self._stall_timeout:g} s", self._context)
         return self._parser.message.header
 
-    async def error_body(self) -> bytes:
-        """Read what arrives of the body in time, at most about `MAX_ERROR_BODY` bytes."""
+    async def body(self, most: int) -> bytes:
+        """Read what arrives of the body in time, at most about `most` bytes."""
         if not self.complete:
-            await self._run(self._read_error)
+            await self._run(partial(self._read_body, most))
         return bytes(self._parser.message.body)
 
     @property
@@ -213,15 +217,17 @@ class ResponseReader:
         self._connection.recv_into(_SCRATCH[:used])
         return whole
 
-    def _read_error(self) -> bool:
+    def _read_body(self, most: int) -> bool:
         """Read some bytes of the body; return whether its end or the limit is reached."""
-        message, memory = self._parser.message, memoryview(bytearray(ERROR_READ))
+        message, memory = self._parser.message, memoryview(bytearray(BODY_READ))
         count = self._connection.recv_into(memory)
         try:
             message.feed(bytes(memory[:count]))
         except httptools.HttpParserError as error:
             raise BadAnswer(f"not an HTTP response ({error})", self._context) from error
-        return not count or message.complete or len(message.body) > MAX_ERROR_BODY
+        if not count and not message.header.has_length:
+            message.complete = True
+        return not count or message.complete or len(message.body) > most
 
 
 def _time_out(done: asyncio.Future[bool]) -> None:

@@ -1,4 +1,4 @@
-"""Builds the bytes of requests: a ranged GET, and a HEAD.
+"""Builds the bytes of requests: ranged GETs, HEADs and LISTs.
 
 botocore resolves the endpoint of each bucket (virtual host or path, custom endpoint, region) once, by a
 presigned URL that is never used, and again after S3 has named another region. For each request the session
@@ -8,6 +8,7 @@ returns frozen credentials, which botocore refreshes at that point, and `sigv4` 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -56,6 +57,7 @@ class RangeSigner:
         self.credentials = credentials
         self._anonymous = anonymous
         self._headers = reading.headers()
+        self._list_headers = reading.list_headers()
         self._regions: dict[str, str] = {}
         """By bucket, the region of the endpoint that botocore has resolved."""
         self._endpoints: dict[str, BucketEndpoint] = {}
@@ -98,11 +100,21 @@ class RangeSigner:
         """Build the GET of bytes `first` to `part.end` of the listed version. Raises Denied."""
         ref = part.object
         headers = {"Range": f"bytes={first}-{part.end - 1}", "If-Match": f'"{ref.etag}"', **self._headers}
-        return await self._request("GET", endpoint, ref.bucket, ref.key, headers, version=ref.version)
+        path, query = _object_target(endpoint, ref.key, ref.version)
+        return await self._request("GET", endpoint, path, query, headers, named=(ref.bucket, ref.key))
 
     async def head(self, endpoint: BucketEndpoint, bucket: str, key: str, *, version: str | None) -> bytes:
         """Build the HEAD of the object, or of that version. Raises Denied."""
-        return await self._request("HEAD", endpoint, bucket, key, self._headers, version=version)
+        path, query = _object_target(endpoint, key, version)
+        return await self._request("HEAD", endpoint, path, query, self._headers, named=(bucket, key))
+
+    async def list_page(self, endpoint: BucketEndpoint, bucket: str, parameters: Mapping[str, str]) -> bytes:
+        """Build the ListObjectsV2 of one page. `parameters`: its query's, not encoded. Raises Denied."""
+        path = endpoint.prefix.removesuffix("/") or "/"
+        pairs = sorted({**parameters, "list-type": "2"}.items())
+        query = "&".join(f"{name}={quote(value, safe='~')}" for name, value in pairs)
+        prefix = parameters.get("prefix", "")
+        return await self._request("GET", endpoint, path, query, self._list_headers, named=(bucket, prefix))
 
     async def _frozen_credentials(self, bucket: str, key: str) -> Any:
         if self.credentials is not None:
@@ -118,16 +130,15 @@ class RangeSigner:
         self,
         method: str,
         endpoint: BucketEndpoint,
-        bucket: str,
-        key: str,
+        path: str,
+        query: str,
         headers: dict[str, str],
         *,
-        version: str | None,
+        named: tuple[str, str],
     ) -> bytes:
-        path = endpoint.prefix + quote(key, safe="/~")
-        query = f"versionId={quote(version, safe='~')}" if version else ""
+        """Sign and build a request. `named`: bucket and key, for errors."""
         if not self._anonymous:
-            frozen = await self._frozen_credentials(bucket, key)
+            frozen = await self._frozen_credentials(*named)
             now = time.time() - self.ahead if self.ahead else None
             headers = endpoint.signer.sign(
                 endpoint.authority, path, query, headers, frozen, method=method, now=now
@@ -138,3 +149,9 @@ class RangeSigner:
             f"{method} {target} HTTP/1.1\r\nHost: {endpoint.authority}\r\n"
             f"User-Agent: penstock/{__version__}\r\n{lines}\r\n"
         ).encode("ascii")
+
+
+def _object_target(endpoint: BucketEndpoint, key: str, version: str | None) -> tuple[str, str]:
+    """Return path and query of an object's version."""
+    path = endpoint.prefix + quote(key, safe="/~")
+    return path, f"versionId={quote(version, safe='~')}" if version else ""

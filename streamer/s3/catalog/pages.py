@@ -1,0 +1,161 @@
+"""Fetches the pages of a listing, by our own client or by aiobotocore.
+
+    page() ─┬─ our own HTTP client: sign, send, parse (`page_parser`)        nearly always
+            └─ aiobotocore's list_objects_v2                                 the rest
+
+aiobotocore sends the LISTs that our own client does not support (`why_not`), and repeats those that end in a
+redirect, or in 400, which S3 also sends for a request signed for another region. Both return the same pages
+and raise the same errors.
+
+A page that storage refuses for a moment is requested again for `PAGE_PATIENCE` seconds; a longer outage is
+for the caller, who can say so to the user.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+from streamer.errors import BadAnswer, ClockSkew, ErrorContext, GaveUp, WrongEndpoint
+from streamer.retry import UNAVAILABLE, Attempts, RetryPolicy, retry
+from streamer.s3.catalog.page_parser import Page, parse_page
+from streamer.s3.client.credentials import renewing
+from streamer.s3.client.faults import map_errors
+from streamer.s3.http.client import HttpClient
+from streamer.s3.http_source import error_of, tls_context, why_not
+from streamer.s3.signing.requests import RangeSigner
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from streamer.s3.client.session import Clients
+
+PAGE_PATIENCE = 10.0
+"""Seconds for which a page that fails is requested again."""
+
+
+class PageSource(Protocol):
+    """Fetches pages of listings."""
+
+    async def page(self, bucket: str, prefix: str, *, delimiter: str = "", token: str | None = None) -> Page:
+        """Fetch one page of the keys that begin with `prefix`; `token`: of the page before it.
+
+        With a delimiter, keys that have it after the prefix are summed up as folders. Raises SourceError.
+        """
+
+
+class AiobotocorePages:
+    """A `PageSource` over aiobotocore's client, which it does not own; that client retries."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    async def page(self, bucket: str, prefix: str, *, delimiter: str = "", token: str | None = None) -> Page:
+        """See `PageSource`."""
+        context = ErrorContext(bucket, prefix)
+        params = {"Delimiter": delimiter} if delimiter else {}
+        if token is not None:
+            params["ContinuationToken"] = token
+        with map_errors(context):
+            response = await self._client.list_objects_v2(Bucket=bucket, Prefix=prefix, **params)
+        return _page(response, context)
+
+
+class HttpPages:
+    """A `PageSource` over our own HTTP client, with `AiobotocorePages` as its fallback."""
+
+    def __init__(self, clients: Clients) -> None:
+        self._clients = clients
+        self._fallback = AiobotocorePages(clients.control)
+        self._by_aiobotocore: dict[str, bool] = {}
+        """By bucket, whether the fallback lists it."""
+        self._signer = RangeSigner(
+            clients.control, clients.credentials, anonymous=clients.anonymous, reading=clients.reading
+        )
+        secure = clients.control.meta.endpoint_url.startswith("https://")
+        self._http = HttpClient(
+            tls_context(clients.ca_bundle) if secure else None, stall_timeout=clients.stall_timeout
+        )
+
+    def close(self) -> None:
+        """Close the connections. No `page` may be running."""
+        self._http.close()
+
+    async def page(self, bucket: str, prefix: str, *, delimiter: str = "", token: str | None = None) -> Page:
+        """See `PageSource`."""
+        by_aiobotocore = self._by_aiobotocore.get(bucket)
+        if by_aiobotocore is None:
+            by_aiobotocore = why_not(self._clients.control, {bucket}) is not None
+            self._by_aiobotocore[bucket] = by_aiobotocore
+        if by_aiobotocore:
+            return await self._fallback.page(bucket, prefix, delimiter=delimiter, token=token)
+        policy = RetryPolicy(give_up_after=min(PAGE_PATIENCE, self._clients.stall_timeout))
+        attempt = partial(self._request_page, bucket, prefix, delimiter, token)
+        try:
+            return await retry(attempt, Attempts(policy, UNAVAILABLE, what="a page"))
+        except GaveUp as error:
+            raise error.__cause__ or error from error  # the caller may wait longer
+
+    async def _request_page(self, bucket: str, prefix: str, delimiter: str, token: str | None) -> Page:
+        context = ErrorContext(bucket, prefix)
+        parameters = {"encoding-type": "url", "prefix": prefix}
+        if delimiter:
+            parameters["delimiter"] = delimiter
+        if token is not None:
+            parameters["continuation-token"] = token
+        endpoint = await self._signer.endpoint(bucket)
+        self._clients.request_counts["ListObjectsV2"] += 1
+        with renewing(self._signer.credentials):
+            response = await self._http.send(
+                endpoint, context, lambda: self._signer.list_page(endpoint, bucket, parameters)
+            )
+            header = response.header
+            if header.status == http.HTTPStatus.OK:
+                return parse_page(await response.document(context), context)
+            if 200 <= header.status < 400:
+                response.end(reuse=False)
+                self._by_aiobotocore[bucket] = header.status >= 300  # botocore remembers the region
+                return await self._fallback.page(bucket, prefix, delimiter=delimiter, token=token)
+            error = error_of(header, await response.error_body(), context)
+            if isinstance(error, WrongEndpoint) or header.status == http.HTTPStatus.BAD_REQUEST:
+                return await self._fallback.page(bucket, prefix, delimiter=delimiter, token=token)
+            if isinstance(error, ClockSkew):
+                self._signer.ahead = error.ahead
+            raise error
+
+
+@contextlib.contextmanager
+def open_pages(clients: Clients, *, by_aiobotocore: bool = False) -> Iterator[PageSource]:
+    """Open the process's source of pages for the block. `by_aiobotocore`: use aiobotocore alone."""
+    if by_aiobotocore:
+        yield AiobotocorePages(clients.control)
+        return
+    with contextlib.closing(HttpPages(clients)) as pages:
+        yield pages
+
+
+_REQUIRED_FIELDS = {"Contents": {"Key", "Size", "ETag"}, "CommonPrefixes": {"Prefix"}}
+"""By list of a response, the fields that every entry must have."""
+
+
+def _page(response: dict[str, Any], context: ErrorContext) -> Page:
+    """Return the page that aiobotocore has parsed. Raises BadAnswer."""
+    if "IsTruncated" not in response:
+        raise BadAnswer("the listing cannot be understood (it does not say whether it ends)", context)
+    for name, required in _REQUIRED_FIELDS.items():
+        for entry in response.get(name, ()):
+            if not required <= entry.keys():
+                missing = ", ".join(sorted(required - entry.keys()))
+                raise BadAnswer(f"the listing has an entry without its {missing}", context)
+    token = response.get("NextContinuationToken")
+    if token and not response["IsTruncated"]:
+        raise BadAnswer("the listing cannot be understood (it ends, and names a further page)", context)
+    if response["IsTruncated"] and not token:
+        raise BadAnswer("the listing does not advance (truncated, without a further token)", context)
+    return Page(
+        [(entry["Key"], entry["Size"], entry["ETag"]) for entry in response.get("Contents", ())],
+        [entry["Prefix"] for entry in response.get("CommonPrefixes", ())],
+        token or None,
+    )

@@ -1,0 +1,50 @@
+"""Limits of the XML documents that S3 sends, checked before a parser gets one.
+
+S3 writes XML in UTF-8 and without a document type. An XML parser expands what a document type declares, and
+other encodings could hide one, so such a document never reaches the parser. A document also has at most
+`MAX_TAGS` tags: a million of them kept the event loop busy for 2 s.
+"""
+
+from __future__ import annotations
+
+import re
+
+from streamer.errors import BadAnswer, ErrorContext
+
+MAX_ERROR_BODY = 256 * 1024
+"""Bytes of an error body that are read at most; S3's error bodies have less than 1 KiB."""
+MAX_DOCUMENT = 6 * 1024 * 1024
+"""Bytes of a listing page at most. A thousand keys of 1,024 bytes, each written as `%XX`, are 4 MB."""
+MAX_TAGS = 200_000
+"""Tags of a listing page at most; one turn of the event loop parses the page. A thousand keys have about
+30,000 tags."""
+_ENCODING = re.compile(rb"""<\?xml[^>]{0,100}encoding\s{0,9}=\s{0,9}["']([^"']{1,40})""")
+
+
+def checked_document(body: bytes | bytearray, context: ErrorContext | None = None) -> bytes:
+    """Return a page of a listing that a parser may get. Raises BadAnswer."""
+    if len(body) > MAX_DOCUMENT:
+        raise BadAnswer(
+            f"the response is longer than {MAX_DOCUMENT} bytes, which no page of a listing is", context
+        )
+    if body.count(b"<") > MAX_TAGS:
+        raise BadAnswer(
+            f"the response has more than {MAX_TAGS} tags, which no page of a listing has", context
+        )
+    if not is_plain_xml(body):
+        raise BadAnswer(
+            "the response is XML with a document type or not in UTF-8, which S3 never sends", context
+        )
+    return bytes(body)
+
+
+def is_plain_xml(body: bytes | bytearray) -> bool:
+    """Return whether the body is in UTF-8 and has no document type."""
+    encoding = _ENCODING.search(body, 0, 256)
+    other_encoding = encoding is not None and encoding[1].lower() not in (b"utf-8", b"us-ascii")
+    return not (
+        other_encoding
+        or b"\0" in body[:256]
+        or body.startswith((b"\xff\xfe", b"\xfe\xff"))
+        or b"<!DOCTYPE" in body
+    )
