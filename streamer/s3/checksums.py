@@ -208,7 +208,7 @@ class ChecksumVerifier:
             self._note(ref, "mismatch")
             algorithm, digits = stored.algorithm, 16 if stored.algorithm == "CRC64NVME" else 8
             raise Mismatch(
-                f"the object's bytes are not those that were stored: their {algorithm} is "
-                f"{self._value:0{digits}x}, and S3 keeps {stored.value:0{digits}x}",
+                f"the object's bytes do not match its stored checksum: their {algorithm} is "
+                f"{self._value:0{digits}x}, and S3 stores {stored.value:0{digits}x}",
                 ErrorContext(ref.bucket, ref.key),
             )

@@ -65,7 +65,9 @@ def tls_context(ca_bundle: str | None) -> TlsContext:
     try:
         return TlsContext(path)
     except OSError as error:
-        raise ConfigError(f"cannot read certificates from {path} ({error}); see Endpoint.CaBundle") from error
+        raise ConfigError(
+            f"cannot read certificates from {path} ({error}); correct Penstock.Endpoint.CaBundle"
+        ) from error
 
 
 class HttpSource:

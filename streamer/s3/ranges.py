@@ -143,20 +143,21 @@ def check_header(  # noqa: PLR0913 - the fields of a response header, one by one
     length differs from the request's.
     """
     if status not in (200, 206):
-        raise BadAnswer(f"answered {status} to a ranged GET", context)
+        raise BadAnswer(f"the response to a ranged GET has status {status}", context)
     check_version(ref.version, version, context)
     if etag is not None and bare_etag(etag) != ref.etag:
         raise SourceChanged(
             f"the object was replaced after it was listed (ETag {ref.etag} then, {quoted(etag)} now)", context
         )
     if etag is None and (ref.version is None or version is None):
-        raise BadAnswer("answered without an ETag, so its bytes may be of another version", context)
+        raise BadAnswer("the response has no ETag, so its bytes may be of another version", context)
     match = _CONTENT_RANGE.fullmatch(content_range or "")
     if match is None:
         whole = status == 200 and first == 0 and end == ref.size
         if not (whole and content_length == ref.size):
             raise BadAnswer(
-                f"answered {status} with Content-Range {quoted(str(content_range))!r} to a ranged GET",
+                f"the response to a ranged GET has status {status} and Content-Range "
+                f"{quoted(str(content_range))!r}",
                 context,
             )
         return
@@ -164,9 +165,13 @@ def check_header(  # noqa: PLR0913 - the fields of a response header, one by one
     if size != ref.size:
         raise SourceChanged(f"the object has {size} bytes now; {ref.size} were listed", context)
     if (begin, last + 1) != (first, end):
-        raise BadAnswer(f"sent bytes {begin}-{last}; asked for {first}-{end - 1}", context)
+        raise BadAnswer(
+            f"the response has bytes {begin}-{last}, not the requested {first}-{end - 1}", context
+        )
     if content_length is not None and content_length != end - first:
-        raise BadAnswer(f"promises {content_length} bytes for a range of {end - first}", context)
+        raise BadAnswer(
+            f"the response has Content-Length {content_length} for a range of {end - first} bytes", context
+        )
 
 
 def check_version(requested: str | None, version: str | None, context: ErrorContext) -> None:
@@ -177,8 +182,8 @@ def check_version(requested: str | None, version: str | None, context: ErrorCont
     """
     if requested is None or version == requested or (version is None and requested == "null"):
         return
-    description = "says no version" if version is None else f"is of version {quoted(version)}"
+    description = "states no version" if version is None else f"is of version {quoted(version)}"
     raise BadAnswer(
-        f"the answer {description}, where version {requested} was asked for; the server ignores versionId",
+        f"the response {description}, and version {requested} was requested; the server ignores versionId",
         context,
     )

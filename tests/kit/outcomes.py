@@ -29,10 +29,10 @@ from tests.kit.stub import Fault, S3Stub, cut_after, fails
 from tests.kit.trials import REDIRECTS, Trial
 from tests.kit.truth import BUCKET, REF, TEXT, Contents, Piece, compress
 
-STORED = "not those that were stored"
+STORED = "do not match its stored checksum"
 
 CAUSES = {
-    "range": ("sent bytes", "Content-Range"),
+    "range": ("the response has bytes", "Content-Range"),
     "no range": ("Content-Range",),
     "etag": ("replaced",),
     "gone": ("deleted", "no such object"),

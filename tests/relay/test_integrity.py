@@ -76,7 +76,7 @@ async def test_a_wrong_bit_fails_the_epoch_with_both_sums(run, stub, tmp_path, a
     assert got[: sum(SIZES[:3])] == truth[: sum(SIZES[:3])]
     assert "s3://b/data/0003" in error
     stored = base64.b64decode(stub.checksums["b/data/0003"][f"x-amz-checksum-{algorithm}"]).hex()
-    assert f"S3 keeps {stored}" in error
+    assert f"S3 stores {stored}" in error
     assert algorithm.upper() in error
 
 

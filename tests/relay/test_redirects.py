@@ -91,9 +91,9 @@ async def test_a_body_is_not_fetched_elsewhere(run, tmp_path):
         ("//{host}{path}", "Penstock.Endpoint.Url"),
         ("{own}/b/another", "another path"),
         ("/b/another", "another path"),
-        ("http://[", "cannot be understood"),
+        ("http://[", "an address that is no URL"),
         ("gopher://{host}/", "gopher://"),
-        ("", "without saying where"),
+        ("", "without an address"),
     ],
 )
 async def test_what_is_refused_is_named(tmp_path, location, words, pages_from):
@@ -130,7 +130,7 @@ async def test_the_same_place_once_more_is_asked_again(run, tmp_path, pages_from
         async with pages_from(own) as pages:
             with pytest.raises(Transient):
                 await plan_prefix(pages, S3Uri("b", "data/"))
-    assert "sent again" in str(error)
+    assert "the very same URL" in str(error)
 
 
 @pytest.mark.parametrize("region", ["evil.com/#", "eu-west-1\u00e9", "a b", "x" * 70])

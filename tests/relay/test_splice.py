@@ -123,7 +123,7 @@ async def test_where_no_descriptor_is_left_the_first_connection_may_be_tried_aga
         os.close(free := os.dup(0))
         resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
         try:
-            with pytest.raises(Transient, match="no descriptor for a connection .* raise `ulimit -n`"):
+            with pytest.raises(Transient, match="no descriptor is left for .* raise `ulimit -n`"):
                 await pool.take(ErrorContext())
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

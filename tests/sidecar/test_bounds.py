@@ -86,7 +86,7 @@ def test_doctor_names_a_listing_that_no_plan_can_have(tmp_path):
         path = write_job(tmp_path / "job.yaml", job(bad.url, tmp_path, "b/train/"))
         done = penstock("doctor", "-c", path)
     assert done.returncode == 5
-    assert "without its" in done.stdout
+    assert "an entry without" in done.stdout
     assert "Traceback" not in done.stdout + done.stderr
 
     def reply(request: Request) -> bytes:
@@ -113,6 +113,6 @@ async def test_credentials_that_never_come_are_waited_for_as_long_as_a_request()
 
     never = asyncio.Event()
     lasting = RenewableCredentials(Silent(), never.wait, limit=0.05)
-    with pytest.raises(Expired, match=r"did not answer in 0\.05 s"):
+    with pytest.raises(Expired, match=r"did not respond in 0\.05 s"):
         async with asyncio.timeout(20):
             await lasting.get_frozen_credentials()

@@ -87,7 +87,7 @@ def test_an_endpoint_whose_etags_prove_nothing(stub, tmp_path, told):
 @pytest.mark.parametrize(
     ("page", "words"),
     [
-        (listing(("train/a", 1, "e")).replace(b"ETag", b"eTag"), "without its ETag"),
+        (listing(("train/a", 1, "e")).replace(b"ETag", b"eTag"), "an entry without ETag"),
         (listing(("other/a", 1, "e")), "does not begin with the prefix"),
         (answer(200, b"<html></html>"), "its root is <html>"),
     ],
@@ -106,7 +106,7 @@ def test_the_endpoint_is_down(stub, tmp_path):
     found, code = examined(stub, tmp_path, fails_=["list train"])
     stub.url = url
     assert code == 5
-    assert "is the endpoint up" in found["list train"]["text"]
+    assert "check that the endpoint is up" in found["list train"]["text"]
 
 
 def test_a_prefix_without_objects(stub, tmp_path):

@@ -116,7 +116,7 @@ MISTAKES = [
             command="plan -c job.yaml", code=4),
     Mistake("no credentials", "AWS_ACCESS_KEY_ID",
             command="plan -c job.yaml", code=3, drop="AWS_ACCESS_KEY_ID"),
-    Mistake("nothing at the endpoint", "is the endpoint up", "Url: @URL@", "Url: http://127.0.0.1:1",
+    Mistake("nothing at the endpoint", "check that the endpoint is up", "Url: @URL@", "Url: http://127.0.0.1:1",
             command="doctor -c job.yaml", code=5),
     Mistake("no token file", "cannot read the admin token in none", "{Port: 0}", "{Port: 0, TokenFile: none}",
             command="run -c job.yaml", code=2),

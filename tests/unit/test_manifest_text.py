@@ -69,7 +69,7 @@ def test_lines_may_end_either_way_and_come_in_any_pieces(texts, ending, piece):
 
 def test_blank_lines_are_allowed_at_the_end_alone():
     assert lines(b'{"a": 1}\n\r\n \n\n', "a") == [[b"1"]]
-    with pytest.raises(ConfigError, match="s3://b/m: line 2: blank"):
+    with pytest.raises(ConfigError, match="s3://b/m: line 2: the line is blank"):
         lines(b'{"a": 1}\n\n\n{"a": 2}\n', "a")
 
 
@@ -84,8 +84,8 @@ def test_blank_lines_are_allowed_at_the_end_alone():
         (b'{"a-ref": "s3://b/", "b": 1}', "line 2: attribute 'a-ref' is wrong: .* names no object"),
         (b'{"a-ref": "s3://b/k", "b": "\\ud800"}', "line 2: attribute 'b' holds half a surrogate pair"),
         (b'{"a-ref": "s3://b/k", "b": 1, "b": 2}', "line 2: attribute 'b' comes twice"),
-        (b'["s3://b/k"]', "line 2: not a JSON object"),
-        (b'{"a-ref": "s3://b/k", "b": 1} {}', "line 2: not JSON: there is text behind the object"),
+        (b'["s3://b/k"]', "line 2: the line is not a JSON object"),
+        (b'{"a-ref": "s3://b/k", "b": 1} {}', "line 2: not JSON: there is text after the object"),
         (b'{"a-ref": "s3://b/k", "b": NaN}', r"line 2: not JSON \(NaN is no JSON"),
         (b'{"a-ref": "s3://b/k", "b": }', "line 2: not JSON"),
         (b'{"a-ref": "s3://b/k", "b": 1,}', "line 2: not JSON"),
@@ -132,12 +132,12 @@ def test_a_prefix_may_be_the_bucket_alone_and_a_suffix_may_ask_for_a_version():
         (b"[]", "entry 1: expected an entry"),
         (b'["k"]', 'entry 1: the first entry must be {"prefix"'),
         (b'[{"prefix": ""}, "k"]', "entry 1: the first entry must be"),
-        (b'[{"prefix": "s3://bucket"}, "/k"]', "entry 1: the first entry must be .* slash behind BUCKET"),
+        (b'[{"prefix": "s3://bucket"}, "/k"]', "entry 1: the first entry must be .* slash after BUCKET"),
         (b'[{"prefix": "s3://b/", "x": 1}, "k"]', "entry 1: the first entry must be"),
         (b'[{"prefix": "s3://b/"}]', "entry 2: the manifest names no object"),
         (
             b'[{"prefix": "s3://b/"}, "k", {"prefix": "s3://c/"}]',
-            "entry 3: only the first entry is an object",
+            "entry 3: only the first entry may be an object",
         ),
         (b'[{"prefix": "s3://b/"}, "k", 7]', "entry 3: expected an entry in quotes"),
         (b'[{"prefix": "s3://b/"}, "k",]', "entry 3: expected an entry in quotes"),
@@ -145,7 +145,7 @@ def test_a_prefix_may_be_the_bucket_alone_and_a_suffix_may_ask_for_a_version():
         (b'[{"prefix": "s3://b/"}, "k"', "entry 2: expected an entry in quotes"),
         (b'[{"prefix": "s3://b/"}, ""]', "entry 2: .*names no object"),
         (b'[{"prefix": "s3://b/"}, "\\x"]', "entry 2: not JSON"),
-        (b'[{"prefix": "s3://b/"}, "k"] []', "text behind the array's closing bracket"),
+        (b'[{"prefix": "s3://b/"}, "k"] []', "text after the array's closing bracket"),
         (b'[{"prefix": "s3://b/"}, "\xff"]', "not UTF-8"),
     ],
 )

@@ -86,14 +86,14 @@ class _Lister:
         for name in first:
             if name in seen:
                 raise BadAnswer(
-                    f"the listing does not advance (a page begins again with {name!r})",
+                    f"the listing does not advance (a second page begins with {name!r})",
                     ErrorContext(self._bucket, prefix),
                 )
         seen.update(first)
         self._empty = 0 if page.objects or page.folders else self._empty + 1
         if self._empty > MOST_EMPTY:
             raise BadAnswer(
-                f"the listing does not advance ({MOST_EMPTY} pages in a row name nothing)",
+                f"the listing does not advance ({MOST_EMPTY} successive pages are empty)",
                 ErrorContext(self._bucket, prefix),
             )
 

@@ -112,11 +112,11 @@ class ArrayScanner:
                 yield f"{self._name}: entry {self._entry}", uri
         self._text = text[position:]
         if self._closed and self._text:
-            raise ConfigError(f"{self._name}: there is text behind the array's closing bracket")
+            raise ConfigError(f"{self._name}: there is text after the array's closing bracket")
         if len(self._text) > MAX_TOKEN or (last and not self._closed):
             self._refuse("expected an entry in quotes, then a comma or the closing bracket")
         if last and self._entry < 2:
-            self._refuse("the manifest names no object: add one or more strings behind the prefix")
+            self._refuse("the manifest names no object: add one or more strings after the prefix")
 
     def _take(self, token: str) -> str | None:
         """Return the URI of an entry with a suffix; None for the entry with the prefix."""
@@ -128,12 +128,12 @@ class ArrayScanner:
             prefix = value.get("prefix") if isinstance(value, dict) else None
             if not isinstance(prefix, str) or len(value) != 1 or not _BUCKET.fullmatch(prefix):
                 self._refuse(
-                    'the first entry must be {"prefix": "s3://BUCKET/…"}, with the slash behind BUCKET'
+                    'the first entry must be {"prefix": "s3://BUCKET/…"}, with the slash after BUCKET'
                 )
             self.prefix = prefix
             return None
         if not isinstance(value, str):
-            self._refuse("only the first entry is an object; write a string, the rest of the key")
+            self._refuse("only the first entry may be an object; write the rest of the key as a string")
         try:
             parse_object_uri(self.prefix + value)
         except ConfigError as error:
@@ -197,7 +197,7 @@ class LineScanner:
                 continue
             if self._first_blank:
                 self._line = self._first_blank
-                self._refuse("blank, with lines behind it; remove it")
+                self._refuse("the line is blank, and others follow; remove it")
             yield f"{self._name}: line {self._line}", self._values(line)
         if not last and lines[-1]:
             self._rest.append(lines[-1])
@@ -234,7 +234,7 @@ class LineScanner:
             text = line.decode()
             position = _skip_space(text, 0)
             if text[position : position + 1] != "{":
-                self._refuse("not a JSON object; each line must be one")
+                self._refuse("the line is not a JSON object; each line must be one")
             tokens: dict[str, tuple[Any, str]] = {}
             position = _skip_space(text, position + 1)
             more = text[position : position + 1] != "}"
@@ -258,7 +258,7 @@ class LineScanner:
         except (ValueError, RecursionError) as error:
             self._refuse(f"not JSON ({error})")
         if position != len(text):
-            self._refuse("not JSON: there is text behind the object")
+            self._refuse("not JSON: there is text after the object")
         return tokens
 
 

@@ -236,11 +236,13 @@ async def _read(client: Any, uri: S3Uri) -> AsyncGenerator[bytes, None]:
                     status = response["ResponseMetadata"]["HTTPStatusCode"]
                     if size < 0:
                         if status != http.HTTPStatus.OK:
-                            raise BadAnswer(f"answered {status} to a GET without a range", context)
+                            raise BadAnswer(
+                                f"the response to a GET without a range has status {status}", context
+                            )
                         size, etag = response.get("ContentLength", -1), response.get("ETag", "")
                         if size < 0:
                             raise BadAnswer(
-                                "answered without Content-Length, so nothing proves the end", context
+                                "the response has no Content-Length, so its end cannot be proven", context
                             )
                     else:
                         check_header(
@@ -259,7 +261,9 @@ async def _read(client: Any, uri: S3Uri) -> AsyncGenerator[bytes, None]:
                         while data := await content.read(_READ_SIZE):
                             received += len(data)
                             if received > size:
-                                raise BadAnswer(f"sent more than the {size} bytes that it promised", context)
+                                raise BadAnswer(
+                                    f"the body is longer than its Content-Length, {size} bytes", context
+                                )
                             stall.pause()
                             yield data
                             stall.moved()

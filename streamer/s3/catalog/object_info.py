@@ -167,6 +167,6 @@ def _described(
     etag: str | None,
 ) -> ObjectRef:
     if length is None or not etag or not is_etag(bare_etag(etag)):
-        raise BadAnswer("answered HEAD without Content-Length or ETag", context)
+        raise BadAnswer("the response to HEAD has no Content-Length or no ETag", context)
     check_version(wanted_version, version_id, context)
     return described_object(context, context.key or "", size=length, etag=etag, version=wanted_version)

@@ -59,7 +59,7 @@ def parse_page(document: bytes, context: ErrorContext) -> Page:
     for entry in root.iterfind(folders):
         prefix = _fields(entry, namespace, {"Prefix"}, context).get("Prefix")
         if prefix is None:
-            raise BadAnswer("the listing has an entry without its Prefix", context)
+            raise BadAnswer("the listing has an entry without Prefix", context)
         page.folders.append(prefix)
     if top.get("EncodingType") == "url":
         page.objects = [(_decoded(key), size, etag) for key, size, etag in page.objects]
@@ -71,11 +71,11 @@ def _token(top: dict[str, str], context: ErrorContext) -> str | None:
     truncated = top.get("IsTruncated")
     token = top.get("NextContinuationToken")
     if truncated not in ("true", "false"):
-        raise _refusal("it does not say whether it ends", context)
+        raise _refusal("it has no valid IsTruncated", context)
     if token and truncated == "false":
-        raise _refusal("it ends, and names a further page", context)
+        raise _refusal("its last page has a continuation token", context)
     if not token and truncated == "true":
-        raise BadAnswer("the listing does not advance (truncated, without a further token)", context)
+        raise BadAnswer("the listing does not advance (no continuation token)", context)
     return token
 
 
@@ -99,7 +99,7 @@ def _objects(root: Element, namespace: str, context: ErrorContext) -> list[tuple
         fields = _fields(entry, namespace, {"Key", "Size", "ETag"}, context)
         if len(fields) < len(names):
             missing = ", ".join(sorted({"Key", "Size", "ETag"} - fields.keys()))
-            raise BadAnswer(f"the listing has an entry without its {missing}", context)
+            raise BadAnswer(f"the listing has an entry without {missing}", context)
         rows.append((fields["Key"], _size(fields["Size"], context), fields["ETag"]))
     return rows
 
@@ -121,9 +121,9 @@ def _fields(
 
 def _size(text: str, context: ErrorContext) -> int:
     if not text.removeprefix("-").isdecimal():
-        raise _refusal(f"it gives an object the size {text[:40]!r}", context)
+        raise _refusal(f"an object has the size {text[:40]!r}", context)
     if len(text) > _LONGEST_SIZE:
-        raise BadAnswer("the endpoint gives an object the size of over 2^60 bytes", context)
+        raise BadAnswer("the endpoint sent an invalid object size: over 2^60 bytes", context)
     return int(text)
 
 
@@ -133,4 +133,4 @@ def _decoded(name: str) -> str:
 
 
 def _refusal(reason: str, context: ErrorContext) -> BadAnswer:
-    return BadAnswer(f"the listing cannot be understood ({quoted(reason)})", context)
+    return BadAnswer(f"the listing is invalid ({quoted(reason)})", context)

@@ -143,17 +143,17 @@ _REQUIRED_FIELDS = {"Contents": {"Key", "Size", "ETag"}, "CommonPrefixes": {"Pre
 def _page(response: dict[str, Any], context: ErrorContext) -> Page:
     """Return the page that aiobotocore has parsed. Raises BadAnswer."""
     if "IsTruncated" not in response:
-        raise BadAnswer("the listing cannot be understood (it does not say whether it ends)", context)
+        raise BadAnswer("the listing is invalid (it has no valid IsTruncated)", context)
     for name, required in _REQUIRED_FIELDS.items():
         for entry in response.get(name, ()):
             if not required <= entry.keys():
                 missing = ", ".join(sorted(required - entry.keys()))
-                raise BadAnswer(f"the listing has an entry without its {missing}", context)
+                raise BadAnswer(f"the listing has an entry without {missing}", context)
     token = response.get("NextContinuationToken")
     if token and not response["IsTruncated"]:
-        raise BadAnswer("the listing cannot be understood (it ends, and names a further page)", context)
+        raise BadAnswer("the listing is invalid (its last page has a continuation token)", context)
     if response["IsTruncated"] and not token:
-        raise BadAnswer("the listing does not advance (truncated, without a further token)", context)
+        raise BadAnswer("the listing does not advance (no continuation token)", context)
     return Page(
         [(entry["Key"], entry["Size"], entry["ETag"]) for entry in response.get("Contents", ())],
         [entry["Prefix"] for entry in response.get("CommonPrefixes", ())],

@@ -32,12 +32,12 @@ def described_object(
 ) -> ObjectRef:
     """Return the object that a listing or the response to a HEAD describes. Raises BadAnswer."""
     if not isinstance(size, int) or not 0 <= size <= LARGEST_OBJECT:
-        raise BadAnswer(f"the endpoint gives an object the size {short(size)}", context)
+        raise BadAnswer(f"the endpoint sent an invalid object size: {short(size)}", context)
     bare = bare_etag(etag) if isinstance(etag, str) else ""
     if len(bare) > LONGEST_ETAG or not is_etag(bare):
-        raise BadAnswer(f"the endpoint gives {short(etag)} for an ETag", context)
+        raise BadAnswer(f"the endpoint sent an invalid ETag: {short(etag)}", context)
     if len(key.encode(errors="surrogatepass")) > LONGEST_KEY:
-        raise BadAnswer(f"the endpoint names a key of over {LONGEST_KEY} bytes: {short(key)}", context)
+        raise BadAnswer(f"the endpoint sent a key of over {LONGEST_KEY} bytes: {short(key)}", context)
     return ObjectRef(context.bucket or "", key, size, bare, version)
 
 
@@ -57,7 +57,7 @@ def listed_object(bucket: str, key: str, size: int, etag: str) -> ObjectRef:
 def short(value: object) -> str:
     """Return a server's value, shortened for an error text."""
     if isinstance(value, int) and abs(value) > LARGEST_OBJECT:
-        return "of over 2^60 bytes" if value > 0 else "below zero"  # str() refuses 5,000 digits
+        return "over 2^60 bytes" if value > 0 else "below zero"  # str() refuses 5,000 digits
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:60]}…"
 

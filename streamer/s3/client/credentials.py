@@ -74,7 +74,7 @@ class RenewableCredentials:
         except Exception as error:
             # Processes, files, STS and metadata services each have their own classes of errors.
             self._failed_at = time.monotonic()
-            timed_out = f"their source did not answer in {self._limit:g} s"
+            timed_out = f"their source did not respond in {self._limit:g} s"
             reason = (
                 timed_out
                 if isinstance(error, TimeoutError)
@@ -82,7 +82,7 @@ class RenewableCredentials:
             )
             self._failure = (
                 f"the credentials cannot be renewed ({reason}); "
-                f"see to their source, which is {self._current.method}"
+                f"check their source, which is {self._current.method}"
             )
             raise Expired(self._failure) from error
         if (secrets := (frozen.access_key, frozen.secret_key, frozen.token)) != self._remembered:
@@ -98,7 +98,7 @@ class RenewableCredentials:
                 raise Expired(self._failure)  # another request's renewal failed while this one waited
             credentials = await self._load()
             if credentials is None:
-                raise LookupError("the chain has none any more")
+                raise LookupError("no source has credentials any more")
             self._current, self._stale, self._loaded_at = credentials, False, time.monotonic()
 
 

@@ -85,16 +85,16 @@ _EXPLANATIONS = {
     "AccessDenied": "access denied; the credentials need s3:ListBucket on the bucket and s3:GetObject in it",
     # HEAD has no body, so its status stands for the code.
     "404": "no such object",
-    "403": "access denied, or no such object (without s3:ListBucket, S3 does not tell); the credentials need "
-    "s3:GetObject and s3:ListBucket on the bucket",
-    "InvalidAccessKeyId": "the access key id is unknown to this endpoint",
+    "403": "access denied, or no such object (S3 tells them apart only with s3:ListBucket); the credentials "
+    "need s3:GetObject and s3:ListBucket on the bucket",
+    "InvalidAccessKeyId": "the access key id is unknown to this endpoint; check the key and the endpoint",
     "SignatureDoesNotMatch": "the signature is refused; check the secret key, the region and the endpoint",
     "ExpiredToken": "the session token has expired; renew the credentials",
     "InvalidToken": "the session token is refused; renew the credentials",
     "RequestTimeTooSkewed": "this machine's clock is off by too much; set the time",
     "PreconditionFailed": "the object was replaced after it was listed",
     "412": "the object was replaced after it was listed",
-    "NotImplemented": "the endpoint does not offer what this request needs",
+    "NotImplemented": "the endpoint does not support this request",
     "InvalidRange": "the object is shorter than when it was listed",
 }
 _REFUSED_SKEW = 900.0
@@ -178,17 +178,17 @@ def mapped(error: BaseException, context: ErrorContext) -> PenstockError:  # noq
     if isinstance(error, (aiohttp.ClientPayloadError, boto.IncompleteReadError)):
         return Truncated("the body broke off", context)
     if isinstance(error, boto.EndpointConnectionError):
-        return Transient(f"{text}; is the endpoint up, and Penstock.Endpoint.Url right?", context)
+        return Transient(f"{text}; check that the endpoint is up and Penstock.Endpoint.Url right", context)
     if isinstance(error, _BROKEN):
         return Transient(f"the connection failed ({type(error).__name__}: {text})", context)
     if isinstance(error, ResponseParserError):
-        return BadAnswer(f"the answer cannot be understood ({text})", context)
+        return BadAnswer(f"the response cannot be parsed ({text})", context)
     if isinstance(error, boto.PaginationError):
         return BadAnswer(f"the listing does not advance ({text})", context)
     if isinstance(error, boto.ParamValidationError):
         return ConfigError(f"{text}; correct the S3 URI {context}")
     if isinstance(error, _MISCONFIGURED):
-        return ConfigError(f"{text}; see Penstock.Endpoint")
+        return ConfigError(f"{text}; correct Penstock.Endpoint")
     if isinstance(error, boto.BotoCoreError):
         return BadAnswer(f"{type(error).__name__}: {text}", context)
     return not_understood(error, context)
@@ -196,9 +196,7 @@ def mapped(error: BaseException, context: ErrorContext) -> PenstockError:  # noq
 
 def not_understood(error: BaseException, context: ErrorContext) -> BadAnswer:
     """Return the error for an exception that a response caused and that no other rule covers."""
-    return BadAnswer(
-        f"the response cannot be understood ({type(error).__name__}: {quoted(str(error))})", context
-    )
+    return BadAnswer(f"the response cannot be parsed ({type(error).__name__}: {quoted(str(error))})", context)
 
 
 class RefusalCutOff(boto.HTTPClientError):  # type: ignore[misc]
@@ -207,7 +205,7 @@ class RefusalCutOff(boto.HTTPClientError):  # type: ignore[misc]
     botocore repeats the request.
     """
 
-    fmt = "answered {status}, and the reason was cut off"
+    fmt = "the response with status {status} broke off before its error code"
 
 
 def broken(error: OSError, context: ErrorContext) -> Transient:
@@ -217,13 +215,13 @@ def broken(error: OSError, context: ErrorContext) -> Transient:
 
 def cut_off(status: int, context: ErrorContext) -> Truncated:
     """Return the error for a status of `MANY_REASONS` whose body broke off before its code."""
-    return Truncated(f"answered {status}, and the reason was cut off", context)
+    return Truncated(f"the response with status {status} broke off before its error code", context)
 
 
 def without_tls(reason: str) -> str:
     """Return the text of the error for a handshake that fails, most likely with a server without TLS."""
     return (
-        f"TLS failed ({reason}); does the server speak TLS at this port? If not, write http:// in "
+        f"TLS failed ({reason}); if the server has no TLS at this port, write http:// in "
         "Penstock.Endpoint.Url"
     )
 
@@ -231,8 +229,8 @@ def without_tls(reason: str) -> str:
 def untrusted(reason: str) -> str:
     """Return the text of the error for a certificate that is not trusted."""
     return (
-        f"TLS failed ({reason}); Penstock.Endpoint.CaBundle must hold the certificate of the server's "
-        "authority if that is a private one, and Penstock.Endpoint.Url a name that the certificate has"
+        f"TLS failed ({reason}); Penstock.Endpoint.CaBundle must have the certificate of the server's "
+        "authority if that is a private one, and Penstock.Endpoint.Url a name in the server's certificate"
     )
 
 
@@ -277,7 +275,7 @@ def error_from_response(
     `date`: the response's Date header. `region`: the bucket's region, if the response names it.
     """
     context = replace(context, request_id=escaped_id(request_id))
-    text = f"{_EXPLANATIONS.get(code) or quoted(message or code)} (S3 said {_status(status, code)})"
+    text = f"{_EXPLANATIONS.get(code) or quoted(message or code)} (S3 responded {_status(status, code)})"
     seconds = _seconds(retry_after)
     error = _error_by_code(status, code, text, context, retry_after=seconds, date=date, region=region)
     error.code = code
@@ -301,15 +299,15 @@ def _error_by_code(  # noqa: PLR0911 - a table; the first status or code that fi
     if code in _TRANSIENT or status >= 500:
         return Transient(text, context, retry_after=retry_after)
     if code in OTHER_REGION or 300 <= status < 400:
-        return WrongEndpoint(f"{_region_fix(region)} (S3 said {_status(status, code)})", context)
+        return WrongEndpoint(f"{_region_fix(region)} (S3 responded {_status(status, code)})", context)
     if code in _CHANGED or status in (412, 416):
         return SourceChanged(text, context)
     if code in _EXPIRED:
         return Expired(text, context)
     ahead = clock_ahead(date) or 0.0
     if code == "RequestTimeTooSkewed" or (code == "403" and abs(ahead) > _REFUSED_SKEW):
-        off = f"it is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the endpoint's"
-        text = f"{_EXPLANATIONS['RequestTimeTooSkewed']}; {off} (S3 said {_status(status, code)})"
+        off = f"the clock is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the endpoint's"
+        text = f"{_EXPLANATIONS['RequestTimeTooSkewed']}; {off} (S3 responded {_status(status, code)})"
         return ClockSkew(text, context, ahead=ahead)
     if code in _GONE or (status == 404 and code != "NoSuchBucket"):
         return ObjectMissing(text, context) if context.key else Missing(text, context)
@@ -328,10 +326,10 @@ def _status(status: int, code: str) -> str:
 def _region_fix(region: str | None) -> str:
     """Return the remedy for a bucket in another region, as text."""
     if region is None or not REGION.fullmatch(region):
-        return "the bucket is in another region; set Penstock.Endpoint.Region to it"
+        return "the bucket is in another region; set Penstock.Endpoint.Region to that region"
     return (
-        f"the bucket is in region {region}; set Penstock.Endpoint.Region: {region}, and, if it is set, "
-        "Penstock.Endpoint.Url to an endpoint of that region"
+        f"the bucket is in region {region}; set Penstock.Endpoint.Region: {region}, and set "
+        "Penstock.Endpoint.Url, if the job file has one, to an endpoint of that region"
     )
 
 

@@ -102,26 +102,30 @@ def check_redirect(url: str, status: int, headers: Any) -> None:
     context = ErrorContext(request_id=escaped_id(headers.get("x-amz-request-id")))
     if (region := headers.get("x-amz-bucket-region")) is not None:
         if not REGION.fullmatch(region):
-            raise WrongEndpoint(f"S3 said {status} and named {quoted(region)!r}, which is no region", context)
+            raise WrongEndpoint(
+                f"S3 redirected ({status}) to {quoted(region)!r}, which is no region", context
+            )
         return
     location = headers.get("location")
     if not location:
-        raise WrongEndpoint(f"S3 said {status} without saying where to, or which region", context)
+        raise WrongEndpoint(f"S3 redirected ({status}) without an address or a region", context)
     source = urlsplit(url)
     try:
         target = urlsplit(urljoin(url, location))
         origin = _origin(target)
     except ValueError:
-        raise WrongEndpoint(f"S3 said {status} to a place that cannot be understood", context) from None
+        raise WrongEndpoint(f"S3 redirected ({status}) to an address that is no URL", context) from None
     if origin == _origin(source) and "@" not in target.netloc:
         if _resource(target) == _resource(source):
-            raise Transient(f"S3 said {status}: the same request is to be sent again", context)
+            raise Transient(f"S3 redirected ({status}) to the very same URL", context)
         raise WrongEndpoint(
-            f"S3 said {status} to another path of the endpoint, which may be another object", context
+            f"S3 redirected ({status}) to another path of the endpoint, which may be another object; correct "
+            "S3Uri or Penstock.Endpoint.Url",
+            context,
         )
     raise WrongEndpoint(
-        f"S3 said {status} to {quoted(origin)}, which is not the job's endpoint, and nothing was sent there; "
-        "if the bucket is there, name it by Penstock.Endpoint.Url, or set Penstock.Endpoint.Region",
+        f"S3 redirected ({status}) to {quoted(origin)}, which is not the job's endpoint; nothing was sent to "
+        "it; if the bucket is there, set Penstock.Endpoint.Url to it, or set Penstock.Endpoint.Region",
         context,
     )
 

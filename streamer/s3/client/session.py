@@ -249,7 +249,7 @@ def _map_endpoint_errors() -> Iterator[None]:
         yield
     except ValueError as error:
         raise ConfigError(
-            f"the endpoint is refused ({quoted(str(error))}); correct Penstock.Endpoint.Url and Region, or "
+            f"the endpoint is invalid ({quoted(str(error))}); correct Penstock.Endpoint.Url and Region, or "
             "AWS_ENDPOINT_URL"
         ) from error
 
@@ -279,7 +279,9 @@ async def _renewable(session: Any, profile: str | None, limit: float) -> Renewab
         async with asyncio.timeout(limit):
             credentials = await session.get_component("credential_provider").load_credentials()
     except TimeoutError as error:
-        raise Transient(f"the credentials' source did not answer in {limit:g} s; see to it") from error
+        raise Transient(
+            f"the credentials' source did not respond in {limit:g} s; check that it is running"
+        ) from error
     if credentials is None:
         return None
     lasting = RenewableCredentials(credentials, load, limit=limit)

@@ -164,4 +164,4 @@ def _write(connection: Connection, request: bytes, context: ErrorContext) -> Non
     except OSError as error:
         raise broken(error, context) from error
     if not sent:
-        raise Transient("the request did not fit the socket", context)
+        raise Transient("the socket did not take the whole request", context)

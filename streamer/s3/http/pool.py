@@ -106,12 +106,12 @@ class ConnectionPool:
                 raise BadAnswer(without_tls(reason), context) from error
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 raise Transient(
-                    f"no descriptor for a connection ({reason}); raise `ulimit -n`", context
+                    f"no descriptor is left for a connection ({reason}); raise `ulimit -n`", context
                 ) from error
             self._resolved_at = 0.0
             raise Transient(
-                f"cannot connect to {self._host}:{self._port} ({reason}); is the endpoint up, and "
-                "Penstock.Endpoint.Url right?",
+                f"cannot connect to {self._host}:{self._port} ({reason}); check that the endpoint is up and "
+                "Penstock.Endpoint.Url right",
                 context,
             ) from error
 

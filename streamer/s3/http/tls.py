@@ -58,7 +58,7 @@ class TlsContext:
         """Prepare TLS on a connected, non-blocking socket to `host`, a name or an address."""
         if not host or host.startswith("."):
             # Such a name would match all or many certificates.
-            raise ssl.SSLError(1, f"{host!r} is no name to verify")
+            raise ssl.SSLError(1, f"{host!r} is no host name that a certificate can prove")
         connection = SSL.Connection(self._context, sock)
         verification = _lib.SSL_get0_param(connection._ssl)  # noqa: SLF001
         try:
