@@ -214,9 +214,8 @@ def draw(data: Data, into: Path) -> None:
     }.items():
         whole = io.BytesIO()
         figure.savefig(whole, dpi=100)
-        # 128 colours take a third of the bytes. The octree keeps those that few pixels have.
-        few = Image.open(whole).convert("RGB")
-        few = few.quantize(128, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
+        # 128 colours take a third of the bytes.
+        few = Image.open(whole).convert("RGB").quantize(128, dither=Image.Dither.NONE)
         few.save(into / f"dashboard-{name}.png", optimize=True)
 
 

@@ -56,31 +56,31 @@ class Part:
         return self.start < self.end == self.object.size
 
 
-def rest(segments: Iterable[Segment | Literal], behind: int) -> Iterator[Segment | Literal]:
-    """Yield the segments without the first `behind` bytes of their stream."""
+def rest(segments: Iterable[Segment | Literal], skip: int) -> Iterator[Segment | Literal]:
+    """Yield the segments without the first `skip` bytes of their stream."""
     for segment in segments:
         size = len(segment)
-        if behind >= size:
-            behind -= size
-        elif not behind:
+        if skip >= size:
+            skip -= size
+        elif not skip:
             yield segment
         else:
             if isinstance(segment, Literal):
-                yield Literal(segment.data[behind:])
+                yield Literal(segment.data[skip:])
             else:
-                yield Segment(segment.object, segment.start + behind, segment.end)
-            behind = 0
+                yield Segment(segment.object, segment.start + skip, segment.end)
+            skip = 0
 
 
 def cut(
-    segments: Iterable[Segment | Literal], *, part_size: Callable[[], int], epoch: int, behind: int = 0
+    segments: Iterable[Segment | Literal], *, part_size: Callable[[], int], epoch: int, skip: int = 0
 ) -> Iterator[Part]:
-    """Yield the parts of one epoch in stream order, without the stream's first `behind` bytes.
+    """Yield the parts of one epoch in stream order, without the stream's first `skip` bytes.
 
     `part_size` is called for each body and returns its maximum bytes. A part has at most 64 KiB of literals.
     """
     most = MAX_LITERALS
-    offset = behind
+    offset = skip
     leading, trailing = bytearray(), bytearray()
     ref, start, end = NO_OBJECT, 0, 0
 
@@ -93,16 +93,16 @@ def cut(
         ref, start, end = NO_OBJECT, 0, 0
         return part
 
-    for segment in rest(segments, behind) if behind else segments:
+    for segment in rest(segments, skip) if skip else segments:
         if isinstance(segment, Literal):
             left = memoryview(segment.data)
             while left:
-                room = most - len(leading) - len(trailing)
-                if not room:
+                free = most - len(leading) - len(trailing)
+                if not free:
                     yield close()
                     continue
-                (trailing if start < end else leading).extend(left[:room])
-                left = left[room:]
+                (trailing if start < end else leading).extend(left[:free])
+                left = left[free:]
             continue
         first = segment.start
         while first < segment.end:

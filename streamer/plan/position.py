@@ -43,7 +43,7 @@ class Position:
             or self.epoch < 0
             or not 0 <= self.mark.streamed <= self.offset
         ):
-            raise ValueError(f"no such place: {self}")
+            raise ValueError(f"no such position: {self}")
 
     def skipped_in(self, epoch: int) -> int:
         """Return the bytes at the start of `epoch` that its FIFO never has."""

@@ -74,7 +74,7 @@ class MemoryBudget:
     def quota(self) -> ChannelQuota:
         """Return the quota of one more channel. Raises ValueError beyond `members`."""
         if len(self._quotas) == self.members:
-            raise ValueError(f"the allotment is for {self.members} channels")
+            raise ValueError(f"the memory budget is for {self.members} channels")
         quota = ChannelQuota(self)
         self._quotas.append(quota)
         return quota

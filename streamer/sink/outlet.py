@@ -213,10 +213,10 @@ class FileOutlet:
 
     async def writable(self) -> None:
         loop = asyncio.get_running_loop()
-        room = asyncio.Event()
-        loop.add_writer(self._fd, room.set)
+        writable = asyncio.Event()
+        loop.add_writer(self._fd, writable.set)
         try:
-            await room.wait()
+            await writable.wait()
         finally:
             loop.remove_writer(self._fd)
 

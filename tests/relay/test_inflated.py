@@ -85,7 +85,10 @@ async def test_shuffle_and_shards_are_those_of_the_reference(run, stub, tmp_path
     """Entries are arranged as they are without compression; framing is of the content."""
     contents = fill(stub, [0, 2, 4, 65_536, 120_000, 49_998, 6, 8])
     arrangement = Arrangement(wrap, 7, Shard(1, 2), inflate=True)
-    make = functools.partial(plan_prefix, uri=S3Uri("b", "data/"), arrangement=arrangement)
+
+    def make(client):
+        return plan_prefix(AiobotocorePages(client), S3Uri("b", "data/"), arrangement)
+
     async with run(stub, tmp_path, make_plan=make) as running:
         for epoch in range(2):
             found = [[content] for content in contents]
@@ -202,7 +205,7 @@ async def test_no_room_for_the_spool_is_told_with_what_to_do(run, stub, tmp_path
     fill(stub, [5_000_000])
     async with run(stub, tmp_path, wrap=True) as running:
         error = await failed_after(running, 0)
-    assert "let TMPDIR name a directory with room" in error
+    assert "let TMPDIR name a directory with space" in error
 
 
 async def test_a_record_that_inflates_beyond_its_format_is_refused_by_name(run, stub, tmp_path, monkeypatch):

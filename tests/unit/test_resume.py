@@ -50,7 +50,7 @@ def test_cut_from_any_byte_gives_the_rest_of_the_stream(found, start, part_size)
     """Whatever is resumed is the reference stream from there on, and every part knows its place."""
     whole = bytes_of(found)
     assert bytes_of(rest(found, start)) == whole[start:]
-    parts = list(cut(found, part_size=lambda: part_size, epoch=3, behind=start))
+    parts = list(cut(found, part_size=lambda: part_size, epoch=3, skip=start))
     place = start
     for part in parts:
         assert (part.epoch, part.offset) == (3, place)
@@ -153,5 +153,5 @@ def test_a_held_channel_that_the_job_has_not():
 
 @pytest.mark.parametrize("fields", [(0, -1), (-1, 0), (0, 3, 4), (0, 3, 0, ResumePoint(9, 4))])
 def test_places_that_cannot_be(fields):
-    with pytest.raises(ValueError, match="no such place"):
+    with pytest.raises(ValueError, match="no such position"):
         Position(*fields)

@@ -108,7 +108,7 @@ class BodyTransformer:
         self._spool: tempfile.SpooledTemporaryFile[bytes] | None = None
 
     def __repr__(self) -> str:
-        return f"<Unpacker {self._inflater} {self._aligner}>"
+        return f"<BodyTransformer {self._inflater} {self._aligner}>"
 
     @property
     def at_border(self) -> bool:
@@ -228,7 +228,7 @@ class BodyTransformer:
             try:
                 self._spool.writelines(pieces)
             except OSError as error:
-                raise _no_room(ref, error) from error
+                raise _no_space(ref, error) from error
         return pieces
 
     async def _record(self, spool: tempfile.SpooledTemporaryFile[bytes], size: int) -> None:
@@ -293,8 +293,8 @@ def damaged(ref: ObjectRef, what: str, offset: int) -> CorruptObject:
     return CorruptObject(f"the object {what}", ErrorContext(ref.bucket, ref.key, offset))
 
 
-def _no_room(ref: ObjectRef, error: OSError) -> SinkError:
+def _no_space(ref: ObjectRef, error: OSError) -> SinkError:
     return SinkError(
         f"cannot spool s3://{ref.bucket}/{ref.key} in {tempfile.gettempdir()}: {error.strerror}; an object "
-        "that is inflated and wrapped is spooled whole: let TMPDIR name a directory with room for it"
+        "that is inflated and wrapped is spooled whole: let TMPDIR name a directory with space for it"
     )

@@ -48,7 +48,7 @@ def all_epochs(plan: Plan, part_size: Callable[[], int], start: Position = START
     """Yield the parts of all epochs from `start` on, without end; none if every epoch is empty."""
     epoch, first = start.epoch, start.mark.fetched if plan.rewrites else start.offset
     while plan.streams:
-        yield from cut(plan.segments(epoch), part_size=part_size, epoch=epoch, behind=first)
+        yield from cut(plan.segments(epoch), part_size=part_size, epoch=epoch, skip=first)
         epoch, first = epoch + 1, 0
 
 

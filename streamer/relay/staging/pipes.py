@@ -192,7 +192,7 @@ class PipeStage(Stage):
         return len(self._before) + self._piped + self._in_memory
 
     def _fill(self, body: Body) -> None:
-        pipe = None if self._in_memory or not body.spliceable else self._pipe_with_room()
+        pipe = None if self._in_memory or not body.spliceable else self._writable_pipe()
         if pipe is None:
             self._read(body)
         else:
@@ -222,7 +222,7 @@ class PipeStage(Stage):
         self._hold(memory)
         self._arrived(count)
 
-    def _pipe_with_room(self) -> Pipe | None:
+    def _writable_pipe(self) -> Pipe | None:
         """Return a pipe that is not full; None if the pool grants no first pipe.
 
         Raises StageFull if no further pipe is granted.
@@ -257,7 +257,7 @@ class PipeStage(Stage):
             return self._move_on(fd, self._body)
         else:
             return 0
-        self._made_room()
+        self._note_freed()
         return count
 
     def _move_on(self, fd: int, body: Body) -> int:

@@ -42,13 +42,13 @@ _MAX_VECTORS = 64
 
 SMALL_PART = 1 * MIB
 """Parts up to this many bytes are taken on arrival: parked, they would occupy a connection for few bytes."""
-_LEAST_SHARE = 2 * MIB
+_LEAST_QUOTA = 2 * MIB
 """Minimum of `bytes_per_request`: smaller parts would cost more in requests than they gain."""
 
 
 def bytes_per_request(quota: ChannelQuota) -> int:
     """Return the bytes that one part may reserve so that the quota holds a part for every request."""
-    return max(_LEAST_SHARE, quota.byte_limit // quota.requests_limit)
+    return max(_LEAST_QUOTA, quota.byte_limit // quota.requests_limit)
 
 
 class StageFull(Exception):
@@ -189,7 +189,7 @@ class Stage(ABC):
     def _drain_rest(self, fd: int) -> int:
         """Move bytes after the leading literals into `fd`; return how many."""
 
-    def _made_room(self) -> None:
+    def _note_freed(self) -> None:
         """Watch the body again if the stage was full. Called when bytes have left the stage."""
         if self._full and self._body is not None:
             self._full = False
