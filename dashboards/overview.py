@@ -176,7 +176,7 @@ _EPOCHS = (
     graph("Epochs ended by state", "short", (q.EPOCHS_ENDED, "{{trailer_state}}"), bars=True, stacked=True,
         colors={"complete": GREEN, "abandoned": ORANGE, "failed": RED, "stopped": GREY},
         about="complete: every byte delivered. abandoned: the reader closed early, which is legal. failed: "
-              "the source failed for good. stopped: the sidecar was told to stop."),
+              "the source failed for good. stopped: the sidecar was stopped before the end."),
     graph("Progress", "percentunit", q.least_by("channel", q.PROGRESS, "min"), high=1,
         about="Share of the current epoch delivered; of several sidecars the slowest."),
     graph("Time left in the epoch", "s", (q.most(q.TIME_LEFT), "{{channel}}"),

@@ -67,7 +67,7 @@ class ResumableLoader(DataLoader[Any]):  # type: ignore[misc] # torch is not fol
         since, unless `anyway`.
         """
         if self._iterator is not None:
-            raise ValueError("the workers stay, and have begun already: load the state before the first loop")
+            raise ValueError("persistent workers have already started; load the state before the first loop")
         self._pipe.load_state_dict(state, anyway=anyway)
         self._progress = None
 

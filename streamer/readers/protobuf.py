@@ -135,7 +135,7 @@ def _tensor(name: str, kind: int, data: memoryview) -> Value:
             parts.append(_integers(wire, value).astype(np.int32))
         elif number == 1:
             if wire == _VARINT or len(value) % _FLOATS[kind].itemsize:
-                raise ValueError(f"{name!r} holds a torn number")
+                raise ValueError(f"{name!r} ends in the middle of a number")
             parts.append(np.frombuffer(value, _FLOATS[kind]))
     dtype: np.dtype[Any] = np.dtype(np.int32) if kind == _INTEGERS else _FLOATS[kind]
     values: NDArray[Any] = parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, dtype), *parts])

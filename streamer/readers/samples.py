@@ -70,4 +70,4 @@ def cut_sample(records: int, attributes: int) -> TruncatedStream:
     )
 
 
-_REMEDY = "is that the number of AttributeNames, and the channel's RecordWrapperType RecordIO?"
+_REMEDY = "check that this is the number of AttributeNames, and that RecordWrapperType is RecordIO"

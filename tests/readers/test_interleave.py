@@ -125,7 +125,7 @@ def test_rank_fifos_at_unequal_epochs_are_no_epoch(ranks, block):
     feed(ranks)
     assert list(PipeReader("train-0", "TFRecord")) == RECORDS["train-0"]
     reader = InterleavedReader("train", "TFRecord", block=block)
-    with pytest.raises(ChannelError, match=r"next are train-0_1, train-1_0, train-2_0: one was read alone"):
+    with pytest.raises(ChannelError, match=r"next are train-0_1, train-1_0, train-2_0.*one was read alone"):
         list(reader)
     for rank in RANKS[1:]:
         assert list(PipeReader(rank, "TFRecord")) == RECORDS[rank]

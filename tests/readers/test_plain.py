@@ -104,7 +104,7 @@ def test_an_epoch_that_never_appeared_is_given_back(feeder):
         file.write("7")
     feeder.feed(0, b"")
     message = (
-        "train_7 did not appear in .* the directory offers train_0: the state file .*-state says 7; .* delete"
+        "train_7 did not appear in .* the directory has train_0: the state file .*-state says 7; .* delete"
     )
     with pytest.raises(ChannelError, match=message):
         open_channel("train", timeout=0)

@@ -71,7 +71,7 @@ def test_gaps_need_the_unit_that_they_were_cut_with():
     progress = Progress([whole_epoch(0)], 2)
     (_, first), (_, second) = read(whole_epoch(0), [[b"1", b"2"], [b"3", b"4"]], 2)
     progress.add(ElementOrigin("train", 0, "", second))
-    with pytest.raises(ValueError, match="gaps of 2 records, and elements are of 3 now"):
+    with pytest.raises(ValueError, match="gaps of 2 records, and an element has 3 now"):
         parse_state(progress.state(), 3, anyway=False)
     progress.add(ElementOrigin("train", 0, "", first))
     assert parse_state(progress.state(), 3, anyway=False)["train"].start.position.records == 4
@@ -89,5 +89,5 @@ def test_ranges_that_touch_are_one():
 @pytest.mark.parametrize("change", [{"format": 2}, {"more": 1}, {"channels": [{"channel": "train"}]}])
 def test_what_is_no_state(change):
     state = Progress([whole_epoch(0)], 1).state()
-    with pytest.raises(ValueError, match="not what state_dict"):
+    with pytest.raises(ValueError, match="the state is not what"):
         parse_state(state | change, 1, anyway=False)

@@ -149,7 +149,7 @@ def test_the_run_of_a_stream_does_not_change(feeder):
                     assert stream.read(len(DATA)) == DATA
                     continue
                 feeder.publish(0, "complete", total=len(DATA), delivered=len(DATA), run=run)
-                with pytest.raises(TruncatedStream, match="train_0 is written by another sidecar"):
+                with pytest.raises(TruncatedStream, match="to write train_0 died, and another one"):
                     stream.read(len(DATA))
 
 

@@ -72,7 +72,7 @@ def test_a_second_rank_is_refused(feeder, how):
         assert first.stdout.readline() == "5\n"
         with reader(how, LOCAL_RANK="1", LOCAL_WORLD_SIZE="2") as second:
             _, errors = second.communicate()
-            assert "LOCAL_RANK 0 reads channel train, and LOCAL_RANK 1 asks for its next epoch" in errors
+            assert "LOCAL_RANK 0 reads channel train, and LOCAL_RANK 1 requests its next epoch" in errors
         assert feeder.next_epoch() == 1
     if how == "PipeReader":
         with reader(how, LOCAL_RANK="1") as later:  # of another job: the first one is over
@@ -102,6 +102,6 @@ def test_processes_of_one_rank_read_in_turn(feeder, rank):
         with reader(**rank) as second:
             said, errors = second.communicate()
         assert said == "5\n"
-        assert ("an epoch goes to one of the two only" in errors) == (not rank)
+        assert ("each epoch goes to one of them only" in errors) == (not rank)
         _, errors = first.communicate()
         assert errors == ""

@@ -133,5 +133,5 @@ def test_objects_that_have_changed_since(stub, begun, tmp_path, anyway):
     if anyway:
         assert [record for batch in loader for record in batch] == [*ORDER[500:], b"new"]
     else:
-        with pytest.raises(ChannelError, match="other objects, or another order"):
+        with pytest.raises(ChannelError, match="the objects or their order have"):
             list(loader)

@@ -94,7 +94,7 @@ def test_a_killed_writer_process(feeder):
     ("state", "error", "text"),
     [
         ("failed", "404 for s3://b/k (offset 7)", "the source failed: 404 for s3://b/k"),
-        ("stopped", None, "the sidecar was told to stop"),
+        ("stopped", None, "the sidecar was stopped before the end"),
     ],
 )
 def test_a_state_reaches_a_reader_whose_fifo_is_held_open(feeder, state, error, text):
@@ -115,7 +115,7 @@ def test_complete_with_another_count_is_not_complete(feeder, delivered):
 
 def test_abandoned_at_the_end_is_not_complete(feeder):
     feeder.feed(0, b"12345", state="abandoned")
-    with pytest.raises(TruncatedStream, match="the sidecar saw the reader leave"):
+    with pytest.raises(TruncatedStream, match="a reader closed the FIFO early"):
         read_all(feeder)
 
 
@@ -174,7 +174,7 @@ def test_the_failure_of_an_earlier_run_is_told_if_no_other_comes(feeder):
     os.mkfifo(feeder.path("train", 0))
     with (
         PipeStream(feeder.path("train", 0), timeout=0.1) as stream,
-        pytest.raises(ChannelError, match="is the sidecar alive.; its trailer says 'failed': the old one"),
+        pytest.raises(ChannelError, match="is running; the state of its trailer is 'failed': the old one"),
     ):
         stream.read(1)
 
@@ -245,14 +245,14 @@ def test_says_what_is_there_instead(feeder):
     ):
         stream.open()
     assert str(caught.value) == (
-        f"train_7 did not appear in {feeder.pipe_dir} in 0 s; the directory offers train_0, "
-        "and the trailer of train_7 says 'abandoned': have a look"
+        f"train_7 did not appear in {feeder.pipe_dir} in 0 s; the directory has train_0, "
+        "and the state of the trailer of train_7 is 'abandoned': have a look"
     )
 
 
 def test_says_that_there_is_nothing(feeder, tmp_path):
     with PipeStream(feeder.path("train", 7), timeout=0) as stream:
-        with pytest.raises(ChannelError, match="the directory offers nothing of this channel"):
+        with pytest.raises(ChannelError, match="the directory has no FIFO of this channel"):
             stream.open()
         with pytest.raises(ChannelError, match="did not appear"):
             stream.read(1)
@@ -287,7 +287,7 @@ def test_gives_up_on_a_fifo_that_nobody_writes(feeder):
     os.mkfifo(feeder.path("train", 0))
     with (
         PipeStream(feeder.path("train", 0), timeout=0.1) as stream,
-        pytest.raises(ChannelError, match=r"nobody opened .*train_0 for writing in 0.1 s"),
+        pytest.raises(ChannelError, match=r"no process opened .*train_0 for writing in 0.1 s"),
     ):
         stream.read(1)
 

@@ -392,7 +392,7 @@ def test_an_error_passes_through_repeat_and_keras(feeder):
 def test_a_fifo_that_does_not_appear(feeder):
     _, text = failure(PipeModeDataset("train", "TFRecord", timeout=0), tf.errors.NotFoundError)
     assert "ChannelError: train_0 did not appear in" in text
-    assert "the directory offers nothing of this channel" in text
+    assert "the directory has no FIFO of this channel" in text
     feeder.feed(0, encoded())
     assert contents(PipeModeDataset("train", "TFRecord")) == RECORDS  # the epoch was not lost
 
@@ -487,7 +487,7 @@ def test_a_given_epoch_leaves_the_state_file_alone(feeder):
 def test_a_fifo_that_nobody_writes(feeder):
     os.mkfifo(feeder.path("train", 0))
     _, text = failure(PipeModeDataset("train", timeout=0.1), tf.errors.NotFoundError)
-    assert "train_0 for writing in 0.1 s: is the sidecar alive?" in text
+    assert "train_0 for writing in 0.1 s; check that the sidecar is running" in text
 
 
 def test_a_regular_file_as_often_as_asked(tmp_path):
@@ -755,7 +755,7 @@ def test_a_start_under_another_plan(feeder):
     left = feeder.feed(0, encoded(), digest="two")
     _, text = failure(PipeModeDataset("train", "TFRecord", start=position), tf.errors.NotFoundError)
     left.join()
-    assert "other objects, or another order" in text
+    assert "the objects or their order have changed" in text
     assert "anyway=True" in text
     feeder.feed(0, encoded(), digest="two")
     assert contents(PipeModeDataset("train", "TFRecord", start=position, anyway=True)) == RECORDS[10:]

@@ -278,7 +278,7 @@ def test_arguments(feeder):
         PipeIterableDataset("train", "CSV")
     with pytest.raises(ValueError, match="attributes is 0"):
         PipeIterableDataset("train", attributes=0)
-    with pytest.raises(ValueError, match="those of WebDataset are whole"):
+    with pytest.raises(ValueError, match="WebDataset, whose records are whole"):
         PipeIterableDataset("train", "WebDataset", attributes=2)
     with pytest.raises(ValueError, match="batch_size is 0"):
         PipeIterableDataset("train", batch_size=0)

@@ -379,7 +379,8 @@ class SeedRun:
             raise Broken(f"{name}: {heard:.3f} s until the channel noticed that its reader had left")
         if got.end == "error" and error is None and not self._stopped:
             raise Broken(f"{name} failed for its reader alone: {got.error}")
-        if got.end == "error" and error is not None and "nobody opened" in got.error and not self._stopped:
+        unopened = got.end == "error" and "no process opened" in got.error
+        if unopened and error is not None and not self._stopped:
             raise Broken(f"{name}: the reader was not told why: {got.error}; the channel: {error}")
 
     def _blame(self, each: ChannelTrial, error: str) -> None:

@@ -159,7 +159,7 @@ def test_a_reader_is_told_though_another_sidecar_has_come_already(stub, tmp_path
         process.send_signal(signal.SIGCONT)
         said, errors = process.communicate()
     assert said == "100000\n"
-    told = "is written by another sidecar than it was begun by" if epoch == 0 else "its trailer is gone"
+    told = "died, and another one writes it from the start" if epoch == 0 else "its trailer is gone"
     assert told in errors
 
 

@@ -109,7 +109,7 @@ def path_streams(
         nonlocal used
         if used and os.fspath(path) == STDIN:
             raise ChannelError(
-                "standard input was read already, and can be read once: use a channel for epochs"
+                "standard input was read already and can be read only once; read a channel for several epochs"
             )
         used = True
         return PipeStream(path, timeout=timeout, patience=patience, proof=proof)

@@ -141,8 +141,8 @@ def _check_same_epoch(streams: list[PipeStream]) -> None:
     if len({stream.name.rpartition("_")[2] for stream in streams}) > 1:
         names = ", ".join(stream.name.rpartition("/")[2] for stream in streams)
         raise ChannelError(
-            f"the rank FIFOs are not at the same epoch, next are {names}: one was read alone, or could not "
-            "be opened; read those at the earlier epoch, or restart trainer and sidecar"
+            f"the rank FIFOs are not at the same epoch (next are {names}), because one was read alone or "
+            "could not be opened; read those at the earlier epoch, or restart trainer and sidecar"
         )
 
 

@@ -58,13 +58,13 @@ class ReaderPosition:
     def of(cls, state: Mapping[str, Any], channel: str) -> ReaderPosition:
         """Parse a saved `state`. Raises ValueError if it is no position in `channel`."""
         if state.get("format") != FORMAT or state.keys() - {"format"} != set(_KEYS):
-            raise ValueError(f"not what state_dict() of a PipeReader returned: {dict(state)!r}")
+            raise ValueError(f"the state is not what PipeReader.state_dict() returns: {dict(state)!r}")
         position = cls(**{name: state[name] for name in _KEYS})
         if position.channel != channel:
             raise ValueError(f"the state is of channel {position.channel}, and this reader is of {channel}")
         numbers: tuple[object, ...] = position.epoch, position.offset, position.skip, position.records
         if not all(type(number) is int and number >= 0 for number in numbers):
-            raise ValueError(f"no such position: {position}")
+            raise ValueError(f"the position is invalid: {position}")
         return position
 
     def follow(self, reader: RecordReader, total: int | None = None) -> Iterator[list[bytes]]:
@@ -141,8 +141,8 @@ def approach_start(
     if position.digest not in ("", digest) and not start.anyway:
         raise ChannelError(
             f"the state of {channel} was saved under plan {position.digest[:16]}, and "
-            f"{stream.name} is of plan {digest[:16] or 'unknown'}: other objects, or another order; "
-            "restore them, begin anew, or call load_state_dict with anyway=True"
+            f"{stream.name} is of plan {digest[:16] or 'unknown'}: the objects or their order have "
+            "changed; restore them, begin without the state, or call load_state_dict with anyway=True"
         )
     if offset > position.offset:
         raise ChannelError(
@@ -155,7 +155,7 @@ def approach_start(
         count = stream.readinto(buffer[: min(left, _BLOCK)])
         if count == 0:
             raise ChannelError(
-                f"{stream.name} ended {left} bytes before byte {position.offset}, where the state is"
+                f"{stream.name} ended {left} bytes before byte {position.offset}, the position of the state"
             )
         left -= count or 0
         yield []

@@ -125,7 +125,8 @@ class Proof:
                 logger.info("%s has no trailer: its end of file cannot be proven", self._name)
         elif there and run != self._run:
             raise TruncatedStream(
-                f"{self.base} is written by another sidecar than it was begun by: the one that began it died"
+                f"the sidecar that began to write {self.base} died, and another one writes it from the "
+                "start; start the trainer again"
             )
         return there
 
@@ -173,8 +174,8 @@ class Proof:
         mark = mark_of(self._fd)
         if mark == "promised":
             raise TruncatedStream(
-                f"{self.base} ended after {received} bytes, and its writer promised more: if that was "
-                "`penstock cat`, its standard error and exit code say why"
+                f"{self.base} ended after {received} bytes, and its writer promised more; if the writer was "
+                "`penstock cat`, its standard error and exit code have the reason"
             )
         if mark == "none" and self._required:
             raise TruncatedStream(
@@ -186,10 +187,10 @@ class Proof:
         total = trailer.bytes_delivered if trailer.state == "complete" else trailer.bytes_total
         why = {
             "open": "the sidecar died",
-            "complete": "the sidecar delivered them all, so another process reads this FIFO too",
-            "abandoned": "the sidecar saw the reader leave; did another process read this FIFO too?",
+            "complete": "the sidecar delivered all of them, so another process reads this FIFO too",
+            "abandoned": "a reader closed the FIFO early; check whether another process reads this FIFO too",
             "failed": "the source failed",
-            "stopped": "the sidecar was told to stop",
+            "stopped": "the sidecar was stopped before the end of the epoch",
         }[trailer.state]
         error = f": {trailer.error}" if trailer.error else ""
         due = "" if total is None else f" of {total}"

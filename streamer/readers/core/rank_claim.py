@@ -62,13 +62,13 @@ def claim(lock_file: str, channel: str) -> None:
             for start, count in (base, rank), (base + rank + 1, _RANKS - rank - 1):
                 if count and (other := _locked(fd, start, count)) is not None:
                     raise ChannelError(
-                        f"{variable} {other - base} reads channel {channel}, and {variable} {rank} asks for "
-                        "its next epoch, so neither would get all epochs: give each rank a FIFO of its own "
-                        f'(`Ranks` in the job file, and rank_channels("{channel}")), or name the epoch'
+                        f"{variable} {other - base} reads channel {channel}, and {variable} {rank} requests "
+                        "its next epoch, so neither rank would get all epochs; give each rank its own FIFO "
+                        f'(`Ranks` in the job file, and rank_channels("{channel}")), or set `epoch`'
                     )
         elif not _is_worker() and _locked(fd, 0, 1) is not None:
             logger.warning(
-                "another process has read channel %s and is alive: an epoch goes to one of the two only",
+                "another running process has read channel %s; each epoch goes to one of them only",
                 channel,
             )
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, base + rank, 1, 0))

@@ -313,13 +313,13 @@ class PipeStream(io.RawIOBase):
         if self._fifo and not self._writer_seen and now >= self._deadline:
             self._settle(unused=True)
             trailer = self.trailer
-            state = f"; its trailer says '{trailer.state}'" if trailer else ""
+            state = f"; the state of its trailer is '{trailer.state}'" if trailer else ""
             if trailer and trailer.error:
                 state += f": {trailer.error}"
             raise self._fail(
                 ChannelError(
-                    f"nobody opened {self.name} for writing in {self._timeout:g} s: is the sidecar alive?"
-                    f"{state}"
+                    f"no process opened {self.name} for writing in {self._timeout:g} s; check that the "
+                    f"sidecar is running{state}"
                 )
             )
 
@@ -347,11 +347,11 @@ class PipeStream(io.RawIOBase):
         proof = self._proof
         try:
             names = sorted(name for name in os.listdir(proof.directory) if name.startswith(proof.prefix))
-            offer = f"the directory offers {', '.join(names) or 'nothing of this channel'}"
+            offer = f"the directory has {', '.join(names) or 'no FIFO of this channel'}"
         except OSError as error:
             offer = f"the directory cannot be read: {error.strerror}"
         with contextlib.suppress(StreamError):
             if proof.look() and proof.trailer:
-                offer += f", and the trailer of {proof.base} says '{proof.trailer.state}'"
+                offer += f", and the state of the trailer of {proof.base} is '{proof.trailer.state}'"
         hint = f": {self._hint}" if self._hint else ""
         return f"{proof.base} did not appear in {proof.directory} in {self._timeout:g} s; {offer}{hint}"

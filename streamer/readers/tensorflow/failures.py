@@ -68,7 +68,7 @@ def raiser() -> Callable[[Any], None] | None:
         _register(ctypes.CDLL(os.path.join(tf.sysconfig.get_lib(), _LIBRARY)))
     except (OSError, AttributeError, RuntimeError) as error:
         logger.warning(
-            "errors of a stream will be UnknownError, for TensorFlow's C API is not there: %s", error
+            "errors of a stream will be UnknownError, because TensorFlow's C API is missing: %s", error
         )
         return None
     return lambda failure: op_def_library._apply_op_helper(_OP.decode(), failure=failure)  # noqa: SLF001 - the only way to an op by name

@@ -114,7 +114,7 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
         if record_format != WEBDATASET:
             check_format(record_format, 0)
         elif attributes != 1:
-            raise ValueError("attributes is for records, and those of WebDataset are whole samples")
+            raise ValueError("attributes has no meaning for WebDataset, whose records are whole samples")
         check_attributes(attributes)
         if batch_size is not None and batch_size < 1:
             raise ValueError(f"batch_size is {batch_size}; it must be 1 or more")
@@ -177,14 +177,14 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
         """
         if self._shared:
             raise ChannelError(
-                "workers share a channel, so one alone cannot tell what is left of it: load with "
+                "workers share a channel, so the state of one worker is not the whole state; use "
                 "ResumableLoader, and save its state_dict()"
             )
         if self._progress is not None:
             return self._progress.state()
         if not self.starts:
             raise ChannelError(
-                "this dataset has not been iterated in this process: where workers do that, load with "
+                "this dataset has not been iterated in this process; if workers iterate it, use "
                 "ResumableLoader, and save its state_dict()"
             )
         return self.progress(self.starts, list(self.starts)).state()
@@ -319,8 +319,8 @@ def _local_rank() -> tuple[int, int]:
     together = torch.distributed.is_available() and torch.distributed.is_initialized()
     if together and torch.distributed.get_world_size() > 1:
         raise PipeModeDatasetException(
-            "torch.distributed has several processes, but LOCAL_RANK and LOCAL_WORLD_SIZE do not say "
-            "how many are on this host: start them with torchrun, or give share=(index, number)"
+            "torch.distributed has several processes, but LOCAL_RANK and LOCAL_WORLD_SIZE are not set: start "
+            "them with torchrun, or give share=(index, number)"
         )
     return 0, 1
 
@@ -335,6 +335,6 @@ def _channels_of(channel: str | Sequence[str], rank: int, ranks: int) -> list[st
     if len(channels) % ranks:
         raise PipeModeDatasetException(
             f"{ranks} processes of this host cannot divide {len(channels)} channels ({', '.join(channels)}): "
-            "name as many for each process, or give share=(0, 1) if this one alone reads them"
+            f"name a multiple of {ranks}, or give share=(0, 1) if this process alone reads them"
         )
     return channels[rank::ranks]

@@ -192,11 +192,11 @@ class Progress:
 def parse_state(state: Mapping[str, Any], unit: int, *, anyway: bool) -> dict[str, RemainingRecords]:
     """Return the remaining records of each channel of a saved state. Raises ValueError."""
     if state.get("format") != FORMAT or state.keys() != {"format", "unit", "channels", "ahead"}:
-        raise ValueError(f"not what state_dict() of a PipeIterableDataset returned: {dict(state)!r}")
+        raise ValueError(f"the state is not what PipeIterableDataset.state_dict() returns: {dict(state)!r}")
     if state["ahead"] and state["unit"] != unit:
         raise ValueError(
-            f"the state has gaps of {state['unit']} records, and elements are of {unit} now: load it with "
-            "the batch_size and attributes that it was saved with"
+            f"the state has gaps of {state['unit']} records, and an element has {unit} now; load the state "
+            "with the batch_size and attributes that it was saved with"
         )
     starts = {}
     for saved in state["channels"]:

@@ -265,7 +265,7 @@ class WorkerGroupReader:
         if cursor.state == READING:
             lost = TruncatedStream(
                 f"a worker died while it read {self._channel}, after byte {cursor.received} of the epoch: "
-                "what it read is lost"
+                "the bytes that it read are lost"
             )
             cursor.state, cursor.failure = FAILED, _described(lost)
             cursor.write(fd)
