@@ -161,6 +161,13 @@ def check_labels(page):
     assert len(set(labels)) == len(labels)
 
 
+def check_times(page):
+    """After the last event the axis has times of day: "60 s ago" would be wrong a minute later."""
+    texts = page.locator("[data-chart]:visible text:not(.tick)").all_text_contents()
+    assert len(texts) == 5
+    assert all(re.fullmatch(r"\d\d:\d\d:\d\d", text) for text in texts)
+
+
 def check_chart(page):
     """The axis has numbers that reach above the highest rate; hover and arrow keys tell one second's rate."""
     ticks = page.locator(".tick").all_text_contents()
@@ -261,6 +268,8 @@ def test_a_start_that_waits_for_storage(credentials, tmp_path, chromium):
             running.wait_for("waiting for storage")
             with page_of(chromium, running) as page:
                 expect(page.locator("#start b")).to_contain_text("503", timeout=SECONDS)
+                transform = "(node) => getComputedStyle(node, '::first-letter').textTransform"
+                assert page.locator("#start b").evaluate(transform) == "none", "a name is no sentence"
                 assert page.locator("#start li").all_text_contents() == ["train: s3://b/train/"]
                 assert page.title() == "Starting · Penstock"
                 assert not re.search("undefined|NaN|null", page.locator("body").inner_text())
@@ -303,6 +312,7 @@ def test_without_a_reader_the_page_names_the_fifo_and_then_says_how_the_job_ende
             assert re.match(r"The sidecar ended at \d\d:\d\d:\d\d\.", page.locator("#banner").text_content())
             assert page.title() == "Ended · Penstock"
             assert "State of the job: ended." in live.text_content()
+            check_times(page)
             assert page.locator("[data-bottleneck]").first.text_content() == "stopped; epochs: 1 complete"
             check_contrast(page, least=20)
 
@@ -326,6 +336,7 @@ def test_a_failed_channel_and_a_sidecar_that_is_killed(stub, tmp_path, chromium)
             running.end(signal.SIGKILL)
             page.wait_for_selector("body.gone")
             assert "has not answered since" in page.locator("#banner").text_content()
+            check_times(page)
             assert page.title() == "No answer · Penstock"
             check_contrast(page, least=20)
             fifo.close()
