@@ -110,7 +110,7 @@ async def job_transport(state: JobState, clients: Clients, streams: list[Fifo]) 
         except OSError as error:
             raise SinkError(
                 f"cannot set up the transport: {error.strerror or error}; raise `ulimit -n`, or the "
-                "limit of memory"
+                "memory limit"
             ) from error
         state.note_transport(transport)
         transport.memory_budget.bandwidth.change(job.penstock.bandwidth, time.monotonic())

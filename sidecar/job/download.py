@@ -155,7 +155,7 @@ async def _fetch(plan: Plan, files: list[str], source: RangeSource, limits: Down
     for ref, file in zip(plan.refs(0), files, strict=True):
         if os.stat(file).st_size != ref.size:
             raise BadAnswer(
-                f"{file} is not of the {ref.size} bytes that were listed", ErrorContext(ref.bucket, ref.key)
+                f"{file} has not the {ref.size} bytes that were listed", ErrorContext(ref.bucket, ref.key)
             )
 
 
@@ -207,7 +207,7 @@ def is_made(directory: str, channel: str, digest: bytes) -> bool:
             return file.read() == digest
     except FileNotFoundError:
         raise SinkError(
-            f"{target} exists and is not a download of ours; remove it or rename the channel"
+            f"{target} exists and is not a sidecar's download; remove it or rename the channel"
         ) from None
     except OSError as error:
         raise SinkError(f"cannot read {note}: {error.strerror}") from error

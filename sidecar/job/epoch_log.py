@@ -33,8 +33,8 @@ class EpochLog(ChannelEvents):
 
     def unverifiable(self, ref: ObjectRef) -> None:
         log.warning(
-            "not compared: S3 keeps no checksum of the whole object, or the epoch was continued within "
-            "it; this is said once",
+            "not compared: S3 stores no checksum of the whole object, or the epoch was resumed within it; "
+            "logged once for each channel",
             channel=self._name,
             object=f"s3://{ref.bucket}/{ref.key}",
         )
@@ -44,7 +44,7 @@ class EpochLog(ChannelEvents):
 
     def end_believed(self, epoch: int, offset: int) -> None:
         log.warning(
-            "the reader left at the end of an object, with more to come: programs stop so at an end mark",
+            "the reader left at the end of an object, before the end of the epoch, as at an end mark",
             channel=self._name,
             epoch=epoch,
             offset=offset,

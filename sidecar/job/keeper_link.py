@@ -57,7 +57,7 @@ class KeeperLink:
                 keeper.close()
                 raise SinkError(
                     f"the keeper at {self._default} (process {keeper.pid}) still holds a FIFO of "
-                    f"{taken[0]} from another run; end it when no trainer reads that"
+                    f"{taken[0]} from another run; end that process when no trainer reads the FIFO"
                 )
             self.client = keeper
         self._handing_over = True
@@ -71,7 +71,7 @@ class KeeperLink:
             async with asyncio.timeout(None if self._handing_over else FLUSH_WITHIN):
                 await self.client.flush()
         except TimeoutError:
-            log.warning("the keeper does not answer, and may hold FIFOs that are over", pid=self.client.pid)
+            log.warning("the keeper does not respond, and may hold ended FIFOs", pid=self.client.pid)
         except SinkError as error:
             log.error("the keeper is lost", error=str(error))
         finally:

@@ -90,14 +90,16 @@ class Layout:
         try:
             if not _is_own_lock(os.fstat(fd)):
                 os.close(fd)
-                raise SinkError(f"{path} is not a lock of ours; remove it, and let nobody else write there")
+                raise SinkError(
+                    f"{path} is not a sidecar's lock; remove it, and let no other user write there"
+                )
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(fd, 0)
             os.write(fd, b"%d\n" % os.getpid())
         except BlockingIOError:
             os.close(fd)
             raise SinkError(
-                f"another penstock serves {self.data}; stop it or set Penstock.BaseDirectory"
+                f"another sidecar serves {self.data}; stop it or set Penstock.BaseDirectory"
             ) from None
         except OSError as error:
             os.close(fd)
@@ -123,17 +125,19 @@ class Layout:
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError as error:
-            raise SinkError(f"{path}: {error.strerror}; is this the sidecar's base directory?") from error
+            raise SinkError(f"{path}: {error.strerror}; give the sidecar's base directory") from error
         try:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             status, pid = os.fstat(fd), os.read(fd, 32).split(b"\n")[0]
             if pid.isdigit() and stat.S_ISREG(status.st_mode) and _user(int(pid)) == status.st_uid:
                 return int(pid)
-            raise SinkError(f"{path} names no process of its owner; remove it and start again") from None
+            raise SinkError(
+                f"{path} names no process of its owner; remove it and start the sidecar again"
+            ) from None
         finally:
             os.close(fd)
-        raise SinkError(f"no penstock serves {self.data}; is this the sidecar's base directory?")
+        raise SinkError(f"no sidecar serves {self.data}; give the sidecar's base directory")
 
     def note(self, event: str, error: str = "") -> None:
         """Append a note of the tree's owner to its lock file, for `penstock restart`. Ignores errors."""

@@ -53,7 +53,7 @@ def parse_saved(text: str) -> dict[str, Saved]:
         for state in entry["channels"] if several else [entry]:
             channel, position = _parse_state(state)
             if channel in saved:
-                raise ConfigError(f"--resume has two states of channel {channel}; leave one")
+                raise ConfigError(f"--resume has two states of channel {channel}; remove one")
             saved[channel] = position
     return saved
 
@@ -61,7 +61,7 @@ def parse_saved(text: str) -> dict[str, Saved]:
 def _parse_state(state: Any) -> tuple[str, Saved]:
     if not isinstance(state, dict) or state.keys() != KEYS or state["format"] != FORMAT:
         raise ConfigError(
-            f"--resume takes what a reader's state_dict() returns, or a list of it, not {state!r}"
+            f"--resume must be what a reader's state_dict() returns, or a list of such states, not {state!r}"
         )
     epoch, offset = state["epoch"], state["offset"]
     if not all(isinstance(number, int) and number >= 0 for number in (epoch, offset)):
@@ -90,7 +90,7 @@ def start_positions(
         if unknown := sorted(names.keys() - plans.keys()):
             raise ConfigError(
                 f"{source} channel {unknown[0]}, and the job has no such Pipe channel; correct the job, "
-                "or end what names it"
+                "the state, or end the keeper"
             )
     starts: dict[str, StartPosition] = {}
     for name, plan in plans.items():
@@ -110,13 +110,13 @@ def _start_of_held(plan: Plan, held: Held, *, anyway: bool) -> StartPosition:
     if held.digest != plan.digest and not anyway:
         refused = SourceChanged(
             f"the plan has changed since epoch {position.epoch} began (digest {held.digest[:16]}, now "
-            f"{plan.digest[:16]}), so it cannot go on at byte {position.offset}; restore the objects and "
-            "restart the sidecar, restart sidecar and trainer, or run with --resume-anyway"
+            f"{plan.digest[:16]}), so the epoch cannot resume at byte {position.offset}; restore the objects "
+            "and restart the sidecar, restart sidecar and trainer, or run with --resume-anyway"
         )
     elif position.mark.fetched == NOWHERE:
         refused = SourceChanged(
-            f"objects of epoch {position.epoch} were refetched or skipped, so which of their bytes the "
-            "reader has is not known; restart sidecar and trainer"
+            f"objects of epoch {position.epoch} were refetched or skipped, so the reader's position in them "
+            "is unknown; restart sidecar and trainer"
         )
     elif problem := _beyond_end(plan, position):
         refused = SourceChanged(problem)
@@ -126,9 +126,9 @@ def _start_of_held(plan: Plan, held: Held, *, anyway: bool) -> StartPosition:
 def _start_of_saved(name: str, plan: Plan, saved: Saved, *, anyway: bool) -> StartPosition:
     if saved.digest != plan.digest and not anyway:
         raise ConfigError(
-            f"--resume: channel {name} was saved under plan {saved.digest[:16]}, and now it is "
-            f"{plan.digest[:16]}: other objects, or another order; restore them, begin anew, or add "
-            "--resume-anyway"
+            f"--resume: channel {name} was saved under plan {saved.digest[:16]}, and the plan is now "
+            f"{plan.digest[:16]}: the objects or their order have changed; restore them, start without "
+            "--resume, or add --resume-anyway"
         )
     position = Position(saved.epoch, saved.offset, skipped=saved.offset)
     if problem := _beyond_end(plan, position):
@@ -144,4 +144,4 @@ def _beyond_end(plan: Plan, position: Position) -> str | None:
     total = plan.total_bytes(position.epoch)
     if plan.rewrites or position.offset <= total:
         return None
-    return f"epoch {position.epoch} has {total} bytes, and byte {position.offset} is due"
+    return f"epoch {position.epoch} has {total} bytes, and the position is byte {position.offset}"

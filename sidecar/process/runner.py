@@ -80,13 +80,13 @@ def _local_error(error: BaseException | None) -> SinkError | None:
         return None
     if isinstance(error, OSError) and error.errno in _LOCAL_ERRORS:
         return SinkError(
-            f"the operating system refused what the sidecar needs ({error.strerror}): see to the limits of "
-            "open files (ulimit -n), processes and memory, and to the disk, and start it again"
+            f"a system call of the sidecar failed ({error.strerror}): check the limits of open files "
+            "(ulimit -n), processes and memory, and the disk, and start the sidecar again"
         )
     if isinstance(error, ImportError):
         return SinkError(
-            f"cannot load a module ({error}): see to the limits of open files (ulimit -n) and memory, and to "
-            "the disk, and start the sidecar again; if that does not help, install penstock-sidecar again"
+            f"cannot load a module ({error}): check the limits of open files (ulimit -n) and memory, and the "
+            "disk, and start the sidecar again; if that does not help, install penstock-sidecar again"
         )
     if isinstance(error, BaseExceptionGroup):
         local_errors = [_local_error(each) for each in error.exceptions]
@@ -120,8 +120,8 @@ def _start_threads(runner: asyncio.Runner) -> ThreadPoolExecutor:
 
 def _too_few(granted: int, wanted: str) -> SinkError:
     return SinkError(
-        f"this machine lets the process start {granted} more threads, and it needs {wanted}: raise pids.max "
-        "of the cgroup (a container's PID limit) or the limit of processes (ulimit -u)"
+        f"this machine allows the sidecar {granted} more threads, and it needs {wanted}: raise pids.max of "
+        "the cgroup (a container's PID limit) or the limit of processes (ulimit -u)"
     )
 
 

@@ -88,7 +88,7 @@ async def test_a_directory_of_somebody_else_is_not_touched(stub, tmp_path):
     fill(stub, [1000])
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / "mine").write_text("kept")
-    with pytest.raises(SinkError, match="not a download of ours"):
+    with pytest.raises(SinkError, match="not a sidecar's download"):
         await fetch(stub, tmp_path)
     assert tree(tmp_path) == {"c/mine": b"kept"}
 

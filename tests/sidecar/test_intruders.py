@@ -175,7 +175,7 @@ def test_a_lock_that_is_not_ours(tmp_path, made):
     victim = tmp_path / "victim"
     victim.write_text("kept")
     made(Path(layout.data, LOCK), victim)
-    with pytest.raises(SinkError, match=r"not a lock of ours|symbolic links"), layout.locked():
+    with pytest.raises(SinkError, match=r"not a sidecar's lock|symbolic links"), layout.locked():
         pass
     assert victim.read_text() == "kept"
 

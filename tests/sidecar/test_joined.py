@@ -94,7 +94,7 @@ def test_without_it_a_part_is_read_and_the_loss_is_told(stub, tmp_path):
     """The same programs, which all report success; the log and the metrics say what they do."""
     shards(stub)
     data = tmp_path / "ml" / "input" / "data"
-    left = "the reader left at the end of an object, with more to come: programs stop so at an end mark"
+    left = "the reader left at the end of an object, before the end of the epoch, as at an end mark"
     with serving(stub, tmp_path, join=False) as running:
         for channel, format_ in (("tars", "tar"), ("rows", "arrow")):
             told = running.wait_for("objects carry end marks", channel=channel, format=format_)

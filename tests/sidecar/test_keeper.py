@@ -261,7 +261,7 @@ def test_restart_where_nothing_runs(tmp_path):
     (tmp_path / "input" / "data").mkdir(parents=True)
     done = penstock("restart", "--base-directory", str(tmp_path))
     assert done.returncode == 7
-    assert "is this the sidecar's base directory?" in done.stderr
+    assert "give the sidecar's base directory" in done.stderr
 
 
 def test_restart_says_why_there_is_none(stub, place, tmp_path):

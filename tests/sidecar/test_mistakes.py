@@ -128,7 +128,7 @@ MISTAKES = [
     Mistake("another program to probe", "another program answers at", command="probe --url @URL@", code=1),
     Mistake("no sidecar to watch", "is it running, and --url right?",
             command="top --url http://127.0.0.1:1", code=7),
-    Mistake("no sidecar to restart", "is this the sidecar's base directory?",
+    Mistake("no sidecar to restart", "give the sidecar's base directory",
             command="restart --base-directory ml", code=7),
 ]  # fmt: skip
 

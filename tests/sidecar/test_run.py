@@ -163,7 +163,7 @@ def test_second_sidecar_on_the_same_directory(stub, tmp_path):
         first.wait_for("ready")
         second = penstock("run", "-c", path)
         assert second.returncode == 7
-        assert "another penstock serves" in second.stderr
+        assert "another sidecar serves" in second.stderr
         assert read_all(tmp_path / "ml" / "input" / "data" / "train_0")
         assert first.end() == 0
 

@@ -214,7 +214,7 @@ def test_the_environment_file_is_shell(tmp_path):
 def test_one_sidecar_per_directory(tmp_path):
     layout = Layout(str(tmp_path))
     layout.create()
-    with layout.locked(), pytest.raises(SinkError, match="another penstock serves"), layout.locked():
+    with layout.locked(), pytest.raises(SinkError, match="another sidecar serves"), layout.locked():
         pass
     with layout.locked():
         pass

@@ -41,7 +41,7 @@ def test_too_few_threads_end_with_a_line_that_says_what_to_raise(stub, tmp_path)
     path = write_job(tmp_path / "job.yaml", job(stub.url, tmp_path / "ml", "b/train/"))
     done = with_threads(0, "plan", "-c", path)
     assert done.returncode == 7, done.stderr
-    assert done.stderr.startswith("penstock: this machine lets the process start 0 more threads")
+    assert done.stderr.startswith("penstock: this machine allows the sidecar 0 more threads")
     assert "pids.max" in done.stderr
 
 
@@ -83,6 +83,6 @@ def test_an_executor_that_lacks_threads_says_how_many_there_are():
         "except SinkError as error: print(error)"
     )
     done = with_threads(4, command=(sys.executable, "-c", program))
-    started = int(done.stdout.split("lets the process start ")[1].split()[0])
+    started = int(done.stdout.split("allows the sidecar ")[1].split()[0])
     assert 1 <= started <= 4
     assert "it needs 9 for its event loop" in done.stdout

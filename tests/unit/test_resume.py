@@ -115,7 +115,7 @@ def test_a_state_of_another_plan_is_refused_unless_told():
 
 def test_a_state_behind_the_end_is_refused_even_so():
     saved = parse_saved(json.dumps(STATE | {"offset": PLAN.total_bytes(2) + 1}))
-    with pytest.raises(ConfigError, match="byte 321 is due"):
+    with pytest.raises(ConfigError, match="the position is byte 321"):
         start_positions({"train": PLAN}, {}, saved, anyway=True)
 
 
