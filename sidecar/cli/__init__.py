@@ -46,6 +46,8 @@ class _Size(click.ParamType[int]):
             self.fail(f"{value!r} is not a size; write 8MiB or a number of bytes", param, ctx)
 
 
+_COLORS = {"ok": "green", "warning": "yellow", "failure": "red"}
+"""Colours of the findings of `doctor`."""
 DEFAULT_FILE = "penstock.yaml"
 """Job file, in the working directory, of a command that names none."""
 
@@ -396,11 +398,15 @@ def doctor(path: str | None, host_index: int | None, host_count: int | None, *, 
         async for finding in examination.examine(job, (host_index, host_count)):
             findings.append(finding)
             if not as_json:
-                click.echo(examination.line(finding))
+                mark = examination.MARKS[finding.state]
+                line = examination.line(finding).removeprefix(mark)
+                click.echo(click.style(mark, fg=_COLORS[finding.state], bold=True) + line)
 
     run_loop(examine())
     if as_json:
         _print_json(examination.document(findings))
+    else:
+        click.echo(examination.summary(findings))
     sys.exit(examination.code(findings))
 
 

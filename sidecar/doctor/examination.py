@@ -6,15 +6,16 @@ A check that depends on a failed one is left out.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from sidecar.doctor import machine
-from sidecar.doctor.storage import storage
+from sidecar.doctor.storage import failed, storage
 from sidecar.job.channels import job_clients
 from sidecar.job.layout import DEFAULT_BASE, Layout, resolve_host
 from sidecar.job.planning import job_inspector, job_pages, plan_channel
-from sidecar.process.exits import Exit, exit_code
+from sidecar.process.exits import Exit
 from sidecar.process.memory import memory_limit
 from streamer.errors import PenstockError
 from streamer.s3.catalog.validation import PlanMemory
@@ -54,7 +55,7 @@ async def examine(job: Job, flags: Flags) -> AsyncIterator[Finding]:
             if files and directory.state != "failure":
                 yield machine.disk(layout, await _plans(job, clients, hosts, files))
     except PenstockError as error:
-        yield machine.Finding("endpoint", "failure", str(error), code=exit_code(error))
+        yield failed("endpoint", error)
 
 
 async def _plans(job: Job, clients: Clients, hosts: Hosts, channels: list[ChannelConfig]) -> dict[str, Plan]:
@@ -81,6 +82,12 @@ def line(finding: Finding) -> str:
     """Return one finding as text for people."""
     text = f"{MARKS[finding.state]} {finding.check:<18} {escape_control(redact(finding.text))}"
     return f"{text}\n{'':9}{'':19}-> {finding.fix}" if finding.fix else text
+
+
+def summary(findings: list[Finding]) -> str:
+    """Return how many findings there are of each kind."""
+    count = Counter(each.state for each in findings)
+    return f"{len(findings)} checks: {count['failure']} failed, {count['warning']} with a warning"
 
 
 def document(findings: list[Finding]) -> dict[str, Any]:

@@ -63,11 +63,15 @@ def memory(job: Job) -> Finding:
 
 def pipes(job: Job) -> Finding:
     """Compare the kernel's pipe limits of this user with the FIFOs of the job (pipe(7))."""
-    fifos = max(1, sum(len(job.fifos(channel)) for channel in job.channels("Pipe")))
+    fifos = sum(len(job.fifos(channel)) for channel in job.channels("Pipe"))
+    if not fifos:
+        return Finding("pipes", "ok", "the job has no FIFOs: every channel is in File mode")
     allowance = pipe_allowance()
     largest = largest_pipe()
     in_all = "no limit" if allowance is None else human_bytes(allowance)
-    text = f"pipes of up to {human_bytes(largest)}, {in_all} in all, for {fifos} FIFOs"
+    text = (
+        f"pipes of up to {human_bytes(largest)}, {in_all} in all, for {fifos} FIFO{'' if fifos == 1 else 's'}"
+    )
     if largest < PIPE_SIZE:
         return Finding("pipes", "warning", text, "Set fs.pipe-max-size to 1048576: smaller FIFOs cost CPU.")
     if allowance is not None and allowance < 4 * fifos * PIPE_SIZE:
@@ -81,7 +85,7 @@ def open_files(job: Job) -> Finding:
     try:
         rehearsal.files(job)
     except SinkError as error:
-        return refused("open files", error, "Raise the hard limit (ulimit -Hn), as the text says.")
+        return refused("open files", error, "Raise the hard limit (ulimit -Hn) to the number in the text.")
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     text = "no limit" if hard == resource.RLIM_INFINITY else f"at most {hard}"
     if hard != resource.RLIM_INFINITY and hard < ENOUGH_FILES:
@@ -111,7 +115,8 @@ async def admin_port(job: Job) -> Finding:
         fix = (
             "Stop what listens there, or set Admin.Port; `penstock exec` takes any free port if it is unset."
         )
-        return refused("admin port", error, fix if isinstance(error, SinkError) else "Do as the text says.")
+        advice = "Write a token into the file (openssl rand -hex 16), or correct Admin.TokenFile."
+        return refused("admin port", error, fix if isinstance(error, SinkError) else advice)
 
 
 def disk(layout: Layout, plans: Mapping[str, Plan]) -> Finding:

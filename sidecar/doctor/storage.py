@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from sidecar.doctor.machine import Finding
+from sidecar.doctor.remedies import remedy
 from sidecar.job.channels import transport_spec
 from sidecar.job.endmarks import JOIN_ADVICE, unjoined_keys
 from sidecar.process.exits import Exit, exit_code
-from streamer.errors import ErrorContext, Missing, PenstockError, SourceChanged, SourceError
+from streamer.errors import ErrorContext, Missing, PenstockError, SourceChanged
 from streamer.plan import ObjectRef, Plan, bare_etag
 from streamer.relay.once import stream_once
 from streamer.relay.statistics import ChannelCounters
@@ -47,24 +48,6 @@ SKEW_WARNED, SKEW_REFUSED = 60.0, 900.0
 """Seconds of clock skew. S3 refuses signatures that are 15 minutes off (RequestTimeTooSkewed)."""
 SLOW = 20e6
 """Bytes per second below which storage is slower than most trainers."""
-FIXES = {
-    Exit.DENIED: "Check the keys, the region and the bucket's policy.",
-    Exit.MISSING: "Correct S3Uri; on an S3-compatible server try Endpoint.PathStyle: true.",
-    Exit.UNREACHABLE: "Check Endpoint.Url, the network, and what stands in between.",
-}
-CAUSES = {
-    "AccessDenied": "Allow {action} in the policies of the credentials and of the bucket; for objects "
-    "encrypted with SSE-KMS, kms:Decrypt on their key too.",
-    "InvalidAccessKeyId": "Correct AWS_ACCESS_KEY_ID or the profile; temporary keys need AWS_SESSION_TOKEN.",
-    "SignatureDoesNotMatch": "Correct AWS_SECRET_ACCESS_KEY: it does not belong to the access key. If "
-    "it does, correct Endpoint.Region.",
-    "ExpiredToken": "Renew the credentials: the session token has expired.",
-    "InvalidToken": "Set AWS_SESSION_TOKEN to the token that came with the keys, or renew all three.",
-    "RequestTimeTooSkewed": "Set the clock of this machine (NTP).",
-    "NoSuchBucket": "Correct the bucket in S3Uri; on an S3-compatible server try Endpoint.PathStyle: true.",
-}
-"""Remedies by S3's error code. `FIXES` has those by exit code, for other error codes."""
-CAUSES |= {"403": CAUSES["AccessDenied"], "ExpiredTokenException": CAUSES["ExpiredToken"]}
 NO_SUCH_ETAG = '"00000000000000000000000000000000"'
 
 
@@ -82,7 +65,7 @@ async def storage(job: Job, clients: Clients) -> AsyncIterator[Finding]:
         except PenstockError as error:
             prefix = channel.source.s3_data_type == "S3Prefix"
             action = "s3:ListBucket on the bucket" if prefix else "s3:GetObject on the manifest"
-            yield _failed(f"list {channel.channel_name}", error, action)
+            yield failed(f"list {channel.channel_name}", error, action)
             continue
         yield Finding(f"list {channel.channel_name}", "ok", summary)
         if refs:
@@ -126,7 +109,7 @@ async def credentials(clients: Clients) -> Finding:
         with map_errors(ErrorContext()):
             await clients.credentials.get_frozen_credentials()
     except PenstockError as error:
-        return _failed("credentials", error)
+        return failed("credentials", error)
     return Finding("credentials", "ok", f"found by the method {clients.credentials.method!r}")
 
 
@@ -159,7 +142,7 @@ async def _read(clients: Clients, name: str, ref: ObjectRef) -> AsyncIterator[Fi
                 content = body.raw_stream.content
                 data = await content.read(2) if response.get("ContentLength") == 1 else b""
     except PenstockError as error:
-        yield _failed(f"get {name}", error, "s3:GetObject on the objects")
+        yield failed(f"get {name}", error, "s3:GetObject on the objects")
         return
     yield Finding(f"get {name}", "ok", f"s3://{ref.bucket}/{ref.key}")
     metadata = response["ResponseMetadata"]
@@ -209,7 +192,7 @@ async def _if_match(clients: Clients, name: str, request: dict[str, Any], contex
     except SourceChanged:
         return Finding(check, "ok", "another version is refused")
     except PenstockError as error:
-        return _failed(check, error)
+        return failed(check, error)
     fix = "Replaced objects are found by the ETag of the answer instead; do not change objects under a job."
     return Finding(check, "warning", "ignored: a wrong ETag was answered all the same", fix)
 
@@ -244,7 +227,7 @@ async def speed(job: Job, clients: Clients, samples: list[ObjectRef]) -> Finding
                     )
             seconds = time.monotonic() - started
     except PenstockError as error:
-        return _failed("speed", error)
+        return failed("speed", error)
     per_second = counters.written_bytes / max(seconds, 1e-3)
     text = f"{per_second / 1e6:.0f} MB/s: {counters.written_bytes / 1e6:.1f} MB in {seconds:.1f} s by {name}"
     if counters.retries:
@@ -275,9 +258,6 @@ def _drained_pipe() -> Iterator[int]:
         thread.join()
 
 
-def _failed(check: str, error: PenstockError, action: str = "s3:ListBucket and s3:GetObject") -> Finding:
+def failed(check: str, error: PenstockError, action: str = "s3:ListBucket and s3:GetObject") -> Finding:
     """Return a failure with its remedy. `action`: the actions that a policy must allow for the request."""
-    code = exit_code(error)
-    cause = CAUSES.get(error.code) if isinstance(error, SourceError) else None
-    fix = cause or FIXES.get(code) or "Do as the text says."
-    return Finding(check, "failure", str(error), fix.format(action=action), code)
+    return Finding(check, "failure", str(error), remedy(error, action), exit_code(error))

@@ -14,9 +14,10 @@ import pytest
 from aiohttp import web
 
 from tests.kit.harness import fill
-from tests.kit.processes import job, penstock, write_job
+from tests.kit.processes import PENSTOCK, job, penstock, write_job
 from tests.kit.raw import answer, listing, raw_server
 from tests.kit.stub import fails, whole, with_headers
+from tests.kit.terminal import terminal
 
 
 @pytest.fixture
@@ -292,3 +293,59 @@ def test_a_disk_that_is_too_small_is_found_before_it_is_filled(stub, tmp_path, s
     assert done.returncode == 0, done.stdout
     found = {each["check"]: each for each in json.loads(done.stdout)["findings"]}
     assert found["disk"]["text"].startswith("File channels need 2.86 MiB and 1 files of 4 MiB in ")
+
+
+def test_a_job_of_files_has_no_fifos(stub, tmp_path):
+    fill(stub, [10], prefix="b/train/")
+    document = job(stub.url, tmp_path / "ml", "b/train/")
+    document["InputDataConfig"][0]["InputMode"] = "File"
+    done = penstock("doctor", "--json", "-c", write_job(tmp_path / "job.yaml", document))
+    found = {each["check"]: each for each in json.loads(done.stdout)["findings"]}
+    assert found["pipes"]["text"] == "the job has no FIFOs: every channel is in File mode"
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "words"),
+    [
+        ("http://127.0.0.1:1", "Start the endpoint, or correct the port"),
+        ("https://127.0.0.1:@PORT@", "Check that Endpoint.Url has the scheme of the port"),
+        ("http://no-such-host.invalid", "Correct the host in Endpoint.Url"),
+        ("TLS", "Set Endpoint.CaBundle"),
+    ],
+)
+def test_advice_about_the_network_is_by_the_cause(stub, tls_stub, tmp_path, endpoint, words):
+    url = tls_stub.url if endpoint == "TLS" else endpoint.replace("@PORT@", stub.url.rsplit(":", 1)[1])
+    document = job(url, tmp_path / "ml", "b/train/", GiveUpAfter=2)
+    done = penstock("doctor", "--json", "-c", write_job(tmp_path / "job.yaml", document))
+    assert done.returncode == 5, done.stdout
+    failures = [each for each in json.loads(done.stdout)["findings"] if each["state"] == "failure"]
+    assert any(words in each["fix"] for each in failures), failures
+
+
+@pytest.mark.parametrize("token", [None, "short"])
+def test_a_token_file_that_is_missing_or_wrong(stub, tmp_path, token):
+    fill(stub, [10], prefix="b/train/")
+    if token is not None:
+        (tmp_path / "token").write_text(token)
+    found, code = examined(
+        stub, tmp_path, fails_=["admin port"], Admin={"Port": 0, "TokenFile": str(tmp_path / "token")}
+    )
+    assert code == 2
+    assert "openssl rand -hex 16" in found["admin port"]["fix"]
+
+
+def test_colours_are_for_terminals_and_not_for_everybody(stub, tmp_path):
+    fill(stub, [10], prefix="b/train/")
+    command = [
+        *PENSTOCK,
+        "doctor",
+        "-c",
+        write_job(tmp_path / "j.yaml", job(stub.url, tmp_path / "ml", "b/train/")),
+    ]
+    for variables, colours in (({}, True), ({"NO_COLOR": "1"}, False)):
+        with terminal(command, columns=200, rows=40, **variables) as window:
+            assert window.end() == 0
+            assert "ok       credentials" in window.screen.text
+            assert " checks: 0 failed, " in window.screen.text
+            assert ("\x1b[32m" in window.screen.written) == colours
+    assert "\x1b" not in penstock("doctor", "-c", str(tmp_path / "j.yaml")).stdout

@@ -1,0 +1,79 @@
+"""What to do about an error, by its cause: S3's error code, the error of the network, or the exit code."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from typing import TYPE_CHECKING
+
+from sidecar.process.exits import Exit, exit_code
+from streamer.errors import SourceError
+
+if TYPE_CHECKING:
+    from streamer.errors import PenstockError
+
+FIXES = {
+    Exit.DENIED: "Check the keys, the region and the bucket's policy.",
+    Exit.MISSING: "Correct S3Uri; on an S3-compatible server try Endpoint.PathStyle: true.",
+    Exit.UNREACHABLE: "Correct Endpoint.Url, and let this host through firewalls and proxies to it.",
+    Exit.CONFIG: "Correct the key of the job file, or the variable, that the text names.",
+    Exit.LOCAL: "Raise the limit of this machine, or correct the path, that the text names.",
+    Exit.CHANGED: "Let nothing replace objects while a job reads them, or set WhenChanged of the channel.",
+    Exit.CORRUPT: "Store the object again.",
+}
+CAUSES = {
+    "AccessDenied": "Allow {action} in the policies of the credentials and of the bucket; for objects "
+    "encrypted with SSE-KMS, kms:Decrypt on their key too.",
+    "InvalidAccessKeyId": "Correct AWS_ACCESS_KEY_ID or the profile; temporary keys need AWS_SESSION_TOKEN.",
+    "SignatureDoesNotMatch": "Correct AWS_SECRET_ACCESS_KEY: it does not belong to the access key. If "
+    "it does, correct Endpoint.Region.",
+    "ExpiredToken": "Renew the credentials: the session token has expired.",
+    "InvalidToken": "Set AWS_SESSION_TOKEN to the token that came with the keys, or renew all three.",
+    "RequestTimeTooSkewed": "Set the clock of this machine (NTP).",
+    "NoSuchBucket": "Correct the bucket in S3Uri; on an S3-compatible server try Endpoint.PathStyle: true.",
+    "NoSuchKey": "Correct the key in S3Uri; keys are case-sensitive.",
+    "InvalidObjectState": "Restore the object from its archive class, or store it in another.",
+    "SlowDown": "Lower RequestsInFlight, or spread the keys over more prefixes.",
+    "AccountProblem": "See to the AWS account: it is suspended, or a bill is unpaid.",
+    "InvalidBucketName": "Correct the bucket in S3Uri.",
+}
+"""Remedies by S3's error code. `FIXES` has those by exit code, for other error codes."""
+CAUSES |= {"403": CAUSES["AccessDenied"], "ExpiredTokenException": CAUSES["ExpiredToken"]}
+NETWORK_CAUSES: tuple[tuple[type[BaseException], str], ...] = (
+    (
+        ssl.SSLCertVerificationError,
+        "Set Endpoint.CaBundle to the authority's certificates; check the certificate's name and dates.",
+    ),
+    (ssl.SSLError, "Check that Endpoint.Url has the scheme of the port: https:// for TLS only."),
+    (socket.gaierror, "Correct the host in Endpoint.Url, or the resolver of this machine."),
+    (ConnectionRefusedError, "Start the endpoint, or correct the port in Endpoint.Url."),
+    (
+        TimeoutError,
+        "Let this host through firewalls to the endpoint; a private network needs an endpoint for S3.",
+    ),
+)
+"""Remedies by the error of the network, the first that fits."""
+
+
+def remedy(error: PenstockError, action: str) -> str:
+    """Return what to do. `action`: the actions that a policy must allow for the request."""
+    by_cause = CAUSES.get(error.code) if isinstance(error, SourceError) else None
+    fix = by_cause or _network_fix(error) or FIXES.get(exit_code(error)) or "Report this as a bug."
+    return fix.format(action=action)
+
+
+def _network_fix(error: PenstockError) -> str:
+    """Return the remedy for the first cause of an error that is one of the network's; empty for others."""
+    left: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while left:
+        cause = left.pop()
+        if cause is None or id(cause) in seen:  # an error may be among its own causes
+            continue
+        seen.add(id(cause))
+        for kind, fix in NETWORK_CAUSES:
+            if isinstance(cause, kind):
+                return fix
+        reason = getattr(cause, "os_error", None) or getattr(cause, "kwargs", {}).get("error")
+        left += [cause.__context__, cause.__cause__, reason if isinstance(reason, BaseException) else None]
+    return ""
