@@ -9,7 +9,7 @@ from sidecar.job.layout import DEFAULT_BASE, Flags, Layout, resolve_host
 from sidecar.job.planning import plan_job
 from sidecar.observe.state import JobState
 from streamer.plan import cut
-from streamer.units import human_bytes
+from streamer.units import decimal_bytes
 
 if TYPE_CHECKING:
     from sidecar.config.job import Job
@@ -53,7 +53,7 @@ def _summary(plan: Plan, part_size: int) -> dict[str, Any]:
     return {
         "objects": plan.objects(0),
         "bytes": plan.total_bytes(0),
-        "size": human_bytes(plan.total_bytes(0)),
+        "size": decimal_bytes(plan.total_bytes(0)),
         "parts": parts,
         "part_size": part_size,
         "digest": plan.digest,

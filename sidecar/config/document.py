@@ -7,7 +7,10 @@ NULs and half surrogate pairs, which no path, variable, header or S3 key can con
 
 from __future__ import annotations
 
+import contextlib
+import difflib
 import json
+import os
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -84,7 +87,7 @@ def read_document(path: str) -> Document:
         with open(path, "rb") as file:
             data = file.read(MOST_BYTES + 1)
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+        raise ConfigError(f"cannot read {path}: {error.strerror}{_similar_file(path)}") from error
     try:
         text = data[:MOST_BYTES].decode()
     except UnicodeDecodeError as error:
@@ -104,10 +107,24 @@ def read_document(path: str) -> Document:
     return Document(value, text, is_json)
 
 
+def _similar_file(path: str) -> str:
+    """Return the job file that was probably meant, as the end of a sentence; empty if there is none."""
+    directory, name = os.path.split(path)
+    with contextlib.suppress(OSError):
+        if not os.path.lexists(path):
+            names = [
+                each for each in os.listdir(directory or ".") if each.endswith((".yaml", ".yml", ".json"))
+            ]
+            if close := difflib.get_close_matches(name, names, n=1):
+                return f"; did you mean {os.path.join(directory, close[0])}?"
+    return ""
+
+
 def _explain(error: Exception) -> tuple[str, int | None]:
     """Return what a parser found wrong, and the line if the parser knows it."""
     if isinstance(error, json.JSONDecodeError):
-        return f"{error.msg} (column {error.colno})", error.lineno
+        advice = "; remove a comma that is too many, or add the quotes" if "Expecting" in error.msg else ""
+        return f"{error.msg} (column {error.colno}){advice}", error.lineno
     if isinstance(error, yaml.MarkedYAMLError) and (mark := error.problem_mark or error.context_mark):
         what = error.problem or error.context or "syntax error"
         if "'\\t'" in what:
@@ -116,6 +133,7 @@ def _explain(error: Exception) -> tuple[str, int | None]:
             what = "a ':' is not allowed here; correct the indentation, or put the text in quotes"
         elif "expected <block end>" in what or "could not find expected ':'" in what:
             what = f"{what}; correct the indentation, or add the ':' after the key"
+            mark = error.context_mark or mark if "could not find" in what else mark
         return what, mark.line + 1
     return str(error), None
 

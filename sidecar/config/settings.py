@@ -139,7 +139,10 @@ def read_token(path: str) -> str:
         with open(path, encoding="ascii") as file:
             token = file.read(1024).strip()
     except OSError as error:
-        raise ConfigError(f"cannot read the admin token in {path}: {error.strerror}") from error
+        raise ConfigError(
+            f"cannot read the admin token in {path}: {error.strerror}; correct the path, or make the file "
+            "with `openssl rand -hex 16`"
+        ) from error
     except UnicodeDecodeError:
         token = ""
     if not re.fullmatch(r"[!-~]{16,}", token):

@@ -92,10 +92,11 @@ def test_each_mistake_has_a_line_of_its_own_that_names_file_line_and_key(tmp_pat
         (PENSTOCK.replace("  !", "\tAdmin: {}"), "job.yaml:10: cannot understand this YAML: a tab"),
         (YAML + "InputDataConfig: []\n", "job.yaml:12: cannot understand this YAML: key 'InputDataConfig'"),
         (YAML + "Environment: a: b\n", "job.yaml:12: cannot understand this YAML: a ':' is not"),
+        (YAML.replace("Penstock:", "Penstock"), "job.yaml:9: cannot understand this YAML: could not find"),
         (JSON.replace("true}}}", "true,}}}"), "job.yaml:10: cannot understand this JSON: "),
         (JSON.replace('"Ranks": []', '"Ranks": 4'), "job.yaml:9: Penstock.Ranks: "),
     ],
-    ids=["same name", "budget", "ShardBy", "File mode", "tab", "twice", "colon", "comma", "JSON"],
+    ids=["same name", "budget", "ShardBy", "File mode", "tab", "twice", "colon", "no colon", "comma", "JSON"],
 )  # fmt: skip
 def test_rules_between_keys_and_syntax_errors_have_a_line(tmp_path, text, begin):
     header, line = told(tmp_path, text)

@@ -83,11 +83,12 @@ MISTAKES = [
     ),
     # The file
     Mistake("a tab", "indent with spaces", "  BaseDirectory", "\tBaseDirectory"),
-    Mistake("a missing colon", "correct the indentation, or add the ':'",
+    Mistake("a missing colon", "add the ':' after the key",
+
             "MemoryBudget: 16MiB", "MemoryBudget"),
     Mistake("an empty file", "and is empty", JOB, ""),
-    Mistake("a comma too many in JSON", "job.yaml:1: cannot understand this JSON", JOB, '{"Penstock": {},}'),
-    Mistake("a file that is not there", "cannot read jobs.yaml: No such file", command="check -c jobs.yaml"),
+    Mistake("a comma too many in JSON", "remove a comma that is too many", JOB, '{"Penstock": {},}'),
+    Mistake("a file that is not there", "did you mean job.yaml?", command="check -c jobs.yaml"),
     Mistake("a directory as the file", "cannot read ml: Is a directory", command="check -c ml"),
     # The command line
     Mistake("no job file", "write -c FILE, set PENSTOCK_CONFIG", command="run"),
@@ -118,8 +119,8 @@ MISTAKES = [
             command="plan -c job.yaml", code=3, drop="AWS_ACCESS_KEY_ID"),
     Mistake("nothing at the endpoint", "check that the endpoint is up", "Url: @URL@", "Url: http://127.0.0.1:1",
             command="doctor -c job.yaml", code=5),
-    Mistake("no token file", "cannot read the admin token in none", "{Port: 0}", "{Port: 0, TokenFile: none}",
-            command="run -c job.yaml", code=2),
+    Mistake("no token file", "make the file with `openssl rand -hex 16`",
+            "{Port: 0}", "{Port: 0, TokenFile: none}", command="run -c job.yaml", code=2),
     Mistake("a directory that cannot be made", "set Penstock.BaseDirectory", "@BASE@", "/proc/ml",
             command="run -c job.yaml", code=7),
     Mistake("a port that is taken", "cannot listen on", "{Port: 0}", "{Port: @TAKEN@}",
