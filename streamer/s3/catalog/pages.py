@@ -96,7 +96,8 @@ class HttpPages:
         try:
             return await retry(attempt, Attempts(policy, UNAVAILABLE, what="a page"))
         except GaveUp as error:
-            raise error.__cause__ or error from error  # the caller may wait longer
+            last = error.__cause__ or error
+        raise last  # with the cause that it has; the caller may wait longer
 
     async def _request_page(self, bucket: str, prefix: str, delimiter: str, token: str | None) -> Page:
         context = ErrorContext(bucket, prefix)
