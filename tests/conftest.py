@@ -9,6 +9,10 @@ import inspect
 import os
 import signal
 import threading
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import hypothesis
 import pytest
@@ -20,29 +24,31 @@ from blockbuster import blockbuster_ctx
 from tests.kit import proxy as proxy_server
 from tests.kit import stub as stub_server
 from tests.kit.patience import Patience, progress_timeout
-from tests.kit.proxy import standing_before
-from tests.kit.stub import StubThread
+from tests.kit.proxy import TcpProxy, standing_before
+from tests.kit.stub import S3Stub, StubThread
 from tests.kit.tls import serving
 
 
-def pytest_asyncio_loop_factories(config, item):
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
     return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_timeout_set_timer(item, settings):
+def pytest_timeout_set_timer(item: Any, settings: Any) -> bool | None:
     """Set a timer that ends the test when its processes have done nothing for `settings.timeout` seconds."""
     if settings.method != "signal" or threading.current_thread() is not threading.main_thread():
         return None  # pytest-timeout's own timer
     patience = Patience(settings.timeout)
 
-    def strike(_number, _frame):
+    def strike(_number: int, _frame: FrameType | None) -> None:
         if patience.exhausted():
             # Cleaning up may hang as well; reporting must not be interrupted.
             signal.setitimer(signal.ITIMER_REAL, max(60, settings.timeout))
             pytest_timeout.timeout_sigalrm(item, settings)
 
-    def cancel():
+    def cancel() -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
 
@@ -52,7 +58,7 @@ def pytest_timeout_set_timer(item, settings):
     return True
 
 
-def pytest_collection_modifyitems(config, items):
+def pytest_collection_modifyitems(config: pytest.Config, items: list[Any]) -> None:
     """What waits on uvloop is not ended by pytest-timeout's signal; a timeout of asyncio does it, before."""
     asked = config.getoption("timeout")
     usual = float(config.getini("timeout")) if asked is None else asked
@@ -64,11 +70,11 @@ def pytest_collection_modifyitems(config, items):
                 item.obj = _within(seconds, item.obj)
 
 
-def _within(seconds, test):
+def _within(seconds: float, test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
     @functools.wraps(test)
-    async def bounded(*args, **kwargs):
+    async def bounded(*args: Any, **kwargs: Any) -> None:
         async with progress_timeout(0.9 * seconds):
-            return await test(*args, **kwargs)
+            await test(*args, **kwargs)
 
     return bounded
 
@@ -87,7 +93,7 @@ with asyncio.Runner(loop_factory=uvloop.new_event_loop) as _first:
 
 
 @pytest.fixture(autouse=True)
-def aws_environment(monkeypatch, tmp_path_factory):
+def aws_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     """No profile, region or credential of the developer's reaches a test."""
     for name in list(os.environ):
         if name.startswith("AWS_"):
@@ -100,13 +106,13 @@ def aws_environment(monkeypatch, tmp_path_factory):
 
 
 @pytest.fixture
-def credentials(monkeypatch):
+def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDTEST")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "not-a-secret")
 
 
 @pytest.fixture
-def authority(tmp_path):
+def authority(tmp_path: Path) -> trustme.CA:
     """A private one, whose certificate is at `tmp_path/ca.pem`."""
     made = trustme.CA()
     made.cert_pem.write_to_path(tmp_path / "ca.pem")
@@ -114,14 +120,14 @@ def authority(tmp_path):
 
 
 @pytest.fixture
-def tls_stub(credentials, authority):
+def tls_stub(credentials: None, authority: trustme.CA) -> Iterator[S3Stub]:
     """A fresh S3 stub behind TLS."""
     with serving(authority) as stub:
         yield stub
 
 
 @pytest.fixture
-def stub(credentials):
+def stub(credentials: None) -> Iterator[S3Stub]:
     """A fresh S3 stub."""
     thread = StubThread()
     yield thread.start()
@@ -129,7 +135,7 @@ def stub(credentials):
 
 
 @pytest.fixture
-def proxy(stub):
+def proxy(stub: S3Stub) -> Iterator[TcpProxy]:
     """A proxy before the stub."""
     with standing_before(stub.url) as found:
         yield found
@@ -150,7 +156,7 @@ def _descriptors() -> dict[str, str]:
 
 
 @pytest.fixture
-def no_leaks(caplog):
+def no_leaks(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     """The test ends with the descriptors and threads that it began with; those of its servers too.
 
     No callback of an event loop has raised: a loop logs that, and goes on.
@@ -181,7 +187,7 @@ def no_leaks(caplog):
 
 
 @pytest.fixture
-def no_blocking():
+def no_blocking() -> Iterator[None]:
     """A blocking call made by our code on the loop fails the test."""
     with blockbuster_ctx(["streamer", "sidecar"]) as watch:
         # Making, renaming and removing names in the FIFO directory takes microseconds, happens once an

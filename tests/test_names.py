@@ -66,7 +66,7 @@ def tracked(*patterns: str) -> list[Path]:
     return [ROOT / name for name in names if name not in EXEMPT and (ROOT / name).is_file()]
 
 
-def test_no_identifier_is_a_retired_word():
+def test_no_identifier_is_a_retired_word() -> None:
     retired = [
         f"{path.relative_to(ROOT)}:{token.start[0]}: {token.string} is retired; use {word}"
         for path in tracked("*.py")
@@ -77,7 +77,7 @@ def test_no_identifier_is_a_retired_word():
 
 
 @pytest.mark.parametrize("pattern", PUBLIC)
-def test_no_public_name_is_a_retired_one(pattern):
+def test_no_public_name_is_a_retired_one(pattern: str) -> None:
     retired = re.compile(pattern)
     for path in tracked("*.py", "*.md", "*.yaml", "*.yml", "*.json", "*.html", "*.toml"):
         if found := retired.search(path.read_text(encoding="utf-8")):

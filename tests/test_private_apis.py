@@ -345,17 +345,17 @@ PINNED_BY = {"botocore": "aiobotocore"}
 
 
 @pytest.mark.parametrize("name", CHECKS)
-def test_a_private_name_is_what_it_was(name):
+def test_a_private_name_is_what_it_was(name: str) -> None:
     CHECKS[name][1]()
 
 
-def test_every_private_name_in_use_is_checked():
+def test_every_private_name_in_use_is_checked() -> None:
     found = uses(list(sources().values())).union(*map(overridden, derived()))
     assert found == CHECKS.keys()
 
 
 @pytest.mark.parametrize("distribution", sorted({owner for owner, _ in CHECKS.values()}))
-def test_a_distribution_whose_private_names_are_used_has_an_upper_bound(distribution):
+def test_a_distribution_whose_private_names_are_used_has_an_upper_bound(distribution: str) -> None:
     if distribution in PINNED_BY:
         wanted = requires(PINNED_BY[distribution]) or []
     else:
@@ -387,11 +387,11 @@ def test_a_distribution_whose_private_names_are_used_has_an_upper_bound(distribu
         ("class A(B):\n _x = 1\nclass C(D):\n def f(self): return self._x", {"_x"}),
     ],
 )
-def test_the_search_finds_private_names(source, found):
+def test_the_search_finds_private_names(source: str, found: set[str]) -> None:
     assert uses([ast.parse(source)]) == found
 
 
-def test_the_search_finds_overridden_methods():
+def test_the_search_finds_overridden_methods() -> None:
     from aiobotocore.httpsession import AIOHTTPSession
 
     kind = type("Ours", (AIOHTTPSession,), {"_chunked": None, "_own": None, "__module__": "streamer.x"})

@@ -11,11 +11,13 @@ import os
 import re
 import subprocess
 import sysconfig
+from pathlib import Path
 
 import pytest
 
 from examples.demo.dataset import channels
 from examples.demo.server import free_ports
+from tests.kit.stub import S3Stub
 from tests.test_docs import PAGES, ROOT
 
 BLOCK = re.compile(
@@ -25,14 +27,16 @@ MARK = re.compile(r"^<!-- (?:file|run)\b", re.MULTILINE)
 RUNNABLE = [page for page in PAGES if MARK.search(page.read_text())]
 
 
-def test_there_are_pages_to_run():
+def test_there_are_pages_to_run() -> None:
     assert {"README.md", "first-ten-minutes.md", "first-gpu-job.md", "resuming.md", "kubernetes.md"} <= {
         page.name for page in RUNNABLE
     }
 
 
 @pytest.mark.parametrize("page", RUNNABLE, ids=lambda page: page.name)
-def test_every_marked_block_runs(page, stub, tmp_path, monkeypatch):
+def test_every_marked_block_runs(
+    page: Path, stub: S3Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = page.read_text()
     blocks = list(BLOCK.finditer(text))
     assert len(blocks) == len(MARK.findall(text)), "a mark without its block"

@@ -19,7 +19,7 @@ SAMPLE = ["tests/unit/test_formats.py", "tests/test_arrows.py", "tests/readers/t
 
 
 @pytest.fixture(scope="module")
-def unpacked(tmp_path_factory):
+def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The root of the source distribution, built from this tree and unpacked."""
     place = tmp_path_factory.mktemp("sdist")
     before = Path.cwd()
@@ -44,7 +44,7 @@ def run(unpacked: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="the repository is not here to compare with")
-def test_the_source_distribution_has_every_tracked_file(unpacked):
+def test_the_source_distribution_has_every_tracked_file(unpacked: Path) -> None:
     command = ["git", "ls-files", "-z"]
     tracked = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     missing = [path for path in filter(None, tracked.split("\0")) if not (unpacked / path).is_file()]
@@ -55,13 +55,13 @@ def test_the_source_distribution_has_every_tracked_file(unpacked):
 
 
 @pytest.mark.timeout(300)
-def test_the_tests_can_be_collected_from_the_source_distribution(unpacked):
+def test_the_tests_can_be_collected_from_the_source_distribution(unpacked: Path) -> None:
     done = run(unpacked, "--collect-only", "tests")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
 
 
 @pytest.mark.timeout(300)
-def test_tests_pass_in_the_source_distribution(unpacked):
+def test_tests_pass_in_the_source_distribution(unpacked: Path) -> None:
     done = run(unpacked, *SAMPLE)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
     assert " passed" in done.stdout

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,7 +29,7 @@ from tests.servers.servers import KINDS
 ROOT = Path(__file__).parent.parent
 
 
-def results():
+def results() -> list[Any]:
     return [
         Result("moto", "bodies", "splice", "passed"),
         Result("rclone", "versions", "buffered", "refused", "5: ignores versionId"),
@@ -37,7 +38,7 @@ def results():
     ]
 
 
-def test_the_last_line_names_what_ran_was_refused_and_failed():
+def test_the_last_line_names_what_ran_was_refused_and_failed() -> None:
     assert summary(results(), {"ceph": "not root"}) == (
         "ran 4 checks (moto 1, rclone 3): 1 passed; "
         "2 refused by name: rclone versions (buffered, aiobotocore); "
@@ -45,14 +46,14 @@ def test_the_last_line_names_what_ran_was_refused_and_failed():
     )
 
 
-def test_the_exit_status_is_1_after_a_failure_and_for_a_server_that_did_not_start():
+def test_the_exit_status_is_1_after_a_failure_and_for_a_server_that_did_not_start() -> None:
     passed, refused, _, failed = results()
     assert exit_status([passed, refused], {}) == 0
     assert exit_status([passed, failed], {}) == 1
     assert exit_status([passed], {"ceph": "not root"}) == 1
 
 
-def test_results_of_several_runs_make_one_table(tmp_path):
+def test_results_of_several_runs_make_one_table(tmp_path: Path) -> None:
     path = tmp_path / "new" / "results.json"
     keep(path, "rclone", Tried("1.0", "2026-01-01", {}, results()[1:]))
     keep(path, "rclone", Tried("1.0", "2026-01-02", {"Ranged GET": "200"}, results()[3:]))
@@ -72,7 +73,7 @@ def test_results_of_several_runs_make_one_table(tmp_path):
     assert rclone.endswith(" not tried ")
 
 
-def test_the_documented_table_is_of_every_server():
+def test_the_documented_table_is_of_every_server() -> None:
     page = (ROOT / "docs" / "how-to" / "s3-compatible-servers.md").read_text()
     written = page.partition(BEGIN)[2].partition(END)[0].strip().splitlines()
     rows = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in written]
@@ -86,7 +87,7 @@ def test_the_documented_table_is_of_every_server():
 
 @pytest.mark.e2e
 @pytest.mark.timeout(180)
-def test_a_run_ends_with_its_summary(tmp_path):
+def test_a_run_ends_with_its_summary(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.servers", "moto", "--check", "doctor", "--transport", "buffered"]
     command += ["--results", str(tmp_path / "results.json")]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=150, check=False)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
@@ -19,14 +22,14 @@ from tests.test_docs import DOCS, PAGES, ROOT, blocks
 SCHEMA = json.loads((DOCS / "reference/job.schema.json").read_text())
 
 
-def test_the_generated_pages_are_those_of_the_program():
+def test_the_generated_pages_are_those_of_the_program() -> None:
     stale = [
         name for name, text in reference.pages().items() if (reference.TARGET / name).read_text() != text
     ]
     assert not stale, "run: python -m scripts.reference"
 
 
-def test_the_diagrams_are_those_of_the_script():
+def test_the_diagrams_are_those_of_the_script() -> None:
     """Light and dark of each, and the chart with the figures that the page has now."""
     stale = [
         name for name, text in diagrams.pictures().items() if (diagrams.TARGET / name).read_text() != text
@@ -34,7 +37,7 @@ def test_the_diagrams_are_those_of_the_script():
     assert not stale, "run: python -m scripts.diagrams"
 
 
-def test_a_picture_follows_the_switch_of_the_site():
+def test_a_picture_follows_the_switch_of_the_site() -> None:
     picture = (
         '<picture>\n  <source media="(prefers-color-scheme: dark)" srcset="../pictures/a-dark.svg">\n'
         '  <img alt="x" src="../pictures/a-light.svg">\n</picture>'
@@ -45,7 +48,7 @@ def test_a_picture_follows_the_switch_of_the_site():
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory):
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site, built strictly: every page in the navigation, every link and anchor there."""
     site = tmp_path_factory.mktemp("site")
     ran = subprocess.run(
@@ -57,7 +60,7 @@ def site(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def pages(site):
+def pages(site: Path) -> Iterator[Any]:
     """A browser's page for sites on this machine's disk, and everything that went wrong in it."""
     with browser() as chromium:
         page, wrong = chromium.new_page(viewport={"width": 1280, "height": 800}), []
@@ -68,13 +71,13 @@ def pages(site):
         page.close()
 
 
-def test_the_site_builds_without_a_warning(site):
+def test_the_site_builds_without_a_warning(site: Path) -> None:
     for page in (*docs_site.ALSO, "how-to/kubernetes.md", "reference/command-line.md"):
         assert (site / page).with_suffix(".html").exists()
     assert (site / "reference/job.schema.json").exists()
 
 
-def test_search_works_from_a_disk_and_asks_nobody(site, pages):
+def test_search_works_from_a_disk_and_asks_nobody(site: Path, pages: Any) -> None:
     page, wrong = pages
     page.goto((site / "reference/job-file.html").as_uri())
     page.click(".md-search__input")
@@ -84,7 +87,7 @@ def test_search_works_from_a_disk_and_asks_nobody(site, pages):
     assert wrong == []
 
 
-def test_every_page_fits_a_telephone(site, pages):
+def test_every_page_fits_a_telephone(site: Path, pages: Any) -> None:
     """What is too wide scrolls within the page, and every picture is there."""
     page, wrong = pages
     page.set_viewport_size({"width": 400, "height": 800})
@@ -111,25 +114,25 @@ def test_every_page_fits_a_telephone(site, pages):
         ("#logs", "reference/metrics.md", "[x](#logs)"),
     ],
 )
-def test_links_of_the_repository_become_links_of_the_site(target, page, becomes):
+def test_links_of_the_repository_become_links_of_the_site(target: str, page: str, becomes: str) -> None:
     assert docs_site.link("x", target, page=page) == becomes
 
 
-def test_names_in_tables_may_break_within():
+def test_names_in_tables_may_break_within() -> None:
     text = (
         "<p><code>a.b</code></p><table><td><code>a.b_c/d</code> x.y</td></table><pre><code>e.f</code></pre>"
     )
     assert docs_site.breakable(text) == text.replace("a.b_c/d", "a.<wbr>b_<wbr>c/<wbr>d")
 
 
-def shown():
+def shown() -> list[Any]:
     found = [(page.name, yaml.safe_load(body)) for page in PAGES for body in blocks(page, "yaml")]
     found += [(page.name, json.loads(body)) for page in PAGES for body in blocks(page, "json")]
     found += [(path.name, yaml.safe_load(path.read_text())) for path in ROOT.glob("deploy/**/penstock.yaml")]
     return [(name, document) for name, document in found if "InputDataConfig" in document]
 
 
-def test_the_schema_takes_every_job_file_that_is_shown():
+def test_the_schema_takes_every_job_file_that_is_shown() -> None:
     documents = shown()
     assert len(documents) >= 8
     for name, document in documents:
@@ -147,7 +150,9 @@ def test_the_schema_takes_every_job_file_that_is_shown():
         {"TrainingJobName": ""},
     ],
 )
-def test_the_schema_refuses_what_the_program_refuses(change):
+def test_the_schema_refuses_what_the_program_refuses(
+    change: dict[str, dict[str, str]] | dict[str, dict[str, int]] | dict[str, str],
+) -> None:
     document = dict(shown()[0][1]) | change
     with pytest.raises((ConfigError, ValueError)):
         Job.model_validate(document)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -31,7 +33,7 @@ def text(node: ast.expr) -> str:
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else "…"
 
 
-def raised():
+def raised() -> Iterator[Any]:
     """(place, text) of every error that the code raises by itself."""
     for path in sorted([*ROOT.glob("streamer/**/*.py"), *ROOT.glob("sidecar/**/*.py")]):
         place = str(path.relative_to(ROOT))
@@ -50,14 +52,14 @@ def raised():
 ROWS = [bare(row[0]) for row in table(DOCS / "reference/errors.md", "Text", "Do")]
 
 
-def test_there_is_something_to_look_for():
+def test_there_is_something_to_look_for() -> None:
     assert len(list(raised())) > 120
 
 
 @pytest.mark.parametrize(("place", "found"), list(raised()))
-def test_every_error_is_found(place, found):
+def test_every_error_is_found(place: Any, found: Any) -> None:
     assert any(row in found for row in ROWS), f"{place}: {found!r} is in no table of docs/reference/errors.md"
 
 
-def test_no_row_is_there_twice():
+def test_no_row_is_there_twice() -> None:
     assert sorted(ROWS) == sorted(set(ROWS))

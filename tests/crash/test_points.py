@@ -34,7 +34,7 @@ ONCE_BROKEN = [
 ]
 
 
-def crash(*arguments):
+def crash(*arguments: str) -> str:
     command = [sys.executable, "-m", "tests.crash", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-20_000:] + done.stderr
@@ -42,7 +42,7 @@ def crash(*arguments):
 
 
 @pytest.mark.timeout(600)
-def test_points_that_were_broken():
+def test_points_that_were_broken() -> None:
     crash("--workers=6", *(f"--replay={point}" for point in ONCE_BROKEN))
 
 
@@ -51,7 +51,7 @@ SHAPES = ["kept-splice", "kept-tls", "kept-gzip-wrapped", "ranks", "kept-poison"
 
 
 @pytest.mark.timeout(600)
-def test_seeded_points():
+def test_seeded_points() -> None:
     # Most of a run is waiting: six at a time keep two cores busy. Kills alone: how often a call is made
     # varies, so a seed draws other points each time, and the night's run takes the other faults.
     crash("--points=120", "--seed=16", "--workers=6", "--fault=kill", *(f"--shape={name}" for name in SHAPES))

@@ -88,8 +88,8 @@ def warm_up(environment: dict[str, str], commands: list[list[str]]) -> None:
     from sidecar.job import supervisor
     from streamer.helpers.keeper import process
 
-    assert supervisor
-    assert process
+    assert supervisor is not None
+    assert process is not None
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         del os.environ[name]
     os.environ.update(environment)

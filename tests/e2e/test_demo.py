@@ -10,8 +10,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -70,7 +72,7 @@ class Demo:
 
 
 @pytest.fixture
-def start_demo():
+def start_demo() -> Iterator[Callable[..., Demo]]:
     """Starts demos in a directory with a short path, as PyTorch's workers need for their socket."""
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="demo-"))
@@ -96,7 +98,9 @@ def start_demo():
 @pytest.mark.e2e
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize(("framework", "name"), [("tensorflow", "TensorFlow"), ("torch", "PyTorch")])
-def test_demo_trains_and_proves_every_epoch(start_demo, framework, name):
+def test_demo_trains_and_proves_every_epoch(
+    start_demo: Callable[..., Demo], framework: str, name: str
+) -> None:
     demo = start_demo(*SMALL, "--framework", framework)
     output = demo.finish()
     assert re.search(rf"framework +{name} [\d.]+", output), output
@@ -131,7 +135,9 @@ def test_demo_trains_and_proves_every_epoch(start_demo, framework, name):
         ("penstock run", "the sidecar ended with exit code -9 in mid-training"),
     ],
 )
-def test_a_killed_child_fails_the_demo_and_leaves_nothing(start_demo, program, told):
+def test_a_killed_child_fails_the_demo_and_leaves_nothing(
+    start_demo: Callable[..., Demo], program: str, told: str
+) -> None:
     demo = start_demo(*SMALL, "--epochs", "50")
     demo.await_training()
     os.kill(demo.child(program), signal.SIGKILL)
@@ -142,7 +148,7 @@ def test_a_killed_child_fails_the_demo_and_leaves_nothing(start_demo, program, t
 
 @pytest.mark.e2e
 @pytest.mark.timeout(150)
-def test_ctrl_c_in_mid_training_leaves_nothing(start_demo):
+def test_ctrl_c_in_mid_training_leaves_nothing(start_demo: Callable[..., Demo]) -> None:
     demo = start_demo(*SMALL, "--epochs", "50")
     demo.await_training()
     demo.process.send_signal(signal.SIGINT)
@@ -193,14 +199,14 @@ def perfect_outcome() -> Outcome:
     )
 
 
-def with_trailer(outcome: Outcome, **changes) -> Outcome:
+def with_trailer(outcome: Outcome, **changes: Any) -> Outcome:
     trailer = outcome.trailers["train", 1]
     assert trailer is not None
     spoilt = replace(trailer, **changes)
     return replace(outcome, trailers={**outcome.trailers, ("train", 1): spoilt})
 
 
-def with_training(outcome: Outcome, **changes) -> Outcome:
+def with_training(outcome: Outcome, **changes: Any) -> Outcome:
     return replace(outcome, training={**outcome.training, **changes})
 
 
@@ -221,7 +227,9 @@ def with_training(outcome: Outcome, **changes) -> Outcome:
         (lambda fine: replace(fine, left_over=["train_2"]), "FIFOs left behind: 1"),
     ],
 )
-def test_each_condition_that_does_not_hold_is_named(capsys, spoil, named):
+def test_each_condition_that_does_not_hold_is_named(
+    capsys: pytest.CaptureFixture[str], spoil: Callable[[Outcome], Outcome], named: str
+) -> None:
     assert perfect_outcome().show()
     assert "FAILED" not in capsys.readouterr().out
     assert not spoil(perfect_outcome()).show()
@@ -231,7 +239,7 @@ def test_each_condition_that_does_not_hold_is_named(capsys, spoil, named):
 
 
 @pytest.mark.parametrize("held", ["environment", "home"])
-def test_trainer_refuses_credentials(tmp_path, held):
+def test_trainer_refuses_credentials(tmp_path: Path, held: str) -> None:
     environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
     if held == "environment":
         environment["AWS_SECRET_ACCESS_KEY"] = "not-a-secret"
@@ -254,7 +262,7 @@ def test_trainer_refuses_credentials(tmp_path, held):
     assert not result.exists()
 
 
-def test_tensorflow_reads_the_sample_data(tmp_path):
+def test_tensorflow_reads_the_sample_data(tmp_path: Path) -> None:
     """The hand-made protobuf and frames are what TensorFlow's own parsers take."""
     train, held_out = channels(megabytes=1.2, objects=2, seed=3)
     assert len(train.shard(0)) + len(train.shard(1)) == train.total_bytes == train.records * RECORD_BYTES
@@ -288,7 +296,7 @@ json.dump(found, sys.stdout)
     assert (nearest == labels).mean() > 0.95
 
 
-def test_sample_data_is_a_function_of_its_seed():
+def test_sample_data_is_a_function_of_its_seed() -> None:
     train, held_out = channels(megabytes=1.2, objects=2, seed=3)
     again, _ = channels(megabytes=1.2, objects=2, seed=3)
     other, _ = channels(megabytes=1.2, objects=2, seed=4)
@@ -310,6 +318,6 @@ def test_sample_data_is_a_function_of_its_seed():
         {"megabytes": 1, "objects": 1, "seed": -1},
     ],
 )
-def test_senseless_sizes_are_refused(size):
+def test_senseless_sizes_are_refused(size: dict[str, float] | dict[str, int]) -> None:
     with pytest.raises(ValueError, match=r"cannot be made|must be"):
         channels(**({"seed": 7} | size))

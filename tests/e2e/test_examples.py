@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
 
 @pytest.mark.parametrize("name", list(EXAMPLES))
-def test_an_example_learns_what_its_data_hold(name):
+def test_an_example_learns_what_its_data_hold(name: str) -> None:
     command = [sys.executable, "-m", "examples.run", name]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -25,7 +25,7 @@ def test_an_example_learns_what_its_data_hold(name):
     assert float(found[0]) > 0.95
 
 
-def test_every_example_is_described():
+def test_every_example_is_described() -> None:
     page = (Path(ROOT) / "examples" / "README.md").read_text()
     programs = {path.stem for path in (Path(ROOT) / "examples").glob("*.py")} - {"__init__", "data", "run"}
     assert programs == set(EXAMPLES)

@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Iterator
+from pathlib import Path
 
 import botocore.session
 import pytest
 from botocore.config import Config
 
-from examples.demo.server import running_s3
+from examples.demo.server import S3Server, running_s3
 from tests.kit.pipes import read_all
 from tests.kit.processes import job, sidecar, write_job
-from tests.kit.proxy import Line, random_lines, standing_before
+from tests.kit.proxy import Line, TcpProxy, random_lines, standing_before
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
 
 @pytest.fixture(scope="module")
-def server():
+def server() -> Iterator[S3Server]:
     with running_s3("data") as found:
         yield found
 
 
 @pytest.fixture
-def truth(server, monkeypatch):
+def truth(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> bytes:
     for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
     config = Config(s3={"addressing_style": "path"}, retries={"total_max_attempts": 8})
@@ -37,13 +39,15 @@ def truth(server, monkeypatch):
 
 
 @pytest.fixture
-def proxy(server):
+def proxy(server: S3Server) -> Iterator[TcpProxy]:
     with standing_before(server.url) as found:
         yield found
 
 
 @pytest.mark.parametrize("transport", ["aiobotocore", "buffered", "splice"])
-def test_connections_that_break_in_every_way(server, truth, proxy, tmp_path, transport):
+def test_connections_that_break_in_every_way(
+    server: S3Server, truth: bytes, proxy: TcpProxy, tmp_path: Path, transport: str
+) -> None:
     """Reset, half-closed or silent after some megabytes; two epochs, checksums compared where they can be."""
     proxy.lines = random_lines(5, share=0.4, typical=3_000_000)
     document = job(
@@ -62,7 +66,9 @@ def test_connections_that_break_in_every_way(server, truth, proxy, tmp_path, tra
         assert running.end() == 0
 
 
-def test_an_endpoint_that_refuses_for_a_while_is_waited_for(server, truth, proxy, tmp_path):
+def test_an_endpoint_that_refuses_for_a_while_is_waited_for(
+    server: S3Server, truth: bytes, proxy: TcpProxy, tmp_path: Path
+) -> None:
     """In mid-epoch every connection is cut and none is accepted; then all is well again."""
     proxy.lines = lambda _: Line(bandwidth=30e6)
     document = job(f"http://127.0.0.1:{proxy.port}", tmp_path / "ml", "data/train/", RequestsInFlight=2)

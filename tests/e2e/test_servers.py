@@ -11,6 +11,9 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import botocore.session
 import pytest
@@ -26,7 +29,7 @@ ODD_NAMES = ("a b", "a+b", "a&b<>\"'", "é✓", "a.b", "a0", "%41", "x=1?y#z")
 
 
 @pytest.fixture(scope="module", params=["weed", "moto"])
-def server(request):
+def server(request: pytest.FixtureRequest) -> Iterator[S3Server]:
     if request.param == "weed":
         with running_s3("data") as found:
             yield found
@@ -47,7 +50,7 @@ def server(request):
 
 
 @pytest.fixture
-def client(server, monkeypatch):
+def client(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A plain botocore client; and the credentials in this test's environment."""
     for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
@@ -58,20 +61,20 @@ def client(server, monkeypatch):
 
 
 @pytest.fixture
-def bucket(client):
+def bucket(client: Any) -> str:
     name = f"b{random.randrange(10**12)}"
     client.create_bucket(Bucket=name)
     return name
 
 
-def put(client, bucket: str, contents: dict[str, bytes]) -> bytes:
+def put(client: Any, bucket: str, contents: dict[str, bytes]) -> bytes:
     """Upload; return the concatenation in plan order."""
     for key, data in contents.items():
         client.put_object(Bucket=bucket, Key=key, Body=data)
     return b"".join(contents[key] for key in sorted(contents, key=str.encode))
 
 
-def test_cat_is_the_concatenation(server, client, bucket):
+def test_cat_is_the_concatenation(server: S3Server, client: Any, bucket: str) -> None:
     truth = put(client, bucket, {f"train/{i:02d}": os.urandom(9_000_000 + i) for i in range(6)})
     uri = f"s3://{bucket}/train/"
     done = penstock("cat", uri, "--endpoint-url", server.url, "--path-style", text=False)
@@ -79,7 +82,7 @@ def test_cat_is_the_concatenation(server, client, bucket):
     assert hashlib.sha256(done.stdout).digest() == hashlib.sha256(truth).digest()
 
 
-def test_odd_keys_keep_their_bytes_and_their_order(server, client, bucket):
+def test_odd_keys_keep_their_bytes_and_their_order(server: S3Server, client: Any, bucket: str) -> None:
     truth = put(client, bucket, {f"train/{name}": name.encode() * 3 for name in ODD_NAMES})
     client.put_object(Bucket=bucket, Key="train/folder/", Body=b"")
     uri = f"s3://{bucket}/train/"
@@ -87,7 +90,7 @@ def test_odd_keys_keep_their_bytes_and_their_order(server, client, bucket):
     assert done.stdout == truth, done.stderr
 
 
-def test_two_epochs_through_fifos(server, client, bucket, tmp_path):
+def test_two_epochs_through_fifos(server: S3Server, client: Any, bucket: str, tmp_path: Path) -> None:
     truth = put(client, bucket, {f"train/{i}": os.urandom(700_000) for i in range(5)})
     with sidecar(
         write_job(tmp_path / "j.yaml", job(server.url, tmp_path / "ml", f"{bucket}/train/"))
@@ -98,7 +101,7 @@ def test_two_epochs_through_fifos(server, client, bucket, tmp_path):
         assert running.end() == 0
 
 
-def test_multipart_objects_are_one_object(server, client, bucket):
+def test_multipart_objects_are_one_object(server: S3Server, client: Any, bucket: str) -> None:
     upload = client.create_multipart_upload(Bucket=bucket, Key="train/big")["UploadId"]
     pieces = [os.urandom(5 << 20), os.urandom(5 << 20), os.urandom(1000)]
     parts = [
@@ -117,7 +120,9 @@ def test_multipart_objects_are_one_object(server, client, bucket):
     assert penstock(*arguments, text=False).stdout == b"".join(pieces)
 
 
-def test_an_object_replaced_between_epochs_fails_by_name(server, client, bucket, tmp_path):
+def test_an_object_replaced_between_epochs_fails_by_name(
+    server: S3Server, client: Any, bucket: str, tmp_path: Path
+) -> None:
     """Really, with If-Match on a real server: no byte of the new version is delivered."""
     truth = put(client, bucket, {f"train/{i}": os.urandom(2_000_000) for i in range(12)})
     document = job(server.url, tmp_path / "ml", f"{bucket}/train/", MemoryBudget="2MiB", RequestsInFlight=1)
@@ -138,14 +143,16 @@ def test_an_object_replaced_between_epochs_fails_by_name(server, client, bucket,
 @pytest.mark.parametrize(
     ("uri", "code"), [("s3://{bucket}/nothing/", 4), ("s3://no-such-bucket-here/train/", 4)]
 )
-def test_missing_things(server, client, bucket, uri, code):
+def test_missing_things(server: S3Server, client: Any, bucket: str, uri: str, code: int) -> None:
     client.put_object(Bucket=bucket, Key="train/x", Body=b"x")
     done = penstock("cat", uri.format(bucket=bucket), "--endpoint-url", server.url, "--path-style")
     assert done.returncode == code, done.stderr
 
 
 @pytest.mark.parametrize("wrong", ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"])
-def test_wrong_credentials_are_denied(server, client, bucket, monkeypatch, wrong):
+def test_wrong_credentials_are_denied(
+    server: S3Server, client: Any, bucket: str, monkeypatch: pytest.MonkeyPatch, wrong: str
+) -> None:
     if server.access_key == "AKID":
         pytest.skip("moto accepts any credentials")
     client.put_object(Bucket=bucket, Key="train/x", Body=b"x")

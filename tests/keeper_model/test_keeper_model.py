@@ -6,6 +6,7 @@ More of them: `python -m tests.keeper_model`.
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ SEEDS = range(60)
 
 
 @pytest.mark.timeout(180)
-def test_no_order_of_events_breaks_a_promise():
+def test_no_order_of_events_breaks_a_promise() -> None:
     outcomes = list(run_seeds(run_seed, SEEDS, limit=60))
     assert {each.seed: each.broken for each in outcomes if each.broken} == {}
     found: Counter[str] = sum((each.found for each in outcomes), Counter())
@@ -25,15 +26,15 @@ def test_no_order_of_events_breaks_a_promise():
     assert min(found[name] for name in ("whole", "left", "released", "killed", "strangers", "doomed")) > 0
 
 
-def test_a_seed_is_a_run():
+def test_a_seed_is_a_run() -> None:
     assert run_seed(7) == run_seed(7)
 
 
-def test_a_message_that_is_lost_is_a_finding(monkeypatch):
+def test_a_message_that_is_lost_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     """The judge is judged: what holds breaks as soon as the product does."""
     reply = Connection.reply
 
-    def forgetful(connection, kind, subject=None, **fields):
+    def forgetful(connection: Any, kind: str, subject: None = None, **fields: Any) -> None:
         if kind != "settled":
             reply(connection, kind, subject, **fields)
 

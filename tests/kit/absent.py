@@ -7,16 +7,19 @@ of an import stays an error.
 from __future__ import annotations
 
 import re
+from collections.abc import Generator
 
 import pytest
 
 
-def pytest_addoption(parser):
+def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--without", default="", help="modules, with commas, whose absence leaves out a file")
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report(collector):
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
     report = yield
     if report.outcome == "failed" and isinstance(collector, pytest.Module):
         absent = re.findall(

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,7 +23,7 @@ from streamer.relay.transport import TransportSpec, Wish, open_transport
 from streamer.retry import RetryPolicy
 from streamer.s3.catalog.listing import plan_prefix
 from streamer.s3.catalog.object_info import AiobotocoreHeadClient
-from streamer.s3.catalog.pages import AiobotocorePages
+from streamer.s3.catalog.pages import AiobotocorePages, PageSource
 from streamer.s3.checksums import StoredChecksums
 from streamer.s3.client.session import STALL_TIMEOUT, Clients, Endpoint, open_clients
 from streamer.schedule.budget import ChannelQuota
@@ -81,6 +82,13 @@ class Running:
 
     def fifo(self, epoch: int) -> Path:
         return self.directory / f"train_{epoch}"
+
+
+PagesFrom = Callable[..., AbstractAsyncContextManager[PageSource]]
+"""Opens the pages of a server's listings."""
+
+RunChannel = Callable[..., AbstractAsyncContextManager[Running]]
+"""`running_channel`, some of whose arguments are given."""
 
 
 class _Report(NoEvents):

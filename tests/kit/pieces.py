@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 
 class Pieces(io.RawIOBase):
     """A stream that gives its bytes in pieces of the given sizes; a size of 0 is "nothing for now"."""
 
-    def __init__(self, data, sizes):
+    def __init__(self, data: bytes, sizes: Iterable[int]) -> None:
         self.left = data
         self.sizes = iter(sizes)
 
-    def readable(self):
+    def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer):
-        size = next(self.sizes, len(buffer))
+    def readinto(self, buffer: Buffer) -> int | None:
+        room = memoryview(buffer)
+        size = next(self.sizes, len(room))
         if size == 0:
             return None
-        piece, self.left = self.left[: min(size, len(buffer))], self.left[min(size, len(buffer)) :]
-        buffer[: len(piece)] = piece
+        piece, self.left = self.left[: min(size, len(room))], self.left[min(size, len(room)) :]
+        room[: len(piece)] = piece
         return len(piece)

@@ -9,10 +9,11 @@ import sysconfig
 import tomllib
 from dataclasses import dataclass, field
 from importlib import metadata
+from typing import Any
 
 import yaml
 from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
+from packaging.utils import NormalizedName, canonicalize_name
 
 from tests.operate.promql import ROOT
 
@@ -21,7 +22,7 @@ COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8
 SERVICES = COMPOSE["services"]
 
 
-def declared(directory):
+def declared(directory: str) -> tuple[str, list[str]]:
     """The requirements of a distribution of ours, as its metadata has them once it is built."""
     project = tomllib.loads((ROOT / directory / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project.get("optional-dependencies", {})
@@ -33,7 +34,7 @@ PROJECTS = dict(map(declared, [".", "streamer"]))
 OURS = ("seed", "sidecar", "trainer")
 
 
-def run(*command, **options):
+def run(*command: Any, **options: Any) -> subprocess.CompletedProcess[Any]:
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, **options)
 
 
@@ -44,7 +45,7 @@ class Stage:
     lines: list[tuple[str, str]] = field(default_factory=list)
     """(instruction, arguments) in order."""
 
-    def last(self, instruction):
+    def last(self, instruction: str) -> Any:
         """The arguments that are in force, inherited ones included."""
         own = [arguments for name, arguments in self.lines if name == instruction]
         if own or self.base not in STAGES:
@@ -52,7 +53,7 @@ class Stage:
         return STAGES[self.base].last(instruction)
 
 
-def stages():
+def stages() -> dict[str, Stage]:
     """The Dockerfile's stages by name."""
     text = (ROOT / "Dockerfile").read_text(encoding="utf-8")
     text = re.sub(r"^\s*#.*\n", "", text, flags=re.MULTILINE).replace("\\\n", " ")
@@ -70,19 +71,20 @@ def stages():
 STAGES = stages()
 
 
-def image_references():
+def image_references() -> list[Any]:
     bases = {stage.base for stage in STAGES.values()} - STAGES.keys()
     return sorted(bases | {service["image"] for service in SERVICES.values() if "image" in service})
 
 
-def mounts(service):
+def mounts(service: Any) -> list[Any]:
     """(source, target) of each mount of a service."""
     return [tuple(each.split(":")[:2]) for each in SERVICES[service].get("volumes", ())]
 
 
-def installed(name):
+def installed(name: str) -> set[str]:
     """The requirements that pip installs for an image, our wheels under their names."""
-    stage, found = STAGES[f"build-{name}"], set()
+    stage: Stage | None = STAGES[f"build-{name}"]
+    found: set[str] = set()
     while stage is not None:
         commands = [text for how, text in stage.lines if how == "RUN" and " install " in text]
         for words in map(shlex.split, commands):
@@ -92,7 +94,7 @@ def installed(name):
     return {ours.sub(lambda wheel: canonicalize_name(wheel[1]), one) for one in found}
 
 
-def closure(requirements):
+def closure(requirements: Any) -> set[NormalizedName]:
     """Names of all distributions that the requirements bring, as far as they are installed here."""
     found, queue = set(), [Requirement(one) for one in requirements]
     seen = set()

@@ -36,7 +36,7 @@ for epoch in itertools.count():
 """
 
 
-def eventually(condition: Callable[[], T]) -> T:
+def eventually(condition: Callable[[], T | None]) -> T:
     """The first true value of `condition()`; other programs' progress can only be asked for."""
     patience = Patience(60)
     while not (value := condition()):

@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import re
 from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from tests.kit.harness import fill
 from tests.kit.processes import job, sidecar, write_job
-from tests.kit.stub import fails
+from tests.kit.stub import S3Stub, fails
 from tests.operate.promql import ROOT
-from tests.operate.scraping import eventually, reading, scraping
+from tests.operate.scraping import Prometheus, eventually, reading, scraping
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
 
-def hurried(rules):
+def hurried(rules: Any) -> Any:
     """The rules with every duration in seconds: windows of 4 or more, and 1 before an alert fires."""
     for group in rules["groups"]:
         for rule in group["rules"]:
@@ -32,20 +34,20 @@ def hurried(rules):
 
 
 @pytest.fixture
-def rules(tmp_path):
+def rules(tmp_path: Path) -> Path:
     file = tmp_path / "rules.yaml"
     committed = yaml.safe_load((ROOT / "dashboards/rules.yaml").read_text(encoding="utf-8"))
     file.write_text(yaml.safe_dump(hurried(committed)), encoding="utf-8")
     return file
 
 
-def alerts(server):
+def alerts(server: Prometheus) -> dict[Any, Any]:
     """The state of each alert that is pending or fires, with its texts."""
     data = server.get("alerts")
     return {} if data is None else {one["labels"]["alertname"]: one for one in data["alerts"]}
 
 
-def test_alerts_come_and_go_with_what_they_tell_of(stub, tmp_path, rules):
+def test_alerts_come_and_go_with_what_they_tell_of(stub: S3Stub, tmp_path: Path, rules: Path) -> None:
     fill(stub, [1 << 20] * 8, prefix="b/train/")
     document = job(stub.url, tmp_path / "ml", "b/train/", DrainFor=0, Bandwidth="8MB")
     with ExitStack() as stack:
@@ -56,19 +58,19 @@ def test_alerts_come_and_go_with_what_they_tell_of(stub, tmp_path, rules):
         server = stack.enter_context(scraping(tmp_path, target, rule_files=[str(rules)]))
         here = {"job": "penstock", "instance": target}
 
-        def healthy():
+        def healthy() -> list[tuple[dict[str, str], float]] | bool:
             """Bytes have flowed for as long as the windows are, and nobody is told of anything."""
             flowing = server.ask("min_over_time(channel:penstock_fifo_written_bytes:rate5m[2s]) > 0")
             return flowing and not alerts(server)
 
-        def fired():
+        def fired() -> set[Any]:
             """The names of the alerts that have fired so far."""
             return {
                 labels["alertname"]
                 for labels, _ in server.ask('max_over_time(ALERTS{alertstate="firing"}[5m])')
             }
 
-        def told(*names):
+        def told(*names: str) -> Any:
             """These alerts fire."""
             found = alerts(server)
             return found if all(found.get(name, {}).get("state") == "firing" for name in names) else None

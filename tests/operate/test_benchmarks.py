@@ -20,8 +20,10 @@ import time
 import urllib.error
 import urllib.request
 import xml.etree.ElementTree as ET
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,7 +42,7 @@ TINY = Shape("tiny", 2, 3, 2 * MIB + 12345)
 
 
 @pytest.fixture
-def data(tmp_path):
+def data(tmp_path: Path) -> DataSet:
     made = DataSet(TINY, str(tmp_path / "data"))
     made.create()
     return made
@@ -49,7 +51,14 @@ def data(tmp_path):
 # --- Statistics and reports --------------------------------------------------------------------------
 
 
-def run(seconds=1.0, length=2_000_000_000, cpu=0.5, *, cut=False, received=None):
+def run(
+    seconds: float = 1.0,
+    length: int = 2_000_000_000,
+    cpu: float = 0.5,
+    *,
+    cut: bool = False,
+    received: int | None = None,
+) -> dict[Any, Any]:
     return {
         "seconds": seconds,
         "bytes": length,
@@ -63,15 +72,15 @@ def run(seconds=1.0, length=2_000_000_000, cpu=0.5, *, cut=False, received=None)
     }
 
 
-def entry(*runs, **fields):
+def entry(*runs: Any, **fields: str | bool) -> dict[Any, object]:
     return {"setting": "default", "runs": list(runs), "verified": True, "problem": None} | fields
 
 
-def scenario(**entries):
+def scenario(**entries: Any) -> dict[Any, Any]:
     return {"text": "a text", "objects": "8 objects", "bytes": 8 * MIB, "clients": entries}
 
 
-def test_spread_is_median_and_range():
+def test_spread_is_median_and_range() -> None:
     assert stats.spread([3.0, 1.0, 2.0]) == stats.Spread(2.0, 1.0, 3.0)
     assert stats.spread([1.0, 2.0]).median == 1.5
     with pytest.raises(ValueError, match="no values"):
@@ -82,16 +91,16 @@ def test_spread_is_median_and_range():
     ("values", "text"),
     [([2.0], "2.00"), ([1.0, 2.0, 4.0], "2.00 (1.00\u20134.00)"), ([0.004, 0.004], "0.004")],
 )
-def test_spread_as_text(values, text):
+def test_spread_as_text(values: list[float], text: str) -> None:
     assert stats.spread(values).text() == text
 
 
-def test_fastest_setting_wins_and_the_earlier_of_equals():
+def test_fastest_setting_wins_and_the_earlier_of_equals() -> None:
     assert stats.fastest({"a": 1.0, "b": 3.0, "c": 2.0}) == "b"
     assert stats.fastest({"a": 1.0, "b": 1.0}) == "a"
 
 
-def test_rows_are_sorted_and_keep_those_without_figures():
+def test_rows_are_sorted_and_keep_those_without_figures() -> None:
     made = stats.rows(
         scenario(
             absent=entry(problem="not installed"),
@@ -109,7 +118,7 @@ def test_rows_are_sorted_and_keep_those_without_figures():
     assert (absent.problem, absent.throughput) == ("not installed", None)
 
 
-def test_comparison_takes_each_best_peer_and_no_variant_of_ours():
+def test_comparison_takes_each_best_peer_and_no_variant_of_ours() -> None:
     made = stats.rows(
         scenario(
             **{
@@ -131,7 +140,7 @@ def test_comparison_takes_each_best_peer_and_no_variant_of_ours():
     assert stats.beside([row for row in made if row.client != "penstock"]) is None
 
 
-def results(**found):
+def results(**found: Any) -> dict[Any, Any]:
     return {
         "date": "2026-01-02",
         "note": "A note.",
@@ -150,7 +159,7 @@ def results(**found):
     }
 
 
-def test_markdown_tells_losses_gaps_and_reasons():
+def test_markdown_tells_losses_gaps_and_reasons() -> None:
     text = report.markdown(
         results(
             fast=scenario(
@@ -178,7 +187,7 @@ def test_markdown_tells_losses_gaps_and_reasons():
     assert tables == [[6] * 3, [len(report.HEADINGS) + 1] * 6]  # the summary, then `fast`
 
 
-def test_results_replace_what_was_between_the_markers():
+def test_results_replace_what_was_between_the_markers() -> None:
     page = f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n"
     once = report.insert(page, "new\n")
     assert once == f"before\n{report.BEGIN}\n\nnew\n\n{report.END}\nafter\n"
@@ -187,12 +196,12 @@ def test_results_replace_what_was_between_the_markers():
         report.insert("no markers", "new")
 
 
-def test_the_page_has_the_markers():
+def test_the_page_has_the_markers() -> None:
     with open(os.path.join(ROOT, "docs", "explanation", "performance.md"), encoding="utf-8") as file:
         assert report.insert(file.read(), "new")
 
 
-def test_picture_of_results(tmp_path):
+def test_picture_of_results(tmp_path: Path) -> None:
     from benchmarks.plot import draw
 
     path = tmp_path / "picture.png"
@@ -205,13 +214,13 @@ def test_picture_of_results(tmp_path):
 # --- The command line --------------------------------------------------------------------------------
 
 
-def test_everything_is_chosen_unless_told():
+def test_everything_is_chosen_unless_told() -> None:
     chosen = program.parser().parse_args([])
     assert [one.name for one in chosen.scenarios] == list(scenarios.SCENARIOS)
     assert [one.name for one in chosen.peers] == list(lineup.CLIENTS)
 
 
-def test_lists_and_groups_are_chosen_in_a_fixed_order():
+def test_lists_and_groups_are_chosen_in_a_fixed_order() -> None:
     chosen = program.parser().parse_args(["--scenarios", "tls, nic,fast", "--peers", "obstore,penstock"])
     assert [one.name for one in chosen.scenarios] == ["fast", "nic-9000", "nic-1500", "tls"]
     assert [one.name for one in chosen.peers] == ["penstock", "obstore"]
@@ -226,14 +235,14 @@ def test_lists_and_groups_are_chosen_in_a_fixed_order():
         (["--scale", "0"], "--scale above 0"),
     ],
 )
-def test_mistakes_are_named(arguments, message, capsys):
+def test_mistakes_are_named(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         program.main(arguments)
     assert stopped.value.code == 2
     assert message in capsys.readouterr().err
 
 
-def test_every_scenario_has_settings_for_every_client():
+def test_every_scenario_has_settings_for_every_client() -> None:
     for one, client in itertools.product(scenarios.SCENARIOS.values(), lineup.CLIENTS.values()):
         for name in client.choices(one.shape):
             client.setting_for(name, one.shape.buckets)
@@ -244,7 +253,7 @@ def test_every_scenario_has_settings_for_every_client():
 
 @pytest.mark.parametrize("name", ["penstock", "penstock-aiobotocore"])
 @pytest.mark.parametrize("streams", [1, 20])
-def test_every_setting_of_ours_is_a_valid_job(name, streams):
+def test_every_setting_of_ours_is_a_valid_job(name: str, streams: int) -> None:
     from benchmarks.ours import Penstock
     from sidecar.config.job import Job
 
@@ -262,12 +271,12 @@ def test_every_setting_of_ours_is_a_valid_job(name, streams):
         assert len(job.input_data_config) == streams
 
 
-def test_an_absent_peer_says_so():
+def test_an_absent_peer_says_so() -> None:
     peer = clients.PythonPeer("nobody", {"default": {}}, {"default": {}}, "nobody", "no-such-distribution")
     assert peer.unavailable() == "no-such-distribution is not installed"
 
 
-def test_client_environment_holds_nothing_of_ours(monkeypatch):
+def test_client_environment_holds_nothing_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTPS_PROXY", "http://proxy.invalid")
     monkeypatch.setenv("AWS_PROFILE", "mine")
     assert not {"HTTPS_PROXY", "AWS_PROFILE"} & clients.environment("/home").keys()
@@ -276,7 +285,7 @@ def test_client_environment_holds_nothing_of_ours(monkeypatch):
 # --- Objects -----------------------------------------------------------------------------------------
 
 
-def test_listing_is_what_s3_would_say():
+def test_listing_is_what_s3_would_say() -> None:
     entries = [("a&b/<1>", 7, "68596340-7"), ("c", 0, "68596341-0")]
     tree = ET.fromstring(listing("bucket", entries))
     space = {"s3": "http://s3.amazonaws.com/doc/2006-03-01/"}
@@ -289,7 +298,7 @@ def test_listing_is_what_s3_would_say():
     assert tree.findtext("s3:KeyCount", namespaces=space) == "2"
 
 
-def test_expected_hashes_are_those_of_the_files(data):
+def test_expected_hashes_are_those_of_the_files(data: DataSet) -> None:
     for bucket in range(TINY.buckets):
         content = b""
         for index in range(TINY.objects):
@@ -302,7 +311,7 @@ def test_expected_hashes_are_those_of_the_files(data):
     assert data.expected_sha256(0, TINY.stream_bytes) != data.expected_sha256(1, TINY.stream_bytes)
 
 
-def test_no_two_chunks_of_a_data_set_are_alike(data):
+def test_no_two_chunks_of_a_data_set_are_alike(data: DataSet) -> None:
     chunks = [
         bytes(piece)
         for bucket in range(TINY.buckets)
@@ -312,14 +321,14 @@ def test_no_two_chunks_of_a_data_set_are_alike(data):
     assert len(set(chunks)) == len(chunks) == TINY.buckets * TINY.objects * 3
 
 
-def test_scaling_keeps_objects_big_and_small_ones_small():
+def test_scaling_keeps_objects_big_and_small_ones_small() -> None:
     big, small = Shape("big", 1, 8, 256 * MIB), Shape("small", 1, 5000, 100_000)
     assert big.scaled(1 / 256) == Shape("big", 1, 8, MIB)
     assert small.scaled(0.01) == Shape("small", 1, 50, 100_000)
     assert big.scaled(1) is big
 
 
-def test_a_wrong_stream_is_refused(data):
+def test_a_wrong_stream_is_refused(data: DataSet) -> None:
     right = {"bytes": TINY.stream_bytes, "cut": False, "sha256": data.expected_sha256(0, TINY.stream_bytes)}
     measure._check(0, right, data)
     measure._check(0, {"bytes": 5, "cut": True, "sha256": data.expected_sha256(0, 5)}, data)
@@ -333,7 +342,7 @@ def test_a_wrong_stream_is_refused(data):
 # --- Processes and the reader ------------------------------------------------------------------------
 
 
-def test_cpu_clock_is_that_of_the_process():
+def test_cpu_clock_is_that_of_the_process() -> None:
     """In a process without children, which would count too."""
     script = (
         "import os, time\n"
@@ -345,12 +354,12 @@ def test_cpu_clock_is_that_of_the_process():
     subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)
 
 
-def test_memory_is_read_from_outside():
+def test_memory_is_read_from_outside() -> None:
     now, most = memory(os.getpid())
     assert 0 < now <= most
 
 
-def test_a_process_that_is_gone_is_an_error():
+def test_a_process_that_is_gone_is_an_error() -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     with pytest.raises(ProcessLookupError):
@@ -360,11 +369,11 @@ def test_a_process_that_is_gone_is_an_error():
 
 
 @pytest.fixture
-def reader(tmp_path):
+def reader(tmp_path: Path) -> Iterator[Callable[..., Any]]:
     """Starts a reader on a FIFO; returns it with the FIFO's write end."""
     started = []
 
-    def start(**options):
+    def start(**options: Any) -> Any:
         fifo = tmp_path / "fifo"
         os.mkfifo(fifo)
         child = Child("reader", [*READER, json.dumps({"limit": 30} | options)], env=ENVIRONMENT)
@@ -378,7 +387,7 @@ def reader(tmp_path):
         child.close()
 
 
-def test_reader_counts_and_hashes(reader):
+def test_reader_counts_and_hashes(reader: Any) -> None:
     child, fifo = reader(hash=True)
     content = random.Random(1).randbytes(3 * MIB + 7)
     with fifo:
@@ -388,7 +397,7 @@ def test_reader_counts_and_hashes(reader):
     assert answer["sha256"] == hashlib.sha256(content).hexdigest()
 
 
-def test_reader_leaves_a_silent_writer_when_its_time_is_up(reader):
+def test_reader_leaves_a_silent_writer_when_its_time_is_up(reader: Any) -> None:
     child, fifo = reader(hash=True, limit=0.2)
     with fifo:
         fifo.write(b"some")
@@ -399,7 +408,7 @@ def test_reader_leaves_a_silent_writer_when_its_time_is_up(reader):
     assert answer["sha256"] == hashlib.sha256(b"some").hexdigest()
 
 
-def test_reader_leaves_a_busy_writer_when_its_time_is_up(reader):
+def test_reader_leaves_a_busy_writer_when_its_time_is_up(reader: Any) -> None:
     child, fifo = reader(limit=0.2)
     with fifo, pytest.raises(BrokenPipeError):
         while True:
@@ -409,7 +418,7 @@ def test_reader_leaves_a_busy_writer_when_its_time_is_up(reader):
     assert answer["bytes"] > 0
 
 
-def test_a_silent_death_is_reported_with_its_last_words():
+def test_a_silent_death_is_reported_with_its_last_words() -> None:
     child = Child("a peer", [sys.executable, "-c", "raise SystemExit('no luck')"], env=ENVIRONMENT)
     try:
         with pytest.raises(ProcessFailed, match="a peer ended early: no luck"):
@@ -418,7 +427,7 @@ def test_a_silent_death_is_reported_with_its_last_words():
         child.close()
 
 
-async def test_ranges_are_written_in_order_whatever_comes_first(tmp_path):
+async def test_ranges_are_written_in_order_whatever_comes_first(tmp_path: Path) -> None:
     keys, size, part = ["a", "b", "c"], 10 * 1000 + 1, 1000
     content = {key: random.Random(key).randbytes(size) for key in keys}
     fifo = str(tmp_path / "fifo")
@@ -426,7 +435,7 @@ async def test_ranges_are_written_in_order_whatever_comes_first(tmp_path):
     flying: list[asyncio.Future[None]] = []
     most = 0
 
-    async def get(bucket, key, start, end):
+    async def get(bucket: str, key: str, start: int, end: int) -> tuple[bytes]:
         nonlocal most
         future = asyncio.get_running_loop().create_future()
         flying.append(future)
@@ -440,7 +449,7 @@ async def test_ranges_are_written_in_order_whatever_comes_first(tmp_path):
 
     received: list[bytes] = []
 
-    def read():
+    def read() -> None:
         with open(fifo, "rb") as file:
             received.append(file.read())
 
@@ -456,7 +465,7 @@ async def test_ranges_are_written_in_order_whatever_comes_first(tmp_path):
 # --- The origin --------------------------------------------------------------------------------------
 
 
-def ask(url, method="GET", **headers):
+def ask(url: str, method: str = "GET", **headers: str) -> Any:
     request = urllib.request.Request(url, method=method, headers=headers)
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
@@ -468,7 +477,7 @@ def ask(url, method="GET", **headers):
 
 
 @needs_origin
-def test_configuration_passes_nginx(tmp_path):
+def test_configuration_passes_nginx(tmp_path: Path) -> None:
     origin.write_certificate(str(tmp_path), "127.0.0.1")
     path = tmp_path / "nginx.conf"
     text = origin.config(
@@ -483,7 +492,7 @@ def test_configuration_passes_nginx(tmp_path):
 
 @needs_origin
 @pytest.mark.parametrize("server", ["fast", "paced", "uneven"])
-def test_origin_answers_as_s3_does(tmp_path, data, server):
+def test_origin_answers_as_s3_does(tmp_path: Path, data: DataSet, server: str) -> None:
     with origin.running_origin(data, str(tmp_path / "origin")) as running:
         bucket = f"{running.urls[server]}/{TINY.bucket(1)}"
         status, headers, listed = ask(f"{bucket}?list-type=2&prefix=&encoding-type=url")
@@ -504,7 +513,7 @@ def test_origin_answers_as_s3_does(tmp_path, data, server):
         ask(running.urls[server])  # it has gone with its block
 
 
-def test_objects_are_removed_whatever_happens():
+def test_objects_are_removed_whatever_happens() -> None:
     with pytest.raises(SystemExit), directory_in_memory("penstock-bench-") as directory:
         DataSet(Shape("tiny", 1, 1, 10), os.path.join(directory, "data")).create()
         raise SystemExit(1)
@@ -512,7 +521,7 @@ def test_objects_are_removed_whatever_happens():
 
 
 @needs_origin
-def test_a_tiny_run_from_end_to_end(tmp_path):
+def test_a_tiny_run_from_end_to_end(tmp_path: Path) -> None:
     command = ["--scenarios", "fast", "--peers", "penstock", "--rounds", "1", "--scale", str(1 / 256)]
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks", *command, "--defaults", "--no-plot", "--out", str(tmp_path)],
@@ -546,7 +555,7 @@ def test_a_tiny_run_from_end_to_end(tmp_path):
 
 
 @pytest.mark.timeout(120)
-def test_readers_are_measured_side_by_side(tmp_path, monkeypatch):
+def test_readers_are_measured_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two tiny cases end to end: every reader reads every byte, and the page gets its table."""
     pytest.importorskip("tensorflow")
     page = tmp_path / "page.md"
@@ -569,14 +578,14 @@ def test_readers_are_measured_side_by_side(tmp_path, monkeypatch):
     assert text.count("| 1.00 | 1.00 |") == len(names)
 
 
-def test_a_case_that_does_not_exist(capsys):
+def test_a_case_that_does_not_exist(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         readers.main(["--cases", "lines-100,lines-101"])
     assert "no case lines-101; there are tfrecord-200" in capsys.readouterr().err
 
 
 @needs_origin
-def test_a_short_run_under_resets_is_right(tmp_path):
+def test_a_short_run_under_resets_is_right(tmp_path: Path) -> None:
     found = endurance.endure(gigabytes=0.02, every=0.02, factor=1 / 64, shared=str(tmp_path))
     assert (found.wrong, found.epochs) == (0, 2)
     assert found.bytes == 2 * 64 * 256 * 1024
@@ -585,7 +594,7 @@ def test_a_short_run_under_resets_is_right(tmp_path):
     assert report.insert(page, "text", begin=endurance.BEGIN, end=endurance.END) != page
 
 
-def test_a_connection_is_reset_from_outside():
+def test_a_connection_is_reset_from_outside() -> None:
     """A parent takes a copy of its child's socket and dissolves the connection: the peer gets RST."""
     accepting = (
         "import socket; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1], flush=True);"
@@ -611,7 +620,7 @@ def test_a_connection_is_reset_from_outside():
 
 @needs_origin
 @pytest.mark.timeout(120)
-def test_a_training_job_is_fed_by_whoever_is_asked(tmp_path):
+def test_a_training_job_is_fed_by_whoever_is_asked(tmp_path: Path) -> None:
     """On the CPU, with a model that is none: every feed's records are whole, and the page gets its table."""
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("the origin wants a core of its own")
@@ -632,7 +641,7 @@ def test_a_training_job_is_fed_by_whoever_is_asked(tmp_path):
     assert "old" not in page.read_text()
 
 
-def test_a_record_that_is_not_whole_is_no_result(monkeypatch, tmp_path):
+def test_a_record_that_is_not_whole_is_no_result(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A feed that loses a byte is found out by every record behind it."""
     torch = pytest.importorskip("torch")
     from benchmarks import gpu_task, gpu_trainer
@@ -652,7 +661,7 @@ def test_a_record_that_is_not_whole_is_no_result(monkeypatch, tmp_path):
     assert [json.loads(line)["right"] for line in said if line != "begin"] == [True, False]
 
 
-def test_gpu_mistakes_are_named(capsys):
+def test_gpu_mistakes_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         gpu.main(["--feeds", "penstock,carrier-pigeon"])
     assert "no 'carrier-pigeon'; there are memory" in capsys.readouterr().err

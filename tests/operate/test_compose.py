@@ -8,6 +8,7 @@ import re
 import sys
 from importlib import metadata
 from pathlib import PurePosixPath
+from typing import Any
 
 import pytest
 import yaml
@@ -19,7 +20,7 @@ from tests.operate.containers import COMPOSE, OURS, SCRIPTS, SERVICES, STAGES, c
 from tests.operate.promql import DASHBOARDS, ROOT
 
 
-def test_compose_file_is_valid():
+def test_compose_file_is_valid() -> None:
     ran = run(
         os.path.join(SCRIPTS, "check-jsonschema"),
         "--builtin-schema",
@@ -29,7 +30,7 @@ def test_compose_file_is_valid():
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
-def test_every_mounted_file_exists():
+def test_every_mounted_file_exists() -> None:
     for name in SERVICES:
         for source, target in mounts(name):
             assert target.startswith("/")
@@ -39,7 +40,7 @@ def test_every_mounted_file_exists():
                 assert source in COMPOSE["volumes"], f"{name}: {source}"
 
 
-def test_services_start_in_an_order_that_can_be_met():
+def test_services_start_in_an_order_that_can_be_met() -> None:
     for name, service in SERVICES.items():
         wanted = service.get("depends_on", {})
         for other in wanted:
@@ -53,8 +54,8 @@ def test_services_start_in_an_order_that_can_be_met():
     assert SERVICES["trainer"]["depends_on"]["sidecar"] == {"condition": "service_healthy"}
 
 
-def test_only_storage_seed_and_sidecar_know_the_credentials():
-    def knows(service):
+def test_only_storage_seed_and_sidecar_know_the_credentials() -> None:
+    def knows(service: Any) -> bool:
         return any(name.startswith(("AWS_", "S3_")) for name in service.get("environment", ()))
 
     assert {name for name, service in SERVICES.items() if knows(service)} == {"seaweedfs", "seed", "sidecar"}
@@ -68,20 +69,20 @@ def test_only_storage_seed_and_sidecar_know_the_credentials():
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_our_services_are_confined(name):
+def test_our_services_are_confined(name: str) -> None:
     service = SERVICES[name]
     assert service["read_only"] is True
     assert service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == ["no-new-privileges:true"]
 
 
-def test_ports_are_published_on_the_loopback_interface_only():
+def test_ports_are_published_on_the_loopback_interface_only() -> None:
     published = {port for service in SERVICES.values() for port in service.get("ports", ())}
     assert "127.0.0.1:3000:3000" in published
     assert all(port.startswith("127.0.0.1:") for port in published)
 
 
-def test_job_file_is_one_that_the_sidecar_takes_and_that_fits_the_services():
+def test_job_file_is_one_that_the_sidecar_takes_and_that_fits_the_services() -> None:
     source, target = mounts("sidecar")[1]
     assert target == json.loads(STAGES["sidecar"].last("CMD"))[-1]
     job = load_job(ROOT / source)
@@ -114,13 +115,13 @@ def test_job_file_is_one_that_the_sidecar_takes_and_that_fits_the_services():
     assert float(SERVICES["sidecar"]["stop_grace_period"].rstrip("s")) > job.penstock.drain_for
 
 
-def _flags(service):
+def _flags(service: str) -> dict[Any, Any]:
     """The options of a service's command, as `-name=value` or `--name=value`."""
     found = (re.fullmatch(r"--?([\w.-]+)=(.*)", each) for each in SERVICES[service]["command"])
     return {match[1]: match[2] for match in found if match}
 
 
-def test_prometheus_scrapes_the_sidecar_and_grafana_asks_prometheus():
+def test_prometheus_scrapes_the_sidecar_and_grafana_asks_prometheus() -> None:
     job = load_job(ROOT / "deploy/compose/job.yaml")
     where = {target: source for source, target in mounts("prometheus")}
     target, source = next(iter(where.items()))
@@ -167,7 +168,7 @@ runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
 
 
 @pytest.mark.parametrize("name", ["seed", "trainer"])
-def test_demo_program_starts_in_its_image_and_takes_the_options_that_compose_gives(name):
+def test_demo_program_starts_in_its_image_and_takes_the_options_that_compose_gives(name: str) -> None:
     interpreter, how, module = json.loads(STAGES[name].last("ENTRYPOINT"))
     assert (interpreter, how) == ("python", "-m")
     there = closure(installed(name))

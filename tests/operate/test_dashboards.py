@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,19 +42,19 @@ UNITS = {
 }  # fmt: skip
 
 
-def each_dashboard():
+def each_dashboard() -> pytest.MarkDecorator:
     return pytest.mark.parametrize("dashboard", DASHBOARDS)
 
 
-def each_panel():
+def each_panel() -> pytest.MarkDecorator:
     return pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel["title"])
 
 
-def each_query():
+def each_query() -> pytest.MarkDecorator:
     return pytest.mark.parametrize("query", EVERY_QUERY, ids=str)
 
 
-def test_committed_json_is_what_the_generator_writes():
+def test_committed_json_is_what_the_generator_writes() -> None:
     ran = subprocess.run(
         [sys.executable, "-W", "error", "-m", "dashboards.build", "--check"],
         cwd=ROOT, capture_output=True, text=True, check=False,
@@ -65,7 +66,7 @@ def test_committed_json_is_what_the_generator_writes():
     ("dashboard", "title", "refresh"),
     [("penstock-overview", "Penstock / Overview", "5s"), ("penstock-fleet", "Penstock / Fleet", "30s")],
 )
-def test_identity_and_habits_of_the_page(dashboard, title, refresh):
+def test_identity_and_habits_of_the_page(dashboard: str, title: str, refresh: str) -> None:
     page = document(dashboard)
     assert (page["uid"], page["title"]) == (dashboard, title)
     assert page["editable"] is False  # template-uneditable-rule
@@ -78,7 +79,7 @@ def test_identity_and_habits_of_the_page(dashboard, title, refresh):
 
 
 @each_dashboard()
-def test_the_pages_lead_to_each_other(dashboard):
+def test_the_pages_lead_to_each_other(dashboard: str) -> None:
     """By a link to all pages with the tag, which keeps the choices and the time."""
     page = document(dashboard)
     (link,) = page["links"]
@@ -99,7 +100,7 @@ def test_the_pages_lead_to_each_other(dashboard):
                     assert set(re.findall(r"__data\.fields\.(\w+)", choices)) <= set(titles)
 
 
-def columns(panel):
+def columns(panel: dict[str, Any]) -> list[Any]:
     """The columns of a table, by what they are called and what they show."""
     if panel["type"] != "table":
         return []
@@ -111,7 +112,7 @@ def columns(panel):
     ]
 
 
-def test_tables_show_every_query_and_every_label():
+def test_tables_show_every_query_and_every_label() -> None:
     tables = [panel for panel in PANELS if panel["type"] == "table"]
     assert len(tables) == 2
     for panel in tables:
@@ -137,7 +138,7 @@ def test_tables_show_every_query_and_every_label():
 
 
 @each_dashboard()
-def test_variables(dashboard):
+def test_variables(dashboard: str) -> None:
     """template-datasource-, -job-, -instance- and -on-time-change-reload-rule."""
     variables = {variable["name"]: variable for variable in document(dashboard)["templating"]["list"]}
     assert list(variables) == ["datasource", "job", "instance", "channel"]
@@ -158,7 +159,7 @@ def test_variables(dashboard):
 
 
 @each_panel()
-def test_panel_is_complete(panel):
+def test_panel_is_complete(panel: Any) -> None:
     """panel-datasource-rule, panel-title-description-rule, panel-units-rule, panel-no-targets-rule."""
     assert panel["datasource"] == DATASOURCE
     assert panel["title"]
@@ -178,7 +179,7 @@ def test_panel_is_complete(panel):
 
 
 @each_dashboard()
-def test_panels_fill_the_page(dashboard):
+def test_panels_fill_the_page(dashboard: str) -> None:
     everything = []
     for panel in document(dashboard)["panels"]:
         everything += [panel, *panel.get("panels", ())]
@@ -197,7 +198,7 @@ def test_panels_fill_the_page(dashboard):
         assert ends[-1] == 24
 
 
-def test_colours_are_those_of_the_status_page():
+def test_colours_are_those_of_the_status_page() -> None:
     """A wait for the trainer is green on both, a wait for storage purple, a limit amber."""
     page = (ROOT / "sidecar/admin/page.html").read_text(encoding="utf-8")
     (table,) = re.findall(r"const STATES = (\[.*?\]);", page, re.DOTALL)
@@ -220,7 +221,7 @@ def test_colours_are_those_of_the_status_page():
     assert sides == {"Storage": names["storage"], "Balanced": names["even"], "Trainer": names["trainer"]}
 
 
-def test_rows_without_data_in_most_jobs_are_closed():
+def test_rows_without_data_in_most_jobs_are_closed() -> None:
     """And no others: an open row has no panels of its own, a closed one has all of them."""
     rows = [panel for panel in document("penstock-overview")["panels"] if panel["type"] == "row"]
     closed = {row["title"]: [panel["title"] for panel in row["panels"]] for row in rows if row["collapsed"]}
@@ -232,7 +233,7 @@ def test_rows_without_data_in_most_jobs_are_closed():
 
 
 @each_query()
-def test_query_follows_the_rules(query):
+def test_query_follows_the_rules(query: Any) -> None:
     """target-job-, -instance-, -counter-agg-, -rate-interval- and -histogram-rule."""
     selectors = SELECTOR.findall(query.expression)
     assert selectors
@@ -259,7 +260,7 @@ VALUES = {
 """Values of labels that have few."""
 
 
-def test_a_legend_has_at_most_eight_series():
+def test_a_legend_has_at_most_eight_series() -> None:
     """However many sidecars and channels there are: by the query, or by its labels."""
     for panel in PANELS:
         series = 0
@@ -270,7 +271,7 @@ def test_a_legend_has_at_most_eight_series():
         assert series <= SERIES, panel["title"]
 
 
-def test_prometheus_parses_every_query(tmp_path):
+def test_prometheus_parses_every_query(tmp_path: Path) -> None:
     """target-promql-rule, by Prometheus itself: each query as a recording rule."""
     rules = [
         {"record": f"penstock_test:query{number}", "expr": query.concrete()}
@@ -285,7 +286,7 @@ def test_prometheus_parses_every_query(tmp_path):
     assert f"{len(EVERY_QUERY)} rules found" in ran.stdout
 
 
-def test_dashboards_and_sidecar_agree_on_the_metrics():
+def test_dashboards_and_sidecar_agree_on_the_metrics() -> None:
     """Nothing is asked for that is not exported; nothing is exported that is neither shown nor explained."""
     asked = set().union(*(query.metrics() for query in EVERY_QUERY))
     ours = {name for name in asked if name.startswith("penstock_")}
@@ -299,7 +300,7 @@ def test_dashboards_and_sidecar_agree_on_the_metrics():
     }  # fmt: skip
 
 
-def test_prometheus_configuration_is_valid_and_agrees_with_the_datasource():
+def test_prometheus_configuration_is_valid_and_agrees_with_the_datasource() -> None:
     file = ROOT / "dashboards/prometheus.yml"
     ran = subprocess.run(
         ["promtool", "check", "config", str(file)], capture_output=True, text=True, check=False

@@ -16,6 +16,7 @@ import sys
 import zipfile
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import click
 import pytest
@@ -36,25 +37,25 @@ from tests.operate.promql import ROOT
 # --- The Dockerfile ----------------------------------------------------------------------------------
 
 
-def test_dockerfile_passes_hadolint():
+def test_dockerfile_passes_hadolint() -> None:
     ran = run(os.path.join(SCRIPTS, "hadolint"), "--failure-threshold", "style", "Dockerfile")
     assert ran.returncode == 0, ran.stdout
 
 
 @pytest.mark.parametrize("reference", image_references())
-def test_image_reference_has_a_version_and_no_registry(reference):
+def test_image_reference_has_a_version_and_no_registry(reference: str) -> None:
     name, _, tag = reference.partition(":")
     assert re.fullmatch(r"v?\d[\w.-]*", tag), "no tag, or one that moves"
     assert "." not in name.split("/")[0], "names a registry host"
 
 
-def test_the_default_image_is_the_sidecar():
+def test_the_default_image_is_the_sidecar() -> None:
     assert list(STAGES)[-1] == "sidecar"
     assert {SERVICES[name]["build"]["target"] for name in OURS} == set(OURS) <= STAGES.keys()
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_image_runs_unprivileged_without_a_shell(name):
+def test_image_runs_unprivileged_without_a_shell(name: str) -> None:
     stage = STAGES[name]
     user, group = stage.last("USER").split(":")
     assert int(user) > 1000  # numeric, so that Kubernetes' runAsNonRoot can tell
@@ -67,7 +68,7 @@ def test_image_runs_unprivileged_without_a_shell(name):
     assert SERVICES[name]["user"] == stage.last("USER")
 
 
-def ignored(path):
+def ignored(path: str) -> bool:
     """Whether .dockerignore keeps `path` out of the build; the last rule that matches decides."""
     state = False
     for rule in (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines():
@@ -80,7 +81,7 @@ def ignored(path):
     return state
 
 
-def test_every_copied_source_exists_and_is_in_the_build_context():
+def test_every_copied_source_exists_and_is_in_the_build_context() -> None:
     copied = []
     for stage in STAGES.values():
         for instruction, arguments in stage.lines:
@@ -98,7 +99,7 @@ def test_every_copied_source_exists_and_is_in_the_build_context():
     assert ignored("streamer/__pycache__/errors.cpython-313.pyc")
 
 
-def test_images_get_the_extras_that_they_need_and_no_others():
+def test_images_get_the_extras_that_they_need_and_no_others() -> None:
     """Credentials and storage code stay out of the trainer's image."""
     assert installed("sidecar") == {"penstock-readers", "penstock-sidecar"}
     trainer = closure(installed("trainer"))
@@ -111,7 +112,7 @@ def test_images_get_the_extras_that_they_need_and_no_others():
     assert STAGES["build-small"].base == "build-sidecar"
 
 
-def test_entry_point_command_and_health_check_are_commands_of_ours():
+def test_entry_point_command_and_health_check_are_commands_of_ours() -> None:
     sidecar = STAGES["sidecar"]
     program, *rest = json.loads(sidecar.last("ENTRYPOINT")) + json.loads(sidecar.last("CMD"))
     health = json.loads(sidecar.last("HEALTHCHECK").split("CMD", 1)[1])
@@ -130,7 +131,7 @@ READERS, SIDECAR = "penstock_readers", "penstock_sidecar"
 
 
 @pytest.fixture(scope="module")
-def wheels(tmp_path_factory):
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Any]:
     """Both wheels by name, built as the Dockerfile builds them."""
     target = tmp_path_factory.mktemp("wheels")
     # Where the build backend is installed, no index is needed.
@@ -141,7 +142,7 @@ def wheels(tmp_path_factory):
     return {path.name.split("-")[0]: path for path in target.glob("*.whl")}
 
 
-def environment(python, home, *wheels):
+def environment(python: str, home: Path, *wheels: Any) -> str:
     """A virtual environment of `python` with the wheels and nothing else; its interpreter."""
     assert run(python, "-m", "venv", "--without-pip", str(home)).returncode == 0
     inside = str(home / "bin/python")
@@ -151,7 +152,7 @@ def environment(python, home, *wheels):
     return inside
 
 
-def oldest():
+def oldest() -> str:
     """Python 3.10, the oldest that the readers run on, or this one where the machine lacks it."""
     ran = subprocess.run(
         ["sh", "-c", "python3.10 -c 'import venv, sys; print(sys.executable)'"],
@@ -160,7 +161,7 @@ def oldest():
     return ran.stdout.strip() or sys.executable
 
 
-def test_the_two_wheels_hold_both_packages_once(wheels):
+def test_the_two_wheels_hold_both_packages_once(wheels: Any) -> None:
     """Whichever is installed or removed first, the other keeps all its files."""
     assert wheels.keys() == {READERS, SIDECAR}
     held = {}
@@ -176,7 +177,7 @@ def test_the_two_wheels_hold_both_packages_once(wheels):
     assert (ROOT / "streamer/LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
 
 
-def test_the_sidecar_wants_the_readers_of_its_own_version(wheels):
+def test_the_sidecar_wants_the_readers_of_its_own_version(wheels: Any) -> None:
     (metadata,) = [
         zipfile.ZipFile(wheels[SIDECAR]).read(name).decode()
         for name in zipfile.ZipFile(wheels[SIDECAR]).namelist()
@@ -186,7 +187,7 @@ def test_the_sidecar_wants_the_readers_of_its_own_version(wheels):
     assert wheels[READERS].name == f"{READERS}-{__version__}-py3-none-any.whl"
 
 
-def test_readers_alone_read_an_epoch_on_the_oldest_python(wheels, tmp_path):
+def test_readers_alone_read_an_epoch_on_the_oldest_python(wheels: Any, tmp_path: Path) -> None:
     """They are for training images: no dependency, and nothing but the standard library loaded."""
     home = tmp_path / "venv"
     python = environment(oldest(), home, wheels[READERS])
@@ -218,7 +219,7 @@ def test_readers_alone_read_an_epoch_on_the_oldest_python(wheels, tmp_path):
     assert not (home / "bin/penstock").exists()
 
 
-def test_both_wheels_give_the_command(wheels, tmp_path):
+def test_both_wheels_give_the_command(wheels: Any, tmp_path: Path) -> None:
     home = tmp_path / "venv"
     environment(sys.executable, home, wheels[SIDECAR], wheels[READERS])
     penstock = [str(home / "bin/penstock"), "--version"]

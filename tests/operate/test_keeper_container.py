@@ -7,12 +7,15 @@ import json
 import os
 import signal
 import subprocess
+from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from tests.kit.harness import fill
 from tests.kit.processes import PENSTOCK, Sidecar, job, write_job
+from tests.kit.stub import S3Stub
 from tests.kit.trailers import published_trailer
 from tests.operate.containers import SERVICES, STAGES
 from tests.operate.manifests import WITH_KEEPER, job_file, training_pod
@@ -21,7 +24,7 @@ SIZES = [7_000_000, 1, 9_000_000, 4_000_000]
 """Of an epoch: several times what FIFO and keeper hold."""
 
 
-def in_the_pod(source):
+def in_the_pod(source: str) -> Any:
     """Command of keeper and of sidecar, path of the socket's volume, and the probe for it."""
     if source == "compose":
         keeper, serving = SERVICES["keeper"], SERVICES["sidecar"]
@@ -34,7 +37,7 @@ def in_the_pod(source):
 
 
 @pytest.mark.parametrize("source", WITH_KEEPER)
-def test_the_keeper_starts_first_and_has_nothing_that_it_does_not_need(source):
+def test_the_keeper_starts_first_and_has_nothing_that_it_does_not_need(source: str) -> None:
     pod = training_pod(source)
     containers = pod.spec["initContainers"]
     assert [each["name"] for each in containers] == ["keeper", "penstock"]
@@ -50,7 +53,7 @@ def test_the_keeper_starts_first_and_has_nothing_that_it_does_not_need(source):
     assert "emptyDir" in next(each for each in pod.spec["volumes"] if each["name"] == mount["name"])
 
 
-def test_compose_gives_the_keeper_no_network_and_starts_it_first():
+def test_compose_gives_the_keeper_no_network_and_starts_it_first() -> None:
     keeper, serving = SERVICES["keeper"], SERVICES["sidecar"]
     assert keeper["network_mode"] == "none"
     assert keeper["build"] == serving["build"]
@@ -64,14 +67,14 @@ def test_compose_gives_the_keeper_no_network_and_starts_it_first():
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("source", [*WITH_KEEPER, "compose"])
-def test_a_sidecar_killed_for_memory_is_a_pause(stub, tmp_path, source):
+def test_a_sidecar_killed_for_memory_is_a_pause(stub: S3Stub, tmp_path: Path, source: str) -> None:
     """SIGKILL in the middle of an epoch; the command runs again, and the reader's hash is right."""
     content = fill(stub, SIZES, prefix="b/train/")
     keeper, serving, volume, probe = in_the_pod(source)
     (tmp_path / "run").mkdir()
     path = write_job(tmp_path / "job.yaml", job(stub.url, tmp_path / "ml", "b/train/"))
 
-    def here(words):
+    def here(words: Any) -> list[Any]:
         return [
             each.replace(volume, str(tmp_path / "run")).replace("/etc/penstock/job.yaml", path)
             for each in words
@@ -115,6 +118,6 @@ def test_a_sidecar_killed_for_memory_is_a_pause(stub, tmp_path, source):
         holding.stdout.close()
 
 
-def test_a_job_file_of_the_chart_says_nothing_of_a_keeper():
+def test_a_job_file_of_the_chart_says_nothing_of_a_keeper() -> None:
     """It is an option of the command, so that one job file serves with and without."""
     assert "keeper" not in json.dumps(yaml.safe_load(job_file("chart everything")))

@@ -8,6 +8,9 @@ import os
 import re
 import stat
 import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import kubernetes_validate
 import pytest
@@ -16,11 +19,12 @@ import yaml
 from examples.demo.server import free_ports
 from sidecar.cli import cli
 from sidecar.config.hosts import identify
-from sidecar.config.job import load_job
+from sidecar.config.job import Job, load_job
 from streamer.units import MIB
 from tests.kit.harness import fill
 from tests.kit.pipes import read_all
 from tests.kit.processes import sidecar, write_job
+from tests.kit.stub import S3Stub
 from tests.operate import manifests
 from tests.operate.containers import SCRIPTS, STAGES
 from tests.operate.manifests import (
@@ -41,16 +45,16 @@ EXTENSIONS = {"PodMonitor", "PrometheusRule", "JobSet", "TrainingRuntime", "Trai
 UNIT = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 
 
-def each_source(sources=SOURCES):
+def each_source(sources: tuple[str, ...] | list[Any] = SOURCES) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("source", sources)
 
 
-def size(quantity):
+def size(quantity: str) -> int:
     return int(quantity[:-2]) * UNIT[quantity[-2:]]
 
 
 @pytest.fixture
-def job(request, tmp_path):
+def job(request: pytest.FixtureRequest, tmp_path: Path) -> Job:
     """The source's job file, as its sidecar reads it."""
     (tmp_path / "job.yaml").write_text(manifests.job_file(request.getfixturevalue("source")))
     return load_job(tmp_path / "job.yaml")
@@ -61,7 +65,7 @@ def job(request, tmp_path):
 
 @each_source()
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
-def test_every_object_is_valid(source, version):
+def test_every_object_is_valid(source: str, version: str) -> None:
     """Strictly: an unknown key is an error. Of extensions, the Jobs within."""
     found = [document for document in documents(source) if document["kind"] not in EXTENSIONS | {"Job"}]
     for document in [*found, *manifests.jobs(source)]:
@@ -69,19 +73,19 @@ def test_every_object_is_valid(source, version):
 
 
 @functools.cache
-def validate(document, version):
+def validate(document: str, version: str) -> None:
     """Overlays have most objects in common, and a schema takes long to load."""
     kubernetes_validate.validate(json.loads(document), version, strict=True)
 
 
-def test_a_misspelt_key_is_noticed():
+def test_a_misspelt_key_is_noticed() -> None:
     broken = json.loads(json.dumps(next(iter(manifests.jobs("examples/jobset.yaml")))))
     broken["spec"]["template"]["spec"]["initContainers"][0]["restartPolcy"] = "Always"
     with pytest.raises(kubernetes_validate.ValidationError, match="restartPolcy"):
         kubernetes_validate.validate(broken, NEWEST, strict=True)
 
 
-def test_the_chart_passes_helms_linter():
+def test_the_chart_passes_helms_linter() -> None:
     ran = subprocess.run(
         [os.path.join(SCRIPTS, "helm"), "lint", "--strict", str(CHART)],
         capture_output=True, text=True, check=False,
@@ -89,11 +93,11 @@ def test_the_chart_passes_helms_linter():
     assert ran.returncode == 0, ran.stdout
 
 
-def test_every_value_of_the_chart_is_in_its_schema():
+def test_every_value_of_the_chart_is_in_its_schema() -> None:
     """So that a misspelt value is refused at every level where names are fixed."""
     schema = json.loads((CHART / "values.schema.json").read_text())
 
-    def allowed(inner, place=""):
+    def allowed(inner: Any, place: str = "") -> Iterator[Any]:
         for key, found in inner.get("properties", {}).items():
             yield f"{place}{key}"
             yield from allowed(found, f"{place}{key}.")
@@ -117,13 +121,13 @@ def test_every_value_of_the_chart_is_in_its_schema():
         ({"job": {"Penstock": {"Admin": {"Port": 1}}}}, "Penstock.Admin is set by the chart"),
     ],
 )
-def test_values_that_contradict_are_refused(values, words):
+def test_values_that_contradict_are_refused(values: Any, words: str) -> None:
     ran = manifests.chart(values)
     assert ran.returncode != 0
     assert words in ran.stderr
 
 
-def test_instance_groups_count_as_hosts(tmp_path):
+def test_instance_groups_count_as_hosts(tmp_path: Path) -> None:
     groups = [
         {"InstanceGroupName": name, "InstanceType": "ml.p5.48xlarge", "InstanceCount": count}
         for name, count in (("a", 1), ("b", 2))
@@ -139,7 +143,7 @@ def test_instance_groups_count_as_hosts(tmp_path):
 
 
 @each_source([source for source in SOURCES if source != manifests.RULES])
-def test_every_container_is_confined(source):
+def test_every_container_is_confined(source: str) -> None:
     pods = [document["spec"]["template"]["spec"] for document in of_kind(source, "Deployment")]
     pods += [job["spec"]["template"]["spec"] for job in manifests.jobs(source)]
     assert pods
@@ -163,7 +167,7 @@ def test_every_container_is_confined(source):
 
 
 @each_source(WITH_SIDECAR)
-def test_the_sidecar_alone_has_credentials(source):
+def test_the_sidecar_alone_has_credentials(source: str) -> None:
     """Neither from the manifest nor from what EKS puts into pods."""
     pod = training_pod(source)
     skipped = pod.template["metadata"]["annotations"]["eks.amazonaws.com/skip-containers"].split(",")
@@ -177,7 +181,7 @@ def test_the_sidecar_alone_has_credentials(source):
 @pytest.mark.parametrize(
     ("source", "secret"), [("overlays/secret", "digits-s3"), ("chart secret", "digits-s3")]
 )
-def test_the_secret_reaches_the_sidecar(source, secret):
+def test_the_secret_reaches_the_sidecar(source: str, secret: str) -> None:
     assert training_pod(source).sidecar["envFrom"] == [{"secretRef": {"name": secret}}]
     (made,) = of_kind("demo", "Secret")
     assert made["metadata"]["name"] == secret
@@ -188,7 +192,7 @@ def test_the_secret_reaches_the_sidecar(source, secret):
 
 
 @each_source(WITH_SIDECAR)
-def test_the_sidecar_starts_before_the_trainer_and_is_given_what_it_takes(source, job):
+def test_the_sidecar_starts_before_the_trainer_and_is_given_what_it_takes(source: str, job: Job) -> None:
     pod = training_pod(source)
     serving = pod.sidecar
     assert serving["restartPolicy"] == "Always"
@@ -212,12 +216,12 @@ def test_the_sidecar_starts_before_the_trainer_and_is_given_what_it_takes(source
     assert "emptyDir" in volumes["ml"]
     assert pod.spec["securityContext"]["fsGroup"] == pod.spec["securityContext"]["runAsGroup"]
     assert pod.spec["terminationGracePeriodSeconds"] > job.penstock.drain_for
-    assert size(serving["resources"]["limits"]["memory"]) >= job.penstock.memory_budget + 256 * MIB
+    assert size(serving["resources"]["limits"]["memory"]) >= job.budget + 256 * MIB
     assert "cpu" not in serving["resources"]["limits"]
 
 
 @each_source(WITH_SIDECAR)
-def test_each_pod_is_one_host_and_all_of_them_read_everything_once(source, job):
+def test_each_pod_is_one_host_and_all_of_them_read_everything_once(source: str, job: Job) -> None:
     count = manifests.hosts(source)
     indexed = training_pod(source).job["spec"].get("completionMode") == "Indexed"
     assert indexed == (count > 1)
@@ -237,7 +241,7 @@ def test_each_pod_is_one_host_and_all_of_them_read_everything_once(source, job):
 
 
 @each_source([source for source in WITH_SIDECAR if source != "base"])
-def test_who_watches_and_who_may_reach_what(source, job):
+def test_who_watches_and_who_may_reach_what(source: str, job: Job) -> None:
     """Selectors select the pod, ports are the sidecar's, and S3's port is open."""
     pod = training_pod(source)
     ports = {port["name"]: port["containerPort"] for port in pod.sidecar["ports"]}
@@ -262,7 +266,7 @@ def test_who_watches_and_who_may_reach_what(source, job):
         assert of_kind(source, "NetworkPolicy")
 
 
-def test_the_rules_are_those_that_prometheus_loads():
+def test_the_rules_are_those_that_prometheus_loads() -> None:
     """Of kustomize to the letter, of the chart but for the address of the runbook; and only if asked for."""
     text = (ROOT / "dashboards/rules.yaml").read_text()
     (rule,) = of_kind(manifests.RULES, "PrometheusRule")
@@ -276,7 +280,7 @@ def test_the_rules_are_those_that_prometheus_loads():
     assert not [source for source in others if of_kind(source, "PrometheusRule")]
 
 
-def test_the_demo_is_what_the_overlay_asks_for(tmp_path):
+def test_the_demo_is_what_the_overlay_asks_for(tmp_path: Path) -> None:
     """Server, bucket and data are those of the job file; the seed makes the records that are expected."""
     (tmp_path / "job.yaml").write_text(manifests.job_file("overlays/secret"))
     job = load_job(tmp_path / "job.yaml")
@@ -305,7 +309,9 @@ def test_the_demo_is_what_the_overlay_asks_for(tmp_path):
 
 
 @pytest.mark.parametrize("source", ["examples/jobset.yaml", "chart everything"])
-def test_the_probes_and_the_shard_of_a_real_sidecar(stub, tmp_path, monkeypatch, source):
+def test_the_probes_and_the_shard_of_a_real_sidecar(
+    stub: S3Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
     """The pod's own job file and environment; only where S3 and the tree are is another."""
     document = yaml.safe_load(manifests.job_file(source))
     pod, count = training_pod(source), manifests.hosts(source)
@@ -339,7 +345,7 @@ def test_the_probes_and_the_shard_of_a_real_sidecar(stub, tmp_path, monkeypatch,
 # AWS
 
 
-def test_policies_are_valid_and_allow_reading_alone(tmp_path):
+def test_policies_are_valid_and_allow_reading_alone(tmp_path: Path) -> None:
     policies = {path.stem: json.loads(path.read_text()) for path in (ROOT / "deploy/aws").glob("*.json")}
     resources = {
         "Bucket": {

@@ -12,8 +12,11 @@ import os
 import re
 import signal
 import threading
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -21,9 +24,9 @@ from playwright.sync_api import expect
 
 from tests.kit.browser import browser
 from tests.kit.harness import fill
-from tests.kit.processes import job, sidecar, write_job
+from tests.kit.processes import Sidecar, job, sidecar, write_job
 from tests.kit.raw import answer, raw_server
-from tests.kit.stub import Fault, fails
+from tests.kit.stub import Answer, Fault, S3Stub, fails
 from tests.operate.contrast import measure
 
 SIZE = 90_000_000
@@ -34,10 +37,10 @@ SECONDS = 120_000
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(150)]
 
 
-def slowly(gate):
+def slowly(gate: asyncio.Semaphore) -> Callable[[Answer], Coroutine[Any, Any, web.StreamResponse]]:
     """A fault for every GET: the body in small pieces, all of them together at some MB/s."""
 
-    async def fault(answer):
+    async def fault(answer: Answer) -> web.StreamResponse:
         response = web.StreamResponse(status=answer.status, headers=answer.headers)
         response.content_length = len(answer.body)
         await response.prepare(answer.request)
@@ -50,29 +53,29 @@ def slowly(gate):
     return fault
 
 
-class Forever(list[Fault]):
+class Forever(deque[Fault]):
     """Faults without end, as `S3Stub.faults` takes them: `every`-th is the fault, the others are right."""
 
-    def __init__(self, fault, every=1):
+    def __init__(self, fault: Any, every: int = 1) -> None:
         super().__init__([fault])
         self._every = every
         self._count = 0
 
-    def popleft(self):
+    def popleft(self) -> Callable[[Answer], Awaitable[web.StreamResponse]]:
         self._count += 1
         return self[0] if self._count % self._every == 0 else right
 
 
-async def right(answer):
+async def right(answer: Answer) -> web.Response:
     return web.Response(status=206, body=answer.body, headers=answer.headers)
 
 
 @contextmanager
-def reading(path, *, pause=0.0, piece=1 << 20):
+def reading(path: Path, *, pause: float = 0.0, piece: int = 1 << 20) -> Iterator[None]:
     """A reader of epoch after epoch, until the end of the block; `pause` seconds after each piece."""
     over = threading.Event()
 
-    def read():
+    def read() -> None:
         epoch = 0
         while not over.is_set():
             with open(f"{path}_{epoch}", "rb", buffering=0) as fifo:
@@ -90,13 +93,13 @@ def reading(path, *, pause=0.0, piece=1 << 20):
 
 
 @pytest.fixture(scope="module")
-def chromium():
+def chromium() -> Iterator[Any]:
     with browser() as running:
         yield running
 
 
 @contextmanager
-def page_of(chromium, running):
+def page_of(chromium: Any, running: Sidecar) -> Iterator[Any]:
     """The status page of a sidecar. The browser must report nothing but a sidecar that has gone."""
     page = chromium.new_page(viewport={"width": 1120, "height": 700})
     page.set_default_timeout(SECONDS)
@@ -128,7 +131,7 @@ GRAPHICS = {
 """What must be seen, and the property of its colour. Grid lines are not in it: the axis has numbers."""
 
 
-def check_contrast(page, *, least):
+def check_contrast(page: Any, *, least: int) -> None:
     """Of all texts and graphics, `least` or more of them, in light and dark."""
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme)
@@ -138,7 +141,7 @@ def check_contrast(page, *, least):
     page.emulate_media(color_scheme="light")
 
 
-def check_small(page):
+def check_small(page: Any) -> None:
     """A small screen keeps the padding, and nothing is wider than it."""
     page.set_viewport_size({"width": 400, "height": 700})
     for place in ("header", "main", "footer"):
@@ -151,7 +154,7 @@ def check_small(page):
     page.set_viewport_size({"width": 1120, "height": 700})
 
 
-def check_labels(page):
+def check_labels(page: Any) -> None:
     """Every graphic has a label, and no two have the same."""
     labels = page.locator("[role=progressbar], [role=meter], [role=img], [role=slider]").evaluate_all(
         "(nodes) => nodes.map((node) => node.getAttribute('aria-label'))"
@@ -161,14 +164,14 @@ def check_labels(page):
     assert len(set(labels)) == len(labels)
 
 
-def check_times(page):
+def check_times(page: Any) -> None:
     """After the last event the axis has times of day: "60 s ago" would be wrong a minute later."""
     texts = page.locator("[data-chart]:visible text:not(.tick)").all_text_contents()
     assert len(texts) == 5
     assert all(re.fullmatch(r"\d\d:\d\d:\d\d", text) for text in texts)
 
 
-def check_chart(page):
+def check_chart(page: Any) -> None:
     """The axis has numbers that reach above the highest rate; hover and arrow keys tell one second's rate."""
     ticks = page.locator(".tick").all_text_contents()
     assert all(re.fullmatch(r"[\d.]+ [kMG]?B/s", tick) for tick in ticks)
@@ -199,7 +202,7 @@ def check_chart(page):
     assert not tip.is_visible()
 
 
-CONDITIONS = {
+CONDITIONS: dict[str, tuple[dict[str, Any], Callable[[], Fault] | None, str, str]] = {
     "trainer": (
         {"pause": 0.02, "piece": 1 << 18},
         None,
@@ -222,7 +225,7 @@ CONDITIONS = {
 
 
 @pytest.mark.parametrize("condition", CONDITIONS)
-def test_the_page_says_who_is_slow(stub, tmp_path, chromium, condition):
+def test_the_page_says_who_is_slow(stub: S3Stub, tmp_path: Path, chromium: Any, condition: str) -> None:
     reader, fault, words, title = CONDITIONS[condition]
     fill(stub, [SIZE // 3] * 3, prefix="b/train/")
     if fault is not None:
@@ -261,7 +264,7 @@ def test_the_page_says_who_is_slow(stub, tmp_path, chromium, condition):
             page.wait_for_selector("body.ended")
 
 
-def test_a_start_that_waits_for_storage(credentials, tmp_path, chromium):
+def test_a_start_that_waits_for_storage(credentials: None, tmp_path: Path, chromium: Any) -> None:
     with raw_server(lambda _: answer(503)) as storage:
         path = write_job(tmp_path / "job.yaml", job(storage.url, tmp_path / "ml", "b/train/"))
         with sidecar(path) as running:
@@ -278,7 +281,9 @@ def test_a_start_that_waits_for_storage(credentials, tmp_path, chromium):
                 running.end()
 
 
-def test_without_a_reader_the_page_names_the_fifo_and_then_says_how_the_job_ended(stub, tmp_path, chromium):
+def test_without_a_reader_the_page_names_the_fifo_and_then_says_how_the_job_ended(
+    stub: S3Stub, tmp_path: Path, chromium: Any
+) -> None:
     """A screen reader is told of a new bottleneck, not of every second's figures."""
     fill(stub, [SIZE // 3], prefix="b/train/")
     fill(stub, [10_000], prefix="b/eval/")
@@ -317,7 +322,7 @@ def test_without_a_reader_the_page_names_the_fifo_and_then_says_how_the_job_ende
             check_contrast(page, least=20)
 
 
-def test_a_failed_channel_and_a_sidecar_that_is_killed(stub, tmp_path, chromium):
+def test_a_failed_channel_and_a_sidecar_that_is_killed(stub: S3Stub, tmp_path: Path, chromium: Any) -> None:
     fill(stub, [SIZE // 3], prefix="b/train/")
     stub.faults["b/train/0000"] = Forever(fails(403, "AccessDenied"))
     with sidecar(write_job(tmp_path / "job.yaml", job(stub.url, tmp_path / "ml", "b/train/"))) as running:

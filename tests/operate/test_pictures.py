@@ -20,11 +20,11 @@ from tests.operate.promql import DASHBOARDS, ROOT
         (1, "bool_yes_no", "yes"),
     ],
 )  # fmt: skip
-def test_a_value_is_written_in_its_unit(value, unit, text):
+def test_a_value_is_written_in_its_unit(value: float, unit: str, text: str) -> None:
     assert words(value, unit) == text
 
 
-def test_mappings_come_before_thresholds():
+def test_mappings_come_before_thresholds() -> None:
     column = Column(
         title="x",
         unit="percentunit",
@@ -37,11 +37,11 @@ def test_mappings_come_before_thresholds():
     assert look(Column(title="x"), 0.1) == ("0.1", "white")
 
 
-def test_a_series_is_named_by_its_labels():
+def test_a_series_is_named_by_its_labels() -> None:
     assert title("{{instance}} {{pod}} {{cause}}", {"instance": "a", "cause": "body"}) == "a body"
 
 
-def test_the_pictures_are_shown_and_small():
+def test_the_pictures_are_shown_and_small() -> None:
     """Each dashboard has its picture, and the pages that show one say that Grafana did not draw it."""
     for dashboard in DASHBOARDS:
         picture = ROOT / f"docs/pictures/dashboard-{dashboard.removeprefix('penstock-')}.png"

@@ -14,8 +14,11 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 from urllib.error import URLError
 from urllib.request import urlopen
 
@@ -29,7 +32,7 @@ from dashboards.build import PAGES
 from dashboards.fleet import FLEET
 from dashboards.queries import PROGRESS_BY, SERIES
 from dashboards.rules import RECORDED
-from examples.demo.server import free_ports, running_s3
+from examples.demo.server import S3Server, free_ports, running_s3
 from streamer import __version__
 from tests.operate.promql import DASHBOARDS, ROOT, annotation_queries, document, panel_queries, panels
 from tests.operate.scraping import Prometheus, eventually, reading, running, scraping
@@ -39,7 +42,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 MIB = 1 << 20
 
 
-def run_sidecar(stack, work, document, *, s3):
+def run_sidecar(stack: ExitStack[bool | None], work: Path, document: dict[str, Any], *, s3: S3Server) -> None:
     """Run `penstock run` with a reader until the stack unwinds; returns once it is ready."""
     work.mkdir()
     document["Penstock"]["BaseDirectory"] = str(work / "ml")
@@ -51,7 +54,7 @@ def run_sidecar(stack, work, document, *, s3):
     log = stack.enter_context((work / "sidecar.log").open("w+"))
     child = stack.enter_context(running(command, stderr=log, env=environment | s3.environment, cwd=ROOT))
 
-    def ready():
+    def ready() -> bool:
         """The sidecar says that it is ready."""
         if child.poll() is not None:
             log.seek(0)
@@ -73,7 +76,7 @@ class Scraped:
 
 
 @pytest.fixture(scope="module")
-def scraped(tmp_path_factory):
+def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
     """A Prometheus that has scraped a streaming sidecar some times."""
     work = tmp_path_factory.mktemp("operate")
     with ExitStack() as stack:
@@ -95,7 +98,7 @@ def scraped(tmp_path_factory):
         targets = tuple(f"127.0.0.1:{port}" for port in ports)
         server = stack.enter_context(scraping(work, *targets))
 
-        def often():
+        def often() -> bool:
             """Prometheus has scraped both sidecars four times."""
             return len(server.ask('count_over_time(penstock_ready{job="penstock"}[1m]) >= 4')) == 2
 
@@ -103,8 +106,8 @@ def scraped(tmp_path_factory):
         yield Scraped(server, targets)
 
 
-def _job(url, port, *channels):
-    def channel(name):
+def _job(url: str, port: int, *channels: str) -> dict[Any, Any]:
+    def channel(name: str) -> dict[Any, Any]:
         source = {"S3DataType": "S3Prefix", "S3Uri": f"s3://demo/{name}/"}
         return {"ChannelName": name, "DataSource": {"S3DataSource": source}}
 
@@ -120,17 +123,17 @@ def _job(url, port, *channels):
     }
 
 
-def concrete(dashboard):
+def concrete(dashboard: str) -> dict[Any, Any]:
     """Every panel's queries, over a window of some scrapes."""
     return {str(query): query.concrete(window="10s") for query in panel_queries(dashboard)}
 
 
 @pytest.mark.parametrize("dashboard", DASHBOARDS)
-def test_every_panel_gets_an_answer(scraped, dashboard):
+def test_every_panel_gets_an_answer(scraped: Scraped, dashboard: str) -> None:
     waiting = concrete(dashboard)
     assert len(waiting) == len(panel_queries(dashboard))
 
-    def answered():
+    def answered() -> bool:
         """Every panel's query has answered with a number at least once."""
         for name, expression in list(waiting.items()):
             if scraped.server.ask(expression):
@@ -144,13 +147,13 @@ def test_every_panel_gets_an_answer(scraped, dashboard):
 
 
 @pytest.mark.parametrize("dashboard", DASHBOARDS)
-def test_annotations_are_valid_queries(scraped, dashboard):
+def test_annotations_are_valid_queries(scraped: Scraped, dashboard: str) -> None:
     for query in annotation_queries(dashboard):
         assert scraped.server.get("query", query=query.concrete(window="10s")) is not None
 
 
 @pytest.mark.parametrize("dashboard", DASHBOARDS)
-def test_variables_find_the_sidecars_and_their_channels(scraped, dashboard):
+def test_variables_find_the_sidecars_and_their_channels(scraped: Scraped, dashboard: str) -> None:
     found = {}
     for variable in document(dashboard)["templating"]["list"]:
         if variable["type"] == "query":
@@ -166,11 +169,11 @@ def test_variables_find_the_sidecars_and_their_channels(scraped, dashboard):
     }
 
 
-def test_what_the_overview_says_is_true(scraped):
+def test_what_the_overview_says_is_true(scraped: Scraped) -> None:
     """What is read moves, the other channel waits for a reader; nothing is said to have failed."""
     server, queries = scraped.server, concrete("penstock-overview")
 
-    def delivering():
+    def delivering() -> bool:
         """Bytes flow on every channel that is read."""
         moving = server.ask(queries["Delivered by channel A"] + " > 0")
         return {labels["channel"] for labels, _ in moving} == {"train", "train-0", "train-1"}
@@ -192,7 +195,7 @@ def test_what_the_overview_says_is_true(scraped):
     assert ended["abandoned"] == ended["failed"] == ended["stopped"] == 0
 
 
-def test_what_the_overview_says_of_rank_fifos_is_true(scraped):
+def test_what_the_overview_says_of_rank_fifos_is_true(scraped: Scraped) -> None:
     """Of the sidecar that has rank FIFOs alone: added up, and an epoch apart at most, since one reads
     both."""
     server, queries = scraped.server, concrete("penstock-overview")
@@ -210,7 +213,7 @@ def test_what_the_overview_says_of_rank_fifos_is_true(scraped):
     assert 0 <= idle <= 1.1
 
 
-def test_what_the_fleet_says_is_true(scraped):
+def test_what_the_fleet_says_is_true(scraped: Scraped) -> None:
     """A row for each sidecar, with every column of the table; none is in trouble."""
     server, queries = scraped.server, concrete("penstock-fleet")
     (table,) = [panel for panel in panels("penstock-fleet") if panel["title"] == "Every sidecar"]
@@ -220,7 +223,7 @@ def test_what_the_fleet_says_is_true(scraped):
         assert {labels["job"] for labels, _ in rows} == {"penstock"}
     target = next(each["refId"] for each in table["targets"] if each["expr"] == PROGRESS_BY)
 
-    def progressing():
+    def progressing() -> bool:
         """The epochs of both sidecars move, though nobody reads one channel of the first."""
         rows = server.ask(queries[f"Every sidecar {target}"])
         return all(progress > 0 for _, progress in rows)
@@ -237,13 +240,13 @@ def test_what_the_fleet_says_is_true(scraped):
     assert count == 2
 
 
-def test_every_panel_is_drawn_with_its_answers(scraped):
+def test_every_panel_is_drawn_with_its_answers(scraped: Scraped) -> None:
     """The titles in their order, a line with the values of its query, a table row for each sidecar."""
     from scripts.dashboard_picture import Data, draw_page
 
     query = concrete("penstock-overview")["Delivered by channel A"]
 
-    def settled():
+    def settled() -> Any:
         """Two seconds ago, so that no scrape of that time is under way, every channel that is read moved."""
         data = Data(scraped.server, time.time() - 2, 10)
         return data if sum(float(one["value"][1]) > 0 for one in data.ask(query)) == 3 else None
@@ -271,7 +274,7 @@ def test_every_panel_is_drawn_with_its_answers(scraped):
 CHANNELS = 12
 
 
-def test_a_graph_shows_the_eight_largest_of_its_time(tmp_path):
+def test_a_graph_shows_the_eight_largest_of_its_time(tmp_path: Path) -> None:
     """Of twelve channels that are the fastest in turn. `topk` alone chooses others for every point."""
     begin = int(time.time()) - 600
     name = "penstock_fifo_written_bytes_total"
@@ -293,7 +296,7 @@ def test_a_graph_shows_the_eight_largest_of_its_time(tmp_path):
 
     with scraping(tmp_path) as server:
 
-        def ask(expression):
+        def ask(expression: str) -> set[str] | None:
             found = server.get("query_range", query=expression, start=begin + 30, end=begin + 270, step=5)
             return {one["metric"]["channel"] for one in found["result"]} if found else None
 
@@ -303,21 +306,22 @@ def test_a_graph_shows_the_eight_largest_of_its_time(tmp_path):
         assert ask(text) == {f"c{channel}" for channel in range(CHANNELS - SERIES, CHANNELS)}
 
 
-def test_the_rules_are_loaded_and_evaluated(scraped):
+def test_the_rules_are_loaded_and_evaluated(scraped: Scraped) -> None:
     """Every rule without an error, and what is recorded is there."""
 
-    def evaluated():
+    def evaluated() -> list[Any] | None:
         """Every rule has been evaluated."""
         data = scraped.server.get("rules")
         rules = [rule for group in data["groups"] for rule in group["rules"]]
         return rules if all(rule["health"] != "unknown" for rule in rules) else None
 
     rules = eventually(evaluated)
+    assert rules is not None
     assert [rule["lastError"] for rule in rules if rule["health"] != "ok"] == []
     assert {rule["name"] for rule in rules if rule["type"] == "alerting"} == {alert.name for alert in ALERTS}
     waiting = set(RECORDED)
 
-    def recorded():
+    def recorded() -> bool:
         """Every recording rule has made a series."""
         waiting.difference_update(name for name in list(waiting) if scraped.server.ask(name))
         return not waiting
@@ -328,7 +332,7 @@ def test_the_rules_are_loaded_and_evaluated(scraped):
         pytest.fail(f"not recorded: {waiting}")
 
 
-def test_metrics_pass_prometheus_own_lint(scraped):
+def test_metrics_pass_prometheus_own_lint(scraped: Scraped) -> None:
     with urlopen(f"http://{scraped.targets[0]}/metrics") as answer:
         text = answer.read()
     ran = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, check=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -12,14 +13,14 @@ from scripts import versions
 from tests.operate.promql import ROOT
 
 
-def test_the_oldest_version_named_is_the_oldest_allowed():
+def test_the_oldest_version_named_is_the_oldest_allowed() -> None:
     for directory in (".", "streamer"):
         oldest = versions.supported(directory)[0]
         assert versions.project(directory)["requires-python"] == f">={versions.dotted(oldest)}"
     assert versions.oldest_tensorflow() == "tensorflow==2.16.*"
 
 
-def test_an_interpreter_is_found_by_its_version():
+def test_an_interpreter_is_found_by_its_version() -> None:
     own = sys.version_info[:2]
     found = versions.interpreter(own)
     assert found is not None
@@ -28,7 +29,9 @@ def test_an_interpreter_is_found_by_its_version():
     assert versions.interpreter((3, 99)) is None
 
 
-def test_a_machine_without_other_pythons_runs_nothing(monkeypatch, capsys):
+def test_a_machine_without_other_pythons_runs_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(versions, "interpreter", lambda _: None)
     monkeypatch.setattr(sys, "argv", ["versions"])
     assert versions.main() == 0
@@ -46,7 +49,9 @@ def test_a_machine_without_other_pythons_runs_nothing(monkeypatch, capsys):
         ("raise RuntimeError('no')", 2),
     ],
 )
-def test_only_files_that_need_an_absent_framework_are_left_out(tmp_path, text, status):
+def test_only_files_that_need_an_absent_framework_are_left_out(
+    tmp_path: Path, text: str, status: int
+) -> None:
     (tmp_path / "test_here.py").write_text("def test_here(): pass\n")
     (tmp_path / "test_other.py").write_text(f"{text}\ndef test_other(): pass\n")
     options = ["-p", "tests.kit.absent", "-p", "no:cacheprovider", f"--rootdir={tmp_path}"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import subprocess
+from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -13,7 +15,7 @@ from dashboards.build import files
 from dashboards.rules import RECORDED
 from sidecar.observe.metrics import METRICS
 from tests.operate import alarms
-from tests.operate.alarms import CASES
+from tests.operate.alarms import CASES, Case
 from tests.operate.promql import DASHBOARDS, ROOT, panels
 from tests.test_docs import DOCS, names, table
 
@@ -28,11 +30,11 @@ SCRAPERS = {"job", "instance", "container"}
 """Labels that a scraper puts on."""
 
 
-def each_rule():
+def each_rule() -> pytest.MarkDecorator:
     return pytest.mark.parametrize("rule", RULE_LIST, ids=lambda rule: rule.get("alert") or rule["record"])
 
 
-def promtool(tmp_path, tests):
+def promtool(tmp_path: Path, tests: list[Any]) -> str | None:
     """`promtool test rules`: its output, or None where all is as expected."""
     document = {"rule_files": [str(RULES)], "evaluation_interval": "1m", "tests": tests}
     file = tmp_path / "tests.yaml"
@@ -43,16 +45,17 @@ def promtool(tmp_path, tests):
     return None if ran.returncode == 0 else ran.stdout + ran.stderr
 
 
-def told(text, case):
+def told(text: str, case: Case) -> str:
     """An annotation as Prometheus writes it, in that case."""
     text = re.sub(r"\{\{ range .*?\{\{ end \}\}", case.causes, text)
-    text = re.sub(r"\{\{ \$labels\.(\w+) \}\}", lambda found: case.labels[found[1]], text)
+    labels = case.labels or {}
+    text = re.sub(r"\{\{ \$labels\.(\w+) \}\}", lambda found: labels[found[1]], text)
     text = re.sub(r"\{\{ \$value[^}]*\}\}", case.value, text)
     assert "{{" not in text
     return text
 
 
-def test_promtool_takes_the_rules():
+def test_promtool_takes_the_rules() -> None:
     ran = subprocess.run(
         ["promtool", "check", "rules", "--lint-fatal", str(RULES)],
         capture_output=True,
@@ -64,7 +67,7 @@ def test_promtool_takes_the_rules():
     assert len(RULE_LIST) == len(ALERTS) + len(RECORDED)
 
 
-def firing(case):
+def firing(case: Case) -> dict[Any, Any]:
     """The case as a test of its own, down to the texts."""
     rule = BY_NAME[case.alert]
     annotations = {key: told(text, case) for key, text in rule["annotations"].items()}
@@ -76,11 +79,11 @@ def firing(case):
     }
 
 
-def test_alerts_fire_when_they_should(tmp_path):
+def test_alerts_fire_when_they_should(tmp_path: Path) -> None:
     assert promtool(tmp_path, [firing(case) for case in CASES if case.labels is not None]) is None
 
 
-def beside(cases):
+def beside(cases: list[Case]) -> list[dict[str, str]]:
     """The series of all cases, each as another sidecar; in one test they take a tenth of the time."""
     series = []
     for number, case in enumerate(cases):
@@ -91,12 +94,12 @@ def beside(cases):
     return series
 
 
-def state(case, number, wanted):
+def state(case: Case, number: int, wanted: str) -> str:
     """The selector of the alert of the case of this number, in this state."""
     return f'ALERTS{{alertname="{case.alert}", alertstate="{wanted}", instance=~".*-{number}"}}'
 
 
-def test_alerts_are_silent_when_they_should_be(tmp_path):
+def test_alerts_are_silent_when_they_should_be(tmp_path: Path) -> None:
     cases = [case for case in CASES if case.labels is None]
     silent = [
         {"expr": state(case, number, "firing"), "eval_time": case.at, "exp_samples": []}
@@ -106,7 +109,7 @@ def test_alerts_are_silent_when_they_should_be(tmp_path):
     assert promtool(tmp_path, [test]) is None
 
 
-def test_alerts_wait_as_long_as_they_say(tmp_path):
+def test_alerts_wait_as_long_as_they_say(tmp_path: Path) -> None:
     """Pending for so many evaluations, a minute apart, and then it fires."""
     cases = [case for case in CASES if case.labels is not None]
     waited = [
@@ -121,7 +124,7 @@ def test_alerts_wait_as_long_as_they_say(tmp_path):
     assert promtool(tmp_path, [test]) is None
 
 
-def test_every_alert_is_seen_to_fire_and_seen_not_to():
+def test_every_alert_is_seen_to_fire_and_seen_not_to() -> None:
     for name in BY_NAME:
         cases = [case for case in CASES if case.alert == name]
         assert any(case.labels is not None for case in cases), name
@@ -129,7 +132,7 @@ def test_every_alert_is_seen_to_fire_and_seen_not_to():
     assert {case.alert for case in CASES} == set(BY_NAME)
 
 
-def test_a_job_whose_trainer_is_the_slower_side_alerts_nobody(tmp_path):
+def test_a_job_whose_trainer_is_the_slower_side_alerts_nobody(tmp_path: Path) -> None:
     """With every metric that an alert asks for: none is silent for want of it."""
     asked = set().union(*(metrics(rule["expr"]) for rule in RULE_LIST))
     there = {series["series"].partition("{")[0] for series in alarms.HEALTHY}
@@ -142,7 +145,7 @@ def test_a_job_whose_trainer_is_the_slower_side_alerts_nobody(tmp_path):
     assert promtool(tmp_path, [test]) is None
 
 
-def test_what_is_recorded(tmp_path):
+def test_what_is_recorded(tmp_path: Path) -> None:
     """Every recording rule, over the same measurements, to the number."""
     assert alarms.RECORDED.keys() == RECORDED.keys()
     expected = [
@@ -160,20 +163,20 @@ def test_what_is_recorded(tmp_path):
     assert promtool(tmp_path, [test]) is None
 
 
-def test_a_wrong_expectation_is_noticed(tmp_path):
+def test_a_wrong_expectation_is_noticed(tmp_path: Path) -> None:
     """promtool says so, of an alert that a case does not expect and of a text that is another."""
     (case, *_) = (case for case in CASES if case.labels is not None)
     wrongs: list[dict[str, object]] = [{"exp_alerts": []}, {"eval_time": "1m"}]
     for wrong in wrongs:
         test = firing(case)
         test["alert_rule_test"][0] |= wrong
-        assert case.alert in promtool(tmp_path, [test])
+        assert case.alert in (promtool(tmp_path, [test]) or "")
 
 
 # True to the metrics
 
 
-def metrics(expression):
+def metrics(expression: Any) -> set[Any]:
     """The names of metrics in a query: whatever is no word of PromQL, no label and no function."""
     bare = re.sub(r'"[^"]*"|\{[^}]*\}|\[[^\]]*\]', " ", expression)
     bare = re.sub(r"\b(?:by|without|on|ignoring|group_left|group_right) \([^)]*\)", " ", bare)
@@ -182,7 +185,7 @@ def metrics(expression):
     }  # fmt: skip
 
 
-def label_values():
+def label_values() -> dict[Any, Any]:
     """The values that docs/reference/metrics.md has for each label."""
     return {
         names(label)[0]: names(values)
@@ -190,14 +193,14 @@ def label_values():
     }
 
 
-def test_the_names_of_metrics_are_found():
+def test_the_names_of_metrics_are_found() -> None:
     assert metrics('sum without (of) (rate(a_total{state!="x"}[5m])) / ignoring (kind) b:c_d:e5m > 1e9') == {
         "a_total", "b:c_d:e5m",
     }  # fmt: skip
 
 
 @each_rule()
-def test_every_metric_and_label_of_a_rule_exists(rule):
+def test_every_metric_and_label_of_a_rule_exists(rule: dict[str, Any]) -> None:
     registry = {name: set(spec.labels) for name, spec in METRICS.items()}
     registry |= {
         f"{name}_bucket": set(spec.labels) for name, spec in METRICS.items() if spec.kind == "histogram"
@@ -226,12 +229,12 @@ def test_every_metric_and_label_of_a_rule_exists(rule):
     assert not re.search(r"\bby \(", rule["expr"])
 
 
-def recorded_labels(name):
+def recorded_labels(name: str) -> set[Any]:
     """Those of the samples that the rule is seen to make."""
     return {label for labels, _ in alarms.RECORDED[name] for label in labels}
 
 
-def test_the_texts_name_labels_that_the_alert_has():
+def test_the_texts_name_labels_that_the_alert_has() -> None:
     for case in CASES:
         if case.labels is None:
             continue
@@ -240,7 +243,7 @@ def test_the_texts_name_labels_that_the_alert_has():
 
 
 @pytest.mark.parametrize("name", BY_NAME)
-def test_alert_is_complete(name):
+def test_alert_is_complete(name: str) -> None:
     rule = BY_NAME[name]
     assert name.startswith("Penstock")
     assert rule["labels"].keys() == {"severity"}
@@ -255,18 +258,18 @@ def test_alert_is_complete(name):
 # The runbook
 
 
-def entries():
+def entries() -> dict[Any, Any]:
     text = (DOCS / "how-to/runbook.md").read_text()
     return dict(re.findall(r"^## (Penstock\w+)\n(.*?)(?=^## )", text, re.MULTILINE | re.DOTALL))
 
 
-def test_every_alert_has_its_entry_in_their_order():
+def test_every_alert_has_its_entry_in_their_order() -> None:
     assert list(entries()) == list(BY_NAME)
     for name, rule in BY_NAME.items():
         assert rule["annotations"]["runbook_url"] == f"docs/how-to/runbook.md#{name.lower()}"
 
 
-def test_the_runbook_may_be_read_elsewhere():
+def test_the_runbook_may_be_read_elsewhere() -> None:
     """All but the chart, which has a value for it."""
     there = "https://docs.example/runbook.html"
     made = {
@@ -282,7 +285,7 @@ def test_the_runbook_may_be_read_elsewhere():
 
 
 @pytest.mark.parametrize("name", BY_NAME)
-def test_entry_says_what_it_means_what_to_look_at_and_what_to_do(name):
+def test_entry_says_what_it_means_what_to_look_at_and_what_to_do(name: str) -> None:
     rule, entry = BY_NAME[name], entries()[name].strip()
     paragraphs = re.split(r"\n\n+", entry)
     minutes = int(rule["for"].removesuffix("m"))
@@ -295,7 +298,7 @@ def test_entry_says_what_it_means_what_to_look_at_and_what_to_do(name):
     assert paragraphs[2].startswith("Do")
 
 
-def test_the_panels_that_the_runbook_names_exist():
+def test_the_panels_that_the_runbook_names_exist() -> None:
     titles = {dashboard: {panel["title"] for panel in panels(dashboard)} for dashboard in DASHBOARDS}
     notes = {"Sidecar restarts"}
     found = 0
@@ -309,7 +312,7 @@ def test_the_panels_that_the_runbook_names_exist():
     assert found > 30
 
 
-def test_the_runbook_explains_every_value_it_has_a_table_for():
+def test_the_runbook_explains_every_value_it_has_a_table_for() -> None:
     values = label_values()
     assert {names(value)[0] for value, _ in table(DOCS / "how-to/runbook.md", "`error`", "Do")} == set(
         values["error"]

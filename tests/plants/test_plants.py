@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.plants.catalogue import PLANTS
+from tests.plants.catalogue import PLANTS, Plant
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.name)
-def test_every_patch_applies(plant):
+def test_every_patch_applies(plant: Plant) -> None:
     """To what is there once, into another program; the tests that it names exist."""
     text = (ROOT / plant.path).read_text()
     planted = plant.planted(text)
@@ -25,6 +25,6 @@ def test_every_patch_applies(plant):
         assert f"def {function}" in (ROOT / path).read_text()
 
 
-def test_there_are_enough_of_them():
+def test_there_are_enough_of_them() -> None:
     assert len(PLANTS) >= 40
     assert max(Counter(plant.name for plant in PLANTS).values()) == 1

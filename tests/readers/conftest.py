@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +12,7 @@ from tests.readers.feeder import Feeder
 
 
 @pytest.fixture
-def feeder(tmp_path, monkeypatch):
+def feeder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Feeder]:
     """A base directory with one Pipe channel `train` and one `validation`, found by default arguments."""
     feeder = Feeder(tmp_path / "ml", ("train", "validation"), plain="File")
     monkeypatch.setenv("SAGEMAKER_BASE_DIR", feeder.base)
@@ -19,7 +21,7 @@ def feeder(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def four(tmp_path, monkeypatch):
+def four(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Feeder]:
     """A host with four channels, train0 to train3."""
     feeder = Feeder(tmp_path / "four", [f"train{number}" for number in range(4)])
     monkeypatch.setenv("SAGEMAKER_BASE_DIR", feeder.base)
@@ -28,7 +30,7 @@ def four(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def workers_of_torch(monkeypatch):
+def workers_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """DataLoader's workers, on a host with one process: soon there, and soon missed."""
     import torch
 

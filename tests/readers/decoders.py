@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import os
 import signal
+from typing import Any
 
 import torch
 from torch.utils.data import get_worker_info
 
 
-def with_worker(element):
+def with_worker(element: Any) -> Any:
     """The element, and who decoded it."""
     return get_worker_info().id, element
 
 
-def length(record):
+def length(record: Any) -> Any:
     return torch.tensor(len(record))
 
 
-def die(record):
+def die(record: Any) -> Any:
     """Take a worker away as the kernel does when memory runs out."""
     if record == b"die":
         os.kill(os.getpid(), signal.SIGKILL)

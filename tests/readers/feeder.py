@@ -6,9 +6,12 @@ import contextlib
 import json
 import os
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
-from streamer.trailer import Trailer, fifo_path, trailer_path, write_trailer
+from streamer.trailer import Trailer, TrailerState, fifo_path, trailer_path, write_trailer
 
 
 @dataclass
@@ -34,7 +37,7 @@ class Feed:
 class Feeder:
     """A base directory with config files and FIFOs, as a sidecar lays them out."""
 
-    def __init__(self, base, channels=("train",), **modes):
+    def __init__(self, base: Path, channels: Sequence[str] = ("train",), **modes: str) -> None:
         self.base = str(base)
         self.pipe_dir = os.path.join(self.base, "input", "data")
         self.config_dir = os.path.join(self.base, "input", "config")
@@ -42,9 +45,9 @@ class Feeder:
         os.makedirs(self.pipe_dir)
         os.makedirs(self.config_dir)
         self.configure(dict.fromkeys(channels, "Pipe") | modes)
-        self.feeds = []
+        self.feeds: list[Any] = []
 
-    def configure(self, modes):
+    def configure(self, modes: dict[Any, str] | dict[str, str]) -> None:
         document = {
             name: {"TrainingInputMode": mode, "RecordWrapperType": "None"} for name, mode in modes.items()
         }
@@ -52,18 +55,28 @@ class Feeder:
             json.dump(document, file)
 
     @property
-    def directories(self):
+    def directories(self) -> dict[str, Any]:
         return {"pipe_dir": self.pipe_dir, "config_dir": self.config_dir, "state_dir": self.state_dir}
 
-    def path(self, channel, epoch):
+    def path(self, channel: str, epoch: int) -> str:
         return fifo_path(self.pipe_dir, channel, epoch)
 
-    def next_epoch(self, channel="train"):
+    def next_epoch(self, channel: str = "train") -> int:
         """The index in the state file."""
         with open(os.path.join(self.state_dir, f".{channel}-pipe_mode-state")) as file:
             return int(file.read())
 
-    def publish(self, epoch, state, *, channel="train", total=0, delivered=0, error=None, **more):
+    def publish(
+        self,
+        epoch: int,
+        state: TrailerState,
+        *,
+        channel: str = "train",
+        total: int | None = 0,
+        delivered: int = 0,
+        error: str | None = None,
+        **more: Any,
+    ) -> None:
         write_trailer(
             self.pipe_dir,
             Trailer(
@@ -77,26 +90,26 @@ class Feeder:
             ),
         )
 
-    def withdraw(self, epoch, channel="train"):
+    def withdraw(self, epoch: int, channel: str = "train") -> None:
         """Remove a trailer."""
         os.unlink(trailer_path(self.pipe_dir, channel, epoch))
 
     def feed(  # noqa: PLR0913 - a test names only what it is about
         self,
-        epoch,
-        data,
+        epoch: int,
+        data: bytes,
         *,
-        channel="train",
-        state="complete",
-        total=None,
-        delivered=None,
-        error=None,
-        proof=True,
-        hold=False,
-        unknown=False,
-        poison=b"",
-        **more,
-    ):
+        channel: str = "train",
+        state: TrailerState = "complete",
+        total: int | None = None,
+        delivered: int | None = None,
+        error: str | None = None,
+        proof: bool = True,
+        hold: bool = False,
+        unknown: bool = False,
+        poison: bytes = b"",
+        **more: Any,
+    ) -> Feed:
         """Offer an epoch: trailer, FIFO, and a thread that waits for the reader and writes `data`.
 
         `state` "open" publishes no last trailer: that is a sidecar that died. `hold` keeps the write end
@@ -114,7 +127,7 @@ class Feeder:
             os.mkfifo(path)
         feed = Feed()
 
-        def write():
+        def write() -> None:
             try:
                 fd = os.open(path, os.O_WRONLY)
                 try:
@@ -150,7 +163,7 @@ class Feeder:
         feed.thread.start()
         return feed
 
-    def close(self):
+    def close(self) -> None:
         """Release every writer and report what went wrong in one."""
         for path, feed in self.feeds:
             feed.release.set()

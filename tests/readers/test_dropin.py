@@ -12,6 +12,7 @@ import pytest
 
 from streamer.formats import tfrecord
 from tests.kit.processes import PENSTOCK, job, write_job
+from tests.kit.stub import S3Stub
 
 pytest.importorskip("tensorflow")
 
@@ -34,7 +35,7 @@ assert numbers == 2 * list(range(100)), numbers
 
 
 @pytest.fixture
-def installed(tmp_path):
+def installed(tmp_path: Path) -> Path:
     """A directory with the distribution alone, as pip puts it there; its dependency is this checkout."""
     target = tmp_path / "site"
     pip = [
@@ -56,7 +57,7 @@ def installed(tmp_path):
 
 
 @pytest.mark.timeout(120)
-def test_a_program_of_the_incumbents_runs_unchanged(stub, tmp_path, installed):
+def test_a_program_of_the_incumbents_runs_unchanged(stub: S3Stub, tmp_path: Path, installed: Path) -> None:
     stub.objects |= {
         f"b/train/{part}": b"".join(
             tfrecord.encode(b"%d" % number) for number in range(part * 50, part * 50 + 50)

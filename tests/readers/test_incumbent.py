@@ -12,6 +12,9 @@ import json
 import os
 import struct
 import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,50 +38,50 @@ DIMENSION = 100
 class Channels:
     """One directory for everything, as in the incumbent's tests."""
 
-    def __init__(self, path, names):
+    def __init__(self, path: Path, names: list[Any]) -> None:
         self.path = path
-        self._threads = []
+        self._threads: list[threading.Thread] = []
         document = {name: {"TrainingInputMode": "Pipe"} for name in names}
         (path / "inputdataconfig.json").write_text(json.dumps(document))
 
-    def file(self, name, data):
+    def file(self, name: str, data: bytes) -> None:
         (self.path / name).write_bytes(data)
 
-    def fifo(self, name, data):
+    def fifo(self, name: str, data: Any) -> None:
         os.mkfifo(self.path / name)
         thread = threading.Thread(target=self._write, args=(self.path / name, data))
         thread.start()
         self._threads.append(thread)
 
     @staticmethod
-    def _write(path, data):
+    def _write(path: Path, data: Any) -> None:
         with open(path, "wb", buffering=0) as file:
             view = memoryview(data)
             while view:
                 view = view[file.write(view[:65536]) :]
 
-    def dataset(self, channel, **options):
+    def dataset(self, channel: str, **options: Any) -> PipeModeDataset:
         path = str(self.path)
         return PipeModeDataset(channel, pipe_dir=path, state_dir=path, config_dir=path, **options)
 
-    def join(self):
+    def join(self) -> None:
         for thread in self._threads:
             thread.join()
             assert not thread.is_alive()
 
 
 @pytest.fixture
-def channels(tmp_path):
+def channels(tmp_path: Path) -> Iterator[Channels]:
     made = Channels(tmp_path, ["A", "B"])
     yield made
     made.join()
 
 
-def record_io(*records):
+def record_io(*records: bytes) -> bytes:
     return b"".join(map(recordio.encode, records))
 
 
-def is_over(iterator):
+def is_over(iterator: Any) -> None:
     with pytest.raises(tf.errors.OutOfRangeError):
         iterator.get_next()
 
@@ -87,7 +90,7 @@ def is_over(iterator):
 
 
 @pytest.mark.parametrize("records", [[b"bear"], [b"bunny", b"caterpillar"], [b"a" * 1_000_000]])
-def test_single_record_multiple_records_large_record(channels, records):
+def test_single_record_multiple_records_large_record(channels: Channels, records: list[bytes]) -> None:
     channels.file("A_0", record_io(*records))
     iterator = iter(channels.dataset("A"))
     assert [iterator.get_next().numpy() for _ in records] == records
@@ -106,14 +109,14 @@ BAD = {
 
 @pytest.mark.parametrize("batch_size", [None, 2])
 @pytest.mark.parametrize("bad", list(BAD))
-def test_invalid_data(channels, bad, batch_size):
+def test_invalid_data(channels: Channels, bad: str, batch_size: int | None) -> None:
     record_format, data = BAD[bad]
     channels.file("A_0", data)
     with pytest.raises(tf.errors.InternalError):
         list(channels.dataset("A", record_format=record_format, batch_size=batch_size))
 
 
-def test_out_of_range(channels):
+def test_out_of_range(channels: Channels) -> None:
     channels.file("A_0", record_io(b"bear", b"bunny", b"truck"))
     iterator = iter(channels.dataset("A"))
     for _ in range(3):
@@ -122,12 +125,12 @@ def test_out_of_range(channels):
     is_over(iterator)
 
 
-def test_missing_channel_and_input_config_validation_failure(channels):
+def test_missing_channel_and_input_config_validation_failure(channels: Channels) -> None:
     with pytest.raises(PipeModeDatasetException, match="Not A Channel"):
         channels.dataset("Not A Channel")
 
 
-def test_multiple_iterators(channels):
+def test_multiple_iterators(channels: Channels) -> None:
     channels.file("A_0", record_io(b"bear"))
     dataset = channels.dataset("A")
     iterator = iter(dataset)
@@ -140,7 +143,9 @@ def test_multiple_iterators(channels):
 
 
 @pytest.mark.parametrize("interval", [0, 1])
-def test_benchmark_records_interval_enabled_and_disabled(channels, capfd, interval):
+def test_benchmark_records_interval_enabled_and_disabled(
+    channels: Channels, capfd: pytest.CaptureFixture[str], interval: int
+) -> None:
     channels.file("A_0", record_io(b"bear"))
     assert iter(channels.dataset("A", benchmark_records_interval=interval)).get_next() == b"bear"
     assert ("Iterator records" in capfd.readouterr().out) == bool(interval)
@@ -149,7 +154,7 @@ def test_benchmark_records_interval_enabled_and_disabled(channels, capfd, interv
 # test/functional/test_pipemode.py
 
 
-def examples(*, parts=False):
+def examples(*, parts: bool = False) -> bytes:
     """100 labelled vectors as RecordIO, each in three parts if wanted."""
     stream = []
     for number in range(100):
@@ -167,7 +172,7 @@ def examples(*, parts=False):
     return b"".join(stream)
 
 
-def parse(record):
+def parse(record: Any) -> Any:
     features = {
         "data": tf.io.FixedLenFeature([], tf.string),
         "labels": tf.io.FixedLenFeature([], tf.int64),
@@ -178,7 +183,7 @@ def parse(record):
 
 
 @pytest.mark.parametrize(("parts", "epochs"), [(False, 2), (True, 1)])
-def test_multi_epoch_pipeline_and_multipart_recordio(channels, parts, epochs):
+def test_multi_epoch_pipeline_and_multipart_recordio(channels: Channels, parts: bool, epochs: int) -> None:
     """In three fetches ahead and batches of 3, as there; `fit` sees every record of every epoch."""
     for epoch in range(epochs):
         channels.fifo(f"A_{epoch}", examples(parts=parts))
@@ -195,8 +200,8 @@ def test_multi_epoch_pipeline_and_multipart_recordio(channels, parts, epochs):
     assert seen == [float(number) for number in range(100)] * epochs
 
 
-def seen_by(seen, data):
-    def look(values):
+def seen_by(seen: list[float], data: Any) -> Any:
+    def look(values: Any) -> Any:
         seen.extend(values[:, 0].tolist())
         return values
 
@@ -205,7 +210,7 @@ def seen_by(seen, data):
     return looked
 
 
-def test_multi_channels(channels):
+def test_multi_channels(channels: Channels) -> None:
     for name in ("A", "B"):
         for epoch in range(2):
             channels.fifo(f"{name}_{epoch}", examples())
@@ -221,14 +226,14 @@ def test_multi_channels(channels):
     is_over(iterator)
 
 
-def test_tf_record(channels):
+def test_tf_record(channels: Channels) -> None:
     channels.fifo("A_0", tfrecord.encode(b"hello world") * 100)
     iterator = iter(channels.dataset("A", record_format="TFRecord"))
     assert {iterator.get_next().numpy() for _ in range(100)} == {b"hello world"}
     is_over(iterator)
 
 
-def test_csv(channels):
+def test_csv(channels: Channels) -> None:
     channels.fifo("A_0", (",".join(map(str, range(100))) + "\n").encode() * 100)
     lines = channels.dataset("A", record_format="TextLine")
     rows = list(lines.map(lambda line: tf.io.decode_csv(line, [[0]] * 100)).as_numpy_iterator())
@@ -238,7 +243,12 @@ def test_csv(channels):
 # src/pipemode_op/test: the readers, in reads of 4 bytes as there, and the state file
 
 
-def records_of(kind, data, size=4, **options):
+def records_of(
+    kind: Callable[..., LineReader] | Callable[..., TFRecordReader] | Callable[..., RecordIOReader],
+    data: bytes,
+    size: int = 4,
+    **options: Any,
+) -> list[Any]:
     return list(kind(Pieces(data, [size] * (len(data) // size + 1)), **options))
 
 
@@ -253,11 +263,11 @@ def records_of(kind, data, size=4, **options):
         (b"", []),
     ],
 )
-def test_text_line_record_reader(data, lines):
+def test_text_line_record_reader(data: bytes, lines: list[bytes]) -> None:
     assert records_of(LineReader, data) == lines
 
 
-def test_tf_record_reader():
+def test_tf_record_reader() -> None:
     assert records_of(TFRecordReader, tfrecord.encode(b"hello")) == [b"hello"]
     assert records_of(TFRecordReader, tfrecord.encode(b"hello") + tfrecord.encode(b"world")) == [
         b"hello",
@@ -268,7 +278,7 @@ def test_tf_record_reader():
 
 
 @pytest.mark.parametrize(("skip", "due"), [(0, [b"hello"]), (3, [b"hello", b"world"])])
-def test_fail_on_corrupt_record_and_skip_corrupt_records(skip, due):
+def test_fail_on_corrupt_record_and_skip_corrupt_records(skip: int, due: list[bytes]) -> None:
     bad = spoilt(b"world")
     data = tfrecord.encode(b"hello") + bad * 3 + tfrecord.encode(b"world") + bad * 4
     got = []
@@ -278,7 +288,7 @@ def test_fail_on_corrupt_record_and_skip_corrupt_records(skip, due):
     assert got == due
 
 
-def test_record_io_reader():
+def test_record_io_reader() -> None:
     with pytest.raises(StreamError):
         records_of(RecordIOReader, b"not a magic number")
     for records in ([b"Elizabeth Is 10 months Old"], [b"abcd0", b"abcd1"]):
@@ -288,7 +298,7 @@ def test_record_io_reader():
     assert records_of(RecordIOReader, record_io(b"SS") * 200_000, 65536) == [b"SS"] * 200_000
 
 
-def test_pipe_state_manager(tmp_path):
+def test_pipe_state_manager(tmp_path: Path) -> None:
     one, other = EpochState(str(tmp_path), "some_channel"), EpochState(str(tmp_path), "some_other_channel")
     assert one.peek() == 0
     assert one.take() == 0

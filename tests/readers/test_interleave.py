@@ -7,6 +7,7 @@ import os
 import pickle
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -19,29 +20,30 @@ from streamer.readers import (
     rank_channel,
     rank_channels,
 )
+from tests.readers.feeder import Feeder
 
 RANKS = ["train-0", "train-1", "train-2"]
 RECORDS = {rank: [b"%s %d" % (rank.encode(), n) for n in range(20 + 7 * i)] for i, rank in enumerate(RANKS)}
 ORDERS = pytest.mark.parametrize("block", [1, None], ids=["in turn", "as they arrive"])
 
 
-def encoded(records):
+def encoded(records: list[bytes]) -> bytes:
     return b"".join(map(tfrecord.encode, records))
 
 
 @pytest.fixture
-def ranks(feeder):
+def ranks(feeder: Feeder) -> Feeder:
     """A feeder whose channel `train` has three rank FIFOs."""
     feeder.configure(dict.fromkeys([*RANKS, "validation"], "Pipe") | {"plain-0": "File"})
     return feeder
 
 
-def feed(feeder, epoch=0, **options):
+def feed(feeder: Feeder, epoch: int = 0, **options: Any) -> list[Any]:
     """One epoch of every rank FIFO."""
     return [feeder.feed(epoch, encoded(RECORDS[rank]), channel=rank, **options) for rank in RANKS]
 
 
-def in_turn(block):
+def in_turn(block: int) -> list[bytes]:
     """The model: blocks of each rank FIFO round and round, over those that have some left."""
     rest = {rank: list(records) for rank, records in RECORDS.items()}
     found = []
@@ -52,7 +54,7 @@ def in_turn(block):
     return found
 
 
-def test_the_names_of_rank_fifos(ranks):
+def test_the_names_of_rank_fifos(ranks: Feeder) -> None:
     assert rank_channels("train") == RANKS
     assert rank_channels("validation") == ["validation"]
     assert rank_channels("train", config_dir=ranks.config_dir) == RANKS
@@ -65,7 +67,7 @@ def test_the_names_of_rank_fifos(ranks):
         rank_channels("plain")
 
 
-def test_a_rank_fifo_is_a_channel_to_every_reader(ranks):
+def test_a_rank_fifo_is_a_channel_to_every_reader(ranks: Feeder) -> None:
     feed(ranks)
     for rank in rank_channels("train"):
         assert list(PipeReader(rank, "TFRecord")) == RECORDS[rank]
@@ -73,7 +75,7 @@ def test_a_rank_fifo_is_a_channel_to_every_reader(ranks):
 
 
 @pytest.mark.parametrize("block", [1, 2, 10, 1000])
-def test_in_turn_the_order_is_always_the_same(ranks, block):
+def test_in_turn_the_order_is_always_the_same(ranks: Feeder, block: int) -> None:
     reader = InterleavedReader("train", "TFRecord", block=block)
     for epoch in range(2):
         feed(ranks, epoch)
@@ -81,7 +83,7 @@ def test_in_turn_the_order_is_always_the_same(ranks, block):
     assert {ranks.next_epoch(rank) for rank in RANKS} == {2}
 
 
-def test_as_they_arrive_a_rank_fifo_without_bytes_stops_no_other(ranks):
+def test_as_they_arrive_a_rank_fifo_without_bytes_stops_no_other(ranks: Feeder) -> None:
     """The second rank FIFO has half a record, and the third nobody who writes, until the first is read."""
     first, second, third = (encoded(RECORDS[rank]) for rank in RANKS)
     ranks.feed(0, first, channel="train-0")
@@ -101,7 +103,7 @@ def test_as_they_arrive_a_rank_fifo_without_bytes_stops_no_other(ranks):
         next(records)
 
 
-def test_as_they_arrive_every_rank_fifo_is_whole_and_in_its_order(ranks):
+def test_as_they_arrive_every_rank_fifo_is_whole_and_in_its_order(ranks: Feeder) -> None:
     feed(ranks)
     batches = list(InterleavedReader("train", "TFRecord", block=None).batches())
     assert all(batches)
@@ -111,7 +113,7 @@ def test_as_they_arrive_every_rank_fifo_is_whole_and_in_its_order(ranks):
     assert len(found) == sum(map(len, RECORDS.values()))
 
 
-def test_other_channels_may_be_at_other_epochs(ranks):
+def test_other_channels_may_be_at_other_epochs(ranks: Feeder) -> None:
     ranks.feed(0, b"a\nb\n", channel="train-0")
     assert list(PipeReader("train-0", "TextLine")) == [b"a", b"b"]
     ranks.feed(1, b"c\nd\n", channel="train-0")
@@ -121,7 +123,7 @@ def test_other_channels_may_be_at_other_epochs(ranks):
 
 
 @ORDERS
-def test_rank_fifos_at_unequal_epochs_are_no_epoch(ranks, block):
+def test_rank_fifos_at_unequal_epochs_are_no_epoch(ranks: Feeder, block: Any) -> None:
     feed(ranks)
     assert list(PipeReader("train-0", "TFRecord")) == RECORDS["train-0"]
     reader = InterleavedReader("train", "TFRecord", block=block)
@@ -134,7 +136,7 @@ def test_rank_fifos_at_unequal_epochs_are_no_epoch(ranks, block):
 
 
 @ORDERS
-def test_leaving_a_loop_ends_the_epoch_of_all(ranks, block):
+def test_leaving_a_loop_ends_the_epoch_of_all(ranks: Feeder, block: Any) -> None:
     feeds = feed(ranks)
     large = [ranks.feed(1, encoded([b"x" * 10_000] * 1000), channel=rank) for rank in RANKS]
     reader = InterleavedReader("train", "TFRecord", block=block)
@@ -153,7 +155,7 @@ def test_leaving_a_loop_ends_the_epoch_of_all(ranks, block):
 
 
 @ORDERS
-def test_a_given_epoch_leaves_the_state_files_alone(ranks, block):
+def test_a_given_epoch_leaves_the_state_files_alone(ranks: Feeder, block: Any) -> None:
     feed(ranks, 4)
     feed(ranks, 5)
     reader = pickle.loads(pickle.dumps(InterleavedReader("train", "TFRecord", block=block, epoch=4)))
@@ -163,7 +165,7 @@ def test_a_given_epoch_leaves_the_state_files_alone(ranks, block):
 
 
 @ORDERS
-def test_a_failed_rank_fifo_fails_the_whole(ranks, block):
+def test_a_failed_rank_fifo_fails_the_whole(ranks: Feeder, block: Any) -> None:
     """Although its FIFO is held open and the others end well."""
     for rank in RANKS[:2]:
         ranks.feed(0, encoded(RECORDS[rank]), channel=rank)
@@ -184,7 +186,7 @@ def test_a_failed_rank_fifo_fails_the_whole(ranks, block):
 
 
 @ORDERS
-def test_a_rank_fifo_that_does_not_appear_gives_all_epochs_back(ranks, block):
+def test_a_rank_fifo_that_does_not_appear_gives_all_epochs_back(ranks: Feeder, block: Any) -> None:
     for rank in RANKS[:2]:
         ranks.feed(0, encoded(RECORDS[rank]), channel=rank)
     with pytest.raises(ChannelError, match="train-2_0 did not appear"):
@@ -195,7 +197,7 @@ def test_a_rank_fifo_that_does_not_appear_gives_all_epochs_back(ranks, block):
     assert sorted(found) == sorted(itertools.chain(*RECORDS.values()))
 
 
-def test_argument_errors(ranks):
+def test_argument_errors(ranks: Feeder) -> None:
     with pytest.raises(ValueError, match=r"^Invalid record format: CSV$"):
         InterleavedReader("train", "CSV")
     with pytest.raises(ValueError, match="block is 0: it must be 1 or more, or None"):
@@ -220,7 +222,7 @@ for epoch in range(2):
 """
 
 
-def test_in_turn_by_tensorflow(ranks):
+def test_in_turn_by_tensorflow(ranks: Feeder) -> None:
     """The recipe of docs/how-to/several-ranks.md, in a process of its own."""
     pytest.importorskip("tensorflow")
     feed(ranks)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import pytest
 import tensorflow as tf
 
 from streamer.readers.tensorflow import PipeModeDataset
+from tests.readers.feeder import Feeder
 from tests.readers.test_tensorflow import encoded
 
 BATCHES, SIZE = 10, 10
@@ -20,14 +22,14 @@ class Batches(tf.keras.callbacks.Callback):  # type: ignore[misc]  # TensorFlow 
         super().__init__()
         self.counts: list[int] = []
 
-    def on_epoch_begin(self, epoch, logs=None):  # noqa: ARG002  # Keras gives both
+    def on_epoch_begin(self, epoch: int, logs: None = None) -> None:  # noqa: ARG002  # Keras gives both
         self.counts.append(0)
 
-    def on_train_batch_end(self, batch, logs=None):  # noqa: ARG002
+    def on_train_batch_end(self, batch: Any, logs: None = None) -> None:  # noqa: ARG002
         self.counts[-1] += 1
 
 
-def parse(records):
+def parse(records: Any) -> Any:
     numbers = tf.reshape(tf.strings.to_number(records), [-1, 1])
     return numbers, numbers
 
@@ -43,7 +45,9 @@ def parse(records):
         (3, None, [30, 30, 30], 9),
     ],
 )
-def test_batches_of_each_keras_epoch(feeder, repeat, steps, batches, opened):
+def test_batches_of_each_keras_epoch(
+    feeder: Feeder, repeat: int | None, steps: int | None, batches: list[int], opened: int
+) -> None:
     """A `repeat()` that prefetches opens one epoch more than it trains on."""
     feeds = [feeder.feed(n, encoded(records=[b"%d" % i for i in range(BATCHES * SIZE)])) for n in range(10)]
     dataset = PipeModeDataset("train", "TFRecord", batch_size=SIZE).map(parse).repeat(repeat).prefetch(2)

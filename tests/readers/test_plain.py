@@ -13,17 +13,18 @@ import pytest
 from streamer.errors import ChannelError, CorruptRecord, TruncatedStream
 from streamer.formats import recordio, tfrecord
 from streamer.readers import PipeModeDatasetException, PipeReader, open_channel
+from tests.readers.feeder import Feeder
 
 RECORDS = [b"record %d " % number * (number % 50) for number in range(2000)]
 ENCODE = {"TFRecord": tfrecord.encode, "RecordIO": recordio.encode, "TextLine": lambda line: line + b"\n"}
 
 
-def encoded(record_format, records=RECORDS):
+def encoded(record_format: str, records: list[bytes] = RECORDS) -> bytes:
     return b"".join(map(ENCODE[record_format], records))
 
 
 @pytest.mark.parametrize("record_format", list(ENCODE))
-def test_each_iteration_is_the_next_epoch(feeder, record_format):
+def test_each_iteration_is_the_next_epoch(feeder: Feeder, record_format: str) -> None:
     reader = PipeReader("train", record_format)
     for epoch in range(3):
         feeder.feed(epoch, encoded(record_format, RECORDS[epoch:]))
@@ -31,19 +32,19 @@ def test_each_iteration_is_the_next_epoch(feeder, record_format):
     assert feeder.next_epoch() == 3
 
 
-def test_the_default_format_is_the_incumbents(feeder):
+def test_the_default_format_is_the_incumbents(feeder: Feeder) -> None:
     feeder.feed(0, encoded("RecordIO"))
     assert list(PipeReader("train")) == RECORDS
 
 
-def test_batches(feeder):
+def test_batches(feeder: Feeder) -> None:
     feeder.feed(0, encoded("TFRecord"))
     batches = list(PipeReader("train", "TFRecord").batches())
     assert [record for batch in batches for record in batch] == RECORDS
     assert all(batches)
 
 
-def test_an_iterator_that_is_never_asked_takes_no_epoch(feeder):
+def test_an_iterator_that_is_never_asked_takes_no_epoch(feeder: Feeder) -> None:
     reader = PipeReader("train", "TFRecord")
     iter(reader)
     iter(reader.batches())
@@ -52,7 +53,7 @@ def test_an_iterator_that_is_never_asked_takes_no_epoch(feeder):
     assert feeder.next_epoch() == 1
 
 
-def test_leaving_a_loop_ends_the_epoch(feeder):
+def test_leaving_a_loop_ends_the_epoch(feeder: Feeder) -> None:
     feed = feeder.feed(0, encoded("TFRecord") * 20)
     reader = PipeReader("train", "TFRecord")
     for _ in reader:
@@ -63,14 +64,14 @@ def test_leaving_a_loop_ends_the_epoch(feeder):
     assert list(reader) == RECORDS
 
 
-def test_two_channels_side_by_side(feeder):
+def test_two_channels_side_by_side(feeder: Feeder) -> None:
     feeder.feed(0, encoded("TFRecord"))
     feeder.feed(0, encoded("TextLine"), channel="validation")
     both = zip(PipeReader("train", "TFRecord"), PipeReader("validation", "TextLine"), strict=True)
     assert list(both) == list(zip(RECORDS, RECORDS, strict=True))
 
 
-def test_a_given_epoch_leaves_the_state_file_alone(feeder):
+def test_a_given_epoch_leaves_the_state_file_alone(feeder: Feeder) -> None:
     feeder.feed(4, b"four\n")
     feeder.feed(5, b"five\n")
     feeder.feed(6, b"six\n")
@@ -81,7 +82,7 @@ def test_a_given_epoch_leaves_the_state_file_alone(feeder):
     assert not os.path.exists(feeder.state_dir)
 
 
-def test_open_channel_takes_the_next_epoch(feeder):
+def test_open_channel_takes_the_next_epoch(feeder: Feeder) -> None:
     feeder.feed(0, b"a,b\n")
     feeder.feed(1, b"c,d\n")
     with open_channel("train") as stream:
@@ -91,14 +92,14 @@ def test_open_channel_takes_the_next_epoch(feeder):
     assert feeder.next_epoch() == 2
 
 
-def test_directories_as_arguments(feeder, monkeypatch):
+def test_directories_as_arguments(feeder: Feeder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SAGEMAKER_BASE_DIR", "/nowhere")
     feeder.feed(0, encoded("TFRecord"))
     assert list(PipeReader("train", "TFRecord", **feeder.directories)) == RECORDS
     assert feeder.next_epoch() == 1
 
 
-def test_an_epoch_that_never_appeared_is_given_back(feeder):
+def test_an_epoch_that_never_appeared_is_given_back(feeder: Feeder) -> None:
     os.makedirs(feeder.state_dir)
     with open(os.path.join(feeder.state_dir, ".train-pipe_mode-state"), "w") as file:
         file.write("7")
@@ -113,7 +114,7 @@ def test_an_epoch_that_never_appeared_is_given_back(feeder):
     assert feeder.next_epoch() == 7
 
 
-def test_config_errors_in_the_incumbents_words(feeder):
+def test_config_errors_in_the_incumbents_words(feeder: Feeder) -> None:
     for make in (PipeReader, open_channel):
         with pytest.raises(
             PipeModeDatasetException, match=r"^Channel eval not found in Training Job InputDataConfig$"
@@ -126,20 +127,20 @@ def test_config_errors_in_the_incumbents_words(feeder):
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"train": 1}', "\udcff"])
-def test_a_config_file_that_is_not_one(feeder, text):
+def test_a_config_file_that_is_not_one(feeder: Feeder, text: str) -> None:
     with open(os.path.join(feeder.config_dir, "inputdataconfig.json"), "w", errors="surrogateescape") as file:
         file.write(text)
     with pytest.raises(PipeModeDatasetException):
         PipeReader("train")
 
 
-def test_bare_fifos_need_no_config_file(feeder):
+def test_bare_fifos_need_no_config_file(feeder: Feeder) -> None:
     os.unlink(os.path.join(feeder.config_dir, "inputdataconfig.json"))
     feeder.feed(0, encoded("TFRecord"), proof=False)
     assert list(PipeReader("train", "TFRecord")) == RECORDS
 
 
-def test_argument_errors(feeder):
+def test_argument_errors(feeder: Feeder) -> None:
     with pytest.raises(ValueError, match=r"^Invalid record format: CSV$"):
         PipeReader("train", "CSV")
     with pytest.raises(PipeModeDatasetException, match="can only be set for record_format='TFRecord'"):
@@ -150,7 +151,7 @@ def test_argument_errors(feeder):
 
 
 @pytest.mark.parametrize("record_format", ["TFRecord", "RecordIO"])
-def test_a_cut_record_is_an_error_even_in_a_complete_epoch(feeder, record_format):
+def test_a_cut_record_is_an_error_even_in_a_complete_epoch(feeder: Feeder, record_format: str) -> None:
     feeder.feed(0, encoded(record_format)[:-1])
     got: list[bytes] = []
     with pytest.raises(TruncatedStream, match=r"the stream ends inside a .* wanted"):
@@ -159,7 +160,7 @@ def test_a_cut_record_is_an_error_even_in_a_complete_epoch(feeder, record_format
 
 
 @pytest.mark.parametrize("record_format", list(ENCODE))
-def test_no_record_of_a_broken_epoch_is_made_up(feeder, record_format):
+def test_no_record_of_a_broken_epoch_is_made_up(feeder: Feeder, record_format: str) -> None:
     data = encoded(record_format)
     feeder.feed(0, data[: len(data) // 2], state="open", total=len(data))
     got: list[bytes] = []
@@ -169,7 +170,7 @@ def test_no_record_of_a_broken_epoch_is_made_up(feeder, record_format):
     assert 0 < len(got) < len(RECORDS)
 
 
-def test_corrupt_records(feeder):
+def test_corrupt_records(feeder: Feeder) -> None:
     bad = bytearray(tfrecord.encode(b"bad"))
     bad[-1] ^= 1
     data = tfrecord.encode(b"good") + bytes(bad) + tfrecord.encode(b"good")
@@ -180,13 +181,13 @@ def test_corrupt_records(feeder):
     assert list(PipeReader("train", "TFRecord", max_corrupted_records_to_skip=1)) == [b"good", b"good"]
 
 
-def test_a_reader_goes_to_a_worker_process(feeder):
+def test_a_reader_goes_to_a_worker_process(feeder: Feeder) -> None:
     feeder.feed(0, encoded("TFRecord"))
     reader = pickle.loads(pickle.dumps(PipeReader("train", "TFRecord")))
     assert list(reader) == RECORDS
 
 
-def test_readers_pull_in_nothing_foreign():
+def test_readers_pull_in_nothing_foreign() -> None:
     script = (
         "import sys\n"
         "from streamer.readers import PipeReader, PipeStream, open_channel, PipeModeDatasetException\n"
@@ -197,7 +198,7 @@ def test_readers_pull_in_nothing_foreign():
     assert done.stdout == "[]\n"
 
 
-def test_unknown_names_of_the_package():
+def test_unknown_names_of_the_package() -> None:
     import streamer.readers
 
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):

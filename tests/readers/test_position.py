@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import itertools
 import json
+from typing import Any
 
 import pytest
 
 from streamer.errors import ChannelError
 from streamer.readers import PipeReader
+from tests.readers.feeder import Feeder
 from tests.readers.test_plain import ENCODE, RECORDS, encoded
 
 
-def read_to(reader, count):
+def read_to(reader: PipeReader, count: int) -> Any:
     """The first records of the next epoch, and the state after them."""
     records = list(itertools.islice(iter(reader), count))
     return records, json.loads(json.dumps(reader.state_dict()))
@@ -20,7 +22,7 @@ def read_to(reader, count):
 
 @pytest.mark.parametrize("record_format", list(ENCODE))
 @pytest.mark.parametrize("count", [1, 777, len(RECORDS) - 1])
-def test_a_state_is_a_position_in_the_records(feeder, record_format, count):
+def test_a_state_is_a_position_in_the_records(feeder: Feeder, record_format: str, count: int) -> None:
     """With a FIFO that begins at the epoch's first byte: the bytes before the position are dropped."""
     left = feeder.feed(0, encoded(record_format))
     records, state = read_to(PipeReader("train", record_format), count)
@@ -36,7 +38,7 @@ def test_a_state_is_a_position_in_the_records(feeder, record_format, count):
 
 
 @pytest.mark.parametrize("record_format", list(ENCODE))
-def test_a_fifo_that_begins_where_the_state_says(feeder, record_format):
+def test_a_fifo_that_begins_where_the_state_says(feeder: Feeder, record_format: str) -> None:
     """As `penstock run --resume` offers it; states of the resumed epoch count from the epoch's begin."""
     data = encoded(record_format, RECORDS * 20)
     left = feeder.feed(0, data, digest="d")
@@ -54,7 +56,7 @@ def test_a_fifo_that_begins_where_the_state_says(feeder, record_format):
     assert later["offset"] >= state["offset"]
 
 
-def test_another_plan_is_refused_unless_told(feeder):
+def test_another_plan_is_refused_unless_told(feeder: Feeder) -> None:
     left = feeder.feed(0, encoded("TFRecord"), digest="one")
     _, state = read_to(PipeReader("train", "TFRecord", epoch=0), 10)
     left.join()
@@ -71,7 +73,7 @@ def test_another_plan_is_refused_unless_told(feeder):
         left.join()
 
 
-def test_a_fifo_that_begins_after_the_position(feeder):
+def test_a_fifo_that_begins_after_the_position(feeder: Feeder) -> None:
     feeder.feed(0, encoded("TFRecord"), bytes_skipped=1000)
     reader = PipeReader("train", "TFRecord", epoch=0)
     reader.load_state_dict(reader.state_dict())
@@ -83,14 +85,16 @@ def test_a_fifo_that_begins_after_the_position(feeder):
     "change",
     [{"format": 2}, {"channel": "eval"}, {"epoch": -1}, {"offset": True}, {"more": 1}, {"skip": "1"}],
 )
-def test_what_is_no_state_of_this_channel(feeder, change):
+def test_what_is_no_state_of_this_channel(
+    feeder: Feeder, change: dict[str, int] | dict[str, str] | dict[str, bool]
+) -> None:
     reader = PipeReader("train", "TFRecord")
     state = reader.state_dict()
     with pytest.raises(ValueError, match="state|the position is invalid"):
         reader.load_state_dict(state | change)
 
 
-def test_a_state_whose_epoch_another_reader_has_taken_leaves_the_next_epoch_whole(feeder):
+def test_a_state_whose_epoch_another_reader_has_taken_leaves_the_next_epoch_whole(feeder: Feeder) -> None:
     """The position is one of its own epoch: no other epoch is read from there."""
     left = feeder.feed(0, encoded("TFRecord"))
     _, state = read_to(PipeReader("train", "TFRecord"), 10)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -20,11 +22,11 @@ from streamer.readers.torch.progress import (
 )
 
 
-def whole_epoch(epoch):
+def whole_epoch(epoch: int) -> RemainingRecords:
     return RemainingRecords(StartPosition(ReaderPosition("train", epoch)))
 
 
-def read(remaining, batches, unit):
+def read(remaining: RemainingRecords, batches: list[list[bytes]], unit: int) -> Any:
     """Elements of a stream of `batches` and their record ranges, as a reader of `remaining` makes them."""
     units, number, offset = RecordGrouper(unit), 0, 0
     elements: list[tuple[list[bytes], RecordRange]] = []
@@ -44,7 +46,9 @@ def read(remaining, batches, unit):
     st.lists(st.integers(0, 30), max_size=3),
     st.randoms(use_true_random=False),
 )
-def test_the_rest_is_what_was_not_received(sizes, unit, stops, random):
+def test_the_rest_is_what_was_not_received(
+    sizes: list[int], unit: int, stops: list[int], random: Random
+) -> None:
     """Over several interruptions: every record once, and elements of the same records as without them."""
     numbers = iter(range(sum(sizes)))
     batches = [[b"%04d" % next(numbers) for _ in range(size)] for size in sizes]
@@ -67,7 +71,7 @@ def test_the_rest_is_what_was_not_received(sizes, unit, stops, random):
     assert progress.state()["channels"] == [ReaderPosition("train", 4, digest="d").state()]
 
 
-def test_gaps_need_the_unit_that_they_were_cut_with():
+def test_gaps_need_the_unit_that_they_were_cut_with() -> None:
     progress = Progress([whole_epoch(0)], 2)
     (_, first), (_, second) = read(whole_epoch(0), [[b"1", b"2"], [b"3", b"4"]], 2)
     progress.add(ElementOrigin("train", 0, "", second))
@@ -77,7 +81,7 @@ def test_gaps_need_the_unit_that_they_were_cut_with():
     assert parse_state(progress.state(), 3, anyway=False)["train"].start.position.records == 4
 
 
-def test_ranges_that_touch_are_one():
+def test_ranges_that_touch_are_one() -> None:
     """So a state does not grow with the epoch while one worker is slow."""
     progress = Progress([whole_epoch(0)], 1)
     elements = read(whole_epoch(0), [[b"%d" % number for number in range(100)]], 1)
@@ -87,7 +91,7 @@ def test_ranges_that_touch_are_one():
 
 
 @pytest.mark.parametrize("change", [{"format": 2}, {"more": 1}, {"channels": [{"channel": "train"}]}])
-def test_what_is_no_state(change):
+def test_what_is_no_state(change: dict[str, int] | dict[str, list[dict[str, str]]]) -> None:
     state = Progress([whole_epoch(0)], 1).state()
     with pytest.raises(ValueError, match="the state is not what"):
         parse_state(state | change, 1, anyway=False)

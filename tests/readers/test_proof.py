@@ -9,13 +9,17 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from streamer.errors import StreamError, TruncatedStream
 from streamer.readers import InterleavedReader, PipeReader, PipeStream
 from streamer.readers.samples import grouped
-from streamer.trailer import trailer_path
+from streamer.trailer import TrailerState, trailer_path
+from tests.readers.feeder import Feeder
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 tf = pytest.importorskip("tensorflow")
@@ -27,11 +31,11 @@ LINES = [b"line %d" % number for number in range(1000)]
 DATA = b"".join(line + b"\n" for line in LINES)
 
 
-def plain():
+def plain() -> PipeReader:
     return PipeReader("train", "TextLine")
 
 
-READERS = {
+READERS: dict[str, Callable[[], Iterable[Any]]] = {
     "plain": plain,
     "plain, this epoch": lambda: PipeReader("train", "TextLine", epoch=0),
     "stream": lambda: PipeStream(path(0)),
@@ -45,15 +49,18 @@ READERS = {
 }
 
 
-def path(epoch):
+def path(epoch: int) -> str:
     return os.path.join(os.environ["SAGEMAKER_BASE_DIR"], "input", "data", f"train_{epoch}")
 
 
-def waiting(feeder, read):
+def waiting(
+    feeder: Feeder,
+    read: Callable[[], list[Any]] | Callable[[], list[bytes]] | Callable[[], None] | Callable[[], bytes],
+) -> Any:
     """Run `read` in a thread until it has opened FIFO 0, which lies there already; its thread and errors."""
     errors = []
 
-    def run():
+    def run() -> None:
         try:
             read()
         except (StreamError, tf.errors.OpError) as error:
@@ -67,14 +74,14 @@ def waiting(feeder, read):
     return thread, errors
 
 
-def _open_files():
+def _open_files() -> Iterator[str]:
     for fd in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):
             yield os.readlink(f"/proc/self/fd/{fd}")
 
 
 @pytest.mark.parametrize("name", list(READERS))
-def test_a_sidecar_that_came_after_the_reader_and_died(feeder, name):
+def test_a_sidecar_that_came_after_the_reader_and_died(feeder: Feeder, name: str) -> None:
     """There was no trailer when the FIFO was opened; there is one at its end, and it says `open`."""
     thread, errors = waiting(feeder, lambda: list(READERS[name]()))
     feeder.feed(0, DATA, total=2 * len(DATA), state="open")
@@ -84,7 +91,7 @@ def test_a_sidecar_that_came_after_the_reader_and_died(feeder, name):
     assert [told in str(error) for error in errors] == [True]
 
 
-def test_a_sidecar_that_came_after_the_reader_and_failed(feeder):
+def test_a_sidecar_that_came_after_the_reader_and_failed(feeder: Feeder) -> None:
     """Its FIFO is held open, so nothing but the trailer says it."""
     thread, errors = waiting(feeder, lambda: list(plain()))
     feeder.feed(0, DATA, total=2 * len(DATA), state="failed", error="404", hold=True)
@@ -92,10 +99,10 @@ def test_a_sidecar_that_came_after_the_reader_and_failed(feeder):
     assert ["the source failed: 404" in str(error) for error in errors] == [True]
 
 
-def test_poison_of_a_sidecar_that_came_after_the_reader_is_not_given_out(feeder):
+def test_poison_of_a_sidecar_that_came_after_the_reader_is_not_given_out(feeder: Feeder) -> None:
     got = []
 
-    def read():
+    def read() -> None:
         with PipeStream(path(0)) as stream:
             while data := stream.read(1 << 20):
                 got.append(data)
@@ -108,7 +115,7 @@ def test_poison_of_a_sidecar_that_came_after_the_reader_is_not_given_out(feeder)
 
 
 @pytest.mark.parametrize("old", [None, {"bytes_skipped": 7}], ids=["no trailer", "one of an earlier run"])
-def test_a_sidecar_that_came_after_a_reader_that_resumes(feeder, old):
+def test_a_sidecar_that_came_after_a_reader_that_resumes(feeder: Feeder, old: dict[str, Any] | None) -> None:
     """Where the FIFO begins is what the trailer of its writer says, and no other."""
     at = len(b"".join(line + b"\n" for line in LINES[:600]))
     state = {
@@ -122,9 +129,9 @@ def test_a_sidecar_that_came_after_a_reader_that_resumes(feeder, old):
     }
     if old:
         feeder.publish(0, "open", total=len(DATA), digest="old", run="old", **old)
-    got = []
+    got: list[bytes] = []
 
-    def read():
+    def read() -> None:
         reader = plain()
         reader.load_state_dict(state)
         got.extend(reader)
@@ -135,7 +142,7 @@ def test_a_sidecar_that_came_after_a_reader_that_resumes(feeder, old):
     assert (errors, got) == ([], LINES[600:])
 
 
-def test_the_run_of_a_stream_does_not_change(feeder):
+def test_the_run_of_a_stream_does_not_change(feeder: Feeder) -> None:
     """A sidecar that was killed and started again writes the epoch anew into the FIFO that is still open."""
     os.mkfifo(path(0))
     stream = PipeStream(path(0))
@@ -154,7 +161,7 @@ def test_the_run_of_a_stream_does_not_change(feeder):
 
 
 @pytest.mark.parametrize("data", [b"", DATA], ids=["no byte", "bytes"])
-def test_a_fifo_that_promised_a_trailer_and_has_none(feeder, data):
+def test_a_fifo_that_promised_a_trailer_and_has_none(feeder: Feeder, data: bytes) -> None:
     """It came and went while the reader slept; a sidecar that came later has trailers of its own."""
     thread, errors = waiting(feeder, lambda: PipeStream(path(0)).readall())
     feeder.publish(5, "open")
@@ -167,7 +174,7 @@ def test_a_fifo_that_promised_a_trailer_and_has_none(feeder, data):
 
 @pytest.mark.parametrize("state", ["complete", "open"])
 @pytest.mark.parametrize("how", ["a link", "a descriptor", "standard input"])
-def test_another_name_of_the_fifo(feeder, tmp_path, how, state):
+def test_another_name_of_the_fifo(feeder: Feeder, tmp_path: Path, how: str, state: TrailerState) -> None:
     feeder.feed(0, DATA, state=state)
     script = "import sys; from streamer.readers import PipeStream; print(len(PipeStream(sys.argv[1]).read()))"
     os.symlink(path(0), tmp_path / "link")
@@ -183,7 +190,7 @@ def test_another_name_of_the_fifo(feeder, tmp_path, how, state):
         assert "bytes of train_0: the sidecar died" in done.stderr
 
 
-def test_a_trailer_of_an_earlier_run_proves_no_foreign_fifo(feeder):
+def test_a_trailer_of_an_earlier_run_proves_no_foreign_fifo(feeder: Feeder) -> None:
     """Nobody can tell: the end is an error, and the text names the file."""
     feeder.publish(0, "complete", total=5, delivered=5)
     feeder.feed(0, DATA, proof=False)
@@ -216,10 +223,10 @@ BAD = {
 
 @pytest.mark.parametrize("when", ["before", "at the end"])
 @pytest.mark.parametrize("bad", [*BAD, "cut", "empty", "a directory"])
-def test_what_is_no_trailer_proves_nothing(feeder, bad, when):
+def test_what_is_no_trailer_proves_nothing(feeder: Feeder, bad: str, when: str) -> None:
     where = trailer_path(feeder.pipe_dir, "train", 0)
 
-    def spoil():
+    def spoil() -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(where)
         if bad == "a directory":
@@ -245,7 +252,7 @@ def test_what_is_no_trailer_proves_nothing(feeder, bad, when):
         stream.read(1)
 
 
-def test_a_foreign_fifo_whose_directory_is_gone_has_its_end(feeder, tmp_path):
+def test_a_foreign_fifo_whose_directory_is_gone_has_its_end(feeder: Feeder, tmp_path: Path) -> None:
     """As an emulator does that removes everything after its last byte."""
     os.mkdir(tmp_path / "foreign")
     name = tmp_path / "foreign" / "train_0"
@@ -260,13 +267,15 @@ def test_a_foreign_fifo_whose_directory_is_gone_has_its_end(feeder, tmp_path):
 
 
 @pytest.mark.parametrize("source", ["a file", "a foreign FIFO", "a pipe"])
-def test_where_proof_is_asked_for_an_end_without_it_is_an_error(feeder, tmp_path, source):
+def test_where_proof_is_asked_for_an_end_without_it_is_an_error(
+    feeder: Feeder, tmp_path: Path, source: str
+) -> None:
     """And is none where nobody asks, for then nobody has promised one."""
     for proof in (False, True):
         name = path(0)
         if source == "a file":
-            name = tmp_path / "file"
-            name.write_bytes(DATA)
+            name = str(tmp_path / "file")
+            Path(name).write_bytes(DATA)
         elif source == "a foreign FIFO":
             feeder.feed(0, DATA, proof=False)
         else:

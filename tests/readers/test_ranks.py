@@ -6,11 +6,15 @@ import contextlib
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from streamer.formats import tfrecord
 from streamer.readers.core.rank_claim import VARIABLES
+from tests.kit.children import output_of
+from tests.readers.feeder import Feeder
 
 READER = """
 import os, sys
@@ -42,7 +46,7 @@ DATA = b"".join(map(tfrecord.encode, [b"record"] * 5))
 
 
 @contextlib.contextmanager
-def reader(how="PipeReader", **environment):
+def reader(how: str = "PipeReader", **environment: str) -> Iterator[subprocess.Popen[str]]:
     """One that reads an epoch, and one more for each line that it is sent."""
     clean = {name: value for name, value in os.environ.items() if name not in VARIABLES}
     process = subprocess.Popen(
@@ -62,43 +66,44 @@ def reader(how="PipeReader", **environment):
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("how", list(READERS))
-def test_a_second_rank_is_refused(feeder, how):
+def test_a_second_rank_is_refused(feeder: Feeder, how: str) -> None:
     """While the first lives; and takes no epoch from it."""
     if how == "PipeModeDataset":
         pytest.importorskip("tensorflow")
     for epoch in range(3):
         feeder.feed(epoch, DATA)
     with reader(how, LOCAL_RANK="0", LOCAL_WORLD_SIZE="2") as first:
-        assert first.stdout.readline() == "5\n"
+        assert output_of(first).readline() == "5\n"
         with reader(how, LOCAL_RANK="1", LOCAL_WORLD_SIZE="2") as second:
             _, errors = second.communicate()
             assert "LOCAL_RANK 0 reads channel train, and LOCAL_RANK 1 requests its next epoch" in errors
         assert feeder.next_epoch() == 1
     if how == "PipeReader":
         with reader(how, LOCAL_RANK="1") as later:  # of another job: the first one is over
-            assert later.stdout.readline() == "5\n"
+            assert output_of(later).readline() == "5\n"
 
 
 @pytest.mark.parametrize("variable", [name for name in VARIABLES if name != "LOCAL_RANK"])
-def test_every_launcher_says_which_rank(feeder, variable):
+def test_every_launcher_says_which_rank(feeder: Feeder, variable: Any) -> None:
     for epoch in range(2):
         feeder.feed(epoch, DATA)
     with reader(**{variable: "0"}) as first:
-        assert first.stdout.readline() == "5\n"
+        assert output_of(first).readline() == "5\n"
         with reader(**{variable: "1"}) as second:
             assert f"{variable} 0 reads channel train" in second.communicate()[1]
 
 
 @pytest.mark.parametrize("rank", [{}, {"LOCAL_RANK": "3"}])
-def test_processes_of_one_rank_read_in_turn(feeder, rank):
+def test_processes_of_one_rank_read_in_turn(feeder: Feeder, rank: dict[str, str]) -> None:
     """One after the other, a fork, and one that comes while the first waits; without a rank that is told."""
     for epoch in range(4):
         feeder.feed(epoch, DATA)
     with reader(**rank) as first:
-        assert first.stdout.readline() == "5\n"
+        assert output_of(first).readline() == "5\n"
+        assert first.stdin is not None
         first.stdin.write("fork\nread\n")
         first.stdin.flush()
-        assert [first.stdout.readline(), first.stdout.readline()] == ["5\n", "5\n"]
+        assert [output_of(first).readline(), output_of(first).readline()] == ["5\n", "5\n"]
         with reader(**rank) as second:
             said, errors = second.communicate()
         assert said == "5\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from streamer.errors import ChannelError
 from streamer.readers.loader import ResumableLoader
 from streamer.readers.torch import PipeIterableDataset
 from tests.readers import decoders
+from tests.readers.feeder import Feeder
 from tests.readers.test_torch import ENCODE, FOUR, RECORDS, encoded
 from tests.unit.test_tar import archive
 
@@ -25,25 +27,25 @@ pytestmark = [
 ]
 
 
-def resumable(dataset, workers, **options):
+def resumable(dataset: PipeIterableDataset, workers: int, **options: Any) -> ResumableLoader:
     if workers:
         options |= {"multiprocessing_context": "forkserver"}
     return ResumableLoader(dataset, num_workers=workers, **options)
 
 
-def had(loader, count):
+def had(loader: ResumableLoader, count: int) -> Any:
     """The first elements of a loop, and the state after them as a file has it."""
     elements = list(itertools.islice(loader, count))
     return elements, json.loads(json.dumps(loader.state_dict()))
 
 
-def flat(batches):
+def flat(batches: Any) -> list[Any]:
     return [record for batch in batches for record in batch]
 
 
 @pytest.mark.parametrize("record_format", list(ENCODE))
 @pytest.mark.parametrize("count", [1, 700, len(RECORDS) - 1])
-def test_a_dataset_alone(feeder, record_format, count):
+def test_a_dataset_alone(feeder: Feeder, record_format: str, count: int) -> None:
     left = feeder.feed(0, encoded(record_format))
     dataset = PipeIterableDataset("train", record_format)
     passing = iter(dataset)
@@ -61,7 +63,7 @@ def test_a_dataset_alone(feeder, record_format, count):
     assert list(again) == RECORDS
 
 
-def test_samples_of_tar_files(feeder):
+def test_samples_of_tar_files(feeder: Feeder) -> None:
     members = [(f"{number:05}.bin", b"x" * (number * 7 % 3000)) for number in range(1500)]
     data = archive(members)
     left = feeder.feed(0, data)
@@ -80,7 +82,7 @@ def test_samples_of_tar_files(feeder):
 
 @pytest.mark.parametrize(("workers", "later"), [(0, 0), (2, 2), (3, 1), (1, 3)])
 @pytest.mark.parametrize("from_there", [False, True], ids=["whole", "--resume"])
-def test_workers_that_share_a_channel(feeder, workers, later, from_there):
+def test_workers_that_share_a_channel(feeder: Feeder, workers: int, later: int, from_there: bool) -> None:
     """However far they had read ahead, and with another number of them; whole batches, each once."""
     data = encoded("TFRecord")
     left = feeder.feed(0, data, digest="d")
@@ -100,7 +102,7 @@ def test_workers_that_share_a_channel(feeder, workers, later, from_there):
     assert feeder.next_epoch() == 1
 
 
-def test_one_interruption_after_the_other(feeder):
+def test_one_interruption_after_the_other(feeder: Feeder) -> None:
     """A state of a resumed loop is one of the epoch, gaps and all."""
     found, state = [], None
     for _ in range(4):
@@ -113,11 +115,12 @@ def test_one_interruption_after_the_other(feeder):
         left.join()
     feeder.feed(0, encoded("TFRecord"))
     loader = resumable(PipeIterableDataset("train", "TFRecord", batch_size=10), 2)
+    assert state is not None
     loader.load_state_dict(state)
     assert sorted(flat(found + list(loader))) == sorted(RECORDS)
 
 
-def test_more_channels_than_workers(four):
+def test_more_channels_than_workers(four: Feeder) -> None:
     for channel in FOUR:
         lines = [b"%s %d" % (channel.encode(), number) for number in range(2000)]
         four.feed(0, encoded("TextLine", lines), channel=channel)
@@ -134,7 +137,7 @@ def test_more_channels_than_workers(four):
     )
 
 
-def test_workers_that_stay(feeder):
+def test_workers_that_stay(feeder: Feeder) -> None:
     """The state is used up by the first loop; between loops it is the next epoch's begin."""
     left = feeder.feed(0, encoded("TFRecord"))
     first, state = had(resumable(PipeIterableDataset("train", "TFRecord", batch_size=50), 2), 40)
@@ -150,7 +153,7 @@ def test_workers_that_stay(feeder):
     assert loader.state_dict()["channels"][0]["epoch"] == 2
 
 
-def test_batches_that_the_loader_makes(feeder):
+def test_batches_that_the_loader_makes(feeder: Feeder) -> None:
     left = feeder.feed(0, encoded("TFRecord"))
     dataset = PipeIterableDataset("train", "TFRecord", decode=decoders.length)
     first, state = had(resumable(dataset, 2, batch_size=25), 100)
@@ -162,7 +165,7 @@ def test_batches_that_the_loader_makes(feeder):
     assert sorted(torch.cat(first + list(loader)).tolist()) == sorted(map(len, RECORDS))
 
 
-def test_before_the_first_loop_the_state_is_the_next_epoch(feeder):
+def test_before_the_first_loop_the_state_is_the_next_epoch(feeder: Feeder) -> None:
     loader = resumable(PipeIterableDataset("train", "TFRecord"), 2)
     assert loader.state_dict()["channels"][0]["records"] == 0
     loader.load_state_dict(loader.state_dict())
@@ -171,7 +174,7 @@ def test_before_the_first_loop_the_state_is_the_next_epoch(feeder):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_another_plan_is_refused_unless_told(feeder, workers):
+def test_another_plan_is_refused_unless_told(feeder: Feeder, workers: int) -> None:
     left = feeder.feed(0, encoded("TFRecord"), digest="one")
     first, state = had(resumable(PipeIterableDataset("train", "TFRecord", batch_size=9), workers), 20)
     left.join()
@@ -189,7 +192,7 @@ def test_another_plan_is_refused_unless_told(feeder, workers):
     assert sorted(flat(first + list(loader))) == sorted(RECORDS)
 
 
-def test_what_a_dataset_cannot_tell(feeder):
+def test_what_a_dataset_cannot_tell(feeder: Feeder) -> None:
     """Its workers read, and not it; a state that says otherwise would lose what they hold."""
     dataset = PipeIterableDataset("train", "TFRecord")
     with pytest.raises(ChannelError, match="has not been iterated in this process"):
@@ -199,14 +202,14 @@ def test_what_a_dataset_cannot_tell(feeder):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_loader_of_torchdata(four, workers):
+def test_a_loader_of_torchdata(four: Feeder, workers: int) -> None:
     """It asks each worker for its state after every element, and gives each its own again."""
 
-    def feed():
+    def feed() -> None:
         for channel in FOUR:
             four.feed(0, encoded("TFRecord", RECORDS[:2000]), channel=channel)
 
-    options = {"batch_size": None, "num_workers": workers}
+    options: dict[str, Any] = {"batch_size": None, "num_workers": workers}
     if workers:
         options |= {"multiprocessing_context": "forkserver"}
     feed()
@@ -223,7 +226,7 @@ def test_a_loader_of_torchdata(four, workers):
     assert sorted(flat(first + list(again))) == sorted(RECORDS[:2000] * 4)
 
 
-def test_a_loader_of_torchdata_whose_workers_share_a_channel(feeder):
+def test_a_loader_of_torchdata_whose_workers_share_a_channel(feeder: Feeder) -> None:
     feeder.feed(0, encoded("TFRecord"))
     loader = StatefulDataLoader(
         PipeIterableDataset("train", "TFRecord"),

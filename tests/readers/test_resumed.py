@@ -5,6 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +16,7 @@ from streamer.formats.tfrecord import encode
 from streamer.readers.loader import ResumableLoader
 from streamer.readers.torch import PipeIterableDataset
 from tests.kit.processes import Sidecar, job, penstock, write_job
+from tests.kit.stub import S3Stub
 from tests.kit.trailers import published_trailer
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -24,24 +28,31 @@ SEEN = 15_000
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("workers_of_torch")]
 
 
+class Begun:
+    """Starts the sidecar of the job at `path`, with other credentials each time."""
+
+    def __init__(self, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.path = path
+        self.started: list[Sidecar] = []
+        self._monkeypatch = monkeypatch
+
+    def __call__(self, *options: str) -> Sidecar:
+        self._monkeypatch.setenv("AWS_ACCESS_KEY_ID", f"AKIASIDECAR{len(self.started)}")
+        self.started.append(Sidecar(self.path, *options))
+        self.started[-1].wait_for("ready")
+        return self.started[-1]
+
+
 @pytest.fixture
-def begun(stub, tmp_path, monkeypatch):
+def begun(stub: S3Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Begun]:
     """Starts the sidecar of one job, again and again, killed at the test's end."""
     for part in range(3):
         stub.objects[f"b/train/{part}"] = b"".join(map(encode, RECORDS[part::3]))
     monkeypatch.setenv("SAGEMAKER_BASE_DIR", str(tmp_path / "ml"))
     path = write_job(tmp_path / "job.yaml", job(stub.url, tmp_path / "ml", "b/train/", PartSize="64KiB"))
-    found: list[Sidecar] = []
-
-    def begin(*options):
-        monkeypatch.setenv("AWS_ACCESS_KEY_ID", f"AKIASIDECAR{len(found)}")
-        found.append(Sidecar(path, *options))
-        found[-1].wait_for("ready")
-        return found[-1]
-
-    begin.path = path  # type: ignore[attr-defined]  # the function is the fixture, its job rides along
+    begin = Begun(path, monkeypatch)
     yield begin
-    for each in found:
+    for each in begin.started:
         if each.process.poll() is None:
             each.process.kill()
         each.wait()
@@ -50,21 +61,21 @@ def begun(stub, tmp_path, monkeypatch):
 ORDER = [record for part in range(3) for record in RECORDS[part::3]]
 
 
-def resume(begun, tmp_path, state):
+def resume(begun: Begun, tmp_path: Path, state: dict[str, Any]) -> Sidecar:
     """A sidecar that goes on at a state saved in a file; it must ask for nothing before that position."""
     (tmp_path / "state.json").write_text(json.dumps(state))
     return begun("--resume", str(tmp_path / "state.json"))
 
 
-def first_fetched(stub):
+def first_fetched(stub: S3Stub) -> int:
     """The byte of the epoch with which the first request of the second sidecar begins."""
     sizes = [len(stub.objects[f"b/train/{part}"]) for part in range(3)]
-    get = next(get for get in stub.seen if "AKIASIDECAR1/" in get.authorization)
+    get = next(get for get in stub.seen if "AKIASIDECAR1/" in (get.authorization or ""))
     return sum(sizes[: int(get.key[-1])]) + int(get.range[6:].split("-")[0])
 
 
-def test_pytorch_with_two_workers(stub, begun, tmp_path):
-    def loader():
+def test_pytorch_with_two_workers(stub: S3Stub, begun: Begun, tmp_path: Path) -> None:
+    def loader() -> ResumableLoader:
         dataset = PipeIterableDataset("train", "TFRecord", batch_size=50)
         return ResumableLoader(dataset, num_workers=2, multiprocessing_context="forkserver")
 
@@ -87,11 +98,11 @@ def test_pytorch_with_two_workers(stub, begun, tmp_path):
     assert started.end() == 0
 
 
-def test_tensorflow_with_a_checkpoint(stub, begun, tmp_path):
+def test_tensorflow_with_a_checkpoint(stub: S3Stub, begun: Begun, tmp_path: Path) -> None:
     tf = pytest.importorskip("tensorflow")
     from streamer.readers.tensorflow import PipeModeDataset
 
-    def dataset(start):
+    def dataset(start: Any) -> Any:
         return PipeModeDataset("train", "TFRecord", batch_size=100, positions=True, start=start).prefetch(8)
 
     started = begun()
@@ -116,7 +127,7 @@ def test_tensorflow_with_a_checkpoint(stub, begun, tmp_path):
 
 
 @pytest.mark.parametrize("anyway", [False, True])
-def test_objects_that_have_changed_since(stub, begun, tmp_path, anyway):
+def test_objects_that_have_changed_since(stub: S3Stub, begun: Begun, tmp_path: Path, anyway: bool) -> None:
     """Refused by the sidecar as it starts; if it is told, the reader must be told too."""
     started = begun()
     loader = ResumableLoader(PipeIterableDataset("train", "TFRecord", batch_size=50))

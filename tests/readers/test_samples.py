@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -12,29 +14,30 @@ from streamer.readers import PipeReader
 from streamer.readers.protobuf import decode
 from streamer.readers.samples import grouped, grouped_dataset
 from streamer.readers.tensorflow import PipeModeDataset
+from tests.readers.feeder import Feeder
 
 PAIRS = [(b"image %d" % number * number, b"%d" % number) for number in range(500)]
 
 
-def feed(feeder, epoch, pairs):
+def feed(feeder: Feeder, epoch: int, pairs: Sequence[tuple[bytes, ...]]) -> None:
     feeder.feed(epoch, b"".join(recordio.encode(record) for pair in pairs for record in pair))
 
 
-def test_plain_records_are_grouped(feeder):
+def test_plain_records_are_grouped(feeder: Feeder) -> None:
     feed(feeder, 0, PAIRS)
     assert list(grouped(PipeReader("train"), 2)) == PAIRS
     assert list(grouped([], 3)) == []
     assert list(grouped("ab", 1)) == [("a",), ("b",)]
 
 
-def test_datasets_are_grouped(feeder):
+def test_datasets_are_grouped(feeder: Feeder) -> None:
     feed(feeder, 0, PAIRS)
     dataset = grouped_dataset(PipeModeDataset("train"), attributes=2)
     assert [spec.shape.rank for spec in dataset.element_spec] == [0, 0]
     assert list(dataset.as_numpy_iterator()) == PAIRS
 
 
-def test_an_epoch_that_ends_inside_a_sample_is_an_error(feeder):
+def test_an_epoch_that_ends_inside_a_sample_is_an_error(feeder: Feeder) -> None:
     for epoch in range(2):
         feed(feeder, epoch, [*PAIRS, (b"image without label",)])
     got: list[tuple[bytes, ...]] = []
@@ -47,13 +50,13 @@ def test_an_epoch_that_ends_inside_a_sample_is_an_error(feeder):
     assert got == PAIRS
 
 
-def test_a_sample_has_at_least_one_record(feeder):
+def test_a_sample_has_at_least_one_record(feeder: Feeder) -> None:
     for group in (grouped, grouped_dataset):
         with pytest.raises(ValueError, match="attributes is 0"):
             group([], 0)
 
 
-def test_protobuf_records_of_a_channel(feeder):
+def test_protobuf_records_of_a_channel(feeder: Feeder) -> None:
     payload = bytes.fromhex("0a160a0676616c756573120c120a0a080000803f000000401a0161")
     feeder.feed(0, recordio.encode(payload) * 2)
     records = [decode(payload) for payload in PipeReader("train", "RecordIO")]

@@ -9,18 +9,21 @@ import socket
 import subprocess
 import sys
 import threading
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from streamer.errors import ChannelError, StreamError, TruncatedStream
 from streamer.readers import PipeStream
 from streamer.readers.core import stream as readers_stream
-from streamer.trailer import trailer_path
+from streamer.trailer import TrailerState, trailer_path
+from tests.readers.feeder import Feeder
 
 DATA = bytes(range(256)) * 4000  # about 1 MB: many times what a pipe holds
 
 
-def read_all(feeder, epoch=0, **options):
+def read_all(feeder: Feeder, epoch: int = 0, **options: Any) -> Any:
     with PipeStream(feeder.path("train", epoch), **options) as stream:
         return stream.read()
 
@@ -28,7 +31,7 @@ def read_all(feeder, epoch=0, **options):
 # The end, and who says so
 
 
-def test_a_complete_epoch(feeder):
+def test_a_complete_epoch(feeder: Feeder) -> None:
     feed = feeder.feed(0, DATA)
     with PipeStream(feeder.path("train", 0)) as stream:
         assert stream.read() == DATA
@@ -41,13 +44,13 @@ def test_a_complete_epoch(feeder):
     assert not feed.reader_gone
 
 
-def test_an_empty_epoch(feeder):
+def test_an_empty_epoch(feeder: Feeder) -> None:
     for epoch in range(20):  # open and close may fall on either side of the first poll
         feeder.feed(epoch, b"")
         assert read_all(feeder, epoch) == b""
 
 
-def test_end_of_file_while_the_trailer_is_open_means_that_the_sidecar_died(feeder):
+def test_end_of_file_while_the_trailer_is_open_means_that_the_sidecar_died(feeder: Feeder) -> None:
     feeder.feed(0, DATA, state="open", total=len(DATA) + 5)
     stream = PipeStream(feeder.path("train", 0))
     with pytest.raises(
@@ -59,7 +62,7 @@ def test_end_of_file_while_the_trailer_is_open_means_that_the_sidecar_died(feede
     stream.close()
 
 
-def test_an_epoch_of_unknown_length_is_proven_all_the_same(feeder):
+def test_an_epoch_of_unknown_length_is_proven_all_the_same(feeder: Feeder) -> None:
     """Inflated objects: only the last trailer knows how many bytes there were."""
     feeder.feed(0, DATA, unknown=True, hold=True)
     with PipeStream(feeder.path("train", 0)) as stream:
@@ -77,7 +80,7 @@ def test_an_epoch_of_unknown_length_is_proven_all_the_same(feeder):
         read_all(feeder, 2)
 
 
-def test_a_killed_writer_process(feeder):
+def test_a_killed_writer_process(feeder: Feeder) -> None:
     feeder.publish(0, "open", total=10)
     os.mkfifo(feeder.path("train", 0))
     script = "import os, sys; os.write(os.open(sys.argv[1], os.O_WRONLY), b'12345'); sys.stdin.read()"
@@ -97,29 +100,32 @@ def test_a_killed_writer_process(feeder):
         ("stopped", None, "the sidecar was stopped before the end"),
     ],
 )
-def test_a_state_reaches_a_reader_whose_fifo_is_held_open(feeder, state, error, text):
+def test_a_state_reaches_a_reader_whose_fifo_is_held_open(
+    feeder: Feeder, state: TrailerState, error: str | None, text: str
+) -> None:
     feed = feeder.feed(0, b"12345", total=9, state=state, error=error, hold=True)
     with PipeStream(feeder.path("train", 0)) as stream:
         assert stream.read(5) == b"12345"
         with pytest.raises(TruncatedStream, match=f"received 5 of 9 bytes of train_0: {text}"):
             stream.read(5)
+        assert feed.thread is not None
         assert feed.thread.is_alive()  # it was not the end of file that said so
 
 
 @pytest.mark.parametrize("delivered", [4, 6])
-def test_complete_with_another_count_is_not_complete(feeder, delivered):
+def test_complete_with_another_count_is_not_complete(feeder: Feeder, delivered: int) -> None:
     feeder.feed(0, b"12345", delivered=delivered)
     with pytest.raises(TruncatedStream, match=f"received 5 of {delivered} bytes of train_0.*another process"):
         read_all(feeder)
 
 
-def test_abandoned_at_the_end_is_not_complete(feeder):
+def test_abandoned_at_the_end_is_not_complete(feeder: Feeder) -> None:
     feeder.feed(0, b"12345", state="abandoned")
     with pytest.raises(TruncatedStream, match="a reader closed the FIFO early"):
         read_all(feeder)
 
 
-def test_a_trailer_that_vanished_proves_nothing(feeder):
+def test_a_trailer_that_vanished_proves_nothing(feeder: Feeder) -> None:
     feed = feeder.feed(0, b"12345", hold=True)
     with PipeStream(feeder.path("train", 0)) as stream:
         assert stream.read(5) == b"12345"
@@ -130,7 +136,7 @@ def test_a_trailer_that_vanished_proves_nothing(feeder):
             stream.read(1)
 
 
-def test_a_trailer_that_cannot_be_read_is_an_error_at_once(feeder):
+def test_a_trailer_that_cannot_be_read_is_an_error_at_once(feeder: Feeder) -> None:
     os.mkfifo(feeder.path("train", 0))
     with open(trailer_path(feeder.pipe_dir, "train", 0), "w") as file:
         file.write('{"format": 2}')
@@ -139,7 +145,7 @@ def test_a_trailer_that_cannot_be_read_is_an_error_at_once(feeder):
         stream.open()
 
 
-def test_a_foreign_fifo_is_read_without_proof(feeder, caplog):
+def test_a_foreign_fifo_is_read_without_proof(feeder: Feeder, caplog: pytest.LogCaptureFixture) -> None:
     feeder.feed(0, DATA, proof=False)
     with caplog.at_level("INFO", logger="penstock"), PipeStream(feeder.path("train", 0)) as stream:
         assert stream.read() == DATA
@@ -151,7 +157,9 @@ def test_a_foreign_fifo_is_read_without_proof(feeder, caplog):
 
 @pytest.mark.parametrize("state", ["failed", "stopped"])
 @pytest.mark.parametrize("begins", [True, False])
-def test_the_failure_of_an_earlier_run_is_not_that_of_the_next(feeder, monkeypatch, state, begins):
+def test_the_failure_of_an_earlier_run_is_not_that_of_the_next(
+    feeder: Feeder, monkeypatch: pytest.MonkeyPatch, state: TrailerState, begins: bool
+) -> None:
     """The FIFO was made beforehand, and a trailer of the last run lies beside it."""
     monkeypatch.setattr(readers_stream, "_CHECK_S", 0.01)
     feeder.publish(0, state, error="the old one", total=9)
@@ -169,7 +177,7 @@ def test_the_failure_of_an_earlier_run_is_not_that_of_the_next(feeder, monkeypat
         assert stream.trailer.state == "complete"
 
 
-def test_the_failure_of_an_earlier_run_is_told_if_no_other_comes(feeder):
+def test_the_failure_of_an_earlier_run_is_told_if_no_other_comes(feeder: Feeder) -> None:
     feeder.publish(0, "failed", error="the old one", total=9)
     os.mkfifo(feeder.path("train", 0))
     with (
@@ -179,7 +187,7 @@ def test_the_failure_of_an_earlier_run_is_told_if_no_other_comes(feeder):
         stream.read(1)
 
 
-def test_a_failure_before_the_first_byte_is_told(feeder, monkeypatch):
+def test_a_failure_before_the_first_byte_is_told(feeder: Feeder, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sidecar of this run holds the FIFO open; or it failed in the epoch before, and nobody does."""
     monkeypatch.setattr(readers_stream, "_CHECK_S", 0.01)
     feeder.publish(0, "failed", error="a new one", total=9)
@@ -202,7 +210,7 @@ def test_a_failure_before_the_first_byte_is_told(feeder, monkeypatch):
 # Waiting for the FIFO and for its writer
 
 
-def test_waits_for_the_fifo_to_appear(feeder):
+def test_waits_for_the_fifo_to_appear(feeder: Feeder) -> None:
     with PipeStream(feeder.path("train", 0)) as stream:
         assert not stream.open(wait=0)
         feeder.feed(0, DATA)
@@ -210,11 +218,11 @@ def test_waits_for_the_fifo_to_appear(feeder):
         assert stream.read() == DATA
 
 
-def test_waits_in_another_thread(feeder):
+def test_waits_in_another_thread(feeder: Feeder) -> None:
     got = []
     waiting = threading.Event()
 
-    def read():
+    def read() -> None:
         waiting.set()
         got.append(read_all(feeder))
 
@@ -226,7 +234,7 @@ def test_waits_in_another_thread(feeder):
     assert got == [DATA]
 
 
-def test_waits_for_the_directory_too(feeder, tmp_path):
+def test_waits_for_the_directory_too(feeder: Feeder, tmp_path: Path) -> None:
     base = tmp_path / "late"
     with PipeStream(base / "train_0") as stream:
         assert not stream.open(wait=0)
@@ -235,7 +243,7 @@ def test_waits_for_the_directory_too(feeder, tmp_path):
         assert stream.read() == b"12345"
 
 
-def test_says_what_is_there_instead(feeder):
+def test_says_what_is_there_instead(feeder: Feeder) -> None:
     feeder.feed(0, b"", channel="train")
     feeder.feed(1, b"", channel="validation")
     feeder.publish(7, "abandoned")
@@ -250,7 +258,7 @@ def test_says_what_is_there_instead(feeder):
     )
 
 
-def test_says_that_there_is_nothing(feeder, tmp_path):
+def test_says_that_there_is_nothing(feeder: Feeder, tmp_path: Path) -> None:
     with PipeStream(feeder.path("train", 7), timeout=0) as stream:
         with pytest.raises(ChannelError, match="the directory has no FIFO of this channel"):
             stream.open()
@@ -261,7 +269,7 @@ def test_says_that_there_is_nothing(feeder, tmp_path):
         stream.open()
 
 
-def test_a_fifo_without_a_writer_is_not_at_its_end(feeder):
+def test_a_fifo_without_a_writer_is_not_at_its_end(feeder: Feeder) -> None:
     os.mkfifo(feeder.path("train", 0))
     buffer = bytearray(8)
     with PipeStream(feeder.path("train", 0), patience=0) as stream:
@@ -275,7 +283,7 @@ def test_a_fifo_without_a_writer_is_not_at_its_end(feeder):
         assert stream.readinto(buffer) == 0
 
 
-def test_a_writer_that_came_and_went_without_a_byte_is_the_end(feeder):
+def test_a_writer_that_came_and_went_without_a_byte_is_the_end(feeder: Feeder) -> None:
     os.mkfifo(feeder.path("train", 0))
     with PipeStream(feeder.path("train", 0), patience=0) as stream:
         assert stream.readinto(bytearray(8)) is None
@@ -283,7 +291,7 @@ def test_a_writer_that_came_and_went_without_a_byte_is_the_end(feeder):
         assert stream.readinto(bytearray(8)) == 0
 
 
-def test_gives_up_on_a_fifo_that_nobody_writes(feeder):
+def test_gives_up_on_a_fifo_that_nobody_writes(feeder: Feeder) -> None:
     os.mkfifo(feeder.path("train", 0))
     with (
         PipeStream(feeder.path("train", 0), timeout=0.1) as stream,
@@ -295,7 +303,7 @@ def test_gives_up_on_a_fifo_that_nobody_writes(feeder):
 # Leaving early, and other sources
 
 
-def test_leaving_early_tells_the_writer(feeder):
+def test_leaving_early_tells_the_writer(feeder: Feeder) -> None:
     feed = feeder.feed(0, DATA * 4)
     stream = PipeStream(feeder.path("train", 0))
     assert stream.read(100) == DATA[:100]
@@ -307,7 +315,7 @@ def test_leaving_early_tells_the_writer(feeder):
         stream.read(1)
 
 
-def test_opening_and_leaving_without_a_read_tells_the_writer(feeder):
+def test_opening_and_leaving_without_a_read_tells_the_writer(feeder: Feeder) -> None:
     feed = feeder.feed(0, DATA)
     with PipeStream(feeder.path("train", 0)) as stream:
         stream.open()
@@ -315,7 +323,7 @@ def test_opening_and_leaving_without_a_read_tells_the_writer(feeder):
     assert feed.reader_gone
 
 
-def test_making_a_stream_opens_nothing(feeder):
+def test_making_a_stream_opens_nothing(feeder: Feeder) -> None:
     feed = feeder.feed(0, DATA)
     stream = PipeStream(feeder.path("train", 0))
     with pytest.raises(io.UnsupportedOperation):
@@ -325,7 +333,7 @@ def test_making_a_stream_opens_nothing(feeder):
     assert read_all(feeder) == DATA
 
 
-def test_unused_is_called_only_for_a_stream_that_no_writer_saw(feeder):
+def test_unused_is_called_only_for_a_stream_that_no_writer_saw(feeder: Feeder) -> None:
     calls = []
     feeder.feed(0, b"12345")
     PipeStream(feeder.path("train", 0), unused=lambda: calls.append("closed")).close()
@@ -344,7 +352,7 @@ def test_unused_is_called_only_for_a_stream_that_no_writer_saw(feeder):
     assert calls == ["closed", "absent", "no writer"]
 
 
-def test_children_do_not_inherit_the_fifo(feeder):
+def test_children_do_not_inherit_the_fifo(feeder: Feeder) -> None:
     feeder.feed(0, b"12345")
     with PipeStream(feeder.path("train", 0)) as stream:
         stream.open()
@@ -352,7 +360,7 @@ def test_children_do_not_inherit_the_fifo(feeder):
         assert stream.read() == b"12345"
 
 
-def test_a_directory_is_refused(feeder):
+def test_a_directory_is_refused(feeder: Feeder) -> None:
     os.mkdir(feeder.path("train", 0))
     with (
         PipeStream(feeder.path("train", 0)) as stream,
@@ -361,7 +369,7 @@ def test_a_directory_is_refused(feeder):
         stream.open()
 
 
-def test_what_cannot_be_opened_is_a_channel_error(feeder, monkeypatch):
+def test_what_cannot_be_opened_is_a_channel_error(feeder: Feeder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(feeder.pipe_dir)  # the path of a socket must be short
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind("train_0")
@@ -370,7 +378,7 @@ def test_what_cannot_be_opened_is_a_channel_error(feeder, monkeypatch):
             stream.open()
 
 
-def test_a_regular_file_is_read_without_proof(tmp_path):
+def test_a_regular_file_is_read_without_proof(tmp_path: Path) -> None:
     (tmp_path / "train_0").write_bytes(DATA)
     with PipeStream(tmp_path / "train_0") as stream:
         assert stream.read(10) == DATA[:10]
@@ -379,7 +387,7 @@ def test_a_regular_file_is_read_without_proof(tmp_path):
 
 
 @pytest.mark.parametrize("redirect", ["pipe", "file"])
-def test_standard_input(tmp_path, redirect):
+def test_standard_input(tmp_path: Path, redirect: str) -> None:
     script = (
         "import sys; from streamer.readers import PipeStream; print(len(PipeStream('/dev/stdin').read()))"
     )
@@ -402,14 +410,14 @@ def test_standard_input(tmp_path, redirect):
 # As a file
 
 
-def test_under_a_buffered_reader(feeder):
+def test_under_a_buffered_reader(feeder: Feeder) -> None:
     text = "".join(f"{number},{number * number}\n" for number in range(50_000))
     feeder.feed(0, text.encode())
     with io.TextIOWrapper(io.BufferedReader(PipeStream(feeder.path("train", 0)))) as lines:
         assert "".join(lines) == text
 
 
-def test_reads_all_that_is_there_at_once(feeder):
+def test_reads_all_that_is_there_at_once(feeder: Feeder) -> None:
     feed = feeder.feed(0, b"x" * 50_000, hold=True)
     buffer = bytearray(1 << 20)
     with PipeStream(feeder.path("train", 0)) as stream:

@@ -11,13 +11,16 @@ import signal
 import struct
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from streamer.errors import ChannelError
 from streamer.formats import recordio, tfrecord
-from streamer.relay.deliver.frame_aligner import POISON
+from streamer.relay.deliver.frame_aligner import POISON, Framing
 from tests.kit.frames import spoilt
+from tests.readers.feeder import Feeder
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 tf = pytest.importorskip("tensorflow")
@@ -34,15 +37,15 @@ ENCODE = {"TFRecord": tfrecord.encode, "RecordIO": recordio.encode, "TextLine": 
 LARGE = tfrecord.encode(b"x" * 10_000) * 1000  # far more than pipe and prefetch hold
 
 
-def encoded(record_format="TFRecord", records=RECORDS):
+def encoded(record_format: str = "TFRecord", records: list[bytes] = RECORDS) -> bytes:
     return b"".join(map(ENCODE[record_format], records))
 
 
-def contents(dataset):
+def contents(dataset: Any) -> list[Any]:
     return list(dataset.as_numpy_iterator())
 
 
-def opened(feeder):
+def opened(feeder: Feeder) -> list[Any]:
     """The FIFOs that this process has open, among those that no test writer of it holds."""
     links = []
     for fd in os.listdir("/proc/self/fd"):
@@ -56,7 +59,7 @@ def opened(feeder):
 # Elements and epochs
 
 
-def test_is_a_dataset_of_strings(feeder):
+def test_is_a_dataset_of_strings(feeder: Feeder) -> None:
     dataset = PipeModeDataset("train")
     assert isinstance(dataset, tf.data.Dataset)
     assert dataset.element_spec == tf.TensorSpec([], tf.string)
@@ -64,12 +67,14 @@ def test_is_a_dataset_of_strings(feeder):
 
 
 @pytest.mark.parametrize("record_format", list(ENCODE))
-def test_record_formats(feeder, record_format):
+def test_record_formats(feeder: Feeder, record_format: str) -> None:
     feeder.feed(0, encoded(record_format))
     assert contents(PipeModeDataset("train", record_format)) == RECORDS
 
 
-def test_the_incumbents_positional_arguments(feeder, monkeypatch, capfd):
+def test_the_incumbents_positional_arguments(
+    feeder: Feeder, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("SAGEMAKER_BASE_DIR", "/nowhere")
     feeder.feed(0, encoded())
     dataset = PipeModeDataset(
@@ -80,7 +85,7 @@ def test_the_incumbents_positional_arguments(feeder, monkeypatch, capfd):
     assert capfd.readouterr().out == ""
 
 
-def test_each_iterator_reads_the_next_epoch(feeder):
+def test_each_iterator_reads_the_next_epoch(feeder: Feeder) -> None:
     dataset = PipeModeDataset("train", "TFRecord")
     for epoch in range(3):
         feeder.feed(epoch, encoded(records=RECORDS[epoch:]))
@@ -88,19 +93,19 @@ def test_each_iterator_reads_the_next_epoch(feeder):
     assert contents_of_a_new_dataset(feeder) == [b"last"]
 
 
-def contents_of_a_new_dataset(feeder):
+def contents_of_a_new_dataset(feeder: Feeder) -> Any:
     feeder.feed(3, encoded(records=[b"last"]))
     return contents(PipeModeDataset("train", "TFRecord"))
 
 
-def test_repeat_reads_as_many_epochs_as_it_says(feeder):
+def test_repeat_reads_as_many_epochs_as_it_says(feeder: Feeder) -> None:
     feeds = [feeder.feed(epoch, encoded(records=RECORDS[epoch:])) for epoch in range(3)]
     assert contents(PipeModeDataset("train", "TFRecord").repeat(2)) == RECORDS + RECORDS[1:]
     assert feeder.next_epoch() == 2
     assert not feeds[2].opened.is_set()
 
 
-def test_an_iterator_that_is_never_asked_takes_no_epoch(feeder):
+def test_an_iterator_that_is_never_asked_takes_no_epoch(feeder: Feeder) -> None:
     feed = feeder.feed(0, encoded())
     dataset = PipeModeDataset("train", "TFRecord")
     for _ in range(3):
@@ -110,7 +115,7 @@ def test_an_iterator_that_is_never_asked_takes_no_epoch(feeder):
     assert contents(dataset) == RECORDS
 
 
-def test_an_empty_epoch_ends_an_endless_repeat(feeder):
+def test_an_empty_epoch_ends_an_endless_repeat(feeder: Feeder) -> None:
     feeder.feed(0, encoded())
     feeder.feed(1, b"")
     assert contents(PipeModeDataset("train", "TFRecord").repeat()) == RECORDS
@@ -118,7 +123,7 @@ def test_an_empty_epoch_ends_an_endless_repeat(feeder):
 
 @pytest.mark.parametrize("drop_remainder", [False, True])
 @pytest.mark.parametrize("size", [1, 7, 1000, 5000])
-def test_batches(feeder, size, drop_remainder):
+def test_batches(feeder: Feeder, size: int, drop_remainder: bool) -> None:
     """Vectors over the borders of blocks; the last one is what is left of the epoch, or nothing."""
     records = RECORDS + [b"x" * 70_000] * 40
     feeder.feed(0, encoded(records=records))
@@ -131,7 +136,7 @@ def test_batches(feeder, size, drop_remainder):
     assert [batch.tolist() for batch in dataset.repeat(2).as_numpy_iterator()] == due * 2
 
 
-def test_batches_of_a_dead_sidecar_are_no_end(feeder):
+def test_batches_of_a_dead_sidecar_are_no_end(feeder: Feeder) -> None:
     """Whole vectors before the cut are delivered; what is left of the last one is not."""
     data = encoded()
     feeder.feed(0, data[:-1], state="open", total=len(data))
@@ -140,7 +145,7 @@ def test_batches_of_a_dead_sidecar_are_no_end(feeder):
     assert [record for batch in got for record in batch] == RECORDS[:2000]
 
 
-def test_a_pipeline(feeder):
+def test_a_pipeline(feeder: Feeder) -> None:
     feeder.feed(0, encoded())
     dataset = (
         PipeModeDataset("train", "TFRecord")
@@ -150,8 +155,8 @@ def test_a_pipeline(feeder):
         .prefetch(tf.data.AUTOTUNE)
     )
 
-    @tf.function
-    def total(batches):
+    @tf.function  # type: ignore[untyped-decorator]  # TensorFlow publishes no types
+    def total(batches: Any) -> Any:
         result = tf.constant(0.0)
         for batch in batches:
             result += tf.reduce_sum(batch)
@@ -160,7 +165,7 @@ def test_a_pipeline(feeder):
     assert total(dataset) == sum(range(3000))
 
 
-def test_two_channels_zipped(feeder):
+def test_two_channels_zipped(feeder: Feeder) -> None:
     feeder.feed(0, encoded("TFRecord"))
     feeder.feed(0, encoded("TextLine"), channel="validation")
     both = tf.data.Dataset.zip(
@@ -169,24 +174,24 @@ def test_two_channels_zipped(feeder):
     assert contents(both) == list(zip(RECORDS, RECORDS, strict=True))
 
 
-def test_a_record_larger_than_a_block(feeder):
+def test_a_record_larger_than_a_block(feeder: Feeder) -> None:
     records = [b"a", os.urandom(3 << 20), b"b"]
     feeder.feed(0, encoded("RecordIO", records))
     assert contents(PipeModeDataset("train", "RecordIO")) == records
 
 
-def test_a_foreign_fifo(feeder):
+def test_a_foreign_fifo(feeder: Feeder) -> None:
     feeder.feed(0, encoded(), proof=False)
     assert contents(PipeModeDataset("train", "TFRecord")) == RECORDS
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # Keras on datasets of unknown length
-def test_keras_fit_with_validation(feeder):
+def test_keras_fit_with_validation(feeder: Feeder) -> None:
     for epoch in range(3):
         feeder.feed(epoch, encoded())
         feeder.feed(epoch, encoded("TextLine", RECORDS[:100]), channel="validation")
 
-    def example(record):
+    def example(record: Any) -> Any:
         value = tf.reshape(tf.strings.to_number(record), [1]) / 3000
         return value, 2 * value
 
@@ -204,7 +209,7 @@ def test_keras_fit_with_validation(feeder):
     assert feeder.next_epoch("validation") == 2
 
 
-def test_distribution_does_not_divide_a_channel(feeder):
+def test_distribution_does_not_divide_a_channel(feeder: Feeder) -> None:
     dataset = PipeModeDataset("train", "TFRecord")
     policy = tf.data.experimental.AutoShardPolicy.OFF
     assert dataset.batch(2).options().experimental_distribute.auto_shard_policy == policy
@@ -217,7 +222,7 @@ def test_distribution_does_not_divide_a_channel(feeder):
 # Letting go
 
 
-def test_take_lets_go_of_the_fifo(feeder):
+def test_take_lets_go_of_the_fifo(feeder: Feeder) -> None:
     feed = feeder.feed(0, LARGE)
     assert len(contents(PipeModeDataset("train", "TFRecord").take(5))) == 5
     feed.join()
@@ -225,7 +230,7 @@ def test_take_lets_go_of_the_fifo(feeder):
     assert opened(feeder) == []
 
 
-def test_leaving_a_loop_lets_go_of_the_fifo(feeder):
+def test_leaving_a_loop_lets_go_of_the_fifo(feeder: Feeder) -> None:
     feed = feeder.feed(0, LARGE)
     for _ in PipeModeDataset("train", "TFRecord").batch(4).prefetch(2):
         break
@@ -235,7 +240,7 @@ def test_leaving_a_loop_lets_go_of_the_fifo(feeder):
     assert opened(feeder) == []
 
 
-def test_the_next_epoch_after_leaving_early(feeder):
+def test_the_next_epoch_after_leaving_early(feeder: Feeder) -> None:
     feeder.feed(0, LARGE)
     feeder.feed(1, encoded())
     dataset = PipeModeDataset("train", "TFRecord")
@@ -246,7 +251,7 @@ def test_the_next_epoch_after_leaving_early(feeder):
 
 
 @pytest.mark.parametrize("batched", [False, True], ids=["batch", "batch_size"])
-def test_an_iterator_of_a_stalled_channel_can_be_destroyed(feeder, batched):
+def test_an_iterator_of_a_stalled_channel_can_be_destroyed(feeder: Feeder, batched: bool) -> None:
     feed = feeder.feed(0, encoded(records=[b"1", b"2", b"3"]), hold=True)
     if batched:
         dataset = PipeModeDataset("train", "TFRecord", batch_size=2)
@@ -261,7 +266,7 @@ def test_an_iterator_of_a_stalled_channel_can_be_destroyed(feeder, batched):
     feed.release.set()
 
 
-def test_an_iterator_that_waits_for_its_fifo_can_be_destroyed(feeder):
+def test_an_iterator_that_waits_for_its_fifo_can_be_destroyed(feeder: Feeder) -> None:
     feeder.feed(0, encoded(records=[b"1"]))
     dataset = PipeModeDataset("train", "TFRecord").repeat().prefetch(2)
     iterator = iter(dataset)
@@ -272,7 +277,7 @@ def test_an_iterator_that_waits_for_its_fifo_can_be_destroyed(feeder):
     assert opened(feeder) == []
 
 
-def test_a_program_ends_with_live_iterators(feeder):
+def test_a_program_ends_with_live_iterators(feeder: Feeder) -> None:
     """One waits for a FIFO that is stalled, the other has read ahead."""
     feeder.feed(0, encoded(records=[b"1", b"2", b"3"]), hold=True)
     feeder.feed(0, LARGE, channel="validation", hold=True)
@@ -287,7 +292,7 @@ def test_a_program_ends_with_live_iterators(feeder):
 
 
 @pytest.mark.parametrize("batched", [False, True])
-def test_an_iterator_cannot_be_saved(feeder, tmp_path, batched):
+def test_an_iterator_cannot_be_saved(feeder: Feeder, tmp_path: Path, batched: bool) -> None:
     """A checkpoint without the position would lose data silently; with `positions` it is an element."""
     feeder.feed(0, encoded())
     dataset = PipeModeDataset("train", "TFRecord")
@@ -301,7 +306,7 @@ def test_an_iterator_cannot_be_saved(feeder, tmp_path, batched):
 # Errors
 
 
-def failure(dataset, error=tf.errors.DataLossError):
+def failure(dataset: Any, error: Any = tf.errors.DataLossError) -> Any:
     """What it gave before it failed, and the error."""
     got = []
     with pytest.raises(error) as caught:
@@ -309,7 +314,7 @@ def failure(dataset, error=tf.errors.DataLossError):
     return got, str(caught.value)
 
 
-def test_a_dead_sidecar(feeder):
+def test_a_dead_sidecar(feeder: Feeder) -> None:
     data = encoded()
     feeder.feed(0, data[:-1], state="open", total=len(data))
     got, text = failure(PipeModeDataset("train", "TFRecord"))
@@ -319,7 +324,7 @@ def test_a_dead_sidecar(feeder):
     assert got == RECORDS[:-1]
 
 
-def test_an_error_comes_once_and_then_the_end(feeder):
+def test_an_error_comes_once_and_then_the_end(feeder: Feeder) -> None:
     """Or a pipeline that ignores errors would never end."""
     feeder.feed(0, encoded(records=RECORDS[:10]) + spoilt(b"x"))
     iterator = iter(PipeModeDataset("train", "TFRecord"))
@@ -332,7 +337,7 @@ def test_an_error_comes_once_and_then_the_end(feeder):
     assert contents(PipeModeDataset("train", "TFRecord").ignore_errors()) == RECORDS[:20]
 
 
-def test_a_failed_sidecar_that_holds_the_fifo_open(feeder):
+def test_a_failed_sidecar_that_holds_the_fifo_open(feeder: Feeder) -> None:
     feeder.feed(0, encoded(), state="failed", error="503 for s3://b/k", hold=True)
     got, text = failure(PipeModeDataset("train", "TFRecord").prefetch(3))
     assert "train_0: the source failed: 503 for s3://b/k" in text
@@ -340,7 +345,7 @@ def test_a_failed_sidecar_that_holds_the_fifo_open(feeder):
 
 
 @pytest.mark.parametrize("record_format", ["TFRecord", "RecordIO"])
-def test_a_poisoned_epoch(feeder, tmp_path, record_format):
+def test_a_poisoned_epoch(feeder: Feeder, tmp_path: Path, record_format: Framing) -> None:
     """Told by its cause; and TensorFlow's own reader refuses a copy of it."""
     data, poison = encoded(record_format), POISON[record_format]
     feeder.feed(0, data, total=2 * len(data), state="failed", error="403 for s3://b/k", poison=poison)
@@ -355,14 +360,14 @@ def test_a_poisoned_epoch(feeder, tmp_path, record_format):
 
 
 @pytest.mark.parametrize("record_format", ["TFRecord", "RecordIO"])
-def test_a_cut_record(feeder, record_format):
+def test_a_cut_record(feeder: Feeder, record_format: str) -> None:
     feeder.feed(0, encoded(record_format)[:-1])
     got, text = failure(PipeModeDataset("train", record_format), tf.errors.InternalError)
     assert re.search(r"CutRecord: the stream ends inside a .* bytes wanted, \d+ arrived", text)
     assert got == RECORDS[:-1]
 
 
-def test_a_corrupt_record_and_skipping_it(feeder):
+def test_a_corrupt_record_and_skipping_it(feeder: Feeder) -> None:
     bad = bytearray(tfrecord.encode(b"bad"))
     bad[-1] ^= 1
     data = encoded(records=[b"one"]) + bytes(bad) + encoded(records=[b"two"])
@@ -375,7 +380,7 @@ def test_a_corrupt_record_and_skipping_it(feeder):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_an_error_passes_through_repeat_and_keras(feeder):
+def test_an_error_passes_through_repeat_and_keras(feeder: Feeder) -> None:
     feeder.feed(0, encoded(), state="open", total=10**6)
     model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
     model.compile("sgd", "mse")
@@ -389,7 +394,7 @@ def test_an_error_passes_through_repeat_and_keras(feeder):
         model.fit(dataset, steps_per_epoch=1000, verbose=0)
 
 
-def test_a_fifo_that_does_not_appear(feeder):
+def test_a_fifo_that_does_not_appear(feeder: Feeder) -> None:
     _, text = failure(PipeModeDataset("train", "TFRecord", timeout=0), tf.errors.NotFoundError)
     assert "ChannelError: train_0 did not appear in" in text
     assert "the directory has no FIFO of this channel" in text
@@ -397,7 +402,7 @@ def test_a_fifo_that_does_not_appear(feeder):
     assert contents(PipeModeDataset("train", "TFRecord")) == RECORDS  # the epoch was not lost
 
 
-def test_constructor_errors(feeder):
+def test_constructor_errors(feeder: Feeder) -> None:
     with pytest.raises(
         PipeModeDatasetException, match=r"^Channel eval not found in Training Job InputDataConfig$"
     ):
@@ -418,7 +423,7 @@ def test_constructor_errors(feeder):
     assert issubclass(PipeModeDatasetException, ChannelError)
 
 
-def test_a_state_directory_that_cannot_be_made(feeder, tmp_path):
+def test_a_state_directory_that_cannot_be_made(feeder: Feeder, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ChannelError, match="cannot make the state directory"):
         PipeModeDataset("train", state_dir=str(tmp_path / "file" / "state"))
@@ -427,7 +432,7 @@ def test_a_state_directory_that_cannot_be_made(feeder, tmp_path):
 # Benchmark output
 
 
-def test_benchmark_lines(feeder, capfd):
+def test_benchmark_lines(feeder: Feeder, capfd: pytest.CaptureFixture[str]) -> None:
     feeder.feed(0, encoded())
     assert contents(PipeModeDataset("train", "TFRecord", benchmark=True)) == RECORDS
     gc.collect()
@@ -439,7 +444,7 @@ def test_benchmark_lines(feeder, capfd):
     )
 
 
-def test_benchmark_lines_every_so_many_records(feeder, capfd):
+def test_benchmark_lines_every_so_many_records(feeder: Feeder, capfd: pytest.CaptureFixture[str]) -> None:
     feeder.feed(0, encoded())
     assert contents(PipeModeDataset("train", "TFRecord", benchmark_records_interval=500)) == RECORDS
     name = "PipeModeDatasetOp::Dataset::Iterator records"
@@ -451,7 +456,7 @@ def test_benchmark_lines_every_so_many_records(feeder, capfd):
     assert sizes == [sum(map(len, RECORDS[count - 500 : count])) for count in counts]
 
 
-def test_the_incumbents_attributes(feeder):
+def test_the_incumbents_attributes(feeder: Feeder) -> None:
     dataset = PipeModeDataset("train", "TFRecord")
     assert dataset.output_classes is tf.Tensor
     assert dataset.output_types == tf.string
@@ -462,7 +467,7 @@ def test_the_incumbents_attributes(feeder):
 # Extensions
 
 
-def test_skipped_records_are_counted_and_placed(feeder):
+def test_skipped_records_are_counted_and_placed(feeder: Feeder) -> None:
     data = encoded(records=[b"one"]) + spoilt(b"bad") + encoded(records=[b"two"]) + spoilt(b"worse")
     feeder.feed(0, data)
     feeder.feed(1, data)
@@ -474,7 +479,7 @@ def test_skipped_records_are_counted_and_placed(feeder):
     ]
 
 
-def test_a_given_epoch_leaves_the_state_file_alone(feeder):
+def test_a_given_epoch_leaves_the_state_file_alone(feeder: Feeder) -> None:
     for epoch in (4, 5):
         feeder.feed(epoch, encoded(records=[b"%d" % epoch]))
     dataset = PipeModeDataset("train", "TFRecord", epoch=4)
@@ -484,13 +489,13 @@ def test_a_given_epoch_leaves_the_state_file_alone(feeder):
         PipeModeDataset("train", epoch=-1)
 
 
-def test_a_fifo_that_nobody_writes(feeder):
+def test_a_fifo_that_nobody_writes(feeder: Feeder) -> None:
     os.mkfifo(feeder.path("train", 0))
     _, text = failure(PipeModeDataset("train", timeout=0.1), tf.errors.NotFoundError)
     assert "train_0 for writing in 0.1 s; check that the sidecar is running" in text
 
 
-def test_a_regular_file_as_often_as_asked(tmp_path):
+def test_a_regular_file_as_often_as_asked(tmp_path: Path) -> None:
     (tmp_path / "records").write_bytes(encoded())
     dataset = PipeModeDataset.from_path(tmp_path / "records", "TFRecord", batch_size=1000)
     assert [batch.tolist() for batch in dataset.repeat(2).as_numpy_iterator()] == [
@@ -498,14 +503,14 @@ def test_a_regular_file_as_often_as_asked(tmp_path):
     ] * 2
 
 
-def test_a_fifo_by_path_is_proven_too(feeder):
+def test_a_fifo_by_path_is_proven_too(feeder: Feeder) -> None:
     feeder.feed(0, encoded(), state="open", total=10**6)
     got, text = failure(PipeModeDataset.from_path(feeder.path("train", 0), "TFRecord"))
     assert got == RECORDS
     assert "of 1000000 bytes of train_0: the sidecar died" in text
 
 
-def test_standard_input_once():
+def test_standard_input_once() -> None:
     script = (
         "import tensorflow as tf\n"
         "from streamer.readers.tensorflow import PipeModeDataset\n"
@@ -520,7 +525,7 @@ def test_standard_input_once():
     assert done.stdout == b"3000\nTrue\n", done.stderr
 
 
-def test_interleaved_channels(feeder):
+def test_interleaved_channels(feeder: Feeder) -> None:
     feeder.feed(0, encoded(records=[b"t%d" % number for number in range(100)]))
     feeder.feed(0, encoded(records=[b"v%d" % number for number in range(100)]), channel="validation")
     both = [PipeModeDataset(name, "TFRecord") for name in ("train", "validation")]
@@ -534,7 +539,7 @@ def test_interleaved_channels(feeder):
     assert sorted(contents(mixed)) == [b"train"] * 50 + [b"validation"] * 50
 
 
-def test_interleave_of_channels(feeder):
+def test_interleave_of_channels(feeder: Feeder) -> None:
     """`Dataset.interleave` itself, over a dataset of datasets; each channel in a thread of its own."""
     for name in ("train", "validation"):
         feeder.feed(0, encoded(records=[b"%s%d" % (name[:1].encode(), n) for n in range(300)]), channel=name)
@@ -549,7 +554,7 @@ def test_interleave_of_channels(feeder):
     assert sorted(got) == sorted(b"%c%d" % (letter, n) for letter in b"tv" for n in range(300))
 
 
-def test_records_of_several_parts(feeder):
+def test_records_of_several_parts(feeder: Feeder) -> None:
     """RecordIO's continuation flags, which the incumbent's own tests have; joined without the magic."""
     parts = b"".join(
         struct.pack("<II", 0xCED7230A, flag << 29 | len(data)) + data + bytes(-len(data) % 4)
@@ -559,7 +564,7 @@ def test_records_of_several_parts(feeder):
     assert contents(PipeModeDataset("train")) == [b"first, second, third", b"single"]
 
 
-def test_replicas_of_a_strategy_share_a_channel(feeder):
+def test_replicas_of_a_strategy_share_a_channel(feeder: Feeder) -> None:
     """Two replicas of MirroredStrategy: every record goes to one of them, over two epochs."""
     for epoch in range(2):
         feeder.feed(epoch, encoded())
@@ -585,7 +590,7 @@ def test_replicas_of_a_strategy_share_a_channel(feeder):
     assert done.stdout == "4498500.0 {(50, 50)}\n" * 2, done.stderr
 
 
-def test_iterators_side_by_side_read_different_epochs(feeder):
+def test_iterators_side_by_side_read_different_epochs(feeder: Feeder) -> None:
     for epoch in range(2):
         feeder.feed(epoch, encoded(records=[b"%d" % epoch] * 100))
     dataset = PipeModeDataset("train", "TFRecord")
@@ -594,7 +599,7 @@ def test_iterators_side_by_side_read_different_epochs(feeder):
     assert (list(first), list(second)) == ([b"0"] * 99, [b"1"] * 99)
 
 
-def test_ctrl_c_ends_a_blocked_read(feeder):
+def test_ctrl_c_ends_a_blocked_read(feeder: Feeder) -> None:
     """With a thread that reads ahead, and without."""
     for epoch in range(2):
         feeder.feed(epoch, encoded(records=[b"1", b"2"]), hold=True)
@@ -639,7 +644,7 @@ for function in ((tensor_shape.__file__, "__len__"), (executor.__file__, "__del_
 """
 
 
-def test_ctrl_c_is_not_lost_where_tensorflow_calls_python(feeder):
+def test_ctrl_c_is_not_lost_where_tensorflow_calls_python(feeder: Feeder) -> None:
     """Compiled code would take the KeyboardInterrupt for a shape without length; a `__del__` ignores it."""
     for epoch in range(2):
         feeder.feed(epoch, encoded(records=[b"1", b"2"]), hold=True)
@@ -650,7 +655,9 @@ def test_ctrl_c_is_not_lost_where_tensorflow_calls_python(feeder):
     assert "Exception ignored" not in done.stderr
 
 
-def test_without_the_c_api_errors_are_what_python_steps_can_raise(feeder, monkeypatch, caplog):
+def test_without_the_c_api_errors_are_what_python_steps_can_raise(
+    feeder: Feeder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(failures, "_LIBRARY", "no-such-library.so")
     failures.raiser.cache_clear()
     try:
@@ -667,7 +674,7 @@ def test_without_the_c_api_errors_are_what_python_steps_can_raise(feeder, monkey
 # Positions
 
 
-def taken(dataset, count):
+def taken(dataset: Any, count: int) -> Any:
     """The first elements, and the position that came with the last one, as a checkpoint has it."""
     got, positions = zip(*itertools.islice(dataset.as_numpy_iterator(), count), strict=True)
     return list(got), positions[-1]
@@ -675,7 +682,9 @@ def taken(dataset, count):
 
 @pytest.mark.parametrize("record_format", list(ENCODE))
 @pytest.mark.parametrize("count", [1, 1777, len(RECORDS) - 1])
-def test_a_position_is_that_of_the_element_and_not_of_the_reading(feeder, record_format, count):
+def test_a_position_is_that_of_the_element_and_not_of_the_reading(
+    feeder: Feeder, record_format: str, count: int
+) -> None:
     """The prefetch is far ahead when the position is taken; the rest is exactly what was not seen."""
     left = feeder.feed(0, encoded(record_format), digest="d")
     dataset = PipeModeDataset("train", record_format, positions=True)
@@ -693,7 +702,7 @@ def test_a_position_is_that_of_the_element_and_not_of_the_reading(feeder, record
 
 
 @pytest.mark.parametrize("rows", [1, 4])
-def test_positions_of_batches(feeder, rows):
+def test_positions_of_batches(feeder: Feeder, rows: int) -> None:
     """Over the borders of blocks; and for the position after a batch that the pipeline made of records."""
     records = RECORDS + [b"x" * 70_000] * 40
     data = encoded(records=records)
@@ -712,7 +721,7 @@ def test_positions_of_batches(feeder, rows):
     assert json.loads(resumed[-1][1]) == ReaderPosition("train", 1).state()
 
 
-def test_the_position_after_the_last_record_is_the_next_epoch(feeder):
+def test_the_position_after_the_last_record_is_the_next_epoch(feeder: Feeder) -> None:
     """By the bytes that are due, before the end of file; an endless repeat must not begin with nothing."""
     left = feeder.feed(0, encoded(), hold=True)
     iterator = PipeModeDataset("train", "TFRecord", batch_size=1500, positions=True).as_numpy_iterator()
@@ -721,18 +730,18 @@ def test_the_position_after_the_last_record_is_the_next_epoch(feeder):
     assert list(iterator) == []
 
 
-def test_a_checkpoint_holds_what_the_steps_have_seen(feeder, tmp_path):
+def test_a_checkpoint_holds_what_the_steps_have_seen(feeder: Feeder, tmp_path: Path) -> None:
     """The whole way: variable, checkpoint, a new program's variable, and the rest of the epoch."""
     left = feeder.feed(0, encoded())
     position = tf.Variable("", dtype=tf.string)
     total = tf.Variable(0.0)
 
-    @tf.function
-    def step(records, positions):
+    @tf.function  # type: ignore[untyped-decorator]  # TensorFlow publishes no types
+    def step(records: Any, positions: Any) -> None:
         total.assign_add(tf.reduce_sum(tf.strings.to_number(records)))
         position.assign(positions)
 
-    def dataset(start):
+    def dataset(start: Any) -> PipeModeDataset:
         return PipeModeDataset("train", "TFRecord", batch_size=100, positions=True, start=start)
 
     for records, after in dataset(position).prefetch(5).take(13):
@@ -748,7 +757,7 @@ def test_a_checkpoint_holds_what_the_steps_have_seen(feeder, tmp_path):
     assert total.numpy() == sum(range(3000))
 
 
-def test_a_start_under_another_plan(feeder):
+def test_a_start_under_another_plan(feeder: Feeder) -> None:
     left = feeder.feed(0, encoded(), digest="one")
     _, position = taken(PipeModeDataset("train", "TFRecord", positions=True), 10)
     left.join()
@@ -761,7 +770,7 @@ def test_a_start_under_another_plan(feeder):
     assert contents(PipeModeDataset("train", "TFRecord", start=position, anyway=True)) == RECORDS[10:]
 
 
-def test_a_start_far_into_a_slow_fifo_does_not_hold_the_program(feeder):
+def test_a_start_far_into_a_slow_fifo_does_not_hold_the_program(feeder: Feeder) -> None:
     """While the bytes before the position are dropped, steps stay short: the iterator can be thrown away."""
     feed = feeder.feed(0, LARGE[: 5 << 20], total=len(LARGE), hold=True, state="open")
     state = ReaderPosition("train", 0, offset=8 << 20).state()
@@ -772,7 +781,7 @@ def test_a_start_far_into_a_slow_fifo_does_not_hold_the_program(feeder):
     feed.release.set()
 
 
-def test_starts_that_mean_nothing(feeder):
+def test_starts_that_mean_nothing(feeder: Feeder) -> None:
     with pytest.raises(PipeModeDatasetException, match="start names the first epoch"):
         PipeModeDataset("train", start=ReaderPosition("train", 1).state(), epoch=1)
     with pytest.raises(ValueError, match="of channel eval"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from streamer.formats import recordio, tfrecord
 from streamer.readers.torch import PipeIterableDataset, PipeModeDatasetException
 from streamer.relay.deliver.frame_aligner import POISON
 from tests.readers import decoders
+from tests.readers.feeder import Feeder
 from tests.unit.test_tar import archive
 
 RECORDS = [b"record %d " % number * (number % 50) for number in range(8000)]
@@ -29,18 +31,18 @@ pytestmark = [
 ]
 
 
-def encoded(record_format, records=RECORDS):
+def encoded(record_format: str, records: list[bytes] = RECORDS) -> bytes:
     return b"".join(map(ENCODE[record_format], records))
 
 
-def load(dataset, workers, **options):
+def load(dataset: PipeIterableDataset, workers: int, **options: Any) -> Any:
     """A loader of whole elements."""
     if workers:
         options |= {"multiprocessing_context": "forkserver"}
     return DataLoader(dataset, batch_size=None, num_workers=workers, **options)
 
 
-def test_every_pass_is_the_next_epoch(feeder):
+def test_every_pass_is_the_next_epoch(feeder: Feeder) -> None:
     dataset = PipeIterableDataset("train", "TFRecord")
     assert isinstance(dataset, torch.utils.data.IterableDataset)
     for epoch in range(2):
@@ -50,7 +52,7 @@ def test_every_pass_is_the_next_epoch(feeder):
 
 
 @pytest.mark.parametrize("record_format", list(ENCODE))
-def test_workers_of_one_channel_divide_its_records(feeder, record_format):
+def test_workers_of_one_channel_divide_its_records(feeder: Feeder, record_format: str) -> None:
     """Two epochs, whatever the workers' speed: every record once, and no worker sees a byte twice."""
     loader = load(PipeIterableDataset("train", record_format, decode=decoders.with_worker), 3)
     for epoch in range(2):
@@ -62,12 +64,12 @@ def test_workers_of_one_channel_divide_its_records(feeder, record_format):
     assert glob.glob(os.path.join(feeder.state_dir, ".*-pass-*")) == []
 
 
-def test_one_worker_keeps_the_order(feeder):
+def test_one_worker_keeps_the_order(feeder: Feeder) -> None:
     feeder.feed(0, encoded("TFRecord"))
     assert list(load(PipeIterableDataset("train", "TFRecord"), 1)) == RECORDS
 
 
-def test_workers_that_stay_read_one_epoch_after_the_other(feeder):
+def test_workers_that_stay_read_one_epoch_after_the_other(feeder: Feeder) -> None:
     dataset = PipeIterableDataset("train", "TextLine", batch_size=10)
     loader = load(dataset, 2, persistent_workers=True)
     for epoch in range(3):
@@ -76,7 +78,7 @@ def test_workers_that_stay_read_one_epoch_after_the_other(feeder):
         assert sorted(line for batch in loader for line in batch) == sorted(lines)
 
 
-def test_batches_are_whole_across_workers(feeder):
+def test_batches_are_whole_across_workers(feeder: Feeder) -> None:
     """Only the last of the epoch is short, though the workers share the blocks."""
     feeder.feed(0, encoded("TFRecord"))
     feeder.feed(1, encoded("TFRecord"))
@@ -87,7 +89,7 @@ def test_batches_are_whole_across_workers(feeder):
     assert [len(batch) for batch in load(whole, 3)] == [576] * (len(RECORDS) // 576)
 
 
-def test_samples_of_a_manifest_stay_together(feeder):
+def test_samples_of_a_manifest_stay_together(feeder: Feeder) -> None:
     pairs = [(b"image %d" % number * (number % 90), b"%d" % number) for number in range(3000)]
     data = b"".join(recordio.encode(record) for pair in pairs for record in pair)
     feeder.feed(0, data)
@@ -99,16 +101,16 @@ def test_samples_of_a_manifest_stay_together(feeder):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_epoch_that_ends_inside_a_sample_is_an_error(feeder, workers):
+def test_an_epoch_that_ends_inside_a_sample_is_an_error(feeder: Feeder, workers: int) -> None:
     feeder.feed(0, b"".join(map(recordio.encode, [b"1", b"2", b"3"])))
     with pytest.raises(TruncatedStream, match="the epoch ends inside a sample, after 1 of 2 records"):
         list(load(PipeIterableDataset("train", attributes=2, batch_size=4), workers))
 
 
 @pytest.mark.parametrize("workers", [0, 3])
-def test_webdataset(feeder, workers):
+def test_webdataset(feeder: Feeder, workers: int) -> None:
     source = random.Random(1)
-    samples = [
+    samples: list[dict[str, Any]] = [
         {"__key__": f"{number:05}", "bin": source.randbytes(source.randrange(4000)), "cls": b"%d" % number}
         for number in range(1500)
     ]
@@ -121,7 +123,7 @@ def test_webdataset(feeder, workers):
         assert got == samples[::2] + samples[1::2]
 
 
-def test_decode_makes_tensors_that_the_loader_collates(feeder):
+def test_decode_makes_tensors_that_the_loader_collates(feeder: Feeder) -> None:
     feeder.feed(0, encoded("TFRecord", RECORDS[:100]))
     loader = DataLoader(PipeIterableDataset("train", "TFRecord", decode=decoders.length), batch_size=30)
     batches = list(loader)
@@ -132,14 +134,14 @@ def test_decode_makes_tensors_that_the_loader_collates(feeder):
 FOUR = ["train0", "train1", "train2", "train3"]
 
 
-def feed_four(feeder, epoch=0):
+def feed_four(feeder: Feeder, epoch: int = 0) -> None:
     for channel in FOUR:
         feeder.feed(
             epoch, b"".join(b"%s %d\n" % (channel.encode(), line) for line in range(3)), channel=channel
         )
 
 
-def test_channels_are_read_in_rotation(four):
+def test_channels_are_read_in_rotation(four: Feeder) -> None:
     feed_four(four)
     got = list(PipeIterableDataset(FOUR, "TextLine", batch_size=2))
     assert [batch[0].split()[0].decode() for batch in got[:4]] == FOUR
@@ -150,7 +152,9 @@ def test_channels_are_read_in_rotation(four):
 
 
 @pytest.mark.parametrize(("workers", "readers"), [(2, [{0}, {1}, {0}, {1}]), (4, [{0}, {1}, {2}, {3}])])
-def test_workers_have_whole_channels_if_there_are_enough(four, workers, readers):
+def test_workers_have_whole_channels_if_there_are_enough(
+    four: Feeder, workers: int, readers: list[set[int]]
+) -> None:
     feed_four(four)
     loader = load(PipeIterableDataset(FOUR, "TextLine", decode=decoders.with_worker), workers)
     found: list[set[int]] = [set() for _ in FOUR]
@@ -159,7 +163,7 @@ def test_workers_have_whole_channels_if_there_are_enough(four, workers, readers)
     assert found == readers
 
 
-def test_more_workers_than_channels_share_them(four):
+def test_more_workers_than_channels_share_them(four: Feeder) -> None:
     """Worker 0 and 2 have the first, worker 1 alone the second."""
     four.feed(0, encoded("TFRecord"), channel="train0")
     four.feed(0, encoded("TFRecord", RECORDS[:50]), channel="train1")
@@ -167,7 +171,7 @@ def test_more_workers_than_channels_share_them(four):
     assert sorted(record for _, record in loader) == sorted(RECORDS + RECORDS[:50])
 
 
-def test_ranks_have_channels_of_their_own(four, monkeypatch):
+def test_ranks_have_channels_of_their_own(four: Feeder, monkeypatch: pytest.MonkeyPatch) -> None:
     feed_four(four)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     monkeypatch.setenv("LOCAL_RANK", "1")
@@ -181,7 +185,7 @@ def test_ranks_have_channels_of_their_own(four, monkeypatch):
         PipeIterableDataset("train0")
 
 
-def test_ranks_that_torchrun_did_not_start_must_say_where_they_are(four):
+def test_ranks_that_torchrun_did_not_start_must_say_where_they_are(four: Feeder) -> None:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     torch.distributed.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
@@ -194,7 +198,7 @@ def test_ranks_that_torchrun_did_not_start_must_say_where_they_are(four):
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
-def test_a_cut_epoch_is_an_error_with_any_number_of_workers(feeder, workers):
+def test_a_cut_epoch_is_an_error_with_any_number_of_workers(feeder: Feeder, workers: int) -> None:
     data = encoded("TFRecord")
     feeder.feed(0, data[: len(data) // 2], state="open", total=len(data))
     with pytest.raises(
@@ -204,7 +208,7 @@ def test_a_cut_epoch_is_an_error_with_any_number_of_workers(feeder, workers):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_poisoned_epoch_is_told_by_its_cause(feeder, workers):
+def test_a_poisoned_epoch_is_told_by_its_cause(feeder: Feeder, workers: int) -> None:
     """Not by the bytes after its last record, which are for readers that know no trailer."""
     data = encoded("TFRecord")
     feed = feeder.feed(0, data, state="failed", total=2 * len(data), error="gone", poison=POISON["TFRecord"])
@@ -213,7 +217,7 @@ def test_a_poisoned_epoch_is_told_by_its_cause(feeder, workers):
     feed.join()
 
 
-def test_a_corrupt_record_is_an_error_by_name(feeder):
+def test_a_corrupt_record_is_an_error_by_name(feeder: Feeder) -> None:
     data = bytearray(encoded("TFRecord"))
     data[-1] ^= 1
     feeder.feed(0, bytes(data))
@@ -222,7 +226,7 @@ def test_a_corrupt_record_is_an_error_by_name(feeder):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_fifo_that_does_not_appear(feeder, workers):
+def test_a_fifo_that_does_not_appear(feeder: Feeder, workers: int) -> None:
     with pytest.raises(ChannelError, match=r"train_0 did not appear in .* in 0.2 s"):
         list(load(PipeIterableDataset("train", timeout=0.2), workers))
     feeder.feed(0, b"late\n")
@@ -230,7 +234,7 @@ def test_a_fifo_that_does_not_appear(feeder, workers):
 
 
 @pytest.mark.parametrize("workers", [0, 3])
-def test_leaving_a_loop_ends_the_epoch_for_all(feeder, workers):
+def test_leaving_a_loop_ends_the_epoch_for_all(feeder: Feeder, workers: int) -> None:
     """The next pass is the next epoch, whole, though its loader draws the same seed as the last."""
     feed = feeder.feed(0, encoded("TFRecord") * 10)
     loader = load(PipeIterableDataset("train", "TFRecord"), workers)
@@ -245,7 +249,7 @@ def test_leaving_a_loop_ends_the_epoch_for_all(feeder, workers):
         assert sorted(loader) == sorted(RECORDS)
 
 
-def test_a_loader_that_was_left_leaves_no_file_for_long(feeder):
+def test_a_loader_that_was_left_leaves_no_file_for_long(feeder: Feeder) -> None:
     feeder.feed(0, encoded("TFRecord") * 10)
     loader = load(PipeIterableDataset("train", "TFRecord"), 2)
     for _ in loader:
@@ -256,7 +260,7 @@ def test_a_loader_that_was_left_leaves_no_file_for_long(feeder):
     assert glob.glob(os.path.join(feeder.state_dir, ".*-pass-*")) == []
 
 
-def test_two_loops_at_once_read_an_epoch_each(feeder):
+def test_two_loops_at_once_read_an_epoch_each(feeder: Feeder) -> None:
     for epoch in range(2):
         feeder.feed(epoch, encoded("TextLine", [b"%d %d" % (epoch, line) for line in range(1000)]))
     loader = load(PipeIterableDataset("train", "TextLine"), 2)
@@ -266,14 +270,14 @@ def test_two_loops_at_once_read_an_epoch_each(feeder):
     assert set(first).isdisjoint(second)
 
 
-def test_a_worker_that_dies_ends_the_loop(feeder):
+def test_a_worker_that_dies_ends_the_loop(feeder: Feeder) -> None:
     """PyTorch notices it; nothing hangs."""
     feeder.feed(0, encoded("TextLine", [b"%d" % number for number in range(10_000)] + [b"die"] + RECORDS))
     with pytest.raises(RuntimeError, match="exited unexpectedly|killed by signal"):
         list(load(PipeIterableDataset("train", "TextLine", decode=decoders.die), 2))
 
 
-def test_arguments(feeder):
+def test_arguments(feeder: Feeder) -> None:
     with pytest.raises(ValueError, match="Invalid record format: CSV"):
         PipeIterableDataset("train", "CSV")
     with pytest.raises(ValueError, match="attributes is 0"):

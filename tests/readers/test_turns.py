@@ -6,6 +6,8 @@ import glob
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -14,12 +16,22 @@ from streamer.formats.lines import LineReader
 from streamer.formats.tfrecord import TFRecordReader, encode
 from streamer.readers.core.config import directories
 from streamer.readers.torch.workers import WorkerGroup, WorkerGroupReader
+from tests.readers.feeder import Feeder
 
 RECORDS = [b"record %d " % number * (number % 50) for number in range(16_000)]
 """Four megabytes, so several turns."""
 
 
-def member(feeder, index, *, name="seed-1", size=2, kind=TFRecordReader, unit=1, timeout=300):
+def member(
+    feeder: Feeder,
+    index: int,
+    *,
+    name: str = "seed-1",
+    size: int = 2,
+    kind: Callable[..., TFRecordReader] | Callable[..., LineReader] = TFRecordReader,
+    unit: int = 1,
+    timeout: float = 300,
+) -> Any:
     group = WorkerGroup(name, index, size)
     reader = WorkerGroupReader(
         "train", directories(**feeder_directories(feeder)), group, kind, unit=unit, timeout=timeout
@@ -27,15 +39,15 @@ def member(feeder, index, *, name="seed-1", size=2, kind=TFRecordReader, unit=1,
     return ([record for block in blocks for record in block.records] for _, blocks in reader)
 
 
-def feeder_directories(feeder):
+def feeder_directories(feeder: Feeder) -> dict[Any, Any]:
     return {"pipe": feeder.pipe_dir, "config": feeder.config_dir, "state": feeder.state_dir}
 
 
-def cursor_files(feeder):
+def cursor_files(feeder: Feeder) -> list[Any]:
     return glob.glob(os.path.join(feeder.state_dir, ".train-pipe_mode-pass-*"))
 
 
-def alternate(*members):
+def alternate(*members: Any) -> list[list[list[bytes]]]:
     """One turn each, until all have ended; what each got."""
     got: list[list[list[bytes]]] = [[] for _ in members]
     left = dict(enumerate(members))
@@ -49,12 +61,12 @@ def alternate(*members):
     return got
 
 
-def flat(got):
+def flat(got: Any) -> list[Any]:
     return [record for units in got for record in units]
 
 
 @pytest.mark.parametrize("unit", [1, 7, 3000])
-def test_turns_give_the_stream_in_order(feeder, unit):
+def test_turns_give_the_stream_in_order(feeder: Feeder, unit: int) -> None:
     feeder.feed(0, b"".join(map(encode, RECORDS)))
     first, second = member(feeder, 0, unit=unit), member(feeder, 1, unit=unit)
     order = []
@@ -74,7 +86,7 @@ def test_turns_give_the_stream_in_order(feeder, unit):
     assert feeder.next_epoch() == 1
 
 
-def test_nobody_waits_for_a_turn_of_somebody_else(feeder):
+def test_nobody_waits_for_a_turn_of_somebody_else(feeder: Feeder) -> None:
     feeder.feed(0, b"".join(map(encode, RECORDS)))
     idle, busy = member(feeder, 0), member(feeder, 1)
     got = [next(idle)]
@@ -84,7 +96,7 @@ def test_nobody_waits_for_a_turn_of_somebody_else(feeder):
     assert cursor_files(feeder) == []
 
 
-def test_who_comes_late_has_nothing_to_read(feeder):
+def test_who_comes_late_has_nothing_to_read(feeder: Feeder) -> None:
     feed = feeder.feed(0, b"".join(map(encode, RECORDS[:5])))
     first = member(feeder, 0, size=3, unit=5)
     got = [next(first)]
@@ -98,7 +110,7 @@ def test_who_comes_late_has_nothing_to_read(feeder):
     assert feeder.next_epoch() == 1
 
 
-def test_a_pass_of_the_same_name_is_another_once_its_members_come_again(feeder):
+def test_a_pass_of_the_same_name_is_another_once_its_members_come_again(feeder: Feeder) -> None:
     """A loader whose seed is set by hand."""
     for epoch in range(2):
         feeder.feed(epoch, b"".join(map(encode, RECORDS)))
@@ -110,7 +122,7 @@ def test_a_pass_of_the_same_name_is_another_once_its_members_come_again(feeder):
     assert sorted(flat(flat(alternate(member(feeder, 0), member(feeder, 1))))) == sorted(RECORDS)
 
 
-def test_two_passes_at_once_have_an_epoch_each(feeder):
+def test_two_passes_at_once_have_an_epoch_each(feeder: Feeder) -> None:
     for epoch in range(2):
         feeder.feed(epoch, b"".join(encode(b"%d %s" % (epoch, record)) for record in RECORDS))
     members = [member(feeder, index, name=name) for name in ("a", "b") for index in range(2)]
@@ -118,7 +130,7 @@ def test_two_passes_at_once_have_an_epoch_each(feeder):
     assert got == [{b"0"}, {b"0"}, {b"1"}, {b"1"}]
 
 
-def test_a_turn_that_was_begun_and_not_ended_is_an_error(feeder):
+def test_a_turn_that_was_begun_and_not_ended_is_an_error(feeder: Feeder) -> None:
     """As the kernel leaves it when a worker is killed: begun, the lock free."""
     feeder.feed(0, b"".join(map(encode, RECORDS)))
     first, second = member(feeder, 0), member(feeder, 1)
@@ -135,7 +147,7 @@ def test_a_turn_that_was_begun_and_not_ended_is_an_error(feeder):
     assert received
 
 
-def test_a_book_that_is_half_written_is_an_error(feeder):
+def test_a_book_that_is_half_written_is_an_error(feeder: Feeder) -> None:
     feeder.feed(0, b"".join(map(encode, RECORDS)))
     first = member(feeder, 0)
     next(first)
@@ -145,7 +157,7 @@ def test_a_book_that_is_half_written_is_an_error(feeder):
         next(first)
 
 
-def test_everybody_learns_of_an_error(feeder):
+def test_everybody_learns_of_an_error(feeder: Feeder) -> None:
     data = b"".join(map(encode, RECORDS))
     feeder.feed(0, data + b"\0" * 12)
     members = [member(feeder, 0), member(feeder, 1)]
@@ -161,13 +173,13 @@ def test_everybody_learns_of_an_error(feeder):
         next(members[1])
 
 
-def test_a_fifo_that_does_not_come_is_an_error_for_all(feeder):
+def test_a_fifo_that_does_not_come_is_an_error_for_all(feeder: Feeder) -> None:
     for index in range(2):
         with pytest.raises(ChannelError, match="train_0 did not appear"):
             next(member(feeder, index, timeout=0.1))
 
 
-def test_who_comes_when_all_others_failed_and_are_gone_takes_no_epoch(feeder):
+def test_who_comes_when_all_others_failed_and_are_gone_takes_no_epoch(feeder: Feeder) -> None:
     """A worker is slow to begin, and the loader is being closed already, for the error of another."""
     script = (
         "import sys\n"
@@ -189,7 +201,7 @@ def test_who_comes_when_all_others_failed_and_are_gone_takes_no_epoch(feeder):
     assert sorted(flat(flat(got))) == sorted(RECORDS)
 
 
-def test_a_state_directory_that_cannot_be_used(feeder):
+def test_a_state_directory_that_cannot_be_used(feeder: Feeder) -> None:
     with open(feeder.state_dir, "w"):
         pass
     with pytest.raises(ChannelError, match="cannot use .*seed-1"):
@@ -197,7 +209,7 @@ def test_a_state_directory_that_cannot_be_used(feeder):
 
 
 @pytest.mark.parametrize("met", [True, False])
-def test_a_worker_whose_parent_died_stops(feeder, met):
+def test_a_worker_whose_parent_died_stops(feeder: Feeder, met: bool) -> None:
     """Else it would hold the FIFO for ever, or take an epoch that nobody reads."""
     if met:
         feeder.feed(0, b"first line\nsecond", state="open", hold=True)

@@ -8,35 +8,40 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from streamer.relay.transport import Wish
-from streamer.s3.catalog.pages import open_pages
-from tests.kit.harness import clients_of, running_channel
+from streamer.s3.catalog.pages import PageSource, open_pages
+from tests.kit.harness import PagesFrom, RunChannel, Server, clients_of, running_channel
+from tests.kit.stub import S3Stub
 
 
 @pytest.fixture(params=["aiobotocore", "buffered", "splice"])
-def run(request):
+def run(request: pytest.FixtureRequest) -> RunChannel:
     """`running_channel` over one of the transports."""
     return functools.partial(running_channel, transport=request.param)
 
 
 @pytest.fixture(params=["spliced", "copied", "decrypted"])
-def way(request):
+def way(request: pytest.FixtureRequest) -> str:
     """How our own client moves bodies."""
-    return request.param
+    way: str = request.param
+    return way
 
 
 @pytest.fixture
-def server(request, way):
+def server(request: pytest.FixtureRequest, way: str) -> S3Stub:
     """A fresh S3 stub, behind TLS for bodies that are to be decrypted."""
-    return request.getfixturevalue("tls_stub" if way == "decrypted" else "stub")
+    stub: S3Stub = request.getfixturevalue("tls_stub" if way == "decrypted" else "stub")
+    return stub
 
 
 @pytest.fixture
-def run_own(server, way, tmp_path):
+def run_own(server: S3Stub, way: str, tmp_path: Path) -> RunChannel:
     """`running_channel` from that server, by our own client, in that way."""
     bundle = str(tmp_path / "ca.pem") if way == "decrypted" else None
     transport: Wish = "splice" if way == "spliced" else "buffered"
@@ -44,11 +49,11 @@ def run_own(server, way, tmp_path):
 
 
 @pytest.fixture(params=["http", "aiobotocore"])
-def pages_from(request):
+def pages_from(request: pytest.FixtureRequest) -> PagesFrom:
     """Opens the pages of a server's listings, by our own client or by aiobotocore."""
 
     @contextlib.asynccontextmanager
-    async def opened(server, **options):
+    async def opened(server: Server, **options: Any) -> AsyncIterator[PageSource]:
         async with clients_of(server, **options) as clients:
             with open_pages(clients, by_aiobotocore=request.param == "aiobotocore") as pages:
                 yield pages

@@ -5,19 +5,23 @@ from __future__ import annotations
 import gzip
 import json
 import random
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from streamer.errors import ConfigError, Denied, Missing
-from streamer.plan import Arrangement, S3Uri, Shard
+from streamer.plan import Arrangement, Balance, S3Uri, Shard
+from streamer.plan.plan import Plan
 from streamer.s3.catalog.listing import plan_prefix
 from streamer.s3.catalog.manifests import plan_augmented, plan_manifest
 from streamer.s3.catalog.object_info import HEADS
 from streamer.s3.catalog.pages import AiobotocorePages
-from tests.kit.harness import MORE_THAN_A_FIFO, clients_of, fill
+from tests.kit.harness import MORE_THAN_A_FIFO, RunChannel, clients_of, fill
 from tests.kit.pipes import eventually, off_loop, read_all
 from tests.kit.raw import etag
-from tests.kit.stub import cut_after, fails, stalls
+from tests.kit.stub import S3Stub, cut_after, fails, stalls
 from tests.kit.trailers import published_trailer
 from tests.unit import reference
 
@@ -27,11 +31,13 @@ MANIFEST = S3Uri("b", "manifest")
 ATTRIBUTES = ["label", "image-ref", "box"]
 
 
-def store(stub) -> dict[str, bytes]:
+def store(stub: S3Stub) -> dict[str, bytes]:
     return {f"s3://{name}": data for name, data in stub.objects.items()}
 
 
-def write_manifest(stub, kind, *, count=40, seed=1, pack=bytes) -> None:
+def write_manifest(
+    stub: S3Stub, kind: str, *, count: int = 40, seed: int = 1, pack: Callable[..., bytes] = bytes
+) -> None:
     """Name the objects of the store in some order, some twice."""
     source = random.Random(seed)
     keys = [name for name in stub.objects if name.startswith("b/data/")]
@@ -47,8 +53,8 @@ def write_manifest(stub, kind, *, count=40, seed=1, pack=bytes) -> None:
     stub.objects["b/manifest"] = pack(text.encode())
 
 
-def planner(kind, arrangement):
-    async def make(client):
+def planner(kind: str, arrangement: Arrangement) -> Callable[[Any], Coroutine[Any, Any, Plan]]:
+    async def make(client: Any) -> Plan:
         match kind:
             case "S3Prefix":
                 return await plan_prefix(AiobotocorePages(client), S3Uri("b", "data/"), arrangement)
@@ -63,7 +69,9 @@ def planner(kind, arrangement):
 @pytest.mark.parametrize("by", ["count", "bytes"])
 @pytest.mark.parametrize("wrap", [True, False])
 @pytest.mark.parametrize("kind", ["S3Prefix", "ManifestFile", "AugmentedManifestFile"])
-async def test_a_fifo_holds_what_the_reference_says(run, stub, tmp_path, *, kind, wrap, by):
+async def test_a_fifo_holds_what_the_reference_says(
+    run: RunChannel, stub: S3Stub, tmp_path: Path, *, kind: str, wrap: bool, by: Balance
+) -> None:
     """Two epochs of a shuffled half: literals and bodies in their order, totals in the trailer."""
     fill(stub, [0, 1, 2, 3, 4, 5, 65_536, 120_001, 49_999, 50_000, 50_001])
     write_manifest(stub, kind)
@@ -81,12 +89,12 @@ async def test_a_fifo_holds_what_the_reference_says(run, stub, tmp_path, *, kind
             assert trailer.objects == running.plan.objects(epoch)
 
 
-async def test_literals_alone_need_no_request(run, stub, tmp_path):
+async def test_literals_alone_need_no_request(run: RunChannel, stub: S3Stub, tmp_path: Path) -> None:
     """A manifest without any object is streamed from memory, also if it is larger than the budget."""
     labels = [f"{number:09}" for number in range(60_000)]
     stub.objects["b/manifest"] = "\n".join(json.dumps({"label": label}) for label in labels).encode()
 
-    async def make(client):
+    async def make(client: Any) -> Plan:
         return await plan_augmented(client, MANIFEST, ["label"])
 
     async with run(stub, tmp_path, make_plan=make) as running:
@@ -96,7 +104,7 @@ async def test_literals_alone_need_no_request(run, stub, tmp_path):
     assert stub.seen == []
 
 
-async def test_a_wrapped_object_is_one_request(run, stub, tmp_path):
+async def test_a_wrapped_object_is_one_request(run: RunChannel, stub: S3Stub, tmp_path: Path) -> None:
     """Header and padding ride along, and the object is not cut for their sake."""
     truth = fill(stub, [49_999, 50_000, 3])
     async with run(
@@ -109,12 +117,14 @@ async def test_a_wrapped_object_is_one_request(run, stub, tmp_path):
     assert len({(seen.key, seen.range) for seen in stub.seen}) == 3
 
 
-async def test_a_body_that_stops_keeps_its_literals_in_place(run, stub, tmp_path):
+async def test_a_body_that_stops_keeps_its_literals_in_place(
+    run: RunChannel, stub: S3Stub, tmp_path: Path
+) -> None:
     """The header is out before the body comes, and a resumed body is not mixed with the padding."""
     truth = fill(stub, [MORE_THAN_A_FIFO + 1])
     stub.script(stalls(stub, after=0), cut_after(100_001), cut_after(7))
 
-    def read_header_then_rest(path):
+    def read_header_then_rest(path: Path) -> Any:
         with open(path, "rb", buffering=0) as file:
             header = file.read(8)
             stub.release()
@@ -129,7 +139,7 @@ async def test_a_body_that_stops_keeps_its_literals_in_place(run, stub, tmp_path
         assert await off_loop(read_header_then_rest, running.fifo(0)) == reference.record(truth)
 
 
-async def test_sizes_and_versions_come_from_many_heads_at_once(stub):
+async def test_sizes_and_versions_come_from_many_heads_at_once(stub: S3Stub) -> None:
     """Never one after the other, and never more than the bound."""
     fill(stub, [10] * 300)
     names = [f"{number:04}" for number in range(300)]
@@ -142,7 +152,7 @@ async def test_sizes_and_versions_come_from_many_heads_at_once(stub):
     assert {ref.etag for ref in plan.refs(0)} <= {etag(data) for data in stub.objects.values()}
 
 
-async def test_a_gzipped_manifest_is_read_as_its_text(stub):
+async def test_a_gzipped_manifest_is_read_as_its_text(stub: S3Stub) -> None:
     fill(stub, [10] * 5)
     async with clients_of(stub) as clients:
         write_manifest(stub, "AugmentedManifestFile")
@@ -151,7 +161,7 @@ async def test_a_gzipped_manifest_is_read_as_its_text(stub):
         assert (await plan_augmented(clients.control, MANIFEST, ATTRIBUTES)).digest == plain.digest
 
 
-async def test_a_manifest_whose_body_breaks_off_is_resumed(stub):
+async def test_a_manifest_whose_body_breaks_off_is_resumed(stub: S3Stub) -> None:
     """A manifest cut at the end of a line would be a shorter one."""
     fill(stub, [10] * 5)
     write_manifest(stub, "AugmentedManifestFile")
@@ -167,7 +177,7 @@ async def test_a_manifest_whose_body_breaks_off_is_resumed(stub):
     ]
 
 
-async def test_a_manifest_that_names_what_is_not_there_says_where(stub):
+async def test_a_manifest_that_names_what_is_not_there_says_where(stub: S3Stub) -> None:
     fill(stub, [10] * 5)
     stub.objects["b/manifest"] = b'[{"prefix": "s3://b/data/"}, "0001", "absent", "0002"]'
     async with clients_of(stub) as clients:
@@ -181,7 +191,7 @@ async def test_a_manifest_that_names_what_is_not_there_says_where(stub):
 
 
 @pytest.mark.parametrize("text", [b"", b"\n\n", b'{"image-ref": "s3://b/data/0000"}\n{"image-ref": 1}'])
-async def test_a_manifest_that_breaks_a_rule_makes_no_plan(stub, text):
+async def test_a_manifest_that_breaks_a_rule_makes_no_plan(stub: S3Stub, text: bytes) -> None:
     fill(stub, [10])
     stub.objects["b/manifest"] = text
     async with clients_of(stub) as clients:
@@ -191,14 +201,16 @@ async def test_a_manifest_that_breaks_a_rule_makes_no_plan(stub, text):
             await plan_augmented(clients.control, MANIFEST, [])
 
 
-async def test_an_old_version_and_another_bucket_are_read(run, stub, tmp_path):
+async def test_an_old_version_and_another_bucket_are_read(
+    run: RunChannel, stub: S3Stub, tmp_path: Path
+) -> None:
     """`?versionId=` pins what is read, and one manifest may name several buckets."""
     stub.objects |= {"b/data/x": b"new", "other/y": b"elsewhere"}
     rows = [{"a-ref": "s3://b/data/x?versionId=v+1é"}, {"a-ref": "s3://other/y"}, {"a-ref": "s3://b/data/x"}]
     stub.versions["b/data/x?v+1é"] = b"as it was"
     stub.objects["b/manifest"] = "\n".join(map(json.dumps, rows)).encode()
 
-    async def make(client):
+    async def make(client: Any) -> Plan:
         return await plan_augmented(client, MANIFEST, ["a-ref"])
 
     async with run(stub, tmp_path, make_plan=make) as running:
@@ -206,7 +218,9 @@ async def test_an_old_version_and_another_bucket_are_read(run, stub, tmp_path):
         assert running.plan.buckets() == {"b", "other"}
 
 
-async def test_a_host_without_entries_gives_empty_epochs(run, stub, tmp_path):
+async def test_a_host_without_entries_gives_empty_epochs(
+    run: RunChannel, stub: S3Stub, tmp_path: Path
+) -> None:
     """More hosts than objects is legal (contract §3.3): its FIFOs end at once, proven."""
     fill(stub, [10])
     make = planner("S3Prefix", Arrangement(shard=Shard(1, 2)))

@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from streamer.plan import S3Uri
+from streamer.plan.plan import Plan
 from streamer.relay.deliver.object_changes import MOST_TRIES
 from streamer.s3.catalog.listing import plan_prefix
 from streamer.s3.catalog.pages import AiobotocorePages
-from tests.kit.harness import fill
+from tests.kit.harness import RunChannel, Running, fill
 from tests.kit.pipes import eventually, off_loop, read_all
-from tests.kit.stub import cut_after, fails, stalls
+from tests.kit.stub import S3Stub, cut_after, fails, stalls
 from tests.kit.trailers import published_trailer
 
 pytestmark = [
@@ -26,10 +30,12 @@ SIZES = [70_000, 130_000, 40_000]
 """Of 50,000-byte parts: two, three and one."""
 
 
-def changing(stub, change):
+def changing(
+    stub: S3Stub, change: Callable[[dict[str, bytes]], None] | Callable[[Any], Any]
+) -> Callable[[Any], Coroutine[Any, Any, Plan]]:
     """A `make_plan` that lists, and then changes what is there."""
 
-    async def make(control):
+    async def make(control: Any) -> Plan:
         found = await plan_prefix(AiobotocorePages(control), S3Uri("b", "data/"))
         change(stub.objects)
         return found
@@ -37,10 +43,10 @@ def changing(stub, change):
     return make
 
 
-def put(index: int, data: bytes | None):
+def put(index: int, data: bytes | None) -> Callable[[dict[str, bytes]], None]:
     """Replace the object, or delete it."""
 
-    def change(objects) -> None:
+    def change(objects: dict[str, bytes]) -> None:
         if data is None:
             del objects[f"b/data/{index:04d}"]
         else:
@@ -49,13 +55,15 @@ def put(index: int, data: bytes | None):
     return change
 
 
-def expected(objects) -> bytes:
+def expected(objects: dict[str, bytes]) -> bytes:
     return b"".join(data for _, data in sorted(objects.items()))
 
 
 @pytest.mark.parametrize("index", [0, 1, 2])
 @pytest.mark.parametrize("data", [None, random.Random(1).randbytes(90_000)], ids=["deleted", "replaced"])
-async def test_skipped_objects_are_left_out_whole_and_listed(run, stub, tmp_path, index, data):
+async def test_skipped_objects_are_left_out_whole_and_listed(
+    run: RunChannel, stub: S3Stub, tmp_path: Path, index: int, data: bytes | None
+) -> None:
     fill(stub, SIZES)
     make = changing(stub, put(index, data))
     async with run(stub, tmp_path, make_plan=make, when_changed="skip", parts=4) as running:
@@ -71,7 +79,9 @@ async def test_skipped_objects_are_left_out_whole_and_listed(run, stub, tmp_path
 
 @pytest.mark.parametrize("index", [0, 1, 2])
 @pytest.mark.parametrize("size", [0, 1, 30_000, 400_000])
-async def test_refetched_objects_are_as_they_are_now(run, stub, tmp_path, index, size):
+async def test_refetched_objects_are_as_they_are_now(
+    run: RunChannel, stub: S3Stub, tmp_path: Path, index: int, size: int
+) -> None:
     """Shorter, longer, empty; of more parts than the budget has room for."""
     fill(stub, SIZES)
     make = changing(stub, put(index, random.Random(2).randbytes(size)))
@@ -86,7 +96,9 @@ async def test_refetched_objects_are_as_they_are_now(run, stub, tmp_path, index,
         assert running.channel.statistics().changed == {"refetched": 2}
 
 
-async def test_a_small_object_replaced_by_a_large_one_takes_few_requests(run, stub, tmp_path):
+async def test_a_small_object_replaced_by_a_large_one_takes_few_requests(
+    run: RunChannel, stub: S3Stub, tmp_path: Path
+) -> None:
     fill(stub, [10, *[50_000] * 12])
     make = changing(stub, put(0, random.Random(2).randbytes(500_000)))
     async with run(stub, tmp_path, make_plan=make, when_changed="refetch", parts=4) as running:
@@ -94,7 +106,9 @@ async def test_a_small_object_replaced_by_a_large_one_takes_few_requests(run, st
     assert sum(seen.key == "data/0000" for seen in stub.seen) < 2 * (10 + 2)
 
 
-async def test_a_replacement_is_resumed_like_any_object(run, stub, tmp_path):
+async def test_a_replacement_is_resumed_like_any_object(
+    run: RunChannel, stub: S3Stub, tmp_path: Path
+) -> None:
     fill(stub, SIZES)
     make = changing(stub, put(1, random.Random(2).randbytes(200_000)))
     stub.script(fails(412, "PreconditionFailed"), *[cut_after(11_000)] * 9, key="b/data/0001")
@@ -102,7 +116,9 @@ async def test_a_replacement_is_resumed_like_any_object(run, stub, tmp_path):
         assert await off_loop(read_all, running.fifo(0)) == expected(stub.objects)
 
 
-async def test_one_that_changes_while_it_is_found_is_found_again(run, stub, tmp_path):
+async def test_one_that_changes_while_it_is_found_is_found_again(
+    run: RunChannel, stub: S3Stub, tmp_path: Path
+) -> None:
     """The version that HEAD found is refused again; nothing of any has left, so the choice remains."""
     fill(stub, SIZES)
     make = changing(stub, put(1, bytes(100_000)))
@@ -112,7 +128,7 @@ async def test_one_that_changes_while_it_is_found_is_found_again(run, stub, tmp_
         assert running.channel.statistics().changed["refetched"] > 1
 
 
-async def failure(running) -> tuple[bytes, str]:
+async def failure(running: Running) -> tuple[bytes, str]:
     """What a reader gets of epoch 0 before it fails, and how."""
     with open(await off_loop(os.open, running.fifo(0), os.O_RDONLY), "rb", buffering=0) as reader:
         await eventually(lambda: running.channel.error)
@@ -129,7 +145,9 @@ async def failure(running) -> tuple[bytes, str]:
 
 @pytest.mark.parametrize("policy", ["fail", "refetch", "skip"])
 @pytest.mark.parametrize("data", [None, bytes(130_000)], ids=["deleted", "replaced"])
-async def test_after_its_first_byte_no_policy_helps(run, stub, tmp_path, policy, data):
+async def test_after_its_first_byte_no_policy_helps(
+    run: RunChannel, stub: S3Stub, tmp_path: Path, policy: str, data: bytes | None
+) -> None:
     """The reader has some of the listed version: the rest is that version's or an error."""
     truth = fill(stub, [130_000])
     stub.objects["b/other"] = b"the bucket stays"
@@ -146,7 +164,9 @@ async def test_after_its_first_byte_no_policy_helps(run, stub, tmp_path, policy,
 
 
 @pytest.mark.parametrize("policy", ["fail", "refetch"])
-async def test_what_is_deleted_cannot_be_refetched(run, stub, tmp_path, policy):
+async def test_what_is_deleted_cannot_be_refetched(
+    run: RunChannel, stub: S3Stub, tmp_path: Path, policy: str
+) -> None:
     truth = fill(stub, SIZES)
     async with run(stub, tmp_path, make_plan=changing(stub, put(1, None)), when_changed=policy) as running:
         got, error = await failure(running)
@@ -154,7 +174,7 @@ async def test_what_is_deleted_cannot_be_refetched(run, stub, tmp_path, policy):
     assert "s3://b/data/0001" in error
 
 
-async def test_one_that_never_stands_still_is_given_up(run, stub, tmp_path):
+async def test_one_that_never_stands_still_is_given_up(run: RunChannel, stub: S3Stub, tmp_path: Path) -> None:
     truth = fill(stub, SIZES)
     stub.script(*[fails(412, "PreconditionFailed")] * 100, key="b/data/0001")
     async with run(stub, tmp_path, when_changed="refetch") as running:
@@ -165,7 +185,9 @@ async def test_one_that_never_stands_still_is_given_up(run, stub, tmp_path):
 
 
 @pytest.mark.parametrize("policy", ["refetch", "skip"])
-async def test_a_bucket_that_is_gone_is_no_change(run, stub, tmp_path, policy):
+async def test_a_bucket_that_is_gone_is_no_change(
+    run: RunChannel, stub: S3Stub, tmp_path: Path, policy: str
+) -> None:
     """Else an emptied account would look like an empty epoch."""
     fill(stub, SIZES)
     async with run(
@@ -177,7 +199,9 @@ async def test_a_bucket_that_is_gone_is_no_change(run, stub, tmp_path, policy):
 
 
 @pytest.mark.parametrize("policy", ["refetch", "skip"])
-async def test_a_reader_may_leave_in_the_middle_of_a_replacement(run, stub, tmp_path, policy):
+async def test_a_reader_may_leave_in_the_middle_of_a_replacement(
+    run: RunChannel, stub: S3Stub, tmp_path: Path, policy: str
+) -> None:
     """The next epoch begins at its own first byte."""
     fill(stub, SIZES)
     make = changing(stub, put(0, random.Random(3).randbytes(300_000)))

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import ast
 import time
+from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime
 from email.utils import formatdate
+from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
 
 from streamer.errors import ClockSkew
+from streamer.relay.transport import Wish
 from tests.kit.harness import fill, running_channel
 from tests.kit.pipes import off_loop, read_all
-from tests.kit.stub import error
+from tests.kit.stub import S3Stub, error
 from tests.test_docs import ROOT
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
@@ -32,10 +36,10 @@ class Clock:
         self.refused = 0
         self._until = until
 
-    def __call__(self, *_):
+    def __call__(self, *_: object) -> Callable[[Any], Coroutine[Any, Any, web.Response]]:
         return self.judge
 
-    async def judge(self, answer):
+    async def judge(self, answer: Any) -> web.Response:
         if self.refused == self._until:
             self.ahead = 0.0
         now = time.time() + self.ahead
@@ -48,7 +52,7 @@ class Clock:
 
 @pytest.mark.parametrize("transport", ["splice", "buffered"])
 @pytest.mark.parametrize("ahead", [HOUR, -HOUR])
-async def test_an_hour_off_is_corrected(stub, tmp_path, transport, ahead):
+async def test_an_hour_off_is_corrected(stub: S3Stub, tmp_path: Path, transport: Wish, ahead: float) -> None:
     """And only the requests that were under way when it showed are refused."""
     truth = fill(stub, [200_000] * 6)
     stub.weather = clock = Clock(ahead)
@@ -58,7 +62,7 @@ async def test_an_hour_off_is_corrected(stub, tmp_path, transport, ahead):
     assert 1 <= clock.refused <= 4
 
 
-async def test_it_jumps_in_mid_stream(stub, tmp_path):
+async def test_it_jumps_in_mid_stream(stub: S3Stub, tmp_path: Path) -> None:
     """There and back again."""
     truth = fill(stub, [200_000] * 6)
     stub.weather = clock = Clock(0)
@@ -70,7 +74,7 @@ async def test_it_jumps_in_mid_stream(stub, tmp_path):
     assert {state.state for state in running.states} == {"complete"}
 
 
-async def test_what_cannot_be_corrected_is_waited_for(stub, tmp_path):
+async def test_what_cannot_be_corrected_is_waited_for(stub: S3Stub, tmp_path: Path) -> None:
     """botocore signs by the clock, so somebody has to set it; the error says how far it is off."""
     truth = fill(stub, [200_000] * 2)
     stub.weather = Clock(HOUR, until=9)
@@ -81,7 +85,7 @@ async def test_what_cannot_be_corrected_is_waited_for(stub, tmp_path):
     assert "the clock is 3600 s behind the endpoint's (S3 responded 403 RequestTimeTooSkewed)" in text
 
 
-def test_no_duration_is_taken_from_the_wall_clock():
+def test_no_duration_is_taken_from_the_wall_clock() -> None:
     """It is read to sign requests, to date what is shown, and to be compared with the endpoint's."""
     found = set()
     for path in sorted([*ROOT.glob("streamer/**/*.py"), *ROOT.glob("sidecar/**/*.py")]):

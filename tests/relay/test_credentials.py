@@ -12,7 +12,9 @@ import datetime as dt
 import functools
 import os
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 from xml.sax.saxutils import escape
 
 import pytest
@@ -21,14 +23,14 @@ from botocore.credentials import ReadOnlyCredentials
 
 from sidecar.process.exits import Exit, exit_code
 from streamer.errors import Denied, Expired, GaveUp, SourceError
-from streamer.plan import S3Uri
+from streamer.plan import Plan, S3Uri
 from streamer.retry import RetryPolicy
 from streamer.s3.catalog.listing import plan_prefix
 from streamer.s3.catalog.pages import AiobotocorePages
 from streamer.s3.client.credentials import RenewableCredentials
-from tests.kit.harness import fill, running_channel
+from tests.kit.harness import PagesFrom, RunChannel, fill, running_channel
 from tests.kit.pipes import eventually, off_loop, read_all
-from tests.kit.stub import stalls
+from tests.kit.stub import S3Stub, stalls
 
 pytestmark = [
     pytest.mark.usefixtures("no_leaks"),
@@ -40,13 +42,13 @@ SOON, LATER = 5, 36_000
 
 
 @pytest.fixture(params=["aiobotocore", "splice"])
-def run(request):
+def run(request: pytest.FixtureRequest) -> RunChannel:
     """Both that sign: the buffered transport's client is the kernel's."""
     return functools.partial(running_channel, transport=request.param)
 
 
 @pytest.fixture
-def bare(monkeypatch, stub):
+def bare(monkeypatch: pytest.MonkeyPatch, stub: S3Stub) -> S3Stub:
     """No key in the environment, which would come before every other source."""
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
@@ -59,7 +61,7 @@ def _until(seconds: float) -> str:
 
 
 @contextlib.asynccontextmanager
-async def _serving(*routes: web.RouteDef):
+async def _serving(*routes: web.RouteDef) -> AsyncIterator[str]:
     app = web.Application()
     app.add_routes(routes)
     runner = web.AppRunner(app, access_log=None)
@@ -126,7 +128,7 @@ def _write_keys(path: Path, number: int) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _source(kind: str, directory: Path, monkeypatch):
+async def _source(kind: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Any]:
     """One source of credentials, set up as its users do; yields what issues them, and how to rotate."""
     if kind == "process":
         process = ProcessIssuer(directory)
@@ -169,7 +171,9 @@ async def _source(kind: str, directory: Path, monkeypatch):
             yield issuer, lambda: None
 
 
-async def test_the_question_for_a_checksum_renews_them_too(bare, tmp_path, monkeypatch):
+async def test_the_question_for_a_checksum_renews_them_too(
+    bare: S3Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is a HEAD, which comes before the first GET, and whose refusal has no text."""
     truth = fill(bare, [90_000] * 6)
     bare.script(*[stalls(bare, after=1000)] * 2)
@@ -191,7 +195,9 @@ KINDS = ["process", "file", "container", "web identity"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_what_is_refused_in_mid_stream_is_renewed(run, bare, tmp_path, monkeypatch, kind):
+async def test_what_is_refused_in_mid_stream_is_renewed(
+    run: RunChannel, bare: S3Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
     """The clock still allows the key; S3 does not. Several requests are refused together, and one renews."""
     stub, truth = bare, fill(bare, [90_000] * 6)
     stub.script(*[stalls(stub, after=1000)] * 4)
@@ -211,7 +217,9 @@ async def test_what_is_refused_in_mid_stream_is_renewed(run, bare, tmp_path, mon
 
 
 @pytest.mark.parametrize("kind", ["container", "web identity"])
-async def test_what_the_clock_ends_is_renewed_before_the_next_request(run, bare, tmp_path, monkeypatch, kind):
+async def test_what_the_clock_ends_is_renewed_before_the_next_request(
+    run: RunChannel, bare: S3Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
     stub, truth = bare, fill(bare, [90_000] * 4)
     async with _source(kind, tmp_path, monkeypatch) as (issuer, _):
         issuer.life = SOON
@@ -222,7 +230,9 @@ async def test_what_the_clock_ends_is_renewed_before_the_next_request(run, bare,
 
 
 @pytest.mark.parametrize("source", ["container", "instance", "role from container", "role from instance"])
-async def test_metadata_services_redirect_nobody(bare, tmp_path, monkeypatch, source, pages_from):
+async def test_metadata_services_redirect_nobody(
+    bare: S3Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, pages_from: PagesFrom
+) -> None:
     """The redirect would send the service's token to another server, and take that server's credentials."""
     bare.objects["b/data/0"] = b"x"
     elsewhere = []
@@ -254,7 +264,9 @@ async def test_metadata_services_redirect_nobody(bare, tmp_path, monkeypatch, so
     assert not elsewhere
 
 
-async def test_a_source_that_fails_for_a_while_is_waited_for(bare, tmp_path, monkeypatch):
+async def test_a_source_that_fails_for_a_while_is_waited_for(
+    bare: S3Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The container's endpoint gives errors, then well again: a pause and no failure."""
     stub, truth = bare, fill(bare, [90_000] * 4)
     number, errors = 0, 3  # so often botocore itself asks before it tells
@@ -278,10 +290,15 @@ async def test_a_source_that_fails_for_a_while_is_waited_for(bare, tmp_path, mon
             assert not errors
 
 
-async def failing_after_the_listing(run, stub, tmp_path, key: str) -> SourceError:
+async def failing_after_the_listing(
+    run: RunChannel,
+    stub: S3Stub,
+    tmp_path: Path,
+    key: str,
+) -> SourceError:
     """List with a key, have it refused from then on, and return why the channel fails."""
 
-    async def plan(control):
+    async def plan(control: Any) -> Plan:
         found = await plan_prefix(AiobotocorePages(control), S3Uri("b", "data/"))
         stub.refused_keys[key] = "ExpiredToken"
         return found
@@ -298,7 +315,9 @@ async def failing_after_the_listing(run, stub, tmp_path, key: str) -> SourceErro
             os.close(reader)
 
 
-async def test_what_nobody_renews_is_given_up_with_the_reason(run, bare, tmp_path, monkeypatch):
+async def test_what_nobody_renews_is_given_up_with_the_reason(
+    run: RunChannel, bare: S3Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fill(bare, [1000])
     async with _source("file", tmp_path, monkeypatch):
         error = await failing_after_the_listing(run, bare, tmp_path, "AKID0")
@@ -307,7 +326,9 @@ async def test_what_nobody_renews_is_given_up_with_the_reason(run, bare, tmp_pat
     assert exit_code(error) == Exit.DENIED
 
 
-async def test_keys_of_the_environment_are_not_waited_for(run, stub, tmp_path):
+async def test_keys_of_the_environment_are_not_waited_for(
+    run: RunChannel, stub: S3Stub, tmp_path: Path
+) -> None:
     """Nobody can change them from outside, so the refusal is final at once."""
     fill(stub, [1000])
     error = await failing_after_the_listing(run, stub, tmp_path, "AKIDTEST")
@@ -327,7 +348,7 @@ class Found:
         return ReadOnlyCredentials(f"AKID{self.number}", "secret", None)
 
 
-async def test_many_that_wait_for_a_chain_that_fails_ask_it_once():
+async def test_many_that_wait_for_a_chain_that_fails_ask_it_once() -> None:
     """Some chains take seconds to fail, and 64 requests one after the other would take minutes."""
     asked = 0
 
@@ -346,7 +367,7 @@ async def test_many_that_wait_for_a_chain_that_fails_ask_it_once():
     assert asked == 1
 
 
-async def test_many_refusals_ask_the_chain_once():
+async def test_many_refusals_ask_the_chain_once() -> None:
     asked = 0
 
     async def load() -> Found:

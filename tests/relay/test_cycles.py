@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.kit.harness import fill
+from tests.kit.harness import RunChannel, fill
 from tests.kit.pipes import off_loop, read_all
+from tests.kit.stub import S3Stub
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
 
@@ -21,7 +24,7 @@ BOTOCORE_OWN = "streamer.s3.client.xml_parser._StrictParser"
 
 
 @pytest.fixture
-def unreachable():
+def unreachable() -> Iterator[Callable[[], Counter[str]]]:
     """Returns the types of our objects that became unreachable since the last call, by count."""
     gc.collect()
     gc.disable()
@@ -40,7 +43,9 @@ def unreachable():
 
 
 @pytest.mark.parametrize("hedge", [0.0, 0.05])
-async def test_a_delivered_part_leaves_no_cycle(run, stub, tmp_path, unreachable, hedge):
+async def test_a_delivered_part_leaves_no_cycle(
+    run: RunChannel, stub: S3Stub, tmp_path: Path, unreachable: Callable[[], Counter[str]], hedge: float
+) -> None:
     truth = fill(stub, [30_000] * 20)
     async with run(stub, tmp_path, part_size=10_000, hedge=hedge) as running:
         unreachable()  # what the clients left
@@ -49,7 +54,9 @@ async def test_a_delivered_part_leaves_no_cycle(run, stub, tmp_path, unreachable
             assert unreachable() == Counter()
 
 
-async def test_a_part_of_our_own_client_leaves_no_cycle(run_own, server, unreachable):
+async def test_a_part_of_our_own_client_leaves_no_cycle(
+    run_own: RunChannel, server: S3Stub, unreachable: Callable[[], Counter[str]]
+) -> None:
     truth = fill(server, [30_000] * 20)
     async with run_own(part_size=10_000) as running:
         unreachable()  # what the clients left

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from streamer.errors import SinkError
 from streamer.trailer import trailer_path
-from tests.kit.harness import MORE_THAN_A_FIFO, fill
+from tests.kit.harness import MORE_THAN_A_FIFO, RunChannel, fill
 from tests.kit.pipes import eventually, off_loop, probe, read_all, read_some
-from tests.kit.stub import stalls
+from tests.kit.stub import S3Stub, stalls
 from tests.kit.trailers import published_trailer
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
@@ -20,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
 SIZES = [120_000, 1, 0, 99_999, 50_000, 300_001]
 
 
-async def test_two_epochs_are_the_objects_in_order(run, stub, tmp_path):
+async def test_two_epochs_are_the_objects_in_order(run: RunChannel, stub: S3Stub, tmp_path: Path) -> None:
     """Every epoch is the concatenation of the objects, and has its proof when the reader sees its end."""
     truth = fill(stub, SIZES)
     async with run(stub, tmp_path) as running:
@@ -31,12 +34,14 @@ async def test_two_epochs_are_the_objects_in_order(run, stub, tmp_path):
             assert trailer.digest == running.plan.digest
 
 
-async def test_next_fifo_is_there_and_this_one_gone_before_the_end_of_file(run, stub, tmp_path):
+async def test_next_fifo_is_there_and_this_one_gone_before_the_end_of_file(
+    run: RunChannel, stub: S3Stub, tmp_path: Path
+) -> None:
     """Readers that list the directory, and readers that give n+1 two seconds (contract §1.4, §7)."""
     fill(stub, SIZES)
     seen = []
 
-    def read_and_look(path):
+    def read_and_look(path: Path) -> None:
         with open(path, "rb", buffering=0) as file:
             while file.read(1 << 20):
                 pass
@@ -48,11 +53,13 @@ async def test_next_fifo_is_there_and_this_one_gone_before_the_end_of_file(run, 
     assert seen == [["train_1"], ["train_2"]]
 
 
-async def test_next_epoch_opens_while_the_reader_still_holds_the_last(run, stub, tmp_path):
+async def test_next_epoch_opens_while_the_reader_still_holds_the_last(
+    run: RunChannel, stub: S3Stub, tmp_path: Path
+) -> None:
     """TensorFlow's repeat opens n+1 before it closes n (contract §1.5): waiting would dead-lock."""
     truth = fill(stub, SIZES)
 
-    def read_two(first, second):
+    def read_two(first: Path, second: Path) -> bytes:
         with open(first, "rb") as one:
             assert one.read() == truth
             with open(second, "rb") as two:
@@ -62,7 +69,9 @@ async def test_next_epoch_opens_while_the_reader_still_holds_the_last(run, stub,
         assert await off_loop(read_two, running.fifo(0), running.fifo(1)) == truth
 
 
-async def test_the_trailer_says_open_until_the_last_byte(run, stub, tmp_path):
+async def test_the_trailer_says_open_until_the_last_byte(
+    run: RunChannel, stub: S3Stub, tmp_path: Path
+) -> None:
     """Whatever of the epoch the reader has: a process that dies now must not leave a proof."""
     truth = fill(stub, [MORE_THAN_A_FIFO])
     async with run(stub, tmp_path, part_size=1_000_000) as running:
@@ -76,7 +85,9 @@ async def test_the_trailer_says_open_until_the_last_byte(run, stub, tmp_path):
         assert published_trailer(tmp_path, "train", 0).state == "complete"
 
 
-async def test_early_close_ends_the_epoch_and_nothing_of_it_leaks_into_the_next(run, stub, tmp_path):
+async def test_early_close_ends_the_epoch_and_nothing_of_it_leaks_into_the_next(
+    run: RunChannel, stub: S3Stub, tmp_path: Path
+) -> None:
     truth = fill(stub, [MORE_THAN_A_FIFO])
     async with run(stub, tmp_path, part_size=1_000_000) as running:
         assert await off_loop(read_some, running.fifo(0), 1000) == truth[:1000]
@@ -84,7 +95,9 @@ async def test_early_close_ends_the_epoch_and_nothing_of_it_leaks_into_the_next(
         assert [trailer.state for trailer in running.states] == ["abandoned", "complete"]
 
 
-async def test_early_close_is_noticed_while_storage_is_silent(run, stub, tmp_path):
+async def test_early_close_is_noticed_while_storage_is_silent(
+    run: RunChannel, stub: S3Stub, tmp_path: Path
+) -> None:
     """Not only at the next write: prefetch for a reader that is gone must stop (contract §1.7-3)."""
     truth = fill(stub, [40_000])
     stub.script(stalls(stub, after=10))
@@ -96,7 +109,7 @@ async def test_early_close_is_noticed_while_storage_is_silent(run, stub, tmp_pat
         assert await off_loop(read_all, running.fifo(1)) == truth
 
 
-async def test_open_without_read_consumes_an_epoch(run, stub, tmp_path):
+async def test_open_without_read_consumes_an_epoch(run: RunChannel, stub: S3Stub, tmp_path: Path) -> None:
     """An instant open and close must not be missed, or reader and sidecar fall out of step (§1.7-1)."""
     truth = fill(stub, [MORE_THAN_A_FIFO])
     async with run(stub, tmp_path, part_size=1_000_000) as running:
@@ -108,7 +121,9 @@ async def test_open_without_read_consumes_an_epoch(run, stub, tmp_path):
         assert [trailer.state for trailer in running.states] == ["abandoned"] * 10 + ["complete"]
 
 
-async def test_an_unread_channel_holds_no_more_than_its_budget(run, stub, tmp_path):
+async def test_an_unread_channel_holds_no_more_than_its_budget(
+    run: RunChannel, stub: S3Stub, tmp_path: Path
+) -> None:
     """It prefetches, then waits for as long as it takes, asking S3 for nothing more."""
     fill(stub, [20_000_000])
     async with run(stub, tmp_path, parts=8, part_size=1 << 20) as running:
@@ -119,7 +134,9 @@ async def test_an_unread_channel_holds_no_more_than_its_budget(run, stub, tmp_pa
         assert len(stub.seen) == 8
 
 
-async def test_the_next_epoch_is_already_in_memory_when_this_one_ends(run, stub, tmp_path):
+async def test_the_next_epoch_is_already_in_memory_when_this_one_ends(
+    run: RunChannel, stub: S3Stub, tmp_path: Path
+) -> None:
     truth = fill(stub, [100_000, 60_000])
     async with run(stub, tmp_path, parts=8) as running:
         assert await off_loop(read_all, running.fifo(0)) == truth
@@ -132,7 +149,7 @@ async def test_the_next_epoch_is_already_in_memory_when_this_one_ends(run, stub,
         }
 
 
-async def test_a_plan_without_bytes_gives_empty_epochs(run, stub, tmp_path):
+async def test_a_plan_without_bytes_gives_empty_epochs(run: RunChannel, stub: S3Stub, tmp_path: Path) -> None:
     fill(stub, [0, 0])
     async with run(stub, tmp_path) as running:
         assert await off_loop(read_all, running.fifo(0)) == b""
@@ -140,7 +157,7 @@ async def test_a_plan_without_bytes_gives_empty_epochs(run, stub, tmp_path):
         assert [trailer.state for trailer in running.states] == ["complete", "complete"]
 
 
-async def test_requests_never_exceed_the_connections(run, stub, tmp_path):
+async def test_requests_never_exceed_the_connections(run: RunChannel, stub: S3Stub, tmp_path: Path) -> None:
     truth = fill(stub, [30_000] * 40)
     stub.script(*[stalls(stub)] * 40)
     async with run(stub, tmp_path, requests_in_flight=3) as running:
@@ -150,7 +167,9 @@ async def test_requests_never_exceed_the_connections(run, stub, tmp_path):
     assert stub.most_in_flight == 3
 
 
-async def test_drain_before_a_reader_came_ends_at_once_and_leaves_nothing(run, stub, tmp_path):
+async def test_drain_before_a_reader_came_ends_at_once_and_leaves_nothing(
+    run: RunChannel, stub: S3Stub, tmp_path: Path
+) -> None:
     fill(stub, SIZES)
     async with run(stub, tmp_path) as running:
         running.channel.drain()
@@ -158,7 +177,7 @@ async def test_drain_before_a_reader_came_ends_at_once_and_leaves_nothing(run, s
         assert os.listdir(tmp_path) == []
 
 
-async def test_drain_lets_the_running_epoch_finish(run, stub, tmp_path):
+async def test_drain_lets_the_running_epoch_finish(run: RunChannel, stub: S3Stub, tmp_path: Path) -> None:
     truth = fill(stub, [MORE_THAN_A_FIFO])
     async with run(stub, tmp_path, part_size=1_000_000) as running:
         with open(await off_loop(os.open, running.fifo(0), os.O_RDONLY), "rb", buffering=0) as reader:
@@ -171,7 +190,7 @@ async def test_drain_lets_the_running_epoch_finish(run, stub, tmp_path):
         assert os.listdir(tmp_path) == [".train_0.penstock.json"]
 
 
-async def test_cancelled_in_mid_epoch_says_stopped(run, stub, tmp_path):
+async def test_cancelled_in_mid_epoch_says_stopped(run: RunChannel, stub: S3Stub, tmp_path: Path) -> None:
     """The reader's end of file is then covered by a trailer that denies completeness."""
     fill(stub, [MORE_THAN_A_FIFO])
     async with run(stub, tmp_path, part_size=1_000_000) as running:
@@ -188,7 +207,7 @@ async def test_cancelled_in_mid_epoch_says_stopped(run, stub, tmp_path):
     assert os.listdir(tmp_path) == [".train_0.penstock.json"]
 
 
-async def test_fifo_mode_and_kind(run, stub, tmp_path):
+async def test_fifo_mode_and_kind(run: RunChannel, stub: S3Stub, tmp_path: Path) -> None:
     fill(stub, SIZES)
     async with run(stub, tmp_path) as running:
         found = os.stat(running.fifo(0))
@@ -196,7 +215,9 @@ async def test_fifo_mode_and_kind(run, stub, tmp_path):
         assert stat.S_IMODE(found.st_mode) == 0o640
 
 
-async def test_leftovers_of_an_earlier_run_go_and_a_waiting_fifo_stays(run, stub, tmp_path):
+async def test_leftovers_of_an_earlier_run_go_and_a_waiting_fifo_stays(
+    run: RunChannel, stub: S3Stub, tmp_path: Path
+) -> None:
     """A reader may already be waiting in FIFO 0 of a sidecar that was restarted: same inode."""
     truth = fill(stub, [1000])
     os.mkfifo(tmp_path / "train_0")
@@ -214,7 +235,9 @@ async def test_leftovers_of_an_earlier_run_go_and_a_waiting_fifo_stays(run, stub
 @pytest.mark.parametrize(
     "make", [os.mkdir, lambda path: path.write_text("x"), lambda path: path.symlink_to("/tmp")]
 )
-async def test_something_else_of_that_name_is_refused(run, stub, tmp_path, make):
+async def test_something_else_of_that_name_is_refused(
+    run: RunChannel, stub: S3Stub, tmp_path: Path, make: Callable[..., None] | Callable[[Any], Any]
+) -> None:
     """A File channel's directory `train_0`, a file, or a symbolic link that leads elsewhere (§1.1)."""
     fill(stub, SIZES)
     make(tmp_path / "train_0")
@@ -224,7 +247,9 @@ async def test_something_else_of_that_name_is_refused(run, stub, tmp_path, make)
     assert os.path.lexists(tmp_path / "train_0")
 
 
-async def test_only_the_last_trailers_are_kept(run, stub, tmp_path, monkeypatch):
+async def test_only_the_last_trailers_are_kept(
+    run: RunChannel, stub: S3Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from streamer.sink import fifo
 
     monkeypatch.setattr(fifo, "KEPT_TRAILERS", 3)

@@ -8,20 +8,25 @@ import gzip
 import io
 import os
 import random
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
+from aiohttp import web
 
 from streamer.errors import CorruptRecord, TruncatedStream
 from streamer.formats import recordio, tfrecord
-from streamer.plan import Arrangement, Position, S3Uri
+from streamer.plan import Arrangement, Plan, Position, S3Uri
 from streamer.readers import PipeStream
 from streamer.readers.core.plain import record_reader
-from streamer.relay.deliver.frame_aligner import POISON
+from streamer.relay.deliver.frame_aligner import POISON, Framing
+from streamer.relay.transport import Wish
 from streamer.s3.catalog.listing import plan_prefix
 from streamer.s3.catalog.pages import AiobotocorePages
-from tests.kit.harness import fill, running_channel
+from tests.kit.harness import RunChannel, Running, fill, running_channel
 from tests.kit.pipes import eventually, off_loop, read_all
-from tests.kit.stub import fails
+from tests.kit.stub import Answer, S3Stub, fails
 from tests.kit.trailers import published_trailer
 from tests.sidecar import foreign
 
@@ -37,12 +42,14 @@ PART = 50_000
 
 
 @pytest.fixture(params=["aiobotocore", "buffered"])
-def run(request):
+def run(request: pytest.FixtureRequest) -> RunChannel:
     """A channel of one connection over the transports that bring bytes into memory."""
     return functools.partial(running_channel, transport=request.param, requests_in_flight=1, part_size=PART)
 
 
-def store(stub, framing, *, objects=3, pack=bytes):
+def store(
+    stub: S3Stub, framing: Framing, *, objects: int = 3, pack: Callable[..., bytes] = bytes
+) -> list[list[bytes]]:
     """Objects of some 120 kB of whole records; the records of each."""
     dice = random.Random(framing)
     found = [[dice.randbytes(dice.randrange(3000)) for _ in range(80)] for _ in range(objects)]
@@ -51,12 +58,14 @@ def store(stub, framing, *, objects=3, pack=bytes):
     return found
 
 
-def fail_at(stub, key, start, fault):
+def fail_at(
+    stub: S3Stub, key: str, start: int, fault: Callable[[Answer], Awaitable[web.StreamResponse]]
+) -> None:
     """Have every GET of the object from byte `start` on fail."""
     stub.weather = lambda name, first, _size: fault if name == key and first >= start else None
 
 
-def records_of(stream, framing):
+def records_of(stream: bytes, framing: Framing) -> Any:
     """Whole records at the beginning of a stream, and what is left."""
     records, at = [], 0
     with contextlib.suppress(CorruptRecord):
@@ -66,20 +75,22 @@ def records_of(stream, framing):
     return records, stream[at:]
 
 
-def each_into(found, items):
+def each_into(found: Any, items: Any) -> None:
     """One by one, so that those before an error are there."""
     for item in items:
         found.append(item)
 
 
-async def end(running):
+async def end(running: Running) -> None:
     running.channel.drain()
     await running.task
 
 
 @pytest.mark.parametrize(("fault", "start"), [("denied", 0), ("gone", PART), ("replaced", 2 * PART)])
 @pytest.mark.parametrize("framing", ["RecordIO", "TFRecord"])
-async def test_poison_comes_behind_the_last_whole_record(run, stub, tmp_path, *, framing, start, fault):
+async def test_poison_comes_behind_the_last_whole_record(
+    run: RunChannel, stub: S3Stub, tmp_path: Path, *, framing: Framing, start: int, fault: str
+) -> None:
     """Wherever S3 stops: whole records, the head that all refuse, the end; and the trailer knows it first."""
     first, second, _ = store(stub, framing)
     fail_at(stub, "b/data/1", start, FAULTS[fault])
@@ -88,6 +99,7 @@ async def test_poison_comes_behind_the_last_whole_record(run, stub, tmp_path, *,
         got = await off_loop(read_all, running.fifo(0))
         await eventually(lambda: running.fifo(1).exists() and not running.fifo(0).exists())
         trailer, after = (published_trailer(tmp_path, "train", epoch) for epoch in (0, 1))
+        assert running.channel.failure is not None
         assert running.channel.failure.fifo == "poisoned"
         assert running.channel.statistics().state == "failed"
         await end(running)
@@ -115,7 +127,9 @@ async def test_poison_comes_behind_the_last_whole_record(run, stub, tmp_path, *,
     ],
     ids=lambda each: getattr(each, "__name__", None),
 )
-async def test_every_foreign_reader_of_records_refuses_a_poisoned_epoch(stub, tmp_path, framing, reader):
+async def test_every_foreign_reader_of_records_refuses_a_poisoned_epoch(
+    stub: S3Stub, tmp_path: Path, framing: Framing, reader: Callable[[str, int, str], list[list[str]]]
+) -> None:
     """Those too that would not notice a record cut short."""
     run = functools.partial(running_channel, transport="buffered", requests_in_flight=1, part_size=PART)
     store(stub, framing, objects=2)
@@ -127,12 +141,14 @@ async def test_every_foreign_reader_of_records_refuses_a_poisoned_epoch(stub, tm
 
 
 @pytest.mark.parametrize("framing", ["RecordIO", "TFRecord"])
-async def test_our_readers_tell_why_and_give_out_no_poison(run, stub, tmp_path, framing):
+async def test_our_readers_tell_why_and_give_out_no_poison(
+    run: RunChannel, stub: S3Stub, tmp_path: Path, framing: Framing
+) -> None:
     first, second, _ = store(stub, framing)
     fail_at(stub, "b/data/1", PART, FAULTS["denied"])
     got: list[bytes] = []
 
-    def records(path):
+    def records(path: Path) -> Iterator[Any]:
         with PipeStream(path) as stream:
             yield from record_reader(stream, framing)
 
@@ -144,12 +160,12 @@ async def test_our_readers_tell_why_and_give_out_no_poison(run, stub, tmp_path, 
     assert len(got) >= len(first)
 
 
-async def test_raw_bytes_end_before_the_poison(run, stub, tmp_path):
+async def test_raw_bytes_end_before_the_poison(run: RunChannel, stub: S3Stub, tmp_path: Path) -> None:
     store(stub, "TFRecord")
     fail_at(stub, "b/data/1", PART, FAULTS["denied"])
     got: list[bytes] = []
 
-    def blocks(path):
+    def blocks(path: Path) -> Iterator[Any]:
         with PipeStream(path) as stream:
             yield from iter(functools.partial(stream.read, 7777), b"")
 
@@ -162,12 +178,14 @@ async def test_raw_bytes_end_before_the_poison(run, stub, tmp_path):
 
 
 @pytest.mark.parametrize("start", [0, PART], ids=["border", "record"])
-async def test_a_wrapped_object_that_is_not_whole_is_not_begun(run, stub, tmp_path, start):
+async def test_a_wrapped_object_that_is_not_whole_is_not_begun(
+    run: RunChannel, stub: S3Stub, tmp_path: Path, start: int
+) -> None:
     """Its header, which the plan brings, would promise bytes that never come."""
     truth = fill(stub, [70_001, 120_003, 10])
     fail_at(stub, "b/data/0001", start, FAULTS["gone"])
 
-    async def wrapped(client):
+    async def wrapped(client: Any) -> Plan:
         return await plan_prefix(AiobotocorePages(client), S3Uri("b", "data/"), Arrangement(wrap=True))
 
     async with run(stub, tmp_path, make_plan=wrapped, when_failed="poison", framing="RecordIO") as running:
@@ -177,18 +195,20 @@ async def test_a_wrapped_object_that_is_not_whole_is_not_begun(run, stub, tmp_pa
 
 
 @pytest.mark.parametrize("framing", ["RecordIO", "TFRecord"])
-async def test_a_damaged_object_poisons_behind_its_last_whole_record(run, stub, tmp_path, framing):
+async def test_a_damaged_object_poisons_behind_its_last_whole_record(
+    run: RunChannel, stub: S3Stub, tmp_path: Path, framing: Framing
+) -> None:
     records = store(stub, framing, objects=2, pack=gzip.compress)
     stub.objects["b/data/1"] = stub.objects["b/data/1"][:-100]
 
-    async def inflated(client):
+    async def inflated(client: Any) -> Plan:
         return await plan_prefix(AiobotocorePages(client), S3Uri("b", "data/"), Arrangement(inflate=True))
 
     async with run(
         stub, tmp_path, make_plan=inflated, inflate=True, when_failed="poison", framing=framing
     ) as running:
         got = await off_loop(read_all, running.fifo(0))
-        assert "it was cut off" in running.states[0].error
+        assert "it was cut off" in (running.states[0].error or "")
         await end(running)
     found, rest = records_of(got, framing)
     assert rest == POISON[framing]
@@ -196,7 +216,9 @@ async def test_a_damaged_object_poisons_behind_its_last_whole_record(run, stub, 
     assert found == (records[0] + records[1])[: len(found)]
 
 
-async def test_inside_a_record_that_cannot_be_kept_back_the_fifo_is_held(run, stub, tmp_path, monkeypatch):
+async def test_inside_a_record_that_cannot_be_kept_back_the_fifo_is_held(
+    run: RunChannel, stub: S3Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No bytes there are refused by all, and a cut record is none that all refuse either."""
     monkeypatch.setattr("streamer.relay.deliver.frame_aligner.MOST_HELD", 10_000)
     stub.objects["b/data/0"] = tfrecord.encode(b"short") + tfrecord.encode(bytes(2 * PART))
@@ -209,6 +231,7 @@ async def test_inside_a_record_that_cannot_be_kept_back_the_fifo_is_held(run, st
             await eventually(lambda: running.channel.error)
             os.set_blocking(reader.fileno(), False)
             assert reader.read(1) is None
+            assert running.channel.failure is not None
             assert running.channel.failure.fifo == "held"
             assert published_trailer(tmp_path, "train", 0).poison == 0
         await end(running)
@@ -217,7 +240,9 @@ async def test_inside_a_record_that_cannot_be_kept_back_the_fifo_is_held(run, st
 @pytest.mark.parametrize(
     ("skipped", "failing", "poisoned"), [(True, 0, True), (False, 0, False), (False, 1, True)]
 )
-async def test_an_epoch_that_is_gone_on_with(run, stub, tmp_path, *, skipped, failing, poisoned):
+async def test_an_epoch_that_is_gone_on_with(
+    run: RunChannel, stub: S3Stub, tmp_path: Path, *, skipped: bool, failing: int, poisoned: bool
+) -> None:
     """A FIFO begins with a record; where another sidecar ended is no border, until an object begins."""
     stub.objects |= {f"b/data/{number}": tfrecord.encode(bytes(999)) * 100 for number in range(2)}
     fail_at(stub, f"b/data/{failing}", PART, FAULTS["denied"])
@@ -226,6 +251,7 @@ async def test_an_epoch_that_is_gone_on_with(run, stub, tmp_path, *, skipped, fa
     async with run(stub, tmp_path, when_failed="poison", framing="TFRecord", start=start) as running:
         with open(await off_loop(os.open, running.fifo(0), os.O_RDONLY), "rb", buffering=0) as reader:
             await eventually(lambda: running.channel.error)
+            assert running.channel.failure is not None
             assert running.channel.failure.fifo == ("poisoned" if poisoned else "held")
             assert running.channel.mendable == (not poisoned)
             os.set_blocking(reader.fileno(), False)
@@ -234,7 +260,7 @@ async def test_an_epoch_that_is_gone_on_with(run, stub, tmp_path, *, skipped, fa
         await end(running)
 
 
-async def test_whole_epochs_are_as_ever(run, stub, tmp_path):
+async def test_whole_epochs_are_as_ever(run: RunChannel, stub: S3Stub, tmp_path: Path) -> None:
     """A last record that is cut in the object itself comes as it is, and so do bytes of another format."""
     store(stub, "TFRecord")
     stub.objects["b/data/3"] = tfrecord.encode(b"cut in the object")[:-3]
@@ -251,7 +277,9 @@ async def test_whole_epochs_are_as_ever(run, stub, tmp_path):
 
 
 @pytest.mark.parametrize("transport", ["aiobotocore", "buffered", "splice"])
-async def test_close_is_an_end_that_only_the_trailer_denies(stub, tmp_path, transport):
+async def test_close_is_an_end_that_only_the_trailer_denies(
+    stub: S3Stub, tmp_path: Path, transport: Wish
+) -> None:
     fill(stub, [70_000, 20_000])
     fail_at(stub, "b/data/0001", 0, FAULTS["denied"])
     async with running_channel(
@@ -266,7 +294,7 @@ async def test_close_is_an_end_that_only_the_trailer_denies(stub, tmp_path, tran
     assert not running.fifo(1).exists()
 
 
-async def test_close_while_our_reader_reads(stub, tmp_path):
+async def test_close_while_our_reader_reads(stub: S3Stub, tmp_path: Path) -> None:
     fill(stub, [70_000, 20_000])
     fail_at(stub, "b/data/0001", 0, FAULTS["gone"])
     async with running_channel(stub, tmp_path, when_failed="close") as running:
@@ -278,7 +306,9 @@ async def test_close_while_our_reader_reads(stub, tmp_path):
 
 
 @pytest.mark.parametrize("transport", ["aiobotocore", "buffered", "splice"])
-async def test_who_leaves_a_failed_epoch_is_told_in_the_next(stub, tmp_path, transport):
+async def test_who_leaves_a_failed_epoch_is_told_in_the_next(
+    stub: S3Stub, tmp_path: Path, transport: Wish
+) -> None:
     """The failure came while the reader left early, as steps_per_epoch has it: nobody will write there."""
     fill(stub, [70_000, 20_000])
     fail_at(stub, "b/data/0001", 0, FAULTS["gone"])
@@ -296,7 +326,9 @@ async def test_who_leaves_a_failed_epoch_is_told_in_the_next(stub, tmp_path, tra
 
 
 @pytest.mark.parametrize("leaves", [False, True])
-async def test_a_full_fifo_is_poisoned_when_there_is_room(run, stub, tmp_path, leaves):
+async def test_a_full_fifo_is_poisoned_when_there_is_room(
+    run: RunChannel, stub: S3Stub, tmp_path: Path, leaves: bool
+) -> None:
     """Until then it stays open; a reader that leaves meanwhile needs no poison."""
     truth = tfrecord.encode(bytes((1 << 20) - 16))
     stub.objects |= {"b/data/0": truth, "b/data/1": tfrecord.encode(b"x")}

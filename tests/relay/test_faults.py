@@ -5,21 +5,24 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 from aiohttp import web
 
+from streamer.relay.transport import Wish
 from streamer.retry import RetryPolicy
 from tests.kit.faults import WRONG, resets_after
-from tests.kit.harness import MORE_THAN_A_FIFO, fill, running_channel
+from tests.kit.harness import MORE_THAN_A_FIFO, RunChannel, Running, fill, running_channel
 from tests.kit.pipes import eventually, off_loop, read_all
-from tests.kit.stub import cut_after, fails, stalls, whole, with_headers
+from tests.kit.stub import Answer, S3Stub, cut_after, fails, stalls, whole, with_headers
 from tests.kit.trailers import published_trailer
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
 
 
-async def failed_after(running, reader_bytes: int) -> str:
+async def failed_after(running: Running, reader_bytes: int) -> str:
     """Read until nothing more comes, see that it is no end of file, and return the error told."""
     with open(await off_loop(os.open, running.fifo(0), os.O_RDONLY), "rb", buffering=0) as reader:
         got = b""
@@ -37,7 +40,7 @@ async def failed_after(running, reader_bytes: int) -> str:
     return trailer.error
 
 
-async def test_a_broken_body_resumes_at_the_next_byte(run, stub, tmp_path):
+async def test_a_broken_body_resumes_at_the_next_byte(run: RunChannel, stub: S3Stub, tmp_path: Path) -> None:
     """The connection breaks once the reader holds what had arrived: those bytes are not asked for again."""
     truth = fill(stub, [40_000])
     stub.script(cut_after(10_000, once=stub.released))
@@ -53,7 +56,7 @@ async def test_a_broken_body_resumes_at_the_next_byte(run, stub, tmp_path):
 
 
 @pytest.mark.timeout(20)  # and not the 30 s after which silence counts as the end
-async def test_a_reset_is_noticed_at_once(run, stub, tmp_path):
+async def test_a_reset_is_noticed_at_once(run: RunChannel, stub: S3Stub, tmp_path: Path) -> None:
     """libuv stops watching a socket that is in error, and uvloop then says nothing to its reader."""
     truth = fill(stub, [40_000])
     stub.script(resets_after(0), resets_after(10_000))
@@ -62,7 +65,7 @@ async def test_a_reset_is_noticed_at_once(run, stub, tmp_path):
         assert sum(running.channel.statistics().retries.values()) == 2
 
 
-async def test_every_range_names_the_listed_version(run, stub, tmp_path):
+async def test_every_range_names_the_listed_version(run: RunChannel, stub: S3Stub, tmp_path: Path) -> None:
     truth = fill(stub, [120_000])
     async with run(stub, tmp_path) as running:
         await off_loop(read_all, running.fifo(0))
@@ -82,7 +85,9 @@ async def test_every_range_names_the_listed_version(run, stub, tmp_path):
         cut_after(0),
     ],
 )
-async def test_what_may_pass_is_waited_out(run, stub, tmp_path, fault):
+async def test_what_may_pass_is_waited_out(
+    run: RunChannel, stub: S3Stub, tmp_path: Path, fault: Callable[[Answer], Awaitable[web.StreamResponse]]
+) -> None:
     truth = fill(stub, [130_000, 7])
     stub.script(*[fault] * 5)
     async with run(stub, tmp_path) as running:
@@ -91,7 +96,9 @@ async def test_what_may_pass_is_waited_out(run, stub, tmp_path, fault):
         assert (sum(found.retries.values()), found.resumes) == (5, {})
 
 
-async def test_many_parts_that_fail_together_share_no_quota(run, stub, tmp_path):
+async def test_many_parts_that_fail_together_share_no_quota(
+    run: RunChannel, stub: S3Stub, tmp_path: Path
+) -> None:
     """botocore's own would be empty after a hundred, and fail the rest."""
     truth = fill(stub, [1000] * 64)
     stub.script(*[fails(500, "InternalError")] * 400)
@@ -100,7 +107,7 @@ async def test_many_parts_that_fail_together_share_no_quota(run, stub, tmp_path)
         assert running.channel.statistics().retries["transient"] > 200
 
 
-async def test_a_random_storm_changes_no_byte(run, stub, tmp_path):
+async def test_a_random_storm_changes_no_byte(run: RunChannel, stub: S3Stub, tmp_path: Path) -> None:
     truth = fill(stub, [random.Random(5).randrange(90_000) for _ in range(25)])
     dice = random.Random(9)
     kinds = [
@@ -114,7 +121,9 @@ async def test_a_random_storm_changes_no_byte(run, stub, tmp_path):
         assert await off_loop(read_all, running.fifo(1)) == truth
 
 
-async def test_an_object_replaced_after_the_listing_fails_by_name(run, stub, tmp_path):
+async def test_an_object_replaced_after_the_listing_fails_by_name(
+    run: RunChannel, stub: S3Stub, tmp_path: Path
+) -> None:
     """The bytes before it are delivered, not one of the new version is, and the FIFO shows no end."""
     truth = fill(stub, [30_000, 20_000])
     async with run(stub, tmp_path, part_size=30_000, requests_in_flight=1, parts=2) as running:
@@ -149,7 +158,13 @@ async def test_an_object_replaced_after_the_listing_fails_by_name(run, stub, tmp
         (with_headers(200, Content_Range=""), None),
     ],
 )
-async def test_a_wrong_answer_is_an_error_or_right(run, stub, tmp_path, fault, words):
+async def test_a_wrong_answer_is_an_error_or_right(
+    run: RunChannel,
+    stub: S3Stub,
+    tmp_path: Path,
+    fault: Callable[[Answer], Awaitable[web.StreamResponse]],
+    words: str | None,
+) -> None:
     """200 with the whole object for a range that is the whole object is a right answer."""
     truth = fill(stub, [40_000])
     stub.script(*[fault] * 3)
@@ -161,7 +176,9 @@ async def test_a_wrong_answer_is_an_error_or_right(run, stub, tmp_path, fault, w
 
 
 @pytest.mark.parametrize("kind", ["range", "no range"])
-async def test_a_wrong_answer_that_does_not_come_again_is_mended(run, stub, tmp_path, kind):
+async def test_a_wrong_answer_that_does_not_come_again_is_mended(
+    run: RunChannel, stub: S3Stub, tmp_path: Path, kind: str
+) -> None:
     """Two of three front ends may be sick; what they sent reaches nobody."""
     truth = fill(stub, [80_000])
     stub.script(*[WRONG[kind](random.Random(1), 50_000)] * 2)
@@ -170,7 +187,7 @@ async def test_a_wrong_answer_that_does_not_come_again_is_mended(run, stub, tmp_
         assert running.channel.statistics().retries == {"bad_answer": 2}
 
 
-async def test_progress_forgets_wrong_answers(run, stub, tmp_path):
+async def test_progress_forgets_wrong_answers(run: RunChannel, stub: S3Stub, tmp_path: Path) -> None:
     """Two before the part's first byte and two after it are not three in a row."""
     truth = fill(stub, [40_000])
     wrong = [with_headers(Content_Range="nonsense")] * 2
@@ -180,14 +197,18 @@ async def test_progress_forgets_wrong_answers(run, stub, tmp_path):
         assert running.channel.statistics().retries == {"bad_answer": 4, "truncated": 1}
 
 
-async def test_the_whole_object_for_a_range_of_it_is_refused(run, stub, tmp_path):
+async def test_the_whole_object_for_a_range_of_it_is_refused(
+    run: RunChannel, stub: S3Stub, tmp_path: Path
+) -> None:
     fill(stub, [80_000])
     stub.script(*[whole(stub)] * 3)
     async with run(stub, tmp_path, requests_in_flight=1) as running:
         assert "Content-Range" in await failed_after(running, 0)
 
 
-async def test_giving_up_tells_the_first_and_the_last_error(run, stub, tmp_path):
+async def test_giving_up_tells_the_first_and_the_last_error(
+    run: RunChannel, stub: S3Stub, tmp_path: Path
+) -> None:
     fill(stub, [1000])
     stub.script(fails(500, "InternalError"), *[fails(503, "SlowDown")] * 10_000)
     policy = RetryPolicy(give_up_after=2, first_wait=0.001, longest_wait=0.01)
@@ -198,7 +219,9 @@ async def test_giving_up_tells_the_first_and_the_last_error(run, stub, tmp_path)
     assert "SlowDown" in error
 
 
-async def test_a_part_given_up_before_its_reader_came_is_asked_for_again(run, stub, tmp_path):
+async def test_a_part_given_up_before_its_reader_came_is_asked_for_again(
+    run: RunChannel, stub: S3Stub, tmp_path: Path
+) -> None:
     """An outage while nobody reads must not fail the epoch that is read when storage is well again."""
     truth = fill(stub, [1000])
     stub.script(*[fails(503, "SlowDown")] * 3)
@@ -210,7 +233,7 @@ async def test_a_part_given_up_before_its_reader_came_is_asked_for_again(run, st
     assert running.channel.error is None
 
 
-async def test_progress_restarts_the_clock(run, stub, tmp_path):
+async def test_progress_restarts_the_clock(run: RunChannel, stub: S3Stub, tmp_path: Path) -> None:
     """Many short bodies are slow, not dead: never given up, though in all they last longer than allowed."""
     truth = fill(stub, [20_000])
     stub.script(*[cut_after(200)] * 90)
@@ -220,7 +243,7 @@ async def test_progress_restarts_the_clock(run, stub, tmp_path):
         assert running.channel.statistics().retries["truncated"] >= 80
 
 
-async def test_time_is_booked_on_who_is_slow(run, stub, tmp_path):
+async def test_time_is_booked_on_who_is_slow(run: RunChannel, stub: S3Stub, tmp_path: Path) -> None:
     """Storage silent: starved. Reader silent: blocked. Nobody there: idle."""
     truth = fill(stub, [MORE_THAN_A_FIFO])
     stub.script(stalls(stub), key="b/data/0000", first=0)
@@ -237,7 +260,7 @@ async def test_time_is_booked_on_who_is_slow(run, stub, tmp_path):
         assert running.channel.statistics().seconds["starved"] == starved
 
 
-async def test_ending_a_channel_drops_its_connections(run, stub, tmp_path):
+async def test_ending_a_channel_drops_its_connections(run: RunChannel, stub: S3Stub, tmp_path: Path) -> None:
     """Cancelled requests are closed at once, not left to finish behind our back."""
     fill(stub, [400_000])
     stub.script(*[stalls(stub)] * 4)
@@ -250,14 +273,17 @@ async def test_ending_a_channel_drops_its_connections(run, stub, tmp_path):
 
 @pytest.mark.parametrize("status", [400, 403])
 @pytest.mark.parametrize("transport", ["splice", "buffered", "aiobotocore"])
-async def test_a_refusal_whose_reason_is_cut_off_is_asked_again(stub, tmp_path, transport, status):
+async def test_a_refusal_whose_reason_is_cut_off_is_asked_again(
+    stub: S3Stub, tmp_path: Path, transport: Wish, status: int
+) -> None:
     """It may be that credentials have expired, or that the clock is wrong, both of which are mended."""
 
-    async def cut_off(answer):
+    async def cut_off(answer: Answer) -> web.StreamResponse:
         response = web.StreamResponse(status=status)
         response.content_length = 300
         await response.prepare(answer.request)
         await response.write(b"<Error><Co")
+        assert answer.request.transport is not None
         answer.request.transport.close()
         return response
 

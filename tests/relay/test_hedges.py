@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
 
 from streamer.units import MIB
 from tests.kit.faults import drips, silent_for
-from tests.kit.harness import fill
+from tests.kit.harness import RunChannel, fill
 from tests.kit.pipes import eventually, off_loop, read_all
-from tests.kit.stub import Answer, cut_after, fails, stalls
+from tests.kit.stub import Answer, S3Stub, cut_after, fails, stalls
 
 PART = 400_000
 SIZES = [PART] * 12
@@ -29,7 +32,9 @@ async def right(answer: Answer) -> web.StreamResponse:
     [silent_for(60.0), silent_for(60.0, after=1000), drips(5_000, 0.05, most=60)],
     ids=["no first byte", "silent", "slow"],
 )
-async def test_a_late_part_is_asked_for_again(run, stub, tmp_path, fault):
+async def test_a_late_part_is_asked_for_again(
+    run: RunChannel, stub: S3Stub, tmp_path: Path, fault: Callable[[Answer], Awaitable[web.StreamResponse]]
+) -> None:
     truth = fill(stub, SIZES)
     stub.script(*[right] * LEARNT, fault)
     async with run(stub, tmp_path, hedge=0.05, part_size=PART, parts=12, requests_in_flight=2) as running:
@@ -39,7 +44,9 @@ async def test_a_late_part_is_asked_for_again(run, stub, tmp_path, fault):
         assert not hedges.get("lost")
 
 
-async def test_what_the_first_brought_meanwhile_comes_once(run, stub, tmp_path):
+async def test_what_the_first_brought_meanwhile_comes_once(
+    run: RunChannel, stub: S3Stub, tmp_path: Path
+) -> None:
     """The second is answered late; what the first has dripped until then is thrown away of the second."""
     truth = fill(stub, SIZES)
     slow = drips(4_000, 0.02, most=60)
@@ -58,7 +65,7 @@ async def test_what_the_first_brought_meanwhile_comes_once(run, stub, tmp_path):
             assert running.channel._source.name != "aiobotocore"
 
 
-async def test_the_first_may_be_the_first_after_all(run, stub, tmp_path):
+async def test_the_first_may_be_the_first_after_all(run: RunChannel, stub: S3Stub, tmp_path: Path) -> None:
     truth = fill(stub, SIZES)
     stub.script(*[right] * LEARNT, stalls(stub), silent_for(60.0))
     async with run(stub, tmp_path, hedge=0.05, part_size=PART, parts=12, requests_in_flight=1) as running:
@@ -72,7 +79,9 @@ async def test_the_first_may_be_the_first_after_all(run, stub, tmp_path):
         assert await off_loop(read_all, running.fifo(1)) == truth
 
 
-async def test_a_second_request_that_fails_in_its_body_is_retried_like_any(run, stub, tmp_path):
+async def test_a_second_request_that_fails_in_its_body_is_retried_like_any(
+    run: RunChannel, stub: S3Stub, tmp_path: Path
+) -> None:
     truth = fill(stub, SIZES)
     stub.script(*[right] * LEARNT, silent_for(60.0), cut_after(1000))
     async with run(stub, tmp_path, hedge=0.05, part_size=PART, parts=12, requests_in_flight=1) as running:
@@ -82,7 +91,9 @@ async def test_a_second_request_that_fails_in_its_body_is_retried_like_any(run, 
         assert statistics.requests["truncated"] == 1
 
 
-async def test_a_second_request_that_is_refused_leaves_the_first_alone(run, stub, tmp_path):
+async def test_a_second_request_that_is_refused_leaves_the_first_alone(
+    run: RunChannel, stub: S3Stub, tmp_path: Path
+) -> None:
     truth = fill(stub, SIZES)
     stub.script(*[right] * LEARNT, stalls(stub), fails(500, "InternalError"))
     async with run(stub, tmp_path, hedge=0.05, part_size=PART, parts=12, requests_in_flight=1) as running:
@@ -95,7 +106,7 @@ async def test_a_second_request_that_is_refused_leaves_the_first_alone(run, stub
         assert not statistics.retries
 
 
-async def test_a_reader_that_goes_ends_both(run, stub, tmp_path):
+async def test_a_reader_that_goes_ends_both(run: RunChannel, stub: S3Stub, tmp_path: Path) -> None:
     fill(stub, SIZES)
     stub.script(*[right] * LEARNT, silent_for(60.0), silent_for(60.0))
     async with run(stub, tmp_path, hedge=0.05, part_size=PART, parts=12, requests_in_flight=1) as running:
@@ -109,7 +120,7 @@ async def test_a_reader_that_goes_ends_both(run, stub, tmp_path):
         await eventually(lambda: running.channel.statistics().hedges.get("lost") == 1)
 
 
-async def test_a_slow_reader_is_not_hedged(run, stub, tmp_path):
+async def test_a_slow_reader_is_not_hedged(run: RunChannel, stub: S3Stub, tmp_path: Path) -> None:
     truth = fill(stub, SIZES)
     async with run(stub, tmp_path, hedge=0.05, part_size=PART, parts=3) as running:
         with open(await off_loop(os.open, running.fifo(0), os.O_RDONLY), "rb") as reader:
@@ -122,7 +133,13 @@ async def test_a_slow_reader_is_not_hedged(run, stub, tmp_path):
 
 
 @pytest.mark.parametrize("then", [right, silent_for(0.3, after=1000)], ids=["at once", "in two pieces"])
-async def test_what_is_waited_for_is_the_second_once_it_has_won(run, stub, tmp_path, then):
+async def test_what_is_waited_for_is_the_second_once_it_has_won(
+    run: RunChannel,
+    stub: S3Stub,
+    tmp_path: Path,
+    then: Callable[[Answer], Coroutine[Any, Any, web.StreamResponse]]
+    | Callable[[Answer], Awaitable[web.StreamResponse]],
+) -> None:
     """The first request waits for its first byte; from its end on the second's bytes are waited for."""
     truth = fill(stub, SIZES)
     stub.script(*[right] * LEARNT, silent_for(60.0), then)
@@ -135,7 +152,9 @@ async def test_what_is_waited_for_is_the_second_once_it_has_won(run, stub, tmp_p
         assert then is right or found.starved["body"] > 0.05  # a third request may end it sooner
 
 
-async def test_a_second_request_that_fails_is_among_the_last_errors(run, stub, tmp_path):
+async def test_a_second_request_that_fails_is_among_the_last_errors(
+    run: RunChannel, stub: S3Stub, tmp_path: Path
+) -> None:
     truth = fill(stub, SIZES)
     stub.script(*[right] * LEARNT, stalls(stub), fails(500, "InternalError"))
     async with run(stub, tmp_path, hedge=0.05, part_size=PART, parts=12, requests_in_flight=1) as running:

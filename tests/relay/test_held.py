@@ -5,15 +5,18 @@ from __future__ import annotations
 import functools
 import os
 import socket
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from typing import Any
 
 import pytest
 
 from streamer.s3.http import body, connection
 from streamer.units import KIB, MIB
 from tests.kit.faults import drips, resets_after
-from tests.kit.harness import MORE_THAN_A_FIFO, fill
+from tests.kit.harness import MORE_THAN_A_FIFO, RunChannel, Running, fill
 from tests.kit.pipes import eventually, off_loop, read_all
-from tests.kit.stub import stalls
+from tests.kit.stub import S3Stub, stalls
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
 
@@ -22,24 +25,26 @@ SIZE = 2_000_000
 
 
 @pytest.fixture
-def streaming(run_own):
+def streaming(run_own: RunChannel) -> partial[AbstractAsyncContextManager[Running, bool | None]]:
     """A channel in parts of `SIZE` bytes, four at once."""
     return functools.partial(run_own, parts=4, requests_in_flight=4, part_size=SIZE)
 
 
-def stages(running):
+def stages(running: Running) -> list[Any]:
     """The stages of the parts that are admitted."""
     delivery = running.channel._state.delivery
     return [fetch.stage for fetch in delivery.prefetcher.fetches.values()] if delivery else []
 
 
-def waiting(running):
+def waiting(running: Running) -> list[Any]:
     """The stages of parts that are all there, or what is left of them is, in their sockets."""
     bodies = [(stage, stage._body) for stage in stages(running)]
     return [stage for stage, body in bodies if body is not None and body._connection.unread >= body.left]
 
 
-async def test_parts_wait_in_their_sockets_and_take_nothing_else(server, streaming):
+async def test_parts_wait_in_their_sockets_and_take_nothing_else(
+    server: S3Stub, streaming: partial[AbstractAsyncContextManager[Running, bool | None]]
+) -> None:
     truth = fill(server, [MORE_THAN_A_FIFO])
     async with streaming() as running:
         with open(await off_loop(os.open, running.fifo(0), os.O_RDONLY), "rb", buffering=0) as reader:
@@ -52,7 +57,9 @@ async def test_parts_wait_in_their_sockets_and_take_nothing_else(server, streami
         assert got == truth
 
 
-async def test_small_parts_do_not_keep_a_connection(server, streaming):
+async def test_small_parts_do_not_keep_a_connection(
+    server: S3Stub, streaming: partial[AbstractAsyncContextManager[Running, bool | None]]
+) -> None:
     """They wait in pipes, so that a few requests bring many."""
     truth = fill(server, [500_000] * 90)
     async with streaming(requests_in_flight=1, parts=8) as running:
@@ -65,10 +72,15 @@ async def test_small_parts_do_not_keep_a_connection(server, streaming):
 
 
 @pytest.mark.parametrize("window", [0, 256 * KIB, 512 * KIB])
-async def test_what_a_socket_cannot_hold_goes_elsewhere(server, streaming, monkeypatch, window):
+async def test_what_a_socket_cannot_hold_goes_elsewhere(
+    server: S3Stub,
+    streaming: partial[AbstractAsyncContextManager[Running, bool | None]],
+    monkeypatch: pytest.MonkeyPatch,
+    window: int,
+) -> None:
     """As where the system lets sockets hold little (net.ipv4.tcp_rmem)."""
 
-    def narrow(made):
+    def narrow(made: Any) -> None:
         made.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, window or 256 * KIB)
         made.window = window
 
@@ -83,7 +95,11 @@ async def test_what_a_socket_cannot_hold_goes_elsewhere(server, streaming, monke
         assert got == truth
 
 
-async def test_what_waits_for_a_sleeping_reader_is_no_stall(server, streaming, monkeypatch):
+async def test_what_waits_for_a_sleeping_reader_is_no_stall(
+    server: S3Stub,
+    streaming: partial[AbstractAsyncContextManager[Running, bool | None]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(body, "PATIENCE", 0.01)
     truth = fill(server, [4 * SIZE])
     ticks = []
@@ -91,7 +107,7 @@ async def test_what_waits_for_a_sleeping_reader_is_no_stall(server, streaming, m
         await eventually(lambda: len(waiting(running)) == 4)
         own = body.HttpBody._tick
 
-        def counted(self, *seen):
+        def counted(self: Any, *seen: Any) -> None:
             ticks.append(self)
             own(self, *seen)
 
@@ -103,20 +119,30 @@ async def test_what_waits_for_a_sleeping_reader_is_no_stall(server, streaming, m
 
 
 @pytest.mark.parametrize("after", [100_000, 1_500_000])
-async def test_a_stall_is_noticed_while_the_part_waits_its_turn(server, streaming, monkeypatch, after):
+async def test_a_stall_is_noticed_while_the_part_waits_its_turn(
+    server: S3Stub,
+    streaming: partial[AbstractAsyncContextManager[Running, bool | None]],
+    monkeypatch: pytest.MonkeyPatch,
+    after: int,
+) -> None:
     """Or the delivery that comes to it would have to sit it out."""
     monkeypatch.setattr(body, "PATIENCE", 0.01)
     truth = fill(server, [SIZE, SIZE, SIZE])
     server.script(stalls(server, after=after), key="b/data/0001")
     async with streaming(stall_timeout=0.5) as running:
         await eventually(lambda: sum(running.channel.statistics().retries.values()) == 1)
+        assert running.channel._state.delivery is not None
         assert running.channel._state.delivery.delivered == 0
         assert await off_loop(read_all, running.fifo(0)) == truth
         assert sum(running.channel.statistics().retries.values()) == 1
     server.release()
 
 
-async def test_what_comes_slowly_is_no_stall(server, streaming, monkeypatch):
+async def test_what_comes_slowly_is_no_stall(
+    server: S3Stub,
+    streaming: partial[AbstractAsyncContextManager[Running, bool | None]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(body, "PATIENCE", 0.01)
     truth = fill(server, [SIZE, SIZE, SIZE])
     server.script(drips(1000, 0.03, most=1.0), key="b/data/0001")
@@ -126,7 +152,9 @@ async def test_what_comes_slowly_is_no_stall(server, streaming, monkeypatch):
         assert running.channel.statistics().retries == {}
 
 
-async def test_a_reset_while_a_part_waits_costs_the_rest_of_it_alone(server, streaming):
+async def test_a_reset_while_a_part_waits_costs_the_rest_of_it_alone(
+    server: S3Stub, streaming: partial[AbstractAsyncContextManager[Running, bool | None]]
+) -> None:
     truth = fill(server, [SIZE, SIZE, SIZE])
     server.script(resets_after(700_000), key="b/data/0001")
     async with streaming() as running:
@@ -135,7 +163,9 @@ async def test_a_reset_while_a_part_waits_costs_the_rest_of_it_alone(server, str
         assert sum(running.channel.statistics().retries.values()) == 1
 
 
-async def test_dropping_an_epoch_drops_what_waits(server, streaming):
+async def test_dropping_an_epoch_drops_what_waits(
+    server: S3Stub, streaming: partial[AbstractAsyncContextManager[Running, bool | None]]
+) -> None:
     """A reader that leaves early: the next epoch is whole, and its sockets are new ones."""
     truth = fill(server, [MORE_THAN_A_FIFO])
     async with streaming() as running:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from sidecar.job.download import relative_path
@@ -12,8 +14,9 @@ from streamer.s3.catalog import listing as subject
 from streamer.s3.catalog.listing import plan_prefix
 from streamer.s3.catalog.manifests import plan_manifest
 from streamer.s3.catalog.object_info import open_inspector
-from tests.kit.harness import clients_of
+from tests.kit.harness import PagesFrom, clients_of
 from tests.kit.raw import Request, answer, listing, raw_server
+from tests.kit.stub import S3Stub
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking", "credentials")
 
@@ -25,7 +28,7 @@ def folder(name: str) -> str:
     return f"<CommonPrefixes><Prefix>{name}</Prefix></CommonPrefixes>"
 
 
-def paged(second: bytes):
+def paged(second: bytes) -> Callable[[Request], bytes]:
     """A right first page, then this for ever."""
 
     def reply(request: Request) -> bytes:
@@ -44,7 +47,7 @@ def endless(request: Request) -> bytes:
     return listing(more=f"{request.query.get('continuation-token', '')}1")
 
 
-def foldered(name: str):
+def foldered(name: str) -> Callable[[Request], bytes]:
     """Many pages of keys, and this folder for whoever asks for folders."""
 
     def reply(request: Request) -> bytes:
@@ -85,7 +88,9 @@ def foldered(name: str):
         (lambda _: listing(*FIRST, inside="<a/>" * 200_000), "more than 200000 tags"),
     ],
 )
-async def test_what_no_listing_can_say_makes_no_plan(reply, words, monkeypatch, pages_from):
+async def test_what_no_listing_can_say_makes_no_plan(
+    reply: Callable[[Request], bytes], words: str, monkeypatch: pytest.MonkeyPatch, pages_from: PagesFrom
+) -> None:
     monkeypatch.setattr(subject, "MOST_EMPTY", 3)
     with raw_server(reply) as server:
         async with pages_from(server) as pages:
@@ -110,7 +115,9 @@ ENTRY = "<Contents><Key>data/train/0</Key><Size>1</Size><ETag>&quot;e&quot;</ETa
         ),
     ],
 )
-async def test_what_comes_twice_where_it_comes_once_is_refused_by_name(name, inside, pages_from):
+async def test_what_comes_twice_where_it_comes_once_is_refused_by_name(
+    name: str, inside: str, pages_from: PagesFrom
+) -> None:
     """Of `IsTruncated` twice the rest of the listing would be lost without a word."""
     with raw_server(lambda _: listing(inside=inside)) as server:
         async with pages_from(server) as pages:
@@ -119,7 +126,7 @@ async def test_what_comes_twice_where_it_comes_once_is_refused_by_name(name, ins
 
 
 @pytest.mark.parametrize("status", [400, 401, 403])
-async def test_a_refusal_whose_reason_is_cut_off_is_asked_again(status, pages_from):
+async def test_a_refusal_whose_reason_is_cut_off_is_asked_again(status: int, pages_from: PagesFrom) -> None:
     """As any response that breaks off: the reason may be credentials that have expired."""
     refusal = answer(status, b"<Error><Co", Content_Length="300")
     with raw_server(lambda _: listing(*FIRST) if len(server.seen) > 1 else refusal) as server:
@@ -127,7 +134,7 @@ async def test_a_refusal_whose_reason_is_cut_off_is_asked_again(status, pages_fr
             assert (await plan_prefix(pages, S3Uri("b", PREFIX))).objects(0) == len(FIRST)
 
 
-async def test_a_refusal_that_is_always_cut_off_may_pass(pages_from):
+async def test_a_refusal_that_is_always_cut_off_may_pass(pages_from: PagesFrom) -> None:
     refusal = answer(403, b"<Error><Co", Content_Length="300")
     with raw_server(lambda _: refusal) as server:
         async with pages_from(server) as pages:
@@ -135,7 +142,7 @@ async def test_a_refusal_that_is_always_cut_off_may_pass(pages_from):
                 await plan_prefix(pages, S3Uri("b", PREFIX))
 
 
-def test_a_key_that_is_not_below_the_prefix_is_no_file():
+def test_a_key_that_is_not_below_the_prefix_is_no_file() -> None:
     """A second line of defence: it was written to the tail of its own name."""
     assert relative_path("data/train/0", PREFIX) == "train/0"
     for key in ("other/b", "data", "dat/../x", "/data/train"):
@@ -143,7 +150,7 @@ def test_a_key_that_is_not_below_the_prefix_is_no_file():
             relative_path(key, PREFIX)
 
 
-async def test_what_never_was_is_missing_and_not_gone():
+async def test_what_never_was_is_missing_and_not_gone() -> None:
     with raw_server(lambda _: answer(404, b"<Error><Code>NoSuchKey</Code></Error>")) as server:
         async with clients_of(server) as clients:
             with pytest.raises(Missing, match="no such object .S3 responded 404 NoSuchKey.") as caught:
@@ -159,7 +166,7 @@ async def test_what_never_was_is_missing_and_not_gone():
             assert exit_code(caught.value) is Exit.MISSING
 
 
-async def test_what_is_not_offered_is_not_asked_for_again_and_again(pages_from):
+async def test_what_is_not_offered_is_not_asked_for_again_and_again(pages_from: PagesFrom) -> None:
     with raw_server(lambda _: answer(501, b"<Error><Code>NotImplemented</Code></Error>")) as server:
         async with pages_from(server) as pages:
             with pytest.raises(BadAnswer, match="does not support"):
@@ -167,7 +174,7 @@ async def test_what_is_not_offered_is_not_asked_for_again_and_again(pages_from):
     assert len(server.seen) == 1
 
 
-async def test_tls_to_a_port_without_it(stub, pages_from):
+async def test_tls_to_a_port_without_it(stub: S3Stub, pages_from: PagesFrom) -> None:
     stub.url = stub.url.replace("http:", "https:")
     async with pages_from(stub) as pages:
         with pytest.raises(PenstockError, match="http://"):
@@ -177,11 +184,11 @@ async def test_tls_to_a_port_without_it(stub, pages_from):
 @pytest.mark.parametrize(
     "uri", ["s3://tenant:bucket/x", "s3://a b/x", "s3://b\u00e9/x", "s3://@b/x", "s3://b?x/"]
 )
-def test_a_bucket_that_cannot_be_is_an_error_of_the_job(uri):
+def test_a_bucket_that_cannot_be_is_an_error_of_the_job(uri: str) -> None:
     with pytest.raises(ConfigError, match="does not name a bucket"):
         parse_s3_uri(uri)
 
 
-def test_the_arn_of_an_access_point_is_a_bucket():
+def test_the_arn_of_an_access_point_is_a_bucket() -> None:
     arn = "arn:aws:s3:eu-west-1:123456789012:accesspoint:mine"
     assert parse_s3_uri(f"s3://{arn}/x") == S3Uri(arn, "x")

@@ -9,7 +9,12 @@ import json
 import os
 import random
 import tempfile
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 from backports import zstd
@@ -21,9 +26,9 @@ from streamer.relay.transport import TransportSpec, open_transport, why_read
 from streamer.s3.catalog.listing import plan_prefix
 from streamer.s3.catalog.manifests import plan_augmented
 from streamer.s3.catalog.pages import AiobotocorePages
-from tests.kit.harness import MORE_THAN_A_FIFO, clients_of, running_channel
+from tests.kit.harness import MORE_THAN_A_FIFO, RunChannel, Running, clients_of, running_channel
 from tests.kit.pipes import eventually, off_loop, read_all, read_some
-from tests.kit.stub import cut_after
+from tests.kit.stub import S3Stub, cut_after
 from tests.kit.trailers import published_trailer
 from tests.relay.test_faults import failed_after
 from tests.unit import reference
@@ -32,11 +37,13 @@ pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
 
 
 @pytest.fixture(params=["aiobotocore", "buffered"])
-def run(request):
+def run(request: pytest.FixtureRequest) -> RunChannel:
     """A channel whose plan is to inflate, over a transport that can."""
 
-    def running(stub, directory, *, wrap=False, **others):
-        async def make(client):
+    def running(
+        stub: S3Stub, directory: Path, *, wrap: bool = False, **others: Any
+    ) -> AbstractAsyncContextManager[Running]:
+        async def make(client: Any) -> Plan:
             return await plan_prefix(
                 AiobotocorePages(client), S3Uri("b", "data/"), Arrangement(wrap=wrap, inflate=True)
             )
@@ -47,7 +54,9 @@ def run(request):
     return running
 
 
-def fill(stub, sizes: list[int], compress=gzip.compress) -> list[bytes]:
+def fill(
+    stub: S3Stub, sizes: list[int], compress: Callable[..., bytes] | partial[bytes] = gzip.compress
+) -> list[bytes]:
     """Put compressed objects; return their contents."""
     contents = [random.Random(i).randbytes(size // 2).hex().encode() for i, size in enumerate(sizes)]
     stub.objects |= {f"b/data/{i:04d}": compress(data) for i, data in enumerate(contents)}
@@ -63,7 +72,13 @@ def mixed(content: bytes) -> bytes:
 
 @pytest.mark.parametrize("compress", [gzip.compress, zstd.compress, mixed])
 @pytest.mark.parametrize("wrap", [False, True])
-async def test_a_fifo_holds_what_was_compressed(run, stub, tmp_path, wrap, compress):
+async def test_a_fifo_holds_what_was_compressed(
+    run: RunChannel,
+    stub: S3Stub,
+    tmp_path: Path,
+    wrap: bool,
+    compress: Callable[..., bytes] | Callable[[bytes], bytes],
+) -> None:
     """Objects of one part and of many, in order, in every epoch; and the length proven is that."""
     contents = fill(stub, [400_000, 2, 0, 99_998, 3_000_000, 51_111], compress)
     due = b"".join(map(reference.record, contents) if wrap else contents)
@@ -81,12 +96,14 @@ async def test_a_fifo_holds_what_was_compressed(run, stub, tmp_path, wrap, compr
 
 
 @pytest.mark.parametrize("wrap", [False, True])
-async def test_shuffle_and_shards_are_those_of_the_reference(run, stub, tmp_path, wrap):
+async def test_shuffle_and_shards_are_those_of_the_reference(
+    run: RunChannel, stub: S3Stub, tmp_path: Path, wrap: bool
+) -> None:
     """Entries are arranged as they are without compression; framing is of the content."""
     contents = fill(stub, [0, 2, 4, 65_536, 120_000, 49_998, 6, 8])
     arrangement = Arrangement(wrap, 7, Shard(1, 2), inflate=True)
 
-    def make(client):
+    def make(client: Any) -> Awaitable[Plan]:
         return plan_prefix(AiobotocorePages(client), S3Uri("b", "data/"), arrangement)
 
     async with run(stub, tmp_path, make_plan=make) as running:
@@ -96,7 +113,7 @@ async def test_shuffle_and_shards_are_those_of_the_reference(run, stub, tmp_path
             assert await off_loop(read_all, running.fifo(epoch)) == due
 
 
-async def test_an_empty_object_has_no_content(run, stub, tmp_path):
+async def test_an_empty_object_has_no_content(run: RunChannel, stub: S3Stub, tmp_path: Path) -> None:
     """Nothing to inflate is no error; wrapped, it is an empty record."""
     stub.objects["b/data/0000"] = b""
     stub.objects["b/data/0001"] = gzip.compress(b"text")
@@ -109,7 +126,9 @@ async def test_an_empty_object_has_no_content(run, stub, tmp_path):
 
 
 @pytest.mark.parametrize("wrap", [False, True])
-async def test_only_the_objects_of_an_augmented_manifest_are_inflated(run, stub, tmp_path, wrap):
+async def test_only_the_objects_of_an_augmented_manifest_are_inflated(
+    run: RunChannel, stub: S3Stub, tmp_path: Path, wrap: bool
+) -> None:
     contents = fill(stub, [70_000, 0, 130_000])
     rows = [{"label": f"l{i}", "x-ref": f"s3://b/data/{i:04d}"} for i in range(3)]
     stub.objects["b/manifest"] = "\n".join(map(json.dumps, rows)).encode()
@@ -124,7 +143,9 @@ async def test_only_the_objects_of_an_augmented_manifest_are_inflated(run, stub,
 
 
 @pytest.mark.parametrize("wrap", [False, True])
-async def test_a_broken_body_is_resumed_and_inflates_all_the_same(run, stub, tmp_path, wrap):
+async def test_a_broken_body_is_resumed_and_inflates_all_the_same(
+    run: RunChannel, stub: S3Stub, tmp_path: Path, wrap: bool
+) -> None:
     (content,) = fill(stub, [200_000])
     stub.script(cut_after(20_000), cut_after(1), cut_after(5_000))
     async with run(stub, tmp_path, wrap=wrap, requests_in_flight=1) as running:
@@ -143,7 +164,9 @@ async def test_a_broken_body_is_resumed_and_inflates_all_the_same(run, stub, tmp
         (gzip.decompress, "neither gzip nor zstd"),
     ],
 )
-async def test_an_object_that_cannot_be_inflated_fails_by_name(run, stub, tmp_path, *, spoil, words, wrap):
+async def test_an_object_that_cannot_be_inflated_fails_by_name(
+    run: RunChannel, stub: S3Stub, tmp_path: Path, *, spoil: Callable[[bytes], bytes], words: str, wrap: bool
+) -> None:
     """What is before it is delivered, the FIFO shows no end, and a wrapped record is whole or not begun."""
     first, _ = fill(stub, [90_000, 30])
     stub.objects["b/data/0001"] = spoil(stub.objects["b/data/0001"])
@@ -157,7 +180,7 @@ async def test_an_object_that_cannot_be_inflated_fails_by_name(run, stub, tmp_pa
     assert "s3://b/data/0001 (offset" in error
 
 
-async def test_early_close_in_the_middle_of_an_object(run, stub, tmp_path):
+async def test_early_close_in_the_middle_of_an_object(run: RunChannel, stub: S3Stub, tmp_path: Path) -> None:
     """The next epoch begins with a fresh object, also if the last was given up in a member."""
     (content,) = fill(stub, [8_000_000])
     async with run(stub, tmp_path) as running:
@@ -167,7 +190,9 @@ async def test_early_close_in_the_middle_of_an_object(run, stub, tmp_path):
         assert running.states[0].bytes_total is None
 
 
-async def test_early_close_is_noticed_while_an_object_is_spooled(run, stub, tmp_path):
+async def test_early_close_is_noticed_while_an_object_is_spooled(
+    run: RunChannel, stub: S3Stub, tmp_path: Path
+) -> None:
     """Nothing is written then, so nothing else would tell; the object goes on until it is too long."""
     stub.objects["b/data/0000"] = gzip.compress(b"")
     stub.objects["b/data/0001"] = zstd.compress(bytes(1 << 26)) * 16
@@ -178,7 +203,9 @@ async def test_early_close_is_noticed_while_an_object_is_spooled(run, stub, tmp_
         assert (running.states[0].state, running.states[0].bytes_delivered) == ("abandoned", 8)
 
 
-async def test_cancelled_while_inflating_leaves_nothing(run, stub, tmp_path):
+async def test_cancelled_while_inflating_leaves_nothing(
+    run: RunChannel, stub: S3Stub, tmp_path: Path
+) -> None:
     fill(stub, [MORE_THAN_A_FIFO], functools.partial(gzip.compress, compresslevel=1))
     async with run(stub, tmp_path, wrap=True, part_size=1_000_000) as running:
         with open(await off_loop(os.open, running.fifo(0), os.O_RDONLY), "rb", buffering=0):
@@ -189,7 +216,9 @@ async def test_cancelled_while_inflating_leaves_nothing(run, stub, tmp_path):
     assert published_trailer(tmp_path, "train", 0).state == "stopped"
 
 
-async def test_a_long_record_is_spooled_to_a_file_without_a_name(run, stub, tmp_path, monkeypatch):
+async def test_a_long_record_is_spooled_to_a_file_without_a_name(
+    run: RunChannel, stub: S3Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(unpack, "SPOOL_MEMORY", 100_000)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "spool"))
     (tmp_path / "spool").mkdir()
@@ -199,7 +228,9 @@ async def test_a_long_record_is_spooled_to_a_file_without_a_name(run, stub, tmp_
     assert os.listdir(tmp_path / "spool") == []
 
 
-async def test_no_room_for_the_spool_is_told_with_what_to_do(run, stub, tmp_path, monkeypatch):
+async def test_no_room_for_the_spool_is_told_with_what_to_do(
+    run: RunChannel, stub: S3Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(unpack, "SPOOL_MEMORY", 100_000)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
     fill(stub, [5_000_000])
@@ -208,7 +239,9 @@ async def test_no_room_for_the_spool_is_told_with_what_to_do(run, stub, tmp_path
     assert "let TMPDIR name a directory with space" in error
 
 
-async def test_a_record_that_inflates_beyond_its_format_is_refused_by_name(run, stub, tmp_path, monkeypatch):
+async def test_a_record_that_inflates_beyond_its_format_is_refused_by_name(
+    run: RunChannel, stub: S3Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """2^29 bytes; here less, so that the test is short."""
     monkeypatch.setattr(unpack, "LONGEST_RECORD", 3_000_000)
     stub.objects["b/data/0000"] = gzip.compress(bytes(3_000_000))
@@ -219,7 +252,9 @@ async def test_a_record_that_inflates_beyond_its_format_is_refused_by_name(run, 
     assert "s3://b/data/0001" in error
 
 
-async def test_a_bomb_takes_no_memory_and_no_time_of_others(run, stub, tmp_path):
+async def test_a_bomb_takes_no_memory_and_no_time_of_others(
+    run: RunChannel, stub: S3Stub, tmp_path: Path
+) -> None:
     """A little that stands for much is delivered as it is read; what is not read is not inflated."""
     stub.objects["b/data/0000"] = zstd.compress(bytes(1 << 30))
     assert len(stub.objects["b/data/0000"]) < 100_000
@@ -229,7 +264,7 @@ async def test_a_bomb_takes_no_memory_and_no_time_of_others(run, stub, tmp_path)
         assert running.states[0].bytes_delivered < 20_000_000
 
 
-async def test_the_kernel_transport_is_not_for_them(stub, tmp_path):
+async def test_the_kernel_transport_is_not_for_them(stub: S3Stub, tmp_path: Path) -> None:
     why = why_read(Plan.of([], Arrangement(inflate=True)))
     assert why == "compressed objects are inflated in memory"
     async with clients_of(stub) as clients:
@@ -242,7 +277,7 @@ async def test_the_kernel_transport_is_not_for_them(stub, tmp_path):
                 pass
 
 
-async def test_digests_tell_an_inflating_plan_apart(stub):
+async def test_digests_tell_an_inflating_plan_apart(stub: S3Stub) -> None:
     fill(stub, [100])
     async with clients_of(stub) as clients:
         plans = [

@@ -7,19 +7,21 @@ import functools
 import gzip
 import random
 import zlib
+from pathlib import Path
+from typing import Any
 
 import pytest
 from awscrt import checksums
 
 from streamer.errors import ConfigError
-from streamer.plan import Arrangement, ObjectRef, Part, S3Uri
+from streamer.plan import Arrangement, ObjectRef, Part, Plan, S3Uri
 from streamer.s3.catalog.listing import plan_prefix
 from streamer.s3.catalog.pages import AiobotocorePages
 from streamer.s3.checksums import ChecksumVerifier, Stored, stored_sum
 from tests.kit.faults import flips
-from tests.kit.harness import fill, running_channel
+from tests.kit.harness import RunChannel, fill, running_channel
 from tests.kit.pipes import eventually, off_loop, read_all
-from tests.kit.stub import cut_after, fails
+from tests.kit.stub import S3Stub, cut_after, fails
 from tests.relay.test_changes import failure
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
@@ -29,11 +31,11 @@ WIDTH = {"crc32": 4, "crc32c": 4, "crc64nvme": 8}
 
 
 @pytest.fixture(params=["aiobotocore", "buffered"])
-def run(request):
+def run(request: pytest.FixtureRequest) -> RunChannel:
     return functools.partial(running_channel, transport=request.param, check=True)
 
 
-def keep(stub, algorithm: str, **more: str) -> None:
+def keep(stub: S3Stub, algorithm: str, **more: str) -> None:
     """Let the server keep this CRC of every object."""
     for name, data in stub.objects.items():
         value = zlib.crc32(data) if algorithm == "crc32" else getattr(checksums, algorithm)(data)
@@ -41,7 +43,7 @@ def keep(stub, algorithm: str, **more: str) -> None:
         stub.checksums[name] = {f"x-amz-checksum-{algorithm}": said} | more
 
 
-def test_the_names_are_those_of_the_catalogue():
+def test_the_names_are_those_of_the_catalogue() -> None:
     """Check values of the CRC RevEng catalogue, for the text 123456789."""
     text = b"123456789"
     found = checksums.crc32(text), checksums.crc32c(text), checksums.crc64nvme(text)
@@ -49,7 +51,9 @@ def test_the_names_are_those_of_the_catalogue():
 
 
 @pytest.mark.parametrize("algorithm", sorted(WIDTH))
-async def test_every_kind_is_compared_in_any_number_of_parts(run, stub, tmp_path, algorithm):
+async def test_every_kind_is_compared_in_any_number_of_parts(
+    run: RunChannel, stub: S3Stub, tmp_path: Path, algorithm: str
+) -> None:
     """Asked for once an object, though it has several parts and is streamed twice."""
     truth = fill(stub, SIZES)
     keep(stub, algorithm, **{"x-amz-checksum-type": "FULL_OBJECT"})
@@ -65,7 +69,9 @@ async def test_every_kind_is_compared_in_any_number_of_parts(run, stub, tmp_path
 
 @pytest.mark.parametrize("algorithm", sorted(WIDTH))
 @pytest.mark.parametrize("at", [0.0, 0.5, 1.0])
-async def test_a_wrong_bit_fails_the_epoch_with_both_sums(run, stub, tmp_path, algorithm, at):
+async def test_a_wrong_bit_fails_the_epoch_with_both_sums(
+    run: RunChannel, stub: S3Stub, tmp_path: Path, algorithm: str, at: float
+) -> None:
     truth = fill(stub, SIZES)
     keep(stub, algorithm)
     stub.script(flips(at), key="b/data/0003")
@@ -90,7 +96,9 @@ async def test_a_wrong_bit_fails_the_epoch_with_both_sums(run, stub, tmp_path, a
     ],
     ids=["none", "composite", "composite by its dash", "of a kind that cannot be combined"],
 )
-async def test_where_nothing_can_be_compared_it_is_counted(run, stub, tmp_path, said):
+async def test_where_nothing_can_be_compared_it_is_counted(
+    run: RunChannel, stub: S3Stub, tmp_path: Path, said: dict[str, str]
+) -> None:
     truth = fill(stub, SIZES)
     stub.checksums = dict.fromkeys(stub.objects, said)
     async with run(stub, tmp_path) as running:
@@ -99,12 +107,14 @@ async def test_where_nothing_can_be_compared_it_is_counted(run, stub, tmp_path, 
         assert running.channel.statistics().checked == {"unverifiable": 4}
 
 
-async def test_a_compressed_object_is_compared_as_it_is_stored(run, stub, tmp_path):
+async def test_a_compressed_object_is_compared_as_it_is_stored(
+    run: RunChannel, stub: S3Stub, tmp_path: Path
+) -> None:
     content = [random.Random(i).randbytes(90_000) for i in range(3)]
     stub.objects = {f"b/data/{i}": gzip.compress(data) for i, data in enumerate(content)}
     keep(stub, "crc64nvme")
 
-    async def make(control):
+    async def make(control: Any) -> Plan:
         return await plan_prefix(AiobotocorePages(control), S3Uri("b", "data/"), Arrangement(inflate=True))
 
     async with run(stub, tmp_path, make_plan=make, inflate=True) as running:
@@ -114,12 +124,14 @@ async def test_a_compressed_object_is_compared_as_it_is_stored(run, stub, tmp_pa
 
 
 @pytest.mark.parametrize("policy", ["skip", "refetch"])
-async def test_what_is_changed_before_its_sum_is_asked_for_is_a_change(run, stub, tmp_path, policy):
+async def test_what_is_changed_before_its_sum_is_asked_for_is_a_change(
+    run: RunChannel, stub: S3Stub, tmp_path: Path, policy: str
+) -> None:
     """The sum that is compared is of the version that is streamed."""
     fill(stub, SIZES)
     keep(stub, "crc32c")
 
-    async def make(control):
+    async def make(control: Any) -> Plan:
         found = await plan_prefix(AiobotocorePages(control), S3Uri("b", "data/"))
         stub.objects["b/data/0003"] = b"another" * 20_000
         keep(stub, "crc32c")
@@ -132,18 +144,18 @@ async def test_what_is_changed_before_its_sum_is_asked_for_is_a_change(run, stub
         assert running.channel.statistics().checked == {"verified": 4 if policy == "refetch" else 3}
 
 
-async def test_bytes_that_stay_in_the_kernel_cannot_be_summed(stub, tmp_path):
+async def test_bytes_that_stay_in_the_kernel_cannot_be_summed(stub: S3Stub, tmp_path: Path) -> None:
     fill(stub, SIZES)
     with pytest.raises(ConfigError, match="checksums are computed in memory"):
         async with running_channel(stub, tmp_path, transport="splice", check=True):
             pass
 
 
-def test_what_is_no_base64_is_no_sum():
+def test_what_is_no_base64_is_no_sum() -> None:
     assert stored_sum({"ChecksumCRC32": "%%%"}) is None
 
 
-def test_an_object_that_is_continued_in_its_middle_is_not_compared():
+def test_an_object_that_is_continued_in_its_middle_is_not_compared() -> None:
     """What an earlier sidecar delivered of it was summed there; the next object is whole again."""
     told = []
     stored = Stored("CRC32", zlib.crc32(b"abcd"))

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import gzip
 import tarfile
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from backports import zstd
 
 from streamer.formats.arrow_joiner import ArrowJoiner
-from streamer.plan import Arrangement, Position, ResumePoint, S3Uri, Shard
+from streamer.plan import Arrangement, Join, Plan, Position, ResumePoint, S3Uri, Shard
 from streamer.relay.deliver import delivery
 from streamer.s3.catalog.listing import plan_prefix
 from streamer.s3.catalog.pages import AiobotocorePages
-from tests.kit.harness import clients_of, fill, running_channel
+from tests.kit.harness import RunChannel, Running, clients_of, fill, running_channel
 from tests.kit.pipes import eventually, off_loop, read_all, read_some
-from tests.kit.stub import cut_after
+from tests.kit.stub import S3Stub, cut_after
 from tests.kit.trailers import published_trailer
 from tests.relay.test_faults import failed_after
 from tests.unit.test_joiners import arrow, joined, listed, table, without_mark
@@ -26,13 +30,22 @@ pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
 
 
 @pytest.fixture(params=["aiobotocore", "buffered"])
-def run(request):
+def run(request: pytest.FixtureRequest) -> RunChannel:
     """A channel whose plan is to join, over a transport that can."""
 
-    def running(stub, directory, join="tar", *, inflate=False, seed=None, shard=None, **others):
+    def running(
+        stub: S3Stub,
+        directory: Path,
+        join: Join = "tar",
+        *,
+        inflate: bool = False,
+        seed: int | None = None,
+        shard: Shard | None = None,
+        **others: Any,
+    ) -> AbstractAsyncContextManager[Running]:
         arrangement = Arrangement(join=join, inflate=inflate, seed=seed, shard=shard or Shard())
 
-        async def make(client):
+        async def make(client: Any) -> Plan:
             return await plan_prefix(AiobotocorePages(client), S3Uri("b", "data/"), arrangement)
 
         arguments = {"make_plan": make, "join": True, "inflate": inflate, "transport": request.param}
@@ -41,7 +54,9 @@ def run(request):
     return running
 
 
-def tars(stub, count=4, size=60_000, *, compress=None):
+def tars(
+    stub: S3Stub, count: int = 4, size: int = 60_000, *, compress: Callable[..., bytes] | None = None
+) -> list[bytes]:
     """Put archives, of a different number of members each, an empty one among them; return them."""
     found = []
     for number in range(count):
@@ -52,22 +67,24 @@ def tars(stub, count=4, size=60_000, *, compress=None):
     return found
 
 
-def streams(stub, count=4, rows=600):
+def streams(stub: S3Stub, count: int = 4, rows: int = 600) -> list[bytes]:
     found = [arrow(table(i * rows, rows, metadata={"i": str(i)})) for i in range(count)]
     stub.objects |= {f"b/data/{i:04d}.arrows": data for i, data in enumerate(found)}
     return found
 
 
-def one_tar(archives):
+def one_tar(archives: list[bytes]) -> bytes:
     return b"".join(map(without_mark, archives)) + bytes(1024)
 
 
-def one_stream(objects):
+def one_stream(objects: list[bytes]) -> bytes:
     return joined(ArrowJoiner(resumed=False), objects, [])
 
 
 @pytest.mark.parametrize("compress", [None, gzip.compress, zstd.compress])
-async def test_every_epoch_is_one_archive(run, stub, tmp_path, compress):
+async def test_every_epoch_is_one_archive(
+    run: RunChannel, stub: S3Stub, tmp_path: Path, compress: Callable[..., bytes] | None
+) -> None:
     """In any order of objects, with a length that is proven at the end."""
     archives = tars(stub, compress=compress)
     async with run(stub, tmp_path, inflate=compress is not None, seed=7) as running:
@@ -83,7 +100,7 @@ async def test_every_epoch_is_one_archive(run, stub, tmp_path, compress):
             assert trailer.bytes_delivered == trailer.bytes_total == len(found)
 
 
-async def test_every_epoch_is_one_arrow_stream(run, stub, tmp_path):
+async def test_every_epoch_is_one_arrow_stream(run: RunChannel, stub: S3Stub, tmp_path: Path) -> None:
     objects = streams(stub)
     async with run(stub, tmp_path, "arrow") as running:
         for epoch in range(2):
@@ -94,7 +111,7 @@ async def test_every_epoch_is_one_arrow_stream(run, stub, tmp_path):
 
 
 @pytest.mark.parametrize("join", ["tar", "arrow"])
-async def test_a_broken_body_is_resumed(run, stub, tmp_path, join):
+async def test_a_broken_body_is_resumed(run: RunChannel, stub: S3Stub, tmp_path: Path, join: str) -> None:
     objects = (tars if join == "tar" else streams)(stub)
     due = (one_tar if join == "tar" else one_stream)(objects)
     for key in stub.objects:
@@ -103,14 +120,18 @@ async def test_a_broken_body_is_resumed(run, stub, tmp_path, join):
         assert await off_loop(read_all, running.fifo(0)) == due
 
 
-async def test_a_host_without_archives_has_an_empty_one(run, stub, tmp_path):
+async def test_a_host_without_archives_has_an_empty_one(
+    run: RunChannel, stub: S3Stub, tmp_path: Path
+) -> None:
     tars(stub, 2)
     async with run(stub, tmp_path, shard=Shard(2, 3)) as running:
         assert await off_loop(read_all, running.fifo(0)) == bytes(1024)
 
 
 @pytest.mark.parametrize("inflate", [False, True])
-async def test_a_cut_archive_fails_by_name(run, stub, tmp_path, inflate):
+async def test_a_cut_archive_fails_by_name(
+    run: RunChannel, stub: S3Stub, tmp_path: Path, inflate: bool
+) -> None:
     """Bytes of whole archives arrive; then the trailer tells bucket, key and offset."""
     wrap = gzip.compress if inflate else bytes
     archives = tars(stub, 3, compress=wrap)
@@ -124,7 +145,7 @@ async def test_a_cut_archive_fails_by_name(run, stub, tmp_path, inflate):
     assert (f"at byte {len(cut)} of what it inflates to" if inflate else f"offset {len(cut)}") in error
 
 
-async def test_another_schema_fails_by_name(run, stub, tmp_path):
+async def test_another_schema_fails_by_name(run: RunChannel, stub: S3Stub, tmp_path: Path) -> None:
     objects = streams(stub, 2)
     stub.objects["b/data/0001.arrows"] = arrow(pa.table({"number": [1]}))
     async with run(stub, tmp_path, "arrow") as running:
@@ -134,7 +155,9 @@ async def test_another_schema_fails_by_name(run, stub, tmp_path):
 
 
 @pytest.mark.parametrize("join", ["tar", "arrow"])
-async def test_an_epoch_goes_on_at_the_exact_byte(run, stub, tmp_path, join, monkeypatch):
+async def test_an_epoch_goes_on_at_the_exact_byte(
+    run: RunChannel, stub: S3Stub, tmp_path: Path, join: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """From every mark that an epoch tells, at any byte after it: within an object, in the end mark."""
     monkeypatch.setattr(delivery, "MARK_EVERY", 100_000)
     objects = (tars if join == "tar" else streams)(stub, 5)
@@ -143,7 +166,7 @@ async def test_an_epoch_goes_on_at_the_exact_byte(run, stub, tmp_path, join, mon
     async with run(stub, tmp_path, join) as running:
         told, note = running.channel, running.channel._note_mark
 
-        def noted(mark):
+        def noted(mark: Any) -> None:
             marks.append(mark)
             note(mark)
 
@@ -161,11 +184,13 @@ async def test_an_epoch_goes_on_at_the_exact_byte(run, stub, tmp_path, join, mon
             async with run(stub, tmp_path, join, start=start) as running:
                 assert await off_loop(read_all, running.fifo(0)) == due[offset:]
                 trailer = published_trailer(tmp_path, "train", 0)
-            told = trailer.state, trailer.bytes_skipped, trailer.bytes_delivered, trailer.bytes_total
-            assert told == ("complete", offset, len(due) - offset, len(due))
+            ended = trailer.state, trailer.bytes_skipped, trailer.bytes_delivered, trailer.bytes_total
+            assert ended == ("complete", offset, len(due) - offset, len(due))
 
 
-async def test_a_mark_waits_for_the_schema(run, stub, tmp_path, monkeypatch):
+async def test_a_mark_waits_for_the_schema(
+    run: RunChannel, stub: S3Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of an object whose schema has not been compared no mark is told: a restart would take it for right."""
     monkeypatch.setattr(delivery, "MARK_EVERY", 1)
     objects = streams(stub, 2, rows=3)
@@ -175,7 +200,7 @@ async def test_a_mark_waits_for_the_schema(run, stub, tmp_path, monkeypatch):
         assert running.channel._state.mark == (0, ResumePoint())
 
 
-async def test_a_reader_that_believes_an_end_mark_is_noticed(stub, tmp_path):
+async def test_a_reader_that_believes_an_end_mark_is_noticed(stub: S3Stub, tmp_path: Path) -> None:
     """Without `Join`, over all transports; and not one that leaves in the middle of an object."""
     archives = tars(stub, 4, 3_000_000)
     for transport in ("splice", "buffered", "aiobotocore"):
@@ -198,7 +223,7 @@ async def test_a_reader_that_believes_an_end_mark_is_noticed(stub, tmp_path):
         assert (statistics.readers_gone, statistics.readers_at_ends) == (2, 1), transport
 
 
-async def test_digests_tell_joined_plans_apart(stub):
+async def test_digests_tell_joined_plans_apart(stub: S3Stub) -> None:
     fill(stub, [100])
     digests = set()
     async with clients_of(stub) as clients:

@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
+from aiohttp import web
 from botocore.utils import parse_timestamp
 
 from streamer.errors import BadAnswer, Denied
 from streamer.plan import ObjectRef, S3Uri
+from streamer.plan.entries import Entries
 from streamer.s3.catalog import listing
 from streamer.s3.catalog.listing import list_prefix, plan_prefix
 from streamer.s3.catalog.validation import PlanMemory
 from streamer.s3.client.session import _timestamp
 from tests.kit import stub as kit
-from tests.kit.stub import error
+from tests.kit.harness import PagesFrom
+from tests.kit.stub import S3Stub, error
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
 
 
 @pytest.fixture
-def small_pages(monkeypatch):
+def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten keys a page instead of a thousand."""
     monkeypatch.setattr(kit, "PAGE", 10)
 
 
-def keys_in(entries) -> list[str]:
-    return [item.key for (item,) in entries]
+def keys_in(entries: Entries) -> list[str]:
+    return [item.key for (item,) in entries if isinstance(item, ObjectRef)]
 
 
 def tree(seed: int) -> list[str]:
@@ -42,7 +46,9 @@ def tree(seed: int) -> list[str]:
 
 @pytest.mark.usefixtures("small_pages")
 @pytest.mark.parametrize("prefix", ["d", "d/", "d/a", "d/a/", ""])
-async def test_folder_by_folder_is_the_same_as_in_turn(stub, prefix, pages_from):
+async def test_folder_by_folder_is_the_same_as_in_turn(
+    stub: S3Stub, prefix: str, pages_from: PagesFrom
+) -> None:
     for key in tree(1):
         stub.objects[f"b/{key}"] = b"" if key.endswith("/") else key.encode()
     due = sorted((key for key in tree(1) if key.startswith(prefix) and not key.endswith("/")), key=str.encode)
@@ -55,7 +61,7 @@ async def test_folder_by_folder_is_the_same_as_in_turn(stub, prefix, pages_from)
 
 
 @pytest.mark.usefixtures("small_pages")
-async def test_a_server_s_own_order_is_not_the_plan_s(stub, pages_from):
+async def test_a_server_s_own_order_is_not_the_plan_s(stub: S3Stub, pages_from: PagesFrom) -> None:
     """Pages from the last name to the first, in turn and folder by folder."""
     stub.unsorted_pages = True
     for key in tree(2):
@@ -68,7 +74,7 @@ async def test_a_server_s_own_order_is_not_the_plan_s(stub, pages_from):
 
 
 @pytest.mark.usefixtures("small_pages")
-async def test_folders_are_listed_side_by_side(stub, pages_from):
+async def test_folders_are_listed_side_by_side(stub: S3Stub, pages_from: PagesFrom) -> None:
     """Five answers that wait for one another."""
     stub.objects |= {f"b/d/{number % 5}/{number}": b"1" for number in range(200)}
     stub.together = {f"list d/{number}/" for number in range(5)}
@@ -77,7 +83,7 @@ async def test_folders_are_listed_side_by_side(stub, pages_from):
 
 
 @pytest.mark.usefixtures("small_pages")
-async def test_a_flat_prefix_is_listed_in_turn(stub, pages_from):
+async def test_a_flat_prefix_is_listed_in_turn(stub: S3Stub, pages_from: PagesFrom) -> None:
     """The pages taken before folders were looked for are all that is asked for twice."""
     keys = [f"d/{number:04}" for number in range(205)]
     stub.objects |= {f"b/{key}": b"1" for key in keys}
@@ -87,7 +93,7 @@ async def test_a_flat_prefix_is_listed_in_turn(stub, pages_from):
 
 
 @pytest.mark.usefixtures("small_pages")
-async def test_a_small_prefix_costs_no_further_request(stub, pages_from):
+async def test_a_small_prefix_costs_no_further_request(stub: S3Stub, pages_from: PagesFrom) -> None:
     stub.objects |= {f"b/d/{number}/x": b"1" for number in range(40)}
     async with pages_from(stub) as pages:
         assert len(await list_prefix(pages, S3Uri("b", "d/"))) == 40
@@ -95,7 +101,9 @@ async def test_a_small_prefix_costs_no_further_request(stub, pages_from):
 
 
 @pytest.mark.usefixtures("small_pages")
-async def test_very_many_folders_are_not_gone_into(stub, monkeypatch, pages_from):
+async def test_very_many_folders_are_not_gone_into(
+    stub: S3Stub, monkeypatch: pytest.MonkeyPatch, pages_from: PagesFrom
+) -> None:
     """They would cost a request each; those begun are given up."""
     monkeypatch.setattr(listing, "MOST_FOLDERS", 15)
     stub.objects |= {f"b/d/{number:03}/x": b"1" for number in range(120)}
@@ -107,7 +115,9 @@ async def test_very_many_folders_are_not_gone_into(stub, monkeypatch, pages_from
 
 @pytest.mark.usefixtures("small_pages")
 @pytest.mark.parametrize("most_folders", [256, 15, 0])
-async def test_an_object_that_is_listed_twice_is_counted_once(stub, monkeypatch, most_folders, pages_from):
+async def test_an_object_that_is_listed_twice_is_counted_once(
+    stub: S3Stub, monkeypatch: pytest.MonkeyPatch, most_folders: int, pages_from: PagesFrom
+) -> None:
     """Pages in turn, then folders, and pages again where folders are too many."""
     monkeypatch.setattr(listing, "MOST_FOLDERS", most_folders)
     stub.objects |= {f"b/d/{number % 60:03}/{number}": b"1" for number in range(600)}
@@ -119,7 +129,7 @@ async def test_an_object_that_is_listed_twice_is_counted_once(stub, monkeypatch,
 
 
 @pytest.mark.usefixtures("small_pages")
-async def test_a_listing_that_fails_takes_no_memory(stub, pages_from):
+async def test_a_listing_that_fails_takes_no_memory(stub: S3Stub, pages_from: PagesFrom) -> None:
     """It is made anew, as long as `GiveUpAfter` allows."""
     stub.objects |= {f"b/d/{number:03}": b"1" for number in range(100)}
     stub.tokens["d/019"] = "d/009"  # the listing goes round
@@ -131,12 +141,14 @@ async def test_a_listing_that_fails_takes_no_memory(stub, pages_from):
 
 
 @pytest.mark.usefixtures("small_pages")
-async def test_an_error_in_one_folder_is_the_error(stub, monkeypatch, pages_from):
+async def test_an_error_in_one_folder_is_the_error(
+    stub: S3Stub, monkeypatch: pytest.MonkeyPatch, pages_from: PagesFrom
+) -> None:
     """One of ours, not a group; what the other folders were doing ends with it."""
     stub.objects |= {f"b/d/{number % 5}/{number}": b"1" for number in range(200)}
     listed = kit.S3Stub.answer_listing
 
-    async def refusing(self, request, bucket):
+    async def refusing(self: Any, request: web.Request, bucket: str) -> web.Response:
         if request.query.get("prefix") == "d/3/":
             return error(403, "AccessDenied")
         return await listed(self, request, bucket)
@@ -147,12 +159,14 @@ async def test_an_error_in_one_folder_is_the_error(stub, monkeypatch, pages_from
             await plan_prefix(pages, S3Uri("b", "d/"))
 
 
-async def test_a_listing_that_does_not_advance_is_an_error(stub, monkeypatch, pages_from):
+async def test_a_listing_that_does_not_advance_is_an_error(
+    stub: S3Stub, monkeypatch: pytest.MonkeyPatch, pages_from: PagesFrom
+) -> None:
     """Truncated without a token would else look like a shorter listing."""
     stub.objects["b/d/x"] = b"1"
     listed = kit.S3Stub.answer_listing
 
-    async def stuck(self, request, bucket):
+    async def stuck(self: Any, request: web.Request, bucket: str) -> web.Response:
         answer = await listed(self, request, bucket)
         assert answer.text is not None
         answer.text = answer.text.replace("false", "true")
@@ -165,7 +179,7 @@ async def test_a_listing_that_does_not_advance_is_an_error(stub, monkeypatch, pa
 
 
 @pytest.mark.parametrize("back_to", ["", "d/00999"], ids=["circle", "one page again"])
-async def test_a_page_that_comes_again_is_an_error(stub, back_to, pages_from):
+async def test_a_page_that_comes_again_is_an_error(stub: S3Stub, back_to: str, pages_from: PagesFrom) -> None:
     """Else a listing without end, or objects that are streamed twice."""
     stub.objects = {f"b/d/{number:05d}": b"" for number in range(3500)}
     stub.tokens["d/01999"] = back_to
@@ -174,7 +188,7 @@ async def test_a_page_that_comes_again_is_an_error(stub, back_to, pages_from):
             await list_prefix(pages, S3Uri("b", "d/"))
 
 
-async def test_pages_that_overlap_are_an_error(stub, pages_from):
+async def test_pages_that_overlap_are_an_error(stub: S3Stub, pages_from: PagesFrom) -> None:
     stub.objects = {f"b/d/{number:05d}": b"" for number in range(2500)}
     stub.tokens["d/00999"] = "d/00998"
     async with pages_from(stub) as pages:
@@ -192,14 +206,14 @@ async def test_pages_that_overlap_are_an_error(stub, pages_from):
         1795245120.5,
     ],
 )
-def test_timestamps_are_those_of_botocore(text):
+def test_timestamps_are_those_of_botocore(text: str | float) -> None:
     """The faster way agrees with botocore's where it applies and gives way where it does not."""
     assert _timestamp(text) == parse_timestamp(text)
     assert _timestamp(text).utcoffset() == parse_timestamp(text).utcoffset()
 
 
 @pytest.mark.usefixtures("small_pages")
-async def test_progress_is_told_page_by_page(stub, pages_from):
+async def test_progress_is_told_page_by_page(stub: S3Stub, pages_from: PagesFrom) -> None:
     stub.objects |= {f"b/d/{number:02}": b"1" for number in range(25)}
     counts: list[int] = []
     async with pages_from(stub) as pages:

@@ -5,20 +5,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
 
-from streamer.errors import BadAnswer, Denied, GaveUp, Missing, PenstockError
+from streamer.errors import BadAnswer, Denied, GaveUp, Missing, PenstockError, SourceError
 from streamer.plan import ObjectRef, S3Uri
 from streamer.retry import RetryPolicy, retry_while_unavailable
 from streamer.s3.catalog.manifests import plan_augmented, plan_manifest
-from streamer.s3.catalog.object_info import AIOBOTOCORE_HEADS, HEADS, open_inspector
+from streamer.s3.catalog.object_info import AIOBOTOCORE_HEADS, HEADS, ObjectInspector, open_inspector
 from streamer.s3.client.session import Endpoint, RequestOptions, open_clients
 from tests.kit.harness import clients_of, fill
 from tests.kit.raw import etag
-from tests.kit.stub import Answer, fails
+from tests.kit.stub import Answer, S3Stub, fails
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
 
@@ -27,7 +30,9 @@ BOTH = pytest.mark.parametrize("by_aiobotocore", [True, False], ids=["aiobotocor
 
 
 @contextlib.asynccontextmanager
-async def heads_of(stub, *, by_aiobotocore=False, give_up_after=30.0, stall_timeout=30.0):
+async def heads_of(
+    stub: S3Stub, *, by_aiobotocore: bool = False, give_up_after: float = 30.0, stall_timeout: float = 30.0
+) -> AsyncIterator[ObjectInspector]:
     async with (
         clients_of(stub, stall_timeout=stall_timeout) as clients,
         open_inspector(clients, give_up_after=give_up_after, by_aiobotocore=by_aiobotocore) as inspector,
@@ -37,14 +42,14 @@ async def heads_of(stub, *, by_aiobotocore=False, give_up_after=30.0, stall_time
 
 
 @pytest.fixture
-def objects(stub):
+def objects(stub: S3Stub) -> S3Stub:
     """Three objects, and any manifest."""
     fill(stub, [10, 0, 70_000])
     stub.objects["b/manifest"] = b"[]"
     return stub
 
 
-def raw(*pieces: bytes):
+def raw(*pieces: bytes) -> Callable[[Answer], Coroutine[Any, Any, web.StreamResponse]]:
     """Write these bytes as the answer, one send each, and close."""
 
     async def fault(answer: Answer) -> web.StreamResponse:
@@ -66,7 +71,7 @@ def answer(data: bytes, extra: bytes = b"") -> bytes:
     )  # fmt: skip
 
 
-async def test_both_ways_make_the_same_plan(stub):
+async def test_both_ways_make_the_same_plan(stub: S3Stub) -> None:
     """Rows of several objects, old versions, odd keys, other buckets: equal to the digest."""
     fill(stub, [10] * 60)
     odd = ["a b", "a+b", "é/ü", "a%2Fb", "a~b", "a=b&c"]
@@ -98,7 +103,7 @@ async def test_both_ways_make_the_same_plan(stub):
 
 
 @BOTH
-async def test_never_more_at_once_than_the_bound(stub, *, by_aiobotocore):
+async def test_never_more_at_once_than_the_bound(stub: S3Stub, *, by_aiobotocore: bool) -> None:
     """Many at once, on no more connections than that, each used again."""
     bound = AIOBOTOCORE_HEADS if by_aiobotocore else HEADS
     fill(stub, [10] * 600)
@@ -116,7 +121,7 @@ async def test_never_more_at_once_than_the_bound(stub, *, by_aiobotocore):
     assert stub.head_connections <= bound
 
 
-async def test_one_connection_serves_one_after_the_other(objects):
+async def test_one_connection_serves_one_after_the_other(objects: S3Stub) -> None:
     async with heads_of(objects) as inspector:
         for _ in range(5):
             assert (await inspector.stat("b", "data/0002")).size == 70_000
@@ -127,7 +132,13 @@ async def test_one_connection_serves_one_after_the_other(objects):
 @pytest.mark.parametrize(
     ("status", "error"), [(404, Missing), (403, Denied), (409, BadAnswer), (400, BadAnswer)]
 )
-async def test_a_refusal_names_the_object_and_the_request(objects, *, by_aiobotocore, status, error):
+async def test_a_refusal_names_the_object_and_the_request(
+    objects: S3Stub,
+    *,
+    by_aiobotocore: bool,
+    status: int,
+    error: type[SourceError],
+) -> None:
     """Without a body the status decides; the same words whoever asked."""
     objects.script_head(*[fails(status, "Whatever")] * 2, key="b/data/0000")
     async with heads_of(objects, by_aiobotocore=by_aiobotocore) as inspector:
@@ -136,7 +147,7 @@ async def test_a_refusal_names_the_object_and_the_request(objects, *, by_aioboto
         assert (await inspector.stat("b", "data/0001")).size == 0
 
 
-async def test_both_ways_say_the_same(objects):
+async def test_both_ways_say_the_same(objects: S3Stub) -> None:
     said = []
     for by_aiobotocore in (True, False):
         objects.script_head(fails(403, "AccessDenied"), key="b/data/0000")
@@ -149,7 +160,7 @@ async def test_both_ways_say_the_same(objects):
     assert "s3:ListBucket" in said[0][1]
 
 
-async def test_what_may_pass_is_asked_again(objects):
+async def test_what_may_pass_is_asked_again(objects: S3Stub) -> None:
     """Server errors, throttling and broken connections cost time, not the plan."""
     objects.script_head(
         fails(503, "SlowDown", **{"Retry-After": "0"}),
@@ -162,7 +173,7 @@ async def test_what_may_pass_is_asked_again(objects):
     assert len(objects.head_requests) == 4
 
 
-async def test_what_does_not_pass_is_given_up(objects):
+async def test_what_does_not_pass_is_given_up(objects: S3Stub) -> None:
     objects.script_head(*[fails(503, "SlowDown")] * 3, key="b/data/0000")
     async with heads_of(objects, give_up_after=0.0) as inspector:
         with pytest.raises(
@@ -171,7 +182,7 @@ async def test_what_does_not_pass_is_given_up(objects):
             await inspector.stat("b", "data/0000")
 
 
-async def test_an_idle_connection_that_was_closed_is_replaced(objects):
+async def test_an_idle_connection_that_was_closed_is_replaced(objects: S3Stub) -> None:
     """The server may close it as we send: that is neither an error nor a retry."""
     data = objects.objects["b/data/0000"]
     objects.script_head(raw(answer(data)), raw(b""), key="b/data/0000")
@@ -180,7 +191,7 @@ async def test_an_idle_connection_that_was_closed_is_replaced(objects):
             assert (await inspector.stat("b", "data/0000")).etag == etag(data)
 
 
-async def test_heads_in_pieces_and_interim_answers(objects):
+async def test_heads_in_pieces_and_interim_answers(objects: S3Stub) -> None:
     data = objects.objects["b/data/0000"]
     whole = answer(data)
     objects.script_head(
@@ -192,7 +203,7 @@ async def test_heads_in_pieces_and_interim_answers(objects):
     assert len(objects.head_requests) == 1
 
 
-async def test_a_body_against_the_rules_is_not_the_next_answer(objects):
+async def test_a_body_against_the_rules_is_not_the_next_answer(objects: S3Stub) -> None:
     """A connection with bytes behind the head is not used again."""
     whole = answer(objects.objects["b/data/0000"])
 
@@ -217,14 +228,14 @@ async def test_a_body_against_the_rules_is_not_the_next_answer(objects):
         (b"HTTP/1.1 200 OK\r\nX: " + b"x" * 70_000, "longer than 65536 bytes"),
     ],
 )  # fmt: skip
-async def test_an_answer_that_cannot_be_is_an_error(objects, said, words):
+async def test_an_answer_that_cannot_be_is_an_error(objects: S3Stub, said: bytes, words: str) -> None:
     objects.script_head(raw(said), key="b/data/0000")
     async with heads_of(objects) as inspector:
         with pytest.raises(BadAnswer, match=words):
             await inspector.stat("b", "data/0000")
 
 
-async def test_silence_is_a_broken_connection(objects):
+async def test_silence_is_a_broken_connection(objects: S3Stub) -> None:
     """After `StallTimeout` without an answer the HEAD is asked again, elsewhere."""
 
     async def never(_: Answer) -> web.StreamResponse:
@@ -237,7 +248,7 @@ async def test_silence_is_a_broken_connection(objects):
     assert objects.head_connections == 2
 
 
-async def test_a_redirected_bucket_is_left_to_aiobotocore(objects):
+async def test_a_redirected_bucket_is_left_to_aiobotocore(objects: S3Stub) -> None:
     """Our client does not follow; the bucket's other objects are not sent round again."""
     objects.script_head(
         fails(307, "TemporaryRedirect", Location=f"{objects.url}/b/data/0002"), key="b/data/0000"
@@ -251,7 +262,7 @@ async def test_a_redirected_bucket_is_left_to_aiobotocore(objects):
     assert len(agents) == 3
 
 
-async def test_what_reading_must_say_is_said(objects):
+async def test_what_reading_must_say_is_said(objects: S3Stub) -> None:
     """Requester pays, the key of SSE-C, and a signature."""
     reading = RequestOptions(requester_pays=True, sse_customer_key=bytes(32))
     endpoint = Endpoint(url=objects.url, path_style=True, reading=reading)
@@ -269,7 +280,7 @@ async def test_what_reading_must_say_is_said(objects):
     assert "SignedHeaders=host;x-amz-" in objects.head_requests[1]["authorization"]
 
 
-async def test_anonymous_requests_are_unsigned_and_missing_credentials_told(objects):
+async def test_anonymous_requests_are_unsigned_and_missing_credentials_told(objects: S3Stub) -> None:
     async with clients_of(objects) as clients:
         await clients.control.get_object(Bucket="b", Key="manifest")
         anonymous = replace(clients, anonymous=True, credentials=None)
@@ -283,7 +294,9 @@ async def test_anonymous_requests_are_unsigned_and_missing_credentials_told(obje
                 await inspector.stat("b", "data/0000")
 
 
-async def test_behind_a_proxy_it_is_aiobotocore_that_asks(objects, monkeypatch):
+async def test_behind_a_proxy_it_is_aiobotocore_that_asks(
+    objects: S3Stub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Our client serves where the transport of our own would, and nowhere else."""
     monkeypatch.setenv("http_proxy", objects.url)
     async with heads_of(objects) as inspector:
@@ -291,7 +304,7 @@ async def test_behind_a_proxy_it_is_aiobotocore_that_asks(objects, monkeypatch):
     assert "aiobotocore" in objects.head_requests[0]["user-agent"]
 
 
-async def test_over_tls(tls_stub, tmp_path):
+async def test_over_tls(tls_stub: S3Stub, tmp_path: Path) -> None:
     fill(tls_stub, [10] * 300)
     tls_stub.objects["b/manifest"] = json.dumps(
         [{"prefix": "s3://b/data/"}, *(f"{number:04}" for number in range(300))]
@@ -308,7 +321,9 @@ async def test_over_tls(tls_stub, tmp_path):
 
 
 @BOTH
-async def test_a_plan_that_runs_out_of_time_names_the_first_failure(objects, by_aiobotocore):
+async def test_a_plan_that_runs_out_of_time_names_the_first_failure(
+    objects: S3Stub, by_aiobotocore: bool
+) -> None:
     """Not the lack of time alone: the HEAD is repeated for longer than the plan may take."""
     async with heads_of(objects, by_aiobotocore=by_aiobotocore, give_up_after=300.0) as inspector:
         objects.script_head(*[fails(500, "InternalError")] * 200, key="b/data/0000")

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.usefixtures("credentials")
-def test_every_fault_is_met_and_judged(monkeypatch):
+def test_every_fault_is_met_and_judged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recovery, "OBJECTS", 3)
     monkeypatch.setattr(recovery, "SHARE", 0.4)
     rows = recovery.faults(1).splitlines()[2:]
@@ -23,14 +23,14 @@ def test_every_fault_is_met_and_judged(monkeypatch):
         assert int(row.split(" | ")[2]) > 0
 
 
-def test_the_page_has_room_for_the_results():
+def test_the_page_has_room_for_the_results() -> None:
     page = (ROOT / "docs/explanation/reliability.md").read_text()
     for name in ("faults", "hedges"):
         begin, end = recovery.BEGIN.format(name), recovery.END.format(name)
         assert insert(page, "text", begin=begin, end=end) != page
 
 
-def test_percentiles():
+def test_percentiles() -> None:
     values = [float(each) for each in range(100)]
     assert recovery.percentile(values, 0.5) == 50.0
     assert recovery.percentile(values, 0.99) == 99.0

@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from botocore.utils import S3RegionRedirectorv2
@@ -18,9 +21,10 @@ from streamer.s3.catalog.manifests import plan_manifest
 from streamer.s3.catalog.object_info import open_inspector
 from streamer.s3.client.session import Endpoint, RequestOptions, open_clients
 from streamer.s3.signing.requests import RangeSigner
-from tests.kit.harness import clients_of
+from tests.kit.harness import PagesFrom, RunChannel, clients_of
 from tests.kit.pipes import eventually, off_loop
-from tests.kit.raw import Request, answer, listing, raw_server
+from tests.kit.raw import RawServer, Request, answer, listing, raw_server
+from tests.kit.stub import S3Stub
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
 
@@ -36,7 +40,7 @@ def foreign(_: Request) -> bytes:
 
 
 @contextlib.contextmanager
-def redirecting(status: int = 307, **headers: str):
+def redirecting(status: int = 307, **headers: str) -> Iterator[Any]:
     """A server that sends every request to another, and that other."""
     with raw_server(foreign) as other:
         place = headers.pop("Location", "{other}{path}")
@@ -51,14 +55,19 @@ def redirecting(status: int = 307, **headers: str):
 
 
 @pytest.fixture(autouse=True)
-def token(credentials, monkeypatch):
+def token(credentials: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SESSION_TOKEN", "a-session-token")
 
 
-async def failed(run, server, tmp_path, **options) -> SourceError:
+async def failed(
+    run: RunChannel,
+    server: RawServer,
+    tmp_path: Path,
+    **options: Any,
+) -> SourceError:
     """How a channel of one object fails there."""
 
-    async def plan(_):
+    async def plan(_: Any) -> Plan:
         return Plan.of([REF])
 
     async with run(server, tmp_path, policy=SOON, make_plan=plan, reading=READING, **options) as running:
@@ -71,7 +80,7 @@ async def failed(run, server, tmp_path, **options) -> SourceError:
         return running.channel.error
 
 
-async def test_a_body_is_not_fetched_elsewhere(run, tmp_path):
+async def test_a_body_is_not_fetched_elsewhere(run: RunChannel, tmp_path: Path) -> None:
     with redirecting() as (own, other):
         error = await failed(run, own, tmp_path)
     assert not other.seen
@@ -96,7 +105,9 @@ async def test_a_body_is_not_fetched_elsewhere(run, tmp_path):
         ("", "without an address"),
     ],
 )
-async def test_what_is_refused_is_named(tmp_path, location, words, pages_from):
+async def test_what_is_refused_is_named(
+    tmp_path: Path, location: str, words: str, pages_from: PagesFrom
+) -> None:
     with redirecting(301, Location=location) as (own, other):
         async with pages_from(own) as pages:
             with pytest.raises(WrongEndpoint) as caught:
@@ -108,7 +119,7 @@ async def test_what_is_refused_is_named(tmp_path, location, words, pages_from):
 
 
 @pytest.mark.parametrize("status", [300, 301, 302, 303, 305, 307, 308])
-async def test_a_manifest_and_its_objects_are_not_asked_for_elsewhere(status):
+async def test_a_manifest_and_its_objects_are_not_asked_for_elsewhere(status: int) -> None:
     with redirecting(status) as (own, other):
         async with clients_of(own, reading=READING) as clients:
             with pytest.raises(WrongEndpoint):
@@ -123,7 +134,9 @@ async def test_a_manifest_and_its_objects_are_not_asked_for_elsewhere(status):
     assert len(own.seen) <= 5  # nothing goes round in circles
 
 
-async def test_the_same_place_once_more_is_asked_again(run, tmp_path, pages_from):
+async def test_the_same_place_once_more_is_asked_again(
+    run: RunChannel, tmp_path: Path, pages_from: PagesFrom
+) -> None:
     """Once the server is done with it the body is taken; until then it may pass."""
     with redirecting(Location="{own}{path}") as (own, _):
         error = await failed(run, own, tmp_path)
@@ -134,7 +147,7 @@ async def test_the_same_place_once_more_is_asked_again(run, tmp_path, pages_from
 
 
 @pytest.mark.parametrize("region", ["evil.com/#", "eu-west-1\u00e9", "a b", "x" * 70])
-async def test_a_region_that_is_none_is_not_believed(run, tmp_path, region):
+async def test_a_region_that_is_none_is_not_believed(run: RunChannel, tmp_path: Path, region: str) -> None:
     with redirecting(301, x_amz_bucket_region=region) as (own, other):
         error = await failed(run, own, tmp_path)
     assert not other.seen
@@ -160,11 +173,13 @@ def in_paris(request: Request) -> bytes:
     return answer(206, BODY, Content_Range=f"bytes 0-{len(BODY) - 1}/{len(BODY)}", ETag='"e"')
 
 
-async def test_requests_are_signed_anew_for_the_region_that_s3_names(run, tmp_path, pages_from):
+async def test_requests_are_signed_anew_for_the_region_that_s3_names(
+    run: RunChannel, tmp_path: Path, pages_from: PagesFrom
+) -> None:
     """Listing and bodies; our own client too, from its second request on."""
     with raw_server(in_paris) as server:
 
-        async def plan(_):
+        async def plan(_: Any) -> Plan:
             return Plan.of([REF] * 4)
 
         async with run(
@@ -175,10 +190,12 @@ async def test_requests_are_signed_anew_for_the_region_that_s3_names(run, tmp_pa
         refused = [r for r in server.seen if r.key and "/us-east-1/" in r.headers["authorization"]]
         assert len(refused) <= 2
         async with pages_from(server) as pages:
-            assert (await plan_prefix(pages, S3Uri("b", "data/"))).refs(0)
+            assert [*(await plan_prefix(pages, S3Uri("b", "data/"))).refs(0)]
 
 
-async def test_a_region_that_is_elsewhere_is_named(run, tmp_path, pages_from):
+async def test_a_region_that_is_elsewhere_is_named(
+    run: RunChannel, tmp_path: Path, pages_from: PagesFrom
+) -> None:
     """The endpoint that the job file names is another region's: which, and what to write."""
 
     def reply(request: Request) -> bytes:
@@ -197,7 +214,7 @@ async def test_a_region_that_is_elsewhere_is_named(run, tmp_path, pages_from):
         assert exit_code(each) is Exit.CONFIG
 
 
-async def test_on_aws_our_own_client_asks_the_endpoint_of_the_region():
+async def test_on_aws_our_own_client_asks_the_endpoint_of_the_region() -> None:
     """Where botocore's own requests go, and not the global endpoint that its presigned URLs name."""
     async with open_clients(Endpoint(region="eu-west-1"), connections=1) as clients:
         signer = RangeSigner(clients.data, clients.credentials, anonymous=False, reading=RequestOptions())
@@ -216,7 +233,9 @@ async def test_on_aws_our_own_client_asks_the_endpoint_of_the_region():
             assert (await signer.endpoint("some-bucket")).host == host
 
 
-async def test_a_question_for_credentials_is_not_redirected_either(monkeypatch, tmp_path, pages_from):
+async def test_a_question_for_credentials_is_not_redirected_either(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, pages_from: PagesFrom
+) -> None:
     """A web identity's token goes to STS alone."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
         monkeypatch.delenv(name)
@@ -232,7 +251,7 @@ async def test_a_question_for_credentials_is_not_redirected_either(monkeypatch, 
     assert not other.seen
 
 
-async def test_a_server_s_cookies_are_not_sent_back(stub, pages_from):
+async def test_a_server_s_cookies_are_not_sent_back(stub: S3Stub, pages_from: PagesFrom) -> None:
     with raw_server(
         lambda _: answer(200, listing(("data/0000", 1, "e")).partition(b"\r\n\r\n")[2], Set_Cookie="a=b")
     ) as server:
@@ -243,7 +262,7 @@ async def test_a_server_s_cookies_are_not_sent_back(stub, pages_from):
     assert [request.headers.get("cookie") for request in server.seen] == [None, None]
 
 
-async def test_a_request_id_shows_no_secret(run, tmp_path):
+async def test_a_request_id_shows_no_secret(run: RunChannel, tmp_path: Path) -> None:
     """The server repeats the session token there, as one that logs requests by their headers may."""
 
     def reply(request: Request) -> bytes:

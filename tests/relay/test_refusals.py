@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+from pathlib import Path
 
 import pytest
 
 from streamer.errors import Shortage
+from streamer.relay.deliver.frame_aligner import WhenFailed
 from streamer.retry import RetryPolicy
 from streamer.sink.outlet import PipeOutlet
 from streamer.units import MIB
-from tests.kit.harness import EAGER, MORE_THAN_A_FIFO, fill, running_channel
+from tests.kit.harness import EAGER, MORE_THAN_A_FIFO, Running, fill, running_channel
 from tests.kit.pipes import eventually, off_loop, read_all
+from tests.kit.stub import S3Stub
 from tests.kit.trailers import published_trailer
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
@@ -21,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
 SOON = RetryPolicy(give_up_after=0.3, first_wait=0.001, longest_wait=0.01)
 
 
-def has_no_end(reader):
+def has_no_end(reader: int) -> bool:
     """Whether the reader waits for more."""
     os.set_blocking(reader, False)
     try:
@@ -30,7 +33,7 @@ def has_no_end(reader):
         return True
 
 
-async def read_until_the_end_is_due(running, truth):
+async def read_until_the_end_is_due(running: Running, truth: bytes) -> int:
     """A reader that has every byte, and a directory that is not there when the epoch ends."""
     reader = await off_loop(os.open, running.fifo(0), os.O_RDONLY)
     got = await off_loop(os.read, reader, 1000)
@@ -41,7 +44,7 @@ async def read_until_the_end_is_due(running, truth):
     return reader
 
 
-async def test_a_directory_that_is_away_for_a_while_is_waited_for(stub, tmp_path):
+async def test_a_directory_that_is_away_for_a_while_is_waited_for(stub: S3Stub, tmp_path: Path) -> None:
     truth = fill(stub, [MORE_THAN_A_FIFO])
     (tmp_path / "data").mkdir()
     async with running_channel(stub, tmp_path / "data", part_size=MIB, policy=EAGER) as running:
@@ -60,7 +63,9 @@ async def test_a_directory_that_is_away_for_a_while_is_waited_for(stub, tmp_path
 
 
 @pytest.mark.parametrize("when_failed", ["hold", "close"])
-async def test_a_directory_that_stays_away_fails_the_channel_and_ends_no_fifo(stub, tmp_path, when_failed):
+async def test_a_directory_that_stays_away_fails_the_channel_and_ends_no_fifo(
+    stub: S3Stub, tmp_path: Path, when_failed: WhenFailed
+) -> None:
     """The trailer says so as soon as it can be written."""
     truth = fill(stub, [MORE_THAN_A_FIFO])
     (tmp_path / "data").mkdir()
@@ -83,7 +88,9 @@ async def test_a_directory_that_stays_away_fails_the_channel_and_ends_no_fifo(st
         os.close(reader)
 
 
-async def test_a_foreign_file_in_the_place_of_the_next_fifo_is_waited_for(stub, tmp_path):
+async def test_a_foreign_file_in_the_place_of_the_next_fifo_is_waited_for(
+    stub: S3Stub, tmp_path: Path
+) -> None:
     truth = fill(stub, [300_000])
     async with running_channel(stub, tmp_path, policy=EAGER) as running:
         running.fifo(1).write_bytes(b"mine")
@@ -111,7 +118,7 @@ class Taken:
         return os.write(fd, b"x")
 
 
-async def test_a_kernel_that_refuses_to_write_is_told_and_not_asked_for_ever():
+async def test_a_kernel_that_refuses_to_write_is_told_and_not_asked_for_ever() -> None:
     read_fd, write_fd = os.pipe()
     outlet = PipeOutlet(write_fd, on_gone=lambda: None)
     told: list[object] = []

@@ -90,11 +90,12 @@ async def sharing(
 
 
 @pytest.fixture(params=["aiobotocore", "buffered", "splice"])
-def transport(request):
-    return request.param
+def transport(request: pytest.FixtureRequest) -> Wish:
+    wish: Wish = request.param
+    return wish
 
 
-async def test_a_reader_that_sleeps_stops_nobody(stub, tmp_path, transport):
+async def test_a_reader_that_sleeps_stops_nobody(stub: S3Stub, tmp_path: Path, transport: Wish) -> None:
     truths = [
         fill(stub, [MORE_THAN_A_FIFO], prefix="b/sleepy/", seed=1),
         fill(stub, [3_000_000, 10, 2_000_000], prefix="b/one/", seed=2),
@@ -123,7 +124,7 @@ async def test_a_reader_that_sleeps_stops_nobody(stub, tmp_path, transport):
             assert got + await off_loop(sleeper.readall) == truths[0]
 
 
-async def test_a_channel_that_is_read_costs_no_other_its_splice(stub, tmp_path):
+async def test_a_channel_that_is_read_costs_no_other_its_splice(stub: S3Stub, tmp_path: Path) -> None:
     """Compressed objects beside plain ones: each channel's bytes go their own way."""
     content = random.Random(1).randbytes(3_000_000)
     plain = fill(stub, [MORE_THAN_A_FIFO], prefix="b/plain/", seed=1)
@@ -159,7 +160,9 @@ async def test_a_channel_that_is_read_costs_no_other_its_splice(stub, tmp_path):
         assert [*got] == [plain, content]
 
 
-async def test_a_channel_that_is_read_alone_has_most_of_the_room(stub, tmp_path, transport):
+async def test_a_channel_that_is_read_alone_has_most_of_the_room(
+    stub: S3Stub, tmp_path: Path, transport: Wish
+) -> None:
     truths = [
         fill(stub, [MORE_THAN_A_FIFO], prefix="b/one/", seed=1),
         fill(stub, [9_000_000], prefix="b/two/", seed=2),
@@ -177,7 +180,7 @@ async def test_a_channel_that_is_read_alone_has_most_of_the_room(stub, tmp_path,
             assert got + await off_loop(reader.readall) == truths[0]
 
 
-async def test_requests_are_shared(stub, tmp_path):
+async def test_requests_are_shared(stub: S3Stub, tmp_path: Path) -> None:
     """While all are read, no channel needs a connection that another has not opened before."""
     truths = [fill(stub, [30_000] * 200, prefix=f"b/c{number}/", seed=number) for number in range(3)]
     async with sharing(
@@ -203,7 +206,7 @@ async def test_requests_are_shared(stub, tmp_path):
         assert [start + rest for start, rest in zip(got, rests, strict=True)] == truths
 
 
-async def test_small_objects_take_their_own_length(stub, tmp_path):
+async def test_small_objects_take_their_own_length(stub: S3Stub, tmp_path: Path) -> None:
     """Room for two parts of 1 MiB is room for a hundred small objects, each in a small pipe."""
     truth = fill(stub, [10_000] * 100)
     async with running_channel(stub, tmp_path, transport="splice", parts=2) as running:
@@ -217,12 +220,12 @@ async def test_small_objects_take_their_own_length(stub, tmp_path):
         assert await off_loop(read_all, running.fifo(0)) == truth
 
 
-async def test_tiny_objects_leave_others_their_turn(stub, tmp_path):
+async def test_tiny_objects_leave_others_their_turn(stub: S3Stub, tmp_path: Path) -> None:
     """A turn of delivery is short in objects, too, not only in bytes."""
     truth = fill(stub, [20] * 2000)
     loop, steps, reading = asyncio.get_running_loop(), [0], True
 
-    def turn():
+    def turn() -> None:
         steps.append(running.channel.statistics().objects_completed)
         if reading:
             loop.call_soon(turn)

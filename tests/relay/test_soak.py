@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import threading
+from typing import Any
 
 import pytest
 
@@ -38,36 +39,36 @@ FEATURES = {
 
 
 @pytest.fixture(scope="module")
-def shared():
+def shared() -> None:
     """The first test of a worker may be any of these."""
     open_shared()
 
 
 @pytest.mark.usefixtures("credentials", "shared")
 @pytest.mark.parametrize("seed", SEEDS)
-def test_every_epoch_is_right_or_fails_by_its_cause(seed):
+def test_every_epoch_is_right_or_fails_by_its_cause(seed: int) -> None:
     trial = Trial.draw(seed)
     account = run_trial(trial)
     assert sum(account.epochs.values()) > 0
     assert account.faults["sidecar killed"] == len(trial.kills)
 
 
-def test_a_seed_is_a_run():
+def test_a_seed_is_a_run() -> None:
     assert Trial.draw(7) == Trial.draw(7)
     assert Trial.draw(7) != Trial.draw(8)
 
 
-def drawn_by(seed):
+def drawn_by(seed: int) -> set[Any]:
     """Everything that the trial draws, in words."""
     trial = Trial.draw(seed)
     return {*trial.features, trial.listing, trial.change, *trial.rates, *trial.wrong, trial.policy}
 
 
-def test_these_seeds_draw_what_any_seed_draws():
+def test_these_seeds_draw_what_any_seed_draws() -> None:
     assert set().union(*map(drawn_by, SEEDS)) == set().union(*map(drawn_by, range(400)))
 
 
-def test_the_seeds_draw_every_feature():
+def test_the_seeds_draw_every_feature() -> None:
     """What no seed draws is not soaked."""
     drawn = {feature for seed in range(400) for feature in Trial.draw(seed).features}
     assert drawn == FEATURES
@@ -76,7 +77,7 @@ def test_the_seeds_draw_every_feature():
     assert {kind for seed in range(400) for kind in Trial.draw(seed).wrong} == {*WRONG, *SPOILT}
 
 
-def broken_in_its_way(seed):
+def broken_in_its_way(seed: int) -> int:
     """What a search may meet: a promise that is broken, a process that dies, one that hangs."""
     if seed == 2:
         raise Broken("a promise") from ValueError("its cause")
@@ -87,7 +88,7 @@ def broken_in_its_way(seed):
     return seed
 
 
-def test_a_search_goes_on_past_what_it_finds(capfd):
+def test_a_search_goes_on_past_what_it_finds(capfd: pytest.CaptureFixture[str]) -> None:
     outcomes = {each.seed: each for each in run_seeds(broken_in_its_way, range(1, 7), limit=5)}
     assert [each.found for each in outcomes.values()] == [1, None, None, 4, None, 6]
     assert outcomes[2].broken is not None

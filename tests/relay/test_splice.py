@@ -6,6 +6,10 @@ import asyncio
 import contextlib
 import os
 import resource
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -19,7 +23,7 @@ from streamer.s3.http.poller import FairPoller
 from streamer.s3.http.pool import ConnectionPool
 from streamer.s3.http_source import why_not, why_not_splice
 from tests.kit.faults import resets_after
-from tests.kit.harness import MORE_THAN_A_FIFO, fill, running_channel
+from tests.kit.harness import MORE_THAN_A_FIFO, Running, fill, running_channel
 from tests.kit.pipes import eventually, off_loop, read_all
 from tests.kit.raw import etag
 from tests.kit.stub import Answer, S3Stub, cut_after, fails, turns
@@ -27,11 +31,11 @@ from tests.kit.stub import Answer, S3Stub, cut_after, fails, turns
 pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
 
 
-def kernel(stub, directory, **options):
+def kernel(stub: S3Stub, directory: Path, **options: Any) -> AbstractAsyncContextManager[Running]:
     return running_channel(stub, directory, transport="splice", **options)
 
 
-def raw(*pieces: bytes):
+def raw(*pieces: bytes) -> Callable[[Answer], Coroutine[Any, Any, web.StreamResponse]]:
     """Write these bytes as the answer, one send each; `{body}` stands for the right body."""
 
     async def fault(answer: Answer) -> web.StreamResponse:
@@ -57,7 +61,7 @@ def head(
     )  # fmt: skip
 
 
-async def test_heads_in_pieces_and_interim_answers(stub, tmp_path):
+async def test_heads_in_pieces_and_interim_answers(stub: S3Stub, tmp_path: Path) -> None:
     """A head may come byte by byte, its end split, behind a 100 Continue; the body's first byte after it."""
     truth = fill(stub, [40_000])
     whole = head(stub)
@@ -69,7 +73,7 @@ async def test_heads_in_pieces_and_interim_answers(stub, tmp_path):
         assert running.channel.statistics().retries == {}
 
 
-async def test_connections_are_reused_and_a_closed_one_is_replaced(stub, tmp_path):
+async def test_connections_are_reused_and_a_closed_one_is_replaced(stub: S3Stub, tmp_path: Path) -> None:
     """A server may close an idle connection at any time; that costs neither a retry nor an error."""
     truth = fill(stub, [10_000] * 30)
     stub.script(raw(head(stub, extra=b"Connection: close\r\n"), b"{body}"), key="b/data/0000")
@@ -79,7 +83,7 @@ async def test_connections_are_reused_and_a_closed_one_is_replaced(stub, tmp_pat
     assert stub.connections <= 3
 
 
-async def test_a_request_that_crosses_with_a_close_is_sent_again(stub, tmp_path):
+async def test_a_request_that_crosses_with_a_close_is_sent_again(stub: S3Stub, tmp_path: Path) -> None:
     """The server closes a kept connection as we ask for more on it: nobody has read that request."""
     truth = fill(stub, [10_000, 20_000])
     stub.script(raw(), key="b/data/0001")
@@ -90,7 +94,7 @@ async def test_a_request_that_crosses_with_a_close_is_sent_again(stub, tmp_path)
 
 
 @pytest.mark.parametrize("said", [b"", b"HTTP/1.1 408 Request Timeout\r\n\r\n"])
-async def test_an_idle_connection_closes_when_the_server_says_anything(said):
+async def test_an_idle_connection_closes_when_the_server_says_anything(said: bytes) -> None:
     """Be it the end alone: such a connection is of no use, and would keep a file open until it is taken."""
     arrived: asyncio.Queue[asyncio.StreamWriter] = asyncio.Queue()
     server = await asyncio.start_server(lambda _, writer: arrived.put(writer), "127.0.0.1")
@@ -114,7 +118,7 @@ async def test_an_idle_connection_closes_when_the_server_says_anything(said):
     await server.wait_closed()
 
 
-async def test_where_no_descriptor_is_left_the_first_connection_may_be_tried_again():
+async def test_where_no_descriptor_is_left_the_first_connection_may_be_tried_again() -> None:
     """Not only the socket takes one."""
     server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -132,7 +136,7 @@ async def test_where_no_descriptor_is_left_the_first_connection_may_be_tried_aga
     await server.wait_closed()
 
 
-async def test_an_answer_without_a_length_goes_through_user_space(stub, tmp_path):
+async def test_an_answer_without_a_length_goes_through_user_space(stub: S3Stub, tmp_path: Path) -> None:
     """Chunked bodies cannot be spliced; the aiobotocore transport takes the part over."""
 
     async def chunked(answer: Answer) -> web.StreamResponse:
@@ -149,7 +153,7 @@ async def test_an_answer_without_a_length_goes_through_user_space(stub, tmp_path
         assert await off_loop(read_all, running.fifo(0)) == truth
 
 
-async def test_what_is_handed_over_stays_within_its_room(stub, tmp_path):
+async def test_what_is_handed_over_stays_within_its_room(stub: S3Stub, tmp_path: Path) -> None:
     """A server that always answers chunked must not be read faster than the reader reads."""
 
     async def chunked(answer: Answer) -> web.StreamResponse:
@@ -164,14 +168,16 @@ async def test_what_is_handed_over_stays_within_its_room(stub, tmp_path):
     async with kernel(stub, tmp_path, part_size=4_000_000, parts=3) as running:
         with open(await off_loop(os.open, running.fifo(0), os.O_RDONLY), "rb", buffering=0) as reader:
             got = await off_loop(reader.read, 10)
-            fetches = running.channel._state.delivery.prefetcher.fetches
+            delivery = running.channel._state.delivery
+            assert delivery is not None
+            fetches = delivery.prefetcher.fetches
             await eventually(lambda: sum(f.stage.staged == f.stage.part.body for f in fetches.values()) == 2)
             assert len(fetches) == 3
             got += await off_loop(reader.readall)
         assert got == truth
 
 
-async def test_a_redirect_to_the_same_place_is_asked_again(stub, tmp_path):
+async def test_a_redirect_to_the_same_place_is_asked_again(stub: S3Stub, tmp_path: Path) -> None:
     truth = fill(stub, [40_000])
 
     async def redirect(answer: Answer) -> web.StreamResponse:
@@ -192,7 +198,9 @@ async def test_a_redirect_to_the_same_place_is_asked_again(stub, tmp_path):
     ],
     ids=["no status line", "no number", "empty", "endless"],
 )
-async def test_what_is_no_http_is_an_error_by_name(stub, tmp_path, garbage, words):
+async def test_what_is_no_http_is_an_error_by_name(
+    stub: S3Stub, tmp_path: Path, garbage: bytes, words: str
+) -> None:
     fill(stub, [1000])
     stub.script(*[raw(garbage)] * 3)
     async with kernel(stub, tmp_path, requests_in_flight=1) as running:
@@ -204,28 +212,30 @@ async def test_what_is_no_http_is_an_error_by_name(stub, tmp_path, garbage, word
         await running.task
 
 
-async def test_a_part_larger_than_its_pipe(stub, tmp_path):
+async def test_a_part_larger_than_its_pipe(stub: S3Stub, tmp_path: Path) -> None:
     """It stays in its socket until it is delivered, and arrives whole."""
     truth = fill(stub, [MORE_THAN_A_FIFO])
     async with kernel(stub, tmp_path, part_size=16_000_000, parts=3) as running:
         assert await off_loop(read_all, running.fifo(0)) == truth
 
 
-async def test_a_slow_reader_holds_no_more_than_the_pipes(stub, tmp_path):
+async def test_a_slow_reader_holds_no_more_than_the_pipes(stub: S3Stub, tmp_path: Path) -> None:
     truth = fill(stub, [MORE_THAN_A_FIFO])
     async with kernel(stub, tmp_path, part_size=4_000_000, parts=3) as running:
         with open(await off_loop(os.open, running.fifo(0), os.O_RDONLY), "rb", buffering=0) as reader:
             got = await off_loop(reader.read, 10)
             further = running.channel._quota.byte_limit // 4
-            for stage in [
-                fetch.stage for fetch in running.channel._state.delivery.prefetcher.fetches.values()
-            ]:
+            delivery = running.channel._state.delivery
+            assert delivery is not None
+            for stage in [fetch.stage for fetch in delivery.prefetcher.fetches.values()]:
                 assert stage.staged <= PIPE_SIZE + further
             got += await off_loop(reader.readall)
         assert got == truth
 
 
-async def test_without_pipes_bytes_go_through_memory(stub, tmp_path, monkeypatch):
+async def test_without_pipes_bytes_go_through_memory(
+    stub: S3Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A user who has spent the allowance of pipe pages gets pipes too small to use (pipe(7))."""
     monkeypatch.setattr(pipes, "WORTH_HAVING", 1 << 30)
     truth = fill(stub, [3_000_000, 10, 500_000])
@@ -235,7 +245,9 @@ async def test_without_pipes_bytes_go_through_memory(stub, tmp_path, monkeypatch
         assert await off_loop(read_all, running.fifo(1)) == truth
 
 
-async def test_small_fragments_take_further_pipes(stub, tmp_path, monkeypatch):
+async def test_small_fragments_take_further_pipes(
+    stub: S3Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A pipe of few slots is full long before its size; the reserve serves, and comes back."""
     monkeypatch.setattr(pipes, "PIPE_SIZE", 8192)
     monkeypatch.setattr(pipes, "WORTH_HAVING", 4096)
@@ -245,7 +257,7 @@ async def test_small_fragments_take_further_pipes(stub, tmp_path, monkeypatch):
             assert await off_loop(read_all, running.fifo(epoch)) == truth
 
 
-async def test_all_transports_deliver_the_same_stream(stub, tmp_path):
+async def test_all_transports_deliver_the_same_stream(stub: S3Stub, tmp_path: Path) -> None:
     truth = fill(stub, [0, 1, 4095, 4096, 4097, 65_537, 2_000_003])
     for transport in ("aiobotocore", "buffered", "splice"):
         directory = tmp_path / transport
@@ -254,7 +266,7 @@ async def test_all_transports_deliver_the_same_stream(stub, tmp_path):
             assert await off_loop(read_all, running.fifo(0)) == truth
 
 
-def test_connections_spread_over_all_addresses():
+def test_connections_spread_over_all_addresses() -> None:
     """DNS gives several addresses; they are used in turn, and looked up again with time."""
 
     async def connect() -> list[str]:
@@ -267,7 +279,7 @@ def test_connections_spread_over_all_addresses():
             servers.append(server)
         loop = asyncio.get_running_loop()
 
-        async def resolve(host, port, **_):
+        async def resolve(host: Any, port: Any, **_: Any) -> list[Any]:
             return [(2, 1, 6, "", (address, port)) for address in ("127.0.0.1", "127.0.0.2", "127.0.0.3")]
 
         loop.getaddrinfo = resolve  # type: ignore[method-assign]
@@ -296,7 +308,13 @@ def test_connections_spread_over_all_addresses():
         ("http://h", {"b"}, {"http_proxy": "http://p", "no_proxy": "h"}, None),
     ],
 )
-async def test_our_own_client_serves_wherever_it_can(monkeypatch, url, buckets, environment, words):
+async def test_our_own_client_serves_wherever_it_can(
+    monkeypatch: pytest.MonkeyPatch,
+    url: str,
+    buckets: set[str],
+    environment: dict[str, str],
+    words: str | None,
+) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
@@ -306,12 +324,14 @@ async def test_our_own_client_serves_wherever_it_can(monkeypatch, url, buckets, 
     assert (reason is None) if words is None else (reason is not None and words in reason)
 
 
-def test_bodies_stay_in_the_kernel_only_without_tls():
+def test_bodies_stay_in_the_kernel_only_without_tls() -> None:
     assert why_not_splice("http://h:1") is None
     assert "TLS" in (why_not_splice("https://h") or "")
 
 
-async def test_a_reset_behind_a_full_pipe_is_noticed_when_there_is_room(stub, tmp_path, monkeypatch):
+async def test_a_reset_behind_a_full_pipe_is_noticed_when_there_is_room(
+    stub: S3Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The connection is not watched then, and of a socket that is in error already uvloop tells nobody.
 
     A reset that comes before the pipe is full is noticed after `PATIENCE`, which is long here.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,8 +18,8 @@ pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
 @pytest.mark.parametrize("secure", [False, True], ids=["http", "https"])
 @pytest.mark.parametrize("seen", [False, True], ids=["in the socket", "read"])
 async def test_a_response_on_an_idle_connection_is_not_that_of_the_next_request(
-    request, tmp_path, secure, seen
-):
+    request: pytest.FixtureRequest, tmp_path: Path, secure: bool, seen: bool
+) -> None:
     """By aiobotocore, whose pool would use such a connection again. Our own client: test_buffered."""
     stub = request.getfixturevalue("tls_stub" if secure else "stub")
     truth = fill(stub, [1000])
@@ -28,7 +29,7 @@ async def test_a_response_on_an_idle_connection_is_not_that_of_the_next_request(
     ) + b"x" * 1000
     bundle: dict[str, Any] = {"ca_bundle": str(tmp_path / "ca.pem")} if secure else {}
 
-    async def get(client) -> bytes:
+    async def get(client: Any) -> bytes:
         response = await client.get_object(Bucket="b", Key="data/0000", Range="bytes=0-999")
         async with response["Body"] as body:
             data: bytes = await body.read()

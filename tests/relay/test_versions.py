@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,9 +17,9 @@ from streamer.s3.catalog.listing import plan_prefix
 from streamer.s3.catalog.manifests import plan_augmented
 from streamer.s3.catalog.object_info import open_inspector
 from streamer.s3.checksums import StoredChecksums
-from tests.kit.harness import clients_of
+from tests.kit.harness import PagesFrom, RunChannel, clients_of
 from tests.kit.pipes import eventually, off_loop, read_all
-from tests.kit.raw import Request, answer, listing, raw_server
+from tests.kit.raw import RawServer, Request, answer, listing, raw_server
 
 pytestmark = [pytest.mark.usefixtures("no_leaks", "no_blocking", "credentials")]
 
@@ -24,7 +27,7 @@ OLD, NEW = b"old!" * 1000, b"new!" * 1000
 SOON = RetryPolicy(give_up_after=0.2, first_wait=0.001, longest_wait=0.01)
 
 
-def server_of(data: bytes = NEW, **headers: str):
+def server_of(data: bytes = NEW, **headers: str) -> AbstractContextManager[RawServer]:
     """Sends this object for any key, under these headers; If-Match and versionId are ignored."""
 
     def reply(request: Request) -> bytes:
@@ -37,10 +40,15 @@ def server_of(data: bytes = NEW, **headers: str):
     return raw_server(reply)
 
 
-async def outcome(run, server, tmp_path, ref: ObjectRef) -> tuple[bytes, SourceError | None]:
+async def outcome(
+    run: RunChannel,
+    server: RawServer,
+    tmp_path: Path,
+    ref: ObjectRef,
+) -> tuple[bytes, SourceError | None]:
     """What is streamed of the object, and how that fails."""
 
-    async def plan(_):
+    async def plan(_: Any) -> Plan:
         return Plan.of([ref])
 
     async with run(
@@ -52,6 +60,7 @@ async def outcome(run, server, tmp_path, ref: ObjectRef) -> tuple[bytes, SourceE
             return await reading, None
         running.channel.drain()  # which ends what the reader waits for
         await running.task
+        assert isinstance(running.channel.error, SourceError)
         return await reading, running.channel.error
 
 
@@ -67,7 +76,9 @@ async def outcome(run, server, tmp_path, ref: ObjectRef) -> tuple[bytes, SourceE
         ("null", {}, "has no ETag"),
     ],
 )
-async def test_a_body_without_proof_of_its_version_is_refused(run, tmp_path, version, headers, words):
+async def test_a_body_without_proof_of_its_version_is_refused(
+    run: RunChannel, tmp_path: Path, version: str | None, headers: dict[str, Any], words: str
+) -> None:
     with server_of(**headers) as server:
         got, error = await outcome(run, server, tmp_path, ObjectRef("b", "k", len(NEW), "e", version))
     assert not got
@@ -79,14 +90,16 @@ async def test_a_body_without_proof_of_its_version_is_refused(run, tmp_path, ver
     ("version", "headers"),
     [("v1", {"x_amz_version_id": "v1"}), ("null", {"ETag": '"e"'}), (None, {"ETag": 'W/"e"'})],
 )
-async def test_any_proof_will_do(run, tmp_path, version, headers):
+async def test_any_proof_will_do(
+    run: RunChannel, tmp_path: Path, version: str | None, headers: dict[str, Any]
+) -> None:
     with server_of(**headers) as server:
         got, error = await outcome(run, server, tmp_path, ObjectRef("b", "k", len(NEW), "e", version))
     assert error is None
     assert got == NEW
 
 
-async def test_what_was_listed_and_is_not_there_was_deleted(run, tmp_path):
+async def test_what_was_listed_and_is_not_there_was_deleted(run: RunChannel, tmp_path: Path) -> None:
     with raw_server(lambda _: answer(404, b"<Error><Code>NoSuchKey</Code></Error>")) as server:
         got, error = await outcome(run, server, tmp_path, ObjectRef("b", "k", len(NEW), "e"))
     assert not got
@@ -106,7 +119,9 @@ async def test_what_was_listed_and_is_not_there_was_deleted(run, tmp_path):
         ({"ETag": '"e e"', "x_amz_version_id": "v1"}, "HEAD has no Content-Length or no ETag"),
     ],
 )
-async def test_a_head_without_proof_of_its_version_is_refused(by_aiobotocore, headers, words):
+async def test_a_head_without_proof_of_its_version_is_refused(
+    by_aiobotocore: bool, headers: dict[str, Any], words: str
+) -> None:
     with server_of(**headers) as server:
         async with (
             clients_of(server) as clients,
@@ -116,7 +131,7 @@ async def test_a_head_without_proof_of_its_version_is_refused(by_aiobotocore, he
                 await inspector.stat("b", "k", "v1")
 
 
-async def test_a_checksum_is_of_the_version_asked_for():
+async def test_a_checksum_is_of_the_version_asked_for() -> None:
     with server_of(ETag='"e"', x_amz_version_id="v9") as server:
         async with clients_of(server) as clients:
             with pytest.raises(BadAnswer, match="is of version v9"):
@@ -135,7 +150,9 @@ LINES = b'{"a": "one"}\n{"a": "two"}\n'
         (answer(200, LINES, ETag='"e"'), BadAnswer, "Content-Range"),
     ],
 )  # fmt: skip
-async def test_the_rest_of_a_manifest_is_of_the_same_version(second, error, words):
+async def test_the_rest_of_a_manifest_is_of_the_same_version(
+    second: bytes, error: type[SourceError], words: str
+) -> None:
     """The first response breaks off after a line."""
     replies = [answer(200, LINES, ETag='"e"')[:-14], second]
     with raw_server(lambda _: replies.pop(0)) as server:
@@ -144,7 +161,7 @@ async def test_the_rest_of_a_manifest_is_of_the_same_version(second, error, word
                 await plan_augmented(clients.control, S3Uri("b", "m"), ["a"])
 
 
-async def test_a_piece_of_a_manifest_is_not_taken_for_all_of_it():
+async def test_a_piece_of_a_manifest_is_not_taken_for_all_of_it() -> None:
     with raw_server(lambda _: answer(206, LINES[:13], Content_Range="bytes 0-12/26", ETag='"e"')) as server:
         async with clients_of(server) as clients:
             with pytest.raises(BadAnswer, match="without a range has status 206"):
@@ -152,7 +169,7 @@ async def test_a_piece_of_a_manifest_is_not_taken_for_all_of_it():
 
 
 @pytest.mark.parametrize("etag", ["", "e e", "e\u00e9", "e&#13;&#10;X-Evil: 1"])
-async def test_an_etag_that_proves_nothing_makes_no_plan(etag, pages_from):
+async def test_an_etag_that_proves_nothing_makes_no_plan(etag: str, pages_from: PagesFrom) -> None:
     """A line end in it would begin another header of our requests."""
     _, _, page = listing(("data/a", 1, "!")).partition(b"\r\n\r\n")
     page = page.replace(b"quot;!&", f"quot;{etag}&".encode())

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.kit.harness import MORE_THAN_A_FIFO, fill, running_channel
+from streamer.relay.transport import Wish
+from tests.kit.harness import MORE_THAN_A_FIFO, Running, fill, running_channel
 from tests.kit.pipes import eventually, off_loop, read_all
-from tests.kit.stub import fails, stalls
+from tests.kit.stub import S3Stub, fails, stalls
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
 
 TRANSPORTS = pytest.mark.parametrize("transport", ["splice", "buffered", "aiobotocore"])
 
 
-def starved(running):
+def starved(running: Running) -> dict[str, float]:
     return running.channel.statistics().starved
 
 
 @TRANSPORTS
-async def test_the_first_byte_then_the_body(stub, tmp_path, transport):
+async def test_the_first_byte_then_the_body(stub: S3Stub, tmp_path: Path, transport: Wish) -> None:
     truth = fill(stub, [100_000])
     stub.script(stalls(stub, after=0))
     async with running_channel(stub, tmp_path, part_size=100_000, transport=transport) as running:
@@ -38,7 +40,7 @@ async def test_the_first_byte_then_the_body(stub, tmp_path, transport):
 
 
 @TRANSPORTS
-async def test_the_body(stub, tmp_path, transport):
+async def test_the_body(stub: S3Stub, tmp_path: Path, transport: Wish) -> None:
     """Half of it comes at once, and the rest when it is let go."""
     truth = fill(stub, [100_000])
     stub.script(stalls(stub, after=50_000))
@@ -56,7 +58,9 @@ async def test_the_body(stub, tmp_path, transport):
     ("fault", "cause", "kind"),
     [((503, "SlowDown"), "throttled", "throttled"), ((500, "InternalError"), "retry", "transient")],
 )
-async def test_waiting_to_ask_again(stub, tmp_path, fault, cause, kind):
+async def test_waiting_to_ask_again(
+    stub: S3Stub, tmp_path: Path, fault: tuple[int, str], cause: str, kind: str
+) -> None:
     truth = fill(stub, [100_000])
     headers: dict[str, Any] = {"Retry-After": "1"}
     stub.script(fails(*fault, **headers))
@@ -70,7 +74,7 @@ async def test_waiting_to_ask_again(stub, tmp_path, fault, cause, kind):
         assert fault[1] in found.errors[0].text
 
 
-async def test_credentials_and_connecting(stub, tmp_path):
+async def test_credentials_and_connecting(stub: S3Stub, tmp_path: Path) -> None:
     """A new connection to our own client is waited for by name."""
     truth = fill(stub, [100_000] * 3)
     async with running_channel(
@@ -83,7 +87,7 @@ async def test_credentials_and_connecting(stub, tmp_path):
 
 
 @TRANSPORTS
-async def test_a_reader_that_leaves(stub, tmp_path, transport):
+async def test_a_reader_that_leaves(stub: S3Stub, tmp_path: Path, transport: Wish) -> None:
     """It is counted; what had been fetched for it is wasted, and counted too."""
     fill(stub, [MORE_THAN_A_FIFO])
     async with running_channel(stub, tmp_path, part_size=1_000_000, parts=8, transport=transport) as running:
@@ -100,7 +104,7 @@ async def test_a_reader_that_leaves(stub, tmp_path, transport):
         assert 0 < found.wasted_bytes < MORE_THAN_A_FIFO
 
 
-async def test_what_the_fifo_holds(stub, tmp_path):
+async def test_what_the_fifo_holds(stub: S3Stub, tmp_path: Path) -> None:
     fill(stub, [MORE_THAN_A_FIFO])
     async with running_channel(stub, tmp_path, part_size=1_000_000) as running:
         assert running.channel.statistics().fifo_bytes == 0
@@ -113,7 +117,9 @@ async def test_what_the_fifo_holds(stub, tmp_path):
 
 
 @TRANSPORTS
-async def test_a_limit_of_bandwidth_holds_and_is_lifted(stub, tmp_path, transport):
+async def test_a_limit_of_bandwidth_holds_and_is_lifted(
+    stub: S3Stub, tmp_path: Path, transport: Wish
+) -> None:
     """Set in mid-stream, also where bytes go straight from the socket."""
     truth = fill(stub, [MORE_THAN_A_FIFO])
     async with running_channel(stub, tmp_path, part_size=1_000_000, parts=8, transport=transport) as running:

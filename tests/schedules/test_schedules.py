@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import select
 import socket
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
@@ -25,7 +25,7 @@ AGAIN = range(0, 40, 6)
 
 
 @pytest.mark.timeout(180)
-def test_no_order_of_events_breaks_a_promise_and_a_seed_is_a_run():
+def test_no_order_of_events_breaks_a_promise_and_a_seed_is_a_run() -> None:
     outcomes = list(run_seeds(run_seed, SEEDS, limit=60, prepare=prepare))
     assert {each.seed: each.broken for each in outcomes if each.broken} == {}
     found = sum((each.found for each in outcomes), Found())
@@ -37,7 +37,7 @@ def test_no_order_of_events_breaks_a_promise_and_a_seed_is_a_run():
         assert each.found.trace == traces[each.seed], f"seed {each.seed} is another run"
 
 
-def test_seeds_draw_every_fault_and_action():
+def test_seeds_draw_every_fault_and_action() -> None:
     """What no seed draws is not searched."""
     drawn = [SeedTrial.draw(seed) for seed in range(400)]
     assert {kind for trial in drawn for kind in trial.faults} == {*FAULTS}
@@ -47,12 +47,12 @@ def test_seeds_draw_every_fault_and_action():
     assert {each.policy for trial in drawn for each in trial.channels} == {"fail", "refetch", "skip"}
 
 
-async def wake_order():
+async def wake_order() -> tuple[Any, ...]:
     """The order in which two sockets that are ready together are told."""
     loop = asyncio.get_running_loop()
     told, done = [], loop.create_future()
 
-    def heard(name, sock):
+    def heard(name: int, sock: socket.socket) -> None:
         told.append(name)
         loop.remove_reader(sock.fileno())
         if len(told) == 2:
@@ -67,7 +67,7 @@ async def wake_order():
     return tuple(told)
 
 
-def test_the_order_of_readiness_is_drawn_and_calls_stay_in_order():
+def test_the_order_of_readiness_is_drawn_and_calls_stay_in_order() -> None:
     orders = set()
     for seed in range(20):
         with virtual(seed) as loop:
@@ -81,8 +81,8 @@ def test_the_order_of_readiness_is_drawn_and_calls_stay_in_order():
         assert called == [0, 1, 2, 3, 4]
 
 
-def test_a_low_water_mark_is_heeded_on_a_pair():
-    async def wait():
+def test_a_low_water_mark_is_heeded_on_a_pair() -> None:
+    async def wait() -> Any:
         ours, theirs = socket.socketpair()
         with ours, theirs:
             epoll = select.epoll()
@@ -100,15 +100,15 @@ def test_a_low_water_mark_is_heeded_on_a_pair():
     assert [len(each) for each in found] == [0, 1]
 
 
-def test_a_run_without_end_is_a_finding():
-    async def wait():
+def test_a_run_without_end_is_a_finding() -> None:
+    async def wait() -> None:
         await asyncio.get_running_loop().create_future()
 
     with virtual(1) as loop, pytest.raises(Hang, match="nothing is left to wait for"):
         loop.run_until_complete(wait())
 
 
-def test_a_byte_of_room_that_is_not_given_back_is_a_finding(monkeypatch):
+def test_a_byte_of_room_that_is_not_given_back_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     """The judge is judged: what holds breaks as soon as the product does."""
     prepare()
     run_seed(0)

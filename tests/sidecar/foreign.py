@@ -15,11 +15,12 @@ import struct
 import subprocess
 import sys
 import time
+from typing import Any
 
 MAGIC = 0xCED7230A
 
 
-def mlio(directory, epochs, channel):
+def mlio(directory: str, epochs: int, channel: str) -> list[list[object]]:
     """awslabs/ml-io, sagemaker_pipe_input_stream.cc: digest, opens that failed, longest wait in seconds."""
     told = []
     for epoch in range(epochs):
@@ -34,7 +35,7 @@ def mlio(directory, epochs, channel):
                 failed += 1
                 time.sleep(1)
 
-        def ready(fd=fd, epoch=epoch):
+        def ready(fd: int = fd, epoch: int = epoch) -> float:
             started = time.monotonic()
             if not select.select([fd], [], [], 60)[0]:
                 raise SystemExit(f"FIFO {epoch} of the SageMaker pipe channel timed out.")
@@ -59,7 +60,7 @@ def mlio(directory, epochs, channel):
     return told
 
 
-def xgboost(directory, epochs, channel):
+def xgboost(directory: str, epochs: int, channel: str) -> list[Any]:
     """sagemaker-xgboost-container: a channel is there if its FIFO 0 is, else it is taken for absent."""
     if not os.path.exists(f"{directory}/{channel}_0"):
         return ["absent"]
@@ -70,7 +71,7 @@ def xgboost(directory, epochs, channel):
     return [digest for digest, _, _ in mlio(directory, 1, channel)]
 
 
-def own_algorithm(directory, epochs, channel):
+def own_algorithm(directory: str, epochs: int, channel: str) -> list[str]:
     """pipe_bring_your_own/train.py: poll, read unbuffered into 16 MiB."""
     told, buffer = [], bytearray(16 << 20)
     for epoch in range(epochs):
@@ -85,7 +86,7 @@ def own_algorithm(directory, epochs, channel):
     return told
 
 
-def lowest(directory, epochs, channel):
+def lowest(directory: str, epochs: int, channel: str) -> list[list[str]]:
     """mvsusp/pipe-mode-example: in every epoch the first name of the directory, by sorting."""
     told = []
     for _ in range(epochs):
@@ -97,7 +98,7 @@ def lowest(directory, epochs, channel):
     return told
 
 
-def read_csv(directory, epochs, channel):
+def read_csv(directory: str, epochs: int, channel: str) -> list[list[int]]:
     """pandas on the path itself: rows, and the sum of each column."""
     import pandas as pd
 
@@ -108,7 +109,7 @@ def read_csv(directory, epochs, channel):
     return told
 
 
-def csv_chunks(directory, epochs, channel):
+def csv_chunks(directory: str, epochs: int, channel: str) -> list[list[int]]:
     """pandas in chunks of the path itself: rows, and the sum of each column."""
     import pandas as pd
 
@@ -122,7 +123,7 @@ def csv_chunks(directory, epochs, channel):
     return told
 
 
-def cat(directory, epochs, channel):
+def cat(directory: str, epochs: int, channel: str) -> list[str]:
     """cat(1), and the digest of what it copies."""
     told = []
     for epoch in range(epochs):
@@ -134,7 +135,7 @@ def cat(directory, epochs, channel):
     return told
 
 
-def zipped(directory, epochs, first, second):
+def zipped(directory: str, epochs: int, first: Any, second: Any) -> list[list[str]]:
     """Two channels read together, 100 bytes of one for 20,000 of the other."""
     told = []
     for epoch in range(epochs):
@@ -154,7 +155,7 @@ def zipped(directory, epochs, first, second):
     return told
 
 
-def dmlc(directory, epochs, channel):
+def dmlc(directory: str, epochs: int, channel: str) -> list[list[str]]:
     """dmlc-core, recordio.cc: parts are joined with the magic between them; a cut is fatal."""
     told = []
     for epoch in range(epochs):
@@ -177,7 +178,7 @@ def dmlc(directory, epochs, channel):
     return told
 
 
-def incumbent_recordio(directory, epochs, channel):
+def incumbent_recordio(directory: str, epochs: int, channel: str) -> list[list[str]]:
     """sagemaker-tensorflow, RecordIOReader.cpp: a cut payload has its declared length (contract §6.3)."""
     told = []
     for epoch in range(epochs):
@@ -196,7 +197,7 @@ def incumbent_recordio(directory, epochs, channel):
     return told
 
 
-def mlio_recordio(directory, epochs, channel):
+def mlio_recordio(directory: str, epochs: int, channel: str) -> list[list[str]]:
     """awslabs/ml-io, recordio_record_reader.cc: a corrupt header and a cut record are errors."""
     told = []
     for epoch in range(epochs):
@@ -220,7 +221,7 @@ def mlio_recordio(directory, epochs, channel):
     return told
 
 
-def sdk_recordio(directory, epochs, channel):
+def sdk_recordio(directory: str, epochs: int, channel: str) -> list[list[str]]:
     """sagemaker-python-sdk, read_recordio: asserts the magic, and takes whatever comes for the payload."""
     told = []
     for epoch in range(epochs):
@@ -236,7 +237,7 @@ def sdk_recordio(directory, epochs, channel):
     return told
 
 
-def incumbent_tfrecord(directory, epochs, channel, skip=0):
+def incumbent_tfrecord(directory: str, epochs: int, channel: str, skip: int = 0) -> list[list[str]]:
     """sagemaker-tensorflow, TFRecordReader.cpp: both checksums, a run of bad data may be skipped."""
     told = []
     for epoch in range(epochs):
@@ -256,12 +257,12 @@ def incumbent_tfrecord(directory, epochs, channel, skip=0):
     return told
 
 
-def skipping_tfrecord(directory, epochs, channel):
+def skipping_tfrecord(directory: str, epochs: int, channel: str) -> list[list[str]]:
     """The same with max_corrupted_records_to_skip."""
     return incumbent_tfrecord(directory, epochs, channel, skip=100)
 
 
-def unchecked_tfrecord(directory, epochs, channel):
+def unchecked_tfrecord(directory: str, epochs: int, channel: str) -> list[list[str]]:
     """mvsusp/pipe-mode-example, tf_record_generator.py: no checksum is looked at."""
     told = []
     for epoch in range(epochs):
@@ -276,7 +277,7 @@ def unchecked_tfrecord(directory, epochs, channel):
     return told
 
 
-def masked(data):
+def masked(data: bytes) -> Any:
     """TFRecord's masked CRC-32C."""
     crc = 0xFFFFFFFF
     for byte in data:

@@ -9,6 +9,9 @@ import json
 import os
 import socket
 import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,15 +19,15 @@ from sidecar.admin.access import MOST_CONNECTIONS, AccessPolicy
 from tests.kit.browser import browser
 from tests.kit.harness import MORE_THAN_A_FIFO, fill
 from tests.kit.pipes import read_all
-from tests.kit.processes import job, penstock, sidecar, write_job
-from tests.kit.stub import fails
+from tests.kit.processes import Sidecar, job, penstock, sidecar, write_job
+from tests.kit.stub import S3Stub, fails
 
 TOKEN = "0123456789abcdef"
 OPEN, CLOSED = ("/livez", "/readyz"), ("/", "/status", "/events", "/metrics", "/limits")
 
 
 @contextlib.contextmanager
-def serving(stub, tmp_path, **admin):
+def serving(stub: S3Stub, tmp_path: Path, **admin: str) -> Iterator[Sidecar]:
     """A running sidecar's, with a token."""
     (tmp_path / "token").write_text(TOKEN)
     section = {"Port": 0, "TokenFile": str(tmp_path / "token")} | admin
@@ -35,7 +38,9 @@ def serving(stub, tmp_path, **admin):
         assert running.end() == 0
 
 
-def ask(running, path="/status", method="GET", body=None, **headers):
+def ask(
+    running: Sidecar, path: str = "/status", method: str = "GET", body: bytes | None = None, **headers: str
+) -> Any:
     """The status and headers of an answer; `headers` with `_` for `-`, over what a client would send."""
     address = running.url.removeprefix("http://")
     connection = http.client.HTTPConnection(address)
@@ -51,11 +56,11 @@ def ask(running, path="/status", method="GET", body=None, **headers):
         connection.close()
 
 
-def basic(password):
+def basic(password: str) -> str:
     return f"Basic {base64.b64encode(f'me:{password}'.encode()).decode()}"
 
 
-def test_another_name_is_not_answered(stub, tmp_path):
+def test_another_name_is_not_answered(stub: S3Stub, tmp_path: Path) -> None:
     """By DNS a page of evil.example may point here; and what a browser would say of itself is refused too."""
     fill(stub, [10], prefix="b/train/")
     with serving(stub, tmp_path) as running:
@@ -82,7 +87,7 @@ def test_another_name_is_not_answered(stub, tmp_path):
         assert "Server" not in headers
 
 
-def test_pages_of_other_origins_are_refused(stub, tmp_path):
+def test_pages_of_other_origins_are_refused(stub: S3Stub, tmp_path: Path) -> None:
     """Even with the token, which a browser may have been given: simple and preflighted requests alike."""
     fill(stub, [10], prefix="b/train/")
     with serving(stub, tmp_path) as running:
@@ -100,7 +105,7 @@ def test_pages_of_other_origins_are_refused(stub, tmp_path):
         assert running.status()["limits"]["requests_in_flight"] == 3
 
 
-def test_what_needs_the_token(stub, tmp_path):
+def test_what_needs_the_token(stub: S3Stub, tmp_path: Path) -> None:
     fill(stub, [10], prefix="b/train/")
     with serving(stub, tmp_path, Protect="all") as running:
         for path in CLOSED:
@@ -114,7 +119,7 @@ def test_what_needs_the_token(stub, tmp_path):
                 "Basic %",
                 "Bearer \xff",
             ):
-                headers = {} if given is None else {"Authorization": given}
+                headers: dict[str, Any] = {} if given is None else {"Authorization": given}
                 status, answer = ask(running, path, **headers)
                 assert status == 401, (path, given)
                 assert answer["WWW-Authenticate"].startswith("Basic ")
@@ -129,7 +134,7 @@ def test_what_needs_the_token(stub, tmp_path):
         assert (shown.returncode, "train" in shown.stdout) == (0, True)
 
 
-def test_elsewhere_than_on_loopback_names_are_the_operator_s():
+def test_elsewhere_than_on_loopback_names_are_the_operator_s() -> None:
     for host in ("0.0.0.0", "10.0.0.1", "::", "penstock"):
         guard = AccessPolicy(host, token=None, protect_all=False)
         assert guard.check(method="GET", path="/", headers={"host": "penstock.ns.svc:9781"}) is None
@@ -140,14 +145,14 @@ def test_elsewhere_than_on_loopback_names_are_the_operator_s():
         assert refusal.status == 421
 
 
-def silent(address, text):
+def silent(address: tuple[str, int], text: bytes) -> socket.socket:
     made = socket.create_connection(address)
     made.sendall(text)
     return made
 
 
 @pytest.mark.timeout(120)
-def test_dawdlers_do_no_harm_to_streaming(stub, tmp_path):
+def test_dawdlers_do_no_harm_to_streaming(stub: S3Stub, tmp_path: Path) -> None:
     """Half heads, half bodies, nothing at all, and too much: an epoch passes by them, the port comes back."""
     truth = fill(stub, [MORE_THAN_A_FIFO], prefix="b/train/")
     with serving(stub, tmp_path) as running:
@@ -195,7 +200,7 @@ KEY = (
 
 
 @pytest.mark.e2e
-def test_a_key_is_no_markup_on_the_page(stub, tmp_path):
+def test_a_key_is_no_markup_on_the_page(stub: S3Stub, tmp_path: Path) -> None:
     """A failed epoch's error names the key: on the page it is text."""
     stub.objects[KEY] = b"text"
     stub.script(*[fails(403, "AccessDenied")] * 5)

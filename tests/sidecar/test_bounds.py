@@ -8,6 +8,7 @@ import re
 import socket
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -16,7 +17,7 @@ from streamer.s3.client.credentials import RenewableCredentials
 from tests.kit.harness import fill
 from tests.kit.processes import job, penstock, write_job
 from tests.kit.raw import Request, answer, listing, raw_server
-from tests.kit.stub import stalls
+from tests.kit.stub import S3Stub, stalls
 
 pytestmark = pytest.mark.usefixtures("credentials")
 GAVE_UP = re.compile(r"gave up after (\d+) s without")
@@ -52,7 +53,7 @@ def seconds_said(text: str) -> int:
     return int(found[1])
 
 
-def test_cat_gives_up_while_it_lists():
+def test_cat_gives_up_while_it_lists() -> None:
     with silent_server() as url:
         done = penstock("cat", "s3://b/data/", "--endpoint-url", url, "--path-style", "--give-up-after", "2")
     assert done.returncode == 5
@@ -60,7 +61,7 @@ def test_cat_gives_up_while_it_lists():
 
 
 @pytest.mark.parametrize("transport", ["splice", "buffered", "aiobotocore"])
-def test_cat_gives_up_in_a_body(stub, transport):
+def test_cat_gives_up_in_a_body(stub: S3Stub, transport: str) -> None:
     """After 2 s, though a request alone may be silent for 30."""
     fill(stub, [3_000_000], prefix="b/data/")
     stub.script(*[stalls(stub)] * 200)
@@ -71,7 +72,7 @@ def test_cat_gives_up_in_a_body(stub, transport):
     assert 2 <= seconds_said(done.stderr.decode()) <= MOST
 
 
-def test_a_job_gives_up_while_it_lists(tmp_path):
+def test_a_job_gives_up_while_it_lists(tmp_path: Path) -> None:
     with silent_server() as url:
         path = write_job(tmp_path / "job.yaml", job(url, tmp_path, "b/train/", GiveUpAfter=2))
         done = penstock("run", "-c", path)
@@ -79,7 +80,7 @@ def test_a_job_gives_up_while_it_lists(tmp_path):
     assert 2 <= seconds_said(done.stderr) <= MOST
 
 
-def test_doctor_names_a_listing_that_no_plan_can_have(tmp_path):
+def test_doctor_names_a_listing_that_no_plan_can_have(tmp_path: Path) -> None:
     """An entry without ETag, and an object whose byte never comes."""
     bare = "<Contents><Key>train/0</Key><Size>1</Size></Contents>"
     with raw_server(lambda _: listing(inside=bare)) as bad:
@@ -101,7 +102,7 @@ def test_doctor_names_a_listing_that_no_plan_can_have(tmp_path):
     assert "Traceback" not in done.stdout + done.stderr
 
 
-async def test_credentials_that_never_come_are_waited_for_as_long_as_a_request():
+async def test_credentials_that_never_come_are_waited_for_as_long_as_a_request() -> None:
     class Silent:
         method = "custom-process"
 

@@ -8,6 +8,8 @@ import signal
 import ssl
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import trustme
@@ -16,18 +18,18 @@ from benchmarks import cgroup
 from benchmarks.memory import CHANNELS, HEADINGS, Outcome, Source, cells, job, run
 from streamer.units import MIB
 from tests.kit.harness import fill
-from tests.kit.stub import StubThread
+from tests.kit.stub import S3Stub, StubThread
 
 LIMIT = 256 * MIB
 
 
 @pytest.fixture
-def authority():
+def authority() -> trustme.CA:
     return trustme.CA()
 
 
 @pytest.fixture
-def secure(authority, credentials):
+def secure(authority: trustme.CA, credentials: None) -> Iterator[S3Stub]:
     """A stub over TLS."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("127.0.0.1").configure_cert(context)
@@ -36,7 +38,7 @@ def secure(authority, credentials):
     thread.stop()
 
 
-def sources(stub, *, zipped: bool) -> list[Source]:
+def sources(stub: S3Stub, *, zipped: bool) -> list[Source]:
     """Twenty channels of one data set, the first of compressed objects."""
     plain = fill(stub, [1_500_000] * 4, prefix="plain/")
     stub.objects |= {f"zipped/{n}.gz": gzip.compress(bytes([n]) * 8_000_000, 1) for n in range(4)}
@@ -47,7 +49,7 @@ def sources(stub, *, zipped: bool) -> list[Source]:
     return found
 
 
-def outcome(stub, tmp_path, *, wish: str, zipped: bool, **endpoint: str):
+def outcome(stub: S3Stub, tmp_path: Path, *, wish: str, zipped: bool, **endpoint: str) -> Outcome:
     found = sources(stub, zipped=zipped)
     document = job(found, {"Url": stub.url} | endpoint, str(tmp_path / "ml"), Transport=wish)
     try:
@@ -56,7 +58,7 @@ def outcome(stub, tmp_path, *, wish: str, zipped: bool, **endpoint: str):
         pytest.skip(f"no cgroup with a limit of memory: {error}")
 
 
-def test_a_row_says_what_was_charged():
+def test_a_row_says_what_was_charged() -> None:
     found = Outcome(100 * MIB, None, 90 * MIB, 0.25)
     assert cells("tls", 256, found) == ("tls", "256", "100", "in the sum", "90", "0.2", "all right")
     killed = Outcome(128 * MIB, 30 * MIB, 0, 1.2, "killed by the kernel")
@@ -64,22 +66,22 @@ def test_a_row_says_what_was_charged():
     assert len(cells("tls", 256, found)) == len(HEADINGS)
 
 
-def check(found) -> None:
+def check(found: Outcome) -> None:
     assert not found.problem
     assert found.charged + (found.sockets or 0) < LIMIT
     assert found.longest_wait < 20
 
 
-def test_splice_transport(stub, tmp_path):
+def test_splice_transport(stub: S3Stub, tmp_path: Path) -> None:
     check(outcome(stub, tmp_path, wish="splice", zipped=False))
 
 
-def test_over_tls_with_a_compressed_channel(secure, authority, tmp_path):
+def test_over_tls_with_a_compressed_channel(secure: S3Stub, authority: trustme.CA, tmp_path: Path) -> None:
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
     check(outcome(secure, tmp_path, wish="buffered", zipped=True, CaBundle=str(tmp_path / "ca.pem")))
 
 
-def test_a_process_that_takes_more_is_killed_and_seen_to_be():
+def test_a_process_that_takes_more_is_killed_and_seen_to_be() -> None:
     """So that the others mean something."""
     greedy = "import os, sys; os.write(1, b'.'); keep = bytearray(b'1') * (64 << 20)"
     try:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.kit.processes import job, penstock, write_job
+from tests.kit.stub import S3Stub
 from tests.unit import reference
 
 READ_TWO_EPOCHS = 'cat "$SM_CHANNEL_C"_0 "$SM_CHANNEL_C"_1'
 
 
-def store_of(stub):
+def store_of(stub: S3Stub) -> dict[Any, Any]:
     objects = {f"b/data/{number}": os.urandom(1 + 997 * number) for number in range(7)}
     manifest = [{"prefix": "s3://b/data/"}, "5", "0", "3", "3"]
     lines = [
@@ -37,7 +40,7 @@ EVERY_KIND = pytest.mark.parametrize(
 """Of channel, in what `store_of` holds."""
 
 
-def job_of(stub, kind, uri, **channel):
+def job_of(stub: S3Stub, kind: str, uri: str, **channel: Any) -> dict[str, Any]:
     document = job(stub.url, None, "b/c/", MemoryBudget="32MiB")
     found = document["InputDataConfig"][0]
     source = found["DataSource"]["S3DataSource"]
@@ -50,7 +53,9 @@ def job_of(stub, kind, uri, **channel):
 
 @EVERY_KIND
 @pytest.mark.parametrize("arranged", [False, True], ids=["plain", "arranged"])
-def test_two_hosts_stream_what_the_contract_says(stub, tmp_path, kind, uri, arranged):
+def test_two_hosts_stream_what_the_contract_says(
+    stub: S3Stub, tmp_path: Path, kind: str, uri: str, arranged: bool
+) -> None:
     """Two epochs on each of two hosts; arranged: shuffled, and wrapped in records."""
     store = store_of(stub)
     channel = {"RecordWrapperType": "RecordIO", "ShuffleConfig": {"Seed": 7}} if arranged else {}
@@ -70,7 +75,7 @@ def test_two_hosts_stream_what_the_contract_says(stub, tmp_path, kind, uri, arra
         assert done.stdout == b"".join(due)
 
 
-def test_a_manifest_can_be_a_directory_of_files(stub, tmp_path):
+def test_a_manifest_can_be_a_directory_of_files(stub: S3Stub, tmp_path: Path) -> None:
     store_of(stub)
     document = job_of(stub, "ManifestFile", "s3://b/lists/some.manifest", InputMode="File")
     stub.objects["b/lists/some.manifest"] = json.dumps(

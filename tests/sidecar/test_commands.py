@@ -22,7 +22,7 @@ from sidecar.cli.help import SHELLS, Command, completion, summary
 from sidecar.process.exits import Exit
 from tests.kit.harness import fill
 from tests.kit.processes import PENSTOCK, job, leftovers, penstock, write_job
-from tests.kit.stub import cut_after, fails
+from tests.kit.stub import S3Stub, cut_after, fails
 from tests.kit.terminal import terminal
 
 SIZES = [2_500_000, 0, 70_000]
@@ -32,7 +32,7 @@ def run_exec(path: str, *command: str, **options: Any) -> subprocess.CompletedPr
     return penstock("exec", "-c", path, "--", *command, **options)
 
 
-def test_exec_runs_the_trainer_beside_the_channels(stub, tmp_path):
+def test_exec_runs_the_trainer_beside_the_channels(stub: S3Stub, tmp_path: Path) -> None:
     """Channels up before the child starts, its variables set, its exit code ours, nothing left."""
     truth = fill(stub, SIZES, prefix="b/train/")
     script = (
@@ -55,14 +55,14 @@ def test_exec_runs_the_trainer_beside_the_channels(stub, tmp_path):
     assert not Path(base).exists()
 
 
-def test_exec_in_a_given_directory_leaves_no_fifo_and_no_trailer(stub, tmp_path):
+def test_exec_in_a_given_directory_leaves_no_fifo_and_no_trailer(stub: S3Stub, tmp_path: Path) -> None:
     fill(stub, SIZES, prefix="b/train/")
     path = write_job(tmp_path / "j.yaml", job(stub.url, tmp_path / "ml", "b/train/"))
     assert run_exec(path, "sh", "-c", "cat $SM_CHANNEL_TRAIN''_0 | wc -c").stdout.strip() == "2570000"
     assert leftovers(tmp_path / "ml") == []
 
 
-def test_exec_forwards_signals_and_reports_a_killed_child(stub, tmp_path):
+def test_exec_forwards_signals_and_reports_a_killed_child(stub: S3Stub, tmp_path: Path) -> None:
     fill(stub, SIZES, prefix="b/train/")
     path = write_job(tmp_path / "j.yaml", job(stub.url, tmp_path / "ml", "b/train/"))
     child = (
@@ -85,20 +85,22 @@ def test_exec_forwards_signals_and_reports_a_killed_child(stub, tmp_path):
     assert run_exec(path, "sh", "-c", "kill -9 $$").returncode == 128 + 9
 
 
-def test_exec_of_no_such_command(stub, tmp_path):
+def test_exec_of_no_such_command(stub: S3Stub, tmp_path: Path) -> None:
     fill(stub, SIZES, prefix="b/train/")
     done = run_exec(write_job(tmp_path / "j.yaml", job(stub.url, None, "b/train/")), "no-such-trainer")
     assert done.returncode == 127
     assert "no-such-trainer" in done.stderr
 
 
-def test_exec_passes_options_of_the_trainer_on(stub, tmp_path):
+def test_exec_passes_options_of_the_trainer_on(stub: S3Stub, tmp_path: Path) -> None:
     fill(stub, SIZES, prefix="b/train/")
     path = write_job(tmp_path / "j.yaml", job(stub.url, None, "b/train/"))
     assert run_exec(path, "echo", "-c", "--help", "--", "x").stdout == "-c --help -- x\n"
 
 
-def test_exec_ends_a_trainer_whose_channel_failed(stub, tmp_path, monkeypatch):
+def test_exec_ends_a_trainer_whose_channel_failed(
+    stub: S3Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A foreign reader cannot learn of it from the FIFO, so it is ended, and the code is the failure's."""
     fill(stub, SIZES, prefix="b/train/")
     stub.script(fails(403, "AccessDenied"), key="b/train/0002")
@@ -118,14 +120,14 @@ def test_exec_ends_a_trainer_whose_channel_failed(stub, tmp_path, monkeypatch):
     assert len(done.stdout) <= SIZES[0]
 
 
-def test_exec_needs_no_separator(stub, tmp_path):
+def test_exec_needs_no_separator(stub: S3Stub, tmp_path: Path) -> None:
     """The first word that is no option of ours begins the trainer's command."""
     fill(stub, SIZES, prefix="b/train/")
     path = write_job(tmp_path / "j.yaml", job(stub.url, None, "b/train/"))
     assert penstock("exec", "-c", path, "sh", "-c", "echo $1", "x", "y").stdout == "y\n"
 
 
-def test_exec_leaves_no_grandchild_that_takes_our_end_for_the_data_s(stub, tmp_path):
+def test_exec_leaves_no_grandchild_that_takes_our_end_for_the_data_s(stub: S3Stub, tmp_path: Path) -> None:
     """Ending only the shell would let its `cat | wc` see an end of file, and print a wrong count."""
     fill(stub, SIZES, prefix="b/train/")
     stub.script(fails(403, "AccessDenied"), key="b/train/0002")
@@ -143,11 +145,11 @@ def test_exec_leaves_no_grandchild_that_takes_our_end_for_the_data_s(stub, tmp_p
     assert (tmp_path / "count").read_text() == ""
 
 
-def cat(stub, *uris: str, **options: Any) -> subprocess.CompletedProcess[Any]:
+def cat(stub: S3Stub, *uris: str, **options: Any) -> subprocess.CompletedProcess[Any]:
     return penstock("cat", *uris, "--endpoint-url", stub.url, "--path-style", **{"text": False} | options)
 
 
-def test_cat_streams_prefixes_and_objects_in_the_order_given(stub):
+def test_cat_streams_prefixes_and_objects_in_the_order_given(stub: S3Stub) -> None:
     data = fill(stub, SIZES, prefix="b/data/")
     other = fill(stub, [100], prefix="c/x", seed=3)
     done = cat(stub, "s3://c/x0000", "s3://b/data/")
@@ -155,14 +157,14 @@ def test_cat_streams_prefixes_and_objects_in_the_order_given(stub):
     assert b"4 objects, 2570100 bytes" in done.stderr
 
 
-def test_cat_of_an_exact_key_is_that_object(stub):
+def test_cat_of_an_exact_key_is_that_object(stub: S3Stub) -> None:
     fill(stub, [10], prefix="b/k")
     stub.objects["b/k0000x"] = b"longer name"
     assert cat(stub, "s3://b/k0000").stdout == stub.objects["b/k0000"]
     assert cat(stub, "s3://b/k000").stdout == stub.objects["b/k0000"] + b"longer name"
 
 
-def test_cat_into_a_file_and_a_pipe_under_faults(stub, tmp_path):
+def test_cat_into_a_file_and_a_pipe_under_faults(stub: S3Stub, tmp_path: Path) -> None:
     data = fill(stub, [6_000_000], prefix="b/data/")
     stub.script(cut_after(500_000), fails(503, "SlowDown"), fails(500, "InternalError"))
     with open(tmp_path / "out", "wb") as out:
@@ -173,7 +175,7 @@ def test_cat_into_a_file_and_a_pipe_under_faults(stub, tmp_path):
     assert cat(stub, "s3://b/data/", "-q").stdout == data
 
 
-def test_cat_whose_reader_leaves_ends_as_cat_does(stub):
+def test_cat_whose_reader_leaves_ends_as_cat_does(stub: S3Stub) -> None:
     fill(stub, [30_000_000], prefix="b/data/")
     command = f"{' '.join(PENSTOCK)} cat s3://b/data/ --endpoint-url {stub.url} --path-style | head -c 5"
     script = f"{command} | wc -c; echo ${{PIPESTATUS[0]}}"
@@ -182,7 +184,7 @@ def test_cat_whose_reader_leaves_ends_as_cat_does(stub):
     assert done.stderr == ""
 
 
-def test_cat_does_not_make_the_shell_s_pipe_non_blocking(stub):
+def test_cat_does_not_make_the_shell_s_pipe_non_blocking(stub: S3Stub) -> None:
     """Others may hold the same open file; only our own view of it is changed."""
     fill(stub, [100], prefix="b/data/")
     read_end, write_end = os.pipe()
@@ -207,7 +209,7 @@ def test_cat_does_not_make_the_shell_s_pipe_non_blocking(stub):
         (["s3://b/data/", "--no-such-option"], 2, "No such option"),
     ],
 )
-def test_cat_mistakes(stub, arguments, code, words):
+def test_cat_mistakes(stub: S3Stub, arguments: list[str], code: int, words: str) -> None:
     fill(stub, [100], prefix="b/data/")
     done = cat(stub, *arguments)
     assert done.returncode == code
@@ -216,7 +218,7 @@ def test_cat_mistakes(stub, arguments, code, words):
     assert done.stdout == b""
 
 
-def test_cat_writes_text_to_a_terminal_and_refuses_anything_else(stub):
+def test_cat_writes_text_to_a_terminal_and_refuses_anything_else(stub: S3Stub) -> None:
     stub.objects |= {
         "b/text": "naïve\n".encode() * 10_000,
         "b/binary": bytes(range(256)),
@@ -236,7 +238,7 @@ def test_cat_writes_text_to_a_terminal_and_refuses_anything_else(stub):
     assert (figures["objects"], figures["bytes"]) == (1, 256)
 
 
-def test_plan_shows_what_would_be_streamed(stub, tmp_path):
+def test_plan_shows_what_would_be_streamed(stub: S3Stub, tmp_path: Path) -> None:
     fill(stub, SIZES, prefix="b/train/")
     path = write_job(tmp_path / "j.yaml", job(stub.url, tmp_path / "ml", "b/train/"))
     shown = penstock("plan", "-c", path).stdout
@@ -247,7 +249,7 @@ def test_plan_shows_what_would_be_streamed(stub, tmp_path):
     assert not (tmp_path / "ml").exists()
 
 
-def test_a_prefix_is_a_plain_string(stub, tmp_path):
+def test_a_prefix_is_a_plain_string(stub: S3Stub, tmp_path: Path) -> None:
     """No folder is meant: what merely begins alike is streamed too (contract §3.1)."""
     stub.objects |= {"b/train/1": b"a", "b/train-old/x": b"b", "b/eval/train/1": b"c"}
     path = write_job(tmp_path / "j.yaml", job(stub.url, tmp_path / "ml", "b/train"))
@@ -255,7 +257,7 @@ def test_a_prefix_is_a_plain_string(stub, tmp_path):
     assert [key for _, key, _, _ in found["keys"]] == ["train-old/x", "train/1"]
 
 
-def test_bare_and_quoted_etags_make_one_plan(stub, tmp_path):
+def test_bare_and_quoted_etags_make_one_plan(stub: S3Stub, tmp_path: Path) -> None:
     fill(stub, SIZES, prefix="b/train/")
     path = write_job(tmp_path / "j.yaml", job(stub.url, tmp_path / "ml", "b/train/"))
     quoted = penstock("plan", "-c", path).stdout
@@ -263,7 +265,7 @@ def test_bare_and_quoted_etags_make_one_plan(stub, tmp_path):
     assert penstock("plan", "-c", path).stdout == quoted
 
 
-def test_a_listing_of_several_pages(stub, tmp_path):
+def test_a_listing_of_several_pages(stub: S3Stub, tmp_path: Path) -> None:
     stub.objects |= {f"b/train/{i:05d}": b"x" for i in range(2500)}
     path = write_job(tmp_path / "j.yaml", job(stub.url, tmp_path / "ml", "b/train/"))
     assert json.loads(penstock("plan", "-c", path, "--json").stdout)["channels"]["train"]["objects"] == 2500
@@ -278,7 +280,9 @@ def test_a_listing_of_several_pages(stub, tmp_path):
         (1024, {"Transport": "aiobotocore"}, "aiobotocore: asked for"),
     ],
 )
-def test_plan_says_which_transport_and_why(stub, tmp_path, files, options, words):
+def test_plan_says_which_transport_and_why(
+    stub: S3Stub, tmp_path: Path, files: int, options: dict[str, str], words: str
+) -> None:
     fill(stub, SIZES, prefix="b/train/")
     path = write_job(tmp_path / "j.yaml", job(stub.url, tmp_path / "ml", "b/train/", **options))
     limited = ["bash", "-c", f'ulimit -n {files}; exec "$@"', "-", *PENSTOCK, "plan", "-c", path]
@@ -286,7 +290,7 @@ def test_plan_says_which_transport_and_why(stub, tmp_path, files, options, words
     assert words in done.stdout + done.stderr
 
 
-def test_a_transport_that_cannot_be_is_an_error(stub, tmp_path):
+def test_a_transport_that_cannot_be_is_an_error(stub: S3Stub, tmp_path: Path) -> None:
     fill(stub, [10], prefix="b/data/")
     with open(tmp_path / "out", "wb") as out:
         done = cat(stub, "s3://b/data/", "--transport", "splice", capture_output=False, stdout=out, stderr=-1)
@@ -304,7 +308,9 @@ InputDataConfig:
 """
 
 
-def test_check_says_whether_a_job_file_is_valid_and_asks_nobody(tmp_path, monkeypatch):
+def test_check_says_whether_a_job_file_is_valid_and_asks_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """There is no endpoint at all, and no credentials."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     path = tmp_path / "job.yaml"
@@ -330,7 +336,9 @@ def test_check_says_whether_a_job_file_is_valid_and_asks_nobody(tmp_path, monkey
     assert "No such file" in json.loads(done.stdout)["mistakes"][0]["message"]
 
 
-def test_the_job_file_is_that_of_the_option_or_the_variable_or_the_directory(tmp_path, monkeypatch):
+def test_the_job_file_is_that_of_the_option_or_the_variable_or_the_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     names = {}
     for name in ("penstock", "variable", "option"):
         names[name] = tmp_path / f"{name}.yaml"
@@ -348,7 +356,7 @@ def test_the_job_file_is_that_of_the_option_or_the_variable_or_the_directory(tmp
         assert "write -c FILE, set PENSTOCK_CONFIG, or name the file penstock.yaml" in done.stderr
 
 
-def test_version_and_help():
+def test_version_and_help() -> None:
     assert penstock("--version").stdout.startswith("penstock, version ")
     shown = penstock("--help").stdout
     assert "…" not in shown
@@ -367,7 +375,7 @@ def test_version_and_help():
 
 
 @pytest.mark.parametrize("command", list(cli.commands))
-def test_the_examples_of_the_help_are_understood(command):
+def test_the_examples_of_the_help_are_understood(command: str) -> None:
     shown = cli.commands[command]
     assert isinstance(shown, Command)
     for line in shown.examples:
@@ -380,7 +388,7 @@ def test_the_examples_of_the_help_are_understood(command):
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_a_shell_completes_commands_and_options(shell):
+def test_a_shell_completes_commands_and_options(shell: str) -> None:
     """By the line of the help; what the shell then asks is asked here as it does."""
     done = penstock(env={**os.environ, "_PENSTOCK_COMPLETE": f"{shell}_source"})
     assert f"_PENSTOCK_COMPLETE={shell}_complete" in done.stdout
@@ -396,7 +404,7 @@ def test_a_shell_completes_commands_and_options(shell):
 
 
 @pytest.mark.skipif(not shutil.which("bash"), reason="no bash")
-def test_the_line_of_the_help_is_one_that_bash_takes(tmp_path):
+def test_the_line_of_the_help_is_one_that_bash_takes(tmp_path: Path) -> None:
     (tmp_path / "penstock").write_text(f'#!/bin/sh\nexec {shlex.join(PENSTOCK)} "$@"\n')
     (tmp_path / "penstock").chmod(0o755)
     script = f"{completion('bash')}\ncomplete -p penstock"
@@ -408,7 +416,7 @@ def test_the_line_of_the_help_is_one_that_bash_takes(tmp_path):
     assert done.stdout.endswith(" penstock\n")
 
 
-def test_a_job_file_without_its_option_is_named(tmp_path):
+def test_a_job_file_without_its_option_is_named(tmp_path: Path) -> None:
     for command in ("run", "plan", "check"):
         done = penstock(command, "job.yaml")
         assert done.returncode == 2

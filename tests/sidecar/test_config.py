@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,13 +11,14 @@ import yaml
 
 from sidecar.config.job import Job, load_job, warnings
 from streamer.errors import ConfigError
+from streamer.relay.deliver.frame_aligner import Framing
 
 S3 = "InputDataConfig__0__DataSource__S3DataSource"
 
 
-def document(**changes):
+def document(**changes: Any) -> dict[str, Any]:
     """A right job; `changes` replace values by dotted path, None removes."""
-    job = {
+    job: dict[str, Any] = {
         "AlgorithmSpecification": {"TrainingInputMode": "Pipe"},
         "InputDataConfig": [
             {
@@ -35,7 +37,7 @@ def document(**changes):
     return job
 
 
-def load(tmp_path, job, *, kind="yaml"):
+def load(tmp_path: Path, job: str | dict[str, Any], *, kind: str = "yaml") -> Job:
     path = tmp_path / f"job.{kind}"
     path.write_text(
         job if isinstance(job, str) else json.dumps(job) if kind == "json" else yaml.safe_dump(job)
@@ -44,14 +46,14 @@ def load(tmp_path, job, *, kind="yaml"):
 
 
 @pytest.mark.parametrize("kind", ["yaml", "json"])
-def test_a_right_job_in_both_formats(tmp_path, kind):
+def test_a_right_job_in_both_formats(tmp_path: Path, kind: str) -> None:
     job = load(tmp_path, document(Penstock__MemoryBudget="64MiB", Penstock__FifoMode="0644"), kind=kind)
     assert job.input_data_config[0].channel_name == "train"
     assert job.input_data_config[0].source.uri == ("b", "p/")
     assert (job.penstock.memory_budget, job.penstock.fifo_mode) == (64 << 20, 0o644)
 
 
-def test_what_sagemaker_prints_for_unset_fields_is_accepted(tmp_path):
+def test_what_sagemaker_prints_for_unset_fields_is_accepted(tmp_path: Path) -> None:
     """describe-training-job prints empty lists and the defaults."""
     channel = "InputDataConfig__0"
     job = document(
@@ -135,20 +137,20 @@ def test_what_sagemaker_prints_for_unset_fields_is_accepted(tmp_path):
         ("HyperParameters", {"lr": 0.1}, "HyperParameters.lr: must be text; put it in quotes"),
     ],
 )
-def test_mistakes_are_named(tmp_path, path, value, words):
+def test_mistakes_are_named(tmp_path: Path, path: str, value: Any, words: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load(tmp_path, document(**{path: value}))
     assert words in str(caught.value)
 
 
-def test_all_mistakes_at_once(tmp_path):
+def test_all_mistakes_at_once(tmp_path: Path) -> None:
     job = document(InputDataConfig__0__ChannelName="a b", Penstock__Admin__Port=-1, Typo=1)
     with pytest.raises(ConfigError) as caught:
         load(tmp_path, job)
     assert len(str(caught.value).splitlines()) == 4  # the file's name, and one line each
 
 
-def test_channel_names_must_differ(tmp_path):
+def test_channel_names_must_differ(tmp_path: Path) -> None:
     job = document()
     job["InputDataConfig"] *= 2
     with pytest.raises(ConfigError, match="two channels are called 'train'"):
@@ -156,7 +158,7 @@ def test_channel_names_must_differ(tmp_path):
 
 
 @pytest.mark.parametrize(("ranks", "least"), [(None, "2 MiB"), (17, "34 MiB")])
-def test_the_budget_holds_two_parts_for_every_fifo(tmp_path, ranks, least):
+def test_the_budget_holds_two_parts_for_every_fifo(tmp_path: Path, ranks: int | None, least: str) -> None:
     job = document() if ranks is None else document(InputDataConfig__0__Penstock={"Ranks": ranks})
     assert load(tmp_path, job).budget >= 64 << 20
     job["Penstock"] = {"MemoryBudget": "1MiB"}
@@ -164,7 +166,7 @@ def test_the_budget_holds_two_parts_for_every_fifo(tmp_path, ranks, least):
         load(tmp_path, job)
 
 
-def named(**modes):
+def named(**modes: str | None) -> dict[str, Any]:
     """A job whose channels have these names and modes."""
     job = document()
     (channel,) = job["InputDataConfig"]
@@ -172,7 +174,7 @@ def named(**modes):
     return job
 
 
-def ranked(count, **modes):
+def ranked(count: int, **modes: Any) -> dict[str, Any]:
     """Likewise; the first of them has so many rank FIFOs."""
     job = named(**modes)
     job["InputDataConfig"][0]["Penstock"] = {"Ranks": count}
@@ -190,7 +192,7 @@ def ranked(count, **modes):
         ({"train": "Pipe", "eval_0": "File"}, False),
     ],
 )
-def test_a_directory_must_not_be_where_a_fifo_comes(modes, clash):
+def test_a_directory_must_not_be_where_a_fifo_comes(modes: dict[str, str], clash: bool) -> None:
     if clash:
         with pytest.raises(ValueError, match="is also the FIFO of epoch"):
             Job.model_validate(named(**modes))
@@ -208,7 +210,7 @@ def test_a_directory_must_not_be_where_a_fifo_comes(modes, clash):
         ({"train": "Pipe", "train-x": "Pipe", "train_0": "File", "eval-1": "Pipe"}, None),
     ],
 )
-def test_no_channel_may_be_taken_for_a_rank_fifo(modes, words):
+def test_no_channel_may_be_taken_for_a_rank_fifo(modes: dict[str, str], words: str | None) -> None:
     """`train_0` may be a directory then: `train` has no FIFO of its own."""
     document = ranked(2, **modes)
     if words is None:
@@ -222,7 +224,7 @@ def test_no_channel_may_be_taken_for_a_rank_fifo(modes, words):
             Job.model_validate(document)
 
 
-def test_a_rank_fifo_has_a_name_that_a_channel_could_have():
+def test_a_rank_fifo_has_a_name_that_a_channel_could_have() -> None:
     Job.model_validate(ranked(10, **{"x" * 62: "Pipe"}))
     with pytest.raises(ValueError, match="more than 64 characters; shorten"):
         Job.model_validate(ranked(11, **{"x" * 62: "Pipe"}))
@@ -242,13 +244,15 @@ def test_a_rank_fifo_has_a_name_that_a_channel_could_have():
         ),
     ],
 )
-def test_what_only_a_stream_can_have_is_refused_for_files(tmp_path, key, value, words):
+def test_what_only_a_stream_can_have_is_refused_for_files(
+    tmp_path: Path, key: str, value: str | dict[str, int] | dict[str, str], words: str
+) -> None:
     job = document(**{"InputDataConfig__0__InputMode": "File", f"InputDataConfig__0__{key}": value})
     with pytest.raises(ConfigError, match=words):
         load(tmp_path, job)
 
 
-def test_augmented_manifests_are_for_streams(tmp_path):
+def test_augmented_manifests_are_for_streams(tmp_path: Path) -> None:
     job = document(
         **{f"{S3}__S3DataType": "AugmentedManifestFile", f"{S3}__AttributeNames": ["image-ref", "label"]}
     )
@@ -258,7 +262,7 @@ def test_augmented_manifests_are_for_streams(tmp_path):
         load(tmp_path, job)
 
 
-def test_the_channel_s_mode_overrides_the_algorithm_s(tmp_path):
+def test_the_channel_s_mode_overrides_the_algorithm_s(tmp_path: Path) -> None:
     job = named(a="Pipe", b="File", c=None)
     job["AlgorithmSpecification"]["TrainingInputMode"] = "File"
     found = load(tmp_path, job)
@@ -277,11 +281,11 @@ def test_the_channel_s_mode_overrides_the_algorithm_s(tmp_path):
         ("https://b.s3.cn-north-1.amazonaws.com.cn/p", ("b", "p")),
     ],
 )
-def test_both_kinds_of_address(uri, expected):
+def test_both_kinds_of_address(uri: str, expected: tuple[str, str]) -> None:
     assert Job.model_validate(document(**{f"{S3}__S3Uri": uri})).input_data_config[0].source.uri == expected
 
 
-def test_many_channels_and_names_in_two_cases_are_warned_of():
+def test_many_channels_and_names_in_two_cases_are_warned_of() -> None:
     assert warnings(Job.model_validate(named(train="Pipe", eval="Pipe"))) == []
     many = document(Penstock__MemoryBudget="1GiB")
     many["InputDataConfig"] = named(**{f"c{n}": "Pipe" for n in range(21)})["InputDataConfig"]
@@ -292,7 +296,7 @@ def test_many_channels_and_names_in_two_cases_are_warned_of():
     assert "SM_CHANNEL_TRAIN-0" in told
 
 
-def test_dates_are_text(tmp_path):
+def test_dates_are_text(tmp_path: Path) -> None:
     job = load(
         tmp_path,
         "CreationTime: 2024-05-01T10:00:00Z\nHyperParameters: {since: 2024-05-01}\n"
@@ -302,18 +306,18 @@ def test_dates_are_text(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["a: 1\na: 2\n", '{"a": 1, "a": 2}'])
-def test_a_key_written_twice_is_no_silent_choice(tmp_path, text):
+def test_a_key_written_twice_is_no_silent_choice(tmp_path: Path, text: str) -> None:
     with pytest.raises(ConfigError, match="'a' is written twice"):
         load(tmp_path, text)
 
 
 @pytest.mark.parametrize("text", ["[1, 2", "{,}", "just words", "- a list\n"])
-def test_not_a_job_at_all(tmp_path, text):
+def test_not_a_job_at_all(tmp_path: Path, text: str) -> None:
     with pytest.raises(ConfigError):
         load(tmp_path, text)
 
 
-def test_absent_and_unreadable_files(tmp_path):
+def test_absent_and_unreadable_files(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file"):
         load_job(tmp_path / "none.yaml")
     (tmp_path / "latin.yaml").write_bytes(b"a: \xe9\n")
@@ -321,10 +325,10 @@ def test_absent_and_unreadable_files(tmp_path):
         load_job(tmp_path / "latin.yaml")
 
 
-def test_the_job_is_frozen(tmp_path):
+def test_the_job_is_frozen(tmp_path: Path) -> None:
     job = load(tmp_path, document())
     with pytest.raises(ValueError, match="frozen"):
-        job.penstock.connections = 5
+        job.penstock.requests_in_flight = 5
 
 
 @pytest.mark.parametrize(
@@ -354,14 +358,16 @@ def test_the_job_is_frozen(tmp_path):
         ({"Transport": "buffered"}, {}, "it belongs in Penstock"),
     ],
 )
-def test_what_a_channel_asks_for_must_be_possible(tmp_path, extras, channel, words):
+def test_what_a_channel_asks_for_must_be_possible(
+    tmp_path: Path, extras: dict[str, str], channel: dict[str, str], words: str
+) -> None:
     job = document(InputDataConfig__0__Penstock=extras)
     job["InputDataConfig"][0] |= channel
     with pytest.raises(ConfigError, match=words):
         load(tmp_path, job)
 
 
-def test_texts_of_attributes_cannot_be_joined(tmp_path):
+def test_texts_of_attributes_cannot_be_joined(tmp_path: Path) -> None:
     """Objects that a manifest names can."""
     for names, refused in ((["shard-ref"], False), (["shard-ref", "label"], True)):
         job = document(InputDataConfig__0__Penstock={"Join": "tar"})
@@ -383,7 +389,9 @@ def test_texts_of_attributes_cannot_be_joined(tmp_path):
         ({"WhenFailed": "poison", "Framing": "TFRecord"}, {}, "TFRecord"),
     ],
 )
-def test_framing_is_what_the_wrapper_or_the_job_says(tmp_path, extras, channel, framing):
+def test_framing_is_what_the_wrapper_or_the_job_says(
+    tmp_path: Path, extras: dict[str, str], channel: dict[str, str], framing: Framing | None
+) -> None:
     job = document(InputDataConfig__0__Penstock=extras)
     job["InputDataConfig"][0] |= channel
     found = load(tmp_path, job)
@@ -391,7 +399,7 @@ def test_framing_is_what_the_wrapper_or_the_job_says(tmp_path, extras, channel, 
     assert found.needs_records == (framing is not None)
 
 
-def test_lines_of_attributes_cannot_lose_one(tmp_path):
+def test_lines_of_attributes_cannot_lose_one(tmp_path: Path) -> None:
     job = document(
         InputDataConfig__0__Penstock={"WhenChanged": "skip"},
         **{f"{S3}__S3DataType": "AugmentedManifestFile", f"{S3}__AttributeNames": ["a-ref"]},

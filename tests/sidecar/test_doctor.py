@@ -8,20 +8,23 @@ import resource
 import socket
 import subprocess
 import time
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from email.utils import formatdate
+from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
 
 from tests.kit.harness import fill
 from tests.kit.processes import PENSTOCK, job, penstock, write_job
-from tests.kit.raw import answer, listing, raw_server
-from tests.kit.stub import fails, whole, with_headers
+from tests.kit.raw import RawServer, answer, listing, raw_server
+from tests.kit.stub import S3Stub, fails, whole, with_headers
 from tests.kit.terminal import terminal
 
 
 @pytest.fixture
-def small_disk(tmp_path):
+def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 4 MiB."""
     place = tmp_path / "small"
     place.mkdir()
@@ -32,7 +35,14 @@ def small_disk(tmp_path):
     subprocess.run(["umount", str(place)], check=True)
 
 
-def examined(stub, tmp_path, *, fails_=(), base="ml", **section):
+def examined(
+    stub: S3Stub | RawServer,
+    tmp_path: Path,
+    *,
+    fails_: Sequence[str] = (),
+    base: str = "ml",
+    **section: Any,
+) -> Any:
     """Run it; the findings by name. Those of `fails_` are the failures, and they say what to do."""
     section = {"MemoryBudget": "64MiB"} | section
     document = job(stub.url, tmp_path / base, "b/train/", **section)
@@ -48,7 +58,7 @@ def examined(stub, tmp_path, *, fails_=(), base="ml", **section):
     return found, done.returncode
 
 
-def test_a_good_set_up(stub, tmp_path):
+def test_a_good_set_up(stub: S3Stub, tmp_path: Path) -> None:
     """In words too, one line each; nothing is read but a byte and the probe."""
     fill(stub, [3_000_000, 0], prefix="b/train/")
     found, _ = examined(stub, tmp_path)
@@ -66,7 +76,7 @@ def test_a_good_set_up(stub, tmp_path):
         assert f" {name} " in told.stdout
 
 
-def test_no_credentials(stub, tmp_path, monkeypatch):
+def test_no_credentials(stub: S3Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     fill(stub, [10], prefix="b/train/")
     found, code = examined(stub, tmp_path, fails_=["credentials"])
@@ -76,7 +86,7 @@ def test_no_credentials(stub, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("told", ["", '"another"'])
-def test_an_endpoint_whose_etags_prove_nothing(stub, tmp_path, told):
+def test_an_endpoint_whose_etags_prove_nothing(stub: S3Stub, tmp_path: Path, told: str) -> None:
     """What the run would refuse, doctor refuses."""
     fill(stub, [10], prefix="b/train/")
     stub.script(*[with_headers(ETag=told)] * 100)
@@ -94,7 +104,7 @@ def test_an_endpoint_whose_etags_prove_nothing(stub, tmp_path, told):
     ],
     ids=["no ETag", "foreign", "HTML"],
 )
-def test_a_listing_that_the_run_refuses(credentials, tmp_path, page, words):
+def test_a_listing_that_the_run_refuses(credentials: None, tmp_path: Path, page: bytes, words: str) -> None:
     """Doctor reads it as the run does."""
     with raw_server(lambda _: page) as server:
         found, code = examined(server, tmp_path, fails_=["list train"])
@@ -102,7 +112,7 @@ def test_a_listing_that_the_run_refuses(credentials, tmp_path, page, words):
     assert words in found["list train"]["text"]
 
 
-def test_the_endpoint_is_down(stub, tmp_path):
+def test_the_endpoint_is_down(stub: S3Stub, tmp_path: Path) -> None:
     url, stub.url = stub.url, "http://127.0.0.1:1"
     found, code = examined(stub, tmp_path, fails_=["list train"])
     stub.url = url
@@ -110,14 +120,14 @@ def test_the_endpoint_is_down(stub, tmp_path):
     assert "check that the endpoint is up" in found["list train"]["text"]
 
 
-def test_a_prefix_without_objects(stub, tmp_path):
+def test_a_prefix_without_objects(stub: S3Stub, tmp_path: Path) -> None:
     fill(stub, [10], prefix="b/other/")
     found, code = examined(stub, tmp_path, fails_=["list train"])
     assert code == 4
     assert "no object matches this prefix" in found["list train"]["text"]
 
 
-def test_list_is_allowed_and_get_is_not(stub, tmp_path):
+def test_list_is_allowed_and_get_is_not(stub: S3Stub, tmp_path: Path) -> None:
     fill(stub, [10], prefix="b/train/")
     stub.script(fails(403, "AccessDenied"), fails(403, "AccessDenied"))
     found, code = examined(stub, tmp_path, fails_=["get train"])
@@ -127,7 +137,7 @@ def test_list_is_allowed_and_get_is_not(stub, tmp_path):
     assert "access denied" in found["get train"]["text"]
 
 
-def test_a_proxy_that_ignores_ranges(stub, tmp_path):
+def test_a_proxy_that_ignores_ranges(stub: S3Stub, tmp_path: Path) -> None:
     fill(stub, [3000], prefix="b/train/")
     stub.script(whole(stub))
     found, code = examined(stub, tmp_path, fails_=["Range train"])
@@ -136,7 +146,7 @@ def test_a_proxy_that_ignores_ranges(stub, tmp_path):
 
 
 @pytest.mark.parametrize(("seconds", "state"), [(300, "warning"), (-7200, "failure")])
-def test_the_clock_is_wrong(stub, tmp_path, seconds, state):
+def test_the_clock_is_wrong(stub: S3Stub, tmp_path: Path, seconds: int, state: str) -> None:
     fill(stub, [10], prefix="b/train/")
     stub.script(with_headers(Date=formatdate(time.time() + seconds, usegmt=True)))
     found, code = examined(stub, tmp_path, fails_=["clock"] if state == "failure" else [])
@@ -145,7 +155,7 @@ def test_the_clock_is_wrong(stub, tmp_path, seconds, state):
     assert ("behind" if seconds > 0 else "ahead of") in found["clock"]["text"]
 
 
-def test_no_fifo_can_be_made_and_memory_is_short(stub, tmp_path):
+def test_no_fifo_can_be_made_and_memory_is_short(stub: S3Stub, tmp_path: Path) -> None:
     fill(stub, [10], prefix="b/train/")
     limits = ["FIFO directory", "memory"]
     (tmp_path / "file").touch()
@@ -155,7 +165,7 @@ def test_no_fifo_can_be_made_and_memory_is_short(stub, tmp_path):
     assert "lower MemoryBudget" in found["memory"]["fix"]
 
 
-def test_few_open_files(stub, tmp_path):
+def test_few_open_files(stub: S3Stub, tmp_path: Path) -> None:
     fill(stub, [10], prefix="b/train/")
     path = write_job(tmp_path / "job.yaml", job(stub.url, tmp_path / "ml", "b/train/"))
     done = penstock(
@@ -167,16 +177,16 @@ def test_few_open_files(stub, tmp_path):
     assert (found["open files"]["state"], found["open files"]["text"]) == ("warning", "at most 512")
 
 
-def answers(status, **headers):
+def answers(status: int, **headers: Any) -> Callable[[Any], Coroutine[Any, Any, web.Response]]:
     """The right byte, under another status or with other headers."""
 
-    async def answer(right):
+    async def answer(right: Any) -> web.Response:
         return web.Response(status=status, body=right.body, headers=right.headers | headers)
 
     return answer
 
 
-def test_a_server_that_says_200_with_the_right_range_streams(stub, tmp_path):
+def test_a_server_that_says_200_with_the_right_range_streams(stub: S3Stub, tmp_path: Path) -> None:
     """As `rclone serve s3` and s3rver answer."""
     fill(stub, [3000], prefix="b/train/")
     stub.weather = lambda *_: answers(200)
@@ -185,14 +195,14 @@ def test_a_server_that_says_200_with_the_right_range_streams(stub, tmp_path):
     assert "0.0 MB in" in found["speed"]["text"]
 
 
-def test_a_wrong_range_is_refused_as_a_run_would(stub, tmp_path):
+def test_a_wrong_range_is_refused_as_a_run_would(stub: S3Stub, tmp_path: Path) -> None:
     fill(stub, [3000], prefix="b/train/")
     stub.script(answers(206, **{"Content-Range": "bytes 2-2/3000"}))
     found, _ = examined(stub, tmp_path, fails_=["Range train"])
     assert "Content-Range bytes 2-2/3000" in found["Range train"]["text"]
 
 
-def test_a_server_that_takes_the_range_0_0_for_the_whole_object_streams(stub, tmp_path):
+def test_a_server_that_takes_the_range_0_0_for_the_whole_object_streams(stub: S3Stub, tmp_path: Path) -> None:
     """As s3rver does; no run asks for that range of an object of more than a byte."""
     fill(stub, [3000], prefix="b/train/")
     right = whole(stub)
@@ -201,7 +211,7 @@ def test_a_server_that_takes_the_range_0_0_for_the_whole_object_streams(stub, tm
     assert found["Range train"]["text"] == "bytes 1-1/3000"
 
 
-def test_an_object_of_one_byte(stub, tmp_path):
+def test_an_object_of_one_byte(stub: S3Stub, tmp_path: Path) -> None:
     fill(stub, [1], prefix="b/train/")
     found, _ = examined(stub, tmp_path)
     assert found["Range train"]["text"] == "bytes 0-0/1"
@@ -216,7 +226,7 @@ def test_an_object_of_one_byte(stub, tmp_path):
         ("AccessDenied", "Allow s3:ListBucket on the bucket in"),
     ],
 )
-def test_advice_is_by_the_cause(stub, tmp_path, code, words):
+def test_advice_is_by_the_cause(stub: S3Stub, tmp_path: Path, code: str, words: str) -> None:
     fill(stub, [10], prefix="b/train/")
     stub.refused_keys["AKIDTEST"] = code
     found, exits = examined(stub, tmp_path, fails_=["list train"])
@@ -225,7 +235,7 @@ def test_advice_is_by_the_cause(stub, tmp_path, code, words):
     assert code == "AccessDenied" or "s3:ListBucket" not in found["list train"]["fix"]
 
 
-def test_what_would_end_a_run_with_7_is_a_failure(stub, tmp_path):
+def test_what_would_end_a_run_with_7_is_a_failure(stub: S3Stub, tmp_path: Path) -> None:
     """Each is made by the same function as in `run`, which fails before it asks storage for anything."""
     fill(stub, [3000], prefix="b/train/")
     fill(stub, [10**7], prefix="b/files/")
@@ -240,7 +250,7 @@ def test_what_would_end_a_run_with_7_is_a_failure(stub, tmp_path):
         document["InputDataConfig"][1]["InputMode"] = "File"
         path = write_job(tmp_path / "job.yaml", document)
 
-        def both():
+        def both() -> list[Any]:
             stub.listings.clear()
             run = penstock("run", "-c", path)
             assert run.returncode == 7, run.stderr
@@ -258,7 +268,7 @@ def test_what_would_end_a_run_with_7_is_a_failure(stub, tmp_path):
         assert both() == ["admin port"]
 
 
-def test_too_few_open_files_for_the_job_are_a_failure(stub, tmp_path):
+def test_too_few_open_files_for_the_job_are_a_failure(stub: S3Stub, tmp_path: Path) -> None:
     fill(stub, [10], prefix="b/train/")
     path = write_job(tmp_path / "job.yaml", job(stub.url, tmp_path / "ml", "b/train/"))
     limited = {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))}
@@ -271,7 +281,9 @@ def test_too_few_open_files_for_the_job_are_a_failure(stub, tmp_path):
     assert found["open files"]["text"] in run.stderr
 
 
-def test_a_disk_that_is_too_small_is_found_before_it_is_filled(stub, tmp_path, small_disk):
+def test_a_disk_that_is_too_small_is_found_before_it_is_filled(
+    stub: S3Stub, tmp_path: Path, small_disk: Path
+) -> None:
     """By the sum of all File channels, once they are listed and before the first byte is asked for."""
     fill(stub, [3_000_000], prefix="b/one/")
     fill(stub, [3_000_000], prefix="b/two/")
@@ -295,7 +307,7 @@ def test_a_disk_that_is_too_small_is_found_before_it_is_filled(stub, tmp_path, s
     assert found["disk"]["text"].startswith("File channels need 2.86 MiB and 1 files of 4 MiB in ")
 
 
-def test_a_job_of_files_has_no_fifos(stub, tmp_path):
+def test_a_job_of_files_has_no_fifos(stub: S3Stub, tmp_path: Path) -> None:
     fill(stub, [10], prefix="b/train/")
     document = job(stub.url, tmp_path / "ml", "b/train/")
     document["InputDataConfig"][0]["InputMode"] = "File"
@@ -313,7 +325,9 @@ def test_a_job_of_files_has_no_fifos(stub, tmp_path):
         ("TLS", "Set Endpoint.CaBundle"),
     ],
 )
-def test_advice_about_the_network_is_by_the_cause(stub, tls_stub, tmp_path, endpoint, words):
+def test_advice_about_the_network_is_by_the_cause(
+    stub: S3Stub, tls_stub: S3Stub, tmp_path: Path, endpoint: str, words: str
+) -> None:
     url = tls_stub.url if endpoint == "TLS" else endpoint.replace("@PORT@", stub.url.rsplit(":", 1)[1])
     document = job(url, tmp_path / "ml", "b/train/", GiveUpAfter=2)
     done = penstock("doctor", "--json", "-c", write_job(tmp_path / "job.yaml", document))
@@ -323,7 +337,7 @@ def test_advice_about_the_network_is_by_the_cause(stub, tls_stub, tmp_path, endp
 
 
 @pytest.mark.parametrize("token", [None, "short"])
-def test_a_token_file_that_is_missing_or_wrong(stub, tmp_path, token):
+def test_a_token_file_that_is_missing_or_wrong(stub: S3Stub, tmp_path: Path, token: str | None) -> None:
     fill(stub, [10], prefix="b/train/")
     if token is not None:
         (tmp_path / "token").write_text(token)
@@ -334,7 +348,7 @@ def test_a_token_file_that_is_missing_or_wrong(stub, tmp_path, token):
     assert "openssl rand -hex 16" in found["admin port"]["fix"]
 
 
-def test_colours_are_for_terminals_and_not_for_everybody(stub, tmp_path):
+def test_colours_are_for_terminals_and_not_for_everybody(stub: S3Stub, tmp_path: Path) -> None:
     fill(stub, [10], prefix="b/train/")
     command = [
         *PENSTOCK,

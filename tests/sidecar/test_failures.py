@@ -10,16 +10,19 @@ import shlex
 import signal
 import subprocess
 import sys
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from aiohttp import web
 
 from streamer.formats import recordio, tfrecord
 from streamer.relay.deliver.frame_aligner import POISON
 from tests.kit.harness import fill
 from tests.kit.pipes import read_all
 from tests.kit.processes import job, penstock, sidecar, write_job
-from tests.kit.stub import fails
+from tests.kit.stub import Answer, S3Stub, fails
 from tests.kit.trailers import published_trailer
 from tests.sidecar import foreign
 
@@ -29,16 +32,20 @@ PROGRAM = str(Path(foreign.__file__))
 class Faults:
     """What S3 refuses, until it is mended: by object, from which byte on, and how."""
 
-    def __init__(self, stub, **places):
+    def __init__(
+        self, stub: S3Stub, **places: tuple[int, Callable[[Answer], Awaitable[web.StreamResponse]]]
+    ) -> None:
         self.places = {f"b/{channel}/1": fault for channel, fault in places.items()}
         stub.weather = self
 
-    def __call__(self, name, first, _size):
+    def __call__(
+        self, name: str, first: Any, _size: Any
+    ) -> Callable[[Answer], Awaitable[web.StreamResponse]] | None:
         start, fault = self.places.get(name, (0, None))
         return fault if first >= start else None
 
 
-def records(channel, encode, *, objects=3):
+def records(channel: str, encode: Callable[[bytes], bytes], *, objects: int = 3) -> Any:
     """Objects of a channel, and the digests of their records."""
     dice = random.Random(channel)
     made = [[dice.randbytes(dice.randrange(9000)) for _ in range(60)] for _ in range(objects)]
@@ -47,7 +54,7 @@ def records(channel, encode, *, objects=3):
 
 
 @contextlib.contextmanager
-def reading(data, reader, channel):
+def reading(data: Path, reader: str, channel: str) -> Iterator[subprocess.Popen[str]]:
     """A foreign reader of one epoch; killed if it is still there."""
     command = [sys.executable, PROGRAM, reader, str(data), "1", channel]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -57,14 +64,14 @@ def reading(data, reader, channel):
             process.kill()
 
 
-def told(process):
+def told(process: subprocess.Popen[str]) -> Any:
     out, err = process.communicate()
     assert process.returncode == 0, err
     return json.loads(out)[0]
 
 
 @pytest.mark.timeout(120)
-def test_held_readers_notice_a_pause_once_the_cause_is_mended(stub, tmp_path):
+def test_held_readers_notice_a_pause_once_the_cause_is_mended(stub: S3Stub, tmp_path: Path) -> None:
     """Of every kind, whatever S3 refused and wherever: `penstock restart` goes on at the exact byte."""
     pytest.importorskip("pandas")
     lines = [b"%d,%d\n" % (number, number * number) for number in range(60_000)]
@@ -121,7 +128,7 @@ def test_held_readers_notice_a_pause_once_the_cause_is_mended(stub, tmp_path):
 
 
 @pytest.mark.timeout(120)
-def test_a_keeper_holds_what_has_failed_beyond_the_end_of_the_sidecar(stub, tmp_path):
+def test_a_keeper_holds_what_has_failed_beyond_the_end_of_the_sidecar(stub: S3Stub, tmp_path: Path) -> None:
     """SIGTERM is no end of the epoch either; the next sidecar goes on."""
     truth = fill(stub, [200_000, 200_000], prefix="b/train/")
     stub.objects = {f"b/train/{number}": data for number, data in enumerate(stub.objects.values())}
@@ -146,7 +153,9 @@ def test_a_keeper_holds_what_has_failed_beyond_the_end_of_the_sidecar(stub, tmp_
 
 
 @pytest.mark.parametrize("policy", ["poison", "close"])
-def test_a_restart_goes_on_with_the_epoch_after_one_that_was_ended(stub, tmp_path, policy):
+def test_a_restart_goes_on_with_the_epoch_after_one_that_was_ended(
+    stub: S3Stub, tmp_path: Path, policy: str
+) -> None:
     """Rank FIFOs fail one by one; what ended is over, and a new sidecar offers the next epoch."""
     found, _ = records("train", tfrecord.encode, objects=2)
     stub.objects |= found
@@ -182,7 +191,9 @@ CHILDREN = {
 
 
 @pytest.mark.parametrize("policy", list(CHILDREN))
-def test_exec_ends_its_child_with_a_message_and_the_failure_s_code(stub, tmp_path, policy):
+def test_exec_ends_its_child_with_a_message_and_the_failure_s_code(
+    stub: S3Stub, tmp_path: Path, policy: str
+) -> None:
     """Whatever the child makes of it: it waits, ends well, or ends with an error of its own."""
     extras, reader, fault, code = CHILDREN[policy]
     found, _ = records("train", recordio.encode)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,9 +18,16 @@ from streamer.plan import Shard
 from tests.kit.harness import fill
 from tests.kit.processes import job as process_job
 from tests.kit.processes import penstock, write_job
+from tests.kit.stub import S3Stub
 
 
-def job(*, hosts=None, resources=None, shard=False, groups=()):
+def job(
+    *,
+    hosts: dict[str, Any] | None = None,
+    resources: dict[str, list[dict[str, object]]] | None = None,
+    shard: bool = False,
+    groups: Any = (),
+) -> Job:
     source = {"S3DataType": "S3Prefix", "S3Uri": "s3://b/", "InstanceGroupNames": list(groups)}
     if shard:
         source["S3DataDistributionType"] = "ShardedByS3Key"
@@ -26,12 +36,18 @@ def job(*, hosts=None, resources=None, shard=False, groups=()):
     return Job.model_validate(document | ({"ResourceConfig": resources} if resources else {}))
 
 
-def found(environment=None, *, flags=(None, None), document=None, **changes):
+def found(
+    environment: dict[str, str] | None = None,
+    *,
+    flags: tuple[int | None, int | None] = (None, None),
+    document: dict[str, Sequence[str]] | None = None,
+    **changes: Any,
+) -> tuple[int, int]:
     hosts = identify(job(**changes), flags=flags, environment=environment or {}, document=document)
     return hosts.index, len(hosts.names)
 
 
-def tf_config(kind, index, **cluster):
+def tf_config(kind: str, index: int, **cluster: Any) -> dict[Any, Any]:
     return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": kind, "index": index}})}
 
 
@@ -51,11 +67,11 @@ def tf_config(kind, index, **cluster):
         ({"TF_CONFIG": "{}"}, (0, 1)),
     ],
 )
-def test_every_launcher_s_variables(environment, expected):
+def test_every_launcher_s_variables(environment: dict[str, str], expected: tuple[int, int]) -> None:
     assert found(environment) == expected
 
 
-def test_files_flags_and_job_file():
+def test_files_flags_and_job_file() -> None:
     document = {"current_host": "algo-2", "hosts": ["algo-2", "algo-10", "algo-1"]}
     assert found(document=document) == (2, 3)  # sorted lexicographically: algo-1, algo-10, algo-2
     assert found(flags=(1, 2)) == (1, 2)
@@ -65,7 +81,7 @@ def test_files_flags_and_job_file():
     assert found({"RANK": "1", "WORLD_SIZE": "2"}, flags=(1, 2), hosts={"Count": 2}) == (1, 2)
 
 
-def test_a_request_for_many_hosts_runs_on_one_if_told_so():
+def test_a_request_for_many_hosts_runs_on_one_if_told_so() -> None:
     assert found(resources={"InstanceCount": 8}, flags=(None, 1)) == (0, 1)
     assert found(resources={"InstanceCount": 8}, hosts={"Count": 1}) == (0, 1)
 
@@ -100,7 +116,7 @@ def test_a_request_for_many_hosts_runs_on_one_if_told_so():
         ),
     ],
 )
-def test_contradictions_and_gaps_are_errors(environment, changes, words):
+def test_contradictions_and_gaps_are_errors(environment: dict[str, str], changes: Any, words: str) -> None:
     with pytest.raises(ConfigError) as caught:
         found(environment, **changes)
     assert words in str(caught.value)
@@ -110,7 +126,7 @@ counts = st.integers(1, 40)
 
 
 @given(count=counts, data=st.data(), local=st.integers(1, 8))
-def test_all_sources_agree_with_one_another(count, data, local):
+def test_all_sources_agree_with_one_another(count: int, data: st.DataObject, local: int) -> None:
     """However a cluster is described, and in whatever mix, a host gets the same place."""
     index = data.draw(st.integers(0, count - 1))
     rank = index * local + data.draw(st.integers(0, local - 1))
@@ -126,7 +142,7 @@ def test_all_sources_agree_with_one_another(count, data, local):
 
 
 @given(count=counts, data=st.data())
-def test_what_we_write_is_read_back_as_the_same_place(count, data):
+def test_what_we_write_is_read_back_as_the_same_place(count: int, data: st.DataObject) -> None:
     index = data.draw(st.integers(0, count - 1))
     hosts = identify(job(), flags=(index, count), environment={})
     assert list(hosts.names) == sorted(hosts.names)
@@ -136,7 +152,7 @@ def test_what_we_write_is_read_back_as_the_same_place(count, data):
 
 
 @given(sizes=st.lists(st.integers(0, 4), min_size=1, max_size=5).filter(any), data=st.data())
-def test_shards_cover_the_listed_groups_once(sizes, data):
+def test_shards_cover_the_listed_groups_once(sizes: list[int], data: st.DataObject) -> None:
     """Over all hosts: each shard of the group's hosts exactly once, and nothing for the others."""
     names = [f"g{n}" for n in range(len(sizes))]
     wanted = data.draw(st.lists(st.sampled_from(names), unique=True))
@@ -157,7 +173,7 @@ def test_shards_cover_the_listed_groups_once(sizes, data):
         assert len(local_job(asked, hosts).input_data_config) == (shard is not None)
 
 
-def cluster_job(stub, tmp_path):
+def cluster_job(stub: S3Stub, tmp_path: Path) -> dict[str, Any]:
     document = process_job(stub.url, tmp_path / "ml", "b/train/", "b/eval/")
     document["ResourceConfig"] = {
         "InstanceGroups": [
@@ -170,7 +186,9 @@ def cluster_job(stub, tmp_path):
 
 
 @pytest.mark.parametrize(("index", "channels"), [(1, ["train", "eval"]), (2, ["eval"])])
-def test_a_host_has_only_its_groups_channels(stub, tmp_path, monkeypatch, index, channels):
+def test_a_host_has_only_its_groups_channels(
+    stub: S3Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index: int, channels: list[str]
+) -> None:
     """As a process that a Kubernetes Job has started; the environment says which host it is."""
     fill(stub, [10], prefix="b/train/")
     fill(stub, [10], prefix="b/eval/")
@@ -185,7 +203,7 @@ def test_a_host_has_only_its_groups_channels(stub, tmp_path, monkeypatch, index,
     assert done.stdout.split() == [f"algo-{index + 1}", json.dumps(sorted(channels), separators=(",", ":"))]
 
 
-def test_a_host_without_channels_serves_none(stub, tmp_path):
+def test_a_host_without_channels_serves_none(stub: S3Stub, tmp_path: Path) -> None:
     fill(stub, [10], prefix="b/train/")
     document = cluster_job(stub, tmp_path)
     del document["InputDataConfig"][1]
@@ -194,18 +212,18 @@ def test_a_host_without_channels_serves_none(stub, tmp_path):
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
 
 
-def test_a_host_without_an_index_ends_the_process(stub, tmp_path):
+def test_a_host_without_an_index_ends_the_process(stub: S3Stub, tmp_path: Path) -> None:
     done = penstock("plan", "-c", write_job(tmp_path / "job.yaml", cluster_job(stub, tmp_path)))
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
 
 
-def test_replicated_data_is_whole_everywhere():
+def test_replicated_data_is_whole_everywhere() -> None:
     hosts = Hosts(1, ("a", "b"))
     assert hosts.shard(job().input_data_config[0].source) == Shard(0, 1)
 
 
-def test_an_unknown_group_is_an_error():
+def test_an_unknown_group_is_an_error() -> None:
     hosts = identify(job(), environment={})
     with pytest.raises(ConfigError, match="no instance group is called 'x'; this cluster has none"):
         local_job(job(groups=["x"]), hosts)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 
 from tests.kit.harness import fill
 from tests.kit.processes import job, penstock, write_job
+from tests.kit.stub import S3Stub, Seen
 
 EXPIRES = "2099-01-01T00:00:00Z"
 
@@ -42,7 +45,7 @@ class _Metadata(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def metadata():
+def metadata() -> Iterator[str]:
     with ThreadingHTTPServer(("127.0.0.1", 0), _Metadata) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -52,7 +55,7 @@ def metadata():
 
 
 @pytest.fixture
-def nobody(monkeypatch, stub):
+def nobody(monkeypatch: pytest.MonkeyPatch, stub: S3Stub) -> S3Stub:
     """The stub, and no credentials in the environment."""
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
@@ -60,66 +63,66 @@ def nobody(monkeypatch, stub):
     return stub
 
 
-def cat(stub, *options):
+def cat(stub: S3Stub, *options: str) -> Seen:
     done = penstock("cat", "s3://b/train/", "--endpoint-url", stub.url, "--path-style", *options, text=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout == stub.objects["b/train/0000"]
     return stub.seen[-1]
 
 
-def test_container_credentials(nobody, metadata, monkeypatch):
+def test_container_credentials(nobody: S3Stub, metadata: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"{metadata}/container")
     seen = cat(nobody)
-    assert "Credential=AKIDCONTAINER/" in seen.authorization
+    assert "Credential=AKIDCONTAINER/" in (seen.authorization or "")
     assert seen.token == "TOK"
 
 
-def test_instance_credentials(nobody, metadata, monkeypatch):
+def test_instance_credentials(nobody: S3Stub, metadata: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_EC2_METADATA_DISABLED")
     monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", metadata)
-    assert "Credential=AKIDINSTANCE/" in cat(nobody).authorization
+    assert "Credential=AKIDINSTANCE/" in (cat(nobody).authorization or "")
 
 
-def test_profiles_and_their_region(nobody, tmp_path, monkeypatch):
+def test_profiles_and_their_region(nobody: S3Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_DEFAULT_REGION")
     (tmp_path / "config").write_text("[profile me]\nregion = eu-west-3\n")
     (tmp_path / "credentials").write_text("[me]\naws_access_key_id = AKIDME\naws_secret_access_key = s\n")
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
-    authorization = cat(nobody, "--profile", "me").authorization
+    authorization = cat(nobody, "--profile", "me").authorization or ""
     assert "Credential=AKIDME/" in authorization
     assert "/eu-west-3/s3/" in authorization
-    assert "/us-east-2/s3/" in cat(nobody, "--profile", "me", "--region", "us-east-2").authorization
+    assert "/us-east-2/s3/" in (cat(nobody, "--profile", "me", "--region", "us-east-2").authorization or "")
 
 
-def test_anonymous_requests_are_not_signed(nobody):
+def test_anonymous_requests_are_not_signed(nobody: S3Stub) -> None:
     assert cat(nobody, "--anonymous").authorization is None
 
 
-def test_the_job_file_names_them_too(nobody, tmp_path):
+def test_the_job_file_names_them_too(nobody: S3Stub, tmp_path: Path) -> None:
     document = job(nobody.url, tmp_path / "ml", "b/train/")
     document["Penstock"]["Endpoint"]["Anonymous"] = True
     assert penstock("plan", "-c", write_job(tmp_path / "j.yaml", document)).returncode == 0
 
 
 @pytest.fixture
-def tls_stub(tls_stub):
+def tls_stub(tls_stub: S3Stub) -> S3Stub:
     """The same, with an object."""
     fill(tls_stub, [3_000_000], prefix="b/train/")
     return tls_stub
 
 
-def test_tls_with_a_private_authority(tls_stub, tmp_path):
+def test_tls_with_a_private_authority(tls_stub: S3Stub, tmp_path: Path) -> None:
     cat(tls_stub, "--ca-bundle", str(tmp_path / "ca.pem"))
 
 
-def test_an_unknown_certificate_is_refused(tls_stub):
+def test_an_unknown_certificate_is_refused(tls_stub: S3Stub) -> None:
     done = penstock("cat", "s3://b/train/", "--endpoint-url", tls_stub.url, "--path-style")
     assert done.returncode == 5
     assert "CaBundle" in done.stderr
 
 
-def test_a_ca_bundle_that_is_not_there(tls_stub, tmp_path):
+def test_a_ca_bundle_that_is_not_there(tls_stub: S3Stub, tmp_path: Path) -> None:
     options = ("--endpoint-url", tls_stub.url, "--path-style", "--ca-bundle", str(tmp_path / "none.pem"))
     done = penstock("cat", "s3://b/train/", *options)
     assert done.returncode == 2, done.stderr

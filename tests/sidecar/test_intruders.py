@@ -8,7 +8,9 @@ import stat
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,16 +22,18 @@ from streamer.helpers.keeper.protocol import listen
 from streamer.helpers.keeper_client import command, connected
 from streamer.sink.fifo import FifoDirectory
 from streamer.trailer import Trailer, read_trailer, replace_file, trailer_path, write_trailer
+from tests.kit.children import output_of
 from tests.kit.harness import fill
 from tests.kit.processes import job, penstock, sidecar, write_job
+from tests.kit.stub import S3Stub
 from tests.kit.users import NOBODY, root, two_users
 
 
-def opened(epoch):
+def opened(epoch: int) -> Trailer:
     return Trailer(channel="train", epoch=epoch, state="open", bytes_total=1)
 
 
-def as_nobody(code, *arguments, **options):
+def as_nobody(code: str, *arguments: Path, **options: Any) -> subprocess.Popen[str]:
     """A Python program of another user's, started and not waited for."""
     return subprocess.Popen(
         [sys.executable, "-c", code, *map(str, arguments)],
@@ -38,27 +42,27 @@ def as_nobody(code, *arguments, **options):
 
 
 @pytest.fixture
-def place():
+def place() -> Iterator[Path]:
     """A directory that other users can reach; pytest's own is root's alone."""
     with tempfile.TemporaryDirectory(prefix="penstock-") as made:
         os.chmod(made, 0o755)
         yield Path(made)
 
 
-def regular(path):
+def regular(path: Path) -> None:
     path.write_text("kept")
 
 
-def symlink_to_fifo(path):
+def symlink_to_fifo(path: Path) -> None:
     os.mkfifo(path.with_name("elsewhere"))
     path.symlink_to(path.with_name("elsewhere"))
 
 
-def dangling(path):
+def dangling(path: Path) -> None:
     path.symlink_to(path.with_name("nothing"))
 
 
-def foreign_fifo(path):
+def foreign_fifo(path: Path) -> None:
     os.mkfifo(path, 0o666)
     os.chown(path, NOBODY, NOBODY)
 
@@ -66,7 +70,9 @@ def foreign_fifo(path):
 @pytest.mark.parametrize(
     "made", [regular, symlink_to_fifo, dangling, os.mkdir, pytest.param(foreign_fifo, marks=root)]
 )
-def test_what_lies_at_the_fifo_s_name_is_refused(tmp_path, made):
+def test_what_lies_at_the_fifo_s_name_is_refused(
+    tmp_path: Path, made: Callable[[Path], None] | Callable[..., None]
+) -> None:
     """And left as it is."""
     made(tmp_path / "train_0")
     before = os.lstat(tmp_path / "train_0")
@@ -81,7 +87,7 @@ def test_what_lies_at_the_fifo_s_name_is_refused(tmp_path, made):
     assert os.path.lexists(tmp_path / "train_0")
 
 
-def test_a_fifo_that_is_exchanged_is_not_the_one_that_is_opened(tmp_path):
+def test_a_fifo_that_is_exchanged_is_not_the_one_that_is_opened(tmp_path: Path) -> None:
     fifos = FifoDirectory(str(tmp_path), "train", opening=opened)
     fifos.prepare(0)
     os.rename(tmp_path / "train_0", tmp_path / "ours")
@@ -92,7 +98,7 @@ def test_a_fifo_that_is_exchanged_is_not_the_one_that_is_opened(tmp_path):
 
 
 @two_users
-def test_other_users_neither_read_nor_inject(stub, place):
+def test_other_users_neither_read_nor_inject(stub: S3Stub, place: Path) -> None:
     fill(stub, [10], prefix="b/train/")
     attempt = (
         "import os, sys\n"
@@ -117,19 +123,19 @@ def test_other_users_neither_read_nor_inject(stub, place):
         assert running.end() == 0
 
 
-def link(path, victim):
+def link(path: Path, victim: Any) -> None:
     path.symlink_to(victim)
 
 
-def hard_link(path, victim):
+def hard_link(path: Path, victim: Any) -> None:
     os.link(victim, path)
 
 
-def fifo(path, victim):
+def fifo(path: Path, victim: Any) -> None:
     os.mkfifo(path)
 
 
-def foreign_file(path, victim):
+def foreign_file(path: Path, victim: Any) -> None:
     path.write_text("")
     os.chmod(path, 0o666)
     os.chown(path, NOBODY, NOBODY)
@@ -137,7 +143,9 @@ def foreign_file(path, victim):
 
 @pytest.mark.parametrize("made", [link, hard_link, fifo, pytest.param(foreign_file, marks=root)])
 @pytest.mark.parametrize("temporary", [True, False])
-def test_what_lies_at_a_file_s_name_is_replaced_not_followed(tmp_path, made, temporary):
+def test_what_lies_at_a_file_s_name_is_replaced_not_followed(
+    tmp_path: Path, made: Callable[[Path, Any], None], temporary: bool
+) -> None:
     """Trailers, config files and state: the file is ours alone, and what was linked to is as it was."""
     victim = tmp_path / "victim"
     victim.write_text("kept")
@@ -150,7 +158,7 @@ def test_what_lies_at_a_file_s_name_is_replaced_not_followed(tmp_path, made, tem
     assert sorted(os.listdir(tmp_path)) == ["file", "victim"]
 
 
-def test_a_trailer_is_read_from_a_regular_file(tmp_path):
+def test_a_trailer_is_read_from_a_regular_file(tmp_path: Path) -> None:
     """A reader neither follows a link nor waits for a FIFO, nor fills its memory."""
     path = Path(trailer_path(str(tmp_path), "train", 0))
     write_trailer(str(tmp_path), opened(0))
@@ -169,7 +177,7 @@ def test_a_trailer_is_read_from_a_regular_file(tmp_path):
 
 
 @pytest.mark.parametrize("made", [link, hard_link, fifo, pytest.param(foreign_file, marks=root)])
-def test_a_lock_that_is_not_ours(tmp_path, made):
+def test_a_lock_that_is_not_ours(tmp_path: Path, made: Callable[[Path, Any], None]) -> None:
     layout = Layout(str(tmp_path))
     layout.create()
     victim = tmp_path / "victim"
@@ -182,7 +190,7 @@ def test_a_lock_that_is_not_ours(tmp_path, made):
 
 @two_users
 @pytest.mark.parametrize("says", [b"1\n", b"nonsense", b"", b"-1\n", b"4194305\n"])
-def test_restart_signals_no_process_of_another_user(place, says):
+def test_restart_signals_no_process_of_another_user(place: Path, says: bytes) -> None:
     """A lock of nobody's, held, that names init, or no process at all."""
     layout = Layout(str(place))
     layout.create()
@@ -194,7 +202,7 @@ def test_restart_signals_no_process_of_another_user(place, says):
         "print('held', flush=True); sys.stdin.read()"
     )
     with as_nobody(hold, path, stdin=subprocess.PIPE) as holder:
-        assert holder.stdout.readline() == "held\n"
+        assert output_of(holder).readline() == "held\n"
         with pytest.raises(SinkError, match="names no process of its owner"):
             layout.owner()
         if says == b"1\n":
@@ -203,7 +211,7 @@ def test_restart_signals_no_process_of_another_user(place, says):
 
 
 @two_users
-async def test_a_stranger_at_the_keeper_s_address(place):
+async def test_a_stranger_at_the_keeper_s_address(place: Path) -> None:
     """Neither does the sidecar pass FIFOs to it, nor does a keeper listen to one."""
     os.chmod(place, 0o777)
     serve = (
@@ -211,10 +219,10 @@ async def test_a_stranger_at_the_keeper_s_address(place):
         "s.listen(); print('listens', flush=True); c, _ = s.accept(); print(c.recv(100))"
     )
     with as_nobody(serve, place / "socket") as stranger:
-        assert stranger.stdout.readline() == "listens\n"
+        assert output_of(stranger).readline() == "listens\n"
         with pytest.raises(SinkError, match="is user 65534, and no keeper of ours"):
             await asyncio.wait_for(connected(str(place / "socket")), 10)
-        assert stranger.stdout.read() == "b''\n"
+        assert output_of(stranger).read() == "b''\n"
     ask = (
         "import sys; from socket import *; s = socket(AF_UNIX, SOCK_SEQPACKET); s.connect(sys.argv[1]);"
         's.send(b\'{"do": "hello"}\'); print(s.recv(100))'
@@ -224,11 +232,11 @@ async def test_a_stranger_at_the_keeper_s_address(place):
         assert running.stdout.readline() == "ready\n"
         os.chmod(place / "keeper", 0o777)  # past the first border, its mode
         with as_nobody(ask, place / "keeper") as stranger:
-            assert stranger.stdout.read() in ("b''\n", "")  # closed, or reset before it could write
+            assert output_of(stranger).read() in ("b''\n", "")  # closed, or reset before it could write
         running.terminate()
 
 
-def test_the_keeper_s_socket_is_the_user_s_alone(tmp_path):
+def test_the_keeper_s_socket_is_the_user_s_alone(tmp_path: Path) -> None:
     listening = listen(str(tmp_path / "keeper"))
     assert stat.S_IMODE(os.stat(tmp_path / "keeper").st_mode) == 0o600
     listening.close()
@@ -240,7 +248,7 @@ def test_the_keeper_s_socket_is_the_user_s_alone(tmp_path):
 
 
 @root
-def test_an_exposed_directory_is_named(stub, place):
+def test_an_exposed_directory_is_named(stub: S3Stub, place: Path) -> None:
     layout = Layout(str(place / "ml"))
     layout.create()
     path = write_job(place / "job.yaml", job(stub.url, place / "ml", "b/train/"))

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -55,20 +58,22 @@ S3URI = ("InputDataConfig", 0, "DataSource", "S3DataSource", "S3Uri")
         (("Penstock", "Admin", "Port"), 9, 8),
     ],
 )
-def test_every_value_has_the_line_of_its_key(tmp_path, path, in_yaml, in_json):
+def test_every_value_has_the_line_of_its_key(
+    tmp_path: Path, path: Sequence[str | int], in_yaml: int | None, in_json: int | None
+) -> None:
     for text, line in ((YAML, in_yaml), (JSON, in_json)):
         (tmp_path / "job").write_text(text)
         assert read_document(str(tmp_path / "job")).line(path) == line
 
 
-def told(tmp_path, text: str) -> list[str]:
+def told(tmp_path: Path, text: str) -> list[str]:
     (tmp_path / "job.yaml").write_text(text)
     with pytest.raises(FileMistakes) as caught:
         load_job(tmp_path / "job.yaml")
     return [line.replace(str(tmp_path) + "/", "") for line in str(caught.value).splitlines()]
 
 
-def test_each_mistake_has_a_line_of_its_own_that_names_file_line_and_key(tmp_path):
+def test_each_mistake_has_a_line_of_its_own_that_names_file_line_and_key(tmp_path: Path) -> None:
     text = YAML.replace("PathStyle", "pathStyle").replace("ChannelName: eval", "ChannelName: e val")
     assert told(tmp_path, text) == [
         "job.yaml has 2 mistakes",
@@ -98,7 +103,7 @@ def test_each_mistake_has_a_line_of_its_own_that_names_file_line_and_key(tmp_pat
     ],
     ids=["same name", "budget", "ShardBy", "File mode", "tab", "twice", "colon", "no colon", "comma", "JSON"],
 )  # fmt: skip
-def test_rules_between_keys_and_syntax_errors_have_a_line(tmp_path, text, begin):
+def test_rules_between_keys_and_syntax_errors_have_a_line(tmp_path: Path, text: str, begin: str) -> None:
     header, line = told(tmp_path, text)
     assert header == "job.yaml has 1 mistake"
     assert line.startswith(begin)
@@ -130,7 +135,7 @@ def test_rules_between_keys_and_syntax_errors_have_a_line(tmp_path, text, begin)
         ("InputDataConfig", {"train": {}}, "must be a list, and is a mapping; put '- ' before each item"),
     ],
 )
-def test_the_message_says_what_to_write(tmp_path, path, value, words):
+def test_the_message_says_what_to_write(tmp_path: Path, path: str, value: Any, words: str) -> None:
     for dump in (yaml.safe_dump, json.dumps):
         assert words in " ".join(told(tmp_path, dump(document(**{path: value}))))
 
@@ -138,7 +143,7 @@ def test_the_message_says_what_to_write(tmp_path, path, value, words):
 @pytest.mark.parametrize(
     ("text", "words"), [("", "is empty"), ("- 1\n", "is a list"), ("job\n", "is a text")]
 )
-def test_a_file_without_a_mapping(tmp_path, text, words):
+def test_a_file_without_a_mapping(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "job.yaml").write_text(text)
     with pytest.raises(Exception, match=f"must hold one mapping with InputDataConfig, and {words}"):
         load_job(tmp_path / "job.yaml")

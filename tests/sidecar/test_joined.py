@@ -7,11 +7,15 @@ import random
 import subprocess
 import sys
 import tarfile
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from tests.kit.processes import job, penstock, sidecar, write_job
+from tests.kit.processes import Sidecar, job, penstock, sidecar, write_job
+from tests.kit.stub import S3Stub
 from tests.sidecar.test_keeper import killed, place, sha
 from tests.unit.test_joiners import arrow, joined, joiners
 from tests.unit.test_tar import archive
@@ -38,7 +42,7 @@ with open(sys.argv[1], "rb") as fifo:
 """
 
 
-def shards(stub):
+def shards(stub: S3Stub) -> Any:
     """Put four of either kind; return what is read of them, joined, by FIFO."""
     tars, streams = [], []
     for shard in range(4):
@@ -52,7 +56,7 @@ def shards(stub):
     return tars, streams
 
 
-def serving(stub, tmp_path, *, join):
+def serving(stub: S3Stub, tmp_path: Path, *, join: bool) -> AbstractContextManager[Sidecar]:
     # Pages that the kernel splices are large, and a FIFO would hold all that is left of an epoch.
     document = job(stub.url, tmp_path / "ml", "b/tars/", "b/rows/", Transport="buffered")
     if join:
@@ -61,7 +65,7 @@ def serving(stub, tmp_path, *, join):
     return sidecar(write_job(tmp_path / "job.yaml", document))
 
 
-def read(code, fifo):
+def read(code: str | list[str], fifo: Path) -> str:
     """What a program prints that reads the FIFO, and ends well."""
     command = code if isinstance(code, list) else [sys.executable, "-c", code, str(fifo)]
     with open(fifo) if isinstance(code, list) else open("/dev/null") as stdin:
@@ -70,7 +74,7 @@ def read(code, fifo):
 
 
 @pytest.mark.timeout(200)
-def test_every_program_reads_all_of_it(stub, tmp_path):
+def test_every_program_reads_all_of_it(stub: S3Stub, tmp_path: Path) -> None:
     shards(stub)
     data = tmp_path / "ml" / "input" / "data"
     with serving(stub, tmp_path, join=True) as running:
@@ -90,7 +94,7 @@ def test_every_program_reads_all_of_it(stub, tmp_path):
 
 
 @pytest.mark.timeout(200)
-def test_without_it_a_part_is_read_and_the_loss_is_told(stub, tmp_path):
+def test_without_it_a_part_is_read_and_the_loss_is_told(stub: S3Stub, tmp_path: Path) -> None:
     """The same programs, which all report success; the log and the metrics say what they do."""
     shards(stub)
     data = tmp_path / "ml" / "input" / "data"
@@ -119,7 +123,7 @@ def test_without_it_a_part_is_read_and_the_loss_is_told(stub, tmp_path):
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("join", ["tar", "arrow"])
-def test_a_killed_sidecar_goes_on_at_the_exact_byte(stub, place, join):
+def test_a_killed_sidecar_goes_on_at_the_exact_byte(stub: S3Stub, place: Any, join: str) -> None:
     """SIGKILL within objects and epochs, with a keeper."""
     dice = random.Random(join)
     if join == "tar":
@@ -134,7 +138,7 @@ def test_a_killed_sidecar_goes_on_at_the_exact_byte(stub, place, join):
     killed(path, data, [sha(whole)] * 2, kills)
 
 
-def test_cat_joins(stub):
+def test_cat_joins(stub: S3Stub) -> None:
     tars, _ = shards(stub)
     endpoint = ["--endpoint-url", stub.url, "--path-style"]
     done = penstock("cat", "s3://b/tars/", *endpoint, "--join", "tar", text=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import hashlib
+import io
 import itertools
 import json
 import os
@@ -13,6 +14,7 @@ import signal
 import socket
 import subprocess
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from streamer.readers import PipeReader
 from streamer.readers.core.position import ReaderPosition
 from tests.kit.harness import MORE_THAN_A_FIFO, fill
 from tests.kit.processes import PENSTOCK, Sidecar, job, leftovers, penstock, write_job
+from tests.kit.stub import S3Stub
 from tests.kit.trailers import published_trailer
 
 EPOCHS = 3
@@ -33,7 +36,7 @@ SIZES = [3_000_000, 0, 1, 5_500_000, 70_000, 2_000_000]
 class Reader:
     """A trainer that reads epoch after epoch, and tells how many bytes it has."""
 
-    def __init__(self, data, epochs=EPOCHS, *, first=0):
+    def __init__(self, data: Path, epochs: int = EPOCHS, *, first: int = 0) -> None:
         self.received = 0
         self.digests: list[str] = []
         self.error: Exception | None = None
@@ -44,7 +47,7 @@ class Reader:
         self._thread = threading.Thread(target=self._read, name="trainer", daemon=True)
         self._thread.start()
 
-    def _read(self):
+    def _read(self) -> None:
         try:
             for epoch in self._epochs:
                 digest = hashlib.sha256()
@@ -60,13 +63,13 @@ class Reader:
         with self._news:
             self._news.notify_all()
 
-    def wait_for(self, count):
+    def wait_for(self, count: int) -> None:
         """Wait until it has so many bytes in all, or has ended."""
         with self._news:
             while self.received < count and self._thread.is_alive():
                 self._news.wait(1)
 
-    def join(self):
+    def join(self) -> list[str]:
         self._thread.join()
         assert not self._thread.is_alive()
         assert self.error is None
@@ -74,7 +77,7 @@ class Reader:
 
 
 @contextlib.contextmanager
-def running(path, *options):
+def running(path: str, *options: str) -> Iterator[Sidecar]:
     """A sidecar, killed at the end of the block as the kernel kills for memory."""
     started = Sidecar(path, *options)
     try:
@@ -89,7 +92,7 @@ def running(path, *options):
 
 
 @contextlib.contextmanager
-def open_after_ready(path, data):
+def open_after_ready(path: str, data: Path) -> Iterator[io.FileIO]:
     """A reader of epoch 0 whose sidecar has died."""
     with running(path, "--keeper", "auto") as started:
         started.wait_for("ready")
@@ -99,19 +102,19 @@ def open_after_ready(path, data):
         yield file
 
 
-def keeper_of(started):
+def keeper_of(started: Sidecar) -> Any:
     return started.wait_for("keeper")["pid"]
 
 
-def sha(data):
+def sha(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
 @pytest.fixture
-def place(stub, tmp_path):
+def place(stub: S3Stub, tmp_path: Path) -> Iterator[Callable[..., Any]]:
     """A job's path and data directory; keepers that are left over end with the test."""
 
-    def make(**options):
+    def make(**options: Any) -> Any:
         document = job(stub.url, tmp_path / "ml", "b/train/", **options.pop("penstock", {}))
         document["InputDataConfig"][0] |= options
         return write_job(tmp_path / "job.yaml", document), tmp_path / "ml" / "input" / "data"
@@ -129,7 +132,7 @@ def place(stub, tmp_path):
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("transport", ["splice", "aiobotocore"])
-def test_a_killed_sidecar_is_a_pause(stub, place, transport):
+def test_a_killed_sidecar_is_a_pause(stub: S3Stub, place: Any, transport: str) -> None:
     """SIGKILL at seeded places, epoch turns among them; the reader is the same throughout."""
     content = fill(stub, SIZES, prefix="b/train/")
     path, data = place(penstock={"Transport": transport})
@@ -141,7 +144,7 @@ def test_a_killed_sidecar_is_a_pause(stub, place, transport):
     assert left == [f".train_{epoch}.penstock.json" for epoch in range(EPOCHS)]
 
 
-def killed(path, data, truth, kills):
+def killed(path: str, data: Path, truth: list[str], kills: list[int]) -> None:
     """Kill a sidecar when its reader has so many bytes, and the next; compare what the reader got."""
     reader = None
     for kill_at in sorted(kills):
@@ -157,7 +160,7 @@ def killed(path, data, truth, kills):
 
 
 @pytest.mark.timeout(120)
-def test_inflated_objects_go_on_at_the_exact_byte(stub, place):
+def test_inflated_objects_go_on_at_the_exact_byte(stub: S3Stub, place: Any) -> None:
     """What was inflated before is inflated again from an object's begin, and dropped."""
     dice = random.Random(5)
     contents = [dice.randbytes(1_000_000) * 9 for _ in range(5)]
@@ -170,7 +173,7 @@ def test_inflated_objects_go_on_at_the_exact_byte(stub, place):
 
 
 @pytest.mark.timeout(120)
-def test_every_epoch_of_an_arranged_channel_goes_on(stub, place):
+def test_every_epoch_of_an_arranged_channel_goes_on(stub: S3Stub, place: Any) -> None:
     """Shuffled and wrapped, the rest of each epoch is of that epoch's own order."""
     fill(stub, [200_000 + i for i in range(40)], prefix="b/train/")
     path, data = place(ShuffleConfig={"Seed": 7}, RecordWrapperType="RecordIO")
@@ -183,7 +186,7 @@ def test_every_epoch_of_an_arranged_channel_goes_on(stub, place):
     killed(path, data, truth, [dice.randrange(EPOCHS * 8_000_000) for _ in range(3)])
 
 
-def test_a_reader_that_leaves_while_no_sidecar_is_there(stub, place):
+def test_a_reader_that_leaves_while_no_sidecar_is_there(stub: S3Stub, place: Any) -> None:
     content = fill(stub, SIZES, prefix="b/train/")
     path, data = place()
     with open_after_ready(path, data) as file:
@@ -194,7 +197,7 @@ def test_a_reader_that_leaves_while_no_sidecar_is_there(stub, place):
         assert started.end() == 0
 
 
-def test_a_changed_plan_fails_by_name_and_the_fifo_stays_open(stub, place):
+def test_a_changed_plan_fails_by_name_and_the_fifo_stays_open(stub: S3Stub, place: Any) -> None:
     fill(stub, SIZES, prefix="b/train/")
     path, data = place()
     with open_after_ready(path, data) as file:
@@ -213,7 +216,7 @@ def test_a_changed_plan_fails_by_name_and_the_fifo_stays_open(stub, place):
         assert published_trailer(data, "train", 0).state == "failed"
 
 
-def test_a_keeper_that_dies_ends_the_sidecar_and_proves_nothing(stub, place):
+def test_a_keeper_that_dies_ends_the_sidecar_and_proves_nothing(stub: S3Stub, place: Any) -> None:
     """As without a keeper: the reader sees an end, and the trailer does not say complete."""
     fill(stub, [MORE_THAN_A_FIFO], prefix="b/train/")
     path, data = place()
@@ -227,7 +230,7 @@ def test_a_keeper_that_dies_ends_the_sidecar_and_proves_nothing(stub, place):
     assert any("keeper" in event["event"] and "died" in event["event"] for event in started.events)
 
 
-def test_a_keeper_that_is_not_there(stub, place, tmp_path):
+def test_a_keeper_that_is_not_there(stub: S3Stub, place: Any, tmp_path: Path) -> None:
     fill(stub, [10], prefix="b/train/")
     path, _ = place()
     with running(path, "--keeper", str(tmp_path / "none")) as started:
@@ -237,7 +240,7 @@ def test_a_keeper_that_is_not_there(stub, place, tmp_path):
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("options", [(), ("--keeper", "auto")])
-def test_sigusr2_is_a_pause(stub, place, options):
+def test_sigusr2_is_a_pause(stub: S3Stub, place: Any, options: tuple[str, str]) -> None:
     """The same process, its code loaded anew, under a reader in mid-epoch and one that has not come."""
     content = fill(stub, SIZES, prefix="b/train/")
     path, data = place()
@@ -257,14 +260,14 @@ def test_sigusr2_is_a_pause(stub, place, options):
         assert started.end() == 0
 
 
-def test_restart_where_nothing_runs(tmp_path):
+def test_restart_where_nothing_runs(tmp_path: Path) -> None:
     (tmp_path / "input" / "data").mkdir(parents=True)
     done = penstock("restart", "--base-directory", str(tmp_path))
     assert done.returncode == 7
     assert "give the sidecar's base directory" in done.stderr
 
 
-def test_restart_says_why_there_is_none(stub, place, tmp_path):
+def test_restart_says_why_there_is_none(stub: S3Stub, place: Any, tmp_path: Path) -> None:
     """The job file is wrong now; and the sidecar of `exec` has no restart."""
     fill(stub, SIZES, prefix="b/train/")
     path, data = place()
@@ -289,7 +292,9 @@ def test_restart_says_why_there_is_none(stub, place, tmp_path):
         assert started.returncode == 0
 
 
-def test_resume_begins_where_a_state_was_taken(stub, place, tmp_path, monkeypatch):
+def test_resume_begins_where_a_state_was_taken(
+    stub: S3Stub, place: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """From the first byte of S3 that is missing on, and with the reader's counter of epochs."""
     records = [b"%d " % number * (number % 300) for number in range(20_000)]
     stub.objects["b/train/0"] = b"".join(map(encode, records))
@@ -315,7 +320,7 @@ def test_resume_begins_where_a_state_was_taken(stub, place, tmp_path, monkeypatc
         again.load_state_dict(state)
         assert list(again) == records[15_000:]
         assert 'penstock_resumes_total{channel="train",of="epoch"} 1.0' in started.get("/metrics")[1]
-        ranges = [get.range for get in stub.seen if "AKIARESUMED/" in get.authorization]
+        ranges = [get.range for get in stub.seen if "AKIARESUMED/" in (get.authorization or "")]
         starts = [int(each.removeprefix("bytes=").split("-")[0]) for each in ranges if each]
         assert state["offset"] in starts
         assert min(starts[:8]) == state["offset"]  # of some 75, in hardly another order; then come epoch 2's
@@ -325,7 +330,7 @@ def test_resume_begins_where_a_state_was_taken(stub, place, tmp_path, monkeypatc
         assert started.end() == 0
 
 
-def test_resume_of_another_plan_is_refused(stub, place):
+def test_resume_of_another_plan_is_refused(stub: S3Stub, place: Any) -> None:
     fill(stub, [10], prefix="b/train/")
     path, _ = place()
     state = ReaderPosition("train", 0, offset=5, digest="0" * 64).state()

@@ -19,6 +19,8 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -26,8 +28,9 @@ import streamer
 from streamer.helpers.keeper_client import connected
 from streamer.plan import Position
 from tests.kit.harness import fill
-from tests.kit.keeping import Talk, injected, keeper_process
+from tests.kit.keeping import KeeperProcess, Talk, injected, keeper_process
 from tests.kit.processes import job, sidecar, write_job
+from tests.kit.stub import S3Stub
 
 CHANNELS = 3
 SIZE = 3_000_000
@@ -37,7 +40,7 @@ SIZE = 3_000_000
 class Trainer:
     """Reads FIFOs to their ends, each in a thread; `got` has what came so far, `ended` who saw an end."""
 
-    def __init__(self, directory, names):
+    def __init__(self, directory: Path, names: Iterable[str]) -> None:
         self.got = {name: bytearray() for name in names}
         self.ended: set[str] = set()
         self._threads = [
@@ -46,19 +49,19 @@ class Trainer:
         for thread in self._threads:
             thread.start()
 
-    def _read(self, directory, name):
+    def _read(self, directory: Path, name: str) -> None:
         with open(directory / f"{name}_0", "rb", buffering=0) as file:
             while chunk := file.read(1 << 16):
                 self.got[name] += chunk
         self.ended.add(name)
 
-    def join(self):
+    def join(self) -> None:
         for thread in self._threads:
             thread.join()
             assert not thread.is_alive()
 
 
-def write(fd, data):
+def write(fd: int, data: bytes) -> None:
     """All of `data`, as the pipe has room."""
     os.set_blocking(fd, True)
     left = memoryview(data)
@@ -67,7 +70,7 @@ def write(fd, data):
     os.close(fd)
 
 
-def stream(directory, talk, contents):
+def stream(directory: Path, talk: Talk, contents: dict[str, bytes]) -> None:
     """One epoch of every channel by way of the keeper; fails if one ends before it is told to."""
     for name in contents:
         os.mkfifo(directory / f"{name}_0")
@@ -90,7 +93,7 @@ def stream(directory, talk, contents):
     assert trainer.got == contents
 
 
-def test_the_next_sidecar_is_told_of_bytes_in_the_pipe(tmp_path):
+def test_the_next_sidecar_is_told_of_bytes_in_the_pipe(tmp_path: Path) -> None:
     """The first sidecar fills FIFO and pipe of a reader that does not read, and dies."""
     fifo = tmp_path / "train_0"
     os.mkfifo(fifo)
@@ -123,7 +126,7 @@ FAULTS = {
 """Calls that the keeper makes for a channel, and how each can fail."""
 
 
-def drawn(seed, count):
+def drawn(seed: int, count: int) -> Iterator[str]:
     """`strace` options for so many faults, each call at least once."""
     dice = random.Random(seed)
     for call, _ in zip(itertools.cycle(FAULTS), range(count), strict=False):
@@ -132,7 +135,7 @@ def drawn(seed, count):
 
 
 @pytest.mark.timeout(180)
-def test_no_errno_ends_a_fifo(tmp_path):
+def test_no_errno_ends_a_fifo(tmp_path: Path) -> None:
     """One call or every few fail from a place on; the calls are those of the whole process."""
     contents = {f"c{number}": random.Random(number).randbytes(SIZE) for number in range(CHANNELS)}
     for index, fault in enumerate(drawn(1, 2 * len(FAULTS))):
@@ -152,7 +155,7 @@ def test_no_errno_ends_a_fifo(tmp_path):
 
 
 @contextlib.contextmanager
-def descriptors(pid, count):
+def descriptors(pid: int, count: int) -> Iterator[None]:
     """A process that may open no more than so many until the end of the block."""
     before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (count, before[1]))
@@ -162,7 +165,9 @@ def descriptors(pid, count):
         resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
 
 
-def test_a_lack_of_descriptors_is_told_and_waited_for(stub, tmp_path, monkeypatch):
+def test_a_lack_of_descriptors_is_told_and_waited_for(
+    stub: S3Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Eight channels under a keeper that has descriptors for four of them."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIATEST")
     names = [f"c{number}" for number in range(8)]
@@ -186,7 +191,7 @@ def test_a_lack_of_descriptors_is_told_and_waited_for(stub, tmp_path, monkeypatc
 
 
 @pytest.fixture
-def installation(tmp_path):
+def installation(tmp_path: Path) -> Path:
     """A copy of the package `streamer`, among modules that would hide those of the standard library."""
     site = tmp_path / "site"
     shutil.copytree(streamer.__path__[0], site / "streamer", ignore=shutil.ignore_patterns("__pycache__"))
@@ -195,7 +200,7 @@ def installation(tmp_path):
     return site / "streamer"
 
 
-def test_a_keeper_survives_the_removal_of_its_installation(installation, tmp_path):
+def test_a_keeper_survives_the_removal_of_its_installation(installation: Path, tmp_path: Path) -> None:
     """Every request, and each end of a sidecar, while no module is left to import."""
     with keeper_process(tmp_path / "keeper", installation=installation) as keeper:
         shutil.rmtree(installation.parent)
@@ -232,7 +237,7 @@ def test_a_keeper_survives_the_removal_of_its_installation(installation, tmp_pat
     os.close(write_fd)
 
 
-def stopped(keeper):
+def stopped(keeper: KeeperProcess) -> None:
     keeper.signal(signal.SIGSTOP)
     while not keeper.stopped:
         time.sleep(0.001)  # nothing tells when a process has stopped that is not a child
@@ -242,7 +247,7 @@ MANY = 1024
 
 
 @pytest.fixture
-def many_descriptors():
+def many_descriptors() -> Iterator[None]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     yield
@@ -250,7 +255,9 @@ def many_descriptors():
 
 
 @pytest.mark.timeout(120)
-async def test_a_thousand_fifos_outlive_a_restart_and_whoever_stands_still(tmp_path, many_descriptors):
+async def test_a_thousand_fifos_outlive_a_restart_and_whoever_stands_still(
+    tmp_path: Path, many_descriptors: None
+) -> None:
     """The keeper stands still while a sidecar asks; then the next sidecar, while the keeper answers."""
     names = [f"channel-{number:04d}-{'x' * 64}" for number in range(MANY)]
     path_fds, read_fds = [], []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import unicodedata
+from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -11,7 +12,7 @@ from sidecar.job.download import relative_path
 from streamer.errors import ConfigError
 from tests.kit.pipes import read_all
 from tests.kit.processes import job, penstock, sidecar, write_job
-from tests.kit.stub import fails
+from tests.kit.stub import S3Stub, fails
 from tests.kit.trailers import published_trailer
 
 TWINS = [unicodedata.normalize(form, "b/train/café") for form in ("NFC", "NFD")]
@@ -35,12 +36,12 @@ KEYS = [
 assert len(set(TWINS)) == 2
 
 
-def plant(stub):
+def plant(stub: S3Stub) -> bytes:
     stub.objects |= {key: key.encode() for key in KEYS}
     return b"".join(key.encode() for key in sorted(KEYS))
 
 
-def test_hostile_keys_are_streamed_as_any(stub, tmp_path):
+def test_hostile_keys_are_streamed_as_any(stub: S3Stub, tmp_path: Path) -> None:
     """And nothing is made outside of what a channel makes."""
     truth = plant(stub)
     with sidecar(write_job(tmp_path / "job.yaml", job(stub.url, tmp_path / "ml", "b/train/"))) as running:
@@ -56,7 +57,7 @@ def test_hostile_keys_are_streamed_as_any(stub, tmp_path):
 HOSTILE = 'b/train/a\nb\r\nc\x1b]0;t\x07\x1b[2J"} 1\nforged{a="b<script>alert(1)</script>\u202e\u2028\x7f\x85'
 
 
-def test_a_hostile_key_forges_nothing(stub, tmp_path):
+def test_a_hostile_key_forges_nothing(stub: S3Stub, tmp_path: Path) -> None:
     """Where it is told: in log, trailer, status, metrics, and on a terminal."""
     stub.objects[HOSTILE] = b"x"
     stub.script(*[fails(403, "AccessDenied")] * 9)
@@ -79,7 +80,7 @@ def test_a_hostile_key_forges_nothing(stub, tmp_path):
         assert not set(said) & set("\x1b\x07\r\x7f\x85\u202e\u2028")
 
 
-def test_no_key_leaves_the_channel_s_directory(stub, tmp_path):
+def test_no_key_leaves_the_channel_s_directory(stub: S3Stub, tmp_path: Path) -> None:
     """In File mode it is refused by name, or lies below. What looks the same is two files."""
     kept = {}
     for key in KEYS:

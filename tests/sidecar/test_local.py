@@ -10,39 +10,42 @@ import signal
 import socket
 import subprocess
 import threading
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.kit.harness import fill
 from tests.kit.processes import PENSTOCK, job, penstock, write_job
+from tests.kit.stub import S3Stub
 
 
 class Noticed(list[str]):
     """A list that can be waited for until it has `count` items."""
 
-    def __init__(self, count):
+    def __init__(self, count: int) -> None:
         super().__init__()
         self._count = count
         self.full = threading.Event()
 
-    def append(self, item):
+    def append(self, item: Any) -> None:
         super().append(item)
         if len(self) >= self._count:
             self.full.set()
 
 
-def one_line(done):
+def one_line(done: subprocess.CompletedProcess[Any] | subprocess.CompletedProcess[str]) -> Any:
     """The only line on standard error, which is no traceback."""
     told = done.stderr if isinstance(done.stderr, str) else done.stderr.decode()
     assert len(told.splitlines()) == 1, told
     return told
 
 
-def cat_arguments(stub):
+def cat_arguments(stub: S3Stub) -> list[Any]:
     return ["cat", "s3://b/train/", "--endpoint-url", stub.url, "--path-style"]
 
 
-def arguments(stub, tmp_path, command):
+def arguments(stub: S3Stub, tmp_path: Path, command: str) -> Any:
     """A command line of each kind, for the prefix b/train/."""
     if command == "cat":
         return cat_arguments(stub)
@@ -57,7 +60,7 @@ def arguments(stub, tmp_path, command):
 
 
 @pytest.mark.parametrize("command", ["cat", "plan", "doctor --json", "--help"])
-def test_a_full_disk_is_no_bug(stub, tmp_path, command):
+def test_a_full_disk_is_no_bug(stub: S3Stub, tmp_path: Path, command: str) -> None:
     fill(stub, [3_000_000], prefix="b/train/")
     words = ["--help"] if command == "--help" else arguments(stub, tmp_path, command)
     with open("/dev/full", "wb") as full:
@@ -66,7 +69,7 @@ def test_a_full_disk_is_no_bug(stub, tmp_path, command):
     assert one_line(done) == "penstock: cannot write standard output: No space left on device\n"
 
 
-def test_a_disk_that_fills_up_in_mid_object(stub, tmp_path):
+def test_a_disk_that_fills_up_in_mid_object(stub: S3Stub, tmp_path: Path) -> None:
     """What was written is the beginning of the stream, and the exit code says that it is no more."""
     data = fill(stub, [3_000_000], prefix="b/train/")
     script = 'ulimit -f 1000; trap "" XFSZ; exec "$@"'
@@ -81,7 +84,7 @@ def test_a_disk_that_fills_up_in_mid_object(stub, tmp_path):
 
 
 @pytest.mark.parametrize("command", ["cat", "plan"])
-def test_a_closed_output_is_no_bug(stub, tmp_path, command):
+def test_a_closed_output_is_no_bug(stub: S3Stub, tmp_path: Path, command: str) -> None:
     fill(stub, [3_000_000], prefix="b/train/")
     done = subprocess.run(
         ["bash", "-c", 'exec "$@" >&-', "-", *PENSTOCK, *arguments(stub, tmp_path, command)],
@@ -91,7 +94,7 @@ def test_a_closed_output_is_no_bug(stub, tmp_path, command):
     assert one_line(done) == "penstock: cannot write standard output: Bad file descriptor\n"
 
 
-def test_a_reader_that_has_left_ends_every_command_alike(stub, tmp_path):
+def test_a_reader_that_has_left_ends_every_command_alike(stub: S3Stub, tmp_path: Path) -> None:
     fill(stub, [3_000_000], prefix="b/train/")
     for command in ("plan", "doctor --json"):
         words = arguments(stub, tmp_path, command)
@@ -102,7 +105,7 @@ def test_a_reader_that_has_left_ends_every_command_alike(stub, tmp_path):
         assert done.returncode == 141, (command, done.stderr)
 
 
-def test_a_socket_that_does_not_block_is_waited_for(stub):
+def test_a_socket_that_does_not_block_is_waited_for(stub: S3Stub) -> None:
     """Another program may have set O_NONBLOCK on a terminal or socket that we share."""
     data = fill(stub, [3_000_000], prefix="b/train/")
     ours, theirs = socket.socketpair()
@@ -116,7 +119,7 @@ def test_a_socket_that_does_not_block_is_waited_for(stub):
     assert bytes(got) == data
 
 
-def test_a_log_that_cannot_be_written_costs_no_epoch(stub, tmp_path):
+def test_a_log_that_cannot_be_written_costs_no_epoch(stub: S3Stub, tmp_path: Path) -> None:
     """Standard error on a full disk: channels go on, and the exit code is still right."""
     data = fill(stub, [3_000_000], prefix="b/train/")
     path = write_job(tmp_path / "j.yaml", job(stub.url, None, "b/train/"))
@@ -133,7 +136,7 @@ def test_a_log_that_cannot_be_written_costs_no_epoch(stub, tmp_path):
 # --- Ctrl-C ------------------------------------------------------------------------------------------
 
 
-def test_ctrl_c_ends_with_130(stub, tmp_path):
+def test_ctrl_c_ends_with_130(stub: S3Stub, tmp_path: Path) -> None:
     fill(stub, [3_000_000], prefix="b/train/")
     stub.listings, stub.together = Noticed(3), {"list train/", "never"}
     running = [

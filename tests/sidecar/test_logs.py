@@ -34,7 +34,7 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("level", ["debug", "info", "warning"])
-def test_every_line_parses_whoever_wrote_it(level):
+def test_every_line_parses_whoever_wrote_it(level: str) -> None:
     """Libraries, warnings, and tasks that failed unseen; the flag is for our own lines alone."""
     ran = subprocess.run(
         [sys.executable, "-W", "always::UserWarning", "-c", PROGRAM, level],

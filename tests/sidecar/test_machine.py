@@ -7,6 +7,8 @@ import os
 import socket
 import subprocess
 import threading
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from aiohttp import web
@@ -15,13 +17,15 @@ from benchmarks.process import cpu_seconds
 from tests.kit.harness import MORE_THAN_A_FIFO, fill
 from tests.kit.pipes import read_all
 from tests.kit.processes import PENSTOCK, job, leftovers, penstock, sidecar, write_job
+from tests.kit.proxy import TcpProxy
+from tests.kit.stub import Answer, S3Stub
 from tests.kit.trailers import published_trailer
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounts need root")
 
 
 @pytest.fixture
-def small(tmp_path):
+def small(tmp_path: Path) -> Iterator[Path]:
     """A directory on a file system of 512 KiB."""
     place = tmp_path / "small"
     place.mkdir()
@@ -34,7 +38,7 @@ def small(tmp_path):
     subprocess.run(["umount", "--lazy", place], check=True)
 
 
-def use_up(place):
+def use_up(place: Path) -> Path:
     """Fill the file system, and return the file that does."""
     path = place / "filler"
     with open(path, "wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
@@ -44,7 +48,7 @@ def use_up(place):
 
 
 @needs_root
-def test_no_space_for_a_trailer_is_waited_for(stub, tmp_path, small):
+def test_no_space_for_a_trailer_is_waited_for(stub: S3Stub, tmp_path: Path, small: Path) -> None:
     """The reader has every byte and waits for the end; there is none before it can be proven."""
     truth = fill(stub, [MORE_THAN_A_FIFO, 1], prefix="b/train/")
     with sidecar(write_job(tmp_path / "job.yaml", job(stub.url, small / "ml", "b/train/"))) as running:
@@ -79,7 +83,7 @@ def test_no_space_for_a_trailer_is_waited_for(stub, tmp_path, small):
 
 
 @needs_root
-def test_no_space_for_a_keepers_socket_is_said(small):
+def test_no_space_for_a_keepers_socket_is_said(small: Path) -> None:
     """The only file that a keeper has."""
     subprocess.run(["mount", "-o", "remount,nr_inodes=2", small], check=True)
     (small / "last").touch()
@@ -96,13 +100,13 @@ def test_no_space_for_a_keepers_socket_is_said(small):
 
 
 @needs_root
-def test_no_space_for_a_download_leaves_nothing(stub, tmp_path, small):
+def test_no_space_for_a_download_leaves_nothing(stub: S3Stub, tmp_path: Path, small: Path) -> None:
     """The disk has room when the channel is listed; another program fills it during the download."""
     fill(stub, [100_000] * 4, prefix="b/files/")
     document = job(stub.url, small / "ml", "b/files/")
     document["InputDataConfig"][0]["InputMode"] = "File"
 
-    async def taken(answer):
+    async def taken(answer: Answer) -> web.Response:
         (small / "other").write_bytes(bytes(200_000))
         return web.Response(status=206, body=answer.body, headers=answer.headers)
 
@@ -118,7 +122,7 @@ def limited(files: int) -> list[str]:
     return ["sh", "-c", f'ulimit -n {files} && exec "$0" "$@"']
 
 
-def test_no_open_files_are_waited_for_without_spinning(stub, tmp_path):
+def test_no_open_files_are_waited_for_without_spinning(stub: S3Stub, tmp_path: Path) -> None:
     """Somebody else's connections take all there are; then they close."""
     truth = fill(stub, [MORE_THAN_A_FIFO // 4] * 2, prefix="b/train/")
     path = write_job(tmp_path / "job.yaml", job(stub.url, tmp_path / "ml", "b/train/"))
@@ -145,7 +149,7 @@ def test_no_open_files_are_waited_for_without_spinning(stub, tmp_path):
 
 
 @pytest.mark.parametrize("transport", ["buffered", "splice"])
-def test_few_open_files_are_fewer_requests(stub, tmp_path, transport):
+def test_few_open_files_are_fewer_requests(stub: S3Stub, tmp_path: Path, transport: str) -> None:
     truth = fill(stub, [300_000] * 60, prefix="b/train/")
     document = job(stub.url, tmp_path / "ml", "b/train/", Transport=transport, RequestsInFlight=200)
     with sidecar(write_job(tmp_path / "job.yaml", document), prefix=limited(128)) as running:
@@ -163,7 +167,9 @@ def test_few_open_files_are_fewer_requests(stub, tmp_path, transport):
         (4096, None),
     ],
 )
-def test_a_plan_says_how_many_connections_open_files_allow(stub, tmp_path, files, said):
+def test_a_plan_says_how_many_connections_open_files_allow(
+    stub: S3Stub, tmp_path: Path, files: int, said: str | None
+) -> None:
     fill(stub, [10], prefix="b/train/")
     path = write_job(tmp_path / "job.yaml", job(stub.url, tmp_path / "ml", "b/train/"))
     command = [*limited(files), *PENSTOCK, "plan", "-c", path]
@@ -171,7 +177,7 @@ def test_a_plan_says_how_many_connections_open_files_allow(stub, tmp_path, files
     assert [line for line in shown.splitlines() if line.startswith("open files")] == ([said] if said else [])
 
 
-def test_too_few_open_files_end_the_start(stub, tmp_path):
+def test_too_few_open_files_end_the_start(stub: S3Stub, tmp_path: Path) -> None:
     fill(stub, [10], prefix="b/train/")
     path = write_job(tmp_path / "job.yaml", job(stub.url, tmp_path / "ml", "b/train/"))
     command = subprocess.run(
@@ -184,7 +190,7 @@ def test_too_few_open_files_end_the_start(stub, tmp_path):
     assert "56 open files are too few for 1 FIFOs; raise `ulimit -n` to 58" in command.stderr
 
 
-def private_names(place) -> list[str]:
+def private_names(place: Path) -> list[str]:
     """A prefix for a command that knows no names but those in the file `hosts` of `place`."""
     (place / "hosts").touch()
     (place / "nsswitch").write_text("hosts: files\n")
@@ -200,7 +206,9 @@ def private_names(place) -> list[str]:
 
 
 @pytest.mark.parametrize("transport", ["buffered", "aiobotocore"])
-def test_names_that_do_not_resolve_for_a_while(stub, proxy, tmp_path, transport):
+def test_names_that_do_not_resolve_for_a_while(
+    stub: S3Stub, proxy: TcpProxy, tmp_path: Path, transport: str
+) -> None:
     """At the start they are waited for, not ready and saying why; in mid-stream old addresses serve."""
     truth = fill(stub, [MORE_THAN_A_FIFO // 8] * 8, prefix="b/train/")
     prefix, hosts = private_names(tmp_path), tmp_path / "hosts"
@@ -235,7 +243,9 @@ def test_names_that_do_not_resolve_for_a_while(stub, proxy, tmp_path, transport)
         assert running.end() == 0
 
 
-def test_an_endpoint_that_is_down_at_the_start_is_waited_for(stub, proxy, tmp_path):
+def test_an_endpoint_that_is_down_at_the_start_is_waited_for(
+    stub: S3Stub, proxy: TcpProxy, tmp_path: Path
+) -> None:
     """Nothing is offered meanwhile, every page of the admin port answers, and a signal ends the wait."""
     truth = fill(stub, [1000], prefix="b/train/")
     proxy.refuse()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from sidecar.process.memory import LEAST, MOST, default_budget, memory_limit
@@ -10,7 +12,7 @@ from streamer.units import MIB
 GIB = 1024 * MIB
 
 
-def tree(root, cgroup: str, **files: str) -> str:
+def tree(root: Path, cgroup: str, **files: str) -> str:
     (root / "proc/self").mkdir(parents=True)
     (root / "proc/self/cgroup").write_text(cgroup)
     for path, text in files.items():
@@ -24,20 +26,20 @@ def tree(root, cgroup: str, **files: str) -> str:
     ("limit", "budget"),
     [(64 * MIB, LEAST), (512 * MIB, 128 * MIB), (GIB + 3, 256 * MIB), (64 * GIB, MOST)],
 )
-def test_a_quarter_within_bounds(limit, budget):
+def test_a_quarter_within_bounds(limit: int, budget: int) -> None:
     assert default_budget(limit) == budget
 
 
-def test_v2_the_least_of_all_levels_counts(tmp_path):
+def test_v2_the_least_of_all_levels_counts(tmp_path: Path) -> None:
     files = {"pods/one/memory.max": "max", "pods/memory.max": str(300 * MIB), "memory.max": str(GIB)}
     assert memory_limit(tree(tmp_path, "0::/pods/one\n", **files)) == 300 * MIB
 
 
-def test_v2_in_a_namespace_of_its_own(tmp_path):
+def test_v2_in_a_namespace_of_its_own(tmp_path: Path) -> None:
     assert memory_limit(tree(tmp_path, "0::/\n", **{"memory.max": str(200 * MIB)})) == 200 * MIB
 
 
-def test_v1_beside_v2(tmp_path):
+def test_v1_beside_v2(tmp_path: Path) -> None:
     files = {
         "memory/docker/a/memory.limit_in_bytes": str(100 * MIB),
         "memory/memory.limit_in_bytes": str(1 << 62),
@@ -46,7 +48,7 @@ def test_v1_beside_v2(tmp_path):
     assert memory_limit(tree(tmp_path, cgroup, **files)) == 100 * MIB
 
 
-def test_without_any_limit_it_is_the_machine(tmp_path):
+def test_without_any_limit_it_is_the_machine(tmp_path: Path) -> None:
     unlimited = memory_limit(tree(tmp_path, "0::/\n", **{"memory.max": "max"}))
     assert unlimited == memory_limit(str(tmp_path / "nothing"))
     assert unlimited > 256 * MIB

@@ -12,6 +12,7 @@ import pytest
 
 from tests.kit.harness import fill
 from tests.kit.processes import penstock
+from tests.kit.stub import S3Stub
 
 JOB = """\
 InputDataConfig:
@@ -135,7 +136,7 @@ MISTAKES = [
 
 
 @pytest.fixture
-def written(stub, tmp_path, monkeypatch) -> Iterator[Callable[[str], str]]:
+def written(stub: S3Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], str]]:
     """Puts the values of this test into a text. The working directory has a token and a base directory."""
     fill(stub, [10], prefix="b/train/")
     (tmp_path / "ml/input/data").mkdir(parents=True)
@@ -153,7 +154,9 @@ def written(stub, tmp_path, monkeypatch) -> Iterator[Callable[[str], str]]:
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name)
-def test_the_message_names_the_remedy(written, mistake, monkeypatch):
+def test_the_message_names_the_remedy(
+    written: Callable[[str], str], mistake: Mistake, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if mistake.drop:
         monkeypatch.delenv(mistake.drop)
     text = JOB.replace(mistake.old, mistake.new) if mistake.old else JOB

@@ -12,6 +12,8 @@ import copy
 import json
 import os
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -94,7 +96,7 @@ RESOURCES = {
 """A platform's resourceconfig.json."""
 
 
-def places(document, at=()):
+def places(document: Any, at: tuple[Any, ...] = ()) -> Iterator[Any]:
     """The path of every value of a document."""
     yield at
     inner = document.items() if isinstance(document, dict) else ()
@@ -102,10 +104,10 @@ def places(document, at=()):
         yield from places(value, (*at, step))
 
 
-def known_keys():
+def known_keys() -> list[Any]:
     """Every key that the schema knows."""
 
-    def of(part):
+    def of(part: dict[str, Any]) -> Iterator[Any]:
         if isinstance(part, dict):
             yield from part.get("properties", {})
             for inner in part.values():
@@ -142,7 +144,7 @@ PLACES = [place for place in places(WHOLE) if place]
 
 
 @st.composite
-def odd_files(draw):
+def odd_files(draw: st.DrawFn) -> str:
     """The text of a job file with some values replaced, added or removed."""
     document = copy.deepcopy(WHOLE)
     for place in draw(st.lists(st.sampled_from(PLACES), min_size=1, max_size=2)):
@@ -162,7 +164,7 @@ def odd_files(draw):
     return json.dumps(document, ensure_ascii=draw(st.booleans()))
 
 
-def carried_out(path):
+def carried_out(path: Path) -> Job:
     """All that is computed from a job file before storage is asked. Raises ConfigError."""
     job = load_job(path)
     layout = Layout("/tmp/none")
@@ -179,7 +181,7 @@ def carried_out(path):
 
 
 @contextlib.contextmanager
-def perhaps_refused():
+def perhaps_refused() -> Iterator[None]:
     """Nothing, or a ConfigError of a bounded length."""
     try:
         yield
@@ -189,18 +191,18 @@ def perhaps_refused():
 
 
 @pytest.fixture(scope="module")
-def file(tmp_path_factory):
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("odd") / "job.yaml"
 
 
-def written(file, text):
+def written(file: Path, text: str) -> Path:
     file.write_bytes(text.encode("utf-8", "surrogatepass"))
     return file
 
 
 @settings(max_examples=150, suppress_health_check=list(HealthCheck), derandomize=True, database=None)
 @given(odd_files())
-def test_a_job_file_is_valid_or_refused(file, text):
+def test_a_job_file_is_valid_or_refused(file: Path, text: str) -> None:
     with perhaps_refused():
         carried_out(written(file, text))
 
@@ -215,12 +217,12 @@ def test_a_job_file_is_valid_or_refused(file, text):
         "2001-01-01: 1", "null: 1", "x: 0b", "x: 0x_", "\0", "\x85", "\ufeff", "x: " + "[" * 600,
     ],
 )  # fmt: skip
-def test_odd_yaml_is_valid_or_refused(file, text):
+def test_odd_yaml_is_valid_or_refused(file: Path, text: str) -> None:
     with perhaps_refused():
         load_job(written(file, f"{yaml.safe_dump(WHOLE)}\n{text}"))
 
 
-def with_endpoint(**endpoint):
+def with_endpoint(**endpoint: str) -> str:
     document = copy.deepcopy(WHOLE)
     document["Penstock"]["Endpoint"] = endpoint
     return json.dumps(document)
@@ -239,10 +241,10 @@ hosts_of_urls = st.one_of(
 @example("http://a..b", "us-east-1")
 @example("http://ok", "")
 @example("http://[::1]:9000", "eu-west-1")
-def test_an_endpoint_is_valid_or_refused(file, credentials, url, region):
+def test_an_endpoint_is_valid_or_refused(file: Path, credentials: None, url: str, region: str) -> None:
     """Up to the clients, which botocore makes."""
 
-    async def opened():
+    async def opened() -> None:
         job = carried_out(written(file, with_endpoint(Url=url, Region=region)))
         async with open_clients(job.penstock.endpoint.resolved(), connections=1) as clients:
             assert clients.data.meta.endpoint_url == url
@@ -252,10 +254,12 @@ def test_an_endpoint_is_valid_or_refused(file, credentials, url, region):
 
 
 @pytest.mark.parametrize("url", ["http://[::1", "http://h:99999999", "http://a..b", "http://h:0"])
-def test_an_endpoint_of_the_environment_is_refused_alike(monkeypatch, file, credentials, url):
+def test_an_endpoint_of_the_environment_is_refused_alike(
+    monkeypatch: pytest.MonkeyPatch, file: Path, credentials: None, url: str
+) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", url)
 
-    async def opened():
+    async def opened() -> None:
         job = load_job(written(file, with_endpoint()))
         async with open_clients(job.penstock.endpoint.resolved(), connections=1):
             pass
@@ -274,14 +278,16 @@ def test_an_endpoint_of_the_environment_is_refused_alike(monkeypatch, file, cred
         ("Admin", {"Host": ""}, "is no address or host name"),
     ],
 )
-def test_values_that_no_call_takes(file, key, value, words):
+def test_values_that_no_call_takes(
+    file: Path, key: str, value: str | float | dict[str, str], words: str
+) -> None:
     document = copy.deepcopy(WHOLE)
     document["Penstock"][key] = value
     with pytest.raises(ConfigError, match=words):
         load_job(written(file, json.dumps(document)))
 
 
-def bomb(levels, width=9):
+def bomb(levels: int, width: int = 9) -> str:
     """YAML whose aliases expand to width ** levels values."""
     lines = [f"x0: &x0 [{','.join('x' * width)}]"]
     lines += [f"x{n}: &x{n} [{','.join([f'*x{n - 1}'] * width)}]" for n in range(1, levels)]
@@ -298,19 +304,19 @@ def bomb(levels, width=9):
         (json.dumps({f"Key{n}": n for n in range(20_000)}), "and 19951 more mistakes"),
     ],
 )
-def test_a_large_file_is_refused_soon(file, text, words):
+def test_a_large_file_is_refused_soon(file: Path, text: str, words: str) -> None:
     before = time.process_time()
     with pytest.raises(ConfigError, match=words):
         load_job(written(file, text))
     assert time.process_time() - before < 10
 
 
-def test_an_endless_file_is_refused():
+def test_an_endless_file_is_refused() -> None:
     with pytest.raises(ConfigError, match="more than 256 KiB"):
         load_job("/dev/zero")
 
 
-def test_aliases_may_be_used(file):
+def test_aliases_may_be_used(file: Path) -> None:
     document = yaml.safe_dump(WHOLE).replace("ContentType: text/csv", "ContentType: &kind text/csv")
     document += "VpcConfig: [*kind, *kind]\n"
     assert load_job(written(file, document)).input_data_config[0].content_type == "text/csv"
@@ -321,7 +327,7 @@ def test_aliases_may_be_used(file):
     place=st.sampled_from([place for place in places(RESOURCES) if place]),
     value=values,
 )
-def test_a_platform_s_file_is_valid_or_refused(file, place, value):
+def test_a_platform_s_file_is_valid_or_refused(file: Path, place: Any, value: Any) -> None:
     layout = Layout(str(file.parent))
     os.makedirs(layout.config, exist_ok=True)
     document = copy.deepcopy(RESOURCES)

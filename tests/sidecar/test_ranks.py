@@ -10,12 +10,15 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.kit.harness import MORE_THAN_A_FIFO, fill
 from tests.kit.pipes import read_all
 from tests.kit.processes import job, leftovers, penstock, sidecar, write_job
+from tests.kit.stub import S3Stub
 from tests.kit.trailers import published_trailer
 from tests.sidecar.test_channels import EVERY_KIND, job_of, store_of
 from tests.unit import reference
@@ -32,7 +35,7 @@ for epoch in range(2):
 """
 
 
-def ranked(stub, base, count, *prefixes, **penstock):
+def ranked(stub: S3Stub, base: Path | None, count: int, *prefixes: str, **penstock: Any) -> dict[str, Any]:
     """A job whose channel `train`, the first, has so many rank FIFOs."""
     prefixes = prefixes or ("b/train/",)
     document = job(stub.url, base, *prefixes, **{"MemoryBudget": "32MiB"} | penstock)
@@ -40,7 +43,7 @@ def ranked(stub, base, count, *prefixes, **penstock):
     return document
 
 
-def test_two_trainers_read_their_rank_fifos_at_once(stub, tmp_path):
+def test_two_trainers_read_their_rank_fifos_at_once(stub: S3Stub, tmp_path: Path) -> None:
     """Two epochs: each record once in each, in another order, from one listing."""
     fill(stub, [10_000 * number for number in range(40)], prefix="b/train/")
     due = sorted(hashlib.sha256(data).hexdigest() for data in stub.objects.values())
@@ -86,7 +89,9 @@ def test_two_trainers_read_their_rank_fifos_at_once(stub, tmp_path):
 
 @EVERY_KIND
 @pytest.mark.parametrize("arranged", [False, True], ids=["plain", "arranged"])
-def test_every_kind_of_channel_on_two_hosts(stub, tmp_path, kind, uri, arranged):
+def test_every_kind_of_channel_on_two_hosts(
+    stub: S3Stub, tmp_path: Path, kind: str, uri: str, arranged: bool
+) -> None:
     """Arranged: shuffled, wrapped in records, balanced by bytes."""
     store = store_of(stub)
     channel = {"RecordWrapperType": "RecordIO", "ShuffleConfig": {"Seed": 7}} if arranged else {}
@@ -117,7 +122,7 @@ def test_every_kind_of_channel_on_two_hosts(stub, tmp_path, kind, uri, arranged)
         )
 
 
-def test_compressed_objects(stub, tmp_path):
+def test_compressed_objects(stub: S3Stub, tmp_path: Path) -> None:
     contents = [bytes([number]) * 1000 * number for number in range(5)]
     stub.objects |= {f"b/train/{n}.gz": gzip.compress(content) for n, content in enumerate(contents)}
     document = ranked(stub, None, 2)
@@ -127,7 +132,7 @@ def test_compressed_objects(stub, tmp_path):
     assert done.stdout == b"".join(contents[0::2] + contents[1::2])
 
 
-def test_rank_fifos_wait_for_nobody_and_drain(stub, tmp_path):
+def test_rank_fifos_wait_for_nobody_and_drain(stub: S3Stub, tmp_path: Path) -> None:
     """One is read for two epochs while the reader of the second sleeps and the third has none."""
     fill(stub, [3_000_000, MORE_THAN_A_FIFO, 10], prefix="b/train/")
     contents = [stub.objects[f"b/train/000{number}"] for number in range(3)]
@@ -153,7 +158,7 @@ def test_rank_fifos_wait_for_nobody_and_drain(stub, tmp_path):
     ]
 
 
-def test_the_trainer_finds_rank_fifos_as_channels(stub, tmp_path):
+def test_the_trainer_finds_rank_fifos_as_channels(stub: S3Stub, tmp_path: Path) -> None:
     """In inputdataconfig.json and the variables; the variable of the channel itself stays, for shells."""
     fill(stub, [10, 20], prefix="b/train/")
     fill(stub, [5], prefix="b/eval/")
@@ -181,7 +186,7 @@ def test_the_trainer_finds_rank_fifos_as_channels(stub, tmp_path):
     assert [os.path.basename(path) for path in paths] == ["eval", "train", "train-0", "train-1"]
 
 
-def test_plan_shows_rank_fifos(stub, tmp_path):
+def test_plan_shows_rank_fifos(stub: S3Stub, tmp_path: Path) -> None:
     fill(stub, [100, 30, 7], prefix="b/train/")
     path = write_job(tmp_path / "job.yaml", ranked(stub, None, 2))
     document = json.loads(penstock("plan", "-c", path, "--json").stdout)["channels"]["train"]

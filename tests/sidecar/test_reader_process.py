@@ -9,12 +9,17 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.kit.harness import MORE_THAN_A_FIFO, fill
 from tests.kit.pipes import read_all
 from tests.kit.processes import PENSTOCK, job, sidecar, write_job
+from tests.kit.proxy import TcpProxy
+from tests.kit.stub import S3Stub
 from tests.kit.trailers import published_trailer
 
 READER = """
@@ -31,24 +36,26 @@ with PipeStream(sys.argv[1]) as stream:
 """Stops itself in mid-stream if told to, so that this needs no timing."""
 
 
-def reader(fifo, how):
+def reader(fifo: Path, how: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", READER, fifo, how], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
 
 
-def stopped(process):
+def stopped(process: Any) -> None:
     """Wait until the reader has stopped itself."""
     _, status = os.waitpid(process.pid, os.WUNTRACED)
     assert os.WIFSTOPPED(status), process.stderr.read()
 
 
-def sha256(data):
+def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
 @pytest.mark.parametrize("transport", ["splice", "buffered"])
-def test_a_reader_that_is_stopped_while_every_connection_is_cut(stub, proxy, tmp_path, transport):
+def test_a_reader_that_is_stopped_while_every_connection_is_cut(
+    stub: S3Stub, proxy: TcpProxy, tmp_path: Path, transport: str
+) -> None:
     """As servers and firewalls do with connections on which nothing moves for a minute."""
     truth = fill(stub, [MORE_THAN_A_FIFO // 10] * 14, prefix="b/train/")
     document = job(f"http://127.0.0.1:{proxy.port}", tmp_path / "ml", "b/train/", Transport=transport)
@@ -65,7 +72,7 @@ def test_a_reader_that_is_stopped_while_every_connection_is_cut(stub, proxy, tmp
         assert running.end() == 0
 
 
-def test_a_reader_that_is_killed_and_the_next(stub, tmp_path):
+def test_a_reader_that_is_killed_and_the_next(stub: S3Stub, tmp_path: Path) -> None:
     """The epoch is abandoned (contract §1.3); the next reader has the next one from its first byte."""
     truth = fill(stub, [MORE_THAN_A_FIFO], prefix="b/train/")
     data = tmp_path / "ml" / "input" / "data"
@@ -106,7 +113,7 @@ else:
 """Waits in a FIFO that was made beforehand, and stops itself when the first bytes have come."""
 
 
-def waits(data, what):
+def waits(data: Path, what: str) -> subprocess.Popen[str]:
     """Such a reader, which has opened the FIFO already."""
     os.makedirs(data, exist_ok=True)
     os.mkfifo(data / "train_0")
@@ -123,7 +130,9 @@ def waits(data, what):
 
 
 @pytest.mark.parametrize("what", ["bytes", "records"])
-def test_a_reader_that_came_first_is_told_that_the_sidecar_died(stub, tmp_path, what):
+def test_a_reader_that_came_first_is_told_that_the_sidecar_died(
+    stub: S3Stub, tmp_path: Path, what: str
+) -> None:
     """It opened the FIFO before there was a trailer, and the records before the end are whole."""
     stub.objects["b/train/lines"] = (b"x" * 99_999 + b"\n") * 600
     data = tmp_path / "ml" / "input" / "data"
@@ -141,7 +150,9 @@ def test_a_reader_that_came_first_is_told_that_the_sidecar_died(stub, tmp_path, 
 
 
 @pytest.mark.parametrize("epoch", [0, 1])
-def test_a_reader_is_told_though_another_sidecar_has_come_already(stub, tmp_path, epoch):
+def test_a_reader_is_told_though_another_sidecar_has_come_already(
+    stub: S3Stub, tmp_path: Path, epoch: int
+) -> None:
     """It begins epoch 0 anew in the same FIFO, or removes FIFO and trailer and begins with epoch 1."""
     fill(stub, [MORE_THAN_A_FIFO], prefix="b/train/")
     data = tmp_path / "ml" / "input" / "data"
@@ -187,7 +198,7 @@ print(len(first) + 1 + sum(len(record) + 1 for record in records))
 
 
 @contextlib.contextmanager
-def piped(stub, how, *uris, stops=False):
+def piped(stub: S3Stub, how: str, *uris: str, stops: bool = False) -> Iterator[Any]:
     """`penstock cat URI... | python`; both processes."""
     read, write = os.pipe()
     with contextlib.ExitStack() as stack:
@@ -210,7 +221,7 @@ def piped(stub, how, *uris, stops=False):
         yield cats, reads
 
 
-def test_a_pipe_from_cat_ends_where_the_objects_end(stub):
+def test_a_pipe_from_cat_ends_where_the_objects_end(stub: S3Stub) -> None:
     lines = b"".join(b"line %d\n" % number for number in range(30_000))
     stub.objects["b/lines"] = lines
     with piped(stub, "stream", "s3://b/lines") as (cats, reads):
@@ -220,7 +231,7 @@ def test_a_pipe_from_cat_ends_where_the_objects_end(stub):
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("how", list(PIPED))
-def test_a_pipe_from_a_cat_that_is_killed_has_no_end(stub, how):
+def test_a_pipe_from_a_cat_that_is_killed_has_no_end(stub: S3Stub, how: str) -> None:
     """The pipe ends at a line's end, as every page of it does."""
     stub.objects["b/lines"] = (b"x" * 4095 + b"\n") * (MORE_THAN_A_FIFO // 4096)
     with piped(stub, how, "s3://b/lines", stops=True) as (cats, reads):
@@ -233,14 +244,14 @@ def test_a_pipe_from_a_cat_that_is_killed_has_no_end(stub, how):
         assert "and its writer promised more" in errors
 
 
-def test_a_pipe_from_a_cat_that_finds_nothing_has_no_end(stub):
+def test_a_pipe_from_a_cat_that_finds_nothing_has_no_end(stub: S3Stub) -> None:
     with piped(stub, "stream", "s3://b/nothing") as (cats, reads):
         said, errors = reads.communicate()
         assert (cats.wait() != 0, said) == (True, "")
         assert "stdin ended after 0 bytes, and its writer promised more" in errors
 
 
-def test_two_readers_of_one_fifo_are_both_told(stub, tmp_path):
+def test_two_readers_of_one_fifo_are_both_told(stub: S3Stub, tmp_path: Path) -> None:
     """They take bytes from each other, which nobody can prevent: neither has the epoch, and both raise."""
     truth = fill(stub, [MORE_THAN_A_FIFO], prefix="b/train/")
     data = tmp_path / "ml" / "input" / "data"

@@ -11,6 +11,8 @@ import signal
 import socket
 import stat
 import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +22,22 @@ from prometheus_client.parser import text_string_to_metric_families
 from sidecar.observe.metrics import METRICS
 from tests.kit.harness import MORE_THAN_A_FIFO, fill
 from tests.kit.pipes import read_all, read_some
-from tests.kit.processes import PENSTOCK, job, leftovers, penstock, sidecar, write_job
-from tests.kit.stub import fails
+from tests.kit.processes import PENSTOCK, Sidecar, job, leftovers, penstock, sidecar, write_job
+from tests.kit.stub import S3Stub, fails
 from tests.kit.terminal import terminal
 from tests.kit.trailers import published_trailer
 
 SIZES = [3_000_000, 0, 1, 1_500_000]
 
 
-def serving(stub, tmp_path, *prefixes, **penstock):
+def serving(
+    stub: S3Stub, tmp_path: Path, *prefixes: str, **penstock: float
+) -> AbstractContextManager[Sidecar]:
     """A running sidecar with `tmp_path/ml` as its base directory."""
     return sidecar(write_job(tmp_path / "job.yaml", job(stub.url, tmp_path / "ml", *prefixes, **penstock)))
 
 
-def test_two_channels_two_epochs_and_an_orderly_end(stub, tmp_path):
+def test_two_channels_two_epochs_and_an_orderly_end(stub: S3Stub, tmp_path: Path) -> None:
     train, evaluation = fill(stub, SIZES, prefix="b/train/"), fill(stub, [10], prefix="b/eval/", seed=2)
     with sidecar(
         write_job(tmp_path / "job.yaml", job(stub.url, tmp_path / "ml", "b/train/", "b/eval/"))
@@ -65,7 +69,7 @@ def test_two_channels_two_epochs_and_an_orderly_end(stub, tmp_path):
     assert penstock("probe", "--url", running.url).returncode == 1
 
 
-def test_metrics_are_the_registry_s(stub, tmp_path):
+def test_metrics_are_the_registry_s(stub: S3Stub, tmp_path: Path) -> None:
     """Every metric of the table is exported, with its labels, and nothing else of ours is."""
     fill(stub, SIZES, prefix="b/train/")
     document = job(stub.url, tmp_path / "ml", "b/train/")
@@ -102,7 +106,13 @@ def test_metrics_are_the_registry_s(stub, tmp_path):
         ),
     ],
 )
-def test_nothing_is_offered_if_a_channel_cannot_be_listed(stub, tmp_path, change, code, words):
+def test_nothing_is_offered_if_a_channel_cannot_be_listed(
+    stub: S3Stub,
+    tmp_path: Path,
+    change: Callable[[Any], Any] | Callable[[Any], list[Any]],
+    code: int,
+    words: str | None,
+) -> None:
     fill(stub, [10], prefix="b/train/")
     fill(stub, [10], prefix="b/eval/")
     change(stub)
@@ -119,7 +129,7 @@ def test_nothing_is_offered_if_a_channel_cannot_be_listed(stub, tmp_path, change
     assert not (tmp_path / "ml").exists()
 
 
-def test_no_credentials(stub, tmp_path, monkeypatch):
+def test_no_credentials(stub: S3Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     fill(stub, [10], prefix="b/train/")
     done = penstock("run", "-c", write_job(tmp_path / "job.yaml", job(stub.url, tmp_path / "ml", "b/train/")))
@@ -127,7 +137,7 @@ def test_no_credentials(stub, tmp_path, monkeypatch):
     assert "no usable credentials" in done.stderr
 
 
-def test_endpoint_down(stub, tmp_path):
+def test_endpoint_down(stub: S3Stub, tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
@@ -138,7 +148,7 @@ def test_endpoint_down(stub, tmp_path):
     assert url.removeprefix("http://") in done.stderr
 
 
-def test_admin_port_in_use(stub, tmp_path):
+def test_admin_port_in_use(stub: S3Stub, tmp_path: Path) -> None:
     fill(stub, [10], prefix="b/train/")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -149,14 +159,14 @@ def test_admin_port_in_use(stub, tmp_path):
     assert not (tmp_path / "ml").exists()
 
 
-def test_bad_config(tmp_path):
+def test_bad_config(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text("InputDataConfig: []")
     done = penstock("run", "-c", str(tmp_path / "job.yaml"))
     assert done.returncode == 2
     assert "InputDataConfig" in done.stderr
 
 
-def test_second_sidecar_on_the_same_directory(stub, tmp_path):
+def test_second_sidecar_on_the_same_directory(stub: S3Stub, tmp_path: Path) -> None:
     fill(stub, [10], prefix="b/train/")
     path = write_job(tmp_path / "job.yaml", job(stub.url, tmp_path / "ml", "b/train/"))
     with sidecar(path) as first:
@@ -168,7 +178,7 @@ def test_second_sidecar_on_the_same_directory(stub, tmp_path):
         assert first.end() == 0
 
 
-def test_sigterm_lets_the_running_epoch_finish(stub, tmp_path):
+def test_sigterm_lets_the_running_epoch_finish(stub: S3Stub, tmp_path: Path) -> None:
     truth = fill(stub, [MORE_THAN_A_FIFO], prefix="b/train/")
     with serving(stub, tmp_path, "b/train/") as running:
         running.wait_for("ready")
@@ -182,7 +192,7 @@ def test_sigterm_lets_the_running_epoch_finish(stub, tmp_path):
         assert running.wait() == 0
 
 
-def test_sigterm_cuts_off_an_epoch_that_nobody_reads_on(stub, tmp_path):
+def test_sigterm_cuts_off_an_epoch_that_nobody_reads_on(stub: S3Stub, tmp_path: Path) -> None:
     """And says how much was missing, to the log and to the reader."""
     fill(stub, [MORE_THAN_A_FIFO], prefix="b/train/")
     with serving(stub, tmp_path, "b/train/", DrainFor=0.2) as running:
@@ -198,7 +208,7 @@ def test_sigterm_cuts_off_an_epoch_that_nobody_reads_on(stub, tmp_path):
         assert (trailer.state, trailer.bytes_total - trailer.bytes_delivered) == ("stopped", missing)
 
 
-def test_a_second_signal_ends_at_once(stub, tmp_path):
+def test_a_second_signal_ends_at_once(stub: S3Stub, tmp_path: Path) -> None:
     fill(stub, [MORE_THAN_A_FIFO], prefix="b/train/")
     with serving(stub, tmp_path, "b/train/", DrainFor=3600) as running:
         running.wait_for("ready")
@@ -210,7 +220,7 @@ def test_a_second_signal_ends_at_once(stub, tmp_path):
     assert leftovers(tmp_path / "ml") == [".train_0.penstock.json"]
 
 
-def test_a_failed_channel_is_held_and_the_others_go_on(stub, tmp_path):
+def test_a_failed_channel_is_held_and_the_others_go_on(stub: S3Stub, tmp_path: Path) -> None:
     fill(stub, [100], prefix="b/train/")
     evaluation = fill(stub, [100], prefix="b/eval/")
     stub.script(fails(403, "AccessDenied"), key="b/train/0000")
@@ -230,7 +240,9 @@ def test_a_failed_channel_is_held_and_the_others_go_on(stub, tmp_path):
     assert "REQERR" in (published_trailer(data, "train", 0).error or "")
 
 
-def test_compressed_objects_are_inflated_and_a_damaged_one_has_its_exit_code(stub, tmp_path):
+def test_compressed_objects_are_inflated_and_a_damaged_one_has_its_exit_code(
+    stub: S3Stub, tmp_path: Path
+) -> None:
     contents = [b"one" * 100_000, b"two" * 7]
     stub.objects |= {f"b/train/{i}.gz": gzip.compress(content) for i, content in enumerate(contents)}
     stub.objects["b/eval/0.gz"] = gzip.compress(contents[0])[:-1]
@@ -253,7 +265,7 @@ def test_compressed_objects_are_inflated_and_a_damaged_one_has_its_exit_code(stu
             assert running.end() == 8
 
 
-def test_a_killed_reader_costs_one_epoch(stub, tmp_path):
+def test_a_killed_reader_costs_one_epoch(stub: S3Stub, tmp_path: Path) -> None:
     """Correct bytes from the start of the next epoch."""
     truth = fill(stub, [MORE_THAN_A_FIFO], prefix="b/train/")
     with serving(stub, tmp_path, "b/train/") as running:
@@ -265,7 +277,7 @@ def test_a_killed_reader_costs_one_epoch(stub, tmp_path):
         assert running.end() == 0
 
 
-def test_a_killed_sidecar_leaves_no_proof(stub, tmp_path):
+def test_a_killed_sidecar_leaves_no_proof(stub: S3Stub, tmp_path: Path) -> None:
     """SIGKILL in mid-epoch: the reader's end of file is covered by an `open` trailer, no complete one."""
     fill(stub, [MORE_THAN_A_FIFO], prefix="b/train/")
     with serving(stub, tmp_path, "b/train/") as running:
@@ -279,7 +291,7 @@ def test_a_killed_sidecar_leaves_no_proof(stub, tmp_path):
     assert (trailer.state, trailer.bytes_total) == ("open", MORE_THAN_A_FIFO)
 
 
-def test_a_restarted_sidecar_serves_a_reader_that_waits(stub, tmp_path):
+def test_a_restarted_sidecar_serves_a_reader_that_waits(stub: S3Stub, tmp_path: Path) -> None:
     truth = fill(stub, [1000], prefix="b/train/")
     path = write_job(tmp_path / "job.yaml", job(stub.url, tmp_path / "ml", "b/train/"))
     data = tmp_path / "ml" / "input" / "data"
@@ -297,7 +309,7 @@ def test_a_restarted_sidecar_serves_a_reader_that_waits(stub, tmp_path):
     assert got == [truth]
 
 
-def test_every_log_line_is_json(stub, tmp_path):
+def test_every_log_line_is_json(stub: S3Stub, tmp_path: Path) -> None:
     fill(stub, [100], prefix="b/train/")
     with serving(stub, tmp_path, "b/train/") as running:
         running.wait_for("ready")
@@ -306,7 +318,7 @@ def test_every_log_line_is_json(stub, tmp_path):
 
 
 @pytest.mark.parametrize("command", ["run", "exec"])
-def test_every_line_of_the_log_is_json_the_last_too(stub, tmp_path, command):
+def test_every_line_of_the_log_is_json_the_last_too(stub: S3Stub, tmp_path: Path, command: str) -> None:
     fill(stub, [10], prefix="b/train/")
     trainer = ["sh", "-c", "exit 7"] if command == "exec" else []
 
@@ -339,7 +351,7 @@ def test_every_line_of_the_log_is_json_the_last_too(stub, tmp_path, command):
     assert running.events[-2]["code"] == 0
 
 
-def test_in_a_terminal_the_last_line_is_for_people(tmp_path):
+def test_in_a_terminal_the_last_line_is_for_people(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text("Penstok: {}\n")
     command = [*PENSTOCK, "run", "-c", "job.yaml"]
     with contextlib.chdir(tmp_path), terminal(command, columns=100, rows=10) as window:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -35,7 +36,7 @@ JOB = Job.model_validate(
 ONE = Hosts(0, ("algo-1",))
 
 
-def test_config_files(tmp_path):
+def test_config_files(tmp_path: Path) -> None:
     layout = Layout(str(tmp_path))
     layout.create()
     write_config_files(layout, JOB, ONE)
@@ -63,7 +64,7 @@ def test_config_files(tmp_path):
     ]
 
 
-def test_environment_is_the_toolkit_s():
+def test_environment_is_the_toolkit_s() -> None:
     found = trainer_environment(Layout("/opt/ml"), JOB, ONE)
     assert found["SM_CHANNELS"] == '["eval","train-a"]'
     assert found["SM_CHANNEL_TRAIN-A"] == "/opt/ml/input/data/train-a"
@@ -76,12 +77,12 @@ def test_environment_is_the_toolkit_s():
     assert json.loads(found["SM_INPUT_DATA_CONFIG"])["eval"]["TrainingInputMode"] == "Pipe"
 
 
-def test_the_request_s_environment_wins():
+def test_the_request_s_environment_wins() -> None:
     found = trainer_environment(Layout("/opt/ml"), JOB, ONE)
     assert (found["MINE"], found["SM_NUM_CPUS"]) == ("1", "99")
 
 
-def test_files_are_byte_for_byte_what_the_platform_prints(tmp_path):
+def test_files_are_byte_for_byte_what_the_platform_prints(tmp_path: Path) -> None:
     """resourceconfig.json against the print of a real job (contract §2.2); nothing for a null ContentType."""
     layout = Layout(str(tmp_path))
     layout.create()
@@ -116,7 +117,7 @@ def test_files_are_byte_for_byte_what_the_platform_prints(tmp_path):
     )
 
 
-def test_our_own_file_is_no_evidence_and_the_platform_s_is_kept(tmp_path):
+def test_our_own_file_is_no_evidence_and_the_platform_s_is_kept(tmp_path: Path) -> None:
     layout = Layout(str(tmp_path))
     layout.create()
     path = tmp_path / "input" / "config" / "resourceconfig.json"
@@ -136,7 +137,7 @@ def test_our_own_file_is_no_evidence_and_the_platform_s_is_kept(tmp_path):
         platform_resource_config(layout)
 
 
-def test_a_cluster_of_two_groups():
+def test_a_cluster_of_two_groups() -> None:
     groups = [
         {"InstanceGroupName": "gpu", "InstanceType": "ml.g5.xlarge", "InstanceCount": 2},
         {"InstanceGroupName": "cpu", "InstanceType": "ml.c5.xlarge", "InstanceCount": 1},
@@ -166,7 +167,7 @@ def test_a_cluster_of_two_groups():
     assert found["SM_INSTANCE_GROUPS"] == '["gpu","cpu"]'
 
 
-def test_the_toolkit_s_own_hyperparameters_are_not_the_script_s():
+def test_the_toolkit_s_own_hyperparameters_are_not_the_script_s() -> None:
     job = JOB.model_copy(
         update={
             "hyper_parameters": {
@@ -192,7 +193,7 @@ def test_the_toolkit_s_own_hyperparameters_are_not_the_script_s():
     assert everything["resource_config"] == json.loads(found["SM_RESOURCE_CONFIG"])
 
 
-def test_the_environment_file_is_shell(tmp_path):
+def test_the_environment_file_is_shell(tmp_path: Path) -> None:
     layout = Layout(str(tmp_path))
     layout.create()
     job = JOB.model_copy(update={"hyper_parameters": {"text": "it's $HOME\n`x`"}})
@@ -211,7 +212,7 @@ def test_the_environment_file_is_shell(tmp_path):
     assert missing == {"MINE", "SM_CHANNEL_TRAIN-A", "SM_NUM_CPUS", "SM_NUM_GPUS", "SM_TRAINING_ENV"}
 
 
-def test_one_sidecar_per_directory(tmp_path):
+def test_one_sidecar_per_directory(tmp_path: Path) -> None:
     layout = Layout(str(tmp_path))
     layout.create()
     with layout.locked(), pytest.raises(SinkError, match="another sidecar serves"), layout.locked():
@@ -220,7 +221,7 @@ def test_one_sidecar_per_directory(tmp_path):
         pass
 
 
-def test_a_lock_that_is_a_symbolic_link_is_refused(tmp_path):
+def test_a_lock_that_is_a_symbolic_link_is_refused(tmp_path: Path) -> None:
     layout = Layout(str(tmp_path))
     layout.create()
     (tmp_path / "victim").write_text("kept")
@@ -230,13 +231,13 @@ def test_a_lock_that_is_a_symbolic_link_is_refused(tmp_path):
     assert (tmp_path / "victim").read_text() == "kept"
 
 
-def test_directories_that_cannot_be_made(tmp_path):
+def test_directories_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(SinkError, match="Penstock.BaseDirectory"):
         Layout(str(tmp_path / "file")).create()
 
 
-def test_readers_of_an_earlier_run_start_again_at_epoch_0(tmp_path):
+def test_readers_of_an_earlier_run_start_again_at_epoch_0(tmp_path: Path) -> None:
     state = tmp_path / "pipe_state" / ".eval-pipe_mode-state"
     state.parent.mkdir()
     state.write_text("7")
@@ -248,7 +249,7 @@ def test_readers_of_an_earlier_run_start_again_at_epoch_0(tmp_path):
     assert (tmp_path / "pipe_state" / ".train-pipe_mode-state").read_text() == "2"
 
 
-def test_readers_of_rank_fifos_start_again_at_epoch_0_too(tmp_path):
+def test_readers_of_rank_fifos_start_again_at_epoch_0_too(tmp_path: Path) -> None:
     states = [tmp_path / "pipe_state" / f".{name}-pipe_mode-state" for name in ("eval-0", "eval-1", "eval-2")]
     states[0].parent.mkdir()
     for state in states:

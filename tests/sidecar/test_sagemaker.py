@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import botocore.session
@@ -106,7 +108,9 @@ DESCRIBED = copy.deepcopy(REQUEST) | {
 
 @pytest.mark.parametrize("dump", [json.dumps, yaml.safe_dump], ids=["json", "yaml"])
 @pytest.mark.parametrize("document", [REQUEST, DESCRIBED], ids=["request", "described"])
-def test_a_whole_training_job_is_a_job_file(tmp_path, document, dump):
+def test_a_whole_training_job_is_a_job_file(
+    tmp_path: Path, document: dict[str, object], dump: Callable[..., str]
+) -> None:
     (tmp_path / "job").write_text(dump(document))
     job = load_job(tmp_path / "job")
     assert [channel.channel_name for channel in job.channels("Pipe")] == ["train"]
@@ -115,7 +119,7 @@ def test_a_whole_training_job_is_a_job_file(tmp_path, document, dump):
     assert job.training_job_arn == document.get("TrainingJobArn")
 
 
-def test_bare_timestamps_of_yaml_are_no_obstacle(tmp_path):
+def test_bare_timestamps_of_yaml_are_no_obstacle(tmp_path: Path) -> None:
     text = (
         yaml.safe_dump(REQUEST)
         + "CreationTime: 2024-05-01T12:00:00.123000+02:00\nTrainingEndTime: 2024-05-01\n"
@@ -134,7 +138,9 @@ def test_bare_timestamps_of_yaml_are_no_obstacle(tmp_path):
         (("InputDataConfig", 0, "DataSource", "S3DataSource"), "Nonsense", "remove it"),
     ],
 )
-def test_no_key_is_dropped_that_is_not_on_the_list(tmp_path, place, key, words):
+def test_no_key_is_dropped_that_is_not_on_the_list(
+    tmp_path: Path, place: tuple[str | int, ...], key: str, words: str
+) -> None:
     document = copy.deepcopy(DESCRIBED)
     section: Any = document
     for step in place:
@@ -147,7 +153,7 @@ def test_no_key_is_dropped_that_is_not_on_the_list(tmp_path, place, key, words):
 
 
 @pytest.fixture(scope="module")
-def api():
+def api() -> Any:
     return botocore.session.Session().get_service_model("sagemaker")
 
 
@@ -164,7 +170,9 @@ def api():
         (ShuffleConfig, ["ShuffleConfig"], set()),
     ],
 )
-def test_every_key_of_the_api_is_carried_out_or_on_the_list(api, model, shapes, ours):
+def test_every_key_of_the_api_is_carried_out_or_on_the_list(
+    api: Any, model: Any, shapes: list[str], ours: set[str]
+) -> None:
     fields = {field.alias for field in model.model_fields.values()}
     assert not fields & model.ignored
     theirs = {key for shape in shapes for key in api.shape_for(shape).members}

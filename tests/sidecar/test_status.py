@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import threading
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,25 +20,25 @@ from streamer.errors import ConfigError
 from streamer.units import MIB
 from tests.kit.harness import MORE_THAN_A_FIFO, fill
 from tests.kit.pipes import read_all
-from tests.kit.processes import job, penstock, sidecar, write_job
+from tests.kit.processes import Sidecar, job, penstock, sidecar, write_job
 from tests.kit.raw import Request, answer, raw_server
-from tests.kit.stub import fails
+from tests.kit.stub import S3Stub, fails
 
 TOKEN = "0123456789abcdef"
 
 
 @pytest.fixture
-def token(tmp_path):
+def token(tmp_path: Path) -> str:
     path = tmp_path / "token"
     path.write_text(TOKEN + "\n")
     return str(path)
 
 
-def serving(stub, tmp_path, *prefixes, **penstock):
+def serving(stub: S3Stub, tmp_path: Path, *prefixes: str, **penstock: Any) -> AbstractContextManager[Sidecar]:
     return sidecar(write_job(tmp_path / "job.yaml", job(stub.url, tmp_path / "ml", *prefixes, **penstock)))
 
 
-def events(running):
+def events(running: Sidecar) -> Iterator[Any]:
     """Yields the documents of `/events` until the sidecar ends."""
     with urllib.request.urlopen(running.url + "/events") as answer:
         assert answer.headers["Content-Type"] == "text/event-stream"
@@ -43,11 +47,11 @@ def events(running):
             assert answer.readline() == b"\n"
 
 
-def first_event(running):
+def first_event(running: Sidecar) -> Any:
     return next(events(running))
 
 
-def test_page_events_and_top(stub, tmp_path):
+def test_page_events_and_top(stub: S3Stub, tmp_path: Path) -> None:
     truth = fill(stub, [3_000_000, 500_000], prefix="b/train/")
     with serving(stub, tmp_path, "b/train/") as running:
         running.wait_for("ready")
@@ -71,7 +75,7 @@ def test_page_events_and_top(stub, tmp_path):
         assert running.end() == 0
 
 
-def test_events_flow_while_the_job_starts(credentials, tmp_path):
+def test_events_flow_while_the_job_starts(credentials: None, tmp_path: Path) -> None:
     """From the first second, with the reason why it waits; `penstock top` shows them."""
     with raw_server(lambda _: answer(503)) as storage:
         path = write_job(tmp_path / "job.yaml", job(storage.url, tmp_path / "ml", "b/train/"))
@@ -90,7 +94,9 @@ def test_events_flow_while_the_job_starts(credentials, tmp_path):
             running.end()
 
 
-def test_an_idle_channel_names_the_fifo_to_open_and_the_last_event_says_how_it_ended(stub, tmp_path):
+def test_an_idle_channel_names_the_fifo_to_open_and_the_last_event_says_how_it_ended(
+    stub: S3Stub, tmp_path: Path
+) -> None:
     """A client that stays does not hold the end up."""
     truth = fill(stub, [10], prefix="b/train/")
     with serving(stub, tmp_path, "b/train/") as running:
@@ -110,7 +116,7 @@ def test_an_idle_channel_names_the_fifo_to_open_and_the_last_event_says_how_it_e
         assert last["channels"][0]["bottleneck"]["text"] == "stopped; epochs: 1 complete"
 
 
-def test_limits_change_while_it_runs(stub, tmp_path, token):
+def test_limits_change_while_it_runs(stub: S3Stub, tmp_path: Path, token: str) -> None:
     """Held to a trickle the epoch does not end; the limit lifted, it does."""
     truth = fill(stub, [MORE_THAN_A_FIFO], prefix="b/train/")
     options = {"Admin": {"Port": 0, "TokenFile": token}, "MemoryBudget": "32MiB"}
@@ -125,7 +131,7 @@ def test_limits_change_while_it_runs(stub, tmp_path, token):
         assert 'penstock_channel_bandwidth_limit_bytes{channel="train"} 1.0' in metrics
         assert "penstock_bandwidth_limit_bytes +Inf" in metrics
 
-        def set_(*limits):
+        def set_(*limits: str) -> subprocess.CompletedProcess[Any]:
             return penstock("set", "--json", "--url", running.url, "--token-file", token, *limits)
 
         done = set_("requests_in_flight=3", "memory_budget=16MiB", "bandwidth=1GB")
@@ -161,7 +167,7 @@ REFUSED = {
 }
 
 
-def test_limits_that_cannot_be(stub, tmp_path, token):
+def test_limits_that_cannot_be(stub: S3Stub, tmp_path: Path, token: str) -> None:
     """What is asked for beside them is not done either."""
     fill(stub, [10], prefix="b/train/")
     with serving(stub, tmp_path, "b/train/", Admin={"Port": 0, "TokenFile": token}) as running:
@@ -175,7 +181,7 @@ def test_limits_that_cannot_be(stub, tmp_path, token):
         assert running.end() == 0
 
 
-def test_without_a_token_limits_are_fixed(stub, tmp_path, token):
+def test_without_a_token_limits_are_fixed(stub: S3Stub, tmp_path: Path, token: str) -> None:
     fill(stub, [10], prefix="b/train/")
     with serving(stub, tmp_path, "b/train/") as running:
         running.wait_for("ready")
@@ -191,13 +197,13 @@ def test_without_a_token_limits_are_fixed(stub, tmp_path, token):
 @pytest.mark.parametrize(
     "content", ["short", "with a space in it, and long enough", "ünicode-and-long-enough", ""]
 )
-def test_a_token_file_must_hold_a_token(tmp_path, content):
+def test_a_token_file_must_hold_a_token(tmp_path: Path, content: str) -> None:
     (tmp_path / "token").write_text(content)
     with pytest.raises(ConfigError, match="must hold an admin token"):
         read_token(str(tmp_path / "token"))
 
 
-def test_an_epoch_s_line_has_what_matters(stub, tmp_path):
+def test_an_epoch_s_line_has_what_matters(stub: S3Stub, tmp_path: Path) -> None:
     """Of that epoch alone: what the one before it took is not counted again."""
     truth = fill(stub, [3_000_000], prefix="b/train/")
     stub.script(fails(500, "InternalError"))
@@ -218,7 +224,7 @@ def test_an_epoch_s_line_has_what_matters(stub, tmp_path):
         assert "of the epoch" in line["summary"]
 
 
-def test_probe_says_why_not_and_whether_a_sidecar_answers(stub, tmp_path):
+def test_probe_says_why_not_and_whether_a_sidecar_answers(stub: S3Stub, tmp_path: Path) -> None:
     fill(stub, [10], prefix="b/train/")
     stub.script(*[fails(403, "AccessDenied")] * 100)
     with serving(stub, tmp_path, "b/train/") as running:
@@ -254,7 +260,9 @@ def always(page: bytes) -> Callable[[Request], bytes]:
     return lambda _: page
 
 
-def test_the_admin_token_goes_to_the_sidecar_alone(tmp_path, monkeypatch, token):
+def test_the_admin_token_goes_to_the_sidecar_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token: str
+) -> None:
     """Not to a proxy of the environment, nor where a redirect leads."""
     with raw_server(lambda _: answer(200)) as other:
         for proxy in ("http_proxy", "HTTP_PROXY"):

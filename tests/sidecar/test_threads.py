@@ -9,10 +9,12 @@ from __future__ import annotations
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from tests.kit.processes import job, write_job
+from tests.kit.stub import S3Stub
 
 MIB = 1 << 20
 STACK = 1024 * MIB
@@ -36,7 +38,7 @@ def with_threads(
     )
 
 
-def test_too_few_threads_end_with_a_line_that_says_what_to_raise(stub, tmp_path):
+def test_too_few_threads_end_with_a_line_that_says_what_to_raise(stub: S3Stub, tmp_path: Path) -> None:
     stub.objects["b/train/x"] = b"x" * 1000
     path = write_job(tmp_path / "job.yaml", job(stub.url, tmp_path / "ml", "b/train/"))
     done = with_threads(0, "plan", "-c", path)
@@ -46,7 +48,7 @@ def test_too_few_threads_end_with_a_line_that_says_what_to_raise(stub, tmp_path)
 
 
 @pytest.mark.parametrize("count", [3, 6])
-def test_few_threads_are_enough(stub, tmp_path, count):
+def test_few_threads_are_enough(stub: S3Stub, tmp_path: Path, count: int) -> None:
     """The executor is smaller; planning and name resolution have a thread each."""
     stub.objects["b/train/x"] = b"x" * 1000
     url = stub.url.replace("127.0.0.1", "localhost")
@@ -56,7 +58,7 @@ def test_few_threads_are_enough(stub, tmp_path, count):
     assert "objects  1" in done.stdout
 
 
-def test_a_command_begins_without_looking_a_name_up(tmp_path):
+def test_a_command_begins_without_looking_a_name_up(tmp_path: Path) -> None:
     """A name server that does not answer would hold every command up; libuv's threads start all the same."""
     program = (
         "from pathlib import Path; from sidecar.process.runner import LIBUV, run\n"
@@ -74,7 +76,7 @@ def test_a_command_begins_without_looking_a_name_up(tmp_path):
     assert not any(name in calls for name in ("nsswitch.conf", "resolv.conf", "/etc/hosts", "connect("))
 
 
-def test_an_executor_that_lacks_threads_says_how_many_there_are():
+def test_an_executor_that_lacks_threads_says_how_many_there_are() -> None:
     """Not how many live: those of others, and those that have just been given up."""
     program = (
         "from concurrent.futures import ThreadPoolExecutor; from sidecar.process.runner import start_all\n"

@@ -6,20 +6,23 @@ import json
 import os
 import re
 import signal
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sidecar.admin.top import frame
 from tests.kit.harness import MORE_THAN_A_FIFO, fill
-from tests.kit.processes import PENSTOCK, job, penstock, sidecar, write_job
-from tests.kit.terminal import terminal
+from tests.kit.processes import PENSTOCK, Sidecar, job, penstock, sidecar, write_job
+from tests.kit.stub import S3Stub
+from tests.kit.terminal import Screen, terminal
 
 SIZES = [(60, 20), (80, 24), (140, 40)]
 
 
 @pytest.fixture
-def running(stub, tmp_path):
+def running(stub: S3Stub, tmp_path: Path) -> Iterator[Sidecar]:
     """A sidecar in the middle of an epoch of 40 MB, of which its reader has taken one."""
     fill(stub, [MORE_THAN_A_FIFO], prefix="b/train/")
     path = write_job(tmp_path / "job.yaml", job(stub.url, tmp_path / "ml", "b/train/", MemoryBudget="4MiB"))
@@ -30,14 +33,14 @@ def running(stub, tmp_path):
             yield serving
 
 
-def shown(screen) -> bool:
+def shown(screen: Screen) -> bool:
     """The frame is there to its last word."""
     return "q quits" in screen.text and bool(re.search(r"\d+% of 40 MB", screen.text))
 
 
 @pytest.mark.parametrize(("columns", "rows"), SIZES)
 @pytest.mark.parametrize("colour", [True, False], ids=["colour", "NO_COLOR"])
-def test_a_terminal_shows_the_whole_frame(running, columns, rows, colour):
+def test_a_terminal_shows_the_whole_frame(running: Sidecar, columns: int, rows: int, colour: bool) -> None:
     """Percent, size and rate stay beside the bar, with colours and without."""
     command = [*PENSTOCK, "top", "--url", running.url]
     variables = {} if colour else {"NO_COLOR": "1"}
@@ -62,7 +65,7 @@ def test_a_terminal_shows_the_whole_frame(running, columns, rows, colour):
         assert not screen.alternate, "the shell's screen is not back"
 
 
-def test_a_frame_follows_the_size_and_ctrl_c_ends(running):
+def test_a_frame_follows_the_size_and_ctrl_c_ends(running: Sidecar) -> None:
     with terminal([*PENSTOCK, "top", "--url", running.url], columns=140, rows=40) as window:
         window.wait_for(shown)
         window.resize(60, 20)
@@ -74,7 +77,7 @@ def test_a_frame_follows_the_size_and_ctrl_c_ends(running):
         assert window.end() == 0
 
 
-def test_the_end_of_the_sidecar_ends_it(running):
+def test_the_end_of_the_sidecar_ends_it(running: Sidecar) -> None:
     with terminal([*PENSTOCK, "top", "--url", running.url], columns=80, rows=24) as window:
         window.wait_for(shown)
         running.process.send_signal(signal.SIGTERM)
@@ -84,7 +87,7 @@ def test_the_end_of_the_sidecar_ends_it(running):
 
 
 @pytest.mark.parametrize("columns", [60, 80, 140])
-def test_once_prints_a_whole_frame_and_no_control_sequences(running, columns):
+def test_once_prints_a_whole_frame_and_no_control_sequences(running: Sidecar, columns: int) -> None:
     environment = {**os.environ, "COLUMNS": str(columns)}
     for arguments in (["--once"], []):  # standard output is no terminal
         done = penstock("top", "--url", running.url, *arguments, env=environment)
@@ -131,7 +134,7 @@ def lines_of(document: dict[str, Any], columns: int, rows: int) -> list[str]:
 
 @pytest.mark.parametrize(("columns", "rows"), SIZES)
 @pytest.mark.parametrize("count", [1, 2, 6, 100])
-def test_channels_that_do_not_fit_become_shorter_and_are_counted(columns, rows, count):
+def test_channels_that_do_not_fit_become_shorter_and_are_counted(columns: int, rows: int, count: int) -> None:
     lines = lines_of(event(count), columns, rows)
     assert len(lines) <= rows
     assert max(map(len, lines)) <= columns
@@ -142,7 +145,7 @@ def test_channels_that_do_not_fit_become_shorter_and_are_counted(columns, rows, 
     assert "q quits" in text
 
 
-def test_a_failed_channel_comes_first_and_every_kind_of_bottleneck_has_a_frame():
+def test_a_failed_channel_comes_first_and_every_kind_of_bottleneck_has_a_frame() -> None:
     document = event(50)
     document["channels"][49]["bottleneck"] = {"kind": "failed", "text": "Access denied", "remedy": ""}
     assert "Access denied" in lines_of(document, 60, 20)[1]

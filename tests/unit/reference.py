@@ -6,10 +6,14 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
+from collections.abc import Sequence
 from math import ceil, isqrt
+from typing import Any
+
+from streamer.plan import Balance
 
 
-def rows(kind, store, uri, attributes=()):
+def rows(kind: str, store: dict[str, bytes], uri: str, attributes: Sequence[str] = ()) -> list[list[bytes]]:
     """Every entry's payloads, in plan order (contract §3.1, §4)."""
     if kind == "S3Prefix":
         keys = [key for key in store if key.startswith(uri) and not (key.endswith("/") and not store[key])]
@@ -25,29 +29,29 @@ def rows(kind, store, uri, attributes=()):
     return found
 
 
-def payload(store, name, value):
+def payload(store: dict[str, bytes], name: str, value: Any) -> bytes:
     if name.endswith("-ref"):
         return store[value]
     return (value if isinstance(value, str) else json.dumps(value)).encode()
 
 
-def record(body):
+def record(body: bytes) -> bytes:
     """Contract §5.1: one part, whatever is in it."""
     return struct.pack("<II", 0xCED7230A, len(body)) + body + bytes(-len(body) % 4)
 
 
-def permutation(n, seed, epoch):
+def permutation(n: int, seed: int, epoch: int) -> list[int]:
     """docs/explanation/semantics.md, Shuffle: the entry at each position."""
     a = isqrt(n - 1) + 1 if n else 1
     b = ceil(n / a)
 
-    def add(number, digit, base):
+    def add(number: int, digit: int, base: int) -> int:
         digest = hashlib.shake_256(f"penstock shuffle 1 {seed} {epoch} {number}".encode()).digest(
             8 * digit + 8
         )
         return int.from_bytes(digest[8 * digit :], "little") % base
 
-    def image(x):
+    def image(x: int) -> int:
         left, right = divmod(x, b)
         for number in (0, 2, 4):
             left = (left + add(number, right, a)) % a
@@ -59,8 +63,17 @@ def permutation(n, seed, epoch):
 
 
 def stream(  # noqa: PLR0913 - the parameters of the contract, one by one
-    found, *, epoch, wrap=False, seed=None, host=0, hosts=1, by="count", rank=0, ranks=1
-):
+    found: Any,
+    *,
+    epoch: int,
+    wrap: bool = False,
+    seed: int | None = None,
+    host: int = 0,
+    hosts: int = 1,
+    by: Balance = "count",
+    rank: int = 0,
+    ranks: int = 1,
+) -> bytes:
     """The bytes of `<channel>_<epoch>` on one host: shuffle, then shard, then wrap (contract §3.2, §3.3).
 
     With rank FIFOs those of `<channel>-<rank FIFO>_<epoch>`: docs/explanation/semantics.md, Rank FIFOs.

@@ -6,6 +6,8 @@ import itertools
 import json
 import tracemalloc
 from collections import Counter
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -45,8 +47,12 @@ shards = st.integers(1, 5).flatmap(
 arrangements = st.builds(Arrangement, st.booleans(), st.none() | st.integers(-(2**63), 2**63 - 1), shards)
 
 
+Stored = tuple[str, dict[str, bytes], str, Sequence[str]]
+"""Kind, store, URI and attributes of a channel."""
+
+
 @st.composite
-def channels(draw):
+def channels(draw: st.DrawFn) -> Stored:
     """A store, and what to read of it: kind, URI, attributes."""
     keys = draw(st.lists(names, min_size=1, max_size=12, unique=True))
     store = {f"s3://b/data/{key}": draw(contents) for key in keys}
@@ -75,11 +81,11 @@ def channels(draw):
     return kind, store, "s3://b/manifest", attributes
 
 
-def planned(channel, arrangement, *, piece=17):
+def planned(channel: Stored, arrangement: Arrangement, *, piece: int = 17) -> Plan:
     """The plan of a channel, its manifest scanned in pieces."""
     kind, store, uri, attributes = channel
 
-    def ref(name):
+    def ref(name: str) -> ObjectRef:
         (bucket, key), version = parse_object_uri(name)
         return ObjectRef(bucket, key, len(store[name]), "e", version)
 
@@ -92,18 +98,20 @@ def planned(channel, arrangement, *, piece=17):
     scanner = LineScanner(uri, attributes) if attributes else ArrayScanner(uri)
     for start in range(0, len(text) + 1, piece):
         for _, row in scanner.feed(text[start : start + piece], last=start + piece > len(text)):
-            items = row if attributes else [row]
-            entries.add(*(item if isinstance(item, bytes) else ref(item) for item in items))
+            items: list[Any] = list(row) if attributes else [row]
+            entries.add(*(ref(item) if isinstance(item, str) else item for item in items))
     return Plan.arranged(entries, arrangement)
 
 
-def bytes_of(store, object_, start, end):
+def bytes_of(store: dict[str, bytes], object_: ObjectRef, start: int, end: int) -> bytes:
     return store[f"s3://{object_.bucket}/{object_.key}"][start:end]
 
 
 @settings(max_examples=200, deadline=None)
 @given(channels(), arrangements, st.integers(0, 3), st.integers(1, 50), st.integers(1, 100))
-def test_any_channel_streams_what_the_reference_says(channel, arrangement, epoch, part_size, piece):
+def test_any_channel_streams_what_the_reference_says(
+    channel: Stored, arrangement: Arrangement, epoch: int, part_size: int, piece: int
+) -> None:
     """Type, wrap, shuffle, shard and epoch: segments, parts and totals agree with the contract's model."""
     kind, store, uri, attributes = channel
     shard = arrangement.shard
@@ -135,7 +143,9 @@ def test_any_channel_streams_what_the_reference_says(channel, arrangement, epoch
 
 
 @given(channels(), st.booleans(), st.none() | st.integers(0, 9), st.integers(1, 20), st.integers(0, 2))
-def test_shards_by_count_are_disjoint_whole_and_even(channel, wrap, seed, count, epoch):
+def test_shards_by_count_are_disjoint_whole_and_even(
+    channel: Stored, wrap: bool, seed: int | None, count: int, epoch: int
+) -> None:
     """Any number of hosts, with and without shuffle: numbers differ by one at most (contract §3.3)."""
     whole = planned(channel, Arrangement(wrap, seed))
     parts = [planned(channel, Arrangement(wrap, seed, Shard(index, count))) for index in range(count)]
@@ -149,7 +159,9 @@ def test_shards_by_count_are_disjoint_whole_and_even(channel, wrap, seed, count,
 
 @settings(max_examples=200, deadline=None)
 @given(channels(), arrangements, st.integers(0, 3), st.integers(1, 6))
-def test_rank_fifos_stream_what_the_reference_says(channel, arrangement, epoch, count):
+def test_rank_fifos_stream_what_the_reference_says(
+    channel: Stored, arrangement: Arrangement, epoch: int, count: int
+) -> None:
     """Every FIFO of a channel of any kind, and that no entry is in two of them or in none."""
     kind, store, uri, attributes = channel
     rows, shard = reference.rows(kind, store, uri, attributes), arrangement.shard
@@ -189,7 +201,7 @@ def test_rank_fifos_stream_what_the_reference_says(channel, arrangement, epoch, 
 
 
 @given(st.lists(st.integers(0, 1000), max_size=40), st.none() | st.integers(0, 9), st.integers(1, 8))
-def test_rank_fifos_by_bytes_differ_by_one_entry(sizes, seed, count):
+def test_rank_fifos_by_bytes_differ_by_one_entry(sizes: list[int], seed: int | None, count: int) -> None:
     refs = [ObjectRef("b", f"{i}", size, "e") for i, size in enumerate(sizes)]
     ranks = Plan.of(refs, Arrangement(seed=seed, shard=Shard(by="bytes"))).ranks(count)
     loads = [sum(max(1, sizes[entry]) for entry in plan.order(1)) for plan in ranks]
@@ -198,7 +210,9 @@ def test_rank_fifos_by_bytes_differ_by_one_entry(sizes, seed, count):
 
 
 @given(st.booleans(), st.none() | st.integers(0, 9), shards, st.integers(1, 4))
-def test_digests_made_together_are_those_made_alone(wrap, seed, shard, count):
+def test_digests_made_together_are_those_made_alone(
+    wrap: bool, seed: int | None, shard: Shard, count: int
+) -> None:
     entries = Entries(wrap=wrap)
     for size in (0, 3):
         entries.add(ObjectRef("b", f"{size}", size, "e"))
@@ -209,13 +223,15 @@ def test_digests_made_together_are_those_made_alone(wrap, seed, shard, count):
 
 
 @pytest.mark.parametrize(("index", "count"), [(-1, 2), (2, 2), (0, 0)])
-def test_a_rank_fifo_outside_the_rank_fifos_is_refused(index, count):
+def test_a_rank_fifo_outside_the_rank_fifos_is_refused(index: int, count: int) -> None:
     with pytest.raises(ConfigError, match=f"rank {index} of {count}"):
         Shard().rank(index, count)
 
 
 @given(st.lists(st.integers(0, 1000), max_size=40), st.none() | st.integers(0, 9), st.integers(1, 8))
-def test_shards_by_bytes_are_disjoint_whole_and_differ_by_one_entry(sizes, seed, count):
+def test_shards_by_bytes_are_disjoint_whole_and_differ_by_one_entry(
+    sizes: list[int], seed: int | None, count: int
+) -> None:
     refs = [ObjectRef("b", f"{i}", size, "e") for i, size in enumerate(sizes)]
     parts = [Plan.of(refs, Arrangement(seed=seed, shard=Shard(i, count, "bytes"))) for i in range(count)]
     orders = [list(plan.order(1)) for plan in parts]
@@ -225,11 +241,11 @@ def test_shards_by_bytes_are_disjoint_whole_and_differ_by_one_entry(sizes, seed,
 
 
 @given(st.integers(0, 3000), st.integers(-(2**63), 2**63 - 1), st.integers(0, 5))
-def test_every_epoch_is_a_permutation(n, seed, epoch):
+def test_every_epoch_is_a_permutation(n: int, seed: int, epoch: int) -> None:
     assert sorted(Permutation(n, seed=seed, epoch=epoch).over(range(n))) == list(range(n))
 
 
-def test_the_shuffle_is_that_of_the_documentation():
+def test_the_shuffle_is_that_of_the_documentation() -> None:
     """The test vector of docs/explanation/semantics.md, and the reference model for sizes around squares."""
     assert list(Permutation(10, seed=42, epoch=0).over(range(10))) == VECTOR[0]
     assert list(Permutation(10, seed=42, epoch=1).over(range(10))) == VECTOR[1]
@@ -237,28 +253,28 @@ def test_the_shuffle_is_that_of_the_documentation():
         assert list(Permutation(n, seed=7, epoch=3).over(range(n))) == reference.permutation(n, 7, 3)
 
 
-def test_every_order_of_few_entries_occurs_about_as_often():
+def test_every_order_of_few_entries_occurs_about_as_often() -> None:
     """Twenty-four orders of four entries over 4,800 epochs: each is due 200 times."""
     orders = Counter(tuple(Permutation(4, seed=1, epoch=epoch).over(range(4))) for epoch in range(4800))
     assert len(orders) == 24
     assert 120 < min(orders.values()) <= max(orders.values()) < 300
 
 
-def test_neighbours_do_not_stay_together():
+def test_neighbours_do_not_stay_together() -> None:
     """A shuffle of a sorted list is to part what lies together: one pair in n stays, by chance."""
     order = list(Permutation(20_000, seed=3, epoch=0).over(range(20_000)))
     assert sum(abs(one - two) == 1 for one, two in itertools.pairwise(order)) < 20
     assert sum(position == entry for position, entry in enumerate(order)) < 10
 
 
-def test_without_a_seed_every_epoch_is_the_same_and_with_one_each_is_another():
+def test_without_a_seed_every_epoch_is_the_same_and_with_one_each_is_another() -> None:
     refs = [ObjectRef("b", f"{i:03}", 1, "e") for i in range(100)]
     plain, shuffled = Plan.of(refs), Plan.of(refs, Arrangement(seed=5))
     assert list(plain.order(0)) == list(plain.order(1)) == list(range(100))
     assert len({tuple(shuffled.order(epoch)) for epoch in range(20)} | {tuple(range(100))}) == 21
 
 
-def test_an_object_moves_between_hosts_from_epoch_to_epoch():
+def test_an_object_moves_between_hosts_from_epoch_to_epoch() -> None:
     """Shuffle goes before sharding (contract §3.2)."""
     refs = [ObjectRef("b", f"{i:03}", 1, "e") for i in range(50)]
     plan = Plan.of(refs, Arrangement(seed=5, shard=Shard(0, 2)))
@@ -266,12 +282,12 @@ def test_an_object_moves_between_hosts_from_epoch_to_epoch():
 
 
 @pytest.mark.parametrize(("index", "count"), [(-1, 2), (2, 2), (0, 0)])
-def test_a_host_outside_the_hosts_is_refused(index, count):
+def test_a_host_outside_the_hosts_is_refused(index: int, count: int) -> None:
     with pytest.raises(ConfigError, match=f"host {index} of {count}"):
         Shard(index, count)
 
 
-def test_more_hosts_than_entries_leave_some_with_nothing():
+def test_more_hosts_than_entries_leave_some_with_nothing() -> None:
     """Legal (contract §3.3), and no search for bytes that never come."""
     refs = [ObjectRef("b", "one", 5, "e"), ObjectRef("b", "empty", 0, "e")]
     for seed in (None, 1):
@@ -283,7 +299,7 @@ def test_more_hosts_than_entries_leave_some_with_nothing():
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 4, 5])
-def test_a_wrapped_object_is_one_record(size):
+def test_a_wrapped_object_is_one_record(size: int) -> None:
     (part,) = cut(
         Plan.of([ObjectRef("b", "k", size, "e")], Arrangement(wrap=True)).segments(0),
         part_size=lambda: 16,
@@ -294,7 +310,7 @@ def test_a_wrapped_object_is_one_record(size):
     assert part.ends_object == bool(size)
 
 
-def test_what_is_too_long_for_a_record_is_refused_by_name():
+def test_what_is_too_long_for_a_record_is_refused_by_name() -> None:
     """2^29 bytes have no encoding that all readers agree on (contract §5.1)."""
     Entries(wrap=True).add(ObjectRef("b", "just", MAX_PAYLOAD, "e"))
     with pytest.raises(ConfigError, match=r"s3://b/long has 536870912 bytes.*RecordWrapperType: None"):
@@ -302,7 +318,7 @@ def test_what_is_too_long_for_a_record_is_refused_by_name():
     Entries().add(ObjectRef("b", "long", MAX_PAYLOAD + 1, "e"))
 
 
-def test_literals_ride_on_the_parts_beside_them():
+def test_literals_ride_on_the_parts_beside_them() -> None:
     """A wrapped object of just the part size is one request; a long literal has parts of its own."""
     ref = ObjectRef("b", "k", 8, "e")
     parts = list(
@@ -318,10 +334,10 @@ def test_literals_ride_on_the_parts_beside_them():
     assert last.offset + len(last) == 200_000
 
 
-def test_the_digest_covers_all_that_decides_the_stream():
+def test_the_digest_covers_all_that_decides_the_stream() -> None:
     one, two = ObjectRef("b", "a", 1, "e"), ObjectRef("b", "b", 2, "e")
 
-    def row(*items):
+    def row(*items: bytes | ObjectRef) -> Plan:
         entries = Entries()
         entries.add(*items)
         return Plan(entries)
@@ -344,7 +360,7 @@ def test_the_digest_covers_all_that_decides_the_stream():
 
 
 @pytest.mark.parametrize("version", [None, "v.1"])
-def test_entries_give_back_what_was_added(version):
+def test_entries_give_back_what_was_added(version: str | None) -> None:
     entries = Entries(objects_each=2)
     items: list[ObjectRef | bytes] = [
         ObjectRef("b", "ké/y", 2**40, "abc-3", version),
@@ -358,7 +374,7 @@ def test_entries_give_back_what_was_added(version):
     assert entries.buckets == {"b", "other"}
 
 
-def test_a_plan_takes_at_most_200_bytes_an_object():
+def test_a_plan_takes_at_most_200_bytes_an_object() -> None:
     """With keys of 60 bytes and an MD5 for ETag, as S3 lists them."""
     tracemalloc.start()
     try:
@@ -383,12 +399,12 @@ def test_a_plan_takes_at_most_200_bytes_an_object():
         ("s3://b/what?x=1", (("b", "what?x=1"), None)),
     ],
 )
-def test_the_uri_of_an_object_may_name_a_version(uri, found):
+def test_the_uri_of_an_object_may_name_a_version(uri: str, found: tuple[tuple[str, str], str | None]) -> None:
     assert parse_object_uri(uri) == found
 
 
 @pytest.mark.parametrize("uri", ["s3://b", "s3://b/", "http://b/k", "k"])
-def test_what_names_no_object_is_refused(uri):
+def test_what_names_no_object_is_refused(uri: str) -> None:
     with pytest.raises(ConfigError, match="s3://"):
         parse_object_uri(uri)
 
@@ -397,7 +413,7 @@ VECTOR = ([6, 4, 8, 9, 1, 2, 0, 5, 7, 3], [0, 8, 1, 5, 2, 4, 3, 9, 6, 7])
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
-def test_records_are_known_where_the_plan_makes_them(count):
+def test_records_are_known_where_the_plan_makes_them(count: int) -> None:
     """One of each object or attribute, on every shard; else nobody but a reader knows."""
     entries = Arrangement(wrap=True).entries()
     for index in range(4):

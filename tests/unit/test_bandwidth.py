@@ -12,7 +12,7 @@ from streamer.schedule.concurrency import ConcurrencyController
 
 
 @given(st.integers(1, 10**9), st.lists(st.tuples(st.integers(1, 10**7), st.floats(0, 2)), max_size=50))
-def test_the_average_holds(limit, writes):
+def test_the_average_holds(limit: int, writes: list[tuple[int, float]]) -> None:
     bucket, now, sent = Bandwidth(limit), 1000.0, 0
     bucket.change(limit, now)
     for count, later in writes:
@@ -23,7 +23,7 @@ def test_the_average_holds(limit, writes):
         sent += count
 
 
-def test_without_a_limit_nothing_waits():
+def test_without_a_limit_nothing_waits() -> None:
     bucket = Bandwidth()
     bucket.sent(10**12, 5.0)
     assert bucket.wait(5.0) == 0
@@ -31,7 +31,7 @@ def test_without_a_limit_nothing_waits():
     assert bucket.wait(6.0) == 0, "what went before the limit is no debt"
 
 
-def test_a_change_holds_at_once():
+def test_a_change_holds_at_once() -> None:
     bucket = Bandwidth()
     bucket.change(100, 0.0)
     bucket.sent(1000, 0.0)
@@ -43,7 +43,7 @@ def test_a_change_holds_at_once():
         bucket.change(0, 5.0)
 
 
-def test_a_channel_waits_for_the_stricter_of_both_limits():
+def test_a_channel_waits_for_the_stricter_of_both_limits() -> None:
     whole = MemoryBudget(1000, ConcurrencyController(8, 4), members=2)
     one, other = whole.quota(), whole.quota()
     assert not one.limited

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ START = Sample(
 )  # fmt: skip
 
 
-def after(seconds=60.0, *, cause="first_byte", **spent):
+def after(seconds: float = 60.0, *, cause: Any = "first_byte", **spent: float) -> Sample:
     """A later moment: parts of `seconds` in states, starved for one cause; the rest moves."""
     parts = {**spent, "moving": 1 - sum(spent.values())}
     return replace(
@@ -29,14 +30,14 @@ def after(seconds=60.0, *, cause="first_byte", **spent):
     )
 
 
-def test_the_trainer():
+def test_the_trainer() -> None:
     found = diagnose(START, after(blocked=0.83, starved=0.05))
     assert found.kind == "trainer"
     assert found.text == "the trainer is the bottleneck: the sidecar waited for it 83% of the last minute"
 
 
 @pytest.mark.parametrize("cause", CAUSES)
-def test_storage_and_why(cause):
+def test_storage_and_why(cause: Any) -> None:
     found = diagnose(START, after(20, starved=0.6, blocked=0.1, cause=cause))
     assert found.kind == "storage"
     assert found.text == (
@@ -45,12 +46,12 @@ def test_storage_and_why(cause):
     assert found.remedy == REMEDIES[cause]
 
 
-def test_time_without_a_reader_does_not_count():
+def test_time_without_a_reader_does_not_count() -> None:
     """Of 60 s the reader was there for 12, and waited for 9 of them."""
     assert "waited 75%" in diagnose(START, after(idle=0.8, starved=0.15)).text
 
 
-def test_faults():
+def test_faults() -> None:
     found = diagnose(START, replace(after(starved=0.5, cause="retry"), failures=54))
     assert found.kind == "faults"
     assert found.text == "S3 fails 33% of requests: the trainer waited for storage 50% of the last minute"
@@ -58,24 +59,24 @@ def test_faults():
     assert slow_down.text.startswith("S3 fails 33% of requests and asks for fewer: ")
 
 
-def test_a_few_failures_are_not_the_storages_trouble():
+def test_a_few_failures_are_not_the_storages_trouble() -> None:
     assert diagnose(START, replace(after(starved=0.5), failures=START.failures + 5)).kind == "storage"
 
 
-def test_failures_while_storage_keeps_up_are_mentioned():
+def test_failures_while_storage_keeps_up_are_mentioned() -> None:
     found = diagnose(START, replace(after(blocked=0.9, starved=0.03), failures=54))
     assert found.kind == "trainer"
     assert found.text.endswith("; S3 fails 33% of requests, the trainer waited 3%")
 
 
-def test_failures_while_the_trainer_waits_for_storage_are_faults():
+def test_failures_while_the_trainer_waits_for_storage_are_faults() -> None:
     """Longer waits for the trainer do not hide them."""
     found = diagnose(START, replace(after(blocked=0.5, starved=0.39), failures=54))
     assert (found.kind, found.remedy) == ("faults", REMEDIES["retry"])
     assert "the trainer waited for storage 39%" in found.text
 
 
-def test_a_longer_wait_for_the_trainer_does_not_hide_storage():
+def test_a_longer_wait_for_the_trainer_does_not_hide_storage() -> None:
     found = diagnose(START, after(blocked=0.5, starved=0.39, cause="connect"))
     assert (found.kind, found.remedy) == ("mixed", REMEDIES["connect"])
     assert found.text == (
@@ -84,11 +85,11 @@ def test_a_longer_wait_for_the_trainer_does_not_hide_storage():
     )
 
 
-def test_a_shorter_wait_for_a_limit_does_not_hide_storage():
+def test_a_shorter_wait_for_a_limit_does_not_hide_storage() -> None:
     assert diagnose(START, after(blocked=0.45, limited=0.25, starved=0.22)).kind == "mixed"
 
 
-def test_a_limit():
+def test_a_limit() -> None:
     found = diagnose(START, after(limited=0.9, starved=0.05))
     assert (found.kind, found.text) == ("limit", "held to its bandwidth limit 90% of the last minute")
     assert diagnose(START, after(limited=0.6, starved=0.3)).text.endswith(
@@ -96,11 +97,11 @@ def test_a_limit():
     )
 
 
-def test_nobody():
+def test_nobody() -> None:
     assert diagnose(START, after(blocked=0.1, starved=0.1)).kind == "even"
 
 
-def test_no_reader_and_failed():
+def test_no_reader_and_failed() -> None:
     assert (
         diagnose(START, replace(after(idle=1.0), connected=False)).text
         == "no reader: nothing has opened the FIFO of epoch 2"
@@ -110,13 +111,13 @@ def test_no_reader_and_failed():
     assert (failed.kind, failed.text) == ("failed", "failed for good: access denied: s3://b/k")
 
 
-def test_one_snapshot_is_no_evidence():
+def test_one_snapshot_is_no_evidence() -> None:
     assert diagnose(START, START).kind == "idle"
     assert rate(START, START) == 0.0
     assert eta(START, START) is None
 
 
-def test_rate_and_time_left():
+def test_rate_and_time_left() -> None:
     later = replace(after(10), written=5500, consumed=250, ever_consumed=5250)
     assert rate(START, later) == 50
     assert eta(START, later) == 30

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -15,7 +18,7 @@ from streamer.units import KIB, MIB
 BUDGET, REQUESTS = 100, 8
 
 
-def memory_budget(members, *, requests=REQUESTS, budget=BUDGET):
+def memory_budget(members: int, *, requests: int = REQUESTS, budget: int = BUDGET) -> MemoryBudget:
     return MemoryBudget(
         budget, ConcurrencyController(requests, 4, fixed_limit=True, fixed_part=True), members=members
     )
@@ -26,7 +29,7 @@ class AllotmentMachine(RuleBasedStateMachine):
 
     members = 3
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.whole = memory_budget(self.members)
         self.shares = [self.whole.quota() for _ in range(self.members)]
@@ -34,12 +37,15 @@ class AllotmentMachine(RuleBasedStateMachine):
         """The room that each was refused; None: a request."""
         self.pieces: list[list[int]] = [[] for _ in self.shares]
         for number, quota in enumerate(self.shares):
-            quota.on_available = lambda number=number: self.waiting.pop(number, None)
+            quota.on_available = functools.partial(self.became_available, number)
+
+    def became_available(self, number: int) -> None:
+        self.waiting.pop(number, None)
 
     index = st.integers(0, 2)
 
     @rule(i=index, reserved_bytes=st.integers(1, 60))
-    def take(self, i, reserved_bytes):
+    def take(self, i: int, reserved_bytes: int) -> None:
         quota = self.shares[i]
         self.waiting.pop(i, None)
         if quota.reserved_bytes + reserved_bytes <= quota.floor:
@@ -52,19 +58,19 @@ class AllotmentMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: any(self.pieces))
     @rule(data=st.data())
-    def give(self, data):
+    def give(self, data: st.DataObject) -> None:
         i = data.draw(st.sampled_from([i for i, held in enumerate(self.pieces) if held]))
         reserved_bytes = self.pieces[i].pop(data.draw(st.integers(0, len(self.pieces[i]) - 1)))
         self.shares[i].give(reserved_bytes)
         self.waiting.pop(i, None)  # it knows by itself
 
     @rule(i=index, active=st.booleans())
-    def reader(self, i, active):
+    def reader(self, i: int, active: Any) -> None:
         self.shares[i].activate(active=active)
         self.waiting.pop(i, None)
 
     @rule(i=index)
-    def begin(self, i):
+    def begin(self, i: int) -> None:
         self.waiting.pop(i, None)
         if self.shares[i].may_request():
             self.shares[i].begin()
@@ -73,7 +79,7 @@ class AllotmentMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: any(quota.requests_in_flight for quota in self.shares))
     @rule(data=st.data(), requests=st.integers(1, 24))
-    def end(self, data, requests):
+    def end(self, data: st.DataObject, requests: int) -> None:
         """A request that has landed may change the limit of all."""
         i = data.draw(st.sampled_from([i for i, quota in enumerate(self.shares) if quota.requests_in_flight]))
         self.whole.concurrency.limit = requests
@@ -81,12 +87,12 @@ class AllotmentMachine(RuleBasedStateMachine):
         self.waiting.pop(i, None)
 
     @rule(requests=st.integers(1, 24))
-    def throttled(self, requests):
+    def throttled(self, requests: int) -> None:
         """The limit is lower at once, without a word to anybody."""
         self.whole.concurrency.limit = min(requests, self.whole.concurrency.limit)
 
     @invariant()
-    def nobody_waits_for_what_is_there(self):
+    def nobody_waits_for_what_is_there(self) -> None:
         for number, reserved_bytes in self.waiting.items():
             quota = self.shares[number]
             if reserved_bytes is None:
@@ -96,14 +102,14 @@ class AllotmentMachine(RuleBasedStateMachine):
             assert quota.refused
 
     @invariant()
-    def the_sum_holds(self):
+    def the_sum_holds(self) -> None:
         held = [sum(pieces) for pieces in self.pieces]
         assert [quota.reserved_bytes for quota in self.shares] == held
         assert sum(held) <= BUDGET
         assert self.whole.committed == sum(max(each, self.whole.floor) for each in held) <= BUDGET
 
     @invariant()
-    def quotas_and_requests(self):
+    def quotas_and_requests(self) -> None:
         active = [quota for quota in self.shares if quota.active]
         assert self.whole.active == len(active)
         for quota in self.shares:
@@ -115,7 +121,7 @@ class AllotmentMachine(RuleBasedStateMachine):
         assert sum(quota.requests_limit for quota in active) <= max(self.whole.concurrency.limit, len(active))
 
     @invariant()
-    def no_dead_end(self):
+    def no_dead_end(self) -> None:
         """An empty share can always take its floor; with nothing held at all, its whole quota too."""
         for quota in self.shares:
             if not quota.reserved_bytes:
@@ -129,7 +135,7 @@ class AllotmentMachine(RuleBasedStateMachine):
 TestAllotment = AllotmentMachine.TestCase
 
 
-def test_a_channel_alone_has_everything():
+def test_a_channel_alone_has_everything() -> None:
     quota = memory_budget(1).quota()
     assert (quota.floor, quota.byte_limit) == (BUDGET, BUDGET)
     assert quota.fits(BUDGET)
@@ -137,7 +143,7 @@ def test_a_channel_alone_has_everything():
     assert quota.requests_limit == REQUESTS
 
 
-def test_the_only_channel_that_is_read_has_more_than_half():
+def test_the_only_channel_that_is_read_has_more_than_half() -> None:
     whole = memory_budget(2)
     read, unread = whole.quota(), whole.quota()
     read.activate(active=True)
@@ -148,7 +154,7 @@ def test_the_only_channel_that_is_read_has_more_than_half():
     assert (read.requests_limit, unread.requests_limit) == (4, 4)
 
 
-def test_what_was_taken_while_alone_is_missing_from_nobodys_floor():
+def test_what_was_taken_while_alone_is_missing_from_nobodys_floor() -> None:
     """A reader that comes has its floor at once, and its equal part when the other has delivered."""
     whole = memory_budget(2)
     early, late = whole.quota(), whole.quota()
@@ -166,7 +172,7 @@ def test_what_was_taken_while_alone_is_missing_from_nobodys_floor():
     assert late.fits(10)
 
 
-def test_a_request_more_is_offered_and_one_that_is_no_more_is_not():
+def test_a_request_more_is_offered_and_one_that_is_no_more_is_not() -> None:
     """A channel has as many requests as it has, whatever the others leave; only the limit of all gives
     more."""
     whole = memory_budget(2, requests=2)
@@ -186,7 +192,7 @@ def test_a_request_more_is_offered_and_one_that_is_no_more_is_not():
     assert told == ["other"]
 
 
-def test_a_refused_channel_is_looked_at_when_there_is_something_for_it():
+def test_a_refused_channel_is_looked_at_when_there_is_something_for_it() -> None:
     """Of a thousand channels each looked again whenever a request ended: 9 s of CPU for their end alone."""
     count = 1000
     whole = memory_budget(count, requests=64, budget=2 * count)
@@ -204,7 +210,7 @@ def test_a_refused_channel_is_looked_at_when_there_is_something_for_it():
     assert not looks
 
 
-def test_no_more_members_than_agreed():
+def test_no_more_members_than_agreed() -> None:
     whole = memory_budget(1)
     whole.quota()
     with pytest.raises(ValueError, match="for 1 channels"):
@@ -212,12 +218,12 @@ def test_no_more_members_than_agreed():
 
 
 @pytest.mark.parametrize(("budget", "members"), [(0, 1), (1, 0), (-1, 1)])
-def test_an_allotment_of_nothing_is_refused(budget, members):
+def test_an_allotment_of_nothing_is_refused(budget: int, members: int) -> None:
     with pytest.raises(ValueError, match="needs bytes"):
         memory_budget(members, budget=budget)
 
 
-def test_a_budget_that_changes():
+def test_a_budget_that_changes() -> None:
     """Raised, it is there at once for those refused; lowered, nothing is taken until enough is given."""
     whole = memory_budget(1)
     quota = whole.quota()
@@ -237,7 +243,7 @@ def test_a_budget_that_changes():
         whole.change_budget(3)
 
 
-def test_the_least_budget_holds_a_part_in_whole_buffers():
+def test_the_least_budget_holds_a_part_in_whole_buffers() -> None:
     """Lowered to it, a part of 64 KiB could never be admitted, and the channel ended with ValueError."""
     concurrency = ConcurrencyController(1, 64 * KIB, fixed_part=True)
     whole = MemoryBudget(8 * MIB, concurrency, members=2, unit=BUFFER_SIZE)
@@ -247,7 +253,7 @@ def test_the_least_budget_holds_a_part_in_whole_buffers():
     assert stages.quota.fits(stages.reserved_bytes(Part(0, ref, 0, 64 * KIB, 0)))
 
 
-def test_requests_that_change():
+def test_requests_that_change() -> None:
     whole = memory_budget(1, requests=2)
     quota = whole.quota()
     for _ in range(2):

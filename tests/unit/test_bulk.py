@@ -6,6 +6,8 @@ import os
 import struct
 import subprocess
 import sys
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -23,7 +25,9 @@ from streamer.readers.tensorflow.bulk import TOGETHER, BulkTFRecordReader  # noq
 from streamer.readers.tensorflow.checksums import frames_crc  # noqa: E402
 
 
-def read_in_bulk(data, *, pieces=(), **options):
+def read_in_bulk(
+    data: bytes, *, pieces: Sequence[int] = (), **options: Any
+) -> tuple[list[bytes], list[tuple[str, int]], tuple[type[StreamError], str] | None]:
     """What the bulk reader gives, what it skipped, and its error; the plain reader must agree."""
     outcomes = []
     for kind in (BulkTFRecordReader, tfrecord.TFRecordReader):
@@ -40,7 +44,7 @@ def read_in_bulk(data, *, pieces=(), **options):
 
 @pytest.mark.parametrize("sizes", [[200], [0], [1, 2, 3], [200] * 40 + [7], [100, 3000], [0, 500, 0]])
 @pytest.mark.parametrize("block", [64, 1000, 1 << 20])
-def test_bulk_reading_gives_the_records(sizes, block):
+def test_bulk_reading_gives_the_records(sizes: list[int], block: int) -> None:
     records = [os.urandom(size) for size in sizes * 100]
     got, skipped, error = read_in_bulk(b"".join(map(tfrecord.encode, records)), block_bytes=block)
     assert got == records
@@ -52,14 +56,16 @@ frames = st.lists(st.tuples(st.sampled_from([0, 5, 5, 5, 200]), st.booleans() | 
 
 
 @given(frames, st.integers(0, 3), st.lists(st.integers(0, 300), max_size=30), st.integers(0, 40))
-def test_bulk_reading_is_plain_reading(chosen, skip, pieces, cut):
+def test_bulk_reading_is_plain_reading(
+    chosen: list[tuple[int, bool]], skip: int, pieces: list[int], cut: int
+) -> None:
     """Whatever is spoilt, skipped or cut off, and wherever blocks end."""
     data = b"".join((tfrecord.encode if good else spoilt)(b"x" * size) for size, good in chosen)
     read_in_bulk(data[: len(data) - cut], pieces=pieces, max_corrupted_records_to_skip=skip)
 
 
 @given(st.integers(0, 215), st.integers(1, 255), st.sampled_from([0, 20, 39]))
-def test_bulk_reading_lets_no_wrong_byte_pass(place, change, number):
+def test_bulk_reading_lets_no_wrong_byte_pass(place: int, change: int, number: int) -> None:
     data = bytearray(tfrecord.encode(b"y" * 200) * 40)
     data[number * 216 + place] ^= change
     got, _, error = read_in_bulk(bytes(data))
@@ -77,14 +83,14 @@ BLOCK = 2 * TOGETHER * 116
 
 @pytest.mark.parametrize("length", [0, 1, 200])
 @pytest.mark.parametrize("count", [1, 2, 3, 77, 1000])
-def test_the_crc_of_frames_follows_from_those_of_their_data(length, count):
+def test_the_crc_of_frames_follows_from_those_of_their_data(length: int, count: int) -> None:
     frames = [tfrecord.encode(os.urandom(length)) for _ in range(count)]
     stored = np.array([struct.unpack("<I", frame[-4:])[0] for frame in frames], np.uint32)
     found = frames_crc(stored, length, crc32c()(frames[0][:12]))
     assert found == crc32c()(b"".join(frames))
 
 
-def test_records_of_one_length_are_verified_together():
+def test_records_of_one_length_are_verified_together() -> None:
     """In the first block each by itself, in the next ones all at once."""
     calls: list[int] = []
     reader = BulkTFRecordReader(
@@ -92,7 +98,7 @@ def test_records_of_one_length_are_verified_together():
     )
     crc = crc32c()
 
-    def counted(data):
+    def counted(data: bytes | bytearray | memoryview) -> int:
         calls.append(len(data))
         return crc(data)
 
@@ -107,7 +113,9 @@ def test_records_of_one_length_are_verified_together():
     st.integers(0, 3),
     st.lists(st.integers(1, 40_000), max_size=20),
 )
-def test_together_no_wrong_byte_passes_either(changes, skip, pieces):
+def test_together_no_wrong_byte_passes_either(
+    changes: list[tuple[int, int, int]], skip: int, pieces: list[int]
+) -> None:
     data = bytearray(b"".join(tfrecord.encode(struct.pack("<I", number) * 25) for number in range(len(LONG))))
     for number, place, change in changes:
         data[116 * number + place] ^= change
@@ -121,7 +129,7 @@ def test_together_no_wrong_byte_passes_either(changes, skip, pieces):
     ("environment", "kept"),
     [({}, "True"), ({"PENSTOCK_MALLOPT": "0"}, "False"), ({"MALLOC_TRIM_THRESHOLD_": "1000"}, "False")],
 )
-def test_the_allocator_keeps_memory_unless_told_otherwise(environment, kept):
+def test_the_allocator_keeps_memory_unless_told_otherwise(environment: dict[str, str], kept: str) -> None:
     """400 blocks of 1 MiB, made and dropped: faulted in anew each time, or reused."""
     script = (
         "import resource\n"

@@ -6,20 +6,24 @@ import ast
 import http.client
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
 from tests.kit import faults, proxy, stub
 from tests.kit.faults import PASSING, WRONG, Weather
 from tests.kit.proxy import Line, random_lines, standing_before
-from tests.kit.stub import StubThread
+from tests.kit.stub import S3Stub, StubThread
 
 BODY = bytes(range(256)) * 4000
 
 
 @pytest.mark.parametrize("module", [faults, proxy, stub])
-def test_it_knows_nothing_of_what_it_tests(module):
+def test_it_knows_nothing_of_what_it_tests(module: ModuleType) -> None:
+    assert module.__file__ is not None
     tree = ast.parse(Path(module.__file__).read_text())
     names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     names |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
@@ -27,7 +31,7 @@ def test_it_knows_nothing_of_what_it_tests(module):
 
 
 @pytest.fixture
-def server():
+def server() -> Iterator[S3Stub]:
     thread = StubThread()
     found = thread.start()
     found.objects["b/x"] = BODY
@@ -36,7 +40,7 @@ def server():
 
 
 @pytest.fixture
-def line(server):
+def line(server: S3Stub) -> Iterator[Any]:
     """A proxy before it, all of whose connections are the same line; returns how to ask through it."""
     with standing_before(server.url) as found:
 
@@ -52,27 +56,27 @@ def line(server):
         yield ask
 
 
-def test_a_good_line_passes_all(line):
+def test_a_good_line_passes_all(line: Any) -> None:
     assert line(Line(latency=0.01, bandwidth=50e6)) == BODY
 
 
-def test_a_line_is_reset(line):
+def test_a_line_is_reset(line: Any) -> None:
     with pytest.raises(ConnectionResetError):
         line(Line(reset_after=300_000))
 
 
-def test_a_line_is_closed_from_one_side(line):
+def test_a_line_is_closed_from_one_side(line: Any) -> None:
     with pytest.raises(http.client.IncompleteRead) as caught:
         line(Line(half_close_after=300_000))
     assert BODY.startswith(caught.value.partial)
 
 
-def test_a_line_falls_silent(line):
+def test_a_line_falls_silent(line: Any) -> None:
     with pytest.raises(TimeoutError):
         line(Line(blackhole_after=300_000))
 
 
-def test_a_port_refuses_and_accepts_again(line):
+def test_a_port_refuses_and_accepts_again(line: Any) -> None:
     line.proxy.refuse()
     with pytest.raises(urllib.error.URLError, match="refused"):
         line(Line())
@@ -80,12 +84,12 @@ def test_a_port_refuses_and_accepts_again(line):
     assert line(Line()) == BODY
 
 
-def test_the_weather_is_that_of_its_seed_whatever_the_order():
+def test_the_weather_is_that_of_its_seed_whatever_the_order() -> None:
     kinds = PASSING | WRONG
     rates = dict.fromkeys(kinds, 0.05)
     asked = [(f"b/{number}", start, 1000) for number in range(20) for start in (0, 1000, 2000)]
 
-    def struck(order, seed=3):
+    def struck(order: list[tuple[str, int, int]] | Iterator[tuple[str, int, int]], seed: int = 3) -> set[Any]:
         weather = Weather(seed, rates, kinds)
         return {each for each in order if weather(*each) is not None}
 
@@ -94,12 +98,12 @@ def test_the_weather_is_that_of_its_seed_whatever_the_order():
     assert struck(asked) != struck(asked, seed=4)
 
 
-def test_a_byte_is_left_in_peace_in_the_end():
+def test_a_byte_is_left_in_peace_in_the_end() -> None:
     weather = Weather(1, {"500": 1.0}, spells=4)
     assert [weather("b/x", 0, 10) is None for _ in range(6)] == [False] * 4 + [True] * 2
 
 
-def test_lines_are_those_of_their_seed():
+def test_lines_are_those_of_their_seed() -> None:
     first, again, other = random_lines(1), random_lines(1), random_lines(2)
     assert [first(i) for i in range(50)] == [again(i) for i in range(50)]
     assert [first(i) for i in range(50)] != [other(i) for i in range(50)]

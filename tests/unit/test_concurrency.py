@@ -6,6 +6,7 @@ import heapq
 import itertools
 import random
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -107,7 +108,7 @@ LATENCY_BOUND = Server()
 
 
 @pytest.mark.parametrize("worth", [0.0, 0.4])
-def test_requests_grow_while_throughput_follows(worth):
+def test_requests_grow_while_throughput_follows(worth: float) -> None:
     concurrency = ConcurrencyController(4, PART, worth=worth)
     World(concurrency, LATENCY_BOUND).run(20)
     assert concurrency.limit == 256
@@ -115,10 +116,10 @@ def test_requests_grow_while_throughput_follows(worth):
 
 @pytest.mark.parametrize("server", [LATENCY_BOUND, Server(connection=9e9)], ids=["by trial", "at once"])
 @pytest.mark.parametrize("busy", [0.85, 0.95])
-def test_no_requests_are_added_while_the_process_itself_is_the_limit(server, busy):
+def test_no_requests_are_added_while_the_process_itself_is_the_limit(server: Server, busy: float) -> None:
     """From 16 requests on its thread works so much of the time; without that, any number would be taken."""
 
-    def worked():
+    def worked() -> Any:
         write_ends = [*[since for since, _ in world.limits[1:]], world.now]
         return sum(
             (end - since) * (busy if limit >= 16 else 0.5)
@@ -131,7 +132,7 @@ def test_no_requests_are_added_while_the_process_itself_is_the_limit(server, bus
     assert concurrency.limit == (256 if busy < BUSY else 16)
 
 
-def test_requests_never_exceed_the_most():
+def test_requests_never_exceed_the_most() -> None:
     concurrency = ConcurrencyController(4, PART, most=50)
     world = World(concurrency, LATENCY_BOUND)
     world.run(20)
@@ -139,7 +140,7 @@ def test_requests_never_exceed_the_most():
 
 
 @pytest.mark.parametrize("unwanted", [{"full": False}, {"starved": False}])
-def test_requests_do_not_grow_without_need(unwanted):
+def test_requests_do_not_grow_without_need(unwanted: dict[str, bool]) -> None:
     """Requests that are not all taken, or a delivery that never waits, ask for no more."""
     concurrency = ConcurrencyController(4, PART)
     world = World(concurrency, LATENCY_BOUND)
@@ -147,7 +148,7 @@ def test_requests_do_not_grow_without_need(unwanted):
     assert world.peak == 4
 
 
-def test_a_vain_trial_is_reverted_and_the_next_waits_longer():
+def test_a_vain_trial_is_reverted_and_the_next_waits_longer() -> None:
     concurrency = ConcurrencyController(8, PART)
     world = World(concurrency, Server(first_byte=0.002, connection=1e9, network=1e9))
     world.run(300)
@@ -162,7 +163,7 @@ def test_a_vain_trial_is_reverted_and_the_next_waits_longer():
 
 
 @pytest.mark.parametrize(("worth", "kept"), [(0.1, True), (0.4, False)])
-def test_a_gain_must_be_worth_its_requests(worth, kept):
+def test_a_gain_must_be_worth_its_requests(worth: float, kept: bool) -> None:
     """A sixth more throughput for twice the requests."""
     concurrency = ConcurrencyController(2, PART, worth=worth)
     world = World(concurrency, Server(first_byte=0.0001, connection=430e6, network=1e9))
@@ -173,7 +174,7 @@ def test_a_gain_must_be_worth_its_requests(worth, kept):
     assert world.peak > 2
 
 
-def test_requests_that_wait_more_than_they_carry_double_at_once():
+def test_requests_that_wait_more_than_they_carry_double_at_once() -> None:
     """100 kB at 25 ms: no trial is needed, so a few round trips are enough."""
     concurrency = ConcurrencyController(64, PART)
     world = World(concurrency, Server(connection=40e9))
@@ -181,14 +182,14 @@ def test_requests_that_wait_more_than_they_carry_double_at_once():
     assert concurrency.limit == 256
 
 
-def test_requests_that_wait_do_not_double_where_first_bytes_queue():
+def test_requests_that_wait_do_not_double_where_first_bytes_queue() -> None:
     concurrency = ConcurrencyController(8, PART)
     server = Server(first_byte=0.03, connection=40e9, workers=8)
     World(concurrency, server).run(60)
     assert concurrency.limit <= 32
 
 
-def test_short_waits_of_the_delivery_ask_for_nothing():
+def test_short_waits_of_the_delivery_ask_for_nothing() -> None:
     concurrency = ConcurrencyController(4, PART)
     world = World(concurrency, LATENCY_BOUND)
     for step in range(1, 200):
@@ -198,7 +199,7 @@ def test_short_waits_of_the_delivery_ask_for_nothing():
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_growth_stops_where_the_network_is_full(seed):
+def test_growth_stops_where_the_network_is_full(seed: int) -> None:
     """Not many more requests than the twelve or so that fill it, and nearly all of its bandwidth."""
     concurrency = ConcurrencyController(4, PART)
     world = World(concurrency, Server(network=1e9, spread=0.5), seed=seed)
@@ -209,7 +210,7 @@ def test_growth_stops_where_the_network_is_full(seed):
     assert world.received - before > 0.85 * 20 * 1e9
 
 
-def test_first_bytes_that_come_much_later_stop_the_growth():
+def test_first_bytes_that_come_much_later_stop_the_growth() -> None:
     """Bodies so quick that throughput still rises a little, while requests queue for a worker."""
     concurrency = ConcurrencyController(4, PART)
     server = Server(first_byte=0.03, connection=1e7, workers=8)
@@ -218,7 +219,7 @@ def test_first_bytes_that_come_much_later_stop_the_growth():
     assert concurrency.limit < 32
 
 
-def test_a_storm_halves_once_for_each_burst():
+def test_a_storm_halves_once_for_each_burst() -> None:
     concurrency = ConcurrencyController(64, PART)
     for delay in (10.0, 10.01, 10.3, 10.6, 10.9):  # one after the other without half a second of quiet
         concurrency.throttled(delay)
@@ -227,7 +228,7 @@ def test_a_storm_halves_once_for_each_burst():
     assert concurrency.limit == 16
 
 
-def test_a_storm_never_takes_the_last_request():
+def test_a_storm_never_takes_the_last_request() -> None:
     concurrency = ConcurrencyController(2, PART)
     for second in range(10, 30):
         concurrency.throttled(float(second))
@@ -235,7 +236,7 @@ def test_a_storm_never_takes_the_last_request():
 
 
 @pytest.mark.parametrize("limit", [4, 16, 64, 256])
-def test_ten_seconds_after_a_storm_the_limit_is_back(limit):
+def test_ten_seconds_after_a_storm_the_limit_is_back(limit: int) -> None:
     concurrency = ConcurrencyController(limit, PART)
     world = World(concurrency, LATENCY_BOUND)
     world.run(5, starved=False)
@@ -246,7 +247,7 @@ def test_ten_seconds_after_a_storm_the_limit_is_back(limit):
     assert concurrency.limit >= 0.95 * limit
 
 
-def test_bursts_that_halve_again_and_again_are_recovered_from_too():
+def test_bursts_that_halve_again_and_again_are_recovered_from_too() -> None:
     """Refusals a second apart are a burst each; the limit to return to is that before the first."""
     concurrency = ConcurrencyController(64, PART)
     world = World(concurrency, LATENCY_BOUND)
@@ -259,7 +260,7 @@ def test_bursts_that_halve_again_and_again_are_recovered_from_too():
     assert concurrency.limit >= 0.95 * 64
 
 
-def test_a_storm_in_a_trial_returns_to_what_was_before_the_trial():
+def test_a_storm_in_a_trial_returns_to_what_was_before_the_trial() -> None:
     concurrency = ConcurrencyController(8, PART)
     world = World(concurrency, LATENCY_BOUND)
     while concurrency.limit == 8:
@@ -271,7 +272,7 @@ def test_a_storm_in_a_trial_returns_to_what_was_before_the_trial():
     assert concurrency.limit == 8
 
 
-def test_after_a_storm_the_limit_may_grow_beyond_it():
+def test_after_a_storm_the_limit_may_grow_beyond_it() -> None:
     concurrency = ConcurrencyController(8, PART)
     concurrency.throttled(1.0)
     world = World(concurrency, LATENCY_BOUND, now=1.0)
@@ -279,7 +280,7 @@ def test_after_a_storm_the_limit_may_grow_beyond_it():
     assert concurrency.limit > 8
 
 
-def test_what_is_fixed_stays():
+def test_what_is_fixed_stays() -> None:
     concurrency = ConcurrencyController(12, 3 * MIB, fixed_limit=True, fixed_part=True)
     world = World(concurrency, LATENCY_BOUND)
     world.run(10)
@@ -289,7 +290,7 @@ def test_what_is_fixed_stays():
     assert concurrency.part_size(100 * MIB) == concurrency.part_size(1) == 3 * MIB
 
 
-def learnt(*, first_byte: float, rate: float, **options) -> ConcurrencyController:
+def learnt(*, first_byte: float, rate: float, **options: Any) -> ConcurrencyController:
     concurrency = ConcurrencyController(4, PART, **options)
     for number in range(100):
         concurrency.landed(
@@ -307,16 +308,16 @@ def learnt(*, first_byte: float, rate: float, **options) -> ConcurrencyControlle
         (1.0, 1e9, LARGEST_PART),
     ],
 )
-def test_a_body_takes_twice_as_long_as_its_first_byte(first_byte, rate, size):
+def test_a_body_takes_twice_as_long_as_its_first_byte(first_byte: float, rate: float, size: int) -> None:
     assert learnt(first_byte=first_byte, rate=rate).part_size(1 << 30) == size
 
 
-def test_a_part_is_no_larger_than_its_transport_wants():
+def test_a_part_is_no_larger_than_its_transport_wants() -> None:
     assert learnt(first_byte=1.0, rate=1e9, largest_part=8 * MIB).part_size(1 << 30) == 8 * MIB
 
 
 @pytest.mark.parametrize(
     ("staging", "size"), [(4 * MIB, 4 * MIB), (4 * MIB - 1, 2 * MIB), (MIB, MIB), (1, SMALLEST_PART)]
 )
-def test_a_part_fits_its_stage_but_is_never_tiny(staging, size):
+def test_a_part_fits_its_stage_but_is_never_tiny(staging: int, size: int) -> None:
     assert ConcurrencyController(4, PART).part_size(staging) == size

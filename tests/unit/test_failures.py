@@ -5,6 +5,9 @@ from __future__ import annotations
 import io
 import os
 import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -19,7 +22,7 @@ from streamer.formats.recordio import RecordIOReader
 from streamer.formats.tfrecord import TFRecordReader
 from streamer.relay.deliver import frame_aligner as failures
 from streamer.relay.deliver.failure_policy import FailurePolicy
-from streamer.relay.deliver.frame_aligner import MOST_HELD, POISON, FrameAligner
+from streamer.relay.deliver.frame_aligner import MOST_HELD, POISON, FrameAligner, Framing, WhenFailed
 from tests.sidecar import foreign
 
 ENCODE = {"RecordIO": recordio.encode, "TFRecord": tfrecord.encode}
@@ -47,7 +50,7 @@ payloads = st.lists(st.binary(max_size=60), max_size=8)
         (errors.Mismatch("x"), "replace the damaged object"),
     ],
 )
-def test_the_operator_is_told_what_to_do(error, words):
+def test_the_operator_is_told_what_to_do(error: Any, words: str) -> None:
     """A restart alone helps where the FIFO is held and its place in the plan known; damage it never mends."""
     assert words in advice(error, mendable=False)
     assert "restart sidecar and trainer" in advice(error, mendable=False)
@@ -58,7 +61,9 @@ def test_the_operator_is_told_what_to_do(error, words):
 @pytest.mark.parametrize("local", [False, True])
 @pytest.mark.parametrize("reader_came", [False, True])
 @pytest.mark.parametrize("at_border", [False, True])
-def test_a_fifo_ends_only_where_the_policy_can_be_carried_out(local, reader_came, at_border):
+def test_a_fifo_ends_only_where_the_policy_can_be_carried_out(
+    local: bool, reader_came: bool, at_border: bool
+) -> None:
     fates = {
         policy: policy.fifo_fate(local=local, reader_came=reader_came, at_border=at_border)
         for policy in (FailurePolicy("hold"), FailurePolicy("close"), FailurePolicy("poison", "TFRecord"))
@@ -74,12 +79,12 @@ def test_a_fifo_ends_only_where_the_policy_can_be_carried_out(local, reader_came
 @pytest.mark.parametrize(
     ("when_failed", "framing"), [("poison", None), ("hold", "RecordIO"), ("close", "TFRecord")]
 )
-def test_a_policy_has_a_framing_for_poison_alone(when_failed, framing):
+def test_a_policy_has_a_framing_for_poison_alone(when_failed: WhenFailed, framing: Framing | None) -> None:
     with pytest.raises(ValueError, match="poison needs a framing"):
         FailurePolicy(when_failed, framing)
 
 
-def test_a_policy_makes_what_its_framing_needs():
+def test_a_policy_makes_what_its_framing_needs() -> None:
     assert FailurePolicy("close").aligner(at_record=True) is None
     assert FailurePolicy("close").poison == b""
     policy = FailurePolicy("poison", "RecordIO")
@@ -88,7 +93,7 @@ def test_a_policy_makes_what_its_framing_needs():
     assert [each.at_border for each in aligners if each is not None] == [True, False]
 
 
-def parts(payload):
+def parts(payload: bytes) -> bytes:
     """A RecordIO record in three frames."""
     found = []
     for flag, part in zip((1, 2, 3), (payload[:4], payload[4:8], payload[8:]), strict=True):
@@ -97,7 +102,7 @@ def parts(payload):
     return b"".join(found)
 
 
-def test_the_checksum_is_wrong_in_every_bit():
+def test_the_checksum_is_wrong_in_every_bit() -> None:
     length, crc = struct.unpack("<QI", POISON["TFRecord"])
     assert crc ^ masked_crc32c(struct.pack("<Q", length)) == 0xFFFFFFFF
     magic, word = struct.unpack("<II", POISON["RecordIO"])
@@ -106,7 +111,7 @@ def test_the_checksum_is_wrong_in_every_bit():
 
 @pytest.mark.parametrize("framing", ["RecordIO", "TFRecord"])
 @given(records=payloads, skip=st.integers(0, 5))
-def test_our_readers_refuse_it(framing, records, skip):
+def test_our_readers_refuse_it(framing: Framing, records: list[bytes], skip: int) -> None:
     options = {"max_corrupted_records_to_skip": skip} if framing == "TFRecord" else {}
     stream = b"".join(map(ENCODE[framing], records)) + POISON[framing]
     reader = iter(OURS[framing](io.BytesIO(stream), **options))
@@ -117,7 +122,9 @@ def test_our_readers_refuse_it(framing, records, skip):
 
 @pytest.mark.parametrize(("framing", "reader"), FOREIGN, ids=lambda each: getattr(each, "__name__", None))
 @pytest.mark.parametrize("records", [[], [b"one", b"", b"three" * 100]], ids=["alone", "behind"])
-def test_other_people_s_readers_refuse_it(tmp_path, framing, reader, records):
+def test_other_people_s_readers_refuse_it(
+    tmp_path: Path, framing: Framing, reader: Callable[[str, int, str], list[list[str]]], records: list[bytes]
+) -> None:
     """And take the stream without it."""
     whole = b"".join(map(ENCODE[framing], records))
     path = tmp_path / "train_0"
@@ -129,13 +136,15 @@ def test_other_people_s_readers_refuse_it(tmp_path, framing, reader, records):
 
 
 @pytest.mark.parametrize("reader", [foreign.dmlc, foreign.incumbent_recordio, foreign.mlio_recordio])
-def test_poison_between_the_parts_of_a_record(tmp_path, reader):
+def test_poison_between_the_parts_of_a_record(
+    tmp_path: Path, reader: Callable[[str, int, str], list[list[str]]]
+) -> None:
     (tmp_path / "train_0").write_bytes(parts(b"abcdefghijkl")[:12] + POISON["RecordIO"])
     with pytest.raises(foreign.REFUSALS):
         reader(str(tmp_path), 1, "train")
 
 
-def test_why_a_record_is_never_cut(tmp_path):
+def test_why_a_record_is_never_cut(tmp_path: Path) -> None:
     """Known readers take the first part of a record for all of it, or fill it up."""
     (tmp_path / "train_0").write_bytes(recordio.encode(b"whole") + recordio.encode(b"a record")[:-4])
     assert len(foreign.incumbent_recordio(str(tmp_path), 1, "train")[0]) == 2
@@ -145,7 +154,7 @@ def test_why_a_record_is_never_cut(tmp_path):
 @given(
     data=st.data(), framing=st.sampled_from(["RecordIO", "TFRecord"]), most=st.sampled_from([MOST_HELD, 24])
 )
-def test_what_leaves_are_whole_records(data, framing, most):
+def test_what_leaves_are_whole_records(data: st.DataObject, framing: Framing, most: int) -> None:
     """However the bytes come in; a frame that is too long to be held leaves as it comes, and says so."""
     frames = [ENCODE[framing](each) for each in data.draw(payloads)]
     stream = b"".join(frames)
@@ -167,13 +176,13 @@ def test_what_leaves_are_whole_records(data, framing, most):
         failures.MOST_HELD = held_back
 
 
-def test_the_parts_of_a_record_may_leave_one_by_one():
+def test_the_parts_of_a_record_may_leave_one_by_one() -> None:
     whole = parts(b"abcdefghijkl")
     records = FrameAligner("RecordIO", at_record=True)
     assert [len(records.pass_on(whole[at : at + 6])) for at in range(0, 36, 6)] == [0, 12, 0, 12, 0, 12]
 
 
-def test_a_long_record_is_not_copied_for_each_piece():
+def test_a_long_record_is_not_copied_for_each_piece() -> None:
     """What is held is looked at when it is whole, so the time is that of its bytes."""
     frame = tfrecord.encode(os.urandom(MOST_HELD - 100))
     records = FrameAligner("TFRecord", at_record=True)
@@ -184,7 +193,7 @@ def test_a_long_record_is_not_copied_for_each_piece():
 
 
 @pytest.mark.parametrize("framing", ["RecordIO", "TFRecord"])
-def test_what_is_not_known_passes_and_is_no_border(framing):
+def test_what_is_not_known_passes_and_is_no_border(framing: Framing) -> None:
     frame = ENCODE[framing](b"0123456789")
     records = FrameAligner(framing, at_record=False)
     assert records.pass_on(frame[3:]) == frame[3:]

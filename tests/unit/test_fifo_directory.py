@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from streamer.sink.fifo import FifoDirectory
 from streamer.trailer import Trailer, fifo_path
 
 
-def test_a_trailer_that_was_half_written_goes(tmp_path):
+def test_a_trailer_that_was_half_written_goes(tmp_path: Path) -> None:
     def opening(epoch: int) -> Trailer:
         return Trailer(channel="train", epoch=epoch, state="open", bytes_total=1, digest="d")
 

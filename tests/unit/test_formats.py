@@ -7,6 +7,8 @@ import logging
 import struct
 import subprocess
 import sys
+from abc import ABCMeta
+from typing import Any, NoReturn
 
 import pytest
 from hypothesis import given
@@ -32,24 +34,33 @@ payloads = st.lists(st.binary(max_size=200), max_size=20)
 blocks = st.sampled_from([1, 7, 16, 64, 1 << 20])
 
 
-def read(kind, data, **options):
+Kind = type[TFRecordReader | RecordIOReader | LineReader]
+
+
+def read(
+    kind: Kind,
+    data: bytes,
+    **options: Any,
+) -> list[bytes]:
     return list(kind(io.BytesIO(data), **options))
 
 
 # CRC
 
 
-def test_crc_check_value():
+def test_crc_check_value() -> None:
     assert crc.crc32c()(b"123456789") == 0xE3069283
     assert crc.crc32c_in_python(b"123456789") == 0xE3069283
 
 
 @given(st.binary(max_size=300))
-def test_crc_in_python_is_the_compiled_one(data):
+def test_crc_in_python_is_the_compiled_one(data: bytes) -> None:
     assert crc.crc32c_in_python(data) == crc.crc32c()(data) == crc.crc32c_in_python(memoryview(data))
 
 
-def test_crc_without_awscrt_says_so_once(monkeypatch, caplog):
+def test_crc_without_awscrt_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setitem(sys.modules, "awscrt.checksums", None)
     crc.crc32c.cache_clear()
     try:
@@ -66,7 +77,7 @@ def test_crc_without_awscrt_says_so_once(monkeypatch, caplog):
 # TFRecord
 
 
-def test_tfrecord_vectors():
+def test_tfrecord_vectors() -> None:
     assert tfrecord.encode(b"hello") == HELLO
     assert tfrecord.encode(b"") == EMPTY
     assert read(TFRecordReader, HELLO + EMPTY + HELLO) == [b"hello", b"", b"hello"]
@@ -74,12 +85,12 @@ def test_tfrecord_vectors():
 
 
 @given(payloads, sizes, blocks)
-def test_tfrecord_round_trip(records, pieces, block):
+def test_tfrecord_round_trip(records: list[bytes], pieces: list[int], block: int) -> None:
     stream = Pieces(b"".join(map(tfrecord.encode, records)), pieces)
     assert list(TFRecordReader(stream, block_bytes=block)) == records
 
 
-def test_tfrecord_cut_anywhere_is_an_error():
+def test_tfrecord_cut_anywhere_is_an_error() -> None:
     data = HELLO + EMPTY + HELLO
     borders = {0: 0, len(HELLO): 1, len(HELLO + EMPTY): 2, len(data): 3}
     for cut in range(len(data) + 1):
@@ -93,7 +104,7 @@ def test_tfrecord_cut_anywhere_is_an_error():
         assert got == [b"hello", b"", b"hello"][: len(got)]
 
 
-def test_tfrecord_cut_names_offset_wanted_and_got():
+def test_tfrecord_cut_names_offset_wanted_and_got() -> None:
     with pytest.raises(TruncatedStream, match="a TFRecord at offset 21: 21 bytes wanted, 20 arrived"):
         read(TFRecordReader, HELLO + HELLO[:-1])
     with pytest.raises(TruncatedStream, match="at offset 21: 12 bytes wanted, 3 arrived"):
@@ -101,7 +112,7 @@ def test_tfrecord_cut_names_offset_wanted_and_got():
 
 
 @given(st.integers(0, len(HELLO) - 1), st.integers(1, 255))
-def test_tfrecord_any_wrong_byte_is_an_error(place, change):
+def test_tfrecord_any_wrong_byte_is_an_error(place: int, change: int) -> None:
     bad = bytearray(HELLO)
     bad[place] ^= change
     reader = TFRecordReader(io.BytesIO(HELLO + bad + HELLO))
@@ -111,13 +122,13 @@ def test_tfrecord_any_wrong_byte_is_an_error(place, change):
     assert got == [b"hello"]
 
 
-def spoilt(payload):
+def spoilt(payload: bytes) -> bytes:
     frame = bytearray(tfrecord.encode(payload))
     frame[12] ^= 1
     return bytes(frame)
 
 
-def test_tfrecord_skips_a_run_of_bad_data_up_to_the_limit(caplog):
+def test_tfrecord_skips_a_run_of_bad_data_up_to_the_limit(caplog: pytest.LogCaptureFixture) -> None:
     data = spoilt(b"a") + spoilt(b"b") + HELLO + spoilt(b"c") + spoilt(b"d") + HELLO + spoilt(b"e")
     with pytest.raises(CorruptRecord, match="CRC check on data failed"):
         read(TFRecordReader, data)
@@ -134,25 +145,25 @@ def test_tfrecord_skips_a_run_of_bad_data_up_to_the_limit(caplog):
     )
 
 
-def test_tfrecord_a_run_of_bad_data_counts_across_blocks():
+def test_tfrecord_a_run_of_bad_data_counts_across_blocks() -> None:
     data = spoilt(b"a") + spoilt(b"b") + HELLO
     with pytest.raises(CorruptRecord, match="at offset 17 "):
         read(TFRecordReader, data, max_corrupted_records_to_skip=1, block_bytes=4)
 
 
-def test_tfrecord_never_skips_a_bad_length():
+def test_tfrecord_never_skips_a_bad_length() -> None:
     bad = bytearray(HELLO)
     bad[0] ^= 1
     with pytest.raises(CorruptRecord, match="CRC check on header failed"):
         read(TFRecordReader, bytes(bad) + HELLO, max_corrupted_records_to_skip=9)
 
 
-def test_tfrecord_never_skips_a_cut():
+def test_tfrecord_never_skips_a_cut() -> None:
     with pytest.raises(TruncatedStream):
         read(TFRecordReader, HELLO + spoilt(b"abc")[:-1], max_corrupted_records_to_skip=9)
 
 
-def test_tfrecord_reads_what_tfrecord_writers_of_others_write():
+def test_tfrecord_reads_what_tfrecord_writers_of_others_write() -> None:
     # One frame per size around the borders of the head, checked byte by byte against the definition.
     for size in (0, 1, 7, 8, 11, 12, 13, 300):
         payload = bytes(range(256))[:size] + bytes(max(0, size - 256))
@@ -172,7 +183,7 @@ def test_tfrecord_reads_what_tfrecord_writers_of_others_write():
 # RecordIO
 
 
-def test_recordio_vectors():
+def test_recordio_vectors() -> None:
     assert recordio.encode(b"1") == bytes.fromhex("0a23d7ce0100000031000000")
     assert recordio.encode(b"") == bytes.fromhex("0a23d7ce00000000")
     assert recordio.encode(WITH_MAGIC) == WHOLE
@@ -183,17 +194,17 @@ def test_recordio_vectors():
     ]
 
 
-def test_recordio_parts_are_joined_as_aws_readers_do_or_as_dmlc_does():
+def test_recordio_parts_are_joined_as_aws_readers_do_or_as_dmlc_does() -> None:
     assert read(RecordIOReader, ESCAPED) == [b"ABCDEF"]
     assert read(RecordIOReader, ESCAPED, rejoin_magic=True) == [WITH_MAGIC]
     assert read(RecordIOReader, WHOLE + ESCAPED + WHOLE, rejoin_magic=True) == [WITH_MAGIC] * 3
 
 
-def part(flag, payload):
+def part(flag: int, payload: bytes) -> bytes:
     return MAGIC + struct.pack("<I", flag << 29 | len(payload)) + payload + bytes(-len(payload) % 4)
 
 
-def test_recordio_long_part_chains():
+def test_recordio_long_part_chains() -> None:
     chain = part(1, b"ab") + part(2, b"") + part(2, b"cde") + part(3, b"")
     assert read(RecordIOReader, chain + part(0, b"x"), block_bytes=3) == [b"abcde", b"x"]
     assert read(RecordIOReader, chain, rejoin_magic=True) == [b"ab" + MAGIC + MAGIC + b"cde" + MAGIC]
@@ -212,12 +223,12 @@ def test_recordio_long_part_chains():
         ((1, 7), 12),
     ],
 )
-def test_recordio_parts_out_of_order_are_corrupt(flags, offset):
+def test_recordio_parts_out_of_order_are_corrupt(flags: tuple[int, ...], offset: int) -> None:
     with pytest.raises(CorruptRecord, match=f"at offset {offset} .*part flag {flags[-1]}"):
         read(RecordIOReader, b"".join(part(flag, b"data") for flag in flags) + part(0, b"more"))
 
 
-def test_recordio_wrong_magic_is_corrupt():
+def test_recordio_wrong_magic_is_corrupt() -> None:
     data = recordio.encode(b"good") + b"\x0a\x0a\x0a\x0a" + bytes(4)
     reader = RecordIOReader(io.BytesIO(data))
     got: list[bytes] = []
@@ -227,12 +238,12 @@ def test_recordio_wrong_magic_is_corrupt():
 
 
 @given(payloads, sizes, blocks)
-def test_recordio_round_trip(records, pieces, block):
+def test_recordio_round_trip(records: list[bytes], pieces: list[int], block: int) -> None:
     stream = Pieces(b"".join(map(recordio.encode, records)), pieces)
     assert list(RecordIOReader(stream, block_bytes=block)) == records
 
 
-def test_recordio_cut_anywhere_is_an_error():
+def test_recordio_cut_anywhere_is_an_error() -> None:
     data = recordio.encode(b"hello") + ESCAPED + recordio.encode(b"x")
     clean = {0: 0, 16: 1, 40: 2, 52: 3}
     assert len(data) == 52
@@ -244,19 +255,19 @@ def test_recordio_cut_anywhere_is_an_error():
                 read(RecordIOReader, data[:cut])
 
 
-def test_recordio_cut_between_parts_says_so():
+def test_recordio_cut_between_parts_says_so() -> None:
     with pytest.raises(TruncatedStream, match="at offset 12 between the parts of a RecordIO record: 1 parts"):
         read(RecordIOReader, part(1, b"data"))
 
 
-def test_recordio_refuses_what_no_frame_can_hold():
+def test_recordio_refuses_what_no_frame_can_hold() -> None:
     assert recordio.header(recordio.MAX_PAYLOAD)[4:] == b"\xff\xff\xff\x1f"
     for length in (recordio.MAX_PAYLOAD + 1, -1):
         with pytest.raises(ValueError, match="at most 536870911 bytes"):
             recordio.header(length)
 
 
-def test_memory_follows_what_arrived_and_not_what_a_header_declares():
+def test_memory_follows_what_arrived_and_not_what_a_header_declares() -> None:
     script = (
         "import io, resource, struct\n"
         "from streamer.errors import TruncatedStream\n"
@@ -288,14 +299,14 @@ def test_memory_follows_what_arrived_and_not_what_a_header_declares():
     ],
 )
 @pytest.mark.parametrize("block", [1, 3, 1 << 20])
-def test_lines(data, lines, block):
+def test_lines(data: bytes, lines: list[bytes], block: int) -> None:
     assert read(LineReader, data, block_bytes=block) == lines
 
 
 @given(
     st.lists(st.binary(max_size=60).map(lambda line: line.replace(b"\n", b" ")), max_size=20), sizes, blocks
 )
-def test_lines_round_trip(lines, pieces, block):
+def test_lines_round_trip(lines: list[bytes], pieces: list[int], block: int) -> None:
     stream = Pieces(b"".join(line + b"\n" for line in lines), pieces)
     assert list(LineReader(stream, block_bytes=block)) == lines
 
@@ -304,7 +315,9 @@ def test_lines_round_trip(lines, pieces, block):
 
 
 @pytest.mark.parametrize("kind", [TFRecordReader, RecordIOReader, LineReader])
-def test_a_record_much_larger_than_the_buffer(kind):
+def test_a_record_much_larger_than_the_buffer(
+    kind: Kind,
+) -> None:
     payload = b"0123456789abcdef" * 5000
     encode = {TFRecordReader: tfrecord.encode, RecordIOReader: recordio.encode}.get(
         kind, lambda line: line + b"\n"
@@ -313,18 +326,18 @@ def test_a_record_much_larger_than_the_buffer(kind):
     assert read(kind, data, block_bytes=32) == [b"small", payload, b"small"]
 
 
-def test_batches_hold_every_whole_record_of_a_block():
+def test_batches_hold_every_whole_record_of_a_block() -> None:
     reader = TFRecordReader(Pieces(HELLO * 5, [len(HELLO) * 3 + 4, 0]))
     assert list(reader.batches()) == [[b"hello"] * 3, [], [b"hello"] * 2]
     assert reader.offset == len(HELLO) * 5
 
 
-def test_a_source_that_fails_fails_the_reader_after_the_whole_records():
+def test_a_source_that_fails_fails_the_reader_after_the_whole_records() -> None:
     class Failing(io.BytesIO):
-        def readinto(self, buffer):
+        def readinto(self, buffer: Any) -> int:
             return super().readinto(buffer) or self.fail()
 
-        def fail(self):
+        def fail(self) -> NoReturn:
             raise TruncatedStream("the sidecar died")
 
     for kind in (TFRecordReader, LineReader):
@@ -336,7 +349,7 @@ def test_a_source_that_fails_fails_the_reader_after_the_whole_records():
         assert got == [b"hello"]
 
 
-def test_block_bytes_must_be_positive():
+def test_block_bytes_must_be_positive() -> None:
     with pytest.raises(ValueError, match="at least 1"):
         TFRecordReader(io.BytesIO(), block_bytes=0)
 
@@ -344,7 +357,7 @@ def test_block_bytes_must_be_positive():
 # Handing over
 
 
-def cut_recordio(record):
+def cut_recordio(record: Any) -> bytes:
     """The record in parts of at most 50 bytes."""
     if len(record) <= 50:
         return recordio.encode(record)
@@ -365,7 +378,9 @@ HANDED = {
 
 @pytest.mark.parametrize("kind", list(HANDED))
 @given(records=payloads, pieces=sizes, block=blocks)
-def test_readers_that_take_turns_read_what_one_reads(kind, records, pieces, block):
+def test_readers_that_take_turns_read_what_one_reads(
+    kind: ABCMeta, records: list[bytes], pieces: list[int], block: int
+) -> None:
     data = b"".join(map(HANDED[kind], records))
     expected = list(kind(io.BytesIO(data)))
     source = Pieces(data, pieces)
@@ -384,7 +399,7 @@ def test_readers_that_take_turns_read_what_one_reads(kind, records, pieces, bloc
     assert got == expected
 
 
-def test_a_reader_that_went_on_tells_offsets_and_needs_of_the_whole_stream():
+def test_a_reader_that_went_on_tells_offsets_and_needs_of_the_whole_stream() -> None:
     first = TFRecordReader(io.BytesIO(HELLO + HELLO[:15]))
     assert next(first.batches()) == [b"hello"]
     rest, offset = first.hand_over()

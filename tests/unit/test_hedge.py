@@ -31,7 +31,7 @@ def looks(*, seconds: float, came: int, starved: float = 1.0) -> tuple[HeadSampl
     return before, HeadSample(10.0 + seconds, MIB + came, 3.0 + starved * seconds)
 
 
-def test_patience_is_learned_from_first_bytes():
+def test_patience_is_learned_from_first_bytes() -> None:
     assert learnt(first_byte=0.001).patience == LEAST_PATIENCE
     assert learnt(first_byte=0.2).patience == pytest.approx(0.2, rel=0.01)
     assert learnt(first_byte=60).patience == MOST_PATIENCE
@@ -42,35 +42,35 @@ def test_patience_is_learned_from_first_bytes():
     assert 0.2 < jumpy.patience < 1.5
 
 
-def test_a_silent_part_is_hedged():
+def test_a_silent_part_is_hedged() -> None:
     assert learnt().worth(*looks(seconds=0.1, came=0), 3 * MIB)
 
 
-def test_a_part_far_below_its_siblings_is_hedged_and_one_near_them_is_not():
+def test_a_part_far_below_its_siblings_is_hedged_and_one_near_them_is_not() -> None:
     """3 MiB are 60 ms away by a new request; at 10 MB/s they take 300, at 30 MB/s 100."""
     assert learnt().worth(*looks(seconds=0.1, came=1_000_000), 3 * MIB)
     assert not learnt().worth(*looks(seconds=0.1, came=3_000_000), 3 * MIB)
 
 
-def test_the_last_bytes_of_a_slow_part_are_not_worth_a_request():
+def test_the_last_bytes_of_a_slow_part_are_not_worth_a_request() -> None:
     assert not learnt().worth(*looks(seconds=0.1, came=1_000_000), 100_000)
 
 
-def test_a_slow_reader_is_no_straggler():
+def test_a_slow_reader_is_no_straggler() -> None:
     assert not learnt().worth(*looks(seconds=1, came=100_000, starved=0.5), 3 * MIB)
 
 
-def test_nothing_is_hedged_before_anything_is_known():
+def test_nothing_is_hedged_before_anything_is_known() -> None:
     assert not Hedging(0.05).worth(*looks(seconds=1, came=0), MIB)
 
 
-def test_none_at_all():
+def test_none_at_all() -> None:
     hedging = learnt(part=0)
     assert not hedging.enabled
     assert not hedging.worth(*looks(seconds=1, came=0), 1)
 
 
-def test_hedged_bytes_are_bounded():
+def test_hedged_bytes_are_bounded() -> None:
     """A store that is slow as a whole is not asked for everything twice."""
     hedging = learnt(part=0.05, landings=1)
     hedged = 0
@@ -80,7 +80,7 @@ def test_hedged_bytes_are_bounded():
     assert CREDIT <= hedged <= CREDIT + 0.05 * 1001 * PART
 
 
-def test_a_long_good_time_does_not_save_up_for_a_bad_one():
+def test_a_long_good_time_does_not_save_up_for_a_bad_one() -> None:
     hedging = learnt(landings=10_000)
     hedged = 0
     while hedging.worth(*looks(seconds=1, came=0), PART):
@@ -92,7 +92,7 @@ DATA = b"0123456789"
 
 
 @pytest.mark.parametrize("pieces", [(3, 4, 3), (10,), (1,) * 10, (6, 4)])
-def test_what_both_requests_bring_comes_once(pieces):
+def test_what_both_requests_bring_comes_once(pieces: tuple[int, ...]) -> None:
     """The first has brought six bytes since the second was sent: those of the second are thrown away."""
     won, counters = [], ChannelCounters()
     part = Part(0, ObjectRef("b", "k", 10, "e"), 0, 10, 0)

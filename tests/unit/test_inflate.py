@@ -8,7 +8,9 @@ import itertools
 import os
 import random
 import zlib
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 from backports import zstd
@@ -24,7 +26,14 @@ REF = ObjectRef("b", "data/part.gz", 1, "e")
 CONTENT = random.Random(3).randbytes(50) + b"abc" * 1000
 
 
-def gzip_member(content: bytes, *, extra=None, name=None, comment=None, checked=False) -> bytes:
+def gzip_member(
+    content: bytes,
+    *,
+    extra: bytes | None = None,
+    name: bytes | None = None,
+    comment: bytes | None = None,
+    checked: bool = False,
+) -> bytes:
     """A member with any of the optional header fields of RFC 1952 §2.3."""
     flags = 4 * (extra is not None) | 8 * (name is not None) | 16 * (comment is not None) | 2 * checked
     head = b"\x1f\x8b\x08" + bytes([flags]) + bytes(5) + b"\x03"
@@ -42,7 +51,7 @@ def skippable(content: bytes) -> bytes:
     return b"\x53\x2a\x4d\x18" + len(content).to_bytes(4, "little") + content
 
 
-def inflate(data: bytes, cuts=(), *, most: int = 1 << 20) -> bytes:
+def inflate(data: bytes, cuts: Any = (), *, most: int = 1 << 20) -> bytes:
     """The content of `data`, fed in pieces and taken in pieces."""
     inflater, found = Inflater(partial(damaged, REF)), []
     places = [0, *sorted(cuts), len(data)]
@@ -78,14 +87,14 @@ def known(member: bytes) -> bytes:
 
 
 @given(st.lists(members, min_size=1, max_size=5), st.data())
-def test_any_cut_and_any_limit_give_the_members_contents(parts, data):
+def test_any_cut_and_any_limit_give_the_members_contents(parts: list[bytes], data: st.DataObject) -> None:
     whole = b"".join(parts)
     cuts = data.draw(st.lists(st.integers(0, len(whole)), max_size=6))
     most = data.draw(st.sampled_from([1, 2, 7, 100, 1 << 20]))
     assert inflate(whole, cuts, most=most) == b"".join(map(known, parts))
 
 
-def test_every_byte_by_itself():
+def test_every_byte_by_itself() -> None:
     """isal itself takes some headers for corrupt when they come in two pieces."""
     member = gzip_member(CONTENT, extra=b"BC\2\0\7\0", name=b"name", comment=b"comment", checked=True)
     whole = member + zstd.compress(CONTENT) + skippable(b"x") + member
@@ -93,7 +102,7 @@ def test_every_byte_by_itself():
 
 
 @pytest.mark.parametrize("compress", [gzip.compress, zstd.compress])
-def test_truncated_anywhere_is_an_error(compress):
+def test_truncated_anywhere_is_an_error(compress: Callable[..., bytes]) -> None:
     whole = compress(CONTENT)
     for end in range(1, len(whole)):
         with pytest.raises(CorruptObject, match="cut off") as caught:
@@ -104,14 +113,14 @@ def test_truncated_anywhere_is_an_error(compress):
 
 
 @pytest.mark.parametrize("place", range(-8, 0))
-def test_a_wrong_checksum_or_length_is_an_error(place):
+def test_a_wrong_checksum_or_length_is_an_error(place: int) -> None:
     damaged = bytearray(gzip.compress(CONTENT))
     damaged[place] ^= 1
     with pytest.raises(CorruptObject, match="damaged in member 1"):
         inflate(bytes(damaged))
 
 
-def test_a_damaged_frame_is_an_error():
+def test_a_damaged_frame_is_an_error() -> None:
     options: dict[int, int] = {zstd.CompressionParameter.checksum_flag: 1}
     damaged = bytearray(zstd.compress(CONTENT, options=options))
     damaged[-1] ^= 1
@@ -120,7 +129,7 @@ def test_a_damaged_frame_is_an_error():
 
 
 @given(st.integers(0, 10_000), st.integers(0, 255), st.booleans())
-def test_a_flipped_byte_never_gives_other_content(place, value, framed):
+def test_a_flipped_byte_never_gives_other_content(place: int, value: int, framed: bool) -> None:
     """Gzip's checksum, or Zstandard's if the frame has one; header fields without a meaning may differ."""
     options: dict[int, int] = {zstd.CompressionParameter.checksum_flag: 1}
     whole = bytearray(zstd.compress(CONTENT, options=options) if framed else gzip.compress(CONTENT))
@@ -130,19 +139,19 @@ def test_a_flipped_byte_never_gives_other_content(place, value, framed):
 
 
 @pytest.mark.parametrize("data", [b"a,b,c\n1,2,3\n", b"\x1f\x8c", b"\x28\xb5\x2f\xfe", b"PK\3\4", b"\0"])
-def test_what_is_not_compressed_is_refused_by_name(data):
+def test_what_is_not_compressed_is_refused_by_name(data: bytes) -> None:
     with pytest.raises(CorruptObject, match="neither gzip nor zstd"):
         inflate(data)
 
 
 @pytest.mark.parametrize("behind", [b"\0", b"\0" * 512, b"text", b"\x1f\x00"])
-def test_what_follows_the_last_member_and_is_none_is_refused(behind):
+def test_what_follows_the_last_member_and_is_none_is_refused(behind: bytes) -> None:
     with pytest.raises(CorruptObject, match="bytes after member 1"):
         inflate(gzip.compress(CONTENT) + behind)
 
 
 @pytest.mark.parametrize("compress", [gzip.compress, zstd.compress])
-def test_a_bomb_takes_no_more_memory_than_is_asked_for(compress):
+def test_a_bomb_takes_no_more_memory_than_is_asked_for(compress: Callable[..., bytes]) -> None:
     """A few kilobytes that stand for 64 MiB come in pieces; the first costs what any piece does."""
     bomb = compress(bytes(64 << 20))
     assert len(bomb) < 100_000
@@ -157,7 +166,7 @@ def test_a_bomb_takes_no_more_memory_than_is_asked_for(compress):
     assert total == 64 << 20
 
 
-def test_a_frame_that_wants_much_memory_is_refused():
+def test_a_frame_that_wants_much_memory_is_refused() -> None:
     parameters: dict[int, int] = {zstd.CompressionParameter.window_log: 28}
     compressor = zstd.ZstdCompressor(options=parameters)
     frame = compressor.compress(os.urandom(1000)) + compressor.flush()
@@ -165,13 +174,13 @@ def test_a_frame_that_wants_much_memory_is_refused():
         inflate(frame)
 
 
-def test_a_header_without_end_is_refused():
+def test_a_header_without_end_is_refused() -> None:
     head = b"\x1f\x8b\x08\x08" + bytes(6) + b"n" * (LONGEST_HEADER + 1000)
     with pytest.raises(CorruptObject, match="header without end"):
         inflate(head)
 
 
-def test_input_is_fed_only_when_the_last_is_used_up():
+def test_input_is_fed_only_when_the_last_is_used_up() -> None:
     inflater = Inflater(partial(damaged, REF))
     inflater.feed(gzip.compress(CONTENT))
     assert inflater.pieces(10)

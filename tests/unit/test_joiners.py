@@ -7,6 +7,9 @@ import io
 import struct
 import subprocess
 import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -24,12 +27,12 @@ NAMES = st.sampled_from(["a.txt", "d/" + "n" * 90 + ".jpg", "é" * 70 + ".cls"])
 MEMBERS = st.lists(st.tuples(NAMES, CONTENTS), max_size=4)
 
 
-def joiners():
+def joiners() -> dict[Any, Any]:
     """A new one of each kind."""
     return {"tar": TarJoiner(), "arrow": ArrowJoiner(resumed=False)}
 
 
-def joined(joiner, objects, cuts):
+def joined(joiner: Any, objects: Any, cuts: list[int]) -> bytes:
     """What leaves, of objects fed in pieces of these sizes, over and over."""
     found, sizes = bytearray(), cuts or [1 << 20]
     for content in objects:
@@ -44,7 +47,7 @@ def joined(joiner, objects, cuts):
     return bytes(found + joiner.finish())
 
 
-def listed(data):
+def listed(data: bytes) -> list[tuple[str, bytes]]:
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:
         found: list[tuple[str, bytes]] = []
         for each in tar.getmembers():
@@ -53,7 +56,7 @@ def listed(data):
         return found
 
 
-def without_mark(data):
+def without_mark(data: bytes) -> bytes:
     """An archive's bytes before its end mark, as its own reader finds them."""
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:
         tar.getmembers()
@@ -65,7 +68,9 @@ def without_mark(data):
     st.lists(st.tuples(MEMBERS, st.sampled_from(FORMATS), st.integers(0, 30)), max_size=4),
     st.lists(st.integers(1, 3000), max_size=3),
 )
-def test_archives_are_their_members_and_one_end_mark(archives, cuts):
+def test_archives_are_their_members_and_one_end_mark(
+    archives: list[tuple[list[tuple[str, bytes]], int, int]], cuts: list[int]
+) -> None:
     """Byte for byte: whatever data look like, however many zeros follow, however the bytes are cut."""
     objects = [
         archive([(n, c) for n, c in members if kind != tarfile.USTAR_FORMAT or n.isascii()], kind=kind)
@@ -78,7 +83,7 @@ def test_archives_are_their_members_and_one_end_mark(archives, cuts):
 
 
 @pytest.mark.parametrize("step", [101, 512, 1 << 20])
-def test_what_gnu_tar_writes(tmp_path, step):
+def test_what_gnu_tar_writes(tmp_path: Path, step: int) -> None:
     """Sparse members of every kind (with maps of more than one block), links, long names, v7."""
     sparse = tmp_path / "sparse"
     with open(sparse, "wb") as file:
@@ -95,7 +100,7 @@ def test_what_gnu_tar_writes(tmp_path, step):
     objects = []
     for kind, *options in kinds:
         more = [] if kind in ("ustar", "v7") else ["long" * 40]
-        command = ["tar", "-c", f"--format={kind}", *options, "-C", tmp_path, *names, *more]
+        command = ["tar", "-c", f"--format={kind}", *options, "-C", str(tmp_path), *names, *more]
         objects.append(subprocess.run(command, check=True, capture_output=True).stdout)
     data = joined(TarJoiner(), objects, [step])
     assert len(data) < sum(map(len, objects))
@@ -107,7 +112,9 @@ def test_what_gnu_tar_writes(tmp_path, step):
     assert out == sparse.read_bytes() * len(kinds)
 
 
-def block(name=b"big", *, kind=b"0", size=b"", chksum=None):
+def block(
+    name: bytes = b"big", *, kind: bytes = b"0", size: bytes = b"", chksum: bytes | None = None
+) -> bytes:
     """One header."""
     raw = bytearray(512)
     raw[: len(name)], raw[124 : 124 + len(size)], raw[156:157] = name, size, kind
@@ -117,7 +124,7 @@ def block(name=b"big", *, kind=b"0", size=b"", chksum=None):
 
 
 @pytest.mark.parametrize("size", [1 << 33, (1 << 33) + 1, 1 << 62])
-def test_sizes_of_more_than_eight_gigabytes(size):
+def test_sizes_of_more_than_eight_gigabytes(size: int) -> None:
     """In base 256, and in a pax header: the data pass without being looked at."""
     record = b"size=%d\n" % size
     record = b"%d %s" % (len(record) + 3, record)
@@ -137,7 +144,7 @@ MEMBERS_OF_WHOLE = len(without_mark(WHOLE))
 
 
 @given(st.integers(1, MEMBERS_OF_WHOLE + 511), st.integers(1, 700))
-def test_a_cut_archive_is_an_error(size, step):
+def test_a_cut_archive_is_an_error(size: int, step: int) -> None:
     with pytest.raises(NotJoinable):
         joined(TarJoiner(), [WHOLE[:size]], [step])
 
@@ -157,16 +164,16 @@ def test_a_cut_archive_is_an_error(size, step):
         (block(kind=b"x", size=b"7" * 11), 0, "no more than 8388608 are read"),
     ],
 )
-def test_what_is_no_whole_archive_is_told_with_its_offset(data, offset, match):
+def test_what_is_no_whole_archive_is_told_with_its_offset(data: bytes, offset: int, match: str) -> None:
     with pytest.raises(NotJoinable, match=match) as caught:
         joined(TarJoiner(), [WHOLE, data], [100])
     assert caught.value.offset // 512 * 512 == offset
 
 
-def test_a_global_header_would_hold_for_other_archives():
+def test_a_global_header_would_hold_for_other_archives() -> None:
     """A comment, as `git archive` writes it, changes nothing; all else is refused."""
 
-    def with_global(**headers):
+    def with_global(**headers: str) -> bytes:
         sink = io.BytesIO()
         with tarfile.open(fileobj=sink, mode="w", format=tarfile.PAX_FORMAT, pax_headers=headers) as tar:
             tar.addfile(tarfile.TarInfo("member"))
@@ -178,7 +185,7 @@ def test_a_global_header_would_hold_for_other_archives():
         joined(TarJoiner(), [with_global(mtime="1")], [700])
 
 
-def arrow(*tables, **options):
+def arrow(*tables: Any, **options: Any) -> bytes:
     """A stream of batches of at most three rows."""
     sink = io.BytesIO()
     with pa.ipc.new_stream(sink, tables[0].schema, **options) as writer:
@@ -187,7 +194,7 @@ def arrow(*tables, **options):
     return sink.getvalue()
 
 
-def table(start, rows, *, metadata=None):
+def table(start: int, rows: int, *, metadata: dict[Any, Any] | None = None) -> Any:
     """Columns of many types, with words of its own in its dictionary."""
     numbers = list(range(start, start + rows))
     words = [f"word {n % 5}" if n % 7 else None for n in numbers]
@@ -210,7 +217,9 @@ def table(start, rows, *, metadata=None):
     st.lists(st.integers(1, 3000), max_size=3),
     st.sampled_from([None, "lz4", "zstd"]),
 )
-def test_streams_are_their_rows_and_one_end_mark(streams, cuts, compression):
+def test_streams_are_their_rows_and_one_end_mark(
+    streams: list[list[int]], cuts: list[int], compression: str | None
+) -> None:
     """Each object with a dictionary of its own; metadata of the whole schema may differ, as pandas' do."""
     options = pa.ipc.IpcWriteOptions(compression=compression)
     start, objects, due = 0, [], []
@@ -232,7 +241,7 @@ def test_streams_are_their_rows_and_one_end_mark(streams, cuts, compression):
     assert source.read() == b""  # the only mark is the last
 
 
-def test_dictionaries_that_grow():
+def test_dictionaries_that_grow() -> None:
     """Deltas add to the dictionary of their own stream; the next stream replaces it."""
     options = pa.ipc.IpcWriteOptions(emit_dictionary_deltas=True)
     words = [["a", "b"], ["a", "b", "c"], ["x"], ["x", "y", "z"]]
@@ -248,7 +257,7 @@ def test_dictionaries_that_grow():
         assert reader.stats.num_replaced_dictionaries == 1
 
 
-def messages(data):
+def messages(data: bytes) -> list[bytes]:
     """The messages of a stream, as bytes."""
     found: list[bytes] = []
     at = 0
@@ -262,7 +271,7 @@ def messages(data):
         at = source.tell()
 
 
-def test_a_delta_for_another_object_s_dictionary_is_refused():
+def test_a_delta_for_another_object_s_dictionary_is_refused() -> None:
     options = pa.ipc.IpcWriteOptions(emit_dictionary_deltas=True)
     columns = [
         pa.table({"w": pa.DictionaryArray.from_arrays(pa.array([0], pa.int32()), words)})
@@ -290,22 +299,22 @@ OTHERS = [
 
 
 @pytest.mark.parametrize(("other", "match"), OTHERS)
-def test_another_schema_is_refused_by_name(other, match):
+def test_another_schema_is_refused_by_name(other: Any, match: str) -> None:
     with pytest.raises(NotJoinable, match=f"another schema than .*{match}"):
         joined(ArrowJoiner(resumed=False), [FIRST, arrow(other)], [100])
 
 
 @given(st.integers(1, len(FIRST) - 1), st.integers(1, 700))
-def test_a_cut_stream_is_an_error(size, step):
+def test_a_cut_stream_is_an_error(size: int, step: int) -> None:
     with pytest.raises(NotJoinable):
         joined(ArrowJoiner(resumed=False), [FIRST[:size]], [step])
 
 
-def legacy():
+def legacy() -> bytes:
     return arrow(table(0, 1), options=pa.ipc.IpcWriteOptions(use_legacy_format=True))
 
 
-def as_file():
+def as_file() -> bytes:
     sink = io.BytesIO()
     with pa.ipc.new_file(sink, table(0, 1).schema) as writer:
         writer.write_table(table(0, 1))
@@ -326,12 +335,12 @@ def as_file():
         (b"\xff\xff\xff\xff\xff\xff\xff\x7f", "bytes of metadata"),
     ],
 )
-def test_what_is_no_whole_stream_is_told(data, match):
+def test_what_is_no_whole_stream_is_told(data: bytes, match: str) -> None:
     with pytest.raises(NotJoinable, match=match):
         joined(ArrowJoiner(resumed=False), [FIRST, data], [1000])
 
 
-def test_an_object_may_hold_several_and_a_resumed_epoch_has_its_schema():
+def test_an_object_may_hold_several_and_a_resumed_epoch_has_its_schema() -> None:
     data = joined(ArrowJoiner(resumed=False), [FIRST + FIRST, FIRST], [77])
     with pa.ipc.open_stream(data) as reader:
         assert reader.read_all().num_rows == 15
@@ -341,7 +350,7 @@ def test_an_object_may_hold_several_and_a_resumed_epoch_has_its_schema():
 
 @settings(deadline=None)
 @given(st.data())
-def test_any_damage_ends_in_a_stream_or_an_error(data):
+def test_any_damage_ends_in_a_stream_or_an_error(data: st.DataObject) -> None:
     """Foreign bytes never end in another exception, nor in a loop."""
     which = data.draw(st.sampled_from(["tar", "arrow"]))
     content = bytearray(WHOLE if which == "tar" else FIRST)
@@ -352,7 +361,7 @@ def test_any_damage_ends_in_a_stream_or_an_error(data):
         joined(joiner, [bytes(content)], [data.draw(st.integers(1, 2000))])
 
 
-def table_of(fields, at):
+def table_of(fields: Any, at: int) -> Any:
     """A FlatBuffers table at `at`: its vtable, then 4 bytes for each field that is not None."""
     head = struct.pack("<HH", 4 + 2 * len(fields), 4 + 4 * len(fields))
     head += b"".join(struct.pack("<H", 0 if f is None else 4 + 4 * i) for i, f in enumerate(fields))
@@ -365,17 +374,17 @@ def table_of(fields, at):
     return start, head + body
 
 
-def test_tables_that_share_children_take_bounded_time():
+def test_tables_that_share_children_take_bounded_time() -> None:
     """Each of thirty fields has the next one as its child twice: 2^30 fields for whoever believes it."""
     data, ahead = bytearray(4), []
 
-    def put(*fields):
+    def put(*fields: Any) -> Any:
         start, raw = table_of(fields, len(data))
         data.extend(raw)
         return start
 
-    def forward(name):
-        def offset(at):
+    def forward(name: str) -> Callable[[Any], int]:
+        def offset(at: Any) -> int:
             ahead.append((at, name))
             return 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -13,7 +14,7 @@ from streamer.errors import ConfigError
 from streamer.s3.catalog.manifest_text import MAX_LINE, MAX_PIECE, ArrayScanner, Gunzip, LineScanner
 
 
-def lines(text: bytes, *attributes: str, piece: int = 1 << 20):
+def lines(text: bytes, *attributes: str, piece: int = 1 << 20) -> list[list[bytes | str]]:
     scanner, found = LineScanner("s3://b/m", attributes), []
     for start in range(0, len(text) + 1, piece):
         rows = scanner.feed(text[start : start + piece], last=start + piece > len(text))
@@ -21,7 +22,7 @@ def lines(text: bytes, *attributes: str, piece: int = 1 << 20):
     return found
 
 
-def array(text: bytes, *, piece: int = 1 << 20):
+def array(text: bytes, *, piece: int = 1 << 20) -> list[str]:
     scanner, found = ArrayScanner("s3://b/m"), []
     for start in range(0, len(text) + 1, piece):
         rows = scanner.feed(text[start : start + piece], last=start + piece > len(text))
@@ -29,7 +30,7 @@ def array(text: bytes, *, piece: int = 1 << 20):
     return found
 
 
-def test_the_list_of_attributes_gives_the_order():
+def test_the_list_of_attributes_gives_the_order() -> None:
     """Not the line; unlisted ones are ignored, and one may be listed twice (contract §4.2)."""
     text = b'{"label": 1, "x": "unlisted", "image-ref": "s3://b/k"}\n'
     assert lines(text, "image-ref", "label", "label") == [["s3://b/k", b"1", b"1"]]
@@ -53,21 +54,21 @@ def test_the_list_of_attributes_gives_the_order():
         (b'{"b":1 , "a" : "\\u00e9"}', b'{"b":1 , "a" : "\\u00e9"}'),
     ],
 )
-def test_values_keep_the_form_they_are_written_in(token, streamed):
+def test_values_keep_the_form_they_are_written_in(token: bytes, streamed: bytes) -> None:
     """Spacing, digits and escapes of tokens stay; a string is its text, without quotes or escapes."""
     assert lines(b'{"a":' + token + b"}", "a") == [[streamed]]
     assert lines(b' { "z" : [] ,\t"a"  :  ' + token + b' , "y" : {} } \r\n', "a") == [[streamed]]
 
 
 @given(st.lists(st.text(max_size=5), max_size=5), st.sampled_from(["\n", "\r\n"]), st.integers(1, 30))
-def test_lines_may_end_either_way_and_come_in_any_pieces(texts, ending, piece):
+def test_lines_may_end_either_way_and_come_in_any_pieces(texts: list[str], ending: str, piece: int) -> None:
     text = ending.join([*(json.dumps({"a": each}) for each in texts), ""]).encode()
     due = [[each.encode("utf-8", "surrogatepass")] for each in texts]
     assert lines(text, "a", piece=piece) == due
     assert lines(text.removesuffix(ending.encode()), "a", piece=piece) == due
 
 
-def test_blank_lines_are_allowed_at_the_end_alone():
+def test_blank_lines_are_allowed_at_the_end_alone() -> None:
     assert lines(b'{"a": 1}\n\r\n \n\n', "a") == [[b"1"]]
     with pytest.raises(ConfigError, match="s3://b/m: line 2: the line is blank"):
         lines(b'{"a": 1}\n\n\n{"a": 2}\n', "a")
@@ -96,7 +97,7 @@ def test_blank_lines_are_allowed_at_the_end_alone():
         (b'{"b": ' + b"[" * 200_000, "line 2: not JSON"),
     ],
 )
-def test_a_bad_line_is_named_with_its_attribute(line, says):
+def test_a_bad_line_is_named_with_its_attribute(line: bytes, says: str) -> None:
     """What went before it has been given."""
     scanner = LineScanner("s3://b/m", ["a-ref", "b"])
     found: list[object] = []
@@ -105,7 +106,7 @@ def test_a_bad_line_is_named_with_its_attribute(line, says):
     assert len(found) == 1
 
 
-def test_a_line_without_end_is_refused_before_memory_is():
+def test_a_line_without_end_is_refused_before_memory_is() -> None:
     scanner = LineScanner("s3://b/m", ["a"])
     with pytest.raises(ConfigError, match="line 1: longer than"):
         for _ in range(2 + MAX_LINE // (1 << 20)):
@@ -113,13 +114,13 @@ def test_a_line_without_end_is_refused_before_memory_is():
 
 
 @given(st.lists(st.text(min_size=1, max_size=5), min_size=1), st.integers(1, 30), st.sampled_from([None, 2]))
-def test_a_manifest_is_prefix_and_suffixes(suffixes, piece, indent):
+def test_a_manifest_is_prefix_and_suffixes(suffixes: list[str], piece: int, indent: int | None) -> None:
     """Plain concatenation, no slash added, in order, duplicates kept (contract §4.1)."""
     text = json.dumps([{"prefix": "s3://b/some/pre"}, *suffixes], indent=indent).encode()
     assert array(text, piece=piece) == [f"s3://b/some/pre{each}" for each in suffixes]
 
 
-def test_a_prefix_may_be_the_bucket_alone_and_a_suffix_may_ask_for_a_version():
+def test_a_prefix_may_be_the_bucket_alone_and_a_suffix_may_ask_for_a_version() -> None:
     text = b' [ {"prefix" : "s3://b/"} , "{x}]," , "k?versionId=7" ] \n'
     assert array(text) == ["s3://b/{x}],", "s3://b/k?versionId=7"]
 
@@ -149,13 +150,13 @@ def test_a_prefix_may_be_the_bucket_alone_and_a_suffix_may_ask_for_a_version():
         (b'[{"prefix": "s3://b/"}, "\xff"]', "not UTF-8"),
     ],
 )
-def test_a_bad_manifest_is_named_with_its_entry(text, says):
+def test_a_bad_manifest_is_named_with_its_entry(text: bytes, says: str) -> None:
     with pytest.raises(ConfigError, match=f"s3://b/m: .*{says}"):
         array(text)
 
 
 @given(st.binary(max_size=200), st.binary(max_size=200), st.integers(1, 50))
-def test_gzip_is_known_by_its_magic(one, two, piece):
+def test_gzip_is_known_by_its_magic(one: bytes, two: bytes, piece: int) -> None:
     """Members one after the other are one text (RFC 1952 §2.2); anything else passes as it is."""
     for packed, due in ((gzip.compress(one) + gzip.compress(two), one + two), (b"{" + one, b"{" + one)):
         inflate = Gunzip("s3://b/m")
@@ -167,7 +168,7 @@ def test_gzip_is_known_by_its_magic(one, two, piece):
         assert b"".join([*found, inflate.finish()]) == due
 
 
-def test_a_little_gzip_may_be_much_text():
+def test_a_little_gzip_may_be_much_text() -> None:
     """Ten megabytes of one letter come in pieces, all of them."""
     inflate = Gunzip("s3://b/m")
     pieces = list(inflate.feed(gzip.compress(b"x" * 10_000_001) + gzip.compress(b"y")))
@@ -183,10 +184,10 @@ def test_a_little_gzip_may_be_much_text():
         (lambda packed: packed + b"junk", "has bytes after member 1"),
     ],
 )
-def test_damaged_gzip_is_an_error(spoil, says):
+def test_damaged_gzip_is_an_error(spoil: Callable[[bytes], bytes], says: str) -> None:
     inflate = Gunzip("s3://b/m")
 
-    def inflated():
+    def inflated() -> None:
         list(inflate.feed(spoil(gzip.compress(b"text" * 100))))
         inflate.finish()
 

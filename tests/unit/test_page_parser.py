@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import Any
 from urllib.parse import quote_plus
 from xml.sax.saxutils import escape
 
@@ -46,7 +47,7 @@ def contents(key: str, size: object = 1, etag: str = "e", extra: str = "", gap: 
     st.lists(st.sampled_from(["", *OPTIONAL]), min_size=1, max_size=3),
     st.sampled_from(["", "\n    "]),
 )
-def test_what_is_written_is_read(rows, folders, namespace, extras, gap):
+def test_what_is_written_is_read(rows: Any, folders: Any, namespace: Any, extras: Any, gap: Any) -> None:
     """All objects of one shape, or of several; with white space between the elements, or none."""
     inside = "<EncodingType>url</EncodingType>" + "".join(
         gap + contents(quote_plus(key, safe="/"), size, etag, extras[i % len(extras)], gap)
@@ -59,7 +60,7 @@ def test_what_is_written_is_read(rows, folders, namespace, extras, gap):
     assert page == Page([(key, size, f'"{etag}"') for key, size, etag in rows], folders, "t&1")
 
 
-def test_names_stay_as_they_are_without_an_encoding():
+def test_names_stay_as_they_are_without_an_encoding() -> None:
     page = parse_page(document(contents("a%20b+c &amp; d")), CONTEXT)
     assert page.objects == [("a%20b+c & d", 1, '"e"')]
     assert page.token is None
@@ -87,6 +88,6 @@ def test_names_stay_as_they_are_without_an_encoding():
         (document(contents("a", "1" * 5000)), "object size: over 2"),
     ],
 )
-def test_what_no_server_of_s3_sends_is_refused(found, words):
+def test_what_no_server_of_s3_sends_is_refused(found: bytes, words: str) -> None:
     with pytest.raises(BadAnswer, match=words):
         parse_page(found, CONTEXT)

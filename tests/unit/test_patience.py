@@ -16,14 +16,14 @@ ROOT = Path(__file__).parents[2]
 BUSY = [sys.executable, "-c", "while True: pass"]
 
 
-def advanced(before):
+def advanced(before: float) -> None:
     """Wait until the processes have used enough CPU time for the wall time that has passed."""
     began = time.monotonic()
     while cpu_seconds() - before < 0.1 + 2 * LEAST_SHARE * (time.monotonic() - began):
         time.sleep(0.05)
 
 
-def test_a_busy_child_is_progress_and_has_an_end():
+def test_a_busy_child_is_progress_and_has_an_end() -> None:
     with subprocess.Popen(BUSY) as child:
         try:
             patience = Patience(0)
@@ -36,7 +36,7 @@ def test_a_busy_child_is_progress_and_has_an_end():
             child.kill()
 
 
-def test_a_child_that_has_ended_has_progressed():
+def test_a_child_that_has_ended_has_progressed() -> None:
     """Each of many short processes is gone when its CPU time is looked at."""
     patience, before = Patience(0), cpu_seconds()
     began = time.monotonic()
@@ -45,7 +45,7 @@ def test_a_child_that_has_ended_has_progressed():
     assert not patience.exhausted()
 
 
-def test_silence_is_no_progress():
+def test_silence_is_no_progress() -> None:
     patience = Patience(1)
     assert not patience.exhausted()
     while not patience.exhausted():
@@ -72,7 +72,7 @@ async def test_hangs_too():
 """
 
 
-def test_the_timer_of_every_test(tmp_path):
+def test_the_timer_of_every_test(tmp_path: Path) -> None:
     """Three busy seconds within a deadline of two pass; a wait for nothing fails."""
     (tmp_path / "test_all.py").write_text(TESTS)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.conftest", "-p", "no:cacheprovider"]

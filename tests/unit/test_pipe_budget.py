@@ -23,7 +23,7 @@ def part(size: int) -> Part:
 
 
 @pytest.mark.parametrize("size", [1, 100_000, 4 * MIB])
-def test_where_pipes_abound_a_part_costs_its_bytes(size):
+def test_where_pipes_abound_a_part_costs_its_bytes(size: int) -> None:
     assert stages(64 * MIB, 1024 * MIB).reserved_bytes(part(size)) == size
 
 
@@ -31,12 +31,12 @@ def test_where_pipes_abound_a_part_costs_its_bytes(size):
     ("size", "pipe"),
     [(1, SMALLEST_PIPE), (100_000, 128 * 1024), (PIPE_SIZE, PIPE_SIZE), (2 * MIB, PIPE_SIZE)],
 )
-def test_where_pipes_are_scarce_a_pipe_costs_its_part_of_all_pipes(size, pipe):
+def test_where_pipes_are_scarce_a_pipe_costs_its_part_of_all_pipes(size: int, pipe: int) -> None:
     """256 MiB in flight but 64 MiB of pipes: each byte of a pipe counts for four."""
     assert stages(256 * MIB, 64 * MIB).reserved_bytes(part(size)) == 4 * pipe
 
 
-def test_the_share_bounds_both_bytes_and_pipes():
+def test_the_share_bounds_both_bytes_and_pipes() -> None:
     supply = stages(256 * MIB, 64 * MIB)
     for size in (100_000, 4 * MIB, 8 * MIB):
         room = supply.reserved_bytes(part(size))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +20,7 @@ objects = st.lists(
 )
 
 
-def frozen_order(found):
+def frozen_order(found: list[ObjectRef]) -> list[Any]:
     """The objects of a listing in plan order."""
     return [item for (item,) in listed(found)]
 
@@ -28,18 +30,18 @@ def ref(key: str, size: int, etag: str = "e") -> ObjectRef:
 
 
 @given(objects)
-def test_order_is_the_utf8_byte_order_of_keys(found):
+def test_order_is_the_utf8_byte_order_of_keys(found: list[ObjectRef]) -> None:
     """Byte order and code point order agree in UTF-8; UTF-16 order (Java, Windows) would not."""
     ordered = frozen_order(found)
     assert [r.key.encode() for r in ordered] == sorted(r.key.encode() for r in ordered)
 
 
-def test_order_is_not_the_server_s():
+def test_order_is_not_the_server_s() -> None:
     found = [ref(key, 1) for key in ("a0", "a/b", "a.b", "é", "z")]
     assert [r.key for r in frozen_order(found)] == ["a.b", "a/b", "a0", "z", "é"]
 
 
-def test_folder_markers_are_skipped_and_empty_objects_are_not():
+def test_folder_markers_are_skipped_and_empty_objects_are_not() -> None:
     assert [r.key for r in frozen_order([ref("d/", 0), ref("d/x", 0), ref("d/full/", 3)])] == [
         "d/full/",
         "d/x",
@@ -47,7 +49,7 @@ def test_folder_markers_are_skipped_and_empty_objects_are_not():
 
 
 @given(objects, st.integers(1, 700), st.integers(0, 3))
-def test_parts_cover_the_stream_once_in_order(found, part_size, epoch):
+def test_parts_cover_the_stream_once_in_order(found: list[ObjectRef], part_size: int, epoch: int) -> None:
     """Every byte of every object is in exactly one part, and every part knows its place."""
     plan = Plan(listed(found))
     place, covered = 0, []
@@ -61,7 +63,7 @@ def test_parts_cover_the_stream_once_in_order(found, part_size, epoch):
     assert covered == [(r.key, byte) for r in plan.refs(0) for byte in range(r.size)]
 
 
-def test_digest_tells_plans_apart():
+def test_digest_tells_plans_apart() -> None:
     """Order, version, size and name each change it; an empty object, which adds no byte, does not."""
     base = Plan.of((ref("a", 1), ref("b", 2)))
     assert base.digest == Plan.of((ref("a", 1), ref("b", 2), ref("c", 0))).digest
@@ -74,7 +76,7 @@ def test_digest_tells_plans_apart():
     assert len({base.digest, *(Plan.of(each).digest for each in others)}) == 5
 
 
-def test_digest_is_stable():
+def test_digest_is_stable() -> None:
     """Another implementation can reproduce it: SHA-256 over a header and a JSON line per segment."""
     import hashlib
 
@@ -82,7 +84,7 @@ def test_digest_is_stable():
     assert Plan.of((ref("kéy", 7),)).digest == hashlib.sha256(lines).hexdigest()
 
 
-def test_a_segment_lies_inside_its_object():
+def test_a_segment_lies_inside_its_object() -> None:
     with pytest.raises(ValueError, match="no such range"):
         Segment(ref("a", 5), 0, 6)
 
@@ -97,22 +99,22 @@ def test_a_segment_lies_inside_its_object():
         ("s3://b/with\nnewline", S3Uri("b", "with\nnewline")),
     ],
 )
-def test_uris(text, uri):
+def test_uris(text: str, uri: S3Uri) -> None:
     assert parse_s3_uri(text) == uri
 
 
 @pytest.mark.parametrize("text", ["", "b/p", "https://b/p", "s3:/b", "s3:///p"])
-def test_not_uris(text):
+def test_not_uris(text: str) -> None:
     with pytest.raises(ConfigError, match="s3://BUCKET/PREFIX"):
         parse_s3_uri(text)
 
 
 @pytest.mark.parametrize("etag", ['"x-3"', "x-3", 'W/"x-3"'])
-def test_etags_compare_bare(etag):
+def test_etags_compare_bare(etag: str) -> None:
     assert bare_etag(etag) == "x-3"
 
 
-def test_what_no_plan_can_hold_is_refused():
+def test_what_no_plan_can_hold_is_refused() -> None:
     """Sizes that a server gives, version ids that a manifest gives: no struct.error, no OverflowError."""
     for refs in ([ObjectRef("b", "k", 1 << 60, "e")] * 16, [ObjectRef("b", "k", 1, "e", "v" * 70_000)]):
         with pytest.raises(ConfigError, match="S3 has no object with such"):

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import socket
 import struct
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -16,11 +19,11 @@ pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
 
 
 @pytest.fixture
-def pairs():
+def pairs() -> Iterator[Callable[[], Any]]:
     """Makes a pair of connected sockets, ours non-blocking."""
     with contextlib.ExitStack() as stack:
 
-        def make():
+        def make() -> Any:
             ours, theirs = (stack.enter_context(each) for each in socket.socketpair())
             ours.setblocking(False)
             return ours, theirs
@@ -29,7 +32,7 @@ def pairs():
 
 
 @contextlib.asynccontextmanager
-async def watching():
+async def watching() -> AsyncIterator[FairPoller]:
     poller = FairPoller()
     poller.open()
     try:
@@ -38,14 +41,14 @@ async def watching():
         poller.close()
 
 
-async def test_a_few_are_told_and_then_others_have_their_turn(pairs):
+async def test_a_few_are_told_and_then_others_have_their_turn(pairs: Any) -> None:
     told: list[int] = []
     turns: list[int] = []
     many = 3 * AT_ONCE
     everybody = asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    def turn():
+    def turn() -> None:
         turns.append(len(told))
         if len(set(told)) < many:
             loop.call_soon(turn)
@@ -56,7 +59,7 @@ async def test_a_few_are_told_and_then_others_have_their_turn(pairs):
         for number in range(many):
             ours, theirs = pairs()
             theirs.send(b"x")
-            poller.add(ours.fileno(), lambda number=number: told.append(number))
+            poller.add(ours.fileno(), functools.partial(told.append, number))
         loop.call_soon(turn)
         await everybody.wait()
     steps = [after - before for before, after in itertools.pairwise(turns)]
@@ -64,12 +67,12 @@ async def test_a_few_are_told_and_then_others_have_their_turn(pairs):
     assert set(told[:many]) == set(range(many))  # nobody twice before all
 
 
-async def test_what_is_not_read_and_a_reset_are_told_until_they_are_heard(pairs):
+async def test_what_is_not_read_and_a_reset_are_told_until_they_are_heard(pairs: Any) -> None:
     """libuv tells of an error once and watches no more, whatever was done about it."""
     told = 0
     enough = asyncio.Event()
 
-    def tell():
+    def tell() -> None:
         nonlocal told
         told += 1
         if told == 5:
@@ -95,12 +98,12 @@ async def test_what_is_not_read_and_a_reset_are_told_until_they_are_heard(pairs)
                 ours.recv(1)
 
 
-async def test_what_one_raises_keeps_no_other_from_its_turn(pairs):
+async def test_what_one_raises_keeps_no_other_from_its_turn(pairs: Any) -> None:
     failures = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context["exception"]))
     heard = asyncio.Event()
 
-    def fail():
+    def fail() -> None:
         raise ValueError("a callback failed")
 
     async with watching() as poller:
@@ -112,24 +115,24 @@ async def test_what_one_raises_keeps_no_other_from_its_turn(pairs):
     assert isinstance(failures[0], ValueError)
 
 
-async def test_whoever_is_told_may_remove_another(pairs):
+async def test_whoever_is_told_may_remove_another(pairs: Any) -> None:
     """One that was as ready, and whose turn would have been the same."""
     told, failures = [], []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
     async with watching() as poller:
         numbers = [ours.fileno() for ours, theirs in (pairs(), pairs()) if theirs.send(b"x")]
 
-        def tell(index):
+        def tell(index: int) -> None:
             told.append(index)
             for fd in numbers:
                 poller.remove(fd)
 
         for index, fd in enumerate(numbers):
-            poller.add(fd, lambda index=index: tell(index))
+            poller.add(fd, functools.partial(tell, index))
         done = asyncio.get_running_loop().create_future()
         ours, theirs = pairs()
 
-        def end():
+        def end() -> None:
             if not done.done():
                 done.set_result(None)
 
@@ -139,10 +142,11 @@ async def test_whoever_is_told_may_remove_another(pairs):
         assert len(told) == 1
         assert not failures
         assert ours.recv(2) == b"x"
+        assert poller._epoll is not None
         assert not poller._epoll.poll(0)  # those that were removed are ready, and no concern of ours
 
 
-async def test_a_closed_watcher_calls_nobody(pairs):
+async def test_a_closed_watcher_calls_nobody(pairs: Any) -> None:
     ours, theirs = pairs()
     poller = FairPoller()
     poller.open()

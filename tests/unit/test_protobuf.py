@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from streamer.readers.protobuf import Blobs, Sparse, decode
 F = descriptor_pb2.FieldDescriptorProto
 
 
-def schema(packed):
+def schema(packed: bool) -> Any:
     """`aialgs.data` (contract §5.2); proto2 writes repeated numbers packed only where told to."""
     file = descriptor_pb2.FileDescriptorProto(name=f"record-{packed}.proto", package=f"aialgs{packed:d}")
     for name, kind in (("Float32", F.TYPE_FLOAT), ("Float64", F.TYPE_DOUBLE), ("Int32", F.TYPE_INT32)):
@@ -74,7 +75,7 @@ TENSORS = {
     st.data(), st.sampled_from(list(TENSORS)), st.booleans(), st.booleans(),
     st.lists(st.integers(0, 2**64 - 1), max_size=30),
 )  # fmt: skip
-def test_tensors(data, kind, packed, sparse, keys):
+def test_tensors(data: st.DataObject, kind: str, packed: bool, sparse: bool, keys: list[int]) -> None:
     dtype, numbers = TENSORS[kind]
     values = data.draw(st.lists(numbers, min_size=len(keys), max_size=len(keys)))
     message = RECORDS[packed]()
@@ -95,7 +96,7 @@ def test_tensors(data, kind, packed, sparse, keys):
     assert found.tolist() == values
 
 
-def test_a_whole_record():
+def test_a_whole_record() -> None:
     message = RECORDS[True](uid="u", metadata="{}", configuration="c")
     message.features["matrix"].float32_tensor.values.extend(range(6))
     message.features["matrix"].float32_tensor.shape.extend([2, 3])
@@ -113,7 +114,7 @@ def test_a_whole_record():
     assert decode(b"") == type(record)()
 
 
-def test_dense_from_sparse():
+def test_dense_from_sparse() -> None:
     found = Sparse(np.array([1.5, 2.5]), np.array([0, 5], np.uint64), (2, 3))
     assert found.dense().tolist() == [[1.5, 0, 0], [0, 0, 2.5]]
     for broken in (Sparse(found.values, found.keys, (5,)), Sparse(found.values, found.keys, ())):
@@ -121,13 +122,13 @@ def test_dense_from_sparse():
             broken.dense()
 
 
-def test_unknown_fields_are_passed_over():
+def test_unknown_fields_are_passed_over() -> None:
     message = RECORDS[True](uid="u")
     unknown = bytes.fromhex("f00101f1010000000000000000f50100000000f20102ffff")
     assert decode(unknown + message.SerializeToString() + unknown).uid == "u"
 
 
-def test_what_is_no_record_is_an_error():
+def test_what_is_no_record_is_an_error() -> None:
     message = RECORDS[True]()
     message.features["values"].float32_tensor.values.extend([1, 2, 3])
     message.features["values"].float32_tensor.keys.extend([1000, 2, 3])
@@ -145,6 +146,6 @@ def test_what_is_no_record_is_an_error():
 
 
 @given(st.binary(max_size=60))
-def test_any_bytes_are_a_record_or_an_error(data):
+def test_any_bytes_are_a_record_or_an_error(data: bytes) -> None:
     with contextlib.suppress(CorruptRecord):
         decode(data)

@@ -25,7 +25,7 @@ def fullest(instants: list[float], width: float) -> int:
 
 @pytest.mark.parametrize("retry_after", [None, 0.0, 1.0, 5.0])
 @pytest.mark.parametrize("failures", [0, 1, 4, 20])
-def test_parts_that_failed_together_do_not_return_together(retry_after, failures):
+def test_parts_that_failed_together_do_not_return_together(retry_after: float | None, failures: int) -> None:
     """In a twentieth of the time over which they return, there are never more than a sixth of them."""
     random.seed(f"{retry_after} {failures}")
     policy = RetryPolicy()
@@ -36,14 +36,14 @@ def test_parts_that_failed_together_do_not_return_together(retry_after, failures
 
 
 @given(st.integers(0, 10_000), st.floats(0, 1e6))
-def test_what_the_server_asks_for_is_a_lower_bound_up_to_a_minute(failures, retry_after):
+def test_what_the_server_asks_for_is_a_lower_bound_up_to_a_minute(failures: int, retry_after: float) -> None:
     policy = RetryPolicy()
     wait = policy.wait(failures, retry_after)
     asked = min(retry_after, policy.longest_retry_after)
     assert asked <= wait <= asked + max(policy.longest_wait, asked)
 
 
-def test_waits_grow_to_their_longest():
+def test_waits_grow_to_their_longest() -> None:
     policy = RetryPolicy(first_wait=0.1, longest_wait=2.0)
     for failures, most in ((0, 0.1), (1, 0.2), (4, 1.6), (5, 2.0), (5000, 2.0)):
         waits = [policy.wait(failures, None) for _ in range(300)]
@@ -55,7 +55,7 @@ def long_ago() -> float:
     return time.monotonic() - 10
 
 
-def test_without_time_the_first_and_the_last_error_are_named():
+def test_without_time_the_first_and_the_last_error_are_named() -> None:
     attempts = Attempts(RetryPolicy(give_up_after=5), PART_FAILED, what="a byte")
     attempts.wait_after(Transient("refused", ErrorContext("b", "k", 0, 1, "R1")))
     attempts.since = long_ago()
@@ -68,14 +68,14 @@ def test_without_time_the_first_and_the_last_error_are_named():
     )
 
 
-def test_what_no_time_can_mend_is_raised_as_it_is():
+def test_what_no_time_can_mend_is_raised_as_it_is() -> None:
     for error in (BadAnswer("no ETag"), Shortage("no space")):
         attempts = Attempts(RetryPolicy(give_up_after=5), (type(error),), what="a byte", since=long_ago())
         with pytest.raises(type(error), match=str(error)):
             attempts.wait_after(error)
 
 
-def test_progress_gives_back_all_time_but_the_silence_before_it():
+def test_progress_gives_back_all_time_but_the_silence_before_it() -> None:
     attempts = Attempts(RetryPolicy(give_up_after=5), PART_FAILED, what="a byte", since=long_ago())
     attempts.progressed(silent=1)
     assert attempts.wait_after(Transient("reset")) <= 4
@@ -84,7 +84,7 @@ def test_progress_gives_back_all_time_but_the_silence_before_it():
         attempts.wait_after(Transient("again"))
 
 
-def test_wrong_answers_are_believed_the_third_time_without_progress():
+def test_wrong_answers_are_believed_the_third_time_without_progress() -> None:
     attempts = Attempts(RetryPolicy(), PART_FAILED, what="a byte")
     for _ in range(2):
         for _ in range(2):
@@ -96,7 +96,7 @@ def test_wrong_answers_are_believed_the_third_time_without_progress():
         attempts.wait_after(BadAnswer("no ETag"))
 
 
-def test_the_callers_attempt_counts_and_others_errors_pass_through():
+def test_the_callers_attempt_counts_and_others_errors_pass_through() -> None:
     waited: list[SourceError] = []
     outcomes: list[Exception] = [Truncated("second"), ValueError("none of ours")]
 
@@ -112,7 +112,7 @@ def test_the_callers_attempt_counts_and_others_errors_pass_through():
     assert [error.message for error in waited] == ["first", "second"]
 
 
-def test_a_refusal_of_this_machine_is_noted_once():
+def test_a_refusal_of_this_machine_is_noted_once() -> None:
     noted: list[Shortage] = []
     outcomes = [Shortage("no space"), Shortage("no space, again")]
 

@@ -13,7 +13,7 @@ VALUE = "PLANTED/key+with=signs, and spaces"
 
 
 @pytest.fixture
-def known(monkeypatch):
+def known(monkeypatch: pytest.MonkeyPatch) -> None:
     """One value, which is forgotten with the test."""
     monkeypatch.setattr(secrets, "_forms", {})
     monkeypatch.setattr(secrets, "_values", None)
@@ -31,12 +31,12 @@ def known(monkeypatch):
         VALUE.encode().hex(),
     ],
 )
-def test_every_form_of_a_known_value_is_blanked(form):
+def test_every_form_of_a_known_value_is_blanked(form: str) -> None:
     assert secrets.redact(f"said {form}.") == "said ***."
 
 
 @pytest.mark.usefixtures("known")
-def test_the_longest_form_goes_first():
+def test_the_longest_form_goes_first() -> None:
     """A value that another begins with leaves no rest of it."""
     secrets.remember(VALUE + "-and-more")
     assert secrets.redact(f"{VALUE}-and-more") == "***"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import calendar
 import datetime as dt
+from typing import Any
 from unittest import mock
 from urllib.parse import quote
 
@@ -21,7 +22,7 @@ REGIONS = ("us-east-1", "eu-central-1", "cn-north-1", "auto")
 MIDNIGHT = calendar.timegm((2024, 2, 29, 0, 0, 0))
 
 
-def by_botocore(url, headers, credentials, region, now) -> dict[str, str]:
+def by_botocore(url: str, headers: dict[str, str], credentials: Any, region: str, now: int) -> dict[str, str]:
     """What botocore would send of its own accord, `Host` aside."""
     moment = dt.datetime.fromtimestamp(now, dt.UTC)
     request = AWSRequest("GET", url, headers=dict(headers))
@@ -59,7 +60,17 @@ tokens = st.one_of(st.none(), st.text("ABCxyz019/+=", min_size=1, max_size=300))
     host=st.sampled_from(["b.s3.eu-central-1.amazonaws.com", "localhost:9000", "[::1]:81"]),
     now=st.integers(0, 2**32),
 )
-def test_the_same_as_botocore(*, key, version, extra, reading, token, region, host, now):
+def test_the_same_as_botocore(
+    *,
+    key: str,
+    version: str,
+    extra: dict[str, str],
+    reading: RequestOptions,
+    token: str | None,
+    region: str,
+    host: str,
+    now: int,
+) -> None:
     path = "/b/" + quote(key, safe="/~")
     query = f"versionId={quote(version, safe='~')}" if version else ""
     headers = extra | reading.headers()
@@ -76,7 +87,7 @@ def test_the_same_as_botocore(*, key, version, extra, reading, token, region, ho
         st.tuples(st.integers(-100_000, 100_000), st.sampled_from([SECRET, "other", "third"])), min_size=2
     )
 )
-def test_one_signer_over_midnight_and_new_secrets(steps):
+def test_one_signer_over_midnight_and_new_secrets(steps: list[tuple[int, str]]) -> None:
     """The derived key is kept for a day and a secret, and for no other."""
     signer = GetSigner("eu-west-1")
     for offset, secret in steps:
@@ -86,7 +97,7 @@ def test_one_signer_over_midnight_and_new_secrets(steps):
         assert signed["Authorization"] == due["authorization"]
 
 
-def test_the_derived_key_changes_with_the_day():
+def test_the_derived_key_changes_with_the_day() -> None:
     signer, credentials = GetSigner("eu-west-1"), ReadOnlyCredentials(AKID, SECRET, None)
     for now, day in ((MIDNIGHT - 1, "20240228"), (MIDNIGHT, "20240229"), (MIDNIGHT - 1, "20240228")):
         signed = signer.sign("h", "/b/k", "", {}, credentials, now=now)
@@ -95,7 +106,7 @@ def test_the_derived_key_changes_with_the_day():
         assert signed["Authorization"] == due["authorization"]
 
 
-def test_the_published_example():
+def test_the_published_example() -> None:
     """AWS, "Authenticating Requests: Using the Authorization Header", Example: GET Object."""
     secret = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"
     credentials = ReadOnlyCredentials("AKIAIOSFODNN7EXAMPLE", secret, None)

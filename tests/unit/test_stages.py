@@ -37,7 +37,7 @@ def narrow() -> Iterator[int]:
 
 
 @pytest.mark.parametrize("supply", supplies(), ids=["memory", "pipes"])
-def test_what_was_taken_before_an_error_is_counted(supply, narrow):
+def test_what_was_taken_before_an_error_is_counted(supply: Stages, narrow: int) -> None:
     """A delivery that did not know of the header waited for its eight bytes for ever."""
     part = Part(0, ObjectRef("b", "k", len(BODY), "e"), 0, len(BODY), 0, HEAD, TAIL)
     stage = supply.make(part, on_change=lambda: None, counters=ChannelCounters())
@@ -56,7 +56,7 @@ def test_what_was_taken_before_an_error_is_counted(supply, narrow):
     assert sum(counts) == len(part)
 
 
-def test_delivery_looks_for_what_came_after_a_full_socket_was_emptied():
+def test_delivery_looks_for_what_came_after_a_full_socket_was_emptied() -> None:
     """The body is parked again then, and calls nobody for the few bytes that are still to come."""
     data, changes = bytes(3 * MIB), []
     part = Part(0, ObjectRef("b", "k", len(data), "e"), 0, len(data), 0)

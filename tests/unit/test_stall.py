@@ -34,13 +34,13 @@ class Counting(asyncio.SelectorEventLoop):
         return super().call_at(when, callback, *arguments, context=context)
 
 
-async def receive(pieces):
+async def receive(pieces: int) -> None:
     async with within_stall(600, WHERE) as stall:
         for _ in range(pieces):
             stall.moved()
 
 
-async def fall_silent():
+async def fall_silent() -> None:
     async with within_stall(0.05, WHERE) as stall:
         stall.moved()
         stall.pause()
@@ -48,7 +48,7 @@ async def fall_silent():
         await asyncio.get_running_loop().create_future()
 
 
-def test_a_piece_costs_no_timer():
+def test_a_piece_costs_no_timer() -> None:
     with asyncio.Runner(loop_factory=Counting) as runner:
         runner.run(receive(PIECES))
         loop = runner.get_loop()
@@ -56,6 +56,6 @@ def test_a_piece_costs_no_timer():
         assert loop.timers < PIECES / 100
 
 
-def test_silence_after_a_pause_ends():
+def test_silence_after_a_pause_ends() -> None:
     with pytest.raises(Transient, match=r"no byte for 0\.05 s"):
         asyncio.run(fall_silent())

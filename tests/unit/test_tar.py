@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import tarfile
+from collections.abc import Iterable
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,7 +19,12 @@ from tests.kit.pieces import Pieces
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
 
 
-def archive(members, *, kind=tarfile.PAX_FORMAT, end=True):
+def archive(
+    members: Iterable[tuple[str, bytes | None]],
+    *,
+    kind: int = tarfile.PAX_FORMAT,
+    end: bool = True,
+) -> bytes:
     """A tar of (name, content) pairs; content None makes a directory. Without `end`: no blocks of zeros."""
     sink = io.BytesIO()
     with tarfile.open(fileobj=sink, mode="w", format=kind) as tar:
@@ -33,12 +40,12 @@ def archive(members, *, kind=tarfile.PAX_FORMAT, end=True):
     return sink.getvalue() if end else sink.getvalue()[:length]
 
 
-def read(data, **options):
+def read(data: bytes, **options: Any) -> list[Any]:
     return [sample(record) for record in TarReader(io.BytesIO(data), **options)]
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_neighbours_of_one_name_are_a_sample(kind):
+def test_neighbours_of_one_name_are_a_sample(kind: int) -> None:
     members = [("a/1.jpg", b"J" * 1000), ("a/1.CLS", b"7"), ("a/2.jpg", b""), ("a/2.seg.png", b"P" * 512)]
     assert read(archive(members, kind=kind)) == [
         {"__key__": "a/1", "jpg": b"J" * 1000, "cls": b"7"},
@@ -47,7 +54,7 @@ def test_neighbours_of_one_name_are_a_sample(kind):
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_long_names(kind):
+def test_long_names(kind: int) -> None:
     long = "directory/" * 9 + "n" * 90
     longer = "é" * 60 + "/" + "x" * 200 if kind != tarfile.USTAR_FORMAT else long + "2"
     members = [("first.txt", b"1"), (f"{long}.jpg", b"2"), (f"{long}.cls", b"3"), (f"{longer}.jpg", b"4")]
@@ -58,14 +65,14 @@ def test_long_names(kind):
     ]
 
 
-def test_names():
+def test_names() -> None:
     assert split_name("a.b/c.TAR.gz") == ("a.b/c", "tar.gz")
     assert split_name("./0001.jpg") == ("./0001", "jpg")
     for name in ("README", "a/README", ".hidden", "__meta__/a.jpg"):
         assert split_name(name) is None, name
 
 
-def test_what_belongs_to_no_sample_is_passed_over():
+def test_what_belongs_to_no_sample_is_passed_over() -> None:
     members = [
         ("dir", None),
         ("README", b"x" * 600),
@@ -80,7 +87,7 @@ def test_what_belongs_to_no_sample_is_passed_over():
     assert read(b"") == []
 
 
-def test_archives_follow_each_other_and_an_end_divides():
+def test_archives_follow_each_other_and_an_end_divides() -> None:
     one, two = archive([("1.a", b"A")]), archive([("1.a", b"B"), ("2.a", b"C")])
     assert read(one + two + one) == [
         {"__key__": "1", "a": b"A"},
@@ -90,11 +97,11 @@ def test_archives_follow_each_other_and_an_end_divides():
     ]
 
 
-def test_an_archive_may_lack_its_end():
+def test_an_archive_may_lack_its_end() -> None:
     assert len(read(archive([("1.a", b"A"), ("2.a", b"B")], end=False))) == 2
 
 
-def test_a_global_header_is_no_member():
+def test_a_global_header_is_no_member() -> None:
     sink = io.BytesIO()
     with tarfile.open(fileobj=sink, mode="w", format=tarfile.PAX_FORMAT, pax_headers={"comment": "x"}) as tar:
         info = tarfile.TarInfo("1.a")
@@ -103,7 +110,7 @@ def test_a_global_header_is_no_member():
     assert read(sink.getvalue()) == [{"__key__": "1", "a": b"A"}]
 
 
-def test_sizes_beyond_octal_digits():
+def test_sizes_beyond_octal_digits() -> None:
     """GNU's base 256, and pax."""
     for kind in (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
         info = tarfile.TarInfo("1.a")
@@ -121,7 +128,7 @@ members = st.lists(
 )
 
 
-def model(found):
+def model(found: list[tuple[str, str, bytes]]) -> list[dict[str, object]]:
     """Samples by the definition: neighbours of one key; no field of it may come again."""
     samples: list[dict[str, object]] = []
     for key, field, content in found:
@@ -137,7 +144,9 @@ def model(found):
     st.sampled_from([1, 512, 700, 1 << 20]),
     st.sampled_from(FORMATS[1:]),
 )
-def test_any_pieces_and_any_buffer_give_the_same_samples(found, pieces, block, kind):
+def test_any_pieces_and_any_buffer_give_the_same_samples(
+    found: list[tuple[str, str, bytes]], pieces: list[int], block: int, kind: int
+) -> None:
     unique: list[tuple[str, str, bytes]] = []
     for member in found:
         if not any(member[:2] == other[:2] for other in unique):
@@ -147,9 +156,9 @@ def test_any_pieces_and_any_buffer_give_the_same_samples(found, pieces, block, k
     assert got == model(unique)
 
 
-def test_samples_are_those_of_webdataset():
+def test_samples_are_those_of_webdataset() -> None:
     """Its own reader on the same two shards."""
-    shards = [
+    shards: list[list[tuple[str, bytes | None]]] = [
         [
             ("__meta__/x.txt", b"m"),
             ("a/1.JPG", b"A"),
@@ -168,7 +177,7 @@ def test_samples_are_those_of_webdataset():
     assert read(b"".join(map(archive, shards))) == theirs
 
 
-def test_cut_anywhere_is_an_error_or_a_border():
+def test_cut_anywhere_is_an_error_or_a_border() -> None:
     data = archive([("1.a", b"A" * 700), ("1.b", b"B"), ("2.a", b"C" * 512)], end=False)
     borders = {0: 0, 1536: 1, 2560: 1, len(data): 2}
     for cut in range(0, len(data) + 1, 4):
@@ -179,7 +188,7 @@ def test_cut_anywhere_is_an_error_or_a_border():
             read(data[:cut])
 
 
-def test_samples_before_a_bad_header_are_handed_over():
+def test_samples_before_a_bad_header_are_handed_over() -> None:
     got: list[bytes] = []
     data = archive([("1.a", b"A"), ("2.a", b"B")], end=False) + b"no header" * 100
     with pytest.raises(CorruptRecord, match="tar member at offset 2048 of the stream: its checksum does not"):
@@ -187,7 +196,7 @@ def test_samples_before_a_bad_header_are_handed_over():
     assert [sample(record)["__key__"] for record in got] == ["1"]
 
 
-def test_what_cannot_be_read_is_refused():
+def test_what_cannot_be_read_is_refused() -> None:
     with pytest.raises(CorruptRecord, match="the field 'a' comes twice"):
         read(archive([("1.a", b"A"), ("1.A", b"B")]))
     sparse = tarfile.TarInfo("1.a")

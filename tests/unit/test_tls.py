@@ -8,6 +8,9 @@ import socket
 import ssl
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import trustme
@@ -21,19 +24,27 @@ TURNS = 20
 
 
 @pytest.fixture(scope="module")
-def authority():
+def authority() -> trustme.CA:
     return trustme.CA()
 
 
 @pytest.fixture(scope="module")
-def trust(authority, tmp_path_factory):
+def trust(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> TlsContext:
     path = str(tmp_path_factory.mktemp("trust") / "ca.pem")
     authority.cert_pem.write_to_path(path)
     return TlsContext(path)
 
 
 @contextlib.contextmanager
-def both(authority, trust, *, name="localhost", host="localhost", version=None, write_ends=socket.socketpair):
+def both(
+    authority: trustme.CA,
+    trust: TlsContext,
+    *,
+    name: str = "localhost",
+    host: str = "localhost",
+    version: ssl.TLSVersion | None = None,
+    write_ends: Callable[[], tuple[socket.socket, socket.socket]] = socket.socketpair,
+) -> Iterator[Any]:
     """A connection of ours to `host`, its socket, and the other end with a certificate for `name`."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     if version is not None:
@@ -53,14 +64,14 @@ def both(authority, trust, *, name="localhost", host="localhost", version=None, 
             yield connection, ours, server
 
 
-def over_tcp():
+def over_tcp() -> Any:
     """Two ends of a connection that can be reset."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         ours = socket.create_connection(listening.getsockname())
         return ours, listening.accept()[0]
 
 
-def everything(connection, room):
+def everything(connection: Any, room: bytearray) -> Any:
     """What there is now, and whether the end was seen."""
     got = b""
     with contextlib.suppress(BlockingIOError):
@@ -81,7 +92,7 @@ def everything(connection, room):
         ("bücher.test", "bücher.test"),
     ],
 )
-def test_the_right_name_is_believed(authority, trust, name, host):
+def test_the_right_name_is_believed(authority: trustme.CA, trust: TlsContext, name: str, host: str) -> None:
     with both(authority, trust, name=name, host=host) as (connection, _, server):
         server.send(b"hello")
         assert everything(connection, bytearray(100)) == (b"hello", False)
@@ -98,7 +109,7 @@ def test_the_right_name_is_believed(authority, trust, name, host):
         ("localhost", "127.0.0.1"),
     ],
 )
-def test_another_name_is_refused(authority, trust, name, host):
+def test_another_name_is_refused(authority: trustme.CA, trust: TlsContext, name: str, host: str) -> None:
     with (
         pytest.raises(ssl.SSLCertVerificationError, match="mismatch"),
         both(authority, trust, name=name, host=host),
@@ -106,7 +117,7 @@ def test_another_name_is_refused(authority, trust, name, host):
         pass
 
 
-def test_an_authority_that_nobody_named_is_refused(trust):
+def test_an_authority_that_nobody_named_is_refused(trust: TlsContext) -> None:
     with (
         pytest.raises(ssl.SSLCertVerificationError, match="unable to get local issuer"),
         both(trustme.CA(), trust),
@@ -114,7 +125,7 @@ def test_an_authority_that_nobody_named_is_refused(trust):
         pass
 
 
-def test_an_intermediate_authority_may_be_all_that_is_believed(authority, tmp_path):
+def test_an_intermediate_authority_may_be_all_that_is_believed(authority: trustme.CA, tmp_path: Path) -> None:
     child = authority.create_child_ca()
     child.cert_pem.write_to_path(tmp_path / "child.pem")
     with both(child, TlsContext(str(tmp_path / "child.pem"))) as (connection, _, server):
@@ -123,18 +134,18 @@ def test_an_intermediate_authority_may_be_all_that_is_believed(authority, tmp_pa
 
 
 @pytest.mark.parametrize("host", ["", ".test"])
-def test_what_is_no_name_is_refused(authority, trust, host):
+def test_what_is_no_name_is_refused(authority: trustme.CA, trust: TlsContext, host: str) -> None:
     with pytest.raises(ssl.SSLError, match="no host name"), both(authority, trust, host=host):
         pass
 
 
-def test_a_request_of_many_records_goes_out_whole(authority, trust):
+def test_a_request_of_many_records_goes_out_whole(authority: trustme.CA, trust: TlsContext) -> None:
     with both(authority, trust) as (connection, _, server):
         assert connection.send(b"x" * 60_000) == 60_000
         assert sum(len(server.recv(60_000)) for _ in range(4)) == 60_000
 
 
-def test_a_file_without_certificates_is_refused(tmp_path):
+def test_a_file_without_certificates_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty.pem").write_text("none here")
     with pytest.raises(ssl.SSLError):
         TlsContext(str(tmp_path / "empty.pem"))
@@ -148,7 +159,9 @@ def test_a_file_without_certificates_is_refused(tmp_path):
     rooms=st.lists(st.integers(1, 50_000), min_size=1, max_size=4),
     version=st.sampled_from([ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3]),
 )
-def test_every_byte_once_in_order(authority, trust, records, rooms, version):
+def test_every_byte_once_in_order(
+    authority: trustme.CA, trust: TlsContext, records: list[int], rooms: list[int], version: ssl.TLSVersion
+) -> None:
     with both(authority, trust, version=version) as (connection, _, server):
         sent, got = b"", b""
         for number, size in enumerate(records):
@@ -158,13 +171,13 @@ def test_every_byte_once_in_order(authority, trust, records, rooms, version):
             room = bytearray(rooms[number % len(rooms)])
             with contextlib.suppress(BlockingIOError):
                 got += room[: connection.recv_into(memoryview(room))]
-        for room in rooms:
-            got += everything(connection, bytearray(room))[0]
+        for length in rooms:
+            got += everything(connection, bytearray(length))[0]
         assert got == sent
         assert connection.pending == 0
 
 
-def test_what_is_left_of_a_record_is_pending(authority, trust):
+def test_what_is_left_of_a_record_is_pending(authority: trustme.CA, trust: TlsContext) -> None:
     with both(authority, trust) as (connection, ours, server):
         server.send(b"x" * 1000)
         assert connection.recv_into(memoryview(bytearray(600))) == 600
@@ -173,7 +186,7 @@ def test_what_is_left_of_a_record_is_pending(authority, trust):
             ours.recv(1, socket.MSG_PEEK)  # so nobody who watches the socket would hear of it
 
 
-def test_ends_are_told_after_what_came_before_them(authority, trust):
+def test_ends_are_told_after_what_came_before_them(authority: trustme.CA, trust: TlsContext) -> None:
     with both(authority, trust) as (connection, _, server):
         server.send(b"last words")
         with contextlib.suppress(ssl.SSLWantReadError):
@@ -183,14 +196,16 @@ def test_ends_are_told_after_what_came_before_them(authority, trust):
         assert everything(connection, room) == (b"", True)
 
 
-def test_a_connection_that_is_just_gone_has_ended(authority, trust):
+def test_a_connection_that_is_just_gone_has_ended(authority: trustme.CA, trust: TlsContext) -> None:
     with both(authority, trust) as (connection, _, server):
         server.send(b"last words")
         server.close()
         assert everything(connection, bytearray(100)) == (b"last words", True)
 
 
-def test_what_is_no_tls_is_an_error_of_that_connection_alone(authority, trust):
+def test_what_is_no_tls_is_an_error_of_that_connection_alone(
+    authority: trustme.CA, trust: TlsContext
+) -> None:
     """OpenSSL keeps its errors by thread: one that is left there would be taken for another connection's."""
     with (
         both(authority, trust) as (broken, _, server),
@@ -206,7 +221,7 @@ def test_what_is_no_tls_is_an_error_of_that_connection_alone(authority, trust):
         assert everything(whole, bytearray(100)) == (b"fine", False)
 
 
-def test_a_reset_is_an_error(authority, trust):
+def test_a_reset_is_an_error(authority: trustme.CA, trust: TlsContext) -> None:
     with both(authority, trust, write_ends=over_tcp) as (connection, _, server):
         everything(connection, bytearray(100))  # session tickets
         server.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
@@ -217,7 +232,7 @@ def test_a_reset_is_an_error(authority, trust):
             connection.send(b"GET /")
 
 
-def keep(connection, view):
+def keep(connection: Any, view: memoryview[Any]) -> None:
     """Read into `view`, and leave the error in a reference cycle: frame, error, traceback, frame."""
     try:
         connection.recv_into(view)
@@ -226,7 +241,7 @@ def keep(connection, view):
         assert kept.__traceback__ is not None
 
 
-def collect_errors():
+def collect_errors() -> None:
     """What the next test runs: every way in which a read raises, and the garbage collector after it."""
     authority = trustme.CA()
     with authority.cert_pem.tempfile() as path:
@@ -244,7 +259,7 @@ def collect_errors():
             gc.collect()
 
 
-def test_an_error_that_the_garbage_collector_finds_ends_no_process():
+def test_an_error_that_the_garbage_collector_finds_ends_no_process() -> None:
     """CPython 3.11 clears a memoryview although a buffer of it is exported, then writes through NULL.
 
     The process died by SIGSEGV where an export of `recv_into` lived on in the frame of a traceback.

@@ -10,47 +10,47 @@ from streamer.plan import ObjectRef, Plan, Segment, cut
 from streamer.relay.fetch.prefetcher import all_epochs
 from streamer.schedule.budget import MemoryBudget
 from streamer.schedule.concurrency import ConcurrencyController
-from streamer.schedule.window import Window
+from streamer.schedule.window import Slot, Window
 
 SIZES = (5, 0, 12, 1, 7)
 PLAN = Plan.of(tuple(ObjectRef("b", str(i), size, "e") for i, size in enumerate(SIZES)))
 PART, BUDGET, REQUESTS = 4, 13, 3
 
 
-def window(plan=PLAN, *, part=PART, budget=BUDGET, requests=REQUESTS):
+def window(plan: Plan = PLAN, *, part: int = PART, budget: int = BUDGET, requests: int = REQUESTS) -> Window:
     concurrency = ConcurrencyController(requests, part, fixed_limit=True, fixed_part=True)
     return Window(all_epochs(plan, lambda: part), MemoryBudget(budget, concurrency).quota())
 
 
 class WindowMachine(RuleBasedStateMachine):
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.window = window()
-        self.running = []
-        self.admitted = []
+        self.running: list[Slot] = []
+        self.admitted: list[Slot] = []
         self.epoch = 0
         self.offset = 0
 
     @rule()
-    def admit(self):
+    def admit(self) -> None:
         found = self.window.admit()
         self.running += found
         self.admitted += found
 
     @rule()
-    def allow_next_epoch(self):
+    def allow_next_epoch(self) -> None:
         self.window.last_epoch = max(self.window.last_epoch, self.epoch + 1)
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())
-    def request_ends(self, data):
+    def request_ends(self, data: st.DataObject) -> None:
         """In any order, with success or failure."""
         slot = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
         self.window.landed(slot)
 
     @precondition(lambda self: self.window.head_of_line is not None)
     @rule(data=st.data())
-    def deliver(self, data):
+    def deliver(self, data: st.DataObject) -> None:
         head = self.window.head_of_line
         assert head is self.admitted[0]
         assert (head.part.epoch, head.part.offset + head.delivered) == (self.epoch, self.offset)
@@ -63,7 +63,7 @@ class WindowMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.window.last_epoch >= self.epoch)
     @rule()
-    def reader_goes(self):
+    def reader_goes(self) -> None:
         dropped = self.window.abandon(self.epoch)
         assert dropped == [slot for slot in self.admitted if slot.part.epoch == self.epoch]
         self.admitted = self.admitted[len(dropped) :]
@@ -71,13 +71,13 @@ class WindowMachine(RuleBasedStateMachine):
         self.epoch, self.offset = self.epoch + 1, 0
 
     @invariant()
-    def budget_and_requests_hold(self):
+    def budget_and_requests_hold(self) -> None:
         quota = self.window.quota
         assert quota.reserved_bytes == sum(slot.reserved_bytes for slot in self.admitted) <= BUDGET
         assert quota.requests_in_flight == len(self.running) <= REQUESTS
 
     @invariant()
-    def never_stuck(self):
+    def never_stuck(self) -> None:
         """With nothing admitted and the epoch allowed, something can be admitted."""
         if not self.admitted and not self.running and self.window.last_epoch >= self.epoch:
             found = self.window.admit()
@@ -89,20 +89,20 @@ class WindowMachine(RuleBasedStateMachine):
 TestWindow = WindowMachine.TestCase
 
 
-def test_a_part_larger_than_the_budget_is_refused():
+def test_a_part_larger_than_the_budget_is_refused() -> None:
     filled = window(part=10, budget=4, requests=1)
     filled.last_epoch = 0
     with pytest.raises(ValueError, match="can never fit"):
         filled.admit()
 
 
-def test_a_plan_without_bytes_admits_nothing():
+def test_a_plan_without_bytes_admits_nothing() -> None:
     filled = window(Plan.of((ObjectRef("b", "k", 0, "e"),)))
     filled.last_epoch = 5
     assert filled.admit() == []
 
 
-def test_more_than_the_part_cannot_be_delivered():
+def test_more_than_the_part_cannot_be_delivered() -> None:
     filled = window()
     filled.last_epoch = 0
     filled.admit()
@@ -110,7 +110,7 @@ def test_more_than_the_part_cannot_be_delivered():
         filled.deliver(5)
 
 
-def test_close_returns_what_is_in_flight_and_admits_no_more():
+def test_close_returns_what_is_in_flight_and_admits_no_more() -> None:
     filled = window()
     filled.last_epoch = 0
     admitted = filled.admit()
@@ -119,7 +119,7 @@ def test_close_returns_what_is_in_flight_and_admits_no_more():
     assert (filled.quota.reserved_bytes, filled.quota.requests_in_flight) == (0, 0)
 
 
-def test_the_next_epoch_has_a_quarter_until_this_one_is_delivered():
+def test_the_next_epoch_has_a_quarter_until_this_one_is_delivered() -> None:
     filled = window(part=1, budget=40, requests=100)
     filled.last_epoch = 1
     admitted = filled.admit()
@@ -133,7 +133,7 @@ def test_the_next_epoch_has_a_quarter_until_this_one_is_delivered():
     assert [slot.part.epoch for slot in filled.admit()] == [1] * (sum(SIZES) - 10)
 
 
-def stream(found, *, epoch: int = 0) -> list[tuple[str, int, int]]:
+def stream(found: Window, *, epoch: int = 0) -> list[tuple[str, int, int]]:
     """Deliver all of `epoch` part by part; the parts, as key and range."""
     seen: list[tuple[str, int, int]] = []
     while True:
@@ -150,7 +150,7 @@ def stream(found, *, epoch: int = 0) -> list[tuple[str, int, int]]:
 
 @pytest.mark.parametrize("admitted", [1, 2, 3])
 @pytest.mark.parametrize("size", [0, 1, 4, 11])
-def test_an_object_at_the_head_may_be_replaced(admitted, size):
+def test_an_object_at_the_head_may_be_replaced(admitted: int, size: int) -> None:
     """Whatever of it is admitted already; the others stay as they are, and so does the next epoch."""
     found = window(requests=admitted)
     found.last_epoch = 1
@@ -158,6 +158,7 @@ def test_an_object_at_the_head_may_be_replaced(admitted, size):
     head = found.head_of_line
     for slot in found.admit():
         found.landed(slot)
+    assert head is not None
     assert (head.part.epoch, head.part.object.key) == (1, "0")
     now = ObjectRef("b", "new", size, "f")
     parts = cut([Segment(now, 0, size)] if size else [], part_size=lambda: PART, epoch=1)
@@ -172,7 +173,7 @@ def test_an_object_at_the_head_may_be_replaced(admitted, size):
 
 
 @pytest.mark.parametrize("budget", [8, 9, 11, 13])
-def test_a_small_object_gives_way_to_a_large_one(budget):
+def test_a_small_object_gives_way_to_a_large_one(budget: int) -> None:
     """Its parts have the room they need; what was admitted behind it is put back, and comes in its turn."""
     small = Plan.of([ObjectRef("b", str(i), 1, "e") for i in range(12)])
     found = window(small, budget=budget, requests=20)
@@ -187,7 +188,7 @@ def test_a_small_object_gives_way_to_a_large_one(budget):
     assert (found.quota.reserved_bytes, found.quota.requests_in_flight) == (0, 0)
 
 
-def test_what_stands_in_may_be_replaced_itself():
+def test_what_stands_in_may_be_replaced_itself() -> None:
     """Only it: what comes behind is another object's."""
     found = window()
     found.last_epoch = 0
@@ -197,5 +198,6 @@ def test_what_stands_in_may_be_replaced_itself():
         parts = cut([Segment(now, 0, size)] if size else [], part_size=lambda: PART, epoch=0)
         _, dropped = found.replace_head(parts)
         assert len(dropped) == (2 if size == 9 else 1)
+    assert found.head_of_line is not None
     assert found.head_of_line.part.object.key == "2"
     assert stream(found)[0] == ("2", 0, 4)
