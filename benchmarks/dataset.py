@@ -100,7 +100,7 @@ class DataSet:
                 key, time = self.shape.key(index), _EPOCH + number
                 path = os.path.join(directory, key)
                 with open(path, "wb", buffering=0) as file:
-                    file.writelines(self._pieces(bucket, index))
+                    file.writelines(self.pieces(bucket, index))
                 os.utime(path, (time, time))
                 entries.append((key, self.shape.size, nginx_etag(time, self.shape.size)))
                 number += 1
@@ -123,14 +123,14 @@ class DataSet:
         for index in range(self.shape.objects):
             if left <= 0:
                 break
-            for piece in self._pieces(bucket, index):
+            for piece in self.pieces(bucket, index):
                 digest.update(piece[:left])
                 left -= min(left, len(piece))
         if length == self.shape.stream_bytes:
             self._whole[bucket] = digest.hexdigest()
         return digest.hexdigest()
 
-    def _pieces(self, bucket: int, index: int) -> Iterator[memoryview]:
+    def pieces(self, bucket: int, index: int) -> Iterator[memoryview]:
         chunks = -(-self.shape.size // _CHUNK)
         first = (bucket * self.shape.objects + index) * chunks
         view, left = memoryview(self._pool), self.shape.size

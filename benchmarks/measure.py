@@ -27,7 +27,7 @@ from benchmarks.scenarios import Scenario
 from benchmarks.task import Stream, Task
 
 GB = 1e9
-_READER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "reader.py")
+READER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "reader.py")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,7 @@ def run_once(
             setting=client.setting_for(setting, shape.buckets),
         )
         options = json.dumps({"hash": hashed, "rate": scenario.reader_rate, "limit": scenario.limit})
-        command = [sys.executable, "-I", "-S", _READER, options]
+        command = [sys.executable, "-I", "-S", READER, options]
         readers: list[Child] = []
         try:
             readers.extend(Child("the reader", command, env=environment(directory)) for _ in streams)
@@ -121,7 +121,7 @@ def _measure(running: Running, task: Task, readers: list[Child], data: DataSet, 
     if running.whole_process and not cut and any(report["exit"]):
         raise ProcessFailed(f"{running.child.name} ended with exit codes {report['exit']}")
     for index, answer in enumerate(answers):
-        _check(index, answer, data)
+        check(index, answer, data)
     return Run(
         seconds=max(answer["ended"] for answer in answers) - started,
         bytes=sum(answer["bytes"] for answer in answers),
@@ -135,7 +135,7 @@ def _measure(running: Running, task: Task, readers: list[Child], data: DataSet, 
     )
 
 
-def _check(index: int, answer: dict[str, object], data: DataSet) -> None:
+def check(index: int, answer: dict[str, object], data: DataSet) -> None:
     """Check a reader's length and hash. Raises WrongBytes, or ProcessFailed if no byte arrived."""
     length, due = answer["bytes"], data.shape.stream_bytes
     if not isinstance(length, int) or length == 0:

@@ -12,13 +12,15 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from streamer.linux import PIPE_SIZE
-from streamer.plan import START, Plan, Position, S3Uri
+from streamer.plan import START, Part, Plan, Position, ResumePoint, S3Uri
 from streamer.relay.channel import Channel
 from streamer.relay.channel_spec import ChannelSpec, NoEvents, StartPosition
 from streamer.relay.deliver.failure_policy import FailurePolicy
 from streamer.relay.deliver.frame_aligner import Framing, WhenFailed
 from streamer.relay.deliver.object_changes import ChangePolicy, WhenChanged
 from streamer.relay.staging.buffers import BUFFER_SIZE
+from streamer.relay.staging.stage import Stage, Stages
+from streamer.relay.statistics import ChannelCounters
 from streamer.relay.transport import TransportSpec, Wish, open_transport
 from streamer.retry import RetryPolicy
 from streamer.s3.catalog.listing import plan_prefix
@@ -26,7 +28,9 @@ from streamer.s3.catalog.object_info import AiobotocoreHeadClient
 from streamer.s3.catalog.pages import AiobotocorePages, PageSource
 from streamer.s3.checksums import StoredChecksums
 from streamer.s3.client.session import STALL_TIMEOUT, Clients, Endpoint, open_clients
+from streamer.s3.ranges import RangeSource
 from streamer.schedule.budget import ChannelQuota
+from streamer.sink.write_ends import LocalWriteEnds
 from streamer.trailer import Trailer
 from tests.kit.stub import S3Stub
 
@@ -68,6 +72,42 @@ def _budget(parts: int, part_size: int, transport: Wish) -> int:
     return parts * -(-part_size // BUFFER_SIZE) * BUFFER_SIZE
 
 
+class KeptStages:
+    """Makes the stages of a channel as `stages` does, and keeps them."""
+
+    def __init__(self, stages: Stages) -> None:
+        self._stages = stages
+        self._made: list[Stage] = []
+        self.part_size = stages.part_size
+        self.reserved_bytes = stages.reserved_bytes
+
+    @property
+    def quota(self) -> ChannelQuota:
+        return self._stages.quota
+
+    def make(self, part: Part, *, on_change: Callable[[], None], counters: ChannelCounters) -> Stage:
+        stage = self._stages.make(part, on_change=on_change, counters=counters)
+        self._made.append(stage)
+        return stage
+
+    @property
+    def undelivered(self) -> list[Stage]:
+        """Stages of the parts that are not delivered to the last byte, in the order of the stream."""
+        return [stage for stage in self._made if stage.staged or stage.received < stage.part.body]
+
+
+class KeptMarks(LocalWriteEnds):
+    """Write ends that keep the resume points that they are given."""
+
+    def __init__(self, channel: str) -> None:
+        super().__init__(channel)
+        self.marks: list[ResumePoint] = []
+
+    def mark(self, mark: ResumePoint) -> None:
+        self.marks.append(mark)
+        super().mark(mark)
+
+
 @dataclass
 class Running:
     """A channel that runs, what it has reported, and where its FIFOs are."""
@@ -79,6 +119,10 @@ class Running:
     task: asyncio.Task[None]
     quota: ChannelQuota
     """The channel's part of the memory, the connections and the bandwidth."""
+    source: RangeSource
+    stages: KeptStages
+    marks: list[ResumePoint]
+    """The resume points that the channel has stored."""
 
     def fifo(self, epoch: int) -> Path:
         return self.directory / f"train_{epoch}"
@@ -159,7 +203,7 @@ async def running_channel(  # noqa: PLR0913 - a test names only what it is about
             else plan_prefix(AiobotocorePages(clients.control), S3Uri(bucket, key))
         )
         states: list[Trailer] = []
-        stages = chosen.stages(why)
+        stages = KeptStages(chosen.stages(why))
         spec = ChannelSpec(
             name="train",
             plan=plan,
@@ -170,7 +214,10 @@ async def running_channel(  # noqa: PLR0913 - a test names only what it is about
             when_failed=FailurePolicy(when_failed, framing),
             start=StartPosition(start),
         )
-        channel = Channel(spec, chosen.source, stages, events=_Report(states, on_end_believed))
+        write_ends = KeptMarks(spec.name)
+        channel = Channel(
+            spec, chosen.source, stages, events=_Report(states, on_end_believed), write_ends=write_ends
+        )
         try:
             channel.prepare()
         except BaseException:
@@ -178,7 +225,17 @@ async def running_channel(  # noqa: PLR0913 - a test names only what it is about
             raise
         task = asyncio.create_task(channel.run())
         try:
-            yield Running(channel, plan, states, directory, task, stages.quota)
+            yield Running(
+                channel,
+                plan,
+                states,
+                directory,
+                task,
+                stages.quota,
+                chosen.source,
+                stages,
+                write_ends.marks,
+            )
         finally:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):

@@ -58,10 +58,10 @@ class Hang(BaseException):
 class Task(asyncio.Task):  # type: ignore[type-arg]
     """Hashed by its number: the order of a set of tasks is that of their making, in every run."""
 
-    _numbers = itertools.count()
+    numbers = itertools.count()
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        self._number = next(self._numbers)
+        self._number = next(self.numbers)
         super().__init__(*arguments, **options)
 
     def __hash__(self) -> int:
@@ -391,7 +391,7 @@ def virtual(seed: int) -> Iterator[ScheduledLoop]:
     select.epoll = Epoll  # type: ignore[assignment,misc]
     write_ends.ThreadPoolExecutor = OnLoop  # type: ignore[assignment,attr-defined]
     random.seed(seed)
-    Task._numbers = itertools.count()
+    Task.numbers = itertools.count()
     try:
         yield loop
     finally:

@@ -45,11 +45,11 @@ class Stage:
     lines: list[tuple[str, str]] = field(default_factory=list)
     """(instruction, arguments) in order."""
 
-    def last(self, instruction: str) -> Any:
-        """The arguments that are in force, inherited ones included."""
+    def last(self, instruction: str) -> str:
+        """The arguments in force, inherited ones included; empty if there are none."""
         own = [arguments for name, arguments in self.lines if name == instruction]
         if own or self.base not in STAGES:
-            return own[-1] if own else None
+            return own[-1] if own else ""
         return STAGES[self.base].last(instruction)
 
 

@@ -23,7 +23,7 @@ from tests.operate.scraping import Prometheus, eventually, reading, scraping
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
 
-def hurried(rules: Any) -> Any:
+def hurried(rules: dict[str, Any]) -> dict[str, Any]:
     """The rules with every duration in seconds: windows of 4 or more, and 1 before an alert fires."""
     for group in rules["groups"]:
         for rule in group["rules"]:

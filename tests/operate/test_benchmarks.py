@@ -22,6 +22,7 @@ import urllib.request
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from email.message import Message
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ from tests.operate.promql import ROOT
 
 needs_origin = pytest.mark.skipif(origin.missing() is not None, reason=str(origin.missing()))
 ENVIRONMENT = {"PATH": os.defpath}
-READER = [sys.executable, "-I", "-S", measure._READER]
+READER = [sys.executable, "-I", "-S", measure.READER]
 TINY = Shape("tiny", 2, 3, 2 * MIB + 12345)
 
 
@@ -316,7 +317,7 @@ def test_no_two_chunks_of_a_data_set_are_alike(data: DataSet) -> None:
         bytes(piece)
         for bucket in range(TINY.buckets)
         for index in range(TINY.objects)
-        for piece in data._pieces(bucket, index)
+        for piece in data.pieces(bucket, index)
     ]
     assert len(set(chunks)) == len(chunks) == TINY.buckets * TINY.objects * 3
 
@@ -330,13 +331,13 @@ def test_scaling_keeps_objects_big_and_small_ones_small() -> None:
 
 def test_a_wrong_stream_is_refused(data: DataSet) -> None:
     right = {"bytes": TINY.stream_bytes, "cut": False, "sha256": data.expected_sha256(0, TINY.stream_bytes)}
-    measure._check(0, right, data)
-    measure._check(0, {"bytes": 5, "cut": True, "sha256": data.expected_sha256(0, 5)}, data)
+    measure.check(0, right, data)
+    measure.check(0, {"bytes": 5, "cut": True, "sha256": data.expected_sha256(0, 5)}, data)
     for wrong in ({"sha256": "0" * 64}, {"bytes": 5}, {"bytes": TINY.stream_bytes + 1, "cut": True}):
         with pytest.raises(measure.WrongBytes):
-            measure._check(0, right | wrong, data)
+            measure.check(0, right | wrong, data)
     with pytest.raises(ProcessFailed, match="delivered nothing"):
-        measure._check(0, {"bytes": 0, "cut": True, "sha256": None}, data)
+        measure.check(0, {"bytes": 0, "cut": True, "sha256": None}, data)
 
 
 # --- Processes and the reader ------------------------------------------------------------------------
@@ -373,7 +374,7 @@ def reader(tmp_path: Path) -> Iterator[Callable[..., Any]]:
     """Starts a reader on a FIFO; returns it with the FIFO's write end."""
     started = []
 
-    def start(**options: Any) -> Any:
+    def start(**options: Any) -> tuple[Child, io.FileIO]:
         fifo = tmp_path / "fifo"
         os.mkfifo(fifo)
         child = Child("reader", [*READER, json.dumps({"limit": 30} | options)], env=ENVIRONMENT)
@@ -465,7 +466,7 @@ async def test_ranges_are_written_in_order_whatever_comes_first(tmp_path: Path) 
 # --- The origin --------------------------------------------------------------------------------------
 
 
-def ask(url: str, method: str = "GET", **headers: str) -> Any:
+def ask(url: str, method: str = "GET", **headers: str) -> tuple[int, Message, bytes]:
     request = urllib.request.Request(url, method=method, headers=headers)
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:

@@ -24,7 +24,7 @@ SIZES = [7_000_000, 1, 9_000_000, 4_000_000]
 """Of an epoch: several times what FIFO and keeper hold."""
 
 
-def in_the_pod(source: str) -> Any:
+def in_the_pod(source: str) -> tuple[list[str], list[str], str, list[str]]:
     """Command of keeper and of sidecar, path of the socket's volume, and the probe for it."""
     if source == "compose":
         keeper, serving = SERVICES["keeper"], SERVICES["sidecar"]

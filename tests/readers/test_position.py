@@ -14,7 +14,7 @@ from tests.readers.feeder import Feeder
 from tests.readers.test_plain import ENCODE, RECORDS, encoded
 
 
-def read_to(reader: PipeReader, count: int) -> Any:
+def read_to(reader: PipeReader, count: int) -> tuple[list[bytes], dict[str, Any]]:
     """The first records of the next epoch, and the state after them."""
     records = list(itertools.islice(iter(reader), count))
     return records, json.loads(json.dumps(reader.state_dict()))

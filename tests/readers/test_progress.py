@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 from random import Random
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -26,7 +25,9 @@ def whole_epoch(epoch: int) -> RemainingRecords:
     return RemainingRecords(StartPosition(ReaderPosition("train", epoch)))
 
 
-def read(remaining: RemainingRecords, batches: list[list[bytes]], unit: int) -> Any:
+def read(
+    remaining: RemainingRecords, batches: list[list[bytes]], unit: int
+) -> list[tuple[list[bytes], RecordRange]]:
     """Elements of a stream of `batches` and their record ranges, as a reader of `remaining` makes them."""
     units, number, offset = RecordGrouper(unit), 0, 0
     elements: list[tuple[list[bytes], RecordRange]] = []
@@ -60,9 +61,9 @@ def test_the_rest_is_what_was_not_received(
         progress = Progress([start], unit)
         elements = read(start, batches, unit)
         random.shuffle(elements)
-        for records, numbers in itertools.islice(elements, stop):
+        for records, cut in itertools.islice(elements, stop):
             received.append(records)
-            progress.add(ElementOrigin("train", 3, "d", numbers))
+            progress.add(ElementOrigin("train", 3, "d", cut))
     assert sorted(received) == whole
     state = progress.state()
     assert state["ahead"] == {}

@@ -33,7 +33,7 @@ def resumable(dataset: PipeIterableDataset, workers: int, **options: Any) -> Res
     return ResumableLoader(dataset, num_workers=workers, **options)
 
 
-def had(loader: ResumableLoader, count: int) -> Any:
+def had(loader: ResumableLoader, count: int) -> tuple[list[Any], dict[str, Any]]:
     """The first elements of a loop, and the state after them as a file has it."""
     elements = list(itertools.islice(loader, count))
     return elements, json.loads(json.dumps(loader.state_dict()))

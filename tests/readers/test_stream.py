@@ -23,7 +23,7 @@ from tests.readers.feeder import Feeder
 DATA = bytes(range(256)) * 4000  # about 1 MB: many times what a pipe holds
 
 
-def read_all(feeder: Feeder, epoch: int = 0, **options: Any) -> Any:
+def read_all(feeder: Feeder, epoch: int = 0, **options: Any) -> bytes | None:
     with PipeStream(feeder.path("train", epoch), **options) as stream:
         return stream.read()
 

@@ -93,7 +93,7 @@ def test_each_iterator_reads_the_next_epoch(feeder: Feeder) -> None:
     assert contents_of_a_new_dataset(feeder) == [b"last"]
 
 
-def contents_of_a_new_dataset(feeder: Feeder) -> Any:
+def contents_of_a_new_dataset(feeder: Feeder) -> list[Any]:
     feeder.feed(3, encoded(records=[b"last"]))
     return contents(PipeModeDataset("train", "TFRecord"))
 
@@ -306,7 +306,7 @@ def test_an_iterator_cannot_be_saved(feeder: Feeder, tmp_path: Path, batched: bo
 # Errors
 
 
-def failure(dataset: Any, error: Any = tf.errors.DataLossError) -> Any:
+def failure(dataset: Any, error: Any = tf.errors.DataLossError) -> tuple[list[Any], str]:
     """What it gave before it failed, and the error."""
     got = []
     with pytest.raises(error) as caught:
@@ -674,7 +674,7 @@ def test_without_the_c_api_errors_are_what_python_steps_can_raise(
 # Positions
 
 
-def taken(dataset: Any, count: int) -> Any:
+def taken(dataset: Any, count: int) -> tuple[list[Any], Any]:
     """The first elements, and the position that came with the last one, as a checkpoint has it."""
     got, positions = zip(*itertools.islice(dataset.as_numpy_iterator(), count), strict=True)
     return list(got), positions[-1]

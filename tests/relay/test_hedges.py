@@ -62,7 +62,7 @@ async def test_what_the_first_brought_meanwhile_comes_once(
         assert statistics.hedges["won"] == 1
         assert statistics.wasted_bytes < PART
         if statistics.wasted_bytes == 0:  # little bytes wait in the socket for more of them
-            assert running.channel._source.name != "aiobotocore"
+            assert running.source.name != "aiobotocore"
 
 
 async def test_the_first_may_be_the_first_after_all(run: RunChannel, stub: S3Stub, tmp_path: Path) -> None:

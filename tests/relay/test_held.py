@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from streamer.relay.staging.stage import Stage
 from streamer.s3.http import body, connection
 from streamer.units import KIB, MIB
 from tests.kit.faults import drips, resets_after
@@ -30,15 +31,9 @@ def streaming(run_own: RunChannel) -> partial[AbstractAsyncContextManager[Runnin
     return functools.partial(run_own, parts=4, requests_in_flight=4, part_size=SIZE)
 
 
-def stages(running: Running) -> list[Any]:
-    """The stages of the parts that are admitted."""
-    delivery = running.channel._state.delivery
-    return [fetch.stage for fetch in delivery.prefetcher.fetches.values()] if delivery else []
-
-
-def waiting(running: Running) -> list[Any]:
+def waiting(running: Running) -> list[Stage]:
     """The stages of parts that are all there, or what is left of them is, in their sockets."""
-    bodies = [(stage, stage._body) for stage in stages(running)]
+    bodies: list[tuple[Stage, Any]] = [(stage, stage._body) for stage in running.stages.undelivered]
     return [stage for stage, body in bodies if body is not None and body._connection.unread >= body.left]
 
 
@@ -50,7 +45,7 @@ async def test_parts_wait_in_their_sockets_and_take_nothing_else(
         with open(await off_loop(os.open, running.fifo(0), os.O_RDONLY), "rb", buffering=0) as reader:
             got = await off_loop(reader.read, 10)
             await eventually(lambda: len(waiting(running)) == 4)
-            found = stages(running)
+            found = running.stages.undelivered
             assert sum(stage.staged for stage in found[1:]) == 0
             assert not any(getattr(stage, "_pipes", None) for stage in found)
             got += await off_loop(reader.readall)
@@ -65,8 +60,8 @@ async def test_small_parts_do_not_keep_a_connection(
     async with streaming(requests_in_flight=1, parts=8) as running:
         with open(await off_loop(os.open, running.fifo(0), os.O_RDONLY), "rb", buffering=0) as reader:
             got = await off_loop(reader.read, 10)
-            await eventually(lambda: running.channel._quota.requests_in_flight == 0)
-            assert sum(stage.staged for stage in stages(running)) > 8 * MIB
+            await eventually(lambda: running.quota.requests_in_flight == 0)
+            assert sum(stage.staged for stage in running.stages.undelivered) > 8 * MIB
             got += await off_loop(reader.readall)
         assert got == truth
 
@@ -90,7 +85,7 @@ async def test_what_a_socket_cannot_hold_goes_elsewhere(
         with open(await off_loop(os.open, running.fifo(0), os.O_RDONLY), "rb", buffering=0) as reader:
             got = await off_loop(reader.read, 10)
             # The rest of the head of line may be little enough for its socket.
-            await eventually(lambda: sum(stage.staged > 0 for stage in stages(running)) >= 3)
+            await eventually(lambda: sum(stage.staged > 0 for stage in running.stages.undelivered) >= 3)
             got += await off_loop(reader.readall)
         assert got == truth
 
@@ -131,8 +126,7 @@ async def test_a_stall_is_noticed_while_the_part_waits_its_turn(
     server.script(stalls(server, after=after), key="b/data/0001")
     async with streaming(stall_timeout=0.5) as running:
         await eventually(lambda: sum(running.channel.statistics().retries.values()) == 1)
-        assert running.channel._state.delivery is not None
-        assert running.channel._state.delivery.delivered == 0
+        assert running.channel.statistics().bytes_delivered == 0
         assert await off_loop(read_all, running.fifo(0)) == truth
         assert sum(running.channel.statistics().retries.values()) == 1
     server.release()

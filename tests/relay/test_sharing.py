@@ -210,13 +210,10 @@ async def test_small_objects_take_their_own_length(stub: S3Stub, tmp_path: Path)
     """Room for two parts of 1 MiB is room for a hundred small objects, each in a small pipe."""
     truth = fill(stub, [10_000] * 100)
     async with running_channel(stub, tmp_path, transport="splice", parts=2) as running:
-        await eventually(lambda: running.channel._state.delivery)
-        delivery = running.channel._state.delivery
-        assert delivery is not None
-        fetches, quota = delivery.prefetcher.fetches, delivery.prefetcher.quota
-        await eventually(lambda: len(fetches) == 100 and not quota.requests_in_flight)
-        assert quota.reserved_bytes == 100 * 10_000
-        assert all(fetch.stage.staged == 10_000 for fetch in fetches.values())
+        await eventually(lambda: running.channel.statistics().received_bytes == len(truth))
+        await eventually(lambda: not running.quota.requests_in_flight)
+        assert running.quota.reserved_bytes == 100 * 10_000
+        assert [stage.staged for stage in running.stages.undelivered] == [10_000] * 100
         assert await off_loop(read_all, running.fifo(0)) == truth
 
 

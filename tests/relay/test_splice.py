@@ -168,11 +168,10 @@ async def test_what_is_handed_over_stays_within_its_room(stub: S3Stub, tmp_path:
     async with kernel(stub, tmp_path, part_size=4_000_000, parts=3) as running:
         with open(await off_loop(os.open, running.fifo(0), os.O_RDONLY), "rb", buffering=0) as reader:
             got = await off_loop(reader.read, 10)
-            delivery = running.channel._state.delivery
-            assert delivery is not None
-            fetches = delivery.prefetcher.fetches
-            await eventually(lambda: sum(f.stage.staged == f.stage.part.body for f in fetches.values()) == 2)
-            assert len(fetches) == 3
+            await eventually(
+                lambda: sum(stage.staged == stage.part.body for stage in running.stages.undelivered) == 2
+            )
+            assert len(running.stages.undelivered) == 3
             got += await off_loop(reader.readall)
         assert got == truth
 
@@ -224,10 +223,8 @@ async def test_a_slow_reader_holds_no_more_than_the_pipes(stub: S3Stub, tmp_path
     async with kernel(stub, tmp_path, part_size=4_000_000, parts=3) as running:
         with open(await off_loop(os.open, running.fifo(0), os.O_RDONLY), "rb", buffering=0) as reader:
             got = await off_loop(reader.read, 10)
-            further = running.channel._quota.byte_limit // 4
-            delivery = running.channel._state.delivery
-            assert delivery is not None
-            for stage in [fetch.stage for fetch in delivery.prefetcher.fetches.values()]:
+            further = running.quota.byte_limit // 4
+            for stage in running.stages.undelivered:
                 assert stage.staged <= PIPE_SIZE + further
             got += await off_loop(reader.readall)
         assert got == truth

@@ -20,6 +20,7 @@ from sidecar.job.layout import LOCK, Layout
 from streamer.errors import SinkError
 from streamer.helpers.keeper.protocol import listen
 from streamer.helpers.keeper_client import command, connected
+from streamer.plan import Position
 from streamer.sink.fifo import FifoDirectory
 from streamer.trailer import Trailer, read_trailer, replace_file, trailer_path, write_trailer
 from tests.kit.children import output_of
@@ -87,14 +88,20 @@ def test_what_lies_at_the_fifo_s_name_is_refused(
     assert os.path.lexists(tmp_path / "train_0")
 
 
-def test_a_fifo_that_is_exchanged_is_not_the_one_that_is_opened(tmp_path: Path) -> None:
+async def test_a_fifo_that_is_exchanged_is_not_the_one_that_is_opened(tmp_path: Path) -> None:
     fifos = FifoDirectory(str(tmp_path), "train", opening=opened)
     fifos.prepare(0)
     os.rename(tmp_path / "train_0", tmp_path / "ours")
     os.mkfifo(tmp_path / "train_0")
-    path_fd = fifos._fifos[0]
-    assert os.fstat(path_fd).st_ino == os.stat(tmp_path / "ours").st_ino
+    readers = {name: os.open(tmp_path / name, os.O_RDONLY | os.O_NONBLOCK) for name in ("train_0", "ours")}
+    outlet = await fifos.open(Position(), on_gone=lambda: None)
+    with pytest.raises(BlockingIOError):  # a writer has it open, and nothing is in it
+        os.read(readers["ours"], 1)
+    assert os.read(readers["train_0"], 1) == b""  # no writer
+    outlet.close()
     fifos.close()
+    for fd in readers.values():
+        os.close(fd)
 
 
 @two_users

@@ -272,8 +272,9 @@ async def test_a_thousand_fifos_outlive_a_restart_and_whoever_stands_still(
                 opening = client.open(name, Position(), path_fds[-1], digest="d" * 64)
                 opened.append(group.create_task(opening))
                 read_fds.append(os.open(tmp_path / name, os.O_RDONLY | os.O_NONBLOCK))
+            flushing = group.create_task(client.flush())
             await asyncio.sleep(0)  # the tasks run, and have asked
-            assert client._unsent
+            assert not flushing.done(), "all requests are sent"
             keeper.signal(signal.SIGCONT)
         for number, each in enumerate(opened):
             assert os.write(each.result(), b"%d" % number)
@@ -298,9 +299,11 @@ async def test_a_thousand_fifos_outlive_a_restart_and_whoever_stands_still(
         stopped(keeper)
         for name in names:
             again.done(name)
-        assert again._unsent
+        flushing = asyncio.create_task(again.flush())
+        await asyncio.sleep(0)
+        assert not flushing.done(), "all requests are sent"
         keeper.signal(signal.SIGCONT)
-        await again.flush()
+        await flushing
         assert {os.read(fd, 100) for fd in read_fds} == {b""}
         again.close()
     for fd in path_fds + read_fds:

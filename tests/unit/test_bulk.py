@@ -90,19 +90,19 @@ def test_the_crc_of_frames_follows_from_those_of_their_data(length: int, count: 
     assert found == crc32c()(b"".join(frames))
 
 
-def test_records_of_one_length_are_verified_together() -> None:
+def test_records_of_one_length_are_verified_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the first block each by itself, in the next ones all at once."""
     calls: list[int] = []
-    reader = BulkTFRecordReader(
-        Pieces(b"".join(tfrecord.encode(os.urandom(100)) for _ in LONG), ()), block_bytes=BLOCK
-    )
     crc = crc32c()
 
     def counted(data: bytes | bytearray | memoryview) -> int:
         calls.append(len(data))
         return crc(data)
 
-    reader._crc32c = counted
+    monkeypatch.setattr(tfrecord, "crc32c", lambda: counted)
+    reader = BulkTFRecordReader(
+        Pieces(b"".join(tfrecord.encode(os.urandom(100)) for _ in LONG), ()), block_bytes=BLOCK
+    )
     assert [len(record) for batch in reader.batches() for record in batch] == LONG
     assert calls.count(100) == 2 * TOGETHER
 

@@ -119,7 +119,7 @@ def test_requests_grow_while_throughput_follows(worth: float) -> None:
 def test_no_requests_are_added_while_the_process_itself_is_the_limit(server: Server, busy: float) -> None:
     """From 16 requests on its thread works so much of the time; without that, any number would be taken."""
 
-    def worked() -> Any:
+    def worked() -> float:
         write_ends = [*[since for since, _ in world.limits[1:]], world.now]
         return sum(
             (end - since) * (busy if limit >= 16 else 0.5)

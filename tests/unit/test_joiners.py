@@ -7,7 +7,7 @@ import io
 import struct
 import subprocess
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -361,7 +361,7 @@ def test_any_damage_ends_in_a_stream_or_an_error(data: st.DataObject) -> None:
         joined(joiner, [bytes(content)], [data.draw(st.integers(1, 2000))])
 
 
-def table_of(fields: Any, at: int) -> Any:
+def table_of(fields: Sequence[Any], at: int) -> tuple[int, bytes]:
     """A FlatBuffers table at `at`: its vtable, then 4 bytes for each field that is not None."""
     head = struct.pack("<HH", 4 + 2 * len(fields), 4 + 4 * len(fields))
     head += b"".join(struct.pack("<H", 0 if f is None else 4 + 4 * i) for i, f in enumerate(fields))
@@ -378,7 +378,7 @@ def test_tables_that_share_children_take_bounded_time() -> None:
     """Each of thirty fields has the next one as its child twice: 2^30 fields for whoever believes it."""
     data, ahead = bytearray(4), []
 
-    def put(*fields: Any) -> Any:
+    def put(*fields: Any) -> int:
         start, raw = table_of(fields, len(data))
         data.extend(raw)
         return start

@@ -64,14 +64,14 @@ def both(
             yield connection, ours, server
 
 
-def over_tcp() -> Any:
+def over_tcp() -> tuple[socket.socket, socket.socket]:
     """Two ends of a connection that can be reset."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         ours = socket.create_connection(listening.getsockname())
         return ours, listening.accept()[0]
 
 
-def everything(connection: Any, room: bytearray) -> Any:
+def everything(connection: Any, room: bytearray) -> tuple[bytes, bool]:
     """What there is now, and whether the end was seen."""
     got = b""
     with contextlib.suppress(BlockingIOError):
