@@ -23,11 +23,11 @@ class Directories:
     """The three directories that a reader uses."""
 
     pipe: str
-    """Holds the FIFOs and their trailers."""
+    """Directory of the FIFOs and their trailers."""
     config: str
-    """Holds inputdataconfig.json."""
+    """Directory of inputdataconfig.json."""
     state: str
-    """Holds the file that says which FIFO is next."""
+    """Directory of the state files, which have the index of the next FIFO."""
 
 
 def directories(pipe: str | None = None, config: str | None = None, state: str | None = None) -> Directories:

@@ -1,12 +1,12 @@
 """Parses the pages of ListObjectsV2.
 
 The C parser of the standard library builds the tree of a page. On most pages every object has the same
-fields in the same order, so the keys are every n-th element of the tree: such a page takes a seventh of the
-time that botocore's parser takes. A page with objects of several shapes is read object by object.
+fields in the same order, so the keys are every n-th element of the tree: parsing such a page takes a seventh
+of the time of botocore's parser. A page with objects of several shapes is read object by object.
 
-The parser refuses what S3 never sends: another root, a field twice where S3 sends it once, an entry without
-its key, size or ETag, a page that does not state whether the listing ends. `documents.checked_document` has
-refused document types and documents that are too long.
+The parser refuses pages that S3 never sends: with another root, with a field twice where S3 sends it once,
+with an entry without key, size or ETag, or without a valid IsTruncated. `documents.checked_document` has
+already refused document types and documents that are too long.
 
 Source: https://docs.aws.amazon.com/AmazonS3/latest/API/API_ListObjectsV2.html
 """
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _ROOT = "ListBucketResult"
 _LONGEST_SIZE = 20
-"""Characters of a size that is too large for any object."""
+"""Most digits of a size; a longer one is too large for any object."""
 
 
 @dataclass(slots=True)
@@ -43,7 +43,7 @@ class Page:
 
 
 def parse_page(document: bytes, context: ErrorContext) -> Page:
-    """Return the page that `document` is. `context`: bucket and prefix. Raises BadAnswer."""
+    """Parse the XML of one page. `context`: bucket and prefix. Raises BadAnswer."""
     try:
         root = ET.fromstring(document)  # noqa: S314 - see `documents.checked_document`
     except ET.ParseError as error:
@@ -128,7 +128,7 @@ def _size(text: str, context: ErrorContext) -> int:
 
 
 def _decoded(name: str) -> str:
-    """Return a name of a listing with `encoding-type=url`."""
+    """Decode a name of a listing with `encoding-type=url`."""
     return unquote_plus(name) if "%" in name or "+" in name else name
 
 

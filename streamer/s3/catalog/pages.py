@@ -1,14 +1,14 @@
 """Fetches the pages of a listing, by our own client or by aiobotocore.
 
-    page() ─┬─ our own HTTP client: sign, send, parse (`page_parser`)        nearly always
-            └─ aiobotocore's list_objects_v2                                 the rest
+    page() ─┬─ our own HTTP client: sign, send, parse (`page_parser`)        nearly all LISTs
+            └─ aiobotocore's list_objects_v2                                 all others
 
 aiobotocore sends the LISTs that our own client does not support (`why_not`), and repeats those that end in a
 redirect, or in 400, which S3 also sends for a request signed for another region. Both return the same pages
 and raise the same errors.
 
-A page that storage refuses for a moment is requested again for `PAGE_PATIENCE` seconds; a longer outage is
-for the caller, who can say so to the user.
+A page that fails is requested again for `PAGE_PATIENCE` seconds. A longer outage is an error, so that the
+caller can log that it waits for storage.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class PageSource(Protocol):
     """Fetches pages of listings."""
 
     async def page(self, bucket: str, prefix: str, *, delimiter: str = "", token: str | None = None) -> Page:
-        """Fetch one page of the keys that begin with `prefix`; `token`: of the page before it.
+        """Fetch one page of the keys that begin with `prefix`. `token`: the token of the page before it.
 
-        With a delimiter, keys that have it after the prefix are summed up as folders. Raises SourceError.
+        With a delimiter, keys that contain it after the prefix are grouped into folders. Raises SourceError.
         """
 
 
@@ -70,7 +70,7 @@ class HttpPages:
         self._clients = clients
         self._fallback = AiobotocorePages(clients.control)
         self._by_aiobotocore: dict[str, bool] = {}
-        """By bucket, whether the fallback lists it."""
+        """By bucket, whether the fallback sends its LISTs."""
         self._signer = RangeSigner(
             clients.control, clients.credentials, anonymous=clients.anonymous, reading=clients.reading
         )
@@ -117,7 +117,7 @@ class HttpPages:
                 return parse_page(await response.document(context), context)
             if 200 <= header.status < 400:
                 response.end(reuse=False)
-                self._by_aiobotocore[bucket] = header.status >= 300  # botocore remembers the region
+                self._by_aiobotocore[bucket] = header.status >= 300  # botocore caches the bucket's region
                 return await self._fallback.page(bucket, prefix, delimiter=delimiter, token=token)
             error = error_of(header, await response.error_body(), context)
             if isinstance(error, WrongEndpoint) or header.status == http.HTTPStatus.BAD_REQUEST:

@@ -1,6 +1,6 @@
-"""Limits of the XML documents that S3 sends, checked before a parser gets one.
+"""Checks the XML documents of S3 before a parser gets them.
 
-S3 writes XML in UTF-8 and without a document type. An XML parser expands what a document type declares, and
+S3 writes XML in UTF-8 and without a document type. An XML parser expands the entities of a document type, and
 other encodings could hide one, so such a document never reaches the parser. A document also has at most
 `MAX_TAGS` tags: a million of them kept the event loop busy for 2 s.
 """
@@ -12,17 +12,16 @@ import re
 from streamer.errors import BadAnswer, ErrorContext
 
 MAX_ERROR_BODY = 256 * 1024
-"""Bytes of an error body that are read at most; S3's error bodies have less than 1 KiB."""
+"""Most bytes of an error body that are read; S3's error bodies have less than 1 KiB."""
 MAX_DOCUMENT = 6 * 1024 * 1024
-"""Bytes of a listing page at most. A thousand keys of 1,024 bytes, each written as `%XX`, are 4 MB."""
+"""Most bytes of a listing page. A thousand keys of 1,024 bytes, each byte written as `%XX`, are 4 MB."""
 MAX_TAGS = 200_000
-"""Tags of a listing page at most; one turn of the event loop parses the page. A thousand keys have about
-30,000 tags."""
+"""Most tags of a listing page, which one turn of the event loop parses. A thousand keys have about 30,000."""
 _ENCODING = re.compile(rb"""<\?xml[^>]{0,100}encoding\s{0,9}=\s{0,9}["']([^"']{1,40})""")
 
 
 def checked_document(body: bytes | bytearray, context: ErrorContext | None = None) -> bytes:
-    """Return a page of a listing that a parser may get. Raises BadAnswer."""
+    """Return the body if it is a page of a listing that a parser may get. Raises BadAnswer."""
     if len(body) > MAX_DOCUMENT:
         raise BadAnswer(
             f"the response is longer than {MAX_DOCUMENT} bytes, which no page of a listing is", context
