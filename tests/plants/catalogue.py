@@ -129,8 +129,8 @@ PLANTS = (
     Plant(
         "resume off by one within a segment",
         "streamer/plan/parts.py",
-        "yield Segment(segment.object, segment.start + behind, segment.end)",
-        "yield Segment(segment.object, min(segment.start + behind + 1, segment.end), segment.end)",
+        "yield Segment(segment.object, segment.start + skip, segment.end)",
+        "yield Segment(segment.object, min(segment.start + skip + 1, segment.end), segment.end)",
         ("tests/unit/test_resume.py",),
     ),
     Plant(
