@@ -134,7 +134,7 @@ PLANTS = (
         ("tests/unit/test_resume.py",),
     ),
     Plant(
-        "literals behind a body put before it",
+        "literals after a body put before it",
         "streamer/plan/parts.py",
         "(trailing if start < end else leading).extend",
         "leading.extend",
