@@ -13,8 +13,8 @@ the last record by the trailer's byte count, or else by the end of the stream. I
 before the end (objects that are inflated), a position taken before the end may have no record after it.
 
 A FIFO begins at its epoch's first byte or, under `penstock run --resume`, at a later one, which its trailer
-states (`bytes_skipped`). The reader drops the bytes from there to the position. So a reader resumes correctly
-without `--resume` too; `--resume` saves fetching those bytes.
+states (`bytes_skipped`). The reader drops the bytes from there to the position. Without `--resume` a new
+sidecar offers epoch 0, so only a position in epoch 0 can be resumed without it.
 """
 
 from __future__ import annotations
