@@ -116,7 +116,7 @@ class HttpSource:
                     response.end(reuse=False)
                     return await self._fallback.open(request)
                 try:
-                    _check(header, request, context)
+                    _check(header, length, request, context)
                 except SourceError:
                     response.end(reuse=False)
                     raise
@@ -132,7 +132,7 @@ class HttpSource:
             raise deleted(error) if isinstance(error, ObjectMissing) else error
 
 
-def _check(header: ResponseHeader, request: RangeRequest, context: ErrorContext) -> None:
+def _check(header: ResponseHeader, length: int, request: RangeRequest, context: ErrorContext) -> None:
     fields = header.fields
     try:
         check_header(
@@ -142,7 +142,7 @@ def _check(header: ResponseHeader, request: RangeRequest, context: ErrorContext)
             context,
             status=header.status,
             content_range=fields.get("content-range"),
-            content_length=header.content_length,
+            content_length=length,
             etag=fields.get("etag"),
             version=fields.get("x-amz-version-id"),
         )

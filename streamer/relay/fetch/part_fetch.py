@@ -152,7 +152,8 @@ class PartFetch:
         """
         try:
             begin()
-            await body.taken()
+            if body.left:  # most small bodies are taken at once
+                await body.taken()
         except BaseException as error:
             self._ended(request, error)
             raise

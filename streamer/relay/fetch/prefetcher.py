@@ -110,6 +110,8 @@ class Prefetcher:
         while admitted := self.window.admit():
             for slot in admitted:
                 self._stage(slot)
+            if all(slot.part.body for slot in admitted):
+                break  # nothing has landed, so the window would refuse again
 
     def retry_head(self, fetch: PartFetch) -> None:
         """Request the head of line again if its fetch gave up while delivery did not wait for it.

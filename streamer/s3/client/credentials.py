@@ -38,6 +38,8 @@ class RenewableCredentials:
         self._loaded_at = self._failed_at = float("-inf")
         self._failure = ""
         self._remembered: tuple[str | None, ...] = ()
+        self._static: Any = None
+        """Key, secret and token, once they are known, of a source that does not refresh them."""
 
     def __repr__(self) -> str:
         return f"<RenewableCredentials by {self._current.method}>"
@@ -56,6 +58,10 @@ class RenewableCredentials:
         if sent_at > self._loaded_at:
             self._stale = True
         return True
+
+    def frozen(self) -> Any:
+        """Return key, secret and token if no wait is needed, else None: three coroutines less a request."""
+        return None if self._stale else self._static
 
     async def get_frozen_credentials(self) -> Any:
         """Return key, secret and token for one request. Raises Expired if a renewal fails."""
@@ -88,6 +94,7 @@ class RenewableCredentials:
         if (secrets := (frozen.access_key, frozen.secret_key, frozen.token)) != self._remembered:
             remember(*secrets)
             self._remembered = secrets
+        self._static = None if hasattr(self._current, "refresh_needed") else frozen
         return frozen
 
     async def _renew(self) -> None:

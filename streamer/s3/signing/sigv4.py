@@ -38,7 +38,7 @@ class GetSigner:
         self._region = region
         self._service = service
         self._cached_key: tuple[str, str, bytes] | None = None
-        self._orders: dict[tuple[str, ...], tuple[list[str], str]] = {}
+        self._orders: dict[tuple[str, ...], tuple[list[tuple[str, str]], str]] = {}
         self._timestamp = (-1, "")
 
     def sign(
@@ -64,7 +64,7 @@ class GetSigner:
             signed["X-Amz-Security-Token"] = credentials.token
         order, names = self._order(tuple(signed))
         values = {"Host": host, **signed}
-        written = "".join([f"{name.lower()}:{_canonical_value(values[name])}\n" for name in order])
+        written = "".join([f"{lower}:{_canonical_value(values[name])}\n" for name, lower in order])
         canonical = f"{method}\n{path}\n{query}\n{written}\n{names}\n{_NO_BODY}"
         scope = f"{day}/{self._region}/{self._service}/aws4_request"
         digest = hashlib.sha256(canonical.encode()).hexdigest()
@@ -81,12 +81,13 @@ class GetSigner:
             self._timestamp = second, time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(second))
         return self._timestamp[1]
 
-    def _order(self, names: tuple[str, ...]) -> tuple[list[str], str]:
+    def _order(self, names: tuple[str, ...]) -> tuple[list[tuple[str, str]], str]:
         """Return the names and Host in signing order, and the text of SignedHeaders."""
         order_and_text = self._orders.get(names)
         if order_and_text is None:
             order = sorted(("Host", *names), key=str.lower)
-            order_and_text = self._orders[names] = order, ";".join(order).lower()
+            lowered = [(name, name.lower()) for name in order]
+            order_and_text = self._orders[names] = lowered, ";".join(order).lower()
         return order_and_text
 
     def _key(self, day: str, secret: str) -> bytes:
