@@ -35,7 +35,7 @@ class Exit(IntEnum):
     UNREACHABLE = 5
     """The endpoint did not answer, or answered wrongly, for `GiveUpAfter` seconds."""
     CHANGED = 6
-    """An object was replaced or deleted after it was listed."""
+    """An object was replaced or deleted after it was listed, or a held FIFO is of another plan."""
     LOCAL = 7
     """The FIFO directory, a FIFO, a port or a limit of this machine is at fault."""
     CORRUPT = 8
