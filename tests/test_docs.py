@@ -186,6 +186,37 @@ def test_the_status_document_has_the_fields_shown() -> None:
     assert channel.keys() == (fields | {"bottleneck"}) - {"first_byte", "part", "head_wait"}
 
 
+def logged() -> set[str]:
+    """Every event that the sidecar logs under a name of its own."""
+    found: set[str] = set()
+    for path in ROOT.glob("sidecar/**/*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call) or not node.args:
+                continue
+            if not re.search(r"\blog\.(info|warning|error|exception)\b", ast.unparse(node.func)):
+                continue
+            name = node.args[0]
+            if isinstance(name, ast.JoinedStr):
+                assert ast.unparse(name) == "f'epoch {trailer.state}'"
+                found |= {f"epoch {state}" for state in TRAILER_STATES}
+            for choice in (name.body, name.orelse) if isinstance(name, ast.IfExp) else (name,):
+                if isinstance(choice, ast.Constant) and isinstance(choice.value, str):
+                    found.add(choice.value)
+    return found
+
+
+def test_every_log_event_is_described() -> None:
+    """Of a long one the page has the beginning, and `…`."""
+    rows = table(DOCS / "reference/log-events.md", "Event", "Fields")
+    told = [bare(event).removesuffix("…") for event, _ in rows]
+    shown = {
+        name: [row for row in told if name == row or (row[-1] == " " and name.startswith(row))]
+        for name in logged()
+    }
+    assert {name: rows for name, rows in shown.items() if len(rows) != 1} == {}
+    assert sorted(told) == sorted(row for rows in shown.values() for row in rows)
+
+
 def test_promql_is_promql_and_asks_for_metrics_that_exist(tmp_path: Path) -> None:
     queries = blocks(DOCS / "reference/metrics.md", "promql")
     assert len(queries) >= 2
