@@ -133,7 +133,7 @@ def _summary(results: Document) -> Iterator[str]:
         f"{what} in {', '.join(f'`{name}`' for name in names)}" for what, names in losses.items() if names
     )
     yield ""
-    yield f"Penstock loses on {told}." if told else "Penstock loses nowhere."
+    yield f"Penstock loses on {told}." if told else "Penstock loses nowhere in this run."
 
 
 def insert(text: str, results: str, *, begin: str = BEGIN, end: str = END) -> str:
