@@ -12,7 +12,8 @@ The data is divided once on each of three levels:
 
 A worker with several channels reads a block of each in rotation until all have ended. A pass over the dataset
 is the next epoch of every channel. A DataLoader with any number of workers returns exactly the records of the
-epoch, in an order that is always the same if no two workers share a channel.
+epoch. Their order is always the same if no worker has several channels and no channel several workers: blocks
+are what has arrived, so timing decides how the channels of one worker are mixed.
 
 Who may block whom. A worker waits for its FIFO, or until another worker's turn ends; never for a worker from
 which its DataLoader requests nothing. Every step runs in the worker's own thread, so `decode` runs in several
