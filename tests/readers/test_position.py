@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 from typing import Any
 
 import pytest
@@ -71,6 +72,16 @@ def test_another_plan_is_refused_unless_told(feeder: Feeder) -> None:
             with pytest.raises(ChannelError, match="the objects or their order have"):
                 next(iter(again))
         left.join()
+
+
+def test_a_state_of_a_later_epoch_needs_that_epoch(feeder: Feeder) -> None:
+    """A sidecar without `--resume` offers epoch 0, which a state of epoch 1 cannot use."""
+    state = PipeReader("train", "TFRecord").state_dict() | {"epoch": 1}
+    os.mkfifo(feeder.path("train", 0))
+    again = PipeReader("train", "TFRecord", timeout=0.1)
+    again.load_state_dict(state)
+    with pytest.raises(ChannelError, match="train_1 did not appear in .* the directory has train_0"):
+        next(iter(again))
 
 
 def test_a_fifo_that_begins_after_the_position(feeder: Feeder) -> None:
