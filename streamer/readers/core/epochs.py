@@ -77,6 +77,7 @@ class ChannelEpochs:
         return self._stream(
             taken,
             hint=f"the state file {self._state.path} says {taken}; "
+            "to resume from a saved state, start the sidecar with --resume; "
             "if the sidecar was restarted, delete that file",
             unused=lambda: self._state.give_back(taken),
         )
