@@ -519,7 +519,7 @@ def test_standard_input_once() -> None:
         "try:\n"
         "    next(iter(dataset))\n"
         "except tf.errors.NotFoundError as error:\n"
-        "    print('can be read once' in str(error))\n"
+        "    print('can be read only once' in str(error))\n"
     )
     done = subprocess.run([sys.executable, "-c", script], input=encoded(), capture_output=True, check=False)
     assert done.stdout == b"3000\nTrue\n", done.stderr

@@ -227,7 +227,10 @@ def test_a_keeper_that_dies_ends_the_sidecar_and_proves_nothing(stub: S3Stub, pl
             os.kill(keeper_of(started), signal.SIGKILL)
             assert started.process.wait() == 7
     assert published_trailer(data, "train", 0).state == "stopped"
-    assert any("keeper" in event["event"] and "died" in event["event"] for event in started.events)
+    ended = started.events[-1]
+    assert (ended["event"], ended["code"]) == ("ended", 7)
+    assert "the keeper at " in ended["error"]
+    assert "has died" in ended["error"]
 
 
 def test_a_keeper_that_is_not_there(stub: S3Stub, place: Any, tmp_path: Path) -> None:
