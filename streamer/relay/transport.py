@@ -154,7 +154,7 @@ def _concurrency(
 ) -> ConcurrencyController:
     if not http:
         return requests.concurrency(16, 8 * MIB)
-    absorbed = _absorbed(tls=_over_tls(clients))
+    absorbed = _absorbed(tls=clients.over_tls)
     if splice:
         return requests.concurrency(max(64, 4 * channels), absorbed, largest_part=absorbed)
     # One thread reads all bodies: start with few requests, and let only a clear gain raise the limit.
@@ -163,9 +163,9 @@ def _concurrency(
 
 def _http_source(clients: Clients, fallback: AiobotocoreSource) -> HttpSource:
     return HttpSource(
-        RangeSigner(clients.data, clients.credentials, anonymous=clients.anonymous, reading=clients.reading),
+        RangeSigner.of(clients.data, clients),
         fallback,
-        tls=tls_context(clients.ca_bundle) if _over_tls(clients) else None,
+        tls=tls_context(clients.ca_bundle) if clients.over_tls else None,
         stall_timeout=clients.stall_timeout,
     )
 
@@ -178,11 +178,6 @@ def _absorbed(*, tls: bool) -> int:
     window = largest_window()
     body = window - window // 64 if tls else window
     return max(MIB, min(8 * MIB, body // MIB * MIB))
-
-
-def _over_tls(clients: Clients) -> bool:
-    url: str = clients.data.meta.endpoint_url
-    return url.startswith("https://")
 
 
 @dataclass(frozen=True, slots=True)

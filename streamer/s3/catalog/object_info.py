@@ -17,19 +17,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import http.client
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from streamer.errors import BadAnswer, ErrorContext, Transient
 from streamer.plan import ObjectRef, bare_etag, is_etag
 from streamer.retry import UNAVAILABLE, Attempts, RetryPolicy, retry
+from streamer.s3.catalog.control_client import ControlClient
 from streamer.s3.catalog.validation import described_object
 from streamer.s3.client.faults import error_from_response, map_errors
 from streamer.s3.client.redirects import escaped_id
-from streamer.s3.http.client import HttpClient
-from streamer.s3.http_source import tls_context, why_not
 from streamer.s3.ranges import check_version
-from streamer.s3.signing.requests import RangeSigner
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -76,27 +74,14 @@ class HttpHeadClient:
 
     def __init__(self, clients: Clients, *, give_up_after: float) -> None:
         """`give_up_after`: seconds for which a HEAD that fails is retried."""
-        self._clients = clients
+        self._control = ControlClient(clients)
         self._policy = RetryPolicy(give_up_after, longest_wait=LONGEST_WAIT)
         self._fallback = AiobotocoreHeadClient(clients.control)
-        self._signer = RangeSigner(
-            clients.control, clients.credentials, anonymous=clients.anonymous, reading=clients.reading
-        )
         self._turns = asyncio.Semaphore(HEADS)
-        self._by_aiobotocore: dict[str, bool] = {}
-        """By bucket, whether the fallback sends its HEADs."""
-
-    @cached_property
-    def _http(self) -> HttpClient:
-        secure = self._clients.control.meta.endpoint_url.startswith("https://")
-        return HttpClient(
-            tls_context(self._clients.ca_bundle) if secure else None,
-            stall_timeout=self._clients.stall_timeout,
-        )
 
     def close(self) -> None:
         """Close the connections. No `stat` may be running."""
-        self._http.close()
+        self._control.close()
 
     async def stat(self, bucket: str, key: str, version: str | None = None) -> ObjectRef:
         """See `ObjectInspector.stat`. Raises GaveUp if the HEAD still fails after `give_up_after` seconds."""
@@ -110,18 +95,16 @@ class HttpHeadClient:
             return await retry(partial(attempts.bounded, ask), attempts, failed=failed)
 
     async def _send_head(self, bucket: str, key: str, version: str | None) -> ObjectRef:
-        by_aiobotocore = self._by_aiobotocore.get(bucket)
-        if by_aiobotocore is None:
-            by_aiobotocore = self._by_aiobotocore[bucket] = (
-                why_not(self._clients.control, {bucket}) is not None
-            )
-        if by_aiobotocore:
+        control = self._control
+        if not control.supports(bucket):
             return await self._fallback.stat(bucket, key, version)
         context = ErrorContext(bucket, key)
-        endpoint = await self._signer.endpoint(bucket)
-        self._clients.request_counts["HeadObject"] += 1
-        response = await self._http.send(
-            endpoint, context, lambda: self._signer.head(endpoint, bucket, key, version=version)
+        endpoint = await control.signer.endpoint(bucket)
+        response = await control.send(
+            "HeadObject",
+            endpoint,
+            context,
+            lambda: control.signer.head(endpoint, bucket, key, version=version),
         )
         response.end(reuse=True)
         status, headers = response.header.status, response.header.fields
@@ -132,8 +115,8 @@ class HttpHeadClient:
                 context, version, version_id, length=response.header.content_length, etag=headers.get("etag")
             )
         if 300 <= status < 400 or status == http.HTTPStatus.BAD_REQUEST:
-            # A redirect affects every HEAD of the bucket, and botocore caches the bucket's region.
-            self._by_aiobotocore[bucket] = status != http.HTTPStatus.BAD_REQUEST
+            if status < http.HTTPStatus.BAD_REQUEST:  # a redirect affects every HEAD of the bucket
+                control.leave_to_aiobotocore(bucket)
             return await self._fallback.stat(bucket, key, version)
         raise error_from_response(
             status=status,

@@ -20,12 +20,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from streamer.errors import BadAnswer, ClockSkew, ErrorContext, GaveUp, WrongEndpoint
 from streamer.retry import UNAVAILABLE, Attempts, RetryPolicy, retry
+from streamer.s3.catalog.control_client import ControlClient
 from streamer.s3.catalog.page_parser import Page, parse_page
 from streamer.s3.client.credentials import renewing
 from streamer.s3.client.faults import map_errors
-from streamer.s3.http.client import HttpClient
-from streamer.s3.http_source import error_of, tls_context, why_not
-from streamer.s3.signing.requests import RangeSigner
+from streamer.s3.http_source import error_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,34 +66,21 @@ class HttpPages:
     """A `PageSource` over our own HTTP client, with `AiobotocorePages` as its fallback."""
 
     def __init__(self, clients: Clients) -> None:
-        self._clients = clients
+        self._control = ControlClient(clients)
         self._fallback = AiobotocorePages(clients.control)
-        self._by_aiobotocore: dict[str, bool] = {}
-        """By bucket, whether the fallback sends its LISTs."""
-        self._signer = RangeSigner(
-            clients.control, clients.credentials, anonymous=clients.anonymous, reading=clients.reading
-        )
-        secure = clients.control.meta.endpoint_url.startswith("https://")
-        self._http = HttpClient(
-            tls_context(clients.ca_bundle) if secure else None, stall_timeout=clients.stall_timeout
-        )
+        self._policy = RetryPolicy(give_up_after=min(PAGE_PATIENCE, clients.stall_timeout))
 
     def close(self) -> None:
         """Close the connections. No `page` may be running."""
-        self._http.close()
+        self._control.close()
 
     async def page(self, bucket: str, prefix: str, *, delimiter: str = "", token: str | None = None) -> Page:
         """See `PageSource`."""
-        by_aiobotocore = self._by_aiobotocore.get(bucket)
-        if by_aiobotocore is None:
-            by_aiobotocore = why_not(self._clients.control, {bucket}) is not None
-            self._by_aiobotocore[bucket] = by_aiobotocore
-        if by_aiobotocore:
+        if not self._control.supports(bucket):
             return await self._fallback.page(bucket, prefix, delimiter=delimiter, token=token)
-        policy = RetryPolicy(give_up_after=min(PAGE_PATIENCE, self._clients.stall_timeout))
         attempt = partial(self._request_page, bucket, prefix, delimiter, token)
         try:
-            return await retry(attempt, Attempts(policy, UNAVAILABLE, what="a page"))
+            return await retry(attempt, Attempts(self._policy, UNAVAILABLE, what="a page"))
         except GaveUp as error:
             last = error.__cause__ or error
         raise last  # with the cause that it has; the caller may wait longer
@@ -106,24 +92,26 @@ class HttpPages:
             parameters["delimiter"] = delimiter
         if token is not None:
             parameters["continuation-token"] = token
-        endpoint = await self._signer.endpoint(bucket)
-        self._clients.request_counts["ListObjectsV2"] += 1
-        with renewing(self._signer.credentials):
-            response = await self._http.send(
-                endpoint, context, lambda: self._signer.list_page(endpoint, bucket, parameters)
+        control = self._control
+        signer = control.signer
+        endpoint = await signer.endpoint(bucket)
+        with renewing(signer.credentials):
+            response = await control.send(
+                "ListObjectsV2", endpoint, context, lambda: signer.list_page(endpoint, bucket, parameters)
             )
             header = response.header
             if header.status == http.HTTPStatus.OK:
                 return parse_page(await response.document(context), context)
             if 200 <= header.status < 400:
                 response.end(reuse=False)
-                self._by_aiobotocore[bucket] = header.status >= 300  # botocore caches the bucket's region
+                if header.status >= 300:
+                    control.leave_to_aiobotocore(bucket)  # botocore caches the bucket's region
                 return await self._fallback.page(bucket, prefix, delimiter=delimiter, token=token)
             error = error_of(header, await response.error_body(), context)
             if isinstance(error, WrongEndpoint) or header.status == http.HTTPStatus.BAD_REQUEST:
                 return await self._fallback.page(bucket, prefix, delimiter=delimiter, token=token)
             if isinstance(error, ClockSkew):
-                self._signer.ahead = error.ahead
+                signer.ahead = error.ahead
             raise error
 
 

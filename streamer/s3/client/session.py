@@ -114,6 +114,12 @@ class Clients:
     request_counts: Counter[str] = field(default_factory=Counter)
     """Number of requests other than GETs of parts, including retries, by S3's name of the operation."""
 
+    @property
+    def over_tls(self) -> bool:
+        """Whether the endpoint is one with TLS."""
+        url: str = self.data.meta.endpoint_url
+        return url.startswith("https://")
+
 
 def _timestamp(value: Any) -> datetime:
     """Parse a timestamp as botocore does, but in a tenth of its time for S3's own form.

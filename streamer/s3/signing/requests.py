@@ -11,7 +11,7 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote, urlsplit
 
 from botocore.exceptions import NoCredentialsError
@@ -23,6 +23,9 @@ from streamer.s3.client.faults import map_errors
 from streamer.s3.client.redirects import REGION
 from streamer.s3.client.session import RequestOptions
 from streamer.s3.signing.sigv4 import GetSigner
+
+if TYPE_CHECKING:
+    from streamer.s3.client.session import Clients
 
 _UNRESERVED = re.compile(r"[A-Za-z0-9_.~/-]*").fullmatch
 """Matches keys that need no quoting, as nearly all are: three times as fast as `quote`."""
@@ -70,6 +73,11 @@ class RangeSigner:
         events.register("before-endpoint-resolution.s3", self._before_resolution)
         self.ahead = 0.0
         """Seconds by which this machine's clock is ahead of the endpoint's; 0 until an error has shown it."""
+
+    @classmethod
+    def of(cls, client: Any, clients: Clients) -> Self:
+        """Return the signer of `client`, one of `clients`."""
+        return cls(client, clients.credentials, anonymous=clients.anonymous, reading=clients.reading)
 
     async def endpoint(self, bucket: str) -> BucketEndpoint:
         """Return the bucket's endpoint. Raises SourceError for a bucket name that botocore refuses."""

@@ -1,0 +1,57 @@
+"""Sends HEADs and LISTs by our own HTTP client, and knows the buckets that need aiobotocore instead."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from streamer.errors import ErrorContext
+from streamer.s3.http.client import HttpClient, Response
+from streamer.s3.http_source import tls_context, why_not
+from streamer.s3.signing.requests import RangeSigner
+
+if TYPE_CHECKING:
+    from streamer.s3.client.session import Clients
+    from streamer.s3.signing.requests import BucketEndpoint
+
+
+class ControlClient:
+    """Our own client for requests that read no body of an object."""
+
+    def __init__(self, clients: Clients) -> None:
+        self._clients = clients
+        self._http: HttpClient | None = None
+        """Opened by the first request, because certificates take 5 to 15 ms to load."""
+        self._supported: dict[str, bool] = {}
+        self.signer = RangeSigner.of(clients.control, clients)
+
+    def close(self) -> None:
+        """Close the connections. No request may be running."""
+        if self._http is not None:
+            self._http.close()
+
+    def supports(self, bucket: str) -> bool:
+        """Return whether our own client can send the requests of this bucket."""
+        supported = self._supported.get(bucket)
+        if supported is None:
+            supported = self._supported[bucket] = why_not(self._clients.control, {bucket}) is None
+        return supported
+
+    def leave_to_aiobotocore(self, bucket: str) -> None:
+        """Note that aiobotocore must send all further requests of this bucket."""
+        self._supported[bucket] = False
+
+    async def send(
+        self,
+        operation: str,
+        endpoint: BucketEndpoint,
+        context: ErrorContext,
+        request: Callable[[], Awaitable[bytes]],
+    ) -> Response:
+        """Count and send a request; return its response. `operation`: S3's name of it. Raises SourceError."""
+        clients = self._clients
+        if self._http is None:
+            tls = tls_context(clients.ca_bundle) if clients.over_tls else None
+            self._http = HttpClient(tls, stall_timeout=clients.stall_timeout)
+        clients.request_counts[operation] += 1
+        return await self._http.send(endpoint, context, request)
