@@ -125,6 +125,10 @@ class WrongEndpoint(BadAnswer):
     """The bucket is in another region, or at another address, than the job file names."""
 
 
+class OutOfOrder(BadAnswer):
+    """A listing that is not in the byte order of keys, as S3's directory buckets and some servers send it."""
+
+
 class Transient(SourceError):
     """A connection broke or timed out, or the server had an internal error."""
 

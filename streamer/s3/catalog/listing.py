@@ -17,17 +17,22 @@ result is the same either way, because the list is sorted by the bytes of the ke
 from __future__ import annotations
 
 import asyncio
-from operator import itemgetter
+from contextlib import aclosing
+from functools import partial
+from itertools import pairwise
+from operator import itemgetter, lt
 from typing import TYPE_CHECKING
 
-from streamer.errors import BadAnswer, ErrorContext, Missing
+from streamer.errors import BadAnswer, ErrorContext, Missing, OutOfOrder
 from streamer.plan import Arrangement, Entries, ObjectRef, Plan, S3Uri, is_folder_marker
+from streamer.retry import UNAVAILABLE, Attempts, RetryPolicy, retry
 from streamer.s3.catalog.validation import PlanMemory, listed_object, short
 from streamer.s3.client.faults import first_error
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
+    from streamer.errors import SourceError
     from streamer.s3.catalog.page_parser import Page
     from streamer.s3.catalog.pages import PageSource
     from streamer.s3.catalog.validation import PlanClaim
@@ -52,20 +57,29 @@ class _Lister:
         arrangement: Arrangement,
         *,
         progress: Callable[[int], None] | None,
+        policy: RetryPolicy | None = None,
+        on_wait: Callable[[SourceError], None] | None = None,
     ) -> None:
         self._pages = pages
         self._bucket = bucket
         self._arrangement = arrangement
         self._turns = asyncio.Semaphore(LISTS)
         self._progress = progress
+        self._policy = policy
+        self._on_wait = on_wait
         self._listed = 0
         self._empty = 0
         """Number of successive empty pages so far."""
 
     async def page(self, prefix: str, *, delimiter: str = "", token: str | None = None) -> Page:
         """Fetch one page; check that its names begin with the prefix. Raises SourceError."""
+        request = partial(self._pages.page, self._bucket, prefix, delimiter=delimiter, token=token)
         async with self._turns:
-            page = await self._pages.page(self._bucket, prefix, delimiter=delimiter, token=token)
+            if self._policy is None:
+                page = await request()
+            else:
+                attempts = Attempts(self._policy, UNAVAILABLE, what="a page of the listing")
+                page = await retry(partial(attempts.bounded, request), attempts, on_wait=self._on_wait)
         for name in (*(key for key, _, _ in page.objects), *page.folders):
             if not name.startswith(prefix):
                 raise BadAnswer(
@@ -134,6 +148,40 @@ class _Lister:
                 by_folders.release()
                 self._listed = before
 
+    async def runs(self, prefix: str, claim: PlanClaim) -> AsyncGenerator[Entries, None]:
+        """Yield the objects whose keys start with `prefix` page by page, in key order.
+
+        Raises what `below` raises, and OutOfOrder.
+        """
+        token: str | None = None
+        seen: set[str] = set()
+        last = ""
+        while True:
+            page = await self.page(prefix, token=token)
+            self._check_progress(prefix, page, seen)
+            last = self._check_order(page, last)
+            run = self._arrangement.entries()
+            for ref in self.refs(page, claim):
+                run.add(ref)
+            self._listed += len(page.objects)
+            if self._progress is not None and page.objects:
+                self._progress(self._listed)
+            if len(run):
+                yield run
+            if (token := page.token) is None:
+                return
+
+    def _check_order(self, page: Page, last: str) -> str:
+        """Return the page's last key. Raises OutOfOrder, BadAnswer unless the keys after `last` ascend."""
+        keys = [last, *(key for key, _, _ in page.objects)]  # strings and their UTF-8 sort alike
+        if not all(map(lt, keys[(not last) :], keys[1 + (not last) :])):
+            before, after = next(pair for pair in pairwise(keys) if pair[0] >= pair[1])
+            context = ErrorContext(self._bucket, after)
+            if before == after:
+                raise BadAnswer("the listing names the object twice", context)
+            raise OutOfOrder(f"the listing is not in key order (after {short(before)})", context)
+        return keys[-1]
+
     async def _by_folders(self, prefix: str, claim: PlanClaim) -> Entries | None:
         """List the same objects folder by folder; return None if there are more than `MOST_FOLDERS`."""
         runs: list[Entries | asyncio.Task[Entries]] = [self._arrangement.entries()]
@@ -183,6 +231,34 @@ async def first_page(pages: PageSource, uri: S3Uri) -> tuple[list[ObjectRef], bo
     lister = _Lister(pages, uri.bucket, Arrangement(), progress=None)
     page = await lister.page(uri.key)
     return lister.refs(page, PlanMemory().claim()), page.token is not None
+
+
+async def listed_runs(
+    pages: PageSource,
+    uri: S3Uri,
+    arrangement: Arrangement | None = None,
+    *,
+    progress: Callable[[int], None] | None = None,
+    memory: PlanMemory | None = None,
+    policy: RetryPolicy | None = None,
+    on_wait: Callable[[SourceError], None] | None = None,
+) -> AsyncGenerator[Entries, None]:
+    """Yield the objects whose keys start with `uri.key` in runs, while the listing goes on.
+
+    Every run has objects in the byte order of keys, without folder markers; its keys are greater than those
+    of all earlier runs. While storage is unavailable the page that failed is requested again, as `policy`
+    allows, and `on_wait` is called with each error; without `policy` the first such error ends the listing.
+    `progress`, `memory`: as for `list_prefix`. The caller closes the generator (`contextlib.aclosing`).
+
+    Raises what `list_prefix` raises, and OutOfOrder if the server does not list in key order. A caller that
+    has used no run yet may then call `list_prefix`, which sorts.
+    """
+    arrangement = arrangement or Arrangement()
+    lister = _Lister(pages, uri.bucket, arrangement, progress=progress, policy=policy, on_wait=on_wait)
+    with (memory or PlanMemory()).claim() as claim:
+        async with aclosing(lister.runs(uri.key, claim)) as runs:
+            async for run in runs:
+                yield run
 
 
 async def list_prefix(
