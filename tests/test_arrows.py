@@ -218,6 +218,34 @@ def test_readers_load_nothing_but_the_standard_library() -> None:
     assert set(loaded) - set(sys.stdlib_module_names) == {"streamer"}
 
 
+HEAVY = {
+    "aiobotocore", "aiohttp", "asyncio", "awscrt", "botocore", "cryptography", "email.parser", "http.client",
+    "httptools", "isal", "logging", "OpenSSL", "prometheus_client", "pydantic", "rich", "structlog",
+    "urllib.request", "uvloop", "yaml", "sidecar.admin.server", "sidecar.job.supervisor",
+}  # fmt: skip
+"""Modules that take 5 ms or more to import, or that import such modules."""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "heavy"),
+    [
+        (["--help"], 0, set()),
+        (["run", "--help"], 0, set()),
+        (["--version"], 0, set()),
+        (["probe", "--url", "http://127.0.0.1:1"], 1, {"http.client", "email.parser"}),
+    ],
+)
+def test_a_command_loads_what_it_uses(arguments: list[str], code: int, heavy: set[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "sidecar", *arguments],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == code
+    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if "|" in line}
+    assert "sidecar.cli" in loaded
+    assert loaded & HEAVY == heavy
+
+
 def test_cat_loads_what_it_uses() -> None:
     """`penstock cat` of a small object takes no longer than its imports: no server, no job file, no logs."""
     code = "import sys, sidecar.cli, sidecar.commands.cat; print(*sys.modules)"
@@ -225,7 +253,11 @@ def test_cat_loads_what_it_uses() -> None:
     loaded = set(done.stdout.split())
     ours = {name for name in loaded if name.startswith("sidecar.")}
     assert ours == {
-        *("sidecar.cli", "sidecar.cli.help", "sidecar.commands", "sidecar.commands.cat"),
+        *("sidecar.cli", "sidecar.commands", "sidecar.commands.cat"),
+        *(
+            f"sidecar.cli.{name}"
+            for name in ("help", "options", "planning", "running", "streaming", "watching")
+        ),
         *(f"sidecar.process{name}" for name in ("", ".dumps", ".exits", ".memory", ".streams")),
     }
     assert not loaded & {"pydantic", "structlog", "rich", "yaml", "aiohttp.web", "tensorflow"}

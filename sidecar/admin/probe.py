@@ -5,37 +5,45 @@ The module imports little, because health checks run it every few seconds.
 
 from __future__ import annotations
 
-from http.client import HTTPException
-from typing import Any
-from urllib.error import HTTPError, URLError
+import contextlib
+from http.client import HTTPConnection, HTTPException, HTTPResponse
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
-from urllib.request import HTTPRedirectHandler, ProxyHandler, build_opener
 
 from streamer.errors import ConfigError
 from streamer.secrets import escape_control
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
 WITHIN = 5
-"""Seconds in which the sidecar must respond."""
+"""Seconds in which the sidecar must respond, and at most between two events."""
 MOST_REASON = 4096
 """Bytes of a reason that are read."""
 
 
-class _NoRedirect(HTTPRedirectHandler):
-    """Turns every redirect into an error."""
+@contextlib.contextmanager
+def response(
+    url: str,
+    path: str,
+    headers: Mapping[str, str] | None = None,
+    *,
+    method: str = "GET",
+    body: bytes | None = None,
+) -> Iterator[HTTPResponse]:
+    """Send one request to the admin server at `url`, and yield the response.
 
-    def redirect_request(self, *_: Any) -> None:
-        """Return None: urllib then raises HTTPError."""
-
-
-direct = build_opener(ProxyHandler({}), _NoRedirect())
-"""URL opener without proxies and redirects, so that the token reaches the sidecar only."""
-
-
-def base_url(url: str) -> str:
-    """Return the URL of an admin server without its last `/`. Raises ConfigError if it is not http://."""
-    if urlsplit(url).scheme != "http":
+    No proxy is used and no redirect is followed, so that the token reaches the sidecar only. Raises
+    ConfigError for a URL that is not http://, and OSError, ValueError or HTTPException without a response.
+    """
+    address = urlsplit(url)
+    if address.scheme != "http":
         raise ConfigError(f"{url!r} is not an http:// URL")
-    return url.rstrip("/")
+    with contextlib.closing(HTTPConnection(address.netloc, timeout=WITHIN)) as connection:
+        target = address.path.rstrip("/") + path
+        connection.request(method, target, body, {"Connection": "close", **(headers or {})})
+        with connection.getresponse() as received:
+            yield received
 
 
 def why_not_ready(url: str) -> str:
@@ -43,24 +51,18 @@ def why_not_ready(url: str) -> str:
 
     A sidecar is ready while it offers every FIFO and no channel has failed. Raises ConfigError.
     """
-    base = base_url(url)
     try:
-        status, text = _get(base + "/readyz")
+        status, text = _get(url, "/readyz")
         if (status, text) == (200, "ready\n"):
             return ""
-        if status == 503 and _get(base + "/livez") == (200, "alive\n"):
+        if status == 503 and _get(url, "/livez") == (200, "alive\n"):
             return escape_control(text.strip())
     except (OSError, ValueError, HTTPException) as error:
-        reason = error.reason if isinstance(error, URLError) else error
-        return f"no sidecar answers at {url} ({reason}); is it running, and --url right?"
+        return f"no sidecar answers at {url} ({error}); is it running, and --url right?"
     return f"another program answers at {url}; give the sidecar's address by --url"
 
 
-def _get(url: str) -> tuple[int, str]:
-    """Return status and text of a response. Raises OSError, ValueError."""
-    try:
-        with direct.open(url, timeout=WITHIN) as response:
-            return response.status, response.read(MOST_REASON).decode("utf-8", "replace")
-    except HTTPError as error:
-        with error:
-            return error.code, error.read(MOST_REASON).decode("utf-8", "replace")
+def _get(url: str, path: str) -> tuple[int, str]:
+    """Return status and text of a response. Raises what `response` raises."""
+    with response(url, path) as received:
+        return received.status, received.read(MOST_REASON).decode("utf-8", "replace")

@@ -7,21 +7,18 @@ import difflib
 import json
 from http.client import HTTPException
 from typing import TYPE_CHECKING, Any
-from urllib.error import HTTPError, URLError
-from urllib.request import Request
 
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
-from sidecar.admin.probe import base_url, direct
+from sidecar.admin.probe import MOST_REASON, response
 from streamer.errors import ConfigError, SinkError
 from streamer.secrets import escape_control
 from streamer.units import decimal_bytes, human_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from http.client import HTTPResponse
 
-WITHIN = 5
-"""Seconds in which the sidecar must respond, and at most between two events."""
 LIMITS = ("bandwidth", "requests_in_flight", "memory_budget")
 _LIFTED = ("none", "auto")
 """Values that lift a limit."""
@@ -34,8 +31,8 @@ def events(url: str, token: str | None = None) -> Iterator[dict[str, Any]]:
     to a terminal. Raises SinkError if no sidecar responds, ConfigError if it refuses.
     """
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-    with _response(url, Request(base_url(url) + "/events", headers=headers)) as response:  # noqa: S310 - http
-        for line in response:
+    with _accepted(url, "/events", headers) as received:
+        for line in received:
             if line.startswith(b"data: "):
                 yield _escaped(json.loads(line.removeprefix(b"data: ")))
 
@@ -55,9 +52,8 @@ def change(url: str, document: dict[str, Any], token: str) -> dict[str, Any]:
     """
     headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
     body = json.dumps(document).encode()
-    request = Request(base_url(url) + "/limits", body, headers, method="PATCH")  # noqa: S310 - http
-    with _response(url, request) as response:
-        limits: dict[str, Any] = json.load(response)
+    with _accepted(url, "/limits", headers, method="PATCH", body=body) as received:
+        limits: dict[str, Any] = json.load(received)
     return limits
 
 
@@ -113,17 +109,19 @@ def _parse_value(word: str, limit: str, value: str) -> int | None:
 
 
 @contextlib.contextmanager
-def _response(url: str, request: Request) -> Iterator[Any]:
-    """Send a request and yield the response. Raises SinkError or ConfigError, which name `url`."""
+def _accepted(url: str, path: str, headers: dict[str, str], **request: Any) -> Iterator[HTTPResponse]:
+    """Send a request and yield its response, if the status is 2xx.
+
+    Raises SinkError if no sidecar responds, ConfigError if it refuses; both name `url`.
+    """
     try:
-        with direct.open(request, timeout=WITHIN) as response:
-            yield response
-    except HTTPError as error:
-        with error:
-            text = error.read(4096).decode("utf-8", "replace")
-        with contextlib.suppress(ValueError, KeyError, TypeError):
-            text = json.loads(text)["error"]
-        raise ConfigError(f"{url} refuses: {text}") from error
-    except (URLError, OSError, ValueError, HTTPException) as error:
-        reason = error.reason if isinstance(error, URLError) else error
-        raise SinkError(f"no sidecar answers at {url} ({reason}); is it running, and --url right?") from error
+        with response(url, path, headers, **request) as received:
+            if 200 <= received.status < 300:
+                yield received
+                return
+            text = received.read(MOST_REASON).decode("utf-8", "replace")
+    except (OSError, ValueError, HTTPException) as error:
+        raise SinkError(f"no sidecar answers at {url} ({error}); is it running, and --url right?") from error
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        text = json.loads(text)["error"]
+    raise ConfigError(f"{url} refuses: {text}")

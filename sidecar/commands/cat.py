@@ -25,7 +25,8 @@ from streamer.s3.catalog.pages import open_pages
 from streamer.s3.catalog.validation import PlanMemory
 from streamer.s3.client.session import STALL_TIMEOUT, Endpoint, open_clients
 from streamer.schedule.concurrency import MOST_REQUESTS
-from streamer.sink.outlet import FileOutlet, PipeOutlet, refused
+from streamer.sink.outlet import FileOutlet, PipeOutlet
+from streamer.sink.stdout import refused
 from streamer.trailer import mark_pipe
 
 if TYPE_CHECKING:

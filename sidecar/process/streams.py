@@ -12,7 +12,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, TextIO
 
-from streamer.sink.outlet import refused
+from streamer.sink.stdout import refused
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer

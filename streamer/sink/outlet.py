@@ -21,8 +21,9 @@ import select
 import time
 from typing import TYPE_CHECKING, Protocol
 
-from streamer.errors import ReaderGone, Shortage, SinkError
+from streamer.errors import ReaderGone, Shortage
 from streamer.linux import bytes_unread, set_pipe_size
+from streamer.sink.stdout import refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -181,13 +182,6 @@ class PipeOutlet:
     def close(self) -> None:
         if self._fd >= 0:
             os.close(self.detach())
-
-
-def refused(error: OSError) -> SinkError:
-    """Return the SinkError of a failed write to standard output."""
-    if isinstance(error, (BrokenPipeError, ConnectionError)):
-        return ReaderGone("nobody reads standard output")
-    return SinkError(f"cannot write standard output: {error.strerror}")
 
 
 class FileOutlet:

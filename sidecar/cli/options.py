@@ -1,0 +1,129 @@
+"""What several commands share: their options, the job file, the log, JSON as output."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sidecar.process.exits import exit_code
+from streamer.errors import ConfigError, PenstockError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from sidecar.config.job import Job
+
+DEFAULT_FILE = "penstock.yaml"
+"""Job file, in the working directory, of a command that names none."""
+
+job_file_option = click.option(
+    "-c",
+    "--config",
+    "path",
+    envvar="PENSTOCK_CONFIG",
+    show_envvar=True,
+    metavar="FILE",
+    type=click.Path(),
+    help=f"The job file, YAML or JSON. Default: {DEFAULT_FILE} in the working directory.",
+)
+log_level_option = click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    show_default=True,
+    help="The least important events that are logged.",
+)
+log_json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Write the log as JSON, as is done unless it goes to a terminal."
+)
+host_index_option = click.option(
+    "--host-index",
+    type=click.IntRange(min=0),
+    help="The index of this host, from 0. Default: that of the environment.",
+)
+host_count_option = click.option(
+    "--host-count",
+    type=click.IntRange(min=1),
+    help="The number of hosts of the job. Default: that of the environment.",
+)
+url_option = click.option(
+    "--url",
+    default="http://127.0.0.1:9781",
+    show_default=True,
+    help="The admin address of the sidecar; its log event `ready` has it.",
+)
+
+
+class Size(click.ParamType[int]):
+    """A number of bytes: 8MiB, 64K, 1048576."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        from pydantic import ByteSize, TypeAdapter, ValidationError
+
+        try:
+            return int(TypeAdapter(ByteSize).validate_python(value))
+        except ValidationError:
+            self.fail(f"{value!r} is not a size; write 8MiB or a number of bytes", param, ctx)
+
+
+def job_path(path: str | None) -> str:
+    """Return `path`, that of `-c` or PENSTOCK_CONFIG, or else the default. Raises ConfigError."""
+    if path:
+        return path
+    if os.path.exists(DEFAULT_FILE):
+        return DEFAULT_FILE
+    raise ConfigError(
+        f"no job file is given: write -c FILE, set PENSTOCK_CONFIG, or name the file {DEFAULT_FILE} and "
+        f"start in its directory; this directory is {os.getcwd()}"
+    )
+
+
+def load_job_file(path: str | None) -> Job:
+    """Read the job file at `job_path(path)`. Raises ConfigError."""
+    from sidecar.config.job import load_job
+
+    return load_job(job_path(path))
+
+
+def set_up_log(level: str, *, as_json: bool = False) -> None:
+    """Log events of this level and above, as JSON unless standard error is a terminal."""
+    from sidecar.process.logs import configure
+
+    configure(level=level, json_lines=as_json or None)
+
+
+@contextlib.contextmanager
+def end_logged(log_level: str, *, as_json: bool) -> Iterator[Callable[[int], None]]:
+    """Set up logging; yield a function that logs the end and its exit code. Log an error that ends the block.
+
+    So every line of a JSON log is JSON, the last one too. In a terminal `main` prints the error.
+    """
+    from sidecar.config.document import FileMistakes
+    from sidecar.process.logs import log
+
+    set_up_log(log_level, as_json=as_json)
+    try:
+        yield lambda code: log.info("ended", code=int(code))
+    except PenstockError as error:
+        if not as_json and sys.stderr.isatty():
+            raise
+        if isinstance(error, FileMistakes):
+            for mistake in error.mistakes:
+                place = {"file": error.path, "line": mistake.line, "key": mistake.key}
+                log.error("mistake in the job file", **place, error=mistake.message)
+        code = exit_code(error)
+        log.error("ended", code=int(code), error=str(error))
+        sys.exit(int(code))
+
+
+def print_json(document: object) -> None:
+    """Print a document to standard output."""
+    import json
+
+    click.echo(json.dumps(document, indent=2))

@@ -1,0 +1,109 @@
+"""Commands that look before a job runs: `check`, `plan`, `doctor`."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from sidecar.cli.help import Command
+from sidecar.cli.options import (
+    host_count_option,
+    host_index_option,
+    job_file_option,
+    job_path,
+    load_job_file,
+    print_json,
+    set_up_log,
+)
+from streamer.units import human_bytes
+
+_COLORS = {"ok": "green", "warning": "yellow", "failure": "red"}
+"""Colours of the findings of `doctor`."""
+
+
+@click.command(
+    cls=Command,
+    examples=["penstock check", "penstock check -c job.yaml --json"],
+    page="docs/reference/job-file.md",
+)
+@job_file_option
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON: valid, mistakes, warnings.")
+def check(path: str | None, *, as_json: bool) -> None:
+    """Validate a job file without network access: every mistake with its line and its remedy."""
+    from sidecar.commands import check as command
+
+    path = job_path(path)
+    set_up_log("error")
+    if not as_json:
+        click.echo(command.summary(path, load_job_file(path)))
+        return
+    document = command.check(path)
+    print_json(document)
+    sys.exit(document["code"])
+
+
+@click.command(
+    cls=Command, examples=["penstock plan -c job.yaml", "penstock plan -c job.yaml --json | jq .channels"]
+)
+@job_file_option
+@host_index_option
+@host_count_option
+@click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON, with the key of every object.")
+def plan(path: str | None, host_index: int | None, host_count: int | None, *, as_json: bool) -> None:
+    """List what each channel will stream: objects, bytes, parts, digest of the order."""
+    from sidecar.commands import plan as command
+    from sidecar.process.runner import run as run_loop
+
+    set_up_log("warning")
+    document = run_loop(command.plan(load_job_file(path), (host_index, host_count)))
+    if as_json:
+        print_json(document)
+        return
+    click.echo(f"transport  {document['transport']}: {document['reason']}")
+    click.echo(
+        f"budget     {human_bytes(document['budget'])}, "
+        f"{document['requests_in_flight']} requests at once at first"
+    )
+    if document["open_files"]:
+        click.echo(f"open files {document['open_files']}")
+    for name, channel in document["channels"].items():
+        click.echo(
+            f"{name}\n  objects  {channel['objects']}\n  bytes    {channel['bytes']} ({channel['size']})\n"
+            f"  parts    {channel['parts']} of up to {human_bytes(channel['part_size'])}\n"
+            f"  digest   {channel['digest']}"
+        )
+        for rank, each in channel.get("ranks", {}).items():
+            click.echo(
+                f"  {rank}  {each['objects']} objects, {each['bytes']} bytes, digest {each['digest'][:16]}"
+            )
+
+
+@click.command(cls=Command, examples=["penstock doctor -c job.yaml"], page="docs/how-to/doctor.md")
+@job_file_option
+@host_index_option
+@host_count_option
+@click.option("--json", "as_json", is_flag=True, help="Print all findings as JSON at the end.")
+def doctor(path: str | None, host_index: int | None, host_count: int | None, *, as_json: bool) -> None:
+    """Try all that a job needs: credentials, permissions, endpoint, limits of this machine, speed."""
+    from sidecar.doctor import examination
+    from sidecar.process.runner import run as run_loop
+
+    set_up_log("warning")
+    job = load_job_file(path)
+    findings = []
+
+    async def examine() -> None:
+        async for finding in examination.examine(job, (host_index, host_count)):
+            findings.append(finding)
+            if not as_json:
+                mark = examination.MARKS[finding.state]
+                line = examination.line(finding).removeprefix(mark)
+                click.echo(click.style(mark, fg=_COLORS[finding.state], bold=True) + line)
+
+    run_loop(examine())
+    if as_json:
+        print_json(examination.document(findings))
+    else:
+        click.echo(examination.summary(findings))
+    sys.exit(examination.code(findings))

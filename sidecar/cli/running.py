@@ -1,0 +1,152 @@
+"""Commands that run a job: `run`, `exec`, `restart`, `keeper`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+import click
+
+from sidecar.cli.help import Command
+from sidecar.cli.options import (
+    end_logged,
+    host_count_option,
+    host_index_option,
+    job_file_option,
+    load_job_file,
+    log_json_option,
+    log_level_option,
+    print_json,
+)
+
+
+@click.command(
+    cls=Command,
+    examples=[
+        "penstock run -c job.yaml",
+        "penstock run -c job.yaml --keeper auto --host-index 0 --host-count 4",
+    ],
+    page="docs/reference/configuration.md#command-line",
+)
+@job_file_option
+@host_index_option
+@host_count_option
+@click.option(
+    "--keeper",
+    metavar="SOCKET|auto",
+    help="The socket of the keeper that holds the FIFOs, so that the sidecar can restart; auto starts one.",
+)
+@click.option(
+    "--resume", metavar="STATE", help="Begin at the position in a reader's state_dict(): a file, or JSON."
+)
+@click.option("--resume-anyway", is_flag=True, help="Resume even if the objects have changed.")
+@log_level_option
+@log_json_option
+def run(
+    path: str | None,
+    *,
+    host_index: int | None,
+    host_count: int | None,
+    keeper: str | None,
+    resume: str | None,
+    resume_anyway: bool,
+    log_level: str,
+    as_json: bool,
+) -> None:
+    """Serve the channels of a job until SIGTERM.
+
+    The first SIGTERM or Ctrl-C lets running epochs finish, the second ends at once.
+    """
+    from sidecar.commands import run as command
+    from sidecar.process.runner import run as run_loop
+
+    with end_logged(log_level, as_json=as_json) as end:
+        job = load_job_file(path)
+        continuation = command.Continuation(keeper=keeper, resume=resume, resume_anyway=resume_anyway)
+        code = run_loop(command.run(job, (host_index, host_count), continuation))
+        if code != command.RESTART:
+            end(code)
+    if code == command.RESTART:
+        # Ignored until the new program handles it: another SIGUSR2 would end the process.
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+        arguments = [*sys.orig_argv, *(["--keeper", "auto"] if keeper is None else [])]
+        os.execv(sys.executable, arguments)  # noqa: S606 - the same command, with the code now installed
+    sys.exit(int(code))
+
+
+@click.command(
+    "exec",
+    cls=Command,
+    context_settings={"allow_interspersed_args": False},
+    examples=["penstock exec -c job.yaml python train.py --epochs 3"],
+    page="docs/reference/configuration.md#command-line",
+)
+@job_file_option
+@host_index_option
+@host_count_option
+@log_level_option
+@log_json_option
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def execute(
+    path: str | None,
+    *,
+    host_index: int | None,
+    host_count: int | None,
+    log_level: str,
+    as_json: bool,
+    command: tuple[str, ...],
+) -> None:
+    """Run COMMAND as the trainer beside the channels, and exit with its code.
+
+    Options of penstock come first. COMMAND starts when every FIFO is offered; signals are forwarded to it.
+    """
+    from sidecar.commands import execute as command_module
+    from sidecar.process.runner import run as run_loop
+
+    with end_logged(log_level, as_json=as_json) as end:
+        code = run_loop(command_module.execute(load_job_file(path), (host_index, host_count), command))
+        end(code)
+    sys.exit(int(code))
+
+
+@click.command(cls=Command, examples=["penstock restart", "penstock restart --base-directory /data/ml"])
+@click.option(
+    "--base-directory", default="/opt/ml", show_default=True, help="The directory that the sidecar serves."
+)
+@click.option(
+    "--wait",
+    type=click.FloatRange(min=0, min_open=True),
+    default=300.0,
+    show_default=True,
+    help="Seconds to wait until the sidecar is ready again.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON: pid, seconds.")
+def restart(base_directory: str, *, wait: float, as_json: bool) -> None:
+    """Restart the sidecar that serves a base directory, while its trainer runs on.
+
+    Returns when every FIFO is offered again.
+    """
+    from sidecar.commands.restart import restart as restart_sidecar
+    from sidecar.job.layout import Layout
+
+    pid, seconds = restart_sidecar(Layout(base_directory), within=wait)
+    if as_json:
+        print_json({"pid": pid, "seconds": round(seconds, 3)})
+    else:
+        click.echo(f"the sidecar, process {pid}, is ready again after {seconds:.1f} s")
+
+
+@click.command(
+    cls=Command,
+    examples=["penstock keeper /run/penstock/keeper"],
+    page="docs/explanation/architecture.md#the-keeper",
+)
+@click.argument("path", metavar="SOCKET")
+def keeper(path: str) -> None:
+    """Hold the FIFOs of sidecars, so that a sidecar may be killed or restarted under its trainer."""
+    from streamer.helpers.keeper_client import command
+    from streamer.helpers.spawn import environment
+
+    arguments = command(os.path.abspath(path))
+    os.execve(arguments[0], arguments, environment())  # noqa: S606 - a process without this one's modules

@@ -1,0 +1,148 @@
+"""The command `cat`, which streams objects without a job file."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sidecar.cli.help import Command
+from sidecar.cli.options import Size, set_up_log
+from streamer.errors import ConfigError
+from streamer.units import KIB, human_bytes
+
+if TYPE_CHECKING:
+    from streamer.plan import Join
+    from streamer.relay.transport import Wish
+
+
+@click.command(
+    cls=Command,
+    examples=[
+        "penstock cat s3://bucket/prefix/ | tar -t",
+        "penstock cat s3://bucket/a s3://bucket/b --endpoint-url http://minio:9000 --path-style > both",
+    ],
+)
+@click.argument("uris", nargs=-1, required=True, metavar="S3URI...")
+@click.option("--endpoint-url", metavar="URL", help="The URL of an S3-compatible endpoint.")
+@click.option("--region", help="The region of the bucket. Default: that of the environment.")
+@click.option("--profile", help="A profile of the AWS configuration files.")
+@click.option("--path-style", is_flag=True, help="Put the bucket into the path, not into the host name.")
+@click.option("--anonymous", is_flag=True, help="Do not sign requests.")
+@click.option("--ca-bundle", metavar="FILE", help="Certificates to trust, PEM.")
+@click.option("--requester-pays", is_flag=True, help="Agree to pay for reading a Requester Pays bucket.")
+@click.option(
+    "--sse-customer-key-file", metavar="FILE", help="A file with the key of objects encrypted with SSE-C."
+)
+@click.option(
+    "--budget",
+    type=Size(),
+    help="Memory for bytes in flight. Default: a quarter of the memory, 64 to 512 MiB.",
+)
+@click.option("--part-size", type=Size(), help="Bytes of one request. Default: adapts.")
+@click.option(
+    "--requests-in-flight", type=click.IntRange(1, 1024), help="Requests in flight. Default: adapts."
+)
+@click.option(
+    "--transport",
+    type=click.Choice(["auto", "aiobotocore", "buffered", "splice"]),
+    default="auto",
+    show_default=True,
+    help="How bodies travel: splice (to pipes only), buffered or aiobotocore.",
+)
+@click.option(
+    "--give-up-after",
+    type=click.FloatRange(min=0, min_open=True),
+    default=300.0,
+    show_default=True,
+    help="Seconds without a byte of progress before it fails.",
+)
+@click.option("--join", type=click.Choice(["tar", "arrow"]), help="Join the objects into one of this format.")
+@click.option("-q", "--quiet", "closing", flag_value="none", help="Write no closing line to standard error.")
+@click.option("--json", "closing", flag_value="json", help="Write the closing line as JSON.")
+def cat(
+    uris: tuple[str, ...],
+    *,
+    closing: str | None,
+    budget: int | None,
+    part_size: int | None,
+    requests_in_flight: int | None,
+    transport: Wish,
+    give_up_after: float,
+    join: Join | None,
+    **endpoint: Any,
+) -> None:
+    """Stream objects to standard output: the URIs in the order given, a prefix in key order.
+
+    An exact key is that object; anything else is a prefix. If standard output is a pipe, Penstock's readers
+    raise an error at its end unless this command has succeeded.
+    """
+    from streamer.trailer import mark_pipe
+
+    promised = True
+    try:
+        mark_pipe(1, "promised")  # first, so that readers do not take a failure from here on for the end
+    except PermissionError:
+        promised = False
+        click.echo("standard output is a pipe of another user: its readers get no proof of its end", err=True)
+
+    from pydantic import ValidationError
+
+    from sidecar.commands import cat as command
+    from sidecar.config.mistakes import explain
+    from sidecar.config.settings import EndpointConfig
+    from sidecar.process.memory import default_budget, memory_limit
+    from sidecar.process.runner import run as run_loop
+    from streamer.plan import parse_s3_uri
+    from streamer.schedule.concurrency import SMALLEST_PART
+
+    set_up_log("warning")
+    endpoint["url"] = endpoint.pop("endpoint_url")
+    try:
+        checked = EndpointConfig(**{_pascal(name): value for name, value in endpoint.items()})
+    except ValidationError as error:
+        raise ConfigError(f"endpoint options: {explain(error, EndpointConfig)}") from None
+    part = SMALLEST_PART if part_size is None else part_size
+    budget = max(2 * part, default_budget(memory_limit())) if budget is None else budget
+    if part < 64 * KIB or budget < 2 * part:
+        raise ConfigError(
+            f"--budget {human_bytes(budget)} must hold two parts of --part-size {human_bytes(part)}, "
+            f"and a part at least 64 KiB"
+        )
+    options = command.CatOptions(
+        budget=budget,
+        part_size=part_size,
+        requests_in_flight=requests_in_flight,
+        transport=transport,
+        give_up_after=give_up_after,
+        join=join,
+    )
+    code = run_loop(
+        command.cat(
+            [parse_s3_uri(uri) for uri in uris],
+            endpoint=checked.resolved(),
+            options=options,
+            promised=promised,
+            report=lambda figures: _close(figures, closing),
+        )
+    )
+    sys.exit(int(code))
+
+
+def _close(figures: dict[str, Any], closing: str | None) -> None:
+    """Print the closing line of `cat`, unless `closing` is "none"."""
+    import json
+
+    seconds, count = figures["seconds"], figures["bytes"]
+    line = (
+        f"{figures['objects']} objects, {count} bytes in {seconds:.2f} s by {figures['transport']}: "
+        f"{count / max(seconds, 1e-3) / 1e6:.0f} MB/s, {figures['cpu_seconds_per_gb']:.2f} CPU-s/GB, "
+        f"{figures['requests_in_flight']} requests in flight"
+    )
+    if closing != "none":
+        click.echo(json.dumps(figures) if closing == "json" else line, err=True)
+
+
+def _pascal(name: str) -> str:
+    return "".join(word.title() for word in name.split("_"))
