@@ -4,6 +4,7 @@
     epoch            the life of an epoch                explanation/architecture.md
     back-pressure    who blocks whom                     explanation/architecture.md
     keeper           a sidecar that may be killed        explanation/architecture.md
+    rooms            packages and what they import       explanation/architecture.md
     pod              the containers of a pod             how-to/kubernetes.md
     performance      throughput and CPU beside peers     README.md; from the tables of performance.md
 
@@ -314,6 +315,148 @@ def pod(colours: dict[str, str]) -> Canvas:
     return c
 
 
+ROOMS = {
+    "sidecar.__main__": (-2, 0, "the command"),
+    "sidecar.cli": (-2, 1, "options, help texts"),
+    "sidecar.commands": (-2, 2, "run, exec, cat"),
+    "sidecar.doctor": (-1, 2, "checks"),
+    "sidecar.job": (-2, 3, "one job on this host"),
+    "sidecar.admin": (-2, 4, "HTTP server"),
+    "sidecar.observe": (-2, 5, "state, bottleneck"),
+    "sidecar.config": (-2, 6, "job file"),
+    "sidecar.process": (-2, 7, "loop, signals, logs"),
+    "streamer.relay": (0, 0, "channels"),
+    "streamer.relay.deliver": (0, 1, "parts in order"),
+    "streamer.relay.fetch": (0, 2, "requests, hedges"),
+    "streamer.relay.staging": (0, 3, "where bytes wait"),
+    "streamer.relay.statistics": (0, 4, "counters"),
+    "streamer.s3": (0, 5, "ranged GETs"),
+    "streamer.s3.http": (0, 6, "connections, TLS"),
+    "streamer.s3.signing": (0, 7, "SigV4"),
+    "streamer.s3.client": (0, 8, "credentials"),
+    "streamer.s3.catalog": (1, 4, "listings"),
+    "streamer.schedule": (2, 4, "window, budget"),
+    "streamer.plan": (2, 8, "order, parts"),
+    "streamer.formats": (2, 9, "records"),
+    "streamer.sink": (3, 2, "FIFOs, trailers"),
+    "streamer.helpers": (3, 3, "keeper's client"),
+    "streamer.helpers.keeper": (3, 4, "the keeper"),
+    "streamer.readers": (3, 6, "plain Python"),
+    "streamer.readers.torch": (3, 7, "PyTorch"),
+    "streamer.readers.samples": (3, 8, "samples"),
+    "streamer.readers.tensorflow": (4, 7, "TensorFlow"),
+    "streamer.readers.core": (4, 8, "proof, positions"),
+}
+"""Rooms of the diagram: column, row, and what is in them. Columns below 0 are half as far apart."""
+FOUNDATION = {
+    "streamer", "streamer.errors", "streamer.units", "streamer.trailer", "streamer.secrets", "streamer.aio",
+    "streamer.linux", "streamer.inflate", "streamer.retry", "sidecar",
+}  # fmt: skip
+"""Rooms that import no other room; the diagram has them as a list, without arrows."""
+SHARED = {
+    "streamer.helpers", "streamer.plan", "streamer.relay", "streamer.relay.deliver", "streamer.relay.fetch",
+    "streamer.relay.staging", "streamer.relay.statistics", "streamer.s3", "streamer.s3.catalog",
+    "streamer.s3.client", "streamer.schedule", "streamer.sink",
+}  # fmt: skip
+"""Rooms of `streamer` that every room of `sidecar` may import."""
+ROOM_ARROWS = [
+    "sidecar.__main__ sidecar.cli", "sidecar.cli sidecar.commands", "sidecar.cli sidecar.doctor",
+    "sidecar.commands sidecar.job", "sidecar.doctor sidecar.job", "sidecar.job sidecar.admin",
+    "sidecar.admin sidecar.observe", "sidecar.observe sidecar.config", "sidecar.config sidecar.process",
+    "streamer.relay streamer.relay.deliver", "streamer.relay.deliver streamer.relay.fetch",
+    "streamer.relay.deliver streamer.sink", "streamer.relay.fetch streamer.relay.staging",
+    "streamer.relay.staging streamer.relay.statistics", "streamer.relay.staging streamer.schedule",
+    "streamer.relay.statistics streamer.s3", "streamer.s3.catalog streamer.s3",
+    "streamer.s3 streamer.s3.http", "streamer.s3.http streamer.s3.signing",
+    "streamer.s3.signing streamer.s3.client", "streamer.s3.signing streamer.plan",
+    "streamer.schedule streamer.plan", "streamer.plan streamer.formats", "streamer.sink streamer.helpers",
+    "streamer.helpers streamer.helpers.keeper", "streamer.helpers streamer.plan",
+    "streamer.readers streamer.readers.torch", "streamer.readers.torch streamer.readers.samples",
+    "streamer.readers.torch streamer.readers.core", "streamer.readers.tensorflow streamer.readers.core",
+    "streamer.readers.samples streamer.formats", "streamer.readers.core streamer.formats",
+]  # fmt: skip
+"""`A B`: A imports B. An import that is a chain of these arrows has no arrow of its own."""
+ROOM_WIDTH, ROOM_HEIGHT, ROW = 128, 40, 58
+
+
+def _room_at(name: str) -> tuple[float, float]:
+    """Return the upper left corner of a room's box."""
+    column, row, _ = ROOMS[name]
+    left = 24 + (column + 2) * 136 if column < 0 else 318 + column * 146
+    return left, 48 + row * ROW
+
+
+def _room_arrow(source: str, target: str) -> list[tuple[float, float]]:
+    """Return the way of an arrow: straight down, or by one side, with bends."""
+    (left, top), (to_left, to_top) = _room_at(source), _room_at(target)
+    middle, to_middle = left + ROOM_WIDTH / 2, to_left + ROOM_WIDTH / 2
+    side, to_side = top + ROOM_HEIGHT / 2, to_top + ROOM_HEIGHT / 2
+    bottom = top + ROOM_HEIGHT
+    match f"{source} {target}":
+        case "streamer.relay.deliver streamer.sink" | "streamer.relay.staging streamer.schedule":
+            return [(left + ROOM_WIDTH, side), (to_middle, side), (to_middle, to_top - 2)]
+        case "streamer.s3.catalog streamer.s3":
+            return [(middle, bottom), (middle, to_side), (to_left + ROOM_WIDTH + 2, to_side)]
+        case "streamer.s3.signing streamer.plan":
+            bend = to_left - 14
+            return [(left + ROOM_WIDTH, side), (bend, side), (bend, to_side), (to_left - 2, to_side)]
+        case "streamer.helpers streamer.plan":
+            bend, edge = left - 12, to_left + ROOM_WIDTH
+            return [(left, side), (bend, side), (bend, to_side), (edge + 1, to_side)]
+        case "streamer.readers.samples streamer.formats" | "streamer.readers.core streamer.formats":
+            lower = to_side + (8 if source.endswith("core") else -8)
+            return [(middle, bottom), (middle, lower), (to_left + ROOM_WIDTH + 2, lower)]
+    if left == to_left:
+        return [(middle, bottom), (middle, to_top - 2)]
+    # to the next row, one column aside
+    start = middle + (20 if to_left > left else -20)
+    end = to_middle - (20 if to_left > left else -20)
+    bend = (bottom + to_top) / 2
+    return [(start, bottom), (start, bend), (end, bend), (end, to_top - 2)]
+
+
+def rooms(colours: dict[str, str]) -> Canvas:
+    """Draw the packages and their imports."""
+    c = Canvas(
+        1050,
+        736,
+        "The packages of sidecar and streamer; an arrow from A to B means that A imports B",
+        colours,
+    )
+    c.box(8, 8, 288, 634)
+    c.text(24, 32, "sidecar", size=14, bold=True, mono=True)
+    c.box(306, 8, 736, 634)
+    c.text(318, 32, "streamer", size=14, bold=True, mono=True)
+    c.box(749, 366, 287, 210, dashed=True)
+    c.text(904, 388, "in the trainer", size=11, colour="muted", anchor="middle")
+    for name, (_, _, words) in ROOMS.items():
+        left, top = _room_at(name)
+        c.shapes.append(
+            f'<rect x="{left:g}" y="{top:g}" width="{ROOM_WIDTH}" height="{ROOM_HEIGHT}" rx="6" '
+            f'fill="{colours["ours-fill" if name in SHARED else "fill"]}" '
+            f'stroke="{colours["ours" if name in SHARED else "line"]}" stroke-width="1.5"/>'
+        )
+        middle = left + ROOM_WIDTH / 2
+        title = name.partition(".")[2]
+        c.text(middle, top + 17, title, size=12 if len(title) < 17 else 11, bold=True, anchor="middle")
+        c.text(middle, top + 32, words, size=11, colour="muted", anchor="middle")
+    for arrow in ROOM_ARROWS:
+        c.arrow(_room_arrow(*arrow.split()))
+    c.lines(24, 536, ["Every room of sidecar may also", "import the blue rooms of streamer."])
+    c.box(8, 656, 1034, 72)
+    c.text(24, 680, "Rooms that import no other room", size=13, bold=True)
+    small = ", ".join(name.removeprefix("streamer.") for name in sorted(FOUNDATION))
+    c.text(24, 702, f"{small}.", size=12)
+    c.text(
+        24,
+        719,
+        "Every room may import errors and units; the table below names who imports the others.",
+        size=11,
+        colour="muted",
+    )
+    return c
+
+
 SCENARIOS = {
     "fast": "plain HTTP, no limits",
     "s3like": "25 ms, 90 MiB/s a connection",
@@ -374,6 +517,7 @@ DIAGRAMS = {
     "back-pressure": back_pressure,
     "keeper": keeper,
     "pod": pod,
+    "rooms": rooms,
     "performance": performance,
 }
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from scripts.diagrams import FOUNDATION, ROOM_ARROWS, ROOMS, SHARED
 from streamer.helpers.keeper_client import command
 
 ROOT = Path(__file__).parent.parent
@@ -187,6 +188,32 @@ def test_the_table_allows_no_circle() -> None:
     for name in MAY_IMPORT:
         visit(name, frozenset())
     assert seen == set(MAY_IMPORT)
+
+
+def _drawn(name: str) -> str:
+    """The room of the diagram that a room is in."""
+    return max((each for each in ROOMS if f"{name}.".startswith(f"{each}.")), key=len)
+
+
+def test_the_diagram_has_every_room_and_arrow() -> None:
+    """docs/pictures/rooms-*.svg; an allowed import without an arrow of its own is a chain of arrows."""
+    assert {name for name, allowed in MAY_IMPORT.items() if not allowed} >= FOUNDATION
+    allowed = {
+        (_drawn(name), _drawn(target))
+        for name, targets in MAY_IMPORT.items()
+        if name not in FOUNDATION
+        for target in targets - FOUNDATION
+        if name.startswith("streamer") or target.startswith("sidecar")
+    }
+    arrows = {(source, target) for source, _, target in (each.partition(" ") for each in ROOM_ARROWS)}
+    assert arrows <= allowed
+
+    def below(name: str) -> set[str]:
+        return {name}.union(*(below(target) for source, target in arrows if source == name))
+
+    assert not {(name, target) for name, target in allowed if target not in below(name)}
+    assert set(ROOMS) <= set(MAY_IMPORT)
+    assert {_drawn(name) for name in ENGINE - FOUNDATION} == SHARED
 
 
 def test_the_keeper_loads_the_standard_library_and_the_linux_room() -> None:
