@@ -31,11 +31,11 @@ class Spec(NamedTuple):
 
 METRICS: dict[str, Spec] = {
     "penstock_build_info": Spec("info", ("version",), "Version of Penstock."),
-    "penstock_transport_info": Spec("info", ("transport",), "How bodies are fetched."),
+    "penstock_transport_info": Spec("info", ("transport",), "Transport that fetches the bodies."),
     "penstock_config_info": Spec(
         "info",
         ("memory_budget", "part_size", "requests_in_flight", "bandwidth"),
-        "What the job file asks for; `auto` or `none` where it does not.",
+        "Settings of the job file; `auto` or `none` for those that it leaves out.",
     ),
     "penstock_channel_info": Spec(
         "info",
@@ -48,15 +48,15 @@ METRICS: dict[str, Spec] = {
     "penstock_wasted_bytes_total": Spec(
         "counter",
         ("channel",),
-        "Bytes thrown away: of epochs left early, of objects replaced, or brought by both of two requests.",
+        "Bytes discarded: of epochs left early, of replaced objects, or received twice because of a hedge.",
     ),
     "penstock_objects_completed_total": Spec(
-        "counter", ("channel",), "Objects delivered to their last byte, counted in every epoch."
+        "counter", ("channel",), "Objects delivered completely, counted again in every epoch."
     ),
     "penstock_records_total": Spec(
-        "counter", ("channel",), "Records of complete epochs, where RecordWrapperType makes them."
+        "counter", ("channel",), "Records of complete epochs, if `RecordWrapperType` makes records."
     ),
-    "penstock_epochs_total": Spec("counter", ("channel", "trailer_state"), "Epochs ended, by how."),
+    "penstock_epochs_total": Spec("counter", ("channel", "trailer_state"), "Epochs ended, by trailer state."),
     "penstock_epoch": Spec("gauge", ("channel",), "The epoch being offered or streamed, from 0."),
     "penstock_epoch_progress_ratio": Spec("gauge", ("channel",), "Delivered share of the current epoch."),
     "penstock_epoch_size_bytes": Spec("gauge", ("channel",), "Bytes of one epoch, before inflation."),
@@ -64,19 +64,22 @@ METRICS: dict[str, Spec] = {
     "penstock_epoch_eta_seconds": Spec(
         "gauge",
         ("channel",),
-        "Until the epoch is delivered, at the rate of late; NaN while nothing moves.",
+        "Seconds until the epoch is delivered, at the recent rate; NaN while no byte moves.",
     ),
     "penstock_channel_seconds_total": Spec(
         "counter",
         ("channel", "state"),
-        "Time: idle (no reader), blocked (FIFO full: trainer slower), starved (storage slower), "
+        "Seconds in each state: idle (no reader), blocked (FIFO full: the trainer is slower), "
+        "starved (storage is slower), "
         "limited (by a bandwidth limit), moving.",
     ),
     "penstock_starved_seconds_total": Spec(
-        "counter", ("channel", "cause"), "Time starved, by what the part that was waited for was at."
+        "counter",
+        ("channel", "cause"),
+        "Seconds starved, by the phase of the request at the head of the line.",
     ),
     "penstock_head_wait_seconds": Spec(
-        "histogram", ("channel",), "Delivery's waits for the next part, each until it has bytes."
+        "histogram", ("channel",), "Seconds of each wait of delivery for bytes at the head of the line."
     ),
     "penstock_reader_connected": Spec("gauge", ("channel",), "1 while a reader holds the FIFO open."),
     "penstock_reader_connects_total": Spec("counter", ("channel",), "Readers that opened a FIFO."),
@@ -86,27 +89,36 @@ METRICS: dict[str, Spec] = {
     "penstock_reader_end_disconnects_total": Spec(
         "counter",
         ("channel",),
-        "Readers that closed the FIFO at the end of an object, with more to come: at an end mark, mostly.",
+        "Readers that closed the FIFO at the end of an object, before the end of the epoch; "
+        "usually at an end mark.",
     ),
     "penstock_channel_unjoined": Spec(
         "gauge",
         ("channel",),
-        "1 where objects with end marks (tar, Arrow) follow each other without `Join`.",
+        "1 if objects with end marks (tar, Arrow) are streamed one after another without `Join`.",
     ),
-    "penstock_channel_failed": Spec("gauge", ("channel",), "1 once the channel has failed for good."),
+    "penstock_channel_failed": Spec(
+        "gauge", ("channel",), "1 after the channel has failed; it stays failed until a restart."
+    ),
     "penstock_channel_failures_total": Spec(
-        "counter", ("channel", "error"), "Channels failed for good, by why."
+        "counter", ("channel", "error"), "Failures of the channel, by error."
     ),
-    "penstock_fifo_capacity_bytes": Spec("gauge", ("channel",), "Size of the FIFO that the kernel granted."),
+    "penstock_fifo_capacity_bytes": Spec(
+        "gauge", ("channel",), "Capacity of the FIFO, as the kernel granted it."
+    ),
     "penstock_fifo_unread_bytes": Spec(
         "gauge",
         ("channel",),
-        "Bytes in the FIFO that no reader has taken; with a keeper, those on their way to it.",
+        "Bytes in the FIFO that no reader has taken; with a keeper, bytes in the pipe to the keeper.",
     ),
     "penstock_reserved_bytes": Spec(
-        "gauge", ("channel",), "Budget held by parts requested and not delivered."
+        "gauge", ("channel",), "Memory budget reserved by parts that are requested and not delivered."
     ),
-    "penstock_channel_quota_bytes": Spec("gauge", ("channel",), "Budget of the channel."),
+    "penstock_channel_quota_bytes": Spec(
+        "gauge",
+        ("channel",),
+        "Channel quota: the most bytes of the memory budget that the channel may reserve now.",
+    ),
     "penstock_requests_in_flight": Spec("gauge", ("channel",), "Ranged GETs running."),
     "penstock_channel_requests_in_flight_limit": Spec(
         "gauge", ("channel",), "Ranged GETs that may run at once."
@@ -117,24 +129,32 @@ METRICS: dict[str, Spec] = {
     "penstock_requests_total": Spec("counter", ("channel", "outcome"), "Ranged GETs ended, by outcome."),
     "penstock_retries_total": Spec("counter", ("channel", "kind"), "Ranged GETs repeated, by what failed."),
     "penstock_resumes_total": Spec(
-        "counter", ("channel", "of"), "Gone on with in the middle: a part, or an epoch of an earlier process."
+        "counter",
+        ("channel", "of"),
+        "Continuations in the middle of a part, or of an epoch that an earlier process began.",
     ),
     "penstock_hedges_total": Spec(
-        "counter", ("channel", "fate"), "Second requests for a late head of line: issued, and won or lost."
+        "counter",
+        ("channel", "fate"),
+        "Hedges: second requests for a late part at the head of the line, issued, won or lost.",
     ),
     "penstock_source_changed_total": Spec(
-        "counter", ("channel", "done"), "Objects that were not as listed: failed, refetched or skipped."
+        "counter",
+        ("channel", "done"),
+        "Objects that differ from the listing, by what `WhenChanged` did: failed, refetched or skipped.",
     ),
     "penstock_objects_checked_total": Spec(
         "counter",
         ("channel", "result"),
-        "Objects compared with the checksums that S3 keeps, where Integrity: checksum asks for it.",
+        "Objects compared with the checksums that S3 keeps, with `Integrity: checksum`.",
     ),
-    "penstock_first_byte_seconds": Spec("histogram", ("channel",), "From request to the head of its answer."),
-    "penstock_part_seconds": Spec("histogram", ("channel",), "From request to its last byte."),
-    "penstock_memory_budget_bytes": Spec("gauge", (), "Budget of all channels together."),
+    "penstock_first_byte_seconds": Spec(
+        "histogram", ("channel",), "Seconds from a request to its response header."
+    ),
+    "penstock_part_seconds": Spec("histogram", ("channel",), "Seconds from a request to its last byte."),
+    "penstock_memory_budget_bytes": Spec("gauge", (), "Memory budget of all channels together."),
     "penstock_memory_limit_bytes": Spec(
-        "gauge", (), "Memory that the cgroup, or else the machine, allows the process."
+        "gauge", (), "Memory that the cgroup, or without one the machine, allows the process."
     ),
     "penstock_requests_in_flight_limit": Spec(
         "gauge", (), "Ranged GETs that may run at once, of all channels together."
@@ -143,11 +163,13 @@ METRICS: dict[str, Spec] = {
         "gauge", (), "Bytes per second that all channels together may deliver; +Inf for no limit."
     ),
     "penstock_control_requests_total": Spec(
-        "counter", ("operation",), "Requests beside those for parts: listings, HEADs, manifests."
+        "counter", ("operation",), "Requests other than ranged GETs for parts: listings, HEADs, manifests."
     ),
     "penstock_request_cost_dollars_total": Spec(
         "counter", (), "Estimated price of all requests, by `Penstock.RequestPrices`."
     ),
-    "penstock_planning_seconds": Spec("gauge", (), "Time that listing and planning took at the start."),
-    "penstock_loop_lag_seconds": Spec("histogram", (), "How late the event loop comes to what is due."),
+    "penstock_planning_seconds": Spec("gauge", (), "Seconds that listing and planning took at the start."),
+    "penstock_loop_lag_seconds": Spec(
+        "histogram", (), "Seconds by which the event loop runs a timer late, measured four times a second."
+    ),
 }
