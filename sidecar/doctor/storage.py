@@ -20,6 +20,7 @@ from sidecar.doctor.machine import Finding
 from sidecar.doctor.remedies import remedy
 from sidecar.job.channels import transport_spec
 from sidecar.job.endmarks import JOIN_ADVICE, unjoined_keys
+from sidecar.job.planning import job_pages
 from sidecar.process.exits import Exit, exit_code
 from streamer.errors import ErrorContext, Missing, PenstockError, SourceChanged
 from streamer.plan import ObjectRef, Plan, bare_etag
@@ -29,7 +30,6 @@ from streamer.relay.transport import open_transport, why_read
 from streamer.retry import RetryPolicy
 from streamer.s3.catalog.listing import first_page
 from streamer.s3.catalog.object_info import AiobotocoreHeadClient
-from streamer.s3.catalog.pages import open_pages
 from streamer.s3.client.bounded import within_stall
 from streamer.s3.client.faults import clock_ahead, map_errors
 from streamer.s3.ranges import check_header
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from sidecar.config.job import Job
     from sidecar.config.request import ChannelConfig
+    from streamer.s3.catalog.pages import PageSource
     from streamer.s3.client.session import Clients
 
 PROBE = 5.0
@@ -59,24 +60,28 @@ async def storage(job: Job, clients: Clients) -> AsyncIterator[Finding]:
     if finding.state == "failure":
         return
     samples: list[ObjectRef] = []
-    for channel in job.input_data_config:
-        try:
-            refs, summary = await _first_objects(clients, channel)
-        except PenstockError as error:
-            prefix = channel.source.s3_data_type == "S3Prefix"
-            action = "s3:ListBucket on the bucket" if prefix else "s3:GetObject on the manifest"
-            yield failed(f"list {channel.channel_name}", error, action)
-            continue
-        yield Finding(f"list {channel.channel_name}", "ok", summary)
-        if refs:
-            if job.mode(channel) == "Pipe" and (join := unjoined_keys(channel, (ref.key for ref in refs))):
-                text = f"objects of the format {join}, which ends with a mark, one after the other"
-                yield Finding(f"end marks {channel.channel_name}", "warning", text, JOIN_ADVICE.format(join))
-            readable = True
-            async for finding in _read(clients, channel.channel_name, refs[0]):
-                readable = readable and finding.state != "failure"
-                yield finding
-            samples += refs if readable else []
+    with job_pages(job, clients) as pages:
+        for channel in job.input_data_config:
+            try:
+                refs, summary = await _first_objects(clients, pages, channel)
+            except PenstockError as error:
+                prefix = channel.source.s3_data_type == "S3Prefix"
+                action = "s3:ListBucket on the bucket" if prefix else "s3:GetObject on the manifest"
+                yield failed(f"list {channel.channel_name}", error, action)
+                continue
+            yield Finding(f"list {channel.channel_name}", "ok", summary)
+            if refs:
+                if job.mode(channel) == "Pipe" and (
+                    join := unjoined_keys(channel, (ref.key for ref in refs))
+                ):
+                    text = f"objects of the format {join}, which ends with a mark, one after the other"
+                    fix = JOIN_ADVICE.format(join)
+                    yield Finding(f"end marks {channel.channel_name}", "warning", text, fix)
+                readable = True
+                async for finding in _read(clients, channel.channel_name, refs[0]):
+                    readable = readable and finding.state != "failure"
+                    yield finding
+                samples += refs if readable else []
     if samples:
         yield await speed(job, clients, samples)
 
@@ -113,14 +118,15 @@ async def credentials(clients: Clients) -> Finding:
     return Finding("credentials", "ok", f"found by the method {clients.credentials.method!r}")
 
 
-async def _first_objects(clients: Clients, channel: ChannelConfig) -> tuple[list[ObjectRef], str]:
+async def _first_objects(
+    clients: Clients, pages: PageSource, channel: ChannelConfig
+) -> tuple[list[ObjectRef], str]:
     """Return the first objects of a channel that are not empty, and a summary in words."""
     uri, kind = channel.source.uri, channel.source.s3_data_type
     if kind != "S3Prefix":
         manifest = await AiobotocoreHeadClient(clients.control).stat(uri.bucket, uri.key)
         return [], f"{kind} of {manifest.size} bytes; its objects are not looked at"
-    with open_pages(clients) as pages:
-        refs, truncated = await first_page(pages, uri)
+    refs, truncated = await first_page(pages, uri)
     if not refs:
         raise Missing(
             "no object matches this prefix; check S3Uri (a prefix is case-sensitive)", ErrorContext(*uri)

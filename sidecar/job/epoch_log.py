@@ -9,7 +9,7 @@ from sidecar.job.failures import FATES, advice, context_fields
 from sidecar.observe.bottleneck import Sample, diagnose
 from sidecar.process.logs import log
 from streamer.relay.channel_spec import ChannelEvents
-from streamer.units import human_bytes
+from streamer.units import decimal_bytes
 
 if TYPE_CHECKING:
     from sidecar.observe.state import JobState
@@ -57,8 +57,8 @@ class EpochLog(ChannelEvents):
             f"epoch {trailer.state}",
             channel=trailer.channel,
             epoch=trailer.epoch,
-            delivered=human_bytes(trailer.bytes_delivered),
-            **({} if trailer.bytes_total is None else {"of": human_bytes(trailer.bytes_total)}),
+            delivered=decimal_bytes(trailer.bytes_delivered),
+            **({} if trailer.bytes_total is None else {"of": decimal_bytes(trailer.bytes_total)}),
             **self._figures(),
             **({"changed": trailer.changed} if trailer.changed else {}),
             **({"error": trailer.error} if trailer.error else {}),

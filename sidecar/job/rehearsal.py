@@ -17,7 +17,7 @@ from streamer.errors import SinkError
 from streamer.relay.transport import open_files
 from streamer.sink.fifo import check_name
 from streamer.trailer import fifo_path
-from streamer.units import human_bytes
+from streamer.units import decimal_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -109,10 +109,10 @@ def disk(layout: Layout, plans: Mapping[str, Plan]) -> str:
             needed += sum(-(-ref.size // status.f_frsize) * status.f_frsize for ref in plan.refs(0))
             entries += plan.objects(0)
     free = status.f_bavail * status.f_frsize
-    needs = f"{human_bytes(needed)} and {entries} files"
+    needs = f"{decimal_bytes(needed)} and {entries} file{'' if entries == 1 else 's'}"
     if needed > free or (status.f_files and entries > status.f_favail):
         raise SinkError(
-            f"File channels need {needs}; {directory} has {human_bytes(free)} and {status.f_favail} left; "
+            f"File channels need {needs}; {directory} has {decimal_bytes(free)} and {status.f_favail} left; "
             "free some, set Penstock.BaseDirectory, or use InputMode: Pipe"
         )
-    return f"File channels need {needs} of {human_bytes(free)} in {directory}"
+    return f"File channels need {needs} of {decimal_bytes(free)} in {directory}"

@@ -281,6 +281,17 @@ def test_too_few_open_files_for_the_job_are_a_failure(stub: S3Stub, tmp_path: Pa
     assert found["open files"]["text"] in run.stderr
 
 
+@pytest.mark.parametrize("transport", ["aiobotocore", "buffered"])
+def test_it_lists_by_the_client_of_the_job(credentials: None, tmp_path: Path, transport: str) -> None:
+    with raw_server(lambda _: listing()) as server:
+        examined(server, tmp_path, fails_=["list train"], Transport=transport)
+        lists = [request for request in server.seen if "list-type" in request.query]
+    assert lists
+    assert {"botocore" in each.headers["user-agent"].lower() for each in lists} == {
+        transport == "aiobotocore"
+    }
+
+
 def test_a_disk_that_is_too_small_is_found_before_it_is_filled(
     stub: S3Stub, tmp_path: Path, small_disk: Path
 ) -> None:
@@ -293,7 +304,7 @@ def test_a_disk_that_is_too_small_is_found_before_it_is_filled(
     path = write_job(tmp_path / "job.yaml", document)
     run = penstock("run", "-c", path)
     assert run.returncode == 7
-    assert "File channels need 5.73 MiB and 2 files" in run.stderr
+    assert "File channels need 6 MB and 2 files" in run.stderr
     assert not stub.seen
     done = penstock("doctor", "--json", "-c", path)
     assert done.returncode == 7
@@ -304,7 +315,7 @@ def test_a_disk_that_is_too_small_is_found_before_it_is_filled(
     done = penstock("doctor", "--json", "-c", path)
     assert done.returncode == 0, done.stdout
     found = {each["check"]: each for each in json.loads(done.stdout)["findings"]}
-    assert found["disk"]["text"].startswith("File channels need 2.86 MiB and 1 files of 4 MiB in ")
+    assert found["disk"]["text"].startswith("File channels need 3 MB and 1 file of 4.19 MB in ")
 
 
 def test_a_job_of_files_has_no_fifos(stub: S3Stub, tmp_path: Path) -> None:
