@@ -113,7 +113,10 @@ MISTAKES = [
             command="set --token-file job.yaml bandwidth=1MB"),
     Mistake("probe with https", "is not an http:// URL", command="probe --url https://127.0.0.1:9781"),
     # What is not there
-    Mistake("no such bucket", "no such bucket", "s3://b/", "s3://none/", command="plan -c job.yaml", code=4),
+    Mistake("no such bucket", "S3-compatible server try Endpoint.PathStyle: true",
+            "s3://b/", "s3://none/", command="plan -c job.yaml", code=4),
+    Mistake("no such bucket in a run", "S3-compatible server try Endpoint.PathStyle: true",
+            "s3://b/", "s3://none/", command="run -c job.yaml", code=4),
     Mistake("no such prefix", "no object matches this prefix; check S3Uri", "train/", "trian/",
             command="plan -c job.yaml", code=4),
     Mistake("no credentials", "AWS_ACCESS_KEY_ID",

@@ -61,10 +61,10 @@ class BoundedSession(PinnedSession):
         finally:
             request.stream_output = streamed
         if response.status_code >= FIRST_ERROR_STATUS:
-            content = bytes(body) if is_plain_xml(body) else b""
             if broken:
-                content = _body_before_break(body, response.status_code)
-            response._content = content  # noqa: SLF001
+                response._content = _body_before_break(body, response.status_code)  # noqa: SLF001
+            else:
+                response._content = bytes(body) if is_plain_xml(body) else b""  # noqa: SLF001
         return response
 
 

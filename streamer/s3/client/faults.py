@@ -80,7 +80,7 @@ _NOT_OFFERED = (501, 505)
 """Statuses of 500 and above that are not retried: not implemented, HTTP version not supported."""
 
 _EXPLANATIONS = {
-    "NoSuchBucket": "no such bucket",
+    "NoSuchBucket": "no such bucket; check S3Uri; on an S3-compatible server try Endpoint.PathStyle: true",
     "NoSuchKey": "no such object",
     "AccessDenied": "access denied; the credentials need s3:ListBucket on the bucket and s3:GetObject in it",
     # HEAD has no body, so its status stands for the code.
