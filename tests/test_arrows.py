@@ -97,7 +97,6 @@ FOREIGN = {
     "botocore": {"streamer.s3.client", "streamer.s3.signing", "streamer.s3"},
     "aiohttp": {"streamer.s3.client", "sidecar.admin"},
     "prometheus_client": {"sidecar.admin"},
-    "structlog": {"sidecar.process"},
     "click": {"sidecar.cli"},
     "pydantic": {"sidecar.config", "sidecar.admin", "sidecar.cli"},
     "tensorflow": {"streamer.readers.tensorflow", "streamer.readers.samples"},
@@ -247,7 +246,7 @@ def test_readers_load_nothing_but_the_standard_library() -> None:
 
 HEAVY = {
     "aiobotocore", "aiohttp", "asyncio", "awscrt", "botocore", "cryptography", "email.parser", "http.client",
-    "httptools", "isal", "logging", "OpenSSL", "prometheus_client", "pydantic", "rich", "structlog",
+    "httptools", "isal", "logging", "OpenSSL", "prometheus_client", "pydantic", "rich",
     "urllib.request", "uvloop", "yaml", "sidecar.admin.server", "sidecar.job.supervisor",
 }  # fmt: skip
 """Modules that take 5 ms or more to import, or that import such modules."""
@@ -273,6 +272,27 @@ def test_a_command_loads_what_it_uses(arguments: list[str], code: int, heavy: se
     assert loaded & HEAVY == heavy
 
 
+SERVICE = {"aiohttp.web", "prometheus_client", "sidecar.admin.server", "sidecar.job.supervisor"}
+"""Modules of a sidecar that serves a job."""
+
+
+@pytest.mark.parametrize(
+    ("module", "absent"),
+    [
+        ("sidecar.commands.check", {"rich", *SERVICE}),
+        ("sidecar.commands.plan", {"rich", *SERVICE}),
+        ("sidecar.doctor.examination", {"rich", *SERVICE}),
+        ("sidecar.commands.run", {"rich"}),
+    ],
+)
+def test_a_command_does_not_load_what_others_use(module: str, absent: set[str]) -> None:
+    code = f"import sys, sidecar.process.logs, {module}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert module in loaded
+    assert not loaded & absent
+
+
 def test_cat_loads_what_it_uses() -> None:
     """`penstock cat` of a small object takes no longer than its imports: no server, no job file, no logs."""
     code = "import sys, sidecar.cli, sidecar.commands.cat; print(*sys.modules)"
@@ -287,4 +307,4 @@ def test_cat_loads_what_it_uses() -> None:
         ),
         *(f"sidecar.process{name}" for name in ("", ".dumps", ".exits", ".memory", ".streams")),
     }
-    assert not loaded & {"pydantic", "structlog", "rich", "yaml", "aiohttp.web", "tensorflow"}
+    assert not loaded & {"pydantic", "rich", "yaml", "aiohttp.web", "tensorflow"}

@@ -64,7 +64,8 @@ def main() -> None:
         click.echo("penstock: " + "\n".join(escape_control(redact(line)) for line in lines), err=True)
         sys.exit(int(code))
     except Exception:  # noqa: BLE001 - a bug: log the traceback and exit with its own code
-        from sidecar.process.logs import log
+        from sidecar.process.logs import configure_unless_done, log
 
+        configure_unless_done()
         log.exception("unexpected error; please report it")
         sys.exit(int(Exit.BUG))

@@ -11,7 +11,7 @@ import contextlib
 import os
 from typing import TYPE_CHECKING
 
-from sidecar.admin.server import listening
+from sidecar.admin.listener import listening
 from sidecar.job.download import digest_of, is_made
 from streamer.errors import SinkError
 from streamer.relay.transport import open_files

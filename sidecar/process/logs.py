@@ -1,4 +1,4 @@
-"""Logs: one structlog event per line on standard error, as JSON unless standard error is a terminal.
+"""Logs: one event per line on standard error, as JSON unless standard error is a terminal.
 
 Other loggers (botocore, aiohttp, asyncio) and Python's warnings use the same formatter, so that every line
 parses. Events of single parts have the level debug. No log call passes credentials, but lines contain
@@ -8,45 +8,60 @@ terminal codes in an object's key are escaped, by JSON or by `escape_control`.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import re
 import sys
+from datetime import UTC, datetime
 from typing import Any
-
-import structlog
 
 from streamer.secrets import escape_control, redact
 
-log: Any = structlog.get_logger("penstock")
+_AMBIGUOUS = re.compile(r"[\s='\"]")
+"""Characters of a text that a terminal shows in quotes."""
+_DIM, _BOLD, _RED, _GREEN, _YELLOW, _MAGENTA, _CYAN = ("2", "1", "31;1", "32;1", "33;1", "35", "36")
+_COLORS = {"debug": _GREEN, "info": _GREEN, "warning": _YELLOW, "error": _RED, "critical": _RED}
+"""Colours of the levels, as parameters of ECMA-48's SGR."""
+
+
+class EventLog:
+    """Logs events: a name, and fields with the event's values."""
+
+    def __init__(self, name: str) -> None:
+        self._logger = logging.getLogger(name)
+
+    def debug(self, event: str, /, **fields: object) -> None:
+        """Log an event of a single part."""
+        self._logger.debug(event, extra={"fields": fields})
+
+    def info(self, event: str, /, **fields: object) -> None:
+        """Log an event of an orderly job."""
+        self._logger.info(event, extra={"fields": fields})
+
+    def warning(self, event: str, /, **fields: object) -> None:
+        """Log an event that someone should look at."""
+        self._logger.warning(event, extra={"fields": fields})
+
+    def error(self, event: str, /, **fields: object) -> None:
+        """Log a failure."""
+        self._logger.error(event, extra={"fields": fields})
+
+    def exception(self, event: str, /, **fields: object) -> None:
+        """Log a failure with the traceback of the exception that is being handled."""
+        self._logger.error(event, exc_info=True, extra={"fields": fields})  # noqa: LOG014 - by a handler
+
+
+log = EventLog("penstock")
 
 
 def configure(*, level: str = "info", json_lines: bool | None = None) -> None:
     """Set up logging for the process. `json_lines`: None for JSON unless standard error is a terminal."""
     if json_lines is None:
         json_lines = not sys.stderr.isatty()
-    shared: list[Any] = [
-        structlog.contextvars.merge_contextvars,
-        structlog.stdlib.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
-    ]
-    renderers: list[Any] = (
-        [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
-        if json_lines
-        else [
-            _escaped,
-            # If `rich` is installed, the default formatter prints the local variables of every frame.
-            structlog.dev.ConsoleRenderer(
-                colors=sys.stderr.isatty() and not os.environ.get("NO_COLOR"),
-                exception_formatter=structlog.dev.plain_traceback,
-            ),
-        ]
-    )
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=[*shared, structlog.stdlib.add_logger_name],
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderers, _redacted],
-        )
+        _JsonLines() if json_lines else _Text(colors=sys.stderr.isatty() and not os.environ.get("NO_COLOR"))
     )
     logging.captureWarnings(capture=True)
     root = logging.getLogger()
@@ -55,27 +70,68 @@ def configure(*, level: str = "info", json_lines: bool | None = None) -> None:
     # debug output of botocore contains request headers.
     root.setLevel(logging.WARNING)
     logging.getLogger("penstock").setLevel(level.upper())
-    structlog.configure(
-        processors=[
-            structlog.stdlib.filter_by_level,
-            *shared,
-            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
-        ],
-        logger_factory=structlog.stdlib.LoggerFactory(),
-        wrapper_class=structlog.stdlib.BoundLogger,
-        cache_logger_on_first_use=True,
-    )
 
 
-def _escaped(_: Any, __: str, event: dict[str, Any]) -> dict[str, Any]:
-    """Return an event with the control characters of its texts escaped, except in tracebacks."""
-    return {
-        name: escape_control(value)
-        if isinstance(value, str) and name not in ("exception", "stack")
-        else value
-        for name, value in event.items()
-    }
+def configure_unless_done() -> None:
+    """Set up logging if the command has not; `probe` and others log nothing but a bug."""
+    if not logging.getLogger().handlers:
+        configure()
 
 
-def _redacted(_: Any, __: str, line: Any) -> str:
-    return redact(line)
+class _JsonLines(logging.Formatter):
+    """Formats a record as one line of JSON."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        document = _fields(record) | {
+            "event": record.getMessage(),
+            "level": record.levelname.lower(),
+            "timestamp": _timestamp(record),
+        }
+        if trace := _traceback(self, record):
+            document["exception"] = trace
+        return redact(json.dumps(document, default=repr))
+
+
+class _Text(logging.Formatter):
+    """Formats a record as one line for people, and a traceback below it."""
+
+    def __init__(self, *, colors: bool) -> None:
+        super().__init__()
+        self._colors = colors
+
+    def format(self, record: logging.LogRecord) -> str:
+        level, event = record.levelname.lower(), escape_control(record.getMessage())
+        fields = " ".join(
+            f"{self._styled(_CYAN, name)}={self._styled(_MAGENTA, _shown(value))}"
+            for name, value in sorted(_fields(record).items())
+        )
+        shown_level = self._styled(_COLORS.get(level, _BOLD), f"{level:<9}")
+        shown_event = self._styled(_BOLD, f"{event:<30}")
+        line = f"{self._styled(_DIM, _timestamp(record))} [{shown_level}] {shown_event} {fields}".rstrip()
+        trace = _traceback(self, record)
+        return redact(f"{line}\n{trace}" if trace else line)
+
+    def _styled(self, color: str, text: str) -> str:
+        return f"\x1b[{color}m{text}\x1b[0m" if self._colors else text
+
+
+def _fields(record: logging.LogRecord) -> dict[str, Any]:
+    """Return the fields of an event; the logger's name for a record of another library."""
+    fields: dict[str, Any] = getattr(record, "fields", {"logger": record.name})
+    return fields
+
+
+def _shown(value: object) -> str:
+    text = escape_control(value) if isinstance(value, str) else repr(value)
+    return repr(text) if isinstance(value, str) and _AMBIGUOUS.search(text) else text
+
+
+def _timestamp(record: logging.LogRecord) -> str:
+    return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="microseconds")[:-6] + "Z"
+
+
+def _traceback(formatter: logging.Formatter, record: logging.LogRecord) -> str:
+    """Return the traceback of a record's exception; empty if it has none."""
+    if not record.exc_info or record.exc_info[0] is None:
+        return ""
+    return formatter.formatException(record.exc_info)

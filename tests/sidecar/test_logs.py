@@ -52,3 +52,22 @@ def test_every_line_parses_whoever_wrote_it(level: str) -> None:
     assert all({"timestamp", "level", "event"} <= line.keys() for line in lines)
     (unseen,) = [line for line in foreign if line["level"] == "error"]
     assert "nobody awaits me" in unseen["exception"]
+
+
+BUG = """
+import sys
+from sidecar import cli
+from sidecar.admin import probe
+
+probe.why_not_ready = None
+sys.argv = ["penstock", "probe"]
+cli.main()
+"""
+
+
+def test_a_bug_in_a_command_without_a_log_is_one_line() -> None:
+    ran = subprocess.run([sys.executable, "-c", BUG], capture_output=True, text=True, check=False)
+    assert ran.returncode == 1
+    line = json.loads(ran.stderr)
+    assert (line["event"], line["level"]) == ("unexpected error; please report it", "error")
+    assert line["exception"].endswith("TypeError: 'NoneType' object is not callable")

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
-import structlog
-from structlog.testing import capture_logs
 
 from sidecar.job import planning
 
 
 @pytest.mark.parametrize(
     ("every", "due"),
-    [(0.0, [{"event": "planning", "log_level": "info", "channel": "train", "entries": 7}]), (3600.0, [])],
+    [(0.0, [("planning", "INFO", {"channel": "train", "entries": 7})]), (3600.0, [])],
 )
 def test_a_plan_that_takes_long_says_how_far_it_is(
-    monkeypatch: pytest.MonkeyPatch, every: float, due: list[dict[str, object]]
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, every: float, due: list[object]
 ) -> None:
     monkeypatch.setattr(planning, "PROGRESS_EVERY", every)
-    # A logger that was used before keeps the processors of then, for ever.
-    monkeypatch.setattr(planning, "log", structlog.get_logger())
     progress = planning._Progress("train")
-    with capture_logs() as logs:
+    with caplog.at_level(logging.INFO, "penstock"):
         progress(7)
-    assert logs == due
+    events = [(each.getMessage(), each.levelname, vars(each)["fields"]) for each in caplog.records]
+    assert events == due
