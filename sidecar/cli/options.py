@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from sidecar.config.job import Job
+    from streamer.plan.selection import Selection
 
 DEFAULT_FILE = "penstock.yaml"
 """Job file, in the working directory, of a command that names none."""
@@ -56,6 +57,62 @@ url_option = click.option(
     show_default=True,
     help="The admin address of the sidecar; its log event `ready` has it.",
 )
+
+
+def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that select objects: include, exclude, limit, sample."""
+    for option in (
+        click.option("--sample", type=int, metavar="SEED", help=_SAMPLE),
+        click.option("--limit", type=Limit(), metavar="NUMBER|SIZE", help=_LIMIT),
+        click.option("--exclude", multiple=True, metavar="GLOB", help="Leave out the keys that match."),
+        click.option("--include", multiple=True, metavar="GLOB", help=_INCLUDE),
+    ):
+        command = option(command)
+    return command
+
+
+_INCLUDE = "Select only keys that match: '*.tar', '2024/*.tar', 'logs/'. May be given several times."
+_LIMIT = "Select the first objects: so many (1000), or whole ones of at most so many bytes (10GB)."
+_SAMPLE = "Select a random sample up to --limit instead of the first objects; equal for equal seeds."
+
+
+class Limit(click.ParamType[dict[str, int]]):
+    """A limit as a channel has it: objects (1000), or bytes (10GB)."""
+
+    name = "limit"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, int]:
+        text = str(value)
+        if text.isascii() and text.isdigit():
+            limit = {"Objects": int(text)}
+        else:
+            limit = {"Bytes": Size().convert(value, param, ctx)}
+        if not any(limit.values()):
+            self.fail("a limit of 0 selects nothing", param, ctx)
+        return limit
+
+
+def take_selection(options: dict[str, Any]) -> Selection:
+    """Remove the options of `selection_options`; return what they select. Raises ConfigError."""
+    from streamer.plan.selection import Limit as SelectionLimit
+    from streamer.plan.selection import Selection
+
+    section = limit_section(options.pop("limit"), options.pop("sample"))
+    limit = None
+    if section is not None:
+        limit = SelectionLimit(section.get("Objects"), section.get("Bytes"), section.get("Seed"))
+    return Selection(options.pop("include"), options.pop("exclude"), limit)
+
+
+def limit_section(limit: dict[str, int] | None, sample: int | None) -> dict[str, int] | None:
+    """Return the section `Limit` of a channel for the options --limit and --sample. Raises ConfigError."""
+    if sample is None:
+        return limit
+    if limit is None:
+        raise ConfigError("--sample needs --limit: write how many objects or bytes, as in --limit 1000")
+    if not -(2**63) <= sample < 2**63:
+        raise ConfigError(f"--sample {sample} is no 64-bit integer: write a small number, such as 7")
+    return limit | {"Seed": sample}
 
 
 class Size(click.ParamType[int]):

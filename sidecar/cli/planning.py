@@ -12,8 +12,10 @@ from sidecar.cli.options import (
     host_index_option,
     job_file_option,
     job_path,
+    limit_section,
     load_job_file,
     print_json,
+    selection_options,
     set_up_log,
 )
 from streamer.units import human_bytes
@@ -44,19 +46,42 @@ def check(path: str | None, *, as_json: bool) -> None:
 
 
 @click.command(
-    cls=Command, examples=["penstock plan -c job.yaml", "penstock plan -c job.yaml --json | jq .channels"]
+    cls=Command,
+    examples=[
+        "penstock plan -c job.yaml",
+        "penstock plan -c job.yaml --json | jq .channels",
+        "penstock plan --include '*.tar' --limit 1000",
+    ],
 )
 @job_file_option
 @host_index_option
 @host_count_option
+@selection_options
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON, with the key of every object.")
-def plan(path: str | None, host_index: int | None, host_count: int | None, *, as_json: bool) -> None:
-    """List what each channel will stream: objects, bytes, parts, digest of the order."""
+def plan(
+    path: str | None,
+    *,
+    host_index: int | None,
+    host_count: int | None,
+    include: tuple[str, ...],
+    exclude: tuple[str, ...],
+    limit: dict[str, int] | None,
+    sample: int | None,
+    as_json: bool,
+) -> None:
+    """List what each channel will stream: objects, bytes, parts, digest of the order.
+
+    --include, --exclude and --limit stand in the place of Include, Exclude and Limit of every channel, to try
+    them before they are written into the job file.
+    """
     from sidecar.commands import plan as command
+    from sidecar.config.job import with_extras
     from sidecar.process.runner import run as run_loop
 
     set_up_log("warning")
-    document = run_loop(command.plan(load_job_file(path), (host_index, host_count)))
+    given = {"Include": include, "Exclude": exclude, "Limit": limit_section(limit, sample)}
+    job = with_extras(load_job_file(path), {key: value for key, value in given.items() if value})
+    document = run_loop(command.plan(job, (host_index, host_count)))
     if as_json:
         print_json(document)
         return

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sidecar.cli.help import Command
-from sidecar.cli.options import Size, set_up_log
+from sidecar.cli.options import Size, selection_options, set_up_log, take_selection
 from streamer.errors import ConfigError
 from streamer.units import KIB, human_bytes
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     cls=Command,
     examples=[
         "penstock cat s3://bucket/prefix/ | tar -t",
+        "penstock cat s3://bucket/prefix/ --include '*.tar' --limit 10GB --sample 7 > sample.tar",
         "penstock cat s3://bucket/a s3://bucket/b --endpoint-url http://minio:9000 --path-style > both",
     ],
 )
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Seconds without a byte of progress before it fails.",
 )
+@selection_options
 @click.option("--join", type=click.Choice(["tar", "arrow"]), help="Join the objects into one of this format.")
 @click.option("-q", "--quiet", "closing", flag_value="none", help="Write no closing line to standard error.")
 @click.option("--json", "closing", flag_value="json", help="Write the closing line as JSON.")
@@ -98,6 +100,7 @@ def cat(
     from streamer.schedule.concurrency import SMALLEST_PART
 
     set_up_log("warning")
+    selection = take_selection(endpoint)
     endpoint["url"] = endpoint.pop("endpoint_url")
     try:
         checked = EndpointConfig(**{_pascal(name): value for name, value in endpoint.items()})
@@ -117,6 +120,7 @@ def cat(
         transport=transport,
         give_up_after=give_up_after,
         join=join,
+        selection=selection,
     )
     code = run_loop(
         command.cat(

@@ -7,7 +7,7 @@ import os
 import select
 import stat
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +16,13 @@ from sidecar.process.memory import freeze_gc, memory_limit
 from streamer.errors import ConfigError, ReaderGone
 from streamer.linux import descriptor_path
 from streamer.plan import Arrangement
+from streamer.plan.selection import Selection
 from streamer.relay.once import stream_once
 from streamer.relay.statistics import ChannelCounters
 from streamer.relay.transport import TransportSpec, Wish, open_transport, why_read
 from streamer.retry import RetryPolicy, retry_while_unavailable
-from streamer.s3.catalog.listing import plan_uris
 from streamer.s3.catalog.pages import open_pages
+from streamer.s3.catalog.sources import plan_sources
 from streamer.s3.catalog.validation import PlanMemory
 from streamer.s3.client.session import STALL_TIMEOUT, Endpoint, open_clients
 from streamer.schedule.concurrency import MOST_REQUESTS
@@ -46,6 +47,7 @@ class CatOptions:
     transport: Wish
     give_up_after: float
     join: Join | None = None
+    selection: Selection = field(default_factory=Selection)
 
 
 async def cat(
@@ -69,11 +71,21 @@ async def cat(
         memory, arrangement = PlanMemory(memory_limit() // 2), Arrangement(join=options.join)
         with open_pages(clients, by_aiobotocore=options.transport == "aiobotocore") as pages:
             plan = await retry_while_unavailable(
-                lambda progressed: plan_uris(
-                    pages, uris, arrangement, progress=lambda _: progressed(), memory=memory
+                lambda progressed: plan_sources(
+                    pages,
+                    uris,
+                    arrangement,
+                    options.selection,
+                    exact=True,
+                    progress=lambda _: progressed(),
+                    memory=memory,
                 ),
                 policy,
             )
+        if plan.strays is not None and plan.strays.keys:
+            from sidecar.job.strays import option_advice, warn_of_strays
+
+            warn_of_strays(plan.strays, advice=option_advice)
         why = why_read(plan)
         counters, started, cpu = ChannelCounters(), time.monotonic(), time.process_time()
         try:

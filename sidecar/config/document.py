@@ -129,6 +129,8 @@ def _explain(error: Exception) -> tuple[str, int | None]:
         what = error.problem or error.context or "syntax error"
         if "'\\t'" in what:
             what = "a tab stands where only spaces may; indent with spaces"
+        elif error.context == "while scanning an alias" or "found undefined alias" in what:
+            what = 'a value that begins with * must be in quotes, such as "*.tar"'
         elif "mapping values are not allowed" in what:
             what = "a ':' is not allowed here; correct the indentation, or put the text in quotes"
         elif "expected <block end>" in what or "could not find expected ':'" in what:

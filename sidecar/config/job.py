@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Annotated, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 from pydantic import Field, StrictStr, ValidationError, model_validator
 
 from sidecar.config.document import FileMistakes, read_document
-from sidecar.config.mistakes import RuleError, kind_of, mistakes
+from sidecar.config.mistakes import RuleError, explain, kind_of, mistakes
 from sidecar.config.model import Model
 from sidecar.config.request import (
     LONGEST_NAME,
@@ -33,6 +33,9 @@ from streamer.relay.staging.buffers import BUFFER_SIZE
 from streamer.schedule.concurrency import SMALLEST_PART
 from streamer.trailer import rank_channel_name
 from streamer.units import human_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 SAGEMAKER_CHANNELS = 20
 
@@ -196,6 +199,19 @@ def warnings(job: Job) -> list[str]:
         if count > 1
     ]
     return texts
+
+
+def with_extras(job: Job, extras: Mapping[str, Any]) -> Job:
+    """Return the job with these keys in the `Penstock` section of every channel. Raises ConfigError."""
+    if not extras:
+        return job
+    document = job.model_dump(by_alias=True, exclude_unset=True)
+    for channel in document["InputDataConfig"]:
+        channel["Penstock"] = {**channel.get("Penstock", {}), **extras}
+    try:
+        return Job.model_validate(document)
+    except ValidationError as error:
+        raise ConfigError(explain(error, Job)) from None
 
 
 def load_job(path: str | Path) -> Job:

@@ -29,10 +29,20 @@ _ADVICE = {
     "GiveUpAfter": "write seconds, such as 300",
     "StallTimeout": "write seconds, such as 30",
     "DrainFor": "write seconds, such as 20",
+    "Include": 'write globs in quotes, such as ["*.tar"]',
+    "Exclude": 'write globs in quotes, such as ["*.crc"]',
+    "Limit": "write {Objects: 1000} or {Bytes: 10GB}",
     "HedgeBudget": "write a share between 0 and 1, such as 0.05",
 }
 """By key, the form of its value."""
-_OF_A_CHANNEL = {"Ranks": "Ranks: 4", "ChannelBandwidth": "Bandwidth: 50MB"}
+_OF_A_CHANNEL = {
+    "Ranks": "Ranks: 4",
+    "ChannelBandwidth": "Bandwidth: 50MB",
+    "Include": 'Include: ["*.tar"]',
+    "Exclude": 'Exclude: ["*.crc"]',
+    "Limit": "Limit: {Objects: 1000}",
+    "AlsoFrom": 'AlsoFrom: ["s3://BUCKET/PREFIX"]',
+}
 """By key that a user may expect in the `Penstock` section of the job, the setting of a channel."""
 _SUBJECT = re.compile(r"^(?:Input|String|Tuple|List|Dictionary|Set|Value) should ")
 _TOP = "the top level"

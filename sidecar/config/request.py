@@ -6,26 +6,16 @@ module has the rules of one channel; `sidecar.config.job` has those between chan
 
 from __future__ import annotations
 
-import re
+from itertools import permutations
 from typing import Annotated, Any, ClassVar, Literal, Self
-from urllib.parse import unquote, urlsplit
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    ByteSize,
-    Field,
-    StrictInt,
-    StrictStr,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, StrictInt, StrictStr, model_validator
 
+from sidecar.config.extras import SELECTING_FILES, ChannelExtras
 from sidecar.config.model import Model
-from streamer.errors import ConfigError
-from streamer.plan import Join, S3Uri, parse_s3_uri
+from sidecar.config.uris import SourceUri, parse_source
+from streamer.plan import S3Uri
 from streamer.relay.deliver.failure_policy import FailurePolicy
-from streamer.relay.deliver.frame_aligner import Framing, WhenFailed
-from streamer.relay.deliver.object_changes import WhenChanged
 
 InputMode = Literal["Pipe", "File"]
 
@@ -35,7 +25,6 @@ NO_FASTFILE = (
     "'FastFile' is refused: it mounts the bucket as a file system, and Penstock mounts nothing; "
     "use 'Pipe' to stream the objects or 'File' to download them first"
 )
-_AWS_HOST = re.compile(r"(?:(?P<bucket>.+)\.)?s3(?:[.-][a-z0-9.-]+)?\.amazonaws\.com(?:\.cn)?")
 
 
 def _no_fastfile(value: object) -> object:
@@ -64,38 +53,13 @@ def _refused(what: str) -> Any:
     return BeforeValidator(check)
 
 
-def parse_source(uri: str) -> S3Uri:
-    """Parse `s3://…` or an `https://` address of Amazon S3. Raises ConfigError."""
-    if not uri.startswith("https://"):
-        return parse_s3_uri(uri)
-    try:
-        parts = urlsplit(uri)
-    except ValueError as error:
-        raise ConfigError(f"{uri!r} is not a URL ({error}): write s3://BUCKET/PREFIX") from error
-    host = _AWS_HOST.fullmatch(parts.netloc)
-    bucket, key = (host["bucket"] if host else None), parts.path.removeprefix("/")
-    if host and not bucket:
-        bucket, _, key = key.partition("/")
-    if not bucket or parts.query or parts.fragment:
-        raise ConfigError(f"{uri!r} is not an address of an object in Amazon S3: write s3://BUCKET/PREFIX")
-    return S3Uri(unquote(bucket), unquote(key))
-
-
-def _s3_uri(value: str) -> str:
-    try:
-        parse_source(value)
-    except ConfigError as error:
-        raise ValueError(str(error)) from None
-    return value
-
-
 class S3DataSource(Model):
     ignored: ClassVar[frozenset[str]] = frozenset({"ModelAccessConfig", "HubAccessConfig"})
 
     s3_data_type: Annotated[
         Literal["S3Prefix", "ManifestFile", "AugmentedManifestFile"], BeforeValidator(_no_converse)
     ] = Field(alias="S3DataType")
-    s3_uri: Annotated[StrictStr, Field(max_length=1024), AfterValidator(_s3_uri)] = Field(alias="S3Uri")
+    s3_uri: SourceUri = Field(alias="S3Uri")
     s3_data_distribution_type: Literal["FullyReplicated", "ShardedByS3Key"] = Field(
         "FullyReplicated", alias="S3DataDistributionType"
     )
@@ -145,33 +109,6 @@ class DataSource(Model):
 class ShuffleConfig(Model):
     seed: Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)]
     """A 64-bit signed integer, as the API's `long`."""
-
-
-class ChannelExtras(Model):
-    """The `Penstock` section of a channel: settings that SageMaker does not have."""
-
-    when_changed: WhenChanged = "fail"
-    """How the channel treats an object that is replaced or deleted after it was listed."""
-    when_failed: WhenFailed = "hold"
-    """How the FIFO of a failed epoch ends for readers that do not check trailers."""
-    framing: Framing | None = None
-    """Record format of the objects. `poison` needs it unless RecordWrapperType is set."""
-    join: Join | None = None
-    """Format of the objects, whose contents the channel joins into one archive or file of this format."""
-    integrity: Literal["none", "checksum"] = "none"
-    """`checksum`: compare every whole object with the checksum that S3 stores."""
-    ranks: Annotated[StrictInt, Field(ge=1, le=64)] | None = None
-    """Number of rank FIFOs, which share the objects. Unset: one FIFO with the channel's own name."""
-    bandwidth: Annotated[ByteSize, Field(gt=0)] | None = None
-    """Bytes per second into the channel's FIFOs. Unset: no limit for this channel."""
-
-    @property
-    def given(self) -> list[str]:
-        """Keys whose values are not the defaults."""
-        fields = type(self).model_fields
-        return [
-            str(field.alias) for name, field in fields.items() if getattr(self, name) != field.get_default()
-        ]
 
 
 class ChannelConfig(Model):
@@ -242,6 +179,22 @@ class ChannelConfig(Model):
             )
         return self
 
+    @model_validator(mode="after")
+    def _selectable(self) -> Self:
+        kind, given = self.source.s3_data_type, " and ".join(self.penstock.selecting)
+        if given and kind != "S3Prefix":
+            raise ValueError(
+                f"{given}: selects objects of S3Prefix, and this is {kind}; remove {given}, and leave out of "
+                "the manifest what is not to be streamed"
+            )
+        for inner, outer in permutations(self.sources, 2):
+            if inner.bucket == outer.bucket and inner.key.startswith(outer.key):
+                raise ValueError(
+                    f"AlsoFrom: every object below {inner} is also below {outer} and would be streamed "
+                    "twice; remove one of the two, or end both in / if they are folders"
+                )
+        return self
+
     @property
     def failure_policy(self) -> FailurePolicy:
         """What happens to the FIFO of a failed epoch; RecordWrapperType may give the framing."""
@@ -254,6 +207,11 @@ class ChannelConfig(Model):
     def source(self) -> S3DataSource:
         return self.data_source.s3_data_source
 
+    @property
+    def sources(self) -> tuple[S3Uri, ...]:
+        """The URI of the source and those of AlsoFrom, in stream order."""
+        return (self.source.uri, *map(parse_source, self.penstock.also_from))
+
     def refusal_as_file(self) -> str | None:
         """Return why this channel cannot be in File mode, and what to do; None if it can."""
         name = self.channel_name
@@ -265,7 +223,7 @@ class ChannelConfig(Model):
             return "CompressionType is for Pipe mode only; remove it or set InputMode: Pipe"
         if self.shuffle_config is not None:
             return "ShuffleConfig orders a stream, and files have no order; remove it or set InputMode: Pipe"
-        if given := self.penstock.given:
+        if given := [key for key in self.penstock.given if key not in SELECTING_FILES]:
             return (
                 f"its Penstock section has {', '.join(given)}, for Pipe mode only; remove that or set "
                 "InputMode: Pipe"

@@ -21,6 +21,7 @@ from sidecar.doctor.remedies import remedy
 from sidecar.job.channels import transport_spec
 from sidecar.job.endmarks import JOIN_ADVICE, unjoined_keys
 from sidecar.job.planning import job_pages
+from sidecar.job.strays import channel_advice
 from sidecar.process.exits import Exit, exit_code
 from streamer.errors import ErrorContext, Missing, PenstockError, SourceChanged
 from streamer.plan import ObjectRef, Plan, bare_etag
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
     from sidecar.config.job import Job
     from sidecar.config.request import ChannelConfig
+    from streamer.plan.strays import Strays
     from streamer.s3.catalog.pages import PageSource
     from streamer.s3.client.session import Clients
 
@@ -63,13 +65,17 @@ async def storage(job: Job, clients: Clients) -> AsyncIterator[Finding]:
     with job_pages(job, clients) as pages:
         for channel in job.input_data_config:
             try:
-                refs, summary = await _first_objects(clients, pages, channel)
+                strays = channel.penstock.selection.strays(records=channel.record_wrapper_type != "None")
+                refs, summary = await _first_objects(clients, pages, channel, strays)
             except PenstockError as error:
                 prefix = channel.source.s3_data_type == "S3Prefix"
                 action = "s3:ListBucket on the bucket" if prefix else "s3:GetObject on the manifest"
                 yield failed(f"list {channel.channel_name}", error, action)
                 continue
             yield Finding(f"list {channel.channel_name}", "ok", summary)
+            if strays is not None and strays.keys:
+                text = f"objects that may not be data: {', '.join(strays.keys)}"
+                yield Finding(f"strays {channel.channel_name}", "warning", text, channel_advice(strays))
             if refs:
                 if job.mode(channel) == "Pipe" and (
                     join := unjoined_keys(channel, (ref.key for ref in refs))
@@ -119,20 +125,28 @@ async def credentials(clients: Clients) -> Finding:
 
 
 async def _first_objects(
-    clients: Clients, pages: PageSource, channel: ChannelConfig
+    clients: Clients, pages: PageSource, channel: ChannelConfig, strays: Strays | None
 ) -> tuple[list[ObjectRef], str]:
-    """Return the first objects of a channel that are not empty, and a summary in words."""
+    """Return the first selected objects of a channel that are not empty, and a summary in words.
+
+    `strays` collects objects that are probably no data.
+    """
     uri, kind = channel.source.uri, channel.source.s3_data_type
     if kind != "S3Prefix":
         manifest = await AiobotocoreHeadClient(clients.control).stat(uri.bucket, uri.key)
         return [], f"{kind} of {manifest.size} bytes; its objects are not looked at"
-    refs, truncated = await first_page(pages, uri)
-    if not refs:
-        raise Missing(
-            "no object matches this prefix; check S3Uri (a prefix is case-sensitive)", ErrorContext(*uri)
-        )
-    more = " or more" if truncated else ""
-    return [ref for ref in refs if ref.size], f"objects: {len(refs)}{more}"
+    found: list[ObjectRef] = []
+    more = False
+    for uri in channel.sources:
+        keys = channel.penstock.selection.keys(uri.key, strays)
+        refs, truncated = await first_page(pages, uri, keys)
+        if not refs and not keys.left_out:
+            raise Missing(
+                "no object matches this prefix; check S3Uri (a prefix is case-sensitive)", ErrorContext(*uri)
+            )
+        found += refs
+        more = more or truncated
+    return [ref for ref in found if ref.size], f"objects: {len(found)}{' or more' if more else ''}"
 
 
 async def _read(clients: Clients, name: str, ref: ObjectRef) -> AsyncIterator[Finding]:

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from sidecar.job.endmarks import JOIN_ADVICE, unjoined
 from sidecar.job.rehearsal import disk
+from sidecar.job.strays import channel_advice, warn_of_strays
 from sidecar.process.logs import log
 from streamer.plan import Arrangement, Shard
 from streamer.retry import RetryPolicy, retry_while_unavailable
-from streamer.s3.catalog.listing import plan_prefix
 from streamer.s3.catalog.manifests import plan_augmented, plan_manifest
 from streamer.s3.catalog.object_info import open_inspector
 from streamer.s3.catalog.pages import open_pages
+from streamer.s3.catalog.sources import plan_sources
 from streamer.s3.catalog.validation import PlanMemory
 
 if TYPE_CHECKING:
@@ -99,12 +100,13 @@ async def plan_job(
         log.info(
             "planned",
             channel=name,
-            source=str(channel.source.uri),
+            source=", ".join(map(str, channel.sources)),
             objects=whole.objects(0),
             bytes=whole.total_bytes(0),
             digest=whole.digest[:16],
             **({"ranks": len(planned.fifos)} if name in job.ranks else {}),
         )
+        warn_of_strays(whole.strays, advice=channel_advice, channel=name)
         if job.mode(channel) == "Pipe":
             _note_end_marks(state, channel, planned)
 
@@ -196,7 +198,10 @@ async def plan_channel(
     )
     match source.s3_data_type:
         case "S3Prefix":
-            return await plan_prefix(pages, source.uri, arrangement, progress=progress, memory=memory)
+            selection = channel.penstock.selection
+            return await plan_sources(
+                pages, channel.sources, arrangement, selection, progress=progress, memory=memory
+            )
         case "ManifestFile":
             return await plan_manifest(
                 client, source.uri, arrangement, inspector=inspector, progress=progress, memory=memory

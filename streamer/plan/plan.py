@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from streamer.formats.join import Join
+    from streamer.plan.strays import Strays
     from streamer.plan.uris import S3Uri
 
 _CACHED_EPOCHS = 4
@@ -79,6 +80,8 @@ class Plan:
         """Format of the objects that delivery joins; None: objects are not joined."""
         self.base: S3Uri | None = None
         """Prefix that the channel's definition gives for all objects; None: it gives none."""
+        self.strays: Strays | None = None
+        """Objects of a listing that are probably no data; None: nothing looked for them."""
         self._totals: dict[int, _EpochTotals] = {}
         self._digests = digests or Digests(entries, seed=seed, shards=[self.shard], join=join)
 

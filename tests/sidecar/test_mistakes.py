@@ -44,6 +44,11 @@ class Mistake:
     """A variable of the environment that is unset."""
 
 
+def extras(section: str) -> tuple[str, str]:
+    """What to replace in the job file so that its channel has this `Penstock` section."""
+    return "Penstock:\n", f"  Penstock: {{{section}}}\nPenstock:\n"
+
+
 MISTAKES = [
     # Keys
     Mistake("a key in capitals", "did you mean Url?", "{Url:", "{URL:"),
@@ -76,6 +81,29 @@ MISTAKES = [
     Mistake("a list as a mapping", "put '- ' before each item", "- ChannelName", "  ChannelName"),
     Mistake("a number for a hyperparameter", "put it in quotes",
             "Penstock:", "HyperParameters: {lr: 0.1}\nPenstock:"),
+    Mistake("a glob without quotes", 'in quotes, such as "*.tar"', *extras("Include: [*.tar]")),
+    Mistake("a glob that is no list", 'such as ["*.tar"]', *extras('Include: "*.tar"')),
+    Mistake("an empty Include", "must have at least 1 item", *extras("Include: []")),
+    Mistake("a glob with braces", "one glob for each alternative", *extras("Exclude: ['*.{a,b}']")),
+    Mistake("a glob with the bucket", "write it without bucket and prefix", *extras("Include: [s3://b/x]")),
+    Mistake("a limit without its unit", "write {Objects: 1000} or {Bytes: 10GB}", *extras("Limit: 1000")),
+    Mistake("a limit of two kinds", "either Objects or Bytes", *extras("Limit: {Objects: 1, Bytes: 1}")),
+    Mistake("a seed alone", "either Objects or Bytes", *extras("Limit: {Seed: 1}")),
+    Mistake("a limit of nothing", "greater than or equal to 1", *extras("Limit: {Objects: 0}")),
+    Mistake("a prefix within the other", "would be streamed twice", *extras("AlsoFrom: [s3://b/train/x/]")),
+    Mistake("the same prefix again", "would be streamed twice", *extras("AlsoFrom: [s3://b/train/]")),
+    Mistake("globs with a manifest", "leave out of the manifest",
+            "S3Prefix\n      S3Uri: s3://b/train/\n",
+            "ManifestFile\n      S3Uri: s3://b/m\n  Penstock: {Include: [x]}\n"),
+    Mistake("a channel's limit in the job's section", "`Penstock: {Limit: {Objects: 1000}}`",
+            "MemoryBudget: 16MiB", "Limit: 5"),
+    Mistake("cat: a sample without a limit", "--sample needs --limit",
+            command="cat s3://b/train/ --sample 1 --endpoint-url @URL@"),
+    Mistake("cat: a seed of 65 bits", "is no 64-bit integer",
+            command="cat s3://b/train/ --limit 1 --sample 18446744073709551616 --endpoint-url @URL@"),
+    Mistake("cat: a limit of nothing", "a limit of 0 selects nothing",
+            command="cat s3://b/train/ --limit 0 --endpoint-url @URL@"),
+    Mistake("plan: a glob that cannot be", "a [ has no ]", command="plan -c job.yaml --include a[b"),
     Mistake("too small a budget", "raise it to 2 MiB", "16MiB", "1MiB"),
     Mistake("Protect without a token", "needs a TokenFile", "{Port: 0}", "{Protect: all}"),
     Mistake(

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
     from streamer.errors import SourceError
+    from streamer.plan.selection import KeyFilter
     from streamer.s3.catalog.page_parser import Page
     from streamer.s3.catalog.pages import PageSource
     from streamer.s3.catalog.validation import PlanClaim
@@ -59,6 +60,7 @@ class _Lister:
         progress: Callable[[int], None] | None,
         policy: RetryPolicy | None = None,
         on_wait: Callable[[SourceError], None] | None = None,
+        keys: KeyFilter | None = None,
     ) -> None:
         self._pages = pages
         self._bucket = bucket
@@ -67,6 +69,7 @@ class _Lister:
         self._progress = progress
         self._policy = policy
         self._on_wait = on_wait
+        self._keys = keys
         self._listed = 0
         self._empty = 0
         """Number of successive empty pages so far."""
@@ -112,8 +115,9 @@ class _Lister:
             )
 
     def refs(self, page: Page, claim: PlanClaim) -> list[ObjectRef]:
-        """Return the objects of a page, without folder markers. Raises BadAnswer, ConfigError."""
-        objects = [listed_object(self._bucket, *each) for each in page.objects]
+        """Return the selected objects of a page, without folder markers. Raises BadAnswer, ConfigError."""
+        selected = page.objects if self._keys is None else self._keys.select(page.objects)
+        objects = [listed_object(self._bucket, *each) for each in selected]
         refs = [ref for ref in objects if not is_folder_marker(ref)]
         claim.take(refs)
         return refs
@@ -226,9 +230,11 @@ class _Lister:
                 return
 
 
-async def first_page(pages: PageSource, uri: S3Uri) -> tuple[list[ObjectRef], bool]:
+async def first_page(
+    pages: PageSource, uri: S3Uri, keys: KeyFilter | None = None
+) -> tuple[list[ObjectRef], bool]:
     """Return the objects on a prefix's first page, and whether more pages follow. Raises SourceError."""
-    lister = _Lister(pages, uri.bucket, Arrangement(), progress=None)
+    lister = _Lister(pages, uri.bucket, Arrangement(), progress=None, keys=keys)
     page = await lister.page(uri.key)
     return lister.refs(page, PlanMemory().claim()), page.token is not None
 
@@ -242,19 +248,22 @@ async def listed_runs(
     memory: PlanMemory | None = None,
     policy: RetryPolicy | None = None,
     on_wait: Callable[[SourceError], None] | None = None,
+    keys: KeyFilter | None = None,
 ) -> AsyncGenerator[Entries, None]:
     """Yield the objects whose keys start with `uri.key` in runs, while the listing goes on.
 
     Every run has objects in the byte order of keys, without folder markers; its keys are greater than those
     of all earlier runs. While storage is unavailable the page that failed is requested again, as `policy`
     allows, and `on_wait` is called with each error; without `policy` the first such error ends the listing.
-    `progress`, `memory`: as for `list_prefix`. The caller closes the generator (`contextlib.aclosing`).
+    `progress`, `memory`, `keys`: as for `list_prefix`. The caller closes the generator (`aclosing`).
 
     Raises what `list_prefix` raises, and OutOfOrder if the server does not list in key order. A caller that
     has used no run yet may then call `list_prefix`, which sorts.
     """
     arrangement = arrangement or Arrangement()
-    lister = _Lister(pages, uri.bucket, arrangement, progress=progress, policy=policy, on_wait=on_wait)
+    lister = _Lister(
+        pages, uri.bucket, arrangement, progress=progress, policy=policy, on_wait=on_wait, keys=keys
+    )
     with (memory or PlanMemory()).claim() as claim:
         async with aclosing(lister.runs(uri.key, claim)) as runs:
             async for run in runs:
@@ -267,19 +276,21 @@ async def list_prefix(
     arrangement: Arrangement | None = None,
     *,
     progress: Callable[[int], None] | None = None,
-    memory: PlanMemory | None = None,
+    memory: PlanMemory | PlanClaim | None = None,
+    keys: KeyFilter | None = None,
 ) -> Entries:
     """List every object whose key starts with `uri.key`, in the byte order of keys, without folder markers.
 
     Raises SourceError: Missing for an absent bucket, Denied, Transient once the client's own attempts
     are used up, BadAnswer for a listing that does not advance. Raises ConfigError if an object cannot be
     wrapped, or if the plans need more than `memory`. `progress` is called with the number of objects listed,
-    which counts some twice.
+    which counts some twice. `keys` selects the objects that are returned.
     """
     arrangement = arrangement or Arrangement()
     try:
         with (memory or PlanMemory()).claim() as claim:
-            entries = await _Lister(pages, uri.bucket, arrangement, progress=progress).below(uri.key, claim)
+            lister = _Lister(pages, uri.bucket, arrangement, progress=progress, keys=keys)
+            entries = await lister.below(uri.key, claim)
     except BaseExceptionGroup as errors:
         raise first_error(errors) from errors
     ordered, duplicate = await asyncio.to_thread(_in_order, entries)  # takes 1 to 2 s for a million
@@ -311,23 +322,3 @@ async def plan_prefix(
     plan = Plan.arranged(entries, arrangement)
     plan.base = uri
     return plan
-
-
-async def plan_uris(
-    pages: PageSource,
-    uris: list[S3Uri],
-    arrangement: Arrangement | None = None,
-    *,
-    progress: Callable[[int], None] | None = None,
-    memory: PlanMemory | None = None,
-) -> Plan:
-    """Plan `penstock cat`: the URIs in the order given. `progress`, `memory`: as for `list_prefix`.
-
-    A URI that is an object's key names that object; any other is a prefix. Raises what `plan_prefix` raises.
-    """
-    objects: list[ObjectRef] = []
-    for uri in uris:
-        refs = [*(await plan_prefix(pages, uri, progress=progress, memory=memory)).refs(0)]
-        # An exact key sorts before every longer key that begins with it.
-        objects += refs[:1] if refs[0].key == uri.key else refs
-    return Plan.of(objects, arrangement)

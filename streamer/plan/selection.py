@@ -1,0 +1,289 @@
+"""Selects which of the listed entries a channel streams: by globs on keys, and by a limit.
+
+    listing or manifest, in plan order ─ Include, Exclude ─ Limit ─ entries of the plan ─ shuffle, shard …
+
+`Selection` is what the job file says. `KeyFilter` decides about one key, before the entry is made, so that
+keys that are left out take no memory (`streamer.plan.globs` has the rules of globs). `Selector` applies the
+limit to runs of entries while they are listed:
+
+    the first     entries pass as they come until the limit is reached; then `full`, and the listing may end
+    a sample      every entry draws a number from the seed and its name; those with the smallest numbers stay.
+                  They are known, and returned in plan order, when the listing has ended
+
+A limit never cuts an entry. The first entry that does not fit ends the selection, so both rules depend on
+nothing but the limit, the seed, and the listing: they select the same entries on every host, and hosts shard
+what is selected.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import TYPE_CHECKING
+
+from streamer.errors import ConfigError
+from streamer.plan.globs import compile_globs
+from streamer.plan.segments import ObjectRef
+from streamer.plan.strays import Strays
+from streamer.units import decimal_bytes
+
+if TYPE_CHECKING:
+    import re
+    from collections.abc import Callable, Iterable, Sequence
+
+    from streamer.plan.entries import Entries
+
+_MARGIN = 10_000
+"""Entries beyond twice the sample that are kept before the sample is cut again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """At most so many entries, or so many bytes of them; exactly one of the two is given."""
+
+    objects: int | None = None
+    """Entries: objects, or lines of an augmented manifest."""
+    bytes: int | None = None
+    """Bytes in the stream; objects that are inflated on delivery count with their compressed length."""
+    seed: int | None = None
+    """Draw a sample with this seed; None: take the first entries in plan order."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError unless exactly one limit is given and is above zero."""
+        if (self.objects is None) == (self.bytes is None) or (self.objects or self.bytes or 0) <= 0:
+            raise ValueError("a limit is a number of objects or of bytes, above zero")
+
+    def fits(self, sizes: Sequence[int], *, entries: int = 0, size: int = 0) -> int:
+        """Return how many of the next entries, with these sizes, fit after `entries` of `size` bytes."""
+        if self.objects is not None:
+            return min(len(sizes), self.objects - entries)
+        most = self.bytes or 0
+        for count, each in enumerate(sizes):
+            size += each
+            if size > most:
+                return count
+        return len(sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What a channel streams of the objects that its source names; by default all of them."""
+
+    include: tuple[str, ...] = ()
+    """Globs of which one must match; none: every key is included."""
+    exclude: tuple[str, ...] = ()
+    """Globs of which none may match."""
+    limit: Limit | None = None
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for an invalid glob."""
+        compile_globs(self.include)
+        compile_globs(self.exclude)
+
+    @property
+    def by_key(self) -> bool:
+        """Whether globs decide about keys."""
+        return bool(self.include or self.exclude)
+
+    def strays(self, *, records: bool) -> Strays | None:
+        """Return a collector of selected keys that are probably no data; None if Include asks for them.
+
+        `records`: every object becomes a record.
+        """
+        return None if self.include else Strays(empty_too=records)
+
+    def keys(self, prefix: str, strays: Strays | None = None) -> KeyFilter:
+        """Return the filter for keys below `prefix`, which reports to `strays`."""
+        return KeyFilter(compile_globs(self.include), compile_globs(self.exclude), prefix, strays)
+
+
+class KeyFilter:
+    """Decides which keys below one prefix are selected, and keeps what reports about them need."""
+
+    def __init__(
+        self,
+        include: re.Pattern[str] | None,
+        exclude: re.Pattern[str] | None,
+        prefix: str,
+        strays: Strays | None = None,
+    ) -> None:
+        self._include = include
+        self._exclude = exclude
+        self._prefix = prefix
+        self._start = prefix.rfind("/") + 1
+        """Characters of a key before the part that globs are compared with."""
+        self.strays = strays
+        self.exact = False
+        """Whether an object has the prefix as its key."""
+        self.left_out = 0
+        """Keys that were not selected, those of a page that was listed twice counted twice."""
+        self.example = ""
+        """The part of the last such key that the globs were compared with."""
+
+    def __call__(self, key: str) -> bool:
+        """Return whether the key is selected; it begins with the prefix."""
+        include, exclude, start = self._include, self._exclude, self._start
+        if (include is None or include.fullmatch(key, start)) and (
+            exclude is None or not exclude.fullmatch(key, start)
+        ):
+            return True
+        self.left_out += 1
+        self.example = key[start:]
+        return False
+
+    def select(self, objects: Sequence[tuple[str, int, str]]) -> Sequence[tuple[str, int, str]]:
+        """Return the selected objects of a page of a listing, each as key, size and ETag."""
+        self.exact = self.exact or self._prefix in map(itemgetter(0), objects)
+        if self._include is not None or self._exclude is not None:
+            objects = [each for each in objects if self(each[0])]
+        if self.strays is not None:
+            self.strays.look(objects, self._prefix)
+        return objects
+
+
+class Selector:
+    """Applies the limit of one selection to runs of entries, which come in plan order."""
+
+    def __init__(self, limit: Limit | None, empty: Callable[[], Entries], *, by_number: bool = False) -> None:
+        """`empty` returns new entries of the plan's make.
+
+        `by_number`: a sample draws entries by their number, as lines of an augmented manifest, which have no
+        name of their own; else by bucket and key.
+        """
+        self._limit = limit
+        self._empty = empty
+        self._entries = self._bytes = 0
+        self._sample = (
+            None
+            if limit is None or limit.seed is None
+            else _Sample(limit, _Draw(limit.seed, by_number=by_number), empty)
+        )
+        self.full = False
+        """Whether no further entry can be selected."""
+
+    @property
+    def kept(self) -> int:
+        """Number of entries that a sample keeps at the moment."""
+        return 0 if self._sample is None else len(self._sample)
+
+    def take(self, run: Entries) -> Entries:
+        """Return the entries of the next run that are selected; a sample has none until `finish`.
+
+        Raises ConfigError if the first entry has more bytes than the limit.
+        """
+        limit = self._limit
+        if limit is None:
+            return run
+        if self._sample is not None:
+            self._sample.take(run)
+            return self._empty()
+        count = limit.fits(run.sizes, entries=self._entries, size=self._bytes)
+        if count < len(run):
+            if not self._entries + count:
+                raise _too_large(limit, run, 0)
+            self.full = True
+            run = _picked(run, range(count), self._empty())
+        self._entries += len(run)
+        self._bytes += run.total
+        self.full = self.full or self._entries == limit.objects
+        return run
+
+    def finish(self) -> Entries:
+        """Return the sample, in plan order; without a sample, empty entries. Raises ConfigError as `take`."""
+        return self._empty() if self._sample is None else self._sample.finish()
+
+
+class _Draw:
+    """The number that an entry draws: 64 bits of BLAKE2b, keyed with the seed, of its name.
+
+    docs/explanation/semantics.md specifies it for other languages.
+    """
+
+    def __init__(self, seed: int, *, by_number: bool) -> None:
+        self._key = seed.to_bytes(8, "little", signed=True)
+        self._by_number = by_number
+        self._number = 0
+
+    def __call__(self, items: list[ObjectRef | bytes]) -> int:
+        """Return the number of the next entry, which consists of `items`."""
+        first = items[0]
+        if self._by_number or not isinstance(first, ObjectRef):
+            name = str(self._number)
+        else:
+            name = f"{first.bucket}/{first.key}"
+        self._number += 1
+        drawn = hashlib.blake2b(name.encode(), digest_size=8, key=self._key).digest()
+        return int.from_bytes(drawn, "big")
+
+
+class _Sample:
+    """The entries with the smallest numbers so far, within the limit; of equal numbers the earlier entry.
+
+    Keeps at most twice the sample and `_MARGIN` entries: when there are more, those that can no longer be in
+    the sample are dropped. The number from which entries are dropped never rises, since further entries only
+    take more of the limit.
+    """
+
+    def __init__(self, limit: Limit, draw: _Draw, empty: Callable[[], Entries]) -> None:
+        self._limit = limit
+        self._draw = draw
+        self._empty = empty
+        self._kept = empty()
+        self._drawn = array("Q")
+        """Numbers of the kept entries."""
+        self._cutoff = 1 << 64
+        """Entries with this number or a greater one are not in the sample."""
+        self._most = _MARGIN
+        self._too_large: ConfigError | None = None
+        """Error about the entry with the smallest number, if that does not fit; a later one may."""
+
+    def __len__(self) -> int:
+        return len(self._drawn)
+
+    def take(self, run: Entries) -> None:
+        """Draw for every entry of the run."""
+        for items in run:
+            drawn = self._draw(items)
+            if drawn < self._cutoff:
+                self._kept.add(*items)
+                self._drawn.append(drawn)
+                if len(self._drawn) > self._most:
+                    self._cut()
+
+    def finish(self) -> Entries:
+        """Return the sample, in plan order."""
+        self._cut()
+        if not len(self._kept) and self._too_large is not None:
+            raise self._too_large
+        return self._kept
+
+    def _cut(self) -> None:
+        kept, drawn = self._kept, self._drawn
+        order = sorted(range(len(drawn)), key=drawn.__getitem__)  # stable: of equal numbers the earlier one
+        count = self._limit.fits([kept.sizes[index] for index in order])
+        if count < len(order):
+            if not count:
+                self._too_large = _too_large(self._limit, kept, order[0])
+            self._cutoff = drawn[order[count]]
+        stay = sorted(order[:count])
+        self._kept = _picked(kept, stay, self._empty())
+        self._drawn = array("Q", [drawn[index] for index in stay])
+        self._most = 2 * count + _MARGIN
+
+
+def _too_large(limit: Limit, entries: Entries, index: int) -> ConfigError:
+    """Return the error of a limit that selects nothing, because of this entry."""
+    first = entries.items(index)[0]
+    name = f"s3://{first.bucket}/{first.key}" if isinstance(first, ObjectRef) else "a line of the manifest"
+    return ConfigError(
+        f"the limit of {decimal_bytes(limit.bytes or 0)} selects nothing: the first object, {name}, has "
+        f"{entries.sizes[index]} bytes, and no object is cut; raise the limit"
+    )
+
+
+def _picked(entries: Entries, indices: Iterable[int], into: Entries) -> Entries:
+    for index in indices:
+        into.add(*entries.items(index))
+    return into

@@ -1,0 +1,76 @@
+"""Recognises objects that are probably no data, but were left beside it or describe it.
+
+    _SUCCESS, _committed_*, _started_*, _temporary/     marks and left-overs of Hadoop, Spark and Databricks
+    *.crc                                               Hadoop's checksums
+    .*, .*/                                             hidden files and folders
+    *.idx, *.index, index.json, manifest.json           indexes of records and shards
+
+The globs are those of `streamer.plan.globs`, so that the warning can name what to exclude. `Strays` looks at
+every key of a listing. It costs about 0.2 microseconds a key, because only keys with a suspicious prefix of a
+name or with a suffix of the list are compared with the globs.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING
+
+from streamer.plan.globs import compile_globs
+
+if TYPE_CHECKING:
+    import re
+    from collections.abc import Iterable
+
+STRAYS = (
+    "_SUCCESS", "_committed_*", "_started_*", "_temporary/", "*.crc", ".*", ".*/", "*.idx", "*.index",
+    "index.json", "manifest.json",
+)  # fmt: skip
+"""Globs of keys that are probably no data."""
+MOST_NAMED = 3
+"""Most keys that a warning names."""
+_SUFFIXES = (".crc", ".idx", ".index", "index.json", "manifest.json")
+
+
+class Strays:
+    """The first few keys of one listing that are probably no data."""
+
+    def __init__(self, *, empty_too: bool) -> None:
+        """`empty_too`: empty objects count, because each becomes a record."""
+        self.keys: list[str] = []
+        """At most `MOST_NAMED` keys."""
+        self.globs: list[str] = []
+        """Globs that exclude those keys."""
+        self._empty_too = empty_too
+
+    def look(self, objects: Iterable[tuple[str, int, str]], prefix: str) -> None:
+        """Look at objects below a prefix, each as key, size and ETag.
+
+        An object whose key is the prefix is data: the URI names it.
+        """
+        if len(self.keys) == MOST_NAMED:
+            return
+        start = prefix.rfind("/") + 1
+        for key, size, _ in objects:
+            if (
+                (
+                    key.endswith(_SUFFIXES)
+                    or key.find("/_", start) >= 0
+                    or key.find("/.", start) >= 0
+                    or key.startswith(("_", "."), start)
+                )
+                and (size or self._empty_too)
+                and key != prefix
+            ):
+                self._compare(key, start)
+
+    def _compare(self, key: str, start: int) -> None:
+        globs = [glob for glob, expression in _expressions() if expression.fullmatch(key, start)]
+        if globs and key not in self.keys and len(self.keys) < MOST_NAMED:
+            self.keys.append(key)
+            self.globs += [glob for glob in globs[:1] if glob not in self.globs]
+
+
+@cache
+def _expressions() -> list[tuple[str, re.Pattern[str]]]:
+    """Return the globs with their expressions, which take milliseconds to compile."""
+    return [(glob, expression) for glob in STRAYS if (expression := compile_globs([glob])) is not None]

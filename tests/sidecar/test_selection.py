@@ -1,0 +1,154 @@
+"""What is streamed of what is listed, as a user says it: in the job file, of `cat`, of `plan`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sidecar.config.job import Job
+from streamer.plan import S3Uri
+from tests.kit.processes import job, penstock, sidecar, write_job
+from tests.kit.stub import S3Stub
+
+
+def fill_folders(stub: S3Stub) -> None:
+    stub.objects |= {
+        "b/train/a/1.txt": b"a1\n",
+        "b/train/a/2.txt": b"a2\n",
+        "b/train/a/2.txt.crc": b"crc",
+        "b/train/b/1.txt": b"b1\n",
+        "b/more/1.txt": b"m1\n",
+    }
+
+
+def selecting(stub: S3Stub, tmp_path: Path, *, mode: str = "Pipe", **extras: Any) -> str:
+    document = job(stub.url, tmp_path / "ml", "b/train/")
+    document["InputDataConfig"][0] |= {"Penstock": extras, "InputMode": mode}
+    return write_job(tmp_path / "job.yaml", document)
+
+
+def planned_keys(path: str, *options: str) -> list[str]:
+    done = penstock("plan", "--json", "-c", path, *options)
+    assert done.returncode == 0, done.stderr
+    return [key for _, key, _, _ in json.loads(done.stdout)["channels"]["train"]["keys"]]
+
+
+def test_a_run_streams_what_the_channel_selects(stub: S3Stub, tmp_path: Path) -> None:
+    fill_folders(stub)
+    path = selecting(
+        stub, tmp_path, Include=["*.txt"], Exclude=["b/"], AlsoFrom=["s3://b/more/"], Limit={"Objects": 3}
+    )
+    with sidecar(path) as running:
+        planned = running.wait_for("planned", channel="train", objects=3)
+        assert planned["source"] == "s3://b/train/, s3://b/more/"
+        running.wait_for("ready")
+        assert (tmp_path / "ml/input/data/train_0").read_bytes() == b"a1\na2\nm1\n"
+        assert running.end() == 0
+
+
+def test_objects_that_may_not_be_data_are_named_with_what_leaves_them_out(
+    stub: S3Stub, tmp_path: Path
+) -> None:
+    fill_folders(stub)
+    path = selecting(stub, tmp_path)
+    with sidecar(path) as running:
+        told = running.wait_for("objects that may not be data", channel="train")
+        assert told["keys"] == ["train/a/2.txt.crc"]
+        assert told["do"].startswith('add Penstock: {Exclude: ["*.crc"]} to the channel')
+        assert running.end() == 0
+    done = penstock("doctor", "--json", "-c", path)
+    found = {each["check"]: each for each in json.loads(done.stdout)["findings"]}
+    assert found["strays train"]["state"] == "warning"
+    assert "train/a/2.txt.crc" in found["strays train"]["text"]
+    assert '{Exclude: ["*.crc"]}' in found["strays train"]["fix"]
+    assert "objects that may not be data" in penstock("plan", "-c", path).stderr
+
+    path = selecting(stub, tmp_path, Exclude=["*.crc"])
+    assert "may not be data" not in penstock("plan", "-c", path).stderr
+    assert "strays train" not in penstock("doctor", "--json", "-c", path).stdout
+
+
+def test_doctor_looks_at_every_prefix_and_only_at_what_is_selected(stub: S3Stub, tmp_path: Path) -> None:
+    fill_folders(stub)
+    path = selecting(stub, tmp_path, Exclude=["*.crc"], AlsoFrom=["s3://b/more/"])
+    found = {
+        each["check"]: each
+        for each in json.loads(penstock("doctor", "--json", "-c", path).stdout)["findings"]
+    }
+    assert found["list train"]["text"] == "objects: 4"
+    path = selecting(stub, tmp_path, AlsoFrom=["s3://b/gone/"])
+    found = {
+        each["check"]: each
+        for each in json.loads(penstock("doctor", "--json", "-c", path).stdout)["findings"]
+    }
+    assert found["list train"]["state"] == "failure"
+    assert "s3://b/gone/" in found["list train"]["text"]
+
+
+def test_plan_tries_a_selection_before_it_is_in_the_job_file(stub: S3Stub, tmp_path: Path) -> None:
+    fill_folders(stub)
+    path = selecting(stub, tmp_path, Include=["b/*"])
+    assert planned_keys(path) == ["train/b/1.txt"]
+    tried = planned_keys(path, "--include", "a/*", "--exclude", "*.crc", "--limit", "1")
+    assert tried == ["train/a/1.txt"]
+    sample = planned_keys(path, "--include", "*", "--limit", "2", "--sample", "4")
+    assert sample == planned_keys(selecting(stub, tmp_path, Include=["*"], Limit={"Objects": 2, "Seed": 4}))
+    assert len(sample) == 2
+
+
+def test_cat_streams_what_its_options_select(stub: S3Stub) -> None:
+    fill_folders(stub)
+    endpoint = ("--endpoint-url", stub.url, "--path-style")
+
+    def cat(*options: str) -> str:
+        done = penstock("cat", "s3://b/train/", "s3://b/more/", *endpoint, *options)
+        assert done.returncode == 0, done.stderr
+        return str(done.stdout)
+
+    assert cat("--include", "*.txt", "--exclude", "/b/") == "a1\na2\nm1\n"
+    assert cat("--exclude", "*.crc", "--limit", "2") == "a1\na2\n"
+    assert cat("--exclude", "*.crc", "--limit", "8B") == "a1\na2\n"
+    assert len(cat("--limit", "2", "--sample", "1")) == 6
+    done = penstock("cat", "s3://b/train/", *endpoint)
+    assert "add --exclude '*.crc' to leave them out" in done.stderr
+
+
+def test_files_of_a_channel_are_selected_too(stub: S3Stub, tmp_path: Path) -> None:
+    fill_folders(stub)
+    with sidecar(selecting(stub, tmp_path, mode="File", Include=["*.txt"], Exclude=["/b/"])) as running:
+        running.wait_for("ready")
+        directory = tmp_path / "ml/input/data/train"
+        files = [str(file.relative_to(directory)) for file in directory.rglob("*") if file.is_file()]
+        assert sorted(files) == ["a/1.txt", "a/2.txt"]
+        assert running.end() == 0
+    done = penstock("check", "-c", selecting(stub, tmp_path, mode="File", AlsoFrom=["s3://b/more/"]))
+    assert done.returncode == 2
+    assert "AlsoFrom, for Pipe mode only" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("also", "twice"),
+    [
+        (["s3://b/p/"], True),
+        (["s3://b/p/x/"], True),
+        (["s3://b/"], True),
+        (["s3://b/q/", "s3://b/q/r"], True),
+        (["https://b.s3.eu-central-1.amazonaws.com/p/"], True),
+        (["s3://b/p2", "s3://c/p/", "s3://b/q/"], False),
+    ],
+)
+def test_no_object_can_come_from_two_prefixes(also: list[str], twice: bool) -> None:
+    channel: dict[str, Any] = {
+        "ChannelName": "train",
+        "DataSource": {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": "s3://b/p/"}},
+        "Penstock": {"AlsoFrom": also},
+    }
+    if twice:
+        with pytest.raises(ValueError, match="would be streamed twice"):
+            Job.model_validate({"InputDataConfig": [channel]})
+    else:
+        made = Job.model_validate({"InputDataConfig": [channel]}).input_data_config[0]
+        assert made.sources[:2] == (S3Uri("b", "p/"), S3Uri("b", "p2"))
