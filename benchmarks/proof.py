@@ -105,7 +105,7 @@ def stream(transport: str, loop: str, url: str, bucket: str) -> None:
     """Stream all objects of the bucket to standard output; called in a new process."""
     from sidecar.commands import cat as command
     from streamer.plan import S3Uri
-    from streamer.s3.client.session import Endpoint
+    from streamer.s3.client.endpoint import Endpoint
 
     options = command.CatOptions(
         budget=256 * MIB,

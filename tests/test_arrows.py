@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from scripts.diagrams import FOUNDATION, ROOM_ARROWS, ROOMS, SHARED
 from streamer.helpers.keeper_client import command
+from tests.kit.stub import S3Stub
 
 ROOT = Path(__file__).parent.parent
 BASE = {"streamer", "streamer.errors", "streamer.units"}
@@ -93,8 +95,8 @@ ENGINE = {
 }  # fmt: skip
 """What every room of `sidecar` may use of the library."""
 FOREIGN = {
-    "aiobotocore": {"streamer.s3.client", "streamer.s3"},
-    "botocore": {"streamer.s3.client", "streamer.s3.signing", "streamer.s3"},
+    "aiobotocore": {"streamer.s3.client"},
+    "botocore": {"streamer.s3.client"},
     "aiohttp": {"streamer.s3.client", "sidecar.admin"},
     "prometheus_client": {"sidecar.admin"},
     "click": {"sidecar.cli"},
@@ -291,6 +293,22 @@ def test_a_command_does_not_load_what_others_use(module: str, absent: set[str]) 
     loaded = set(done.stdout.split())
     assert module in loaded
     assert not loaded & absent
+
+
+def test_cat_of_a_plain_endpoint_loads_no_botocore(stub: S3Stub) -> None:
+    """Keys in the environment and an endpoint are enough for our own client; botocore takes 0.4 s to load."""
+    stub.objects["b/k"] = b"bytes"
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "sidecar", "cat", "--path-style", "s3://b/k"],
+        capture_output=True, text=True, check=True, env={**os.environ, "AWS_ENDPOINT_URL": stub.url},
+    )  # fmt: skip
+    assert done.stdout == "bytes"
+    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if "|" in line}
+    assert "sidecar.commands.cat" in loaded
+    assert not loaded & {
+        *("aiobotocore", "aiohttp", "awscrt", "botocore", "cryptography", "email.parser", "http.client"),
+        *("OpenSSL", "urllib.request", "urllib3"),
+    }
 
 
 def test_cat_loads_what_it_uses() -> None:

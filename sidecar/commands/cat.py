@@ -24,7 +24,8 @@ from streamer.retry import RetryPolicy, retry_while_unavailable
 from streamer.s3.catalog.pages import open_pages
 from streamer.s3.catalog.sources import plan_sources
 from streamer.s3.catalog.validation import PlanMemory
-from streamer.s3.client.session import STALL_TIMEOUT, Endpoint, open_clients
+from streamer.s3.client.endpoint import STALL_TIMEOUT, Endpoint
+from streamer.s3.client.session import open_clients
 from streamer.schedule.concurrency import MOST_REQUESTS
 from streamer.sink.outlet import FileOutlet, PipeOutlet
 from streamer.sink.stdout import refused

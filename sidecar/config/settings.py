@@ -19,7 +19,7 @@ from pydantic import (
 
 from sidecar.config.model import Model
 from streamer.errors import ConfigError
-from streamer.s3.client.session import STALL_TIMEOUT, Endpoint, RequestOptions, check_endpoint
+from streamer.s3.client.endpoint import STALL_TIMEOUT, Endpoint, RequestOptions, check_endpoint
 from streamer.secrets import remember
 from streamer.units import KIB, MIB
 

@@ -31,8 +31,8 @@ from streamer.relay.transport import open_transport, why_read
 from streamer.retry import RetryPolicy
 from streamer.s3.catalog.listing import first_page
 from streamer.s3.catalog.object_info import AiobotocoreHeadClient
-from streamer.s3.client.bounded import within_stall
 from streamer.s3.client.faults import clock_ahead, map_errors
+from streamer.s3.client.stall import within_stall
 from streamer.s3.ranges import check_header
 from streamer.sink.outlet import PipeOutlet
 
@@ -94,7 +94,7 @@ async def storage(job: Job, clients: Clients) -> AsyncIterator[Finding]:
 
 async def addresses(clients: Clients) -> Finding:
     """Count the addresses of the endpoint's name."""
-    url = urlsplit(clients.data.meta.endpoint_url)
+    url = urlsplit(clients.endpoint_url)
     host = url.hostname or ""
     try:
         resolved = await asyncio.get_running_loop().getaddrinfo(host, url.port, type=socket.SOCK_STREAM)

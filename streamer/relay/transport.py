@@ -116,7 +116,7 @@ async def open_transport(clients: Clients, spec: TransportSpec) -> AsyncIterator
     files = open_files(count)
     requests = _RequestLimits(spec.requests_in_flight, spec.part_size, files // 2)
     pipe_budget, most_pipes = _pipe_limits(count, files - requests.most)
-    no_client = why_not(clients.data, spec.buckets)
+    no_client = why_not(clients, spec.buckets)
     first_why = next((why for why in spec.channels if why is not None), None)
     no_splice = (
         no_client
@@ -254,7 +254,7 @@ def _pipe_limits(channels: int, files: int) -> tuple[int, int]:
 def _no_splice(clients: Clients, reserved_bytes: int, channels: int, *, to_pipes: bool) -> str | None:
     if not to_pipes:
         return "the output is not a pipe"
-    if obstacle := why_not_splice(clients.data.meta.endpoint_url):
+    if obstacle := why_not_splice(clients.endpoint_url):
         return obstacle
     if reserved_bytes < 2 * PIPE_SIZE * channels:
         return (

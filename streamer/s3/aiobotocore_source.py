@@ -17,14 +17,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from streamer.errors import ErrorContext, SourceError, Truncated
-from streamer.s3.client.bounded import within_stall
 from streamer.s3.client.credentials import RenewableCredentials, renewing
-from streamer.s3.client.faults import map_errors, of_listed
-from streamer.s3.client.redirects import escaped_id
+from streamer.s3.client.faults import escaped_id, map_errors, of_listed
+from streamer.s3.client.stall import within_stall
 from streamer.s3.ranges import check_header
 from streamer.units import KIB
 
 if TYPE_CHECKING:
+    from streamer.s3.client.session import S3Client
     from streamer.s3.ranges import RangeRequest
 
 QUEUED = 256 * KIB
@@ -38,11 +38,11 @@ class AiobotocoreSource:
 
     name = "aiobotocore"
 
-    def __init__(self, client: Any, credentials: RenewableCredentials | None = None) -> None:
+    def __init__(self, client: S3Client, credentials: RenewableCredentials | None = None) -> None:
         """`credentials`: the client's credentials, renewed if S3 refuses them."""
         self._client = client
         self._credentials = credentials
-        self._stall_timeout: float = client.meta.config.read_timeout
+        self._stall_timeout = client.stall_timeout
 
     async def open(self, request: RangeRequest) -> AiobotocoreBody:
         """As `RangeSource.open`."""

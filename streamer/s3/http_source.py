@@ -7,25 +7,31 @@ rules.
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
-from urllib.request import getproxies, proxy_bypass
-
-from botocore import UNSIGNED
 
 from streamer.errors import ClockSkew, ConfigError, ErrorContext, ObjectMissing, SourceError, WrongEndpoint
 from streamer.s3.client.credentials import renewing
 from streamer.s3.client.documents import MAX_ERROR_BODY
-from streamer.s3.client.faults import CODE, MANY_REASONS, cut_off, deleted, error_from_response
-from streamer.s3.client.redirects import escaped_id
-from streamer.s3.client.session import STALL_TIMEOUT, certificate_file
+from streamer.s3.client.endpoint import STALL_TIMEOUT
+from streamer.s3.client.faults import (
+    CODE,
+    MANY_REASONS,
+    cut_off,
+    deleted,
+    error_from_response,
+    escaped_id,
+)
+from streamer.s3.client.session import certificate_file
 from streamer.s3.http.client import HttpClient
 from streamer.s3.http.response import ResponseHeader
 from streamer.s3.ranges import check_header
 
 if TYPE_CHECKING:
     from streamer.s3.aiobotocore_source import AiobotocoreSource
+    from streamer.s3.client.session import Clients
     from streamer.s3.http.tls import TlsContext
     from streamer.s3.ranges import Body, RangeRequest
     from streamer.s3.signing.requests import RangeSigner
@@ -34,20 +40,27 @@ if TYPE_CHECKING:
 _MESSAGE = re.compile(rb"<Message>([^<]{0,500})</Message>")
 
 
-def why_not(client: Any, buckets: set[str]) -> str | None:
-    """Return why our own client cannot replace `client`, aiobotocore's, for these buckets; None if it can."""
-    endpoint_url = client.meta.endpoint_url
-    scheme, _, rest = endpoint_url.partition("://")
-    if scheme in getproxies() and not proxy_bypass(rest.split("/")[0]):
+def why_not(clients: Clients, buckets: set[str]) -> str | None:
+    """Return why our own client cannot send the requests for these buckets; None if it can."""
+    if _proxied(clients.endpoint_url):
         return "a proxy is set for the endpoint"
     if any(bucket.endswith("--x-s3") for bucket in buckets):
         return "directory buckets need session credentials"
     if any(bucket.startswith("arn:") for bucket in buckets):
         return "an access point's requests are signed for the region in its name"
-    version = client.meta.config.signature_version
-    if version not in (UNSIGNED, "s3v4"):
-        return f"requests must be signed by {version}"
+    if clients.signature not in ("none", "s3v4"):
+        return f"requests must be signed by {clients.signature}"
     return None
+
+
+def _proxied(endpoint_url: str) -> bool:
+    """Return whether the environment names a proxy for the endpoint."""
+    if not any(name.lower().endswith("_proxy") for name in os.environ):
+        return False
+    from urllib.request import getproxies, proxy_bypass  # takes 10 ms
+
+    scheme, _, rest = endpoint_url.partition("://")
+    return scheme in getproxies() and not proxy_bypass(rest.split("/")[0])
 
 
 def why_not_splice(endpoint_url: str) -> str | None:

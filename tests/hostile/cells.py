@@ -31,7 +31,8 @@ from streamer.s3.catalog.manifests import plan_manifest
 from streamer.s3.catalog.object_info import open_inspector
 from streamer.s3.catalog.pages import AiobotocorePages
 from streamer.s3.catalog.validation import PlanMemory
-from streamer.s3.client.session import Clients, Endpoint, open_clients
+from streamer.s3.client.endpoint import Endpoint
+from streamer.s3.client.session import Clients, open_clients
 from streamer.sink.outlet import PipeOutlet
 from streamer.units import MIB
 from tests.hostile.faults import BELOW, CRUMBS, FAULTS, ONLY, TLS_ONLY, UNSEEN

@@ -27,7 +27,8 @@ from streamer.s3.catalog.listing import plan_prefix
 from streamer.s3.catalog.object_info import AiobotocoreHeadClient
 from streamer.s3.catalog.pages import AiobotocorePages, PageSource
 from streamer.s3.checksums import StoredChecksums
-from streamer.s3.client.session import STALL_TIMEOUT, Clients, Endpoint, open_clients
+from streamer.s3.client.endpoint import STALL_TIMEOUT, Endpoint
+from streamer.s3.client.session import Clients, open_clients
 from streamer.s3.ranges import RangeSource
 from streamer.schedule.budget import ChannelQuota
 from streamer.sink.write_ends import LocalWriteEnds

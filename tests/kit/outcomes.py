@@ -23,7 +23,7 @@ from streamer.readers.core.stream import PipeStream
 from streamer.s3.catalog.listing import plan_prefix
 from streamer.s3.catalog.manifests import plan_augmented, plan_manifest
 from streamer.s3.catalog.pages import AiobotocorePages
-from streamer.s3.client.session import Endpoint
+from streamer.s3.client.endpoint import Endpoint
 from tests.kit.faults import PASSING, SPOILT, WRONG, Weather, redirects
 from tests.kit.stub import Fault, S3Stub, cut_after, fails
 from tests.kit.trials import REDIRECTS, Trial

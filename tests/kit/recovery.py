@@ -40,7 +40,8 @@ from streamer.relay.transport import HEDGED, TransportSpec, Wish, open_transport
 from streamer.retry import RetryPolicy
 from streamer.s3.catalog.listing import plan_prefix
 from streamer.s3.catalog.pages import AiobotocorePages
-from streamer.s3.client.session import Endpoint, open_clients
+from streamer.s3.client.endpoint import Endpoint
+from streamer.s3.client.session import open_clients
 from streamer.units import KIB, MIB
 from tests.kit.faults import displaced, drips, newer, redirects, resets_after, silent_for
 from tests.kit.harness import fill

@@ -20,7 +20,7 @@ import trustme
 from aiohttp import web
 
 from streamer.errors import BadAnswer, ErrorContext
-from streamer.s3.client.session import RequestOptions
+from streamer.s3.client.endpoint import RequestOptions
 from streamer.s3.http.poller import FairPoller
 from streamer.s3.http.pool import ConnectionPool
 from streamer.s3.http_source import tls_context

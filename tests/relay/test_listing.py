@@ -15,7 +15,7 @@ from streamer.plan.entries import Entries
 from streamer.s3.catalog import listing
 from streamer.s3.catalog.listing import list_prefix, plan_prefix
 from streamer.s3.catalog.validation import PlanMemory
-from streamer.s3.client.session import _timestamp
+from streamer.s3.client.botocore_session import _timestamp
 from tests.kit import stub as kit
 from tests.kit.harness import PagesFrom
 from tests.kit.stub import S3Stub, error

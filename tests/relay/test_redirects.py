@@ -19,7 +19,8 @@ from streamer.retry import RetryPolicy
 from streamer.s3.catalog.listing import plan_prefix
 from streamer.s3.catalog.manifests import plan_manifest
 from streamer.s3.catalog.object_info import open_inspector
-from streamer.s3.client.session import Endpoint, RequestOptions, open_clients
+from streamer.s3.client.endpoint import Endpoint, RequestOptions
+from streamer.s3.client.session import open_clients
 from streamer.s3.signing.requests import RangeSigner
 from tests.kit.harness import PagesFrom, RunChannel, clients_of
 from tests.kit.pipes import eventually, off_loop
@@ -214,12 +215,22 @@ async def test_a_region_that_is_elsewhere_is_named(
         assert exit_code(each) is Exit.CONFIG
 
 
-async def test_on_aws_our_own_client_asks_the_endpoint_of_the_region() -> None:
-    """Where botocore's own requests go, and not the global endpoint that its presigned URLs name."""
+@pytest.mark.parametrize("computed", [False, True])
+async def test_on_aws_our_own_client_asks_the_endpoint_of_the_region(
+    monkeypatch: pytest.MonkeyPatch, *, computed: bool
+) -> None:
+    """Where botocore's own requests go, and not the global endpoint that its presigned URLs name.
+
+    Without keys botocore resolves the endpoint; with keys our own code computes it.
+    """
+    if computed:
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDTEST")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "not-a-secret")
     async with open_clients(Endpoint(region="eu-west-1"), connections=1) as clients:
         signer = RangeSigner(clients.data, clients.credentials, anonymous=False, reading=RequestOptions())
         place = await signer.endpoint("some-bucket")
         assert place.host == "some-bucket.s3.eu-west-1.amazonaws.com"
+        client = await clients.data.opened()
         redirectors = [each for each in gc.get_objects() if isinstance(each, S3RegionRedirectorv2)]
         for named, host in (
             ("eu-west-3", "some-bucket.s3.eu-west-3.amazonaws.com"),
@@ -227,9 +238,7 @@ async def test_on_aws_our_own_client_asks_the_endpoint_of_the_region() -> None:
         ):
             for redirector in redirectors:
                 redirector._cache["some-bucket"] = named  # noqa: SLF001 - botocore's
-            await clients.data.generate_presigned_url(
-                "get_object", Params={"Bucket": "some-bucket", "Key": "k"}
-            )
+            await client.generate_presigned_url("get_object", Params={"Bucket": "some-bucket", "Key": "k"})
             assert (await signer.endpoint("some-bucket")).host == host
 
 

@@ -17,7 +17,8 @@ from aiohttp import web
 from streamer.errors import ErrorContext, Transient
 from streamer.linux import PIPE_SIZE
 from streamer.relay.staging import pipes
-from streamer.s3.client.session import Endpoint, open_clients
+from streamer.s3.client.endpoint import Endpoint
+from streamer.s3.client.session import open_clients
 from streamer.s3.http import body
 from streamer.s3.http.poller import FairPoller
 from streamer.s3.http.pool import ConnectionPool
@@ -317,7 +318,7 @@ async def test_our_own_client_serves_wherever_it_can(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     async with open_clients(Endpoint(url=url, region="eu-west-1"), connections=1) as clients:
-        reason = why_not(clients.data, buckets)
+        reason = why_not(clients, buckets)
     assert (reason is None) if words is None else (reason is not None and words in reason)
 
 

@@ -14,7 +14,6 @@ import warnings
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -33,7 +32,9 @@ from streamer.relay.staging.buffers import BUFFER_SIZE, BufferPool, BufferStages
 from streamer.relay.staging.pipes import PipePool, PipeStages
 from streamer.retry import RetryPolicy
 from streamer.s3.catalog.object_info import HttpHeadClient
-from streamer.s3.client.session import Clients, RequestOptions
+from streamer.s3.client.endpoint import RequestOptions
+from streamer.s3.client.environment import Settings
+from streamer.s3.client.session import Clients, S3Client
 from streamer.s3.http_source import HttpSource, tls_context
 from streamer.s3.ranges import RangeRequest
 from streamer.s3.signing.requests import RangeSigner
@@ -117,21 +118,9 @@ class _Fallback:
         raise Broken(f"{request} was handed to another transport")
 
 
-class _Client:
-    """What the product asks of aiobotocore's client: where the endpoint is."""
-
-    def __init__(self, *, tls: bool) -> None:
-        self._url = f"{'https' if tls else 'http'}://s3.test:9000"
-        self.meta = SimpleNamespace(
-            region_name="us-east-1",
-            endpoint_url=self._url,
-            config=SimpleNamespace(signature_version="s3v4"),
-            events=SimpleNamespace(register=lambda *_: None),
-        )
-
-    async def generate_presigned_url(self, _name: str, *, Params: dict[str, str], ExpiresIn: int) -> str:  # noqa: N803
-        del ExpiresIn
-        return f"{self._url}/{Params['Bucket']}/{Params['Key']}"
+async def _no_client() -> Any:
+    """In the place of aiobotocore's client: no request is for it."""
+    raise Broken("aiobotocore's client was opened")
 
 
 class SeedRun:
@@ -193,18 +182,36 @@ class SeedRun:
     def _http(self) -> tuple[HttpSource, HttpHeadClient]:
         """The transport and the client of HEAD requests, which are ours."""
         trial = self._trial
-        client, bundle = _Client(tls=trial.tls), None
+        bundle = None
         if trial.tls:
             bundle = f"{self._directory}/.ca.pem"
             with open(bundle, "wb") as file:
                 file.write(authority()[1])
+        settings = Settings(
+            f"{'https' if trial.tls else 'http'}://s3.test:9000",
+            "us-east-1",
+            path_style=True,
+            keys=None,
+            ca_bundle=bundle,
+        )
+        client, reading = S3Client(_no_client, settings, stall_timeout=STALL_TIMEOUT), RequestOptions()
         source = HttpSource(
-            RangeSigner(client, None, anonymous=True, reading=RequestOptions()),
+            RangeSigner(client, None, anonymous=True, reading=reading),
             _Fallback(),  # type: ignore[arg-type]
             tls=tls_context(bundle) if trial.tls else None,
             stall_timeout=STALL_TIMEOUT,
         )
-        clients = Clients(client, client, None, True, RequestOptions(), bundle, STALL_TIMEOUT)
+        clients = Clients(
+            client,
+            client,
+            settings.endpoint_url,
+            "none",
+            None,
+            anonymous=True,
+            reading=reading,
+            ca_bundle=bundle,
+            stall_timeout=STALL_TIMEOUT,
+        )
         return source, HttpHeadClient(clients, give_up_after=60)
 
     async def _play(self, channels: list[Channel], memory_budget: MemoryBudget) -> list[asyncio.Task[None]]:

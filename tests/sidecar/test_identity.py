@@ -116,6 +116,18 @@ def test_tls_with_a_private_authority(tls_stub: S3Stub, tmp_path: Path) -> None:
     cat(tls_stub, "--ca-bundle", str(tmp_path / "ca.pem"))
 
 
+@pytest.mark.parametrize("name", ["AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE"])
+@pytest.mark.parametrize("by_botocore", [False, True])
+def test_the_environment_names_certificates(
+    tls_stub: S3Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, *, by_botocore: bool
+) -> None:
+    monkeypatch.setenv(name, str(tmp_path / "ca.pem"))
+    if by_botocore:
+        (tmp_path / "config").write_text("[default]\nretry_mode = standard\n")
+        monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    cat(tls_stub)
+
+
 def test_an_unknown_certificate_is_refused(tls_stub: S3Stub) -> None:
     done = penstock("cat", "s3://b/train/", "--endpoint-url", tls_stub.url, "--path-style")
     assert done.returncode == 5

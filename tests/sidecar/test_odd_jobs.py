@@ -247,7 +247,7 @@ def test_an_endpoint_is_valid_or_refused(file: Path, credentials: None, url: str
     async def opened() -> None:
         job = carried_out(written(file, with_endpoint(Url=url, Region=region)))
         async with open_clients(job.penstock.endpoint.resolved(), connections=1) as clients:
-            assert clients.data.meta.endpoint_url == url
+            assert clients.endpoint_url == url
 
     with perhaps_refused():
         asyncio.run(opened())

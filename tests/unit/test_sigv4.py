@@ -14,7 +14,7 @@ from botocore.credentials import ReadOnlyCredentials
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamer.s3.client.session import RequestOptions
+from streamer.s3.client.endpoint import RequestOptions
 from streamer.s3.signing.sigv4 import GetSigner
 
 AKID, SECRET = "AKIDEXAMPLE", "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"

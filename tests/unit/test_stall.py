@@ -10,7 +10,7 @@ from typing import TypeVarTuple
 import pytest
 
 from streamer.errors import ErrorContext, Transient
-from streamer.s3.client.bounded import within_stall
+from streamer.s3.client.stall import within_stall
 
 _Arguments = TypeVarTuple("_Arguments")
 

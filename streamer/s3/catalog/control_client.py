@@ -12,7 +12,7 @@ from streamer.s3.signing.requests import RangeSigner
 
 if TYPE_CHECKING:
     from streamer.s3.client.session import Clients
-    from streamer.s3.signing.requests import BucketEndpoint
+    from streamer.s3.signing.endpoints import BucketEndpoint
 
 
 class ControlClient:
@@ -34,7 +34,7 @@ class ControlClient:
         """Return whether our own client can send the requests of this bucket."""
         supported = self._supported.get(bucket)
         if supported is None:
-            supported = self._supported[bucket] = why_not(self._clients.control, {bucket}) is None
+            supported = self._supported[bucket] = why_not(self._clients, {bucket}) is None
         return supported
 
     def leave_to_aiobotocore(self, bucket: str) -> None:

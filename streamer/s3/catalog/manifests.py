@@ -33,8 +33,8 @@ from streamer.plan import (
 from streamer.s3.catalog.manifest_text import ArrayScanner, Gunzip, LineScanner
 from streamer.s3.catalog.object_info import AiobotocoreHeadClient
 from streamer.s3.catalog.validation import PlanMemory
-from streamer.s3.client.bounded import within_stall
 from streamer.s3.client.faults import first_error, map_errors
+from streamer.s3.client.stall import within_stall
 from streamer.s3.ranges import check_header
 
 if TYPE_CHECKING:
@@ -257,7 +257,7 @@ async def _read(client: Any, uri: S3Uri) -> AsyncGenerator[bytes, None]:
                             version=None,
                         )
                     content = body.raw_stream.content
-                    async with within_stall(client.meta.config.read_timeout, context) as stall:
+                    async with within_stall(client.stall_timeout, context) as stall:
                         while data := await content.read(_READ_SIZE):
                             received += len(data)
                             if received > size:

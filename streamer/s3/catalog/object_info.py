@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import http.client
+import http
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -25,8 +25,7 @@ from streamer.plan import ObjectRef, bare_etag, is_etag
 from streamer.retry import UNAVAILABLE, Attempts, RetryPolicy, retry
 from streamer.s3.catalog.control_client import ControlClient
 from streamer.s3.catalog.validation import described_object
-from streamer.s3.client.faults import error_from_response, map_errors
-from streamer.s3.client.redirects import escaped_id
+from streamer.s3.client.faults import error_from_response, escaped_id, map_errors
 from streamer.s3.ranges import check_version
 
 if TYPE_CHECKING:
@@ -40,6 +39,9 @@ AIOBOTOCORE_HEADS = 64
 """Most HEADs in flight by aiobotocore: the size of its connection pool."""
 LONGEST_WAIT = 20.0
 """Most seconds before a retry, unless the server's Retry-After is longer."""
+
+
+_STATUSES = frozenset(http.HTTPStatus)
 
 
 class ObjectInspector(Protocol):
@@ -121,7 +123,7 @@ class HttpHeadClient:
         raise error_from_response(
             status=status,
             code=str(status),
-            message=http.client.responses.get(status, ""),
+            message=_phrase(status),
             request_id=context.request_id,
             retry_after=headers.get("retry-after"),
             date=headers.get("date"),
@@ -139,6 +141,10 @@ async def open_inspector(
         return
     with contextlib.closing(HttpHeadClient(clients, give_up_after=give_up_after)) as inspector:
         yield inspector
+
+
+def _phrase(status: int) -> str:
+    return http.HTTPStatus(status).phrase if status in _STATUSES else ""
 
 
 def _described(

@@ -14,7 +14,7 @@ caller can log that it waits for storage.
 from __future__ import annotations
 
 import contextlib
-import http.client
+import http
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 

@@ -4,7 +4,7 @@ aiobotocore has two gaps: while interim (1xx) responses arrive it waits without 
 body of an error or a listing whole, whatever its length. This session ends each request after `read_timeout`
 seconds without a response header, reads at most `MAX_ERROR_BODY` bytes of an error and `MAX_DOCUMENT` bytes
 of a document, and reads either within the same time. The caller reads the body of a GET, with its own limit
-(`within_stall`).
+(`stall.within_stall`).
 
 `documents` checks a document before a parser gets it. The status alone decides about an error response whose
 body is not plain XML.
@@ -16,23 +16,17 @@ RefusalCutOff, and botocore repeats the request as after any broken connection.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import aiohttp
 from botocore.exceptions import ConnectionClosedError, ReadTimeoutError
 
-from streamer.errors import ErrorContext, Transient
 from streamer.s3.client.documents import MAX_DOCUMENT, MAX_ERROR_BODY, checked_document, is_plain_xml
-from streamer.s3.client.faults import CODE, MANY_REASONS, RefusalCutOff
+from streamer.s3.client.faults import CODE, MANY_REASONS
+from streamer.s3.client.foreign import RefusalCutOff
 from streamer.s3.client.redirects import PinnedSession
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
 FIRST_ERROR_STATUS = 300
-RESCHEDULE_FRACTION = 1 / 64
-"""Fraction of the stall timeout that passes before a body's timer is moved again."""
 
 
 class BoundedSession(PinnedSession):
@@ -97,42 +91,3 @@ async def _read_document(raw: Any) -> bytes:
     body = bytearray()
     await _read_body(raw, MAX_DOCUMENT, body)
     return checked_document(body)
-
-
-class Stall:
-    """The timer of one body: `moved` restarts the timer, `pause` stops it until the next `moved`.
-
-    A body can arrive in a hundred thousand pieces, so not every piece moves the timer. The timer ends
-    between `seconds` and `(1 + RESCHEDULE_FRACTION) * seconds` after the last byte.
-    """
-
-    def __init__(self, seconds: float, limit: asyncio.Timeout) -> None:
-        self._seconds = seconds
-        self._limit = limit
-        self._loop = asyncio.get_running_loop()
-        self._due = 0.0
-        """Time of the loop's clock before which the timer is not moved."""
-
-    def moved(self) -> None:
-        """Restart the timer: a byte of the body has arrived, or the receiver has room again."""
-        now = self._loop.time()
-        if now >= self._due:
-            self._due = now + RESCHEDULE_FRACTION * self._seconds
-            self._limit.reschedule(self._due + self._seconds)
-
-    def pause(self) -> None:
-        """Stop the timer: the receiver is full, so the body waits for the receiver and not for S3."""
-        self._due = 0.0
-        self._limit.reschedule(None)
-
-
-@contextlib.asynccontextmanager
-async def within_stall(seconds: float, context: ErrorContext) -> AsyncIterator[Stall]:
-    """Raise Transient when `seconds` pass without a byte of the body."""
-    try:
-        async with asyncio.timeout(seconds) as limit:
-            yield Stall(seconds, limit)
-    except TimeoutError as error:
-        if limit.expired():
-            raise Transient(f"no byte for {seconds:g} s", context, silent=seconds) from error
-        raise

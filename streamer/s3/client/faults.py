@@ -1,8 +1,10 @@
 """Maps errors of botocore and aiohttp to `streamer.errors`, with their context and the fix.
 
 `map_errors` wraps every foreign call. The error code that botocore reports decides first, then the HTTP
-status, then the exception's type. For any other exception a parser could not read the response:
+status, then the exception's kind (`foreign`). For any other exception a parser could not read the response:
 `not_understood` returns the error, with the exception as its cause.
+
+This module imports neither botocore nor aiohttp, because our own client uses it too.
 """
 
 from __future__ import annotations
@@ -12,12 +14,7 @@ import math
 import re
 import time
 from dataclasses import replace
-from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
-
-import aiohttp
-from botocore import exceptions as boto
-from botocore.parsers import ResponseParserError
 
 from streamer.errors import (
     BadAnswer,
@@ -37,12 +34,13 @@ from streamer.errors import (
     Truncated,
     WrongEndpoint,
 )
-from streamer.s3.client.redirects import REGION, escaped_id
 from streamer.secrets import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+REGION = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
+"""A region's name: one label of a host name, because AWS's endpoint rules put it into one."""
 _THROTTLE = {
     "SlowDown", "Throttling", "ThrottlingException", "ThrottledException", "RequestThrottled",
     "RequestThrottledException", "TooManyRequestsException", "TooManyRequests", "RequestLimitExceeded",
@@ -102,22 +100,6 @@ _REFUSED_SKEW = 900.0
 code, so a larger difference counts as its reason."""
 _EARLIEST, _LATEST = 2020, 2200
 """Years of a plausible Date header; a Date outside them is ignored."""
-_ABSENT = (boto.NoCredentialsError, boto.PartialCredentialsError, boto.CredentialRetrievalError)
-_MISCONFIGURED = (
-    boto.ProfileNotFound,
-    boto.NoRegionError,
-    boto.ConfigParseError,
-    boto.InvalidConfigError,
-)
-_BROKEN = (
-    boto.HTTPClientError,
-    boto.ConnectionError,
-    boto.IncompleteReadError,
-    boto.ResponseStreamingError,
-    aiohttp.ClientError,
-    TimeoutError,
-    OSError,
-)
 
 
 @contextlib.contextmanager
@@ -158,54 +140,56 @@ def first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:
     return errors
 
 
-def mapped(error: BaseException, context: ErrorContext) -> PenstockError:  # noqa: C901, PLR0911, PLR0912 - a table; the first error that fits decides
+def mapped(error: BaseException, context: ErrorContext) -> PenstockError:  # noqa: C901, PLR0911, PLR0912 - a table
     """Return the PenstockError for a foreign error."""
-    if isinstance(error, boto.ClientError):
+    from streamer.s3.client.foreign import kind_of
+
+    kind = kind_of(error)
+    if kind == "error response":
         return _from_client_error(error, context)
     text = quoted(error_text(error))
-    if isinstance(error, _ABSENT):
-        return Denied(
-            f"no usable credentials ({text}); set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, "
-            "or Penstock.Endpoint.Anonymous: true",
-            context,
-        )
-    if isinstance(error, boto.SSLError):
-        if "CERTIFICATE_VERIFY_FAILED" in text:
-            return BadAnswer(untrusted(text), context)
-        return BadAnswer(without_tls(text), context)
-    if isinstance(error, RefusalCutOff):
-        return cut_off(error.kwargs["status"], context)
-    if isinstance(error, (aiohttp.ClientPayloadError, boto.IncompleteReadError)):
-        return Truncated("the body broke off", context)
-    if isinstance(error, boto.EndpointConnectionError):
-        return Transient(f"{text}; check that the endpoint is up and Penstock.Endpoint.Url right", context)
-    if isinstance(error, _BROKEN):
-        return Transient(f"the connection failed ({type(error).__name__}: {text})", context)
-    if isinstance(error, ResponseParserError):
-        return BadAnswer(f"the response cannot be parsed ({text})", context)
-    if isinstance(error, boto.PaginationError):
-        return BadAnswer(f"the listing does not advance ({text})", context)
-    if isinstance(error, boto.ParamValidationError):
-        return ConfigError(f"{text}; correct the S3 URI {context}")
-    if isinstance(error, _MISCONFIGURED):
-        return ConfigError(f"{text}; correct Penstock.Endpoint")
-    if isinstance(error, boto.BotoCoreError):
-        return BadAnswer(f"{type(error).__name__}: {text}", context)
-    return not_understood(error, context)
+    match kind:
+        case "no credentials":
+            return without_credentials(text, context)
+        case "tls":
+            untrusted_ = "CERTIFICATE_VERIFY_FAILED" in text
+            return BadAnswer(untrusted(text) if untrusted_ else without_tls(text), context)
+        case "cut off":
+            return cut_off(getattr(error, "kwargs", {})["status"], context)
+        case "short body":
+            return Truncated("the body broke off", context)
+        case "no connection":
+            return Transient(
+                f"{text}; check that the endpoint is up and Penstock.Endpoint.Url right", context
+            )
+        case "broken connection":
+            return Transient(f"the connection failed ({type(error).__name__}: {text})", context)
+        case "unparsable":
+            return BadAnswer(f"the response cannot be parsed ({text})", context)
+        case "endless listing":
+            return BadAnswer(f"the listing does not advance ({text})", context)
+        case "invalid parameter":
+            return ConfigError(f"{text}; correct the S3 URI {context}")
+        case "invalid configuration":
+            return ConfigError(f"{text}; correct Penstock.Endpoint")
+        case "other":
+            return BadAnswer(f"{type(error).__name__}: {text}", context)
+        case None:
+            return not_understood(error, context)
+
+
+def without_credentials(reason: str, context: ErrorContext) -> Denied:
+    """Return the error for a request that cannot be signed."""
+    return Denied(
+        f"no usable credentials ({reason}); set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, "
+        "or Penstock.Endpoint.Anonymous: true",
+        context,
+    )
 
 
 def not_understood(error: BaseException, context: ErrorContext) -> BadAnswer:
     """Return the error for an exception that a response caused and that no other rule covers."""
     return BadAnswer(f"the response cannot be parsed ({type(error).__name__}: {quoted(str(error))})", context)
-
-
-class RefusalCutOff(boto.HTTPClientError):  # type: ignore[misc]
-    """The body of an error response with a status of `MANY_REASONS` broke off before its code.
-
-    botocore repeats the request.
-    """
-
-    fmt = "the response with status {status} broke off before its error code"
 
 
 def broken(error: OSError, context: ErrorContext) -> Transient:
@@ -236,9 +220,14 @@ def untrusted(reason: str) -> str:
 
 def error_text(error: BaseException) -> str:
     """Return the error's text, without the output of a credential_process, which may contain secrets."""
-    if isinstance(error, boto.CredentialRetrievalError) and error.kwargs.get("provider") == "custom-process":
+    if getattr(error, "kwargs", {}).get("provider") == "custom-process":  # a CredentialRetrievalError
         return "the credential_process failed; run it by hand to see why"
     return str(error)
+
+
+def escaped_id(request_id: str | None) -> str | None:
+    """Return a request id for errors, redacted because a server may repeat a secret of the request in it."""
+    return quoted(request_id) if request_id else None
 
 
 def _from_client_error(error: Any, context: ErrorContext) -> SourceError:
@@ -335,6 +324,8 @@ def _region_fix(region: str | None) -> str:
 
 def clock_ahead(date: str | None) -> float | None:
     """Return seconds by which this machine's clock is ahead of a Date header; None for an implausible one."""
+    from email.utils import parsedate_to_datetime
+
     try:
         moment = parsedate_to_datetime(date or "")
         return time.time() - moment.timestamp() if _EARLIEST <= moment.year < _LATEST else None

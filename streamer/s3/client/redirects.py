@@ -15,7 +15,6 @@ ones.
 from __future__ import annotations
 
 import asyncio
-import re
 import select
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -25,6 +24,7 @@ from aiobotocore.httpsession import AIOHTTPSession
 
 from streamer.errors import ErrorContext, Transient, WrongEndpoint
 from streamer.linux import is_ready
+from streamer.s3.client.faults import REGION, escaped_id
 from streamer.secrets import quoted
 
 if TYPE_CHECKING:
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
     from aiohttp.connector import Connection
 
-REGION = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
-"""A region's name: one label of a host name, because AWS's endpoint rules put it into one."""
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
@@ -128,11 +126,6 @@ def check_redirect(url: str, status: int, headers: Any) -> None:
         "it; if the bucket is there, set Penstock.Endpoint.Url to it, or set Penstock.Endpoint.Region",
         context,
     )
-
-
-def escaped_id(request_id: str | None) -> str | None:
-    """Return a request id for errors, redacted because a server may repeat a secret of the request in it."""
-    return quoted(request_id) if request_id else None
 
 
 def _origin(url: SplitResult) -> str:

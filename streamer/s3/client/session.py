@@ -1,110 +1,98 @@
-"""One aiobotocore session per process, and two S3 clients from it.
+"""The process's S3 clients: settings and credentials for our own HTTP client, and aiobotocore's two clients.
 
-botocore's own chain (environment, files, container, instance, web identity) resolves endpoint, region,
-profile and credentials once, and refreshes the credentials. One client is for control requests (LIST, HEAD),
-which are small and rare, and which botocore retries in its standard mode. The other is for GETs of parts,
-which the relay retries, because a retry must resume inside a body; botocore's shared retry quota (100 retries
-for the whole process) would also fail many ranges at once.
+    options, environment ─ settings_of ─┬─ Settings: no botocore ──────────────────┬─▶ Clients
+                                        └─ None: BotocoreSession resolves them ────┘
+    Clients.control, Clients.data: S3Client ─ its first request ─▶ BotocoreSession opens aiobotocore's client
+
+Our own client (`streamer.s3.http`) sends nearly all requests. aiobotocore sends those that it does not
+support, so its clients are opened by their first request, once. botocore is imported, and its models are
+loaded, in a thread, because streams may be running then.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import os
-import re
-from base64 import b64encode
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from datetime import datetime
 from hashlib import md5
-from ipaddress import IPv6Address
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
-from botocore.exceptions import ClientError
-from botocore.loaders import Loader, create_loader
-from botocore.utils import parse_timestamp
-
-from streamer import __version__
-from streamer.errors import ConfigError, ErrorContext, SourceError, Transient
-from streamer.retry import note_failure
-from streamer.s3.client.bounded import BoundedSession
-from streamer.s3.client.credentials import FixedProvider, RenewableCredentials
-from streamer.s3.client.faults import map_errors, mapped
-from streamer.s3.client.metadata import refuse_redirects
-from streamer.s3.client.xml_parser import StrictParserFactory
-from streamer.secrets import quoted, remember, remember_environment
+from streamer.errors import ConfigError
+from streamer.s3.client.credentials import RenewableCredentials
+from streamer.s3.client.endpoint import STALL_TIMEOUT, Endpoint, RequestOptions
+from streamer.s3.client.environment import Keys, Settings, ca_bundle_of, settings_of
+from streamer.secrets import remember, remember_environment
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator
+
+    from streamer.s3.client.botocore_session import BotocoreSession
 
 
-CONTROL_ATTEMPTS = 5
-CONNECT_TIMEOUT = 10
-STALL_TIMEOUT = 30.0
-"""Seconds without a byte before a connection counts as dead. S3's first byte takes well under 1 s."""
+class S3Client:
+    """aiobotocore's client, opened by its first request and closed by `open_clients`."""
 
+    def __init__(
+        self, open_client: Callable[[], Awaitable[Any]], settings: Settings | None, *, stall_timeout: float
+    ) -> None:
+        """`settings`: those that the client will have; None if only botocore knows them."""
+        self.settings = settings
+        self.stall_timeout = stall_timeout
+        """Seconds without a byte before a connection counts as dead."""
+        self._open_client = open_client
+        self._client: Any = None
+        self._opening = asyncio.Lock()
+        self._on_open: list[Callable[[Any], None]] = []
 
-@dataclass(frozen=True, slots=True)
-class RequestOptions:
-    """Options that every LIST, HEAD and GET carries."""
+    def when_open(self, call: Callable[[Any], None]) -> None:
+        """Call `call` with aiobotocore's client: now if it is open, or else when it has been opened."""
+        if self._client is None:
+            self._on_open.append(call)
+        else:
+            call(self._client)
 
-    requester_pays: bool = False
-    sse_customer_key: bytes | None = field(default=None, repr=False)
-    """The 32-byte key that the objects were encrypted with (SSE-C)."""
+    async def opened(self) -> Any:
+        """Return aiobotocore's client; open it if it is not."""
+        if self._client is None:
+            async with self._opening:
+                if self._client is None:
+                    client = await self._open_client()
+                    for call in self._on_open:
+                        call(client)
+                    self._client = client
+        return self._client
 
-    def add_to(self, client: Any) -> None:
-        """Add these options to every LIST, HEAD and GET of `client`, aiobotocore's."""
-        to_list: dict[str, Any] = {"RequestPayer": "requester"} if self.requester_pays else {}
-        to_read = dict(to_list)
-        if self.sse_customer_key is not None:
-            to_read |= {"SSECustomerAlgorithm": "AES256", "SSECustomerKey": self.sse_customer_key}
-        for operation, extra in (("ListObjectsV2", to_list), ("GetObject", to_read), ("HeadObject", to_read)):
+    async def get_object(self, **parameters: Any) -> Any:
+        """Send GetObject; return botocore's response."""
+        return await (await self.opened()).get_object(**parameters)
 
-            def add(params: dict[str, Any], extra: dict[str, Any] = extra, **_: Any) -> dict[str, Any]:
-                return params | extra
+    async def head_object(self, **parameters: Any) -> Any:
+        """Send HeadObject; return botocore's response."""
+        return await (await self.opened()).head_object(**parameters)
 
-            client.meta.events.register(f"provide-client-params.s3.{operation}", add)
-
-    def list_headers(self) -> dict[str, str]:
-        """Return these options as headers of a LIST."""
-        return {"x-amz-request-payer": "requester"} if self.requester_pays else {}
-
-    def headers(self) -> dict[str, str]:
-        """Return these options as headers of a GET or HEAD."""
-        headers = self.list_headers()
-        if self.sse_customer_key is not None:
-            key = self.sse_customer_key
-            prefix = "x-amz-server-side-encryption-customer-"
-            headers[f"{prefix}algorithm"] = "AES256"
-            headers[f"{prefix}key"] = b64encode(key).decode()
-            headers[f"{prefix}key-MD5"] = b64encode(md5(key, usedforsecurity=False).digest()).decode()
-        return headers
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """Address of S3 and the identity to use there. botocore's own chain resolves unset fields."""
-
-    url: str | None = None
-    region: str | None = None
-    profile: str | None = None
-    path_style: bool = False
-    anonymous: bool = False
-    ca_bundle: str | None = None
-    reading: RequestOptions = field(default_factory=RequestOptions)
+    async def list_objects_v2(self, **parameters: Any) -> Any:
+        """Send ListObjectsV2; return botocore's response."""
+        return await (await self.opened()).list_objects_v2(**parameters)
 
 
 @dataclass(frozen=True, slots=True)
 class Clients:
-    """The process's two S3 clients (aiobotocore's are untyped)."""
+    """The process's two S3 clients, and what our own client needs."""
 
-    control: Any
-    data: Any
-    credentials: Any
-    """The session's `RenewableCredentials`; None for anonymous access, or if there are none."""
+    control: S3Client
+    """For LIST and HEAD, which botocore repeats."""
+    data: S3Client
+    """For GETs of parts, which the relay repeats."""
+    endpoint_url: str
+    """The endpoint of requests that name no bucket."""
+    signature: str
+    """How requests are signed: botocore's name of a signature version, or `none`."""
+    credentials: RenewableCredentials | None
+    """None for anonymous access, or if there are none."""
     anonymous: bool
     reading: RequestOptions
     ca_bundle: str | None
@@ -117,187 +105,132 @@ class Clients:
     @property
     def over_tls(self) -> bool:
         """Whether the endpoint is one with TLS."""
-        url: str = self.data.meta.endpoint_url
-        return url.startswith("https://")
-
-
-def _timestamp(value: Any) -> datetime:
-    """Parse a timestamp as botocore does, but in a tenth of its time for S3's own form.
-
-    Every listed object has one, and botocore's parser took three quarters of a listing's CPU time.
-    """
-    try:
-        timestamp = datetime.fromisoformat(value)
-    except (TypeError, ValueError):
-        timestamp = None
-    if timestamp is None or timestamp.tzinfo is None:
-        parsed: datetime = parse_timestamp(value)
-        return parsed
-    return timestamp
-
-
-@functools.cache
-def _models(data_path: str | None) -> Loader:
-    """Return botocore's loader of service models, cached because loading takes 0.1 s for each client."""
-    return create_loader(data_path)
+        return self.endpoint_url.startswith("https://")
 
 
 @contextlib.asynccontextmanager
 async def open_clients(
     endpoint: Endpoint, *, connections: int, stall_timeout: float = STALL_TIMEOUT
 ) -> AsyncIterator[Clients]:
-    """Open both clients; close them at the end of the block.
+    """Resolve settings and credentials; close aiobotocore's clients at the end of the block.
 
     `connections` bounds the data client's pool: the sum of all channels' requests in flight.
     `stall_timeout`: seconds without a byte before a connection counts as dead.
     Raises ConfigError for an unknown profile, a missing region or an unreadable CA bundle, Denied for
     broken credentials files.
     """
-    from aiobotocore.config import AioConfig
-    from botocore import UNSIGNED
-
     remember_environment()
     if (key := endpoint.reading.sse_customer_key) is not None:
         remember(key, md5(key, usedforsecurity=False).digest())
     if endpoint.ca_bundle and not os.access(endpoint.ca_bundle, os.R_OK):
         raise ConfigError(f"cannot read {endpoint.ca_bundle}; Endpoint.CaBundle must name a PEM file")
-    common: dict[str, Any] = {
-        "connect_timeout": min(CONNECT_TIMEOUT, stall_timeout),
-        "read_timeout": stall_timeout,
-        "user_agent_extra": f"penstock/{__version__}",
-        "s3": {"addressing_style": "path" if endpoint.path_style else "auto"},
-        # Some compatible servers send a whole object's checksum with a range; botocore would compare it
-        # and refuse every part. Length, ETag and Content-Range of ranges are checked instead.
-        "response_checksum_validation": "when_required",
-        # S3 has many addresses; a short DNS cache makes requests use all of them.
-        "connector_args": {"ttl_dns_cache": 10},
-        "http_session_cls": BoundedSession,
-    }
-    if endpoint.anonymous:
-        common["signature_version"] = UNSIGNED
-    control = AioConfig(
-        retries={"mode": "standard", "total_max_attempts": CONTROL_ATTEMPTS},
-        max_pool_connections=64,  # the HEADs of a manifest
-        **common,
-    )
-    data = AioConfig(
-        retries={"mode": "standard", "total_max_attempts": 1},
-        max_pool_connections=connections + 4,
-        **common,
-    )
-    options: dict[str, Any] = {
-        "endpoint_url": endpoint.url,
-        "region_name": endpoint.region,
-        "verify": endpoint.ca_bundle,
-    }
+    settings = settings_of(endpoint, os.environ)
     async with contextlib.AsyncExitStack() as stack:
-        with map_errors(ErrorContext()), _map_endpoint_errors():
-            session = _session(endpoint.profile)
-            session.register_component("data_loader", _models(session.get_config_variable("data_path")))
-            credentials = (
-                None if endpoint.anonymous else await _renewable(session, endpoint.profile, stall_timeout)
+        opener = _Opener(endpoint, settings, stack, connections=connections, stall_timeout=stall_timeout)
+        control = S3Client(opener.control, settings, stall_timeout=stall_timeout)
+        data = S3Client(opener.data, settings, stall_timeout=stall_timeout)
+        common: dict[str, Any] = {
+            "anonymous": endpoint.anonymous,
+            "reading": endpoint.reading,
+            "stall_timeout": stall_timeout,
+            "request_counts": opener.request_counts,
+        }
+        if settings is not None:
+            yield Clients(
+                control,
+                data,
+                settings.endpoint_url,
+                "none" if endpoint.anonymous else "s3v4",
+                None if settings.keys is None else _unchanging(settings.keys, stall_timeout),
+                ca_bundle=settings.ca_bundle,
+                **common,
             )
-            parsers = StrictParserFactory()
-            parsers.set_parser_defaults(timestamp_parser=_timestamp)
-            session.register_component("response_parser_factory", parsers)
-            clients = Clients(
-                await stack.enter_async_context(session.create_client("s3", config=control, **options)),
-                await stack.enter_async_context(session.create_client("s3", config=data, **options)),
-                credentials=credentials,
-                anonymous=endpoint.anonymous,
-                reading=endpoint.reading,
-                ca_bundle=endpoint.ca_bundle or session.get_config_variable("ca_bundle"),
-                stall_timeout=stall_timeout,
-            )
-            check_endpoint(clients.data.meta.endpoint_url)
-        endpoint.reading.add_to(clients.control)
-        endpoint.reading.add_to(clients.data)
-
-        def count(event_name: str, **_: Any) -> None:
-            clients.request_counts[event_name.rpartition(".")[2]] += 1
-
-        clients.control.meta.events.register("before-send.s3", count)
-        clients.control.meta.events.register("response-received.s3", _note_failure)
-        yield clients
-
-
-def _note_failure(
-    exception: BaseException | None, parsed_response: Any, context: Any, event_name: str, **_: Any
-) -> None:
-    """Note the error of a failed request, because botocore repeats it and raises only the last error."""
-    if exception is None and parsed_response and parsed_response.get("Error"):
-        exception = ClientError(parsed_response, event_name.rpartition(".")[2])
-    if exception is not None:
-        params = context.get("s3_redirect", {}).get("params", {})
-        error = mapped(exception, ErrorContext(params.get("Bucket"), params.get("Key")))
-        if isinstance(error, SourceError):
-            note_failure(error)
-
-
-def check_endpoint(url: str) -> None:
-    """Raise ValueError for a URL without a valid host or port. The text does not contain the URL."""
-    parts = urlsplit(url)
-    host = parts.hostname or ""
-    if ":" in host:
-        IPv6Address(host.partition("%")[0])
-    elif not re.fullmatch(r"(?=.{1,253}\.?$)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?", host):
-        raise ValueError(
-            "the host must be an IP address or a host name in ASCII letters, digits, '.' and '-'"
+            return
+        session = await opener.session()
+        await control.opened()
+        client = await data.opened()
+        version = client.meta.config.signature_version
+        yield Clients(
+            control,
+            data,
+            client.meta.endpoint_url,
+            "none" if endpoint.anonymous else version,
+            session.credentials,
+            ca_bundle=session.ca_bundle or ca_bundle_of(os.environ),
+            **common,
         )
-    if not parts.netloc.isascii() or parts.port == 0 or parts.netloc.endswith(":"):
-        raise ValueError("the port must be a number from 1 to 65535")
 
 
-@contextlib.contextmanager
-def _map_endpoint_errors() -> Iterator[None]:
-    """Map the ValueError that botocore raises for an endpoint or a region. Raises ConfigError."""
-    try:
-        yield
-    except ValueError as error:
-        raise ConfigError(
-            f"the endpoint is invalid ({quoted(str(error))}); correct Penstock.Endpoint.Url and Region, or "
-            "AWS_ENDPOINT_URL"
-        ) from error
+def _unchanging(keys: Keys, limit: float) -> RenewableCredentials:
+    async def load() -> Keys:
+        return keys
+
+    return RenewableCredentials(keys, load, limit=limit)
 
 
-def _session(profile: str | None) -> Any:
-    """Return a session whose clients, including those for STS, follow no redirect and limit responses.
+class _Opener:
+    """Opens botocore's session and aiobotocore's clients when they are needed."""
 
-    Its requests to metadata services follow no redirect either.
-    """
-    from aiobotocore.config import AioConfig
-    from aiobotocore.session import AioSession
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        settings: Settings | None,
+        stack: contextlib.AsyncExitStack,
+        *,
+        connections: int,
+        stall_timeout: float,
+    ) -> None:
+        """`stack`: owns the clients."""
+        self.request_counts: Counter[str] = Counter()
+        self._endpoint = endpoint
+        self._settings = settings
+        self._stack = stack
+        self._connections = connections
+        self._stall_timeout = stall_timeout
+        self._opening = asyncio.Lock()
+        self._session: BotocoreSession | None = None
 
-    refuse_redirects()
-    session = AioSession(profile=profile)
-    session.set_default_client_config(AioConfig(http_session_cls=BoundedSession))
-    return session
+    async def session(self) -> BotocoreSession:
+        """Return botocore's session with its credentials."""
+        async with self._opening:
+            if self._session is None:
+                session = await asyncio.to_thread(self._load)
+                if self._settings is None:
+                    await session.resolve_credentials()
+                elif self._settings.keys is not None:
+                    session.use(self._settings.keys)
+                self._session = session
+        return self._session
 
+    def _load(self) -> BotocoreSession:
+        from streamer.s3.client.botocore_session import open_session
 
-async def _renewable(session: Any, profile: str | None, limit: float) -> RenewableCredentials | None:
-    """Return renewable credentials and give them to the session's clients; None if the session has none."""
+        return open_session(self._endpoint, connections=self._connections, stall_timeout=self._stall_timeout)
 
-    async def load() -> Any:
-        return await _session(profile).get_credentials()
+    async def control(self) -> Any:
+        """Open the client for control requests."""
+        return await self._client(control=True)
 
-    # `session.get_credentials` would cache the credentials and give those to the clients.
-    try:
-        async with asyncio.timeout(limit):
-            credentials = await session.get_component("credential_provider").load_credentials()
-    except TimeoutError as error:
-        raise Transient(
-            f"the credentials' source did not respond in {limit:g} s; check that it is running"
-        ) from error
-    if credentials is None:
-        return None
-    lasting = RenewableCredentials(credentials, load, limit=limit)
-    session.register_component("credential_provider", FixedProvider(lasting))
-    return lasting
+    async def data(self) -> Any:
+        """Open the client for GETs of parts."""
+        return await self._client(control=False)
+
+    async def _client(self, *, control: bool) -> Any:
+        session = await self.session()
+        return await self._stack.enter_async_context(
+            session.client(control=control, counts=self.request_counts)
+        )
 
 
 def certificate_file(ca_bundle: str | None) -> str:
     """Return the file of certificates to trust: the bundle given, or botocore's own."""
-    from botocore.httpsession import get_cert_path
-
-    path: str = ca_bundle or get_cert_path(verify=True)
+    if ca_bundle:
+        return ca_bundle
+    try:
+        from certifi import where
+    except ImportError:  # botocore then trusts a file of its own
+        package = find_spec("botocore")
+        places = package.submodule_search_locations if package else None
+        return os.path.join(places[0] if places else "", "cacert.pem")
+    path: str = where()
     return path

@@ -21,7 +21,7 @@ from streamer.s3.http.response import ResponseHeader, ResponseReader
 if TYPE_CHECKING:
     from streamer.s3.http.connection import Connection
     from streamer.s3.http.tls import TlsContext
-    from streamer.s3.signing.requests import BucketEndpoint
+    from streamer.s3.signing.endpoints import BucketEndpoint
 
 
 class Response:

@@ -1,8 +1,9 @@
 """Builds the bytes of requests: ranged GETs, HEADs and LISTs.
 
-botocore resolves the endpoint of each bucket (virtual host or path, custom endpoint, region) once, by a
-presigned URL that is never used, and again after S3 has named another region. For each request the session
-returns frozen credentials, which botocore refreshes at that point, and `sigv4` signs.
+`endpoints` computes the endpoint of a bucket where the settings are all known. Else, and after S3 has named
+another region, botocore resolves it (virtual host or path, custom endpoint, region), by a presigned URL that
+is never used. For each request the session returns frozen credentials, which botocore refreshes at that
+point, and `sigv4` signs.
 """
 
 from __future__ import annotations
@@ -10,22 +11,18 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
-from urllib.parse import quote, urlsplit
-
-from botocore.exceptions import NoCredentialsError
+from urllib.parse import quote
 
 from streamer import __version__
 from streamer.errors import ErrorContext
 from streamer.plan import Part
-from streamer.s3.client.faults import map_errors
-from streamer.s3.client.redirects import REGION
-from streamer.s3.client.session import RequestOptions
-from streamer.s3.signing.sigv4 import GetSigner
+from streamer.s3.client.faults import REGION, map_errors, without_credentials
+from streamer.s3.signing.endpoints import BucketEndpoint, endpoint_of, signing_region
 
 if TYPE_CHECKING:
-    from streamer.s3.client.session import Clients
+    from streamer.s3.client.endpoint import RequestOptions
+    from streamer.s3.client.session import Clients, S3Client
 
 _UNRESERVED = re.compile(r"[A-Za-z0-9_.~/-]*").fullmatch
 """Matches keys that need no quoting, as nearly all are: three times as fast as `quote`."""
@@ -36,46 +33,31 @@ def _use_regional_endpoint(context: dict[str, Any], **_: Any) -> None:
     context.pop("use_global_endpoint", None)
 
 
-def _signing_region(name: str | None) -> str:
-    """Return the region to sign for. `name`: the client's region."""
-    return "us-east-1" if name in (None, "aws-global") else name
-
-
-@dataclass(frozen=True, slots=True)
-class BucketEndpoint:
-    """The endpoint of a bucket, and the signer for its region."""
-
-    host: str
-    port: int
-    tls: bool
-    authority: str
-    """The Host header: host, and the port unless it is the scheme's default."""
-    prefix: str
-    """The path before a key: `/`, or `/bucket/` in path style."""
-    signer: GetSigner
-
-
 class RangeSigner:
     """Builds requests for one session; does not sign them if `anonymous`."""
 
-    def __init__(self, client: Any, credentials: Any, *, anonymous: bool, reading: RequestOptions) -> None:
-        """`client`: aiobotocore's S3 client. `credentials`: the session's, or None if anonymous."""
+    def __init__(
+        self, client: S3Client, credentials: Any, *, anonymous: bool, reading: RequestOptions
+    ) -> None:
+        """`credentials`: the session's, or None if anonymous."""
         self._client = client
         self.credentials = credentials
         self._anonymous = anonymous
         self._headers = reading.headers()
         self._list_headers = reading.list_headers()
         self._regions: dict[str, str] = {}
-        """By bucket, the region of the endpoint that botocore has resolved."""
+        """By bucket, the region of its endpoint."""
         self._endpoints: dict[str, BucketEndpoint] = {}
-        events = client.meta.events
-        events.register("provide-client-params.s3.GetObject", _use_regional_endpoint)
-        events.register("before-endpoint-resolution.s3", self._before_resolution)
+        self._moved: set[str] = set()
+        """Buckets that are in another region than the client's, by S3's word."""
+        self._default_region: str | None = None
+        """The region of aiobotocore's client."""
+        client.when_open(self._watch)
         self.ahead = 0.0
         """Seconds by which this machine's clock is ahead of the endpoint's; 0 until an error has shown it."""
 
     @classmethod
-    def of(cls, client: Any, clients: Clients) -> Self:
+    def of(cls, client: S3Client, clients: Clients) -> Self:
         """Return the signer of `client`, one of `clients`."""
         return cls(client, clients.credentials, anonymous=clients.anonymous, reading=clients.reading)
 
@@ -83,29 +65,42 @@ class RangeSigner:
         """Return the bucket's endpoint. Raises SourceError for a bucket name that botocore refuses."""
         endpoint = self._endpoints.get(bucket)
         if endpoint is None:
-            with map_errors(ErrorContext(bucket)):
-                url = await self._client.generate_presigned_url(
-                    "get_object", Params={"Bucket": bucket, "Key": "k"}, ExpiresIn=60
-                )
-            parts = urlsplit(url)
-            region = self._regions.get(bucket) or _signing_region(self._client.meta.region_name)
-            tls = parts.scheme == "https"
-            default_port = 443 if tls else 80
-            host, port = parts.hostname or "", parts.port or default_port
-            authority = host if port == default_port else f"{host}:{port}"
-            prefix = parts.path.removesuffix("k")
-            endpoint = self._endpoints[bucket] = BucketEndpoint(
-                host, port, tls, authority, prefix, GetSigner(region)
-            )
+            settings, computed = self._client.settings, None
+            if settings is not None and bucket not in self._moved:
+                computed = endpoint_of(settings, bucket)
+            if settings is not None and computed is not None:
+                endpoint = computed
+                self._regions[bucket] = signing_region(settings.region)
+            else:
+                endpoint = await self._resolved_endpoint(bucket)
+            self._endpoints[bucket] = endpoint
         return endpoint
+
+    async def _resolved_endpoint(self, bucket: str) -> BucketEndpoint:
+        """Return the endpoint that botocore resolves."""
+        with map_errors(ErrorContext(bucket)):
+            client = await self._client.opened()
+            url = await client.generate_presigned_url(
+                "get_object", Params={"Bucket": bucket, "Key": "k"}, ExpiresIn=60
+            )
+        region = self._regions.get(bucket) or signing_region(self._default_region)
+        return BucketEndpoint.of_url(url.partition("?")[0].removesuffix("k"), region)
+
+    def _watch(self, client: Any) -> None:
+        """Follow the regions that `client`, aiobotocore's, learns."""
+        self._default_region = client.meta.region_name
+        events = client.meta.events
+        events.register("provide-client-params.s3.GetObject", _use_regional_endpoint)
+        events.register("before-endpoint-resolution.s3", self._before_resolution)
 
     def _before_resolution(self, builtins: dict[str, Any], params: Any, **_: Any) -> None:
         """Note the region for which botocore is about to resolve an endpoint; S3 may have named another."""
         if not REGION.fullmatch(builtins.get("AWS::Region") or ""):
-            builtins["AWS::Region"] = self._client.meta.region_name
-        bucket, region = params.get("Bucket", ""), _signing_region(builtins["AWS::Region"])
+            builtins["AWS::Region"] = self._default_region
+        bucket, region = params.get("Bucket", ""), signing_region(builtins["AWS::Region"])
         if self._regions.get(bucket, region) != region:
             self._endpoints.pop(bucket, None)
+            self._moved.add(bucket)
         self._regions[bucket] = region
 
     async def ranged_get(self, endpoint: BucketEndpoint, part: Part, first: int) -> bytes:
@@ -135,8 +130,7 @@ class RangeSigner:
             except Exception:  # map_errors only after a failure, because a context manager costs time
                 with map_errors(ErrorContext(bucket, key)):
                     raise
-        with map_errors(ErrorContext(bucket, key)):
-            raise NoCredentialsError
+        raise without_credentials("Unable to locate credentials", ErrorContext(bucket, key))
 
     async def _request(
         self,

@@ -1,0 +1,227 @@
+"""Opens botocore's session and aiobotocore's S3 clients.
+
+botocore's own chain (environment, files, container, instance, web identity) resolves endpoint, region,
+profile and credentials once, and refreshes the credentials. One client is for control requests (LIST, HEAD),
+which are small and rare, and which botocore retries in its standard mode. The other is for GETs of parts,
+which the relay retries, because a retry must resume inside a body; botocore's shared retry quota (100 retries
+for the whole process) would also fail many ranges at once.
+
+Importing this module takes 0.35 s, so `session` imports it where a client is needed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from aiobotocore.config import AioConfig
+from aiobotocore.session import AioSession
+from botocore import UNSIGNED
+from botocore.exceptions import ClientError
+from botocore.loaders import Loader, create_loader
+from botocore.utils import parse_timestamp
+
+from streamer import __version__
+from streamer.errors import ConfigError, ErrorContext, SourceError, Transient
+from streamer.retry import note_failure
+from streamer.s3.client.bounded import BoundedSession
+from streamer.s3.client.credentials import FixedProvider, RenewableCredentials
+from streamer.s3.client.endpoint import Endpoint, RequestOptions, check_endpoint
+from streamer.s3.client.faults import map_errors, mapped
+from streamer.s3.client.metadata import refuse_redirects
+from streamer.s3.client.xml_parser import StrictParserFactory
+from streamer.secrets import quoted
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import AsyncIterator, Iterator
+
+    from streamer.s3.client.environment import Keys
+
+CONTROL_ATTEMPTS = 5
+CONNECT_TIMEOUT = 10
+
+
+def _timestamp(value: Any) -> datetime:
+    """Parse a timestamp as botocore does, but in a tenth of its time for S3's own form.
+
+    Every listed object has one, and botocore's parser took three quarters of a listing's CPU time.
+    """
+    try:
+        timestamp = datetime.fromisoformat(value)
+    except (TypeError, ValueError):
+        timestamp = None
+    if timestamp is None or timestamp.tzinfo is None:
+        parsed: datetime = parse_timestamp(value)
+        return parsed
+    return timestamp
+
+
+@functools.cache
+def _models(data_path: str | None) -> Loader:
+    """Return botocore's loader of service models, cached because loading takes 0.1 s for each client."""
+    return create_loader(data_path)
+
+
+class BotocoreSession:
+    """The process's session, its credentials and clients."""
+
+    def __init__(self, endpoint: Endpoint, *, connections: int, stall_timeout: float) -> None:
+        """`connections`: see `session.open_clients`."""
+        self.credentials: RenewableCredentials | None = None
+        """None for anonymous access, and if there are none."""
+        self._endpoint = endpoint
+        self._connections = connections
+        self._stall_timeout = stall_timeout
+        session = self._session = _session(endpoint.profile)
+        session.register_component("data_loader", _models(session.get_config_variable("data_path")))
+        parsers = StrictParserFactory()
+        parsers.set_parser_defaults(timestamp_parser=_timestamp)
+        session.register_component("response_parser_factory", parsers)
+
+        # Into the loader's cache, so that `client` reads no file.
+        loader = session.get_component("data_loader")
+        for name in ("endpoints", "partitions", "sdk-default-configuration", "_retry"):
+            loader.load_data_with_path(name)
+        for name in ("service-2", "endpoint-rule-set-1"):
+            loader.load_service_model("s3", name, api_version=None)
+
+    @property
+    def ca_bundle(self) -> str | None:
+        """The PEM file of certificates to trust; None for botocore's own."""
+        file: str | None = self._endpoint.ca_bundle or self._session.get_config_variable("ca_bundle")
+        return file
+
+    def use(self, keys: Keys) -> None:
+        """Sign with these keys."""
+        self._session.set_credentials(keys.access_key, keys.secret_key, keys.token)
+
+    async def resolve_credentials(self) -> None:
+        """Resolve the credentials by botocore's chain. Raises ConfigError, Denied, Transient."""
+        if not self._endpoint.anonymous:
+            with _mapped_errors():
+                self.credentials = await _renewable(
+                    self._session, self._endpoint.profile, self._stall_timeout
+                )
+
+    @contextlib.asynccontextmanager
+    async def client(self, *, control: bool, counts: Counter[str]) -> AsyncIterator[Any]:
+        """Open a client, for control requests or for GETs of parts; close it at the end of the block.
+
+        `counts`: the counter of control requests. Raises ConfigError for an invalid endpoint.
+        """
+        endpoint = self._endpoint
+        config: dict[str, Any] = {
+            "connect_timeout": min(CONNECT_TIMEOUT, self._stall_timeout),
+            "read_timeout": self._stall_timeout,
+            "user_agent_extra": f"penstock/{__version__}",
+            "s3": {"addressing_style": "path" if endpoint.path_style else "auto"},
+            # Some compatible servers send a whole object's checksum with a range; botocore would compare it
+            # and refuse every part. Length, ETag and Content-Range of ranges are checked instead.
+            "response_checksum_validation": "when_required",
+            # S3 has many addresses; a short DNS cache makes requests use all of them.
+            "connector_args": {"ttl_dns_cache": 10},
+            "http_session_cls": BoundedSession,
+            "retries": {"mode": "standard", "total_max_attempts": CONTROL_ATTEMPTS if control else 1},
+            # 64: the HEADs of a manifest
+            "max_pool_connections": 64 if control else self._connections + 4,
+        }
+        if endpoint.anonymous:
+            config["signature_version"] = UNSIGNED
+        options = {"endpoint_url": endpoint.url, "region_name": endpoint.region, "verify": endpoint.ca_bundle}
+        async with contextlib.AsyncExitStack() as stack:
+            with _mapped_errors():
+                client = await stack.enter_async_context(
+                    self._session.create_client("s3", config=AioConfig(**config), **options)
+                )
+                check_endpoint(client.meta.endpoint_url)
+            _add_options(client, endpoint.reading)
+            if control:
+
+                def count(event_name: str, **_: Any) -> None:
+                    counts[event_name.rpartition(".")[2]] += 1
+
+                client.meta.events.register("before-send.s3", count)
+                client.meta.events.register("response-received.s3", _note_failure)
+            yield client
+
+
+def open_session(endpoint: Endpoint, *, connections: int, stall_timeout: float) -> BotocoreSession:
+    """Open a session, which reads files. Raises ConfigError for an unknown profile."""
+    with _mapped_errors():
+        return BotocoreSession(endpoint, connections=connections, stall_timeout=stall_timeout)
+
+
+def _add_options(client: Any, options: RequestOptions) -> None:
+    """Add the options to every LIST, HEAD and GET of `client`, aiobotocore's."""
+    to_list: dict[str, Any] = {"RequestPayer": "requester"} if options.requester_pays else {}
+    to_read = dict(to_list)
+    if options.sse_customer_key is not None:
+        to_read |= {"SSECustomerAlgorithm": "AES256", "SSECustomerKey": options.sse_customer_key}
+    for operation, extra in (("ListObjectsV2", to_list), ("GetObject", to_read), ("HeadObject", to_read)):
+
+        def add(params: dict[str, Any], extra: dict[str, Any] = extra, **_: Any) -> dict[str, Any]:
+            return params | extra
+
+        client.meta.events.register(f"provide-client-params.s3.{operation}", add)
+
+
+def _note_failure(
+    exception: BaseException | None, parsed_response: Any, context: Any, event_name: str, **_: Any
+) -> None:
+    """Note the error of a failed request, because botocore repeats it and raises only the last error."""
+    if exception is None and parsed_response and parsed_response.get("Error"):
+        exception = ClientError(parsed_response, event_name.rpartition(".")[2])
+    if exception is not None:
+        params = context.get("s3_redirect", {}).get("params", {})
+        error = mapped(exception, ErrorContext(params.get("Bucket"), params.get("Key")))
+        if isinstance(error, SourceError):
+            note_failure(error)
+
+
+@contextlib.contextmanager
+def _mapped_errors() -> Iterator[None]:
+    """Map botocore's errors, and the ValueError that it raises for an endpoint or a region."""
+    with map_errors(ErrorContext()):
+        try:
+            yield
+        except ValueError as error:
+            raise ConfigError(
+                f"the endpoint is invalid ({quoted(str(error))}); correct Penstock.Endpoint.Url and Region, "
+                "or AWS_ENDPOINT_URL"
+            ) from error
+
+
+def _session(profile: str | None) -> Any:
+    """Return a session whose clients, including those for STS, follow no redirect and limit responses.
+
+    Its requests to metadata services follow no redirect either.
+    """
+    refuse_redirects()
+    session = AioSession(profile=profile)
+    session.set_default_client_config(AioConfig(http_session_cls=BoundedSession))
+    return session
+
+
+async def _renewable(session: Any, profile: str | None, limit: float) -> RenewableCredentials | None:
+    """Return renewable credentials and give them to the session's clients; None if the session has none."""
+
+    async def load() -> Any:
+        return await _session(profile).get_credentials()
+
+    # `session.get_credentials` would cache the credentials and give those to the clients.
+    try:
+        async with asyncio.timeout(limit):
+            credentials = await session.get_component("credential_provider").load_credentials()
+    except TimeoutError as error:
+        raise Transient(
+            f"the credentials' source did not respond in {limit:g} s; check that it is running"
+        ) from error
+    if credentials is None:
+        return None
+    lasting = RenewableCredentials(credentials, load, limit=limit)
+    session.register_component("credential_provider", FixedProvider(lasting))
+    return lasting
