@@ -323,6 +323,6 @@ def test_cat_loads_what_it_uses() -> None:
             f"sidecar.cli.{name}"
             for name in ("help", "options", "planning", "running", "streaming", "watching")
         ),
-        *(f"sidecar.process{name}" for name in ("", ".dumps", ".exits", ".memory", ".streams")),
+        *(f"sidecar.process{name}" for name in ("", ".dumps", ".exits", ".memory", ".progress", ".streams")),
     }
     assert not loaded & {"pydantic", "rich", "yaml", "aiohttp.web", "tensorflow"}

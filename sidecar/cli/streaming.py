@@ -61,7 +61,13 @@ if TYPE_CHECKING:
 )
 @selection_options
 @click.option("--join", type=click.Choice(["tar", "arrow"]), help="Join the objects into one of this format.")
-@click.option("-q", "--quiet", "closing", flag_value="none", help="Write no closing line to standard error.")
+@click.option(
+    "-q",
+    "--quiet",
+    "closing",
+    flag_value="none",
+    help="Write neither progress nor a closing line to standard error.",
+)
 @click.option("--json", "closing", flag_value="json", help="Write the closing line as JSON.")
 def cat(
     uris: tuple[str, ...],
@@ -121,6 +127,7 @@ def cat(
         give_up_after=give_up_after,
         join=join,
         selection=selection,
+        quiet=closing == "none",
     )
     code = run_loop(
         command.cat(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from sidecar.process.exits import Exit
 from sidecar.process.memory import freeze_gc, memory_limit
+from sidecar.process.progress import progress_line, transferred
 from streamer.errors import ConfigError, ReaderGone
 from streamer.linux import descriptor_path
 from streamer.plan import Arrangement
@@ -34,7 +35,7 @@ from streamer.trailer import mark_pipe
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from streamer.plan import Join, S3Uri
+    from streamer.plan import Join, Plan, S3Uri
     from streamer.sink.outlet import Drainable, Outlet
 
 
@@ -49,6 +50,8 @@ class CatOptions:
     give_up_after: float
     join: Join | None = None
     selection: Selection = field(default_factory=Selection)
+    quiet: bool = False
+    """Show no progress line."""
 
 
 async def cat(
@@ -63,6 +66,41 @@ async def cat(
 
     `promised`: the pipe is marked as a stream that will have a trailer (`streamer.trailer`).
     """
+    progress = _Progress()
+    # A program that reads a pipe may write to the same terminal, so only a file has the line.
+    quiet = options.quiet or not stat.S_ISREG(os.fstat(1).st_mode)
+    with progress_line(progress.text, quiet=quiet):
+        figures = await _stream(uris, endpoint, options, progress)
+    if figures is None:
+        return Exit.READER_GONE
+    if promised:
+        mark_pipe(1, "complete")
+    report(figures)
+    return Exit.OK
+
+
+class _Progress:
+    """How far the command is, for the progress line."""
+
+    def __init__(self) -> None:
+        self.listed = 0
+        """Objects listed so far."""
+        self.plan: Plan | None = None
+        self.counters = ChannelCounters()
+        self.started = 0.0
+        """When the stream began (monotonic seconds)."""
+
+    def text(self) -> str:
+        if self.plan is None:
+            return f"listing: {self.listed} objects"
+        done, total = self.counters.consumed_bytes, self.plan.total_bytes(0)
+        return transferred(done, total, time.monotonic() - self.started)
+
+
+async def _stream(
+    uris: list[S3Uri], endpoint: Endpoint, options: CatOptions, progress: _Progress
+) -> dict[str, Any] | None:
+    """List and stream the URIs; return the figures, or None if the reader has left."""
     policy = RetryPolicy(give_up_after=options.give_up_after)
     async with open_clients(
         endpoint,
@@ -78,7 +116,7 @@ async def cat(
                     arrangement,
                     options.selection,
                     exact=True,
-                    progress=lambda _: progressed(),
+                    progress=partial(_note_listed, progress, progressed),
                     memory=memory,
                 ),
                 policy,
@@ -88,7 +126,7 @@ async def cat(
 
             warn_of_strays(plan.strays, advice=option_advice)
         why = why_read(plan)
-        counters, started, cpu = ChannelCounters(), time.monotonic(), time.process_time()
+        progress.plan, progress.started, cpu = plan, time.monotonic(), time.process_time()
         try:
             async with open_transport(
                 clients,
@@ -108,26 +146,25 @@ async def cat(
                     transport.source,
                     transport.stages(why),
                     policy=policy,
-                    counters=counters,
+                    counters=progress.counters,
                     open_outlet=partial(_standard_output, give_up_after=options.give_up_after),
                 )
         except ReaderGone:
-            return Exit.READER_GONE
-    if promised:
-        mark_pipe(1, "complete")
-    seconds = time.monotonic() - started
+            return None
     total = plan.total_bytes(0)
-    report(
-        {
-            "objects": plan.objects(0),
-            "bytes": total,
-            "seconds": round(seconds, 3),
-            "transport": transport.name,
-            "cpu_seconds_per_gb": round((time.process_time() - cpu) / max(total, 1) * 1e9, 3),
-            "requests_in_flight": transport.memory_budget.concurrency.limit,
-        }
-    )
-    return Exit.OK
+    return {
+        "objects": plan.objects(0),
+        "bytes": total,
+        "seconds": round(time.monotonic() - progress.started, 3),
+        "transport": transport.name,
+        "cpu_seconds_per_gb": round((time.process_time() - cpu) / max(total, 1) * 1e9, 3),
+        "requests_in_flight": transport.memory_budget.concurrency.limit,
+    }
+
+
+def _note_listed(progress: _Progress, progressed: Callable[[], None], listed: int) -> None:
+    progressed()
+    progress.listed = listed
 
 
 def _standard_output(on_gone: Callable[[], None], *, give_up_after: float) -> Outlet:

@@ -86,11 +86,7 @@ def _process(command: Sequence[str], url: str, **environment: str) -> Iterator[N
             yield
         finally:
             process.terminate()
-            try:
-                process.wait(30)
-            except subprocess.TimeoutExpired:  # moto, while the machine is busy
-                process.kill()
-                process.wait()
+            process.wait(30)
 
 
 def _answers(url: str) -> bool:

@@ -1,0 +1,106 @@
+"""The progress line of a terminal: what it shows, where it is shown, and that nothing of it stays."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sidecar.process.progress import ERASE, transferred
+from tests.kit.stub import S3Stub, stalls
+from tests.kit.terminal import terminal
+
+AT_ONCE = [
+    sys.executable,
+    "-c",
+    "from sidecar.process import progress; progress.FIRST_AFTER = 0; from sidecar.cli import main; main()",
+]
+"""`penstock` whose line does not wait for its second."""
+
+
+def cat(stub: S3Stub) -> str:
+    """Put two objects of 3 and 2 MB; return the command that streams them."""
+    stub.objects |= {f"b/x/{number}": bytes(size) for number, size in enumerate((3_000_000, 2_000_000))}
+    endpoint = ["--endpoint-url", stub.url, "--path-style", "--part-size", "4MiB"]
+    return "exec " + shlex.join([*AT_ONCE, "cat", "s3://b/x/", *endpoint])
+
+
+def test_cat_into_a_file_shows_bytes_of_all_bytes(stub: S3Stub, tmp_path: Path) -> None:
+    command, out = cat(stub), tmp_path / "out"
+    stub.script(*[stalls(stub)] * 9, key="b/x/1")  # hedges too
+    with terminal(["sh", "-c", f"{command} > {out}"], columns=79, rows=4) as window:
+        screen = window.wait_for(lambda screen: "3 MB of 5 MB (60 %), " in screen.text)
+        assert len(screen.text.strip().splitlines()) == 1
+        stub.release()
+        assert window.end() == 0
+        assert out.stat().st_size == 5_000_000
+        assert window.screen.lines[0].startswith("2 objects, 5000000 bytes in ")
+        assert "MB of" not in window.screen.text
+
+
+def test_a_narrow_terminal_has_one_line_too(stub: S3Stub, tmp_path: Path) -> None:
+    command = cat(stub)
+    stub.script(*[stalls(stub)] * 9, key="b/x/1")  # hedges too
+    with terminal(["sh", "-c", f"{command} > {tmp_path / 'out'}"], columns=12, rows=6) as window:
+        window.wait_for(lambda screen: screen.lines[0] == "3 MB of 5 M" and not any(screen.lines[1:]))
+        stub.release()
+        assert window.end() == 0
+
+
+@pytest.mark.parametrize(
+    ("rest", "term", "shown"),
+    [
+        ("> {out}", "xterm", True),
+        ("| cat > {out}", "xterm", False),
+        ("--quiet > {out}", "xterm", False),
+        ("> {out}", "dumb", False),
+        ("> {out} 2> {out}.log", "xterm", False),
+    ],
+)
+def test_the_line_is_for_files_and_terminals_alone(
+    stub: S3Stub, tmp_path: Path, rest: str, term: str, *, shown: bool
+) -> None:
+    line = f"{cat(stub)} {rest.format(out=tmp_path / 'out')}"
+    with terminal(["bash", "-c", line], columns=79, rows=4, TERM=term) as window:
+        assert window.end() == 0
+        assert (ERASE in window.screen.written) == shown
+    assert (tmp_path / "out").stat().st_size == 5_000_000
+
+
+def test_an_event_of_the_log_has_a_line_of_its_own(stub: S3Stub, tmp_path: Path) -> None:
+    """Here the warning of an object that may not be data, which comes after the line of the listing."""
+    command = cat(stub)
+    stub.objects["b/x/2.crc"] = b"crc"
+    with terminal(["sh", "-c", f"{command} > {tmp_path / 'out'}"], columns=300, rows=6) as window:
+        assert window.end() == 0
+        assert window.screen.lines[0].startswith("2")
+        assert "objects that may not be data" in window.screen.lines[0]
+        assert "listing" not in window.screen.lines[0]
+
+
+def test_a_terminal_that_takes_no_output_stops_nothing(stub: S3Stub, tmp_path: Path) -> None:
+    """After Ctrl-S the file is written to its end; the closing line waits for Ctrl-Q."""
+    command, out = cat(stub), tmp_path / "out"
+    stub.script(*[stalls(stub)] * 9, key="b/x/1")  # hedges too
+    with terminal(["sh", "-c", f"{command} > {out}"], columns=79, rows=4) as window:
+        window.wait_for(lambda screen: "3 MB of 5 MB" in screen.text)
+        window.press("\x13")
+        stub.release()
+        window.wait_for(lambda _: out.stat().st_size == 5_000_000)
+        window.press("\x11")
+        assert window.end() == 0
+
+
+def test_the_text_of_a_transfer() -> None:
+    assert transferred(0, 5_000_000, 0) == "0 B of 5 MB"
+    assert transferred(1_000_000, 5_000_000, 2) == "1 MB of 5 MB (20 %), 500 kB/s, 0:08 left"
+    assert transferred(10**9, 4_000 * 10**9, 1) == "1 GB of 4 TB (0 %), 1 GB/s, 1:06:39 left"
+    assert transferred(0, 0, 1) == "0 B of 0 B"
+
+
+def test_nothing_is_imported_for_the_line() -> None:
+    code = "import sys, sidecar.process.progress; sys.exit('rich' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
