@@ -41,6 +41,9 @@ FROM python:3.13-slim AS runtime
 ENV PATH=/opt/venv/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1
+# The base image has no bytecode of the standard library, and its user cannot write any: each start would compile anew.
+RUN python -m compileall -q -x '/(ensurepip|idlelib|lib2to3|pydoc_data|site-packages|test|tkinter|turtledemo)/' \
+      "$(python -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')"
 # A new named volume at one of these takes over owner and mode.
 RUN install --directory --owner=65534 --group=65534 --mode=0750 /opt/ml /run/penstock
 USER 65534:65534
