@@ -12,7 +12,7 @@ import os
 from typing import TYPE_CHECKING
 
 from sidecar.admin.listener import listening
-from sidecar.job.download import digest_of, is_made
+from sidecar.job.download_directory import DownloadDirectory
 from streamer.errors import SinkError
 from streamer.relay.transport import open_files
 from streamer.sink.fifo import check_name
@@ -61,7 +61,7 @@ def directory(job: Job, layout: Layout, *, fresh: bool = True) -> None:
             for name in job.fifos(channel):
                 check_name(fifo_path(layout.data, name, 0))
         for channel in job.channels("File"):
-            is_made(layout.data, channel.channel_name, b"")
+            DownloadDirectory(layout.data, channel.channel_name).check()
     finally:
         for path in reversed(missing):
             with contextlib.suppress(OSError):
@@ -97,17 +97,21 @@ async def port(job: Job, *, default: int = ADMIN_PORT) -> str:
 
 
 def disk(layout: Layout, plans: Mapping[str, Plan]) -> str:
-    """Check the space for the File channels of these plans that are not downloaded yet.
+    """Check the space for the objects of these File channels' plans that are not downloaded yet.
 
+    The space of a download that has not ended counts as free: the next one keeps its files or removes them.
     Returns needed and free space as text. Raises SinkError.
     """
     directory = next(path for path in (layout.data, *layout.parents()[::-1]) if os.path.isdir(path))
     status = os.statvfs(directory)
     needed = entries = 0
     for name, plan in plans.items():
-        if not is_made(layout.data, name, digest_of(plan)):
-            needed += sum(-(-ref.size // status.f_frsize) * status.f_frsize for ref in plan.refs(0))
-            entries += plan.objects(0)
+        download = DownloadDirectory(layout.data, name)
+        if not download.has(plan):
+            here = download.occupied()
+            size = sum(-(-ref.size // status.f_frsize) * status.f_frsize for ref in plan.refs(0))
+            needed += max(0, size - here.bytes)
+            entries += max(0, plan.objects(0) - here.files)
     free = status.f_bavail * status.f_frsize
     needs = f"{decimal_bytes(needed)} and {entries} file{'' if entries == 1 else 's'}"
     if needed > free or (status.f_files and entries > status.f_favail):

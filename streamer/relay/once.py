@@ -1,4 +1,4 @@
-"""Streams one epoch of a plan into one outlet, for `penstock cat`."""
+"""Streams one epoch of a plan into one outlet, for `penstock cat` and File channels."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING
 
+from streamer.plan import START
 from streamer.relay.deliver.delivery import Delivery
 from streamer.relay.fetch.prefetcher import Prefetcher, StreamSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from streamer.plan import Plan
+    from streamer.plan import Plan, Position
     from streamer.relay.staging.stage import Stages
     from streamer.relay.statistics import ChannelCounters
     from streamer.retry import RetryPolicy
@@ -28,8 +29,9 @@ async def stream_once(
     policy: RetryPolicy,
     counters: ChannelCounters,
     open_outlet: Callable[[Callable[[], None]], Outlet],
+    start: Position = START,
 ) -> None:
-    """Stream the plan once, in order.
+    """Stream the plan's first epoch once from `start` on, in order.
 
     `open_outlet` opens the outlet; its argument is a callback for the reader's departure. Raises SourceError
     or ReaderGone; `counters.written_bytes` then has the bytes written before the error.
@@ -37,7 +39,7 @@ async def stream_once(
     failure: BaseException | None = None
     async with asyncio.TaskGroup() as requests:
         prefetcher = Prefetcher(
-            StreamSpec(plan, policy), source, stages, counters=counters, requests=requests
+            StreamSpec(plan, policy, start), source, stages, counters=counters, requests=requests
         )
         try:
             with contextlib.closing(open_outlet(prefetcher.wake)) as outlet:

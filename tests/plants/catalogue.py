@@ -429,9 +429,9 @@ PLANTS = (
     ),
     Plant(
         "part of a file written at the wrong place",
-        "sidecar/job/download.py",
-        "os.lseek(fd, stage.part.start, os.SEEK_SET)",
-        "os.lseek(fd, max(0, stage.part.start - 1), os.SEEK_SET)",
+        "streamer/relay/files/outlet.py",
+        "offset_dst=at",
+        "offset_dst=max(0, at - 1)",
         ("tests/sidecar/test_download.py",),
     ),
 )

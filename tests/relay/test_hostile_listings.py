@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from sidecar.job.download import relative_path
+from sidecar.job.download_paths import relative_path
 from sidecar.process.exits import Exit, exit_code
 from streamer.errors import BadAnswer, ConfigError, Missing, ObjectMissing, PenstockError, Truncated
 from streamer.plan import S3Uri, parse_s3_uri

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -11,30 +13,83 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.job.download import DownloadLimits, download, file_paths, relative_path
-from streamer.errors import ConfigError, Missing, SinkError, SourceChanged
+from sidecar.job import download as download_module
+from sidecar.job import download_journal
+from sidecar.job.download import Download
+from sidecar.job.download_journal import read_journal
+from sidecar.job.download_paths import file_paths, relative_path
+from sidecar.job.layout import Layout
+from sidecar.job.rehearsal import disk
+from streamer.aio import first_of
+from streamer.errors import ConfigError, Denied, Missing, SinkError, SourceChanged
 from streamer.plan import ObjectRef, Plan, S3Uri
-from streamer.s3.aiobotocore_source import AiobotocoreSource
+from streamer.relay.transport import TransportSpec, Wish
 from streamer.s3.catalog.listing import plan_prefix
 from streamer.s3.catalog.pages import AiobotocorePages
+from streamer.units import MIB, decimal_bytes
 from tests.kit.harness import EAGER, clients_of, fill
-from tests.kit.pipes import read_all
-from tests.kit.processes import job, leftovers, penstock, sidecar, write_job
+from tests.kit.pipes import eventually
 from tests.kit.stub import S3Stub, fails, stalls
 
-LIMITS = DownloadLimits(part_size=50_000, workers=4, policy=EAGER)
+DATA = S3Uri("b", "data/")
+TRANSPORTS: list[Wish] = ["splice", "buffered", "aiobotocore"]
+pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
 
 
 async def fetch(
-    stub: S3Stub, directory: Path, prefix: str = "data/", before: Callable[[], None] | None = None
+    stub: S3Stub,
+    directory: Path,
+    *,
+    uri: S3Uri = DATA,
+    transport: Wish = "auto",
+    before: Callable[[], None] | None = None,
+    bandwidth: int | None = None,
 ) -> bool:
+    """Download the prefix; `before` runs between listing and download."""
     async with clients_of(stub) as clients:
-        uri = S3Uri("b", prefix)
         plan = await plan_prefix(AiobotocorePages(clients.control), uri)
         if before:
             before()
-        source = AiobotocoreSource(clients.data)
-        return await download(plan, source, directory=str(directory), channel="c", limits=LIMITS)
+        spec = TransportSpec(
+            wish=transport,
+            buckets=plan.buckets(),
+            channels=[None],
+            budget=16 * MIB,
+            part_size=1 * MIB,
+            requests_in_flight=4,
+        )
+        downloading = Download("c", plan, str(directory), policy=EAGER, bandwidth=bandwidth)
+        return await downloading.run(clients, spec)
+
+
+def requested(stub: S3Stub) -> set[str]:
+    """Keys of the GETs so far."""
+    return {seen.key.removeprefix("data/") for seen in stub.seen}
+
+
+async def proofs(journal: Path) -> dict[str, int]:
+    """What the journal proves."""
+    return await asyncio.to_thread(read_journal, str(journal))
+
+
+async def proven(directory: Path) -> int:
+    """Number of objects of which the journal of `c` proves bytes."""
+    return len(await proofs(directory / ".c.penstock.journal"))
+
+
+async def interrupted(stub: S3Stub, directory: Path, *, least: int = 2, **options: Any) -> None:
+    """Cancel a download of several objects once `least` of them are proven, while the last one stalls."""
+    assert stub.loop is not None
+    stub.loop.call_soon_threadsafe(stub.released.clear)
+    stub.script(stalls(stub), key=max(stub.objects))
+
+    async def is_far() -> bool:
+        return await proven(directory) >= least
+
+    await first_of(fetch(stub, directory, **options), eventually(is_far))
+    stub.faults.clear()
+    stub.release()
+    assert not (directory / "c").exists()
 
 
 def tree(directory: Path) -> dict[Any, Any]:
@@ -43,18 +98,21 @@ def tree(directory: Path) -> dict[Any, Any]:
     }
 
 
-async def test_objects_become_files_and_paths_are_kept(stub: S3Stub, tmp_path: Path) -> None:
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_objects_become_files_and_paths_are_kept(stub: S3Stub, tmp_path: Path, transport: Wish) -> None:
     stub.objects |= {
-        "b/data/a": os.urandom(170_001),
+        "b/data/a": os.urandom(5 * MIB + 1),
         "b/data/sub/deep/b.csv": b"1,2\n",
         "b/data/sub/empty": b"",
         "b/data/marker/": b"",
+        "b/data/z": b"",
         "b/other": b"x",
     }
-    assert await fetch(stub, tmp_path)
+    assert await fetch(stub, tmp_path, transport=transport)
     assert tree(tmp_path / "c") == {
-        "a": stub.objects["b/data/a"], "sub/deep/b.csv": b"1,2\n", "sub/empty": b""
+        "a": stub.objects["b/data/a"], "sub/deep/b.csv": b"1,2\n", "sub/empty": b"", "z": b""
     }  # fmt: skip
+    assert sorted(os.listdir(tmp_path)) == [".c.penstock.files", "c"]
     assert stub.connections > 1
 
 
@@ -71,10 +129,176 @@ async def test_the_directory_is_whole_or_absent(stub: S3Stub, tmp_path: Path) ->
     def replaced() -> None:
         stub.objects["b/data/0001"] = os.urandom(100_000)
 
-    with pytest.raises(ExceptionGroup) as caught:
+    with pytest.raises(SourceChanged):
         await fetch(stub, tmp_path, before=replaced)
-    assert caught.group_contains(SourceChanged)
-    assert os.listdir(tmp_path) == []
+    assert not (tmp_path / "c").exists()
+    assert await fetch(stub, tmp_path)
+    assert tree(tmp_path / "c")["0001"] == stub.objects["b/data/0001"]
+
+
+async def test_objects_of_no_bytes_alone(stub: S3Stub, tmp_path: Path) -> None:
+    stub.objects |= {"b/data/a": b"", "b/data/deep/b": b""}
+    assert await fetch(stub, tmp_path)
+    assert tree(tmp_path / "c") == {"a": b"", "deep/b": b""}
+    assert not stub.seen
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_an_interrupted_download_is_continued(stub: S3Stub, tmp_path: Path, transport: Wish) -> None:
+    """Whole objects are not requested again; the files are those of a download at once."""
+    due = fill(stub, [3 * MIB] * 6)
+    await interrupted(stub, tmp_path, transport=transport)
+    kept = await proven(tmp_path)
+    stub.seen.clear()
+    assert await fetch(stub, tmp_path, transport=transport)
+    assert len(requested(stub)) <= 6 - kept + 1  # one of the kept ones may have had its first bytes only
+    assert b"".join(data for _, data in sorted(tree(tmp_path / "c").items())) == due
+    assert sorted(os.listdir(tmp_path)) == [".c.penstock.files", "c"]
+
+
+async def test_a_large_object_is_continued_from_its_proven_length(
+    stub: S3Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download_journal, "PROVE_EVERY", 2 * MIB)
+    due = fill(stub, [1 * MIB, 24 * MIB])
+    stub.script(stalls(stub), key="b/data/0001", first=23 * MIB)
+    lengths: set[int] = set()
+
+    async def is_begun() -> bool:
+        lengths.update((await proofs(tmp_path / ".c.penstock.journal")).values())
+        return any(length > 4 * MIB for length in lengths)
+
+    await first_of(fetch(stub, tmp_path), eventually(is_begun))
+    stub.faults.clear()
+    stub.release()
+    stub.seen.clear()
+    assert await fetch(stub, tmp_path)
+    firsts = [int(seen.range.removeprefix("bytes=").split("-")[0]) for seen in stub.seen]
+    assert requested(stub) == {"0001"}
+    assert min(firsts) >= max(lengths)
+    assert b"".join(data for _, data in sorted(tree(tmp_path / "c").items())) == due
+
+
+async def test_only_what_has_changed_since_is_fetched_again(stub: S3Stub, tmp_path: Path) -> None:
+    """Another object with a key that was fetched, a key that is gone, and one that is new."""
+    fill(stub, [3 * MIB] * 6)
+    await interrupted(stub, tmp_path, least=3)
+    stub.objects["b/data/0000"] = os.urandom(3 * MIB)  # as long as before
+    del stub.objects["b/data/0001"]
+    stub.objects["b/data/0001/new"] = b"a folder where a file was"
+    stub.seen.clear()
+    assert await fetch(stub, tmp_path)
+    assert {"0000", "0001/new"} <= requested(stub)
+    assert "0002" not in requested(stub)
+    assert tree(tmp_path / "c") == {key.removeprefix("b/data/"): data for key, data in stub.objects.items()}
+
+
+async def test_a_version_that_comes_back_is_not_taken_for_the_file_of_another(
+    stub: S3Stub, tmp_path: Path
+) -> None:
+    """The first version was whole; the file has part of the second one when the first one is back."""
+    fill(stub, [3 * MIB] * 6)
+    first = stub.objects["b/data/0000"]
+    await interrupted(stub, tmp_path)
+    stub.objects["b/data/0000"] = os.urandom(3 * MIB)
+    await interrupted(stub, tmp_path, least=4)
+    stub.objects["b/data/0000"] = first
+    assert await fetch(stub, tmp_path)
+    assert tree(tmp_path / "c")["0000"] == first
+
+
+async def test_a_file_that_is_shorter_than_its_proof_is_fetched_again(stub: S3Stub, tmp_path: Path) -> None:
+    due = fill(stub, [3 * MIB] * 6)
+    await interrupted(stub, tmp_path)
+    os.truncate(tmp_path / ".c.penstock.new" / "0000", 1)
+    (tmp_path / ".c.penstock.new" / "0001").unlink()
+    (tmp_path / ".c.penstock.new" / "0001").symlink_to("0000")
+    assert await fetch(stub, tmp_path)
+    assert b"".join(data for _, data in sorted(tree(tmp_path / "c").items())) == due
+
+
+async def test_a_journal_of_another_boot_proves_nothing(stub: S3Stub, tmp_path: Path) -> None:
+    """The machine may have crashed before its disk had the bytes."""
+    due = fill(stub, [3 * MIB] * 6)
+    await interrupted(stub, tmp_path)
+    journal = tmp_path / ".c.penstock.journal"
+    heading, lines = journal.read_bytes().split(b"\n", 1)
+    journal.write_bytes(heading[:-1] + b"-\n" + lines)
+    stub.seen.clear()
+    assert await fetch(stub, tmp_path)
+    assert len(requested(stub)) == 6
+    assert b"".join(data for _, data in sorted(tree(tmp_path / "c").items())) == due
+
+
+def test_a_line_that_is_cut_off_proves_nothing(tmp_path: Path) -> None:
+    path = str(tmp_path / "journal")
+    journal = download_journal.DownloadJournal(path, download_journal.proof("a" * 32, 7))
+    journal.append(b"b" * 32 + b" 123")
+    assert read_journal(path) == {"a" * 32: 7}
+    journal.append(download_journal.proof("c" * 32, 5) + download_journal.proof("d" * 32, 6))
+    assert read_journal(path) == {"a" * 32: 7, "d" * 32: 6}
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "error"), [(404, "NoSuchKey", Missing), (403, "AccessDenied", Denied)]
+)
+async def test_an_object_that_is_refused_ends_the_download_and_no_other_is_lost(
+    stub: S3Stub, tmp_path: Path, status: int, code: str, error: type[Exception]
+) -> None:
+    due = fill(stub, [3 * MIB] * 6)
+    stub.script(fails(status, code), key="b/data/0004")
+    with pytest.raises((error, SourceChanged)):
+        await fetch(stub, tmp_path)
+    assert not (tmp_path / "c").exists()
+    stub.seen.clear()
+    assert await fetch(stub, tmp_path)
+    assert "0000" not in requested(stub)
+    assert b"".join(data for _, data in sorted(tree(tmp_path / "c").items())) == due
+
+
+async def test_free_space_is_asked_for_what_is_missing_only(stub: S3Stub, tmp_path: Path) -> None:
+    fill(stub, [3 * MIB] * 6)
+    layout = Layout(str(tmp_path))
+    data = Path(layout.data)
+    data.mkdir(parents=True)
+    await interrupted(stub, data)
+    async with clients_of(stub) as clients:
+        plan = await plan_prefix(AiobotocorePages(clients.control), DATA)
+    blocks = sum(path.lstat().st_blocks for path in (data / ".c.penstock.new").iterdir())
+    assert blocks * 512 >= 6 * MIB
+    said = await asyncio.to_thread(disk, layout, {"c": plan})
+    assert said.startswith(f"File channels need {decimal_bytes(18 * MIB - blocks * 512)} and ")
+
+
+async def test_progress_is_logged(
+    stub: S3Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(download_module, "PROGRESS_EVERY", 0.01)
+    fill(stub, [3 * MIB] * 6)
+
+    def events() -> list[dict[str, Any]]:
+        return [vars(each)["fields"] for each in caplog.records if each.getMessage() == "downloading"]
+
+    with caplog.at_level(logging.INFO, "penstock"):
+        stub.script(stalls(stub), key="b/data/0005")
+        far = eventually(lambda: events() and events()[-1]["objects_done"] >= 3)
+        await first_of(fetch(stub, tmp_path), far)
+        stub.faults.clear()
+        stub.release()
+        assert events()[0] == {
+            "channel": "c", "objects": 6, "bytes": 18 * MIB, "objects_done": 0, "bytes_done": 0
+        }  # fmt: skip
+        assert events()[-1]["bytes_done"] >= 9 * MIB
+        before = len(events())
+        await fetch(stub, tmp_path)
+        assert events()[before]["bytes_done"] >= 6 * MIB  # what the first download has brought
+
+
+async def test_the_bandwidth_limit_holds_for_files(stub: S3Stub, tmp_path: Path) -> None:
+    """At one byte a second nothing after the burst is written before the end of this test."""
+    fill(stub, [3 * MIB] * 6)
+    await first_of(fetch(stub, tmp_path, bandwidth=1), eventually(lambda: len(stub.seen) >= 4))
+    assert sum(map(len, tree(tmp_path).values())) < 3 * MIB
 
 
 async def test_the_same_plan_is_not_fetched_twice_and_another_one_replaces_it(
@@ -103,7 +327,7 @@ async def test_a_directory_of_somebody_else_is_not_touched(stub: S3Stub, tmp_pat
 async def test_an_empty_prefix_is_an_error(stub: S3Stub, tmp_path: Path) -> None:
     fill(stub, [1])
     with pytest.raises(Missing):
-        await fetch(stub, tmp_path, prefix="nothing")
+        await fetch(stub, tmp_path, uri=S3Uri("b", "nothing"))
 
 
 @pytest.mark.parametrize(
@@ -143,50 +367,7 @@ def test_a_file_cannot_be_a_directory_too() -> None:
         file_paths(plan)
 
 
-def mixed(stub: S3Stub, tmp_path: Path) -> str:
-    document = job(stub.url, tmp_path / "ml", "b/train/", "b/files/")
-    document["InputDataConfig"][1]["InputMode"] = "File"
-    return write_job(tmp_path / "job.yaml", document)
-
-
-def test_a_mixed_job(stub: S3Stub, tmp_path: Path) -> None:
-    """A trainer finds the files at once and the stream as ever; a restart does not fetch again."""
-    train, files = fill(stub, [70_000], prefix="b/train/"), fill(stub, [30_000], prefix="b/files/", seed=2)
-    for word in ("downloaded", "downloaded before"):
-        with sidecar(mixed(stub, tmp_path)) as running:
-            assert running.wait_for("host")["of"] == 1
-            running.wait_for(word, channel="files")
-            running.wait_for("ready")
-            data = tmp_path / "ml" / "input" / "data"
-            assert tree(data / "files") == {"0000": files}
-            assert not (data / "files_0").exists()
-            assert read_all(data / "train_0") == train
-            assert running.end() == 0
-
-
-def test_a_signal_ends_a_download_and_leaves_nothing(stub: S3Stub, tmp_path: Path) -> None:
-    fill(stub, [5], prefix="b/train/")
-    fill(stub, [30_000], prefix="b/files/", seed=2)
-    stub.script(stalls(stub, after=10_000), key="b/files/0000")
-    with sidecar(mixed(stub, tmp_path)) as running:
-        running.wait_for("downloading", channel="files")
-        assert running.end() == 0
-    assert leftovers(tmp_path / "ml") == []
-
-
-def test_exec_tells_the_trainer_where_the_files_are(stub: S3Stub, tmp_path: Path) -> None:
-    fill(stub, [5], prefix="b/train/")
-    fill(stub, [30_000], prefix="b/files/", seed=2)
-    script = 'test "$SM_CHANNELS" = \'["files","train"]\' && cat "$SM_CHANNEL_FILES/0000" | wc -c'
-    done = penstock("exec", "-c", mixed(stub, tmp_path), "sh", "-c", script)
-    assert (done.returncode, done.stdout.strip()) == (0, "30000"), done.stderr
-
-
-def test_no_fifo_is_offered_if_the_files_do_not_come(stub: S3Stub, tmp_path: Path) -> None:
-    fill(stub, [5], prefix="b/train/")
-    stub.objects["b/files/a"] = b"1"
-    stub.objects["b/files/a/b"] = b"2"
-    done = penstock("run", "-c", mixed(stub, tmp_path))
-    assert done.returncode == 2
-    assert "cannot both be files" in done.stderr
-    assert not (tmp_path / "ml" / "input" / "data" / "train_0").exists()
+def test_two_objects_cannot_be_one_file() -> None:
+    plan = Plan.of(ObjectRef("b", "a", 1, etag) for etag in ("e", "f"))
+    with pytest.raises(ConfigError, match="two objects of the channel would be the file 'a'"):
+        file_paths(plan)

@@ -100,21 +100,29 @@ def test_no_space_for_a_keepers_socket_is_said(small: Path) -> None:
 
 
 @needs_root
-def test_no_space_for_a_download_leaves_nothing(stub: S3Stub, tmp_path: Path, small: Path) -> None:
+def test_no_space_for_a_download_is_no_channel_and_the_next_start_continues(
+    stub: S3Stub, tmp_path: Path, small: Path
+) -> None:
     """The disk has room when the channel is listed; another program fills it during the download."""
-    fill(stub, [100_000] * 4, prefix="b/files/")
+    files = fill(stub, [100_000] * 4, prefix="b/files/")
     document = job(stub.url, small / "ml", "b/files/")
     document["InputDataConfig"][0]["InputMode"] = "File"
+    path, data = write_job(tmp_path / "job.yaml", document), small / "ml" / "input" / "data"
 
     async def taken(answer: Answer) -> web.Response:
         (small / "other").write_bytes(bytes(200_000))
         return web.Response(status=206, body=answer.body, headers=answer.headers)
 
     stub.script(taken)
-    done = penstock("run", "-c", write_job(tmp_path / "job.yaml", document))
+    done = penstock("run", "-c", path)
     assert done.returncode == 7
-    assert "No space left on device" in done.stderr
-    assert leftovers(small / "ml") == []
+    assert "No space left on device; see to the disk" in done.stderr
+    assert not (data / "files").exists()
+    (small / "other").unlink()
+    with sidecar(path) as running:
+        running.wait_for("ready")
+        assert b"".join(each.read_bytes() for each in sorted((data / "files").iterdir())) == files
+        assert running.end() == 0
 
 
 def limited(files: int) -> list[str]:

@@ -1,0 +1,109 @@
+"""Jobs with File channels, as processes: mixed jobs, and starts that continue a download."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sidecar.job.download_journal import read_journal
+from streamer.units import MIB
+from tests.kit.harness import fill
+from tests.kit.pipes import eventually, read_all
+from tests.kit.processes import job, penstock, sidecar, write_job
+from tests.kit.stub import S3Stub, stalls
+
+
+def tree(directory: Path) -> dict[Any, Any]:
+    return {
+        str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()
+    }
+
+
+def mixed(stub: S3Stub, tmp_path: Path) -> str:
+    document = job(stub.url, tmp_path / "ml", "b/train/", "b/files/")
+    document["InputDataConfig"][1]["InputMode"] = "File"
+    return write_job(tmp_path / "job.yaml", document)
+
+
+def test_a_mixed_job(stub: S3Stub, tmp_path: Path) -> None:
+    """A trainer finds the files at once and the stream as ever; a restart does not fetch again."""
+    train, files = fill(stub, [70_000], prefix="b/train/"), fill(stub, [30_000], prefix="b/files/", seed=2)
+    for word in ("downloaded", "downloaded before"):
+        with sidecar(mixed(stub, tmp_path)) as running:
+            assert running.wait_for("host")["of"] == 1
+            running.wait_for(word, channel="files")
+            running.wait_for("ready")
+            data = tmp_path / "ml" / "input" / "data"
+            assert tree(data / "files") == {"0000": files}
+            assert not (data / "files_0").exists()
+            assert read_all(data / "train_0") == train
+            assert running.end() == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+async def test_a_killed_sidecar_s_download_is_continued(
+    stub: S3Stub, tmp_path: Path, number: signal.Signals
+) -> None:
+    """Whether it may end in order or not: what was fetched is not fetched again."""
+    fill(stub, [5], prefix="b/train/")
+    files = fill(stub, [6 * MIB] * 5, prefix="b/files/", seed=2)
+    stub.script(stalls(stub), key="b/files/0004")
+    path, data = mixed(stub, tmp_path), tmp_path / "ml" / "input" / "data"
+
+    async def is_far() -> bool:
+        return len(await asyncio.to_thread(read_journal, str(data / ".files.penstock.journal"))) >= 3
+
+    with sidecar(path) as running:
+        running.wait_for("downloading", channel="files")
+        await eventually(is_far)
+        running.end(number)
+    assert not (data / "files").exists()
+    stub.faults.clear()
+    stub.release()
+    stub.seen.clear()
+    with sidecar(path) as running:
+        event = running.wait_for("downloading", channel="files")
+        assert event["objects_done"] >= 3
+        running.wait_for("ready")
+        assert b"".join(each for _, each in sorted(tree(data / "files").items())) == files
+        assert len({seen.key for seen in stub.seen if "files" in seen.key}) <= 2
+        assert read_all(data / "train_0") == stub.objects["b/train/0000"]
+        assert running.end() == 0
+
+
+async def test_a_file_that_may_not_be_so_large_ends_the_job(stub: S3Stub, tmp_path: Path) -> None:
+    """As a full disk does; the next start, which may write it, continues."""
+    fill(stub, [5], prefix="b/train/")
+    files = fill(stub, [1 * MIB, 8 * MIB], prefix="b/files/", seed=2)
+    path, data = mixed(stub, tmp_path), tmp_path / "ml" / "input" / "data"
+    with sidecar(path, prefix=["sh", "-c", 'ulimit -f 4096 && exec "$0" "$@"']) as running:
+        error = running.wait_for("ended")["error"]
+        assert "File too large; see to the disk" in error
+        assert running.wait() == 7
+    assert not (data / "files").exists()
+    with sidecar(path) as running:
+        running.wait_for("ready")
+        assert b"".join(each for _, each in sorted(tree(data / "files").items())) == files
+        assert running.end() == 0
+
+
+def test_exec_tells_the_trainer_where_the_files_are(stub: S3Stub, tmp_path: Path) -> None:
+    fill(stub, [5], prefix="b/train/")
+    fill(stub, [30_000], prefix="b/files/", seed=2)
+    script = 'test "$SM_CHANNELS" = \'["files","train"]\' && cat "$SM_CHANNEL_FILES/0000" | wc -c'
+    done = penstock("exec", "-c", mixed(stub, tmp_path), "sh", "-c", script)
+    assert (done.returncode, done.stdout.strip()) == (0, "30000"), done.stderr
+
+
+def test_no_fifo_is_offered_if_the_files_do_not_come(stub: S3Stub, tmp_path: Path) -> None:
+    fill(stub, [5], prefix="b/train/")
+    stub.objects["b/files/a"] = b"1"
+    stub.objects["b/files/a/b"] = b"2"
+    done = penstock("run", "-c", mixed(stub, tmp_path))
+    assert done.returncode == 2
+    assert "cannot both be files" in done.stderr
+    assert not (tmp_path / "ml" / "input" / "data" / "train_0").exists()
