@@ -202,16 +202,22 @@ def warnings(job: Job) -> list[str]:
 
 
 def with_extras(job: Job, extras: Mapping[str, Any]) -> Job:
-    """Return the job with these keys in the `Penstock` section of every channel. Raises ConfigError."""
+    """Return the job with these keys in the `Penstock` section of every channel. Raises ConfigError.
+
+    The keys must be those that File channels have too (`SELECTING_FILES`), as no rule of the job is checked.
+    """
     if not extras:
         return job
-    document = job.model_dump(by_alias=True, exclude_unset=True)
-    for channel in document["InputDataConfig"]:
-        channel["Penstock"] = {**channel.get("Penstock", {}), **extras}
-    try:
-        return Job.model_validate(document)
-    except ValidationError as error:
-        raise ConfigError(explain(error, Job)) from None
+    channels = []
+    for channel in job.input_data_config:
+        fields = type(channel).model_fields
+        document = {str(fields[name].alias): getattr(channel, name) for name in channel.model_fields_set}
+        document["Penstock"] = {**channel.penstock.model_dump(by_alias=True, exclude_unset=True), **extras}
+        try:
+            channels.append(ChannelConfig.model_validate(document))
+        except ValidationError as error:
+            raise ConfigError(f"channel {channel.channel_name!r}: {explain(error, ChannelConfig)}") from None
+    return job.model_copy(update={"input_data_config": tuple(channels)})
 
 
 def load_job(path: str | Path) -> Job:

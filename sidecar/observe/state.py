@@ -36,9 +36,11 @@ class JobState:
         self.memory_limit = memory_limit()
         """Bytes that this process may use."""
         self.sources = {
-            name: str(channel.source.uri) for channel in job.channels("Pipe") for name in job.fifos(channel)
+            name: ", ".join(map(str, channel.sources))
+            for channel in job.channels("Pipe")
+            for name in job.fifos(channel)
         }
-        """By FIFO, the S3 URI of its channel."""
+        """By FIFO, the S3 URIs of its channel."""
         self.directory = ""
         """Directory of the FIFOs."""
         self.bandwidth = {

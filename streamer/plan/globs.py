@@ -121,6 +121,11 @@ def _character(glob: str, token: re.Match[str]) -> str:
         return re.escape(token["escaped"] or token[0])
     if "/" in members:
         raise _refused(glob, "a set of characters cannot hold a slash")
+    if "\\" in members or "[:" in members:
+        why = (
+            "a set has neither backslashes nor named classes; write a ] as its first character, digits as 0-9"
+        )
+        raise _refused(glob, why)
     expression = ""
     for low, high, single in _MEMBER.findall(members):
         if low > high:

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from sidecar.config.job import Job, load_job, warnings
+from sidecar.config.job import Job, load_job, warnings, with_extras
 from streamer.errors import ConfigError
+from streamer.plan.selection import Limit
 from streamer.relay.deliver.frame_aligner import Framing
 
 S3 = "InputDataConfig__0__DataSource__S3DataSource"
@@ -51,6 +52,27 @@ def test_a_right_job_in_both_formats(tmp_path: Path, kind: str) -> None:
     assert job.input_data_config[0].channel_name == "train"
     assert job.input_data_config[0].source.uri == ("b", "p/")
     assert (job.penstock.memory_budget, job.penstock.fifo_mode) == (64 << 20, 0o644)
+
+
+def test_keys_that_plan_adds_leave_all_others_as_they_are(tmp_path: Path) -> None:
+    job = load(
+        tmp_path,
+        document(
+            Penstock__FifoMode="0644",
+            Penstock__PartSize="1MiB",
+            InputDataConfig__0__ShuffleConfig={"Seed": 3},
+            InputDataConfig__0__Penstock={"Ranks": 2, "Exclude": ["x"], "Include": ["y"]},
+        ),
+    )
+    changed = with_extras(job, {"Include": ["*.tar"], "Limit": {"Objects": 5, "Seed": 1}})
+    assert changed.penstock == job.penstock
+    before, after = job.input_data_config[0], changed.input_data_config[0]
+    assert after.penstock.include == ("*.tar",)
+    assert after.penstock.selection.limit == Limit(objects=5, seed=1)
+    assert after.penstock.model_copy(update={"include": ("y",), "limit": None}) == before.penstock
+    assert after.model_copy(update={"penstock": before.penstock}) == before
+    with pytest.raises(ConfigError, match="channel 'train': .*selects objects of S3Prefix"):
+        with_extras(load(tmp_path, document(**{f"{S3}__S3DataType": "ManifestFile"})), {"Include": ["x"]})
 
 
 def test_what_sagemaker_prints_for_unset_fields_is_accepted(tmp_path: Path) -> None:

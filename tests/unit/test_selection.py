@@ -60,6 +60,8 @@ def test_globs_select_by_their_rules(glob: str, yes: list[str], no: list[str]) -
         ("a[b", "a [ has no ]"),
         ("[a/b]", "cannot hold a slash"),
         ("[z-a]", "write a-z"),
+        (r"[\]]", "write a ] as its first character"),
+        ("[[:digit:]]", "digits as 0-9"),
         ("a\\", "ends in a backslash"),
         ("**.tar", "as in **/*.tar"),
         ("a/b**/c", "as in **/*.tar"),
