@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING
 from sidecar.job.channels import transport_spec
 from sidecar.job.download_directory import DownloadDirectory, Rest
 from sidecar.job.download_paths import file_paths
-from sidecar.process.logs import log
+from sidecar.process.logs import log, shows_text
+from sidecar.process.progress import progress_line, transferred
 from streamer.aio import in_thread
 from streamer.errors import SinkError
 from streamer.plan import Plan, Position
@@ -105,15 +106,16 @@ class Download:
         try:
             async with open_transport(clients, spec) as transport:
                 transport.memory_budget.bandwidth.change(self._bandwidth, time.monotonic())
-                await stream_once(
-                    rest.plan,
-                    transport.source,
-                    transport.stages(),
-                    policy=self._policy,
-                    counters=self.counters,
-                    open_outlet=lambda _: outlet,
-                    start=Position(0, rest.first),
-                )
+                with progress_line(progress.text, quiet=not shows_text()):
+                    await stream_once(
+                        rest.plan,
+                        transport.source,
+                        transport.stages(),
+                        policy=self._policy,
+                        counters=self.counters,
+                        open_outlet=lambda _: outlet,
+                        start=Position(0, rest.first),
+                    )
             await outlet.finish()
         finally:
             progress.close()
@@ -121,7 +123,7 @@ class Download:
 
 
 class _Progress:
-    """Logs the progress of a download, now and every `PROGRESS_EVERY` seconds until it is closed."""
+    """Progress of a download: logged now and every `PROGRESS_EVERY` seconds, until it is closed."""
 
     def __init__(self, channel: str, plan: Plan, rest: Rest, outlet: FilesOutlet) -> None:
         self._channel = channel
@@ -129,7 +131,14 @@ class _Progress:
         self._rest = rest
         self._written = outlet.written
         self._loop = asyncio.get_running_loop()
+        self._began = time.monotonic()
         self._log()
+
+    def text(self) -> str:
+        """Return the text of the progress line."""
+        seconds = time.monotonic() - self._began
+        moved = transferred(self._written.bytes, self._total["bytes"], seconds, before=self._rest.bytes_done)
+        return f"{self._channel}: {moved}"
 
     def _log(self) -> None:
         log.info(

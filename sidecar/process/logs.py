@@ -72,6 +72,12 @@ def configure(*, level: str = "info", json_lines: bool | None = None) -> None:
     logging.getLogger("penstock").setLevel(level.upper())
 
 
+def shows_text() -> bool:
+    """Return whether events of an orderly job are written as text, for people."""
+    texts = [isinstance(handler.formatter, _Text) for handler in logging.getLogger().handlers]
+    return any(texts) and logging.getLogger("penstock").isEnabledFor(logging.INFO)
+
+
 def configure_unless_done() -> None:
     """Set up logging if the command has not; `probe` and others log nothing but a bug."""
     if not logging.getLogger().handlers:

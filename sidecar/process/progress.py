@@ -52,16 +52,20 @@ def progress_line(describe: Callable[[], str], *, quiet: bool = False) -> Iterat
         line.close()
 
 
-def transferred(done: int, total: int, seconds: float) -> str:
-    """Return the progress of a transfer that has taken so long: bytes, share, rate, time left."""
+def transferred(moved: int, total: int, seconds: float, *, before: int = 0) -> str:
+    """Return the progress of a transfer: bytes, share, rate, time left.
+
+    `moved`: bytes in so many `seconds`. `before`: bytes that an earlier start has moved.
+    """
+    done = before + moved
     text = f"{decimal_bytes(done)} of {decimal_bytes(total)}"
-    if not done or not total or seconds <= 0:
+    if not moved or not total or seconds <= 0:
         return text
-    left = (total - done) * seconds / done
+    left = (total - done) * seconds / moved
     minutes, rest = divmod(round(left), 60)
     hours, minutes = divmod(minutes, 60)
     remaining = f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-    return f"{text} ({done * 100 // total} %), {decimal_bytes(done / seconds)}/s, {remaining} left"
+    return f"{text} ({done * 100 // total} %), {decimal_bytes(moved / seconds)}/s, {remaining} left"
 
 
 class _Line(logging.Filter):

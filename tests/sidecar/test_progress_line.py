@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.process.progress import ERASE, transferred
+from tests.kit.processes import job, write_job
 from tests.kit.stub import S3Stub, stalls
 from tests.kit.terminal import terminal
 
@@ -94,11 +95,45 @@ def test_a_terminal_that_takes_no_output_stops_nothing(stub: S3Stub, tmp_path: P
         assert window.end() == 0
 
 
+def file_job(stub: S3Stub, tmp_path: Path) -> str:
+    document = job(stub.url, tmp_path / "ml", "b/x/")
+    document["InputDataConfig"][0]["InputMode"] = "File"
+    return write_job(tmp_path / "job.yaml", document)
+
+
+def test_a_file_channel_shows_its_download_between_the_events(stub: S3Stub, tmp_path: Path) -> None:
+    cat(stub)
+    stub.script(*[stalls(stub)] * 99, key="b/x/1")
+    command = [*AT_ONCE, "run", "-c", file_job(stub, tmp_path)]
+    with terminal(command, columns=300, rows=20) as window:
+        assert "x: 3 MB of 5 MB (60 %), " in window.wait_for(lambda screen: "3 MB of" in screen.text).text
+        stub.release()
+        window.wait_for(lambda screen: "ready" in screen.text)
+        assert "MB of" not in window.screen.text
+        window.press("\x03")
+        assert window.end() == 0
+
+
+@pytest.mark.parametrize("option", ["--json", "--log-level=warning"])
+def test_a_log_for_programs_and_a_short_log_have_no_line(stub: S3Stub, tmp_path: Path, option: str) -> None:
+    cat(stub)
+    document = job(stub.url, None, "b/x/")
+    document["InputDataConfig"][0]["InputMode"] = "File"
+    path = write_job(tmp_path / "job.yaml", document)
+    with terminal([*AT_ONCE, "exec", "-c", path, option, "true"], columns=99, rows=20) as window:
+        assert window.end() == 0
+        assert ERASE not in window.screen.written
+    with terminal([*AT_ONCE, "exec", "-c", path, "true"], columns=99, rows=20) as window:
+        assert window.end() == 0
+        assert ERASE in window.screen.written
+
+
 def test_the_text_of_a_transfer() -> None:
     assert transferred(0, 5_000_000, 0) == "0 B of 5 MB"
     assert transferred(1_000_000, 5_000_000, 2) == "1 MB of 5 MB (20 %), 500 kB/s, 0:08 left"
     assert transferred(10**9, 4_000 * 10**9, 1) == "1 GB of 4 TB (0 %), 1 GB/s, 1:06:39 left"
     assert transferred(0, 0, 1) == "0 B of 0 B"
+    assert transferred(1_000, 4_000, 1, before=1_000) == "2 kB of 4 kB (50 %), 1 kB/s, 0:02 left"
 
 
 def test_nothing_is_imported_for_the_line() -> None:
