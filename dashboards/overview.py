@@ -42,6 +42,7 @@ NOT_GRAPHED: dict[str, str] = {
     "penstock_bandwidth_limit_bytes": "time limited is graphed",
     "penstock_control_requests_total": "made at the start alone",
     "penstock_request_cost_dollars_total": "a sum for the end of a job",
+    "penstock_channel_listing": "time starved is graphed by cause, the listing too",
     "penstock_planning_seconds": "one number of the start",
 }
 """Metrics of the sidecar that no panel of either page shows, and why."""
@@ -98,10 +99,10 @@ _WAITING = (
         width=12, high=1, colors={"/ blocked$/": TRAINER, "/ starved$/": STORAGE},
         about="Seconds waited per second, by channel and sidecar. Blocked is what one wants: storage keeps "
               "up. Starved: raise RequestsInFlight, and look at first byte and retries below."),
-    graph("Starved, by cause", "percentunit", q.by("cause", q.STARVED_BY), width=12, stacked=True,
+    graph("Starved, by cause", "percentunit", q.most_by("cause", q.STARVED_BY), width=12, stacked=True,
         about="Seconds waited for storage per second, by what the part waited for was at. first_byte: "
               "latency; body: bandwidth; throttled: S3 asks for less; queued: connections or memory are "
-              "short."),
+              "short; listing: further objects are being listed."),
     graph("Wait for the next part", "s", *q.quantiles("penstock_head_wait_seconds"), width=12,
         about="How long delivery waited each time that the part due next had no byte."),
 )

@@ -129,6 +129,15 @@ class OutOfOrder(BadAnswer):
     """A listing that is not in the byte order of keys, as S3's directory buckets and some servers send it."""
 
 
+class PlanRefused(SourceError):
+    """A listing names more objects than fit, or one that the job's settings refuse, while the epoch streams.
+
+    Before the epoch begins this is a ConfigError.
+    """
+
+    kind = "refused"
+
+
 class Transient(SourceError):
     """A connection broke or timed out, or the server had an internal error."""
 

@@ -56,27 +56,39 @@ class Trailer:
     bytes_total: int | None
     """Bytes of the whole epoch.
 
-    None before the end if the plan does not give the length: objects are inflated or joined, or may be
-    refetched or skipped after a change. Never None in a `complete` trailer.
+    None before the end if the plan does not give the length: objects are still being listed, are inflated or
+    joined, or may be refetched or skipped after a change. Never None in a `complete` trailer.
     """
     bytes_delivered: int = 0
     """Bytes that the FIFO accepted; under `complete`, the reader's own count must be equal."""
     bytes_skipped: int = 0
     """Bytes of the epoch before the FIFO's first byte, for a trainer that resumes there."""
     objects: int = 0
+    """Objects of the epoch; if `digest` is partial, those that are listed so far."""
     digest: str = ""
-    """Digest of the plan (`streamer.plan.digest`): object versions, bytes and order."""
+    """Digest of the plan (`streamer.plan.digest`): object versions, bytes and order.
+
+    While objects are being listed, a partial digest `N:HEX`, over the plan's first N entries. It covers every
+    byte that the FIFO has had.
+    """
     error: str | None = None
     changed: int = 0
     """Number of objects that changed after the listing and were refetched or skipped."""
     changes: tuple[str, ...] = ()
     """Texts of the first hundred such changes."""
+    resumed: str = ""
+    """Partial digest in the state that `--resume` has: this plan's first entries have the same digest."""
     run: str = ""
     """Id of the sidecar that published the trailer; a sidecar that resumes its FIFOs keeps the id."""
     poison: int = 0
     """Bytes after `bytes_delivered` that are not part of the epoch: under `open` the maximum, under `failed`
     the number."""
     format: int = FORMAT
+
+    @property
+    def grows(self) -> bool:
+        """Whether `digest` is partial: objects were being listed when this trailer was published."""
+        return ":" in self.digest
 
 
 def trailer_path(directory: str, channel: str, epoch: int) -> str:
@@ -105,6 +117,8 @@ def write_trailer(directory: str, trailer: Trailer, *, mode: int = 0o644) -> Non
         del document["bytes_skipped"]
     if not trailer.poison:
         del document["poison"]
+    if not trailer.resumed:
+        del document["resumed"]
     replace_file(path, (json.dumps(document) + "\n").encode(), mode=mode)
 
 
@@ -195,6 +209,7 @@ _IS_VALID: dict[str, Callable[[object], bool]] = {
     "error": lambda value: value is None or _is_text(value),
     "changed": _is_count,
     "changes": lambda value: isinstance(value, list) and all(map(_is_text, value)),
+    "resumed": _is_text,
     "run": _is_text,
     "poison": _is_count,
     "format": _is_count,

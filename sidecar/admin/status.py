@@ -81,6 +81,7 @@ def _channel(state: JobState, name: str, now: ChannelStatistics) -> dict[str, An
         "epoch": now.epoch,
         "epochs": now.epochs,
         "objects": now.objects,
+        "listing": now.listing,
         "bytes": now.bytes_total,
         "consumed": now.bytes_consumed,
         "eta": history.eta(name),

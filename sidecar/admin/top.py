@@ -197,9 +197,9 @@ def _panel(channel: dict[str, Any], width: int) -> Panel:
     lines = Table.grid(padding=(0, 1), expand=True)
     lines.add_column(width=LABELS, style="bright_black")
     lines.add_column(ratio=1, overflow="fold")
-    lines.add_row(
-        "source", f"{channel['source']} · {channel['objects']} object{'' if channel['objects'] == 1 else 's'}"
-    )
+    objects = f"{channel['objects']} object{'' if channel['objects'] == 1 else 's'}"
+    listing = " · listing" if channel["listing"] else ""
+    lines.add_row("source", f"{channel['source']} · {objects}{listing}")
     lines.add_row("bottleneck", Text(bottleneck["text"], style=f"bold {colour}"))
     if bottleneck["remedy"]:
         lines.add_row("", Text(bottleneck["remedy"], style="bright_black", overflow="fold"))
@@ -244,6 +244,8 @@ def _progress(channel: dict[str, Any], colour: str, width: int) -> Text:
     done = min(1.0, channel["consumed"] / channel["bytes"]) if channel["bytes"] else 0.0
     left = "" if channel["eta"] is None else f" · {_duration(channel['eta'])} left"
     words = f"{done:.0%} of {decimal_bytes(channel['bytes'])}{left}"
+    if channel["listing"]:
+        words = f"{decimal_bytes(channel['consumed'])} of unknown"
     cells = max(0, width - len(words) - 1)
     filled = int(done * cells)
     bar = Text.assemble(

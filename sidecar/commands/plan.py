@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from sidecar.job.channels import fifos, job_clients, job_transport
 from sidecar.job.layout import DEFAULT_BASE, Flags, Layout, resolve_host
+from sidecar.job.listings import open_listings
 from sidecar.job.planning import plan_job
 from sidecar.observe.state import JobState
 from streamer.plan import cut
@@ -22,8 +23,8 @@ async def plan(job: Job, flags: Flags) -> dict[str, Any]:
     job, hosts = resolve_host(job, layout, flags)
     state = JobState(job, hosts)
     modes = {channel.channel_name: job.mode(channel) for channel in job.input_data_config}
-    async with job_clients(job) as clients:
-        plans = await plan_job(state, clients)
+    async with job_clients(job) as clients, open_listings(job, clients) as listings:
+        plans = await plan_job(state, clients, listings)
         async with job_transport(state, clients, fifos(job, plans)) as transport:
             part_size = transport.stages().part_size()
             return {

@@ -20,7 +20,7 @@ from sidecar.doctor.machine import Finding
 from sidecar.doctor.remedies import remedy
 from sidecar.job.channels import transport_spec
 from sidecar.job.endmarks import JOIN_ADVICE, unjoined_keys
-from sidecar.job.planning import job_pages
+from sidecar.job.listings import job_pages
 from sidecar.job.strays import channel_advice
 from sidecar.process.exits import Exit, exit_code
 from streamer.errors import ErrorContext, Missing, PenstockError, SourceChanged

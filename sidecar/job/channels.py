@@ -146,5 +146,5 @@ def make_channel(state: JobState, fifo: Fifo, engine: Engine, start: StartPositi
         events=EpochLog(state, fifo.name),
         write_ends=None
         if engine.keeper is None
-        else KeeperWriteEnds(engine.keeper, fifo.name, digest=fifo.plan.digest),
+        else KeeperWriteEnds(engine.keeper, fifo.name, digest=lambda: fifo.plan.digest),
     )

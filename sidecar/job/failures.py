@@ -26,8 +26,8 @@ REMIND_EVERY = 300.0
 """Seconds between two reminders about a held FIFO."""
 
 REMEDIES = {
-    Exit.CONFIG: "correct Penstock.Endpoint as the error says",
-    Exit.DENIED: "give the credentials s3:GetObject on the object, or renew them",
+    Exit.CONFIG: "correct the job file as the error says",
+    Exit.DENIED: "give the credentials s3:GetObject on the object and s3:ListBucket, or renew them",
     Exit.MISSING: "put the object back as it was",
     Exit.CHANGED: "put the listed version back",
     Exit.UNREACHABLE: "see to the endpoint and the way to it",

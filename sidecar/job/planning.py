@@ -2,27 +2,27 @@
 
 `plan_job` lists all channels concurrently, waits while storage is unavailable, and logs its progress and
 every plan. `plan_channel` makes the plan of one channel.
+
+A Pipe channel of a prefix whose order is the listing's gets an open plan (`streamer.plan.growth`) as soon as
+its first objects are known: a task of `Listings`, which outlives `plan_job`, lists the rest. Its event
+`planned` comes when the listing has ended.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from sidecar.job.endmarks import JOIN_ADVICE, unjoined
+from sidecar.job.planning_log import PlanningLog
 from sidecar.job.rehearsal import disk
-from sidecar.job.strays import channel_advice, warn_of_strays
-from sidecar.process.logs import log
 from streamer.plan import Arrangement, Shard
 from streamer.retry import RetryPolicy, retry_while_unavailable
 from streamer.s3.catalog.manifests import plan_augmented, plan_manifest
 from streamer.s3.catalog.object_info import open_inspector
-from streamer.s3.catalog.pages import open_pages
-from streamer.s3.catalog.sources import plan_sources
+from streamer.s3.catalog.open_plan import OpenPlan
+from streamer.s3.catalog.sources import Sources, plan_sources
 from streamer.s3.catalog.validation import PlanMemory
 
 if TYPE_CHECKING:
@@ -32,15 +32,12 @@ if TYPE_CHECKING:
     from sidecar.config.job import Job
     from sidecar.config.request import ChannelConfig
     from sidecar.job.layout import Layout
+    from sidecar.job.listings import Listings
     from sidecar.observe.state import JobState
-    from streamer.errors import SourceError
     from streamer.plan import Plan
     from streamer.s3.catalog.object_info import ObjectInspector
     from streamer.s3.catalog.pages import PageSource
     from streamer.s3.client.session import Clients
-
-PROGRESS_EVERY = 10.0
-"""Seconds between log lines while a plan is made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,62 +56,120 @@ class Planned:
 
 
 async def plan_job(
-    state: JobState, clients: Clients, *, give_up_after: float = 0, layout: Layout | None = None
+    state: JobState,
+    clients: Clients,
+    listings: Listings,
+    *,
+    give_up_after: float = 0,
+    layout: Layout | None = None,
+    early: bool = False,
 ) -> dict[str, Planned]:
     """Plan every channel, in the order of the job file. Raises the first SourceError.
 
     `give_up_after`: seconds to wait while storage is unavailable. `layout`: directory of the File channels;
-    raises SinkError as soon as their plans need more space than is free.
+    raises SinkError as soon as their plans need more space than is free. `early`: a plan may be open.
     """
     job = state.job
-    plans: dict[str, Planned] = {}
-    policy, memory = RetryPolicy(give_up_after=give_up_after), PlanMemory(state.memory_limit // 2)
-    files = {channel.channel_name for channel in job.channels("File")}
+    async with job_inspector(job, clients) as inspector, asyncio.TaskGroup() as group:
+        planner = _JobPlanner(
+            state, clients, listings, inspector, RetryPolicy(give_up_after=give_up_after), layout=layout
+        )
+        for channel in job.input_data_config:
+            streams_early = early and _may_stream_early(state, channel)
+            group.create_task(planner.begin(channel) if streams_early else planner.plan(channel))
+    return {channel.channel_name: planner.plans[channel.channel_name] for channel in job.input_data_config}
 
-    async def make(channel: ChannelConfig, inspector: ObjectInspector) -> None:
-        name = channel.channel_name
-        progress = _Progress(name)
+
+def _may_stream_early(state: JobState, channel: ChannelConfig) -> bool:
+    """Return whether the channel can stream its first objects before the others are known."""
+    job, arrangement = state.job, _arrangement(state.job, channel, state.hosts)
+    ranks_by_bytes = arrangement.shard.by == "bytes" and channel.channel_name in job.ranks
+    limit = channel.penstock.selection.limit
+    in_order = arrangement.may_grow and not ranks_by_bytes and (limit is None or limit.seed is None)
+    return in_order and channel.source.s3_data_type == "S3Prefix" and job.mode(channel) == "Pipe"
+
+
+class _JobPlanner:
+    """Makes the plans of the channels of one job, each in its own task."""
+
+    def __init__(
+        self,
+        state: JobState,
+        clients: Clients,
+        listings: Listings,
+        inspector: ObjectInspector,
+        policy: RetryPolicy,
+        *,
+        layout: Layout | None,
+    ) -> None:
+        self.plans: dict[str, Planned] = {}
+        """Plans by channel."""
+        self._state = state
+        self._clients = clients
+        self._listings = listings
+        self._inspector = inspector
+        self._policy = policy
+        self._layout = layout
+        self._memory = PlanMemory(state.memory_limit // 2)
+        self._files = {channel.channel_name for channel in state.job.channels("File")}
+
+    async def begin(self, channel: ChannelConfig) -> None:
+        """Make an open plan: list the channel's first objects now, and the others in a task of `Listings`."""
+        name, notes = channel.channel_name, PlanningLog(self._state, channel)
+        arrangement = _arrangement(self._state.job, channel, self._state.hosts)
+        sources = Sources(
+            self._listings.pages,
+            channel.sources,
+            arrangement,
+            channel.penstock.selection,
+            progress=notes.progress,
+            memory=self._memory,
+        )
+        open_plan = OpenPlan(arrangement, sources)
+
+        async def listing() -> None:
+            await open_plan.list(self._policy, on_wait=notes.waiting)
+            if open_plan.growth.complete:
+                notes.planned(open_plan.plan)
+            elif open_plan.growth.known:
+                notes.listing_failed(open_plan.growth)
+
+        self._listings.begin(name, open_plan, listing())
+        await open_plan.first()
+        planned = self.plans[name] = Planned.dealt(open_plan.plan, self._state.job.fifos(channel))
+        if planned.whole.open:
+            notes.listing(planned.whole)
+        notes.end_marks(planned.whole)
+
+    async def plan(self, channel: ChannelConfig) -> None:
+        """Make the whole plan of a channel."""
+        job, name, notes = self._state.job, channel.channel_name, PlanningLog(self._state, channel)
 
         def plan(progressed: Callable[[], None]) -> Awaitable[Plan]:
             def note(entries: int) -> None:
                 progressed()
-                progress(entries)
+                notes.progress(entries)
 
             return plan_channel(
-                clients.control,
+                self._clients.control,
                 job,
                 channel,
-                state.hosts,
-                pages=pages,
-                inspector=inspector,
+                self._state.hosts,
+                pages=self._listings.pages,
+                inspector=self._inspector,
                 progress=note,
-                memory=memory,
+                memory=self._memory,
             )
 
-        whole = await retry_while_unavailable(plan, policy, on_wait=partial(_note_waiting, state, progress))
-        planned = plans[name] = Planned.dealt(whole, job.fifos(channel))
+        whole = await retry_while_unavailable(plan, self._policy, on_wait=notes.waiting)
+        planned = self.plans[name] = Planned.dealt(whole, job.fifos(channel))
         await asyncio.to_thread(_sum_up, planned)  # takes seconds for a million entries
-        if layout is not None and name in files:
-            planned_files = {each: plans[each].whole for each in files & plans.keys()}
-            await asyncio.to_thread(disk, layout, planned_files)
-        log.info(
-            "planned",
-            channel=name,
-            source=", ".join(map(str, channel.sources)),
-            objects=whole.objects(0),
-            bytes=whole.total_bytes(0),
-            digest=whole.digest[:16],
-            **({"ranks": len(planned.fifos)} if name in job.ranks else {}),
-        )
-        warn_of_strays(whole.strays, advice=channel_advice, channel=name)
+        if self._layout is not None and name in self._files:
+            planned_files = {each: self.plans[each].whole for each in self._files & self.plans.keys()}
+            await asyncio.to_thread(disk, self._layout, planned_files)
+        notes.planned(whole)
         if job.mode(channel) == "Pipe":
-            _note_end_marks(state, channel, planned)
-
-    with job_pages(job, clients) as pages:
-        async with job_inspector(job, clients) as inspector, asyncio.TaskGroup() as group:
-            for channel in job.input_data_config:
-                group.create_task(make(channel, inspector))
-    return {channel.channel_name: plans[channel.channel_name] for channel in job.input_data_config}
+            notes.end_marks(whole)
 
 
 def job_inspector(job: Job, clients: Clients) -> contextlib.AbstractAsyncContextManager[ObjectInspector]:
@@ -124,52 +179,22 @@ def job_inspector(job: Job, clients: Clients) -> contextlib.AbstractAsyncContext
     return open_inspector(clients, give_up_after=penstock.give_up_after, by_aiobotocore=by_aiobotocore)
 
 
-def job_pages(job: Job, clients: Clients) -> contextlib.AbstractContextManager[PageSource]:
-    """Open the source of the pages of listings for this job."""
-    return open_pages(clients, by_aiobotocore=job.penstock.transport == "aiobotocore")
-
-
-class _Progress:
-    """Logs the progress of one channel's plan, at most every `PROGRESS_EVERY` seconds."""
-
-    def __init__(self, channel: str) -> None:
-        self.channel = channel
-        self._logged = time.monotonic()
-        self._waited = float("-inf")
-
-    def __call__(self, entries: int) -> None:
-        now = time.monotonic()
-        if now - self._logged >= PROGRESS_EVERY:
-            self._logged = now
-            log.info("planning", channel=self.channel, entries=entries)
-
-    def waiting(self, error: SourceError) -> None:
-        """Log that storage is unavailable."""
-        now = time.monotonic()
-        if now - self._waited >= PROGRESS_EVERY:
-            self._waited = now
-            log.warning("waiting for storage", channel=self.channel, error=str(error))
-
-
-def _note_waiting(state: JobState, progress: _Progress, error: SourceError) -> None:
-    state.waiting_for = f"{progress.channel}: waiting for storage: {error}"
-    progress.waiting(error)
-
-
-def _note_end_marks(state: JobState, channel: ChannelConfig, planned: Planned) -> None:
-    """Warn of objects with end marks, after which a program may stop reading."""
-    if (join := unjoined(channel, planned.whole)) is None:
-        return
-    state.unjoined |= dict.fromkeys(planned.fifos, join)
-    name = channel.channel_name
-    log.warning("objects carry end marks", channel=name, format=join, do=JOIN_ADVICE.format(join))
-
-
 def _sum_up(planned: Planned) -> None:
     """Compute size and digest of the plans, which cache both."""
     for plan in (planned.whole, *planned.fifos.values()):
         plan.total_bytes(0)
         _ = plan.digest
+
+
+def _arrangement(job: Job, channel: ChannelConfig, hosts: Hosts) -> Arrangement:
+    by: Literal["bytes", "count"] = "bytes" if job.penstock.shard_by == "bytes" else "count"
+    return Arrangement(
+        wrap=channel.record_wrapper_type == "RecordIO",
+        inflate=channel.compression_type == "Gzip",
+        join=channel.penstock.join,
+        seed=None if channel.shuffle_config is None else channel.shuffle_config.seed,
+        shard=replace(hosts.shard(channel.source) or Shard(), by=by),
+    )
 
 
 async def plan_channel(
@@ -187,15 +212,7 @@ async def plan_channel(
 
     `progress`: called often with the number of entries so far. `memory`: memory limit of all plans.
     """
-    source = channel.source
-    by: Literal["bytes", "count"] = "bytes" if job.penstock.shard_by == "bytes" else "count"
-    arrangement = Arrangement(
-        wrap=channel.record_wrapper_type == "RecordIO",
-        inflate=channel.compression_type == "Gzip",
-        join=channel.penstock.join,
-        seed=None if channel.shuffle_config is None else channel.shuffle_config.seed,
-        shard=replace(hosts.shard(source) or Shard(), by=by),
-    )
+    source, arrangement = channel.source, _arrangement(job, channel, hosts)
     match source.s3_data_type:
         case "S3Prefix":
             selection = channel.penstock.selection

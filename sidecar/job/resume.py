@@ -5,17 +5,23 @@ position of `--resume` is that of a saved `state_dict()`; it applies to a channe
 Each position belongs to a plan. If the digest of the present plan differs, the bytes before and after the
 position are of different data. Then a channel of the keeper fails with its FIFO held open, and `--resume` is
 refused, unless `anyway` is set.
+
+A sidecar or reader that ended while objects were being listed leaves a partial digest (`Plan.covers`), over
+the entries that were known then. The position is continued if the present plan begins with the same entries,
+and the position lies in them. The latest partial digest of a held FIFO is in its trailer.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from streamer.errors import ConfigError, SourceChanged
-from streamer.plan import NOWHERE, Position
+from streamer.plan import NOWHERE, Position, parse_partial
 from streamer.relay.channel_spec import StartPosition
+from streamer.trailer import read_trailer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -82,6 +88,18 @@ def load_saved(value: str) -> dict[str, Saved]:
         raise ConfigError(f"cannot read --resume {value}: {error}") from error
 
 
+def with_published_digests(held: Mapping[str, Held], directory: str) -> dict[str, Held]:
+    """Return the keeper's FIFOs with the digests in their trailers, where the keeper has a partial one."""
+    found = {}
+    for name, each in held.items():
+        trailer = None
+        if parse_partial(each.digest) is not None:
+            with contextlib.suppress(OSError, ValueError):
+                trailer = read_trailer(directory, name, each.epoch)
+        found[name] = each if trailer is None else replace(each, digest=trailer.digest)
+    return found
+
+
 def start_positions(
     plans: Mapping[str, Plan], held: Mapping[str, Held], saved: Mapping[str, Saved], *, anyway: bool
 ) -> dict[str, StartPosition]:
@@ -107,9 +125,10 @@ def start_positions(
 def _start_of_held(plan: Plan, held: Held, *, anyway: bool) -> StartPosition:
     position = held.position
     refused = None
-    if held.digest != plan.digest and not anyway:
+    if not anyway and not plan.covers(held.digest, position):
+        was = _named(held.digest)
         refused = SourceChanged(
-            f"the plan has changed since epoch {position.epoch} began (digest {held.digest[:16]}, now "
+            f"the plan has changed since epoch {position.epoch} began ({was}, now "
             f"{plan.digest[:16]}), so the epoch cannot resume at byte {position.offset}; restore the objects "
             "and restart the sidecar, restart sidecar and trainer, or run with --resume-anyway"
         )
@@ -124,16 +143,27 @@ def _start_of_held(plan: Plan, held: Held, *, anyway: bool) -> StartPosition:
 
 
 def _start_of_saved(name: str, plan: Plan, saved: Saved, *, anyway: bool) -> StartPosition:
-    if saved.digest != plan.digest and not anyway:
-        raise ConfigError(
-            f"--resume: channel {name} was saved under plan {saved.digest[:16]}, and the plan is now "
-            f"{plan.digest[:16]}: the objects or their order have changed; restore them, start without "
-            "--resume, or add --resume-anyway"
-        )
     position = Position(saved.epoch, saved.offset, skipped=saved.offset)
+    covered = plan.covers(saved.digest, position)
+    if not covered and not anyway:
+        raise ConfigError(
+            f"--resume: channel {name} was saved under a plan with {_named(saved.digest)}, and the plan "
+            f"is now {plan.digest[:16]}: the objects or their order have changed; restore them, start "
+            "without --resume, or add --resume-anyway"
+        )
     if problem := _beyond_end(plan, position):
         raise ConfigError(f"--resume: channel {name}: {problem}")
-    return StartPosition(position)
+    partial = covered and parse_partial(saved.digest) is not None
+    return StartPosition(position, digest=saved.digest if partial else "")
+
+
+def _named(digest: str) -> str:
+    """Return a digest for an error text."""
+    partial = parse_partial(digest)
+    if partial is None:
+        return f"digest {digest[:16]}"
+    count, first = partial
+    return f"digest {first[:16]} over the {count} objects that were listed then"
 
 
 def _beyond_end(plan: Plan, position: Position) -> str | None:

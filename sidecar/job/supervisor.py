@@ -29,9 +29,10 @@ from sidecar.job.environment import write_environment_file
 from sidecar.job.failures import advice, remind
 from sidecar.job.keeper_link import KeeperLink
 from sidecar.job.layout import Layout, set_reader_state, write_config_files
+from sidecar.job.listings import open_listings
 from sidecar.job.planning import job_inspector, plan_job
 from sidecar.job.rehearsal import local
-from sidecar.job.resume import Saved, start_positions
+from sidecar.job.resume import Saved, start_positions, with_published_digests
 from sidecar.observe.state import JobState
 from sidecar.process.exits import Exit, exit_code
 from sidecar.process.logs import log
@@ -99,7 +100,15 @@ class Supervisor:
             clients = await stack.enter_async_context(job_clients(job))
             state.control_requests = clients.request_counts
             planning_began = time.monotonic()
-            plans = await plan_job(state, clients, give_up_after=job.penstock.give_up_after, layout=layout)
+            listings = await stack.enter_async_context(open_listings(job, clients))
+            plans = await plan_job(
+                state,
+                clients,
+                listings,
+                give_up_after=job.penstock.give_up_after,
+                layout=layout,
+                early=True,
+            )
             state.waiting_for, state.planning_seconds = "", time.monotonic() - planning_began
             streams = fifos(job, plans)
             transport = await stack.enter_async_context(job_transport(state, clients, streams))
@@ -107,6 +116,9 @@ class Supervisor:
             self._lay_out(stack)
             stack.push_async_callback(self._keeper.close)
             await self._keeper.connect()
+            for fifo in streams:
+                if fifo.name in self._keeper.held or fifo.name in spec.saved:
+                    await listings.ended(fifo.channel.channel_name)  # its position is in the whole plan
             starts = await asyncio.to_thread(self._start_positions, streams)
             whole = {name: planned.whole for name, planned in plans.items()}
             await download_channels(job, whole, clients, layout)
@@ -119,6 +131,7 @@ class Supervisor:
                 keeper=self._keeper.client,
                 directory=layout.data,
             )
+            listings.check()
             state.channels = {
                 fifo.name: make_channel(state, fifo, engine, starts[fifo.name]) for fifo in streams
             }
@@ -156,7 +169,7 @@ class Supervisor:
 
         Takes seconds for a large plan. Raises ConfigError, SinkError.
         """
-        spec, held = self._spec, self._keeper.held
+        spec, held = self._spec, with_published_digests(self._keeper.held, self._spec.layout.data)
         plans = {fifo.name: fifo.plan for fifo in streams}
         starts = start_positions(plans, held, spec.saved, anyway=spec.resume_anyway)
         for name, start in starts.items():
@@ -202,7 +215,8 @@ class Supervisor:
         channels = self.state.statistics()
         for name in self._cut_off:
             channel = channels[name]
-            missing = channel.bytes_total - channel.bytes_consumed
+            total = channel.bytes_total
+            missing = None if total is None else total - channel.bytes_consumed
             log.warning("cut off", channel=name, epoch=channel.epoch, missing_bytes=missing)
 
     async def hand_over(self) -> None:

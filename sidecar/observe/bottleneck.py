@@ -36,6 +36,7 @@ WAITED_FOR = {
     "throttled": "because S3 asks for fewer requests",
     "retry": "for requests to be repeated",
     "inflate": "for bytes to be decompressed",
+    "listing": "for the listing of further objects",
 }
 REMEDIES = {
     "queued": "Raise MemoryBudget; leave RequestsInFlight unset.",
@@ -46,6 +47,7 @@ REMEDIES = {
     "throttled": "Lower RequestsInFlight, or spread the keys over more prefixes.",
     "retry": "Read the last errors.",
     "inflate": "Decompression is slow: store the objects uncompressed, or with Zstandard.",
+    "listing": "S3 lists a thousand keys a request: join small objects into larger ones.",
 }
 
 
@@ -59,8 +61,8 @@ class Sample:
     connected: bool
     error: str | None
     epoch: int
-    total: int
-    """Bytes of the current epoch, as stored."""
+    total: int | None
+    """Bytes of the current epoch, as stored; None while objects are being listed."""
     consumed: int
     """Delivered bytes of the current epoch."""
     ever_consumed: int
@@ -120,9 +122,12 @@ def rate(before: Sample, after: Sample) -> float:
 
 
 def eta(before: Sample, after: Sample) -> float | None:
-    """Return the seconds until the end of the epoch at the rate between the two; None if no byte moved."""
+    """Return the seconds until the end of the epoch at the rate between the two.
+
+    None if no byte moved, or while objects are being listed.
+    """
     seconds, moved = after.at - before.at, after.ever_consumed - before.ever_consumed
-    if after.state != "streaming" or seconds <= 0 or moved <= 0:
+    if after.state != "streaming" or after.total is None or seconds <= 0 or moved <= 0:
         return None
     return (after.total - after.consumed) * seconds / moved
 

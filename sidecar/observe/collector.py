@@ -28,6 +28,14 @@ if TYPE_CHECKING:
     from sidecar.observe.state import JobState
     from streamer.schedule.budget import MemoryBudget
 
+
+def _progress(consumed: int, total: int | None) -> float | None:
+    """Return the delivered part of the epoch; None while objects are being listed."""
+    if total is None:
+        return None
+    return consumed / total if total else 0.0
+
+
 _BY_CHANNEL: dict[str, Callable[[ChannelStatistics], float | None]] = {
     "penstock_fifo_written_bytes_total": lambda s: s.written_bytes,
     "penstock_received_bytes_total": lambda s: s.received_bytes,
@@ -38,9 +46,10 @@ _BY_CHANNEL: dict[str, Callable[[ChannelStatistics], float | None]] = {
     "penstock_reader_disconnects_total": lambda s: s.readers_gone,
     "penstock_reader_end_disconnects_total": lambda s: s.readers_at_ends,
     "penstock_epoch": lambda s: s.epoch,
-    "penstock_epoch_progress_ratio": lambda s: s.bytes_consumed / s.bytes_total if s.bytes_total else 0.0,
+    "penstock_epoch_progress_ratio": lambda s: _progress(s.bytes_consumed, s.bytes_total),
     "penstock_epoch_size_bytes": lambda s: s.bytes_total,
     "penstock_epoch_objects": lambda s: s.objects,
+    "penstock_channel_listing": lambda s: s.listing,
     "penstock_reader_connected": lambda s: s.reader_connected,
     "penstock_channel_failed": lambda s: s.error is not None,
     "penstock_fifo_capacity_bytes": lambda s: s.fifo_capacity,

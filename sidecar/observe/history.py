@@ -73,7 +73,7 @@ class ChannelHistory:
         return diagnose(first, last)
 
     def eta(self, channel: str) -> float | None:
-        """Return the seconds until the end of the epoch; None while no byte moves."""
+        """Return the seconds until the end of the epoch; None if no byte moves or while listing."""
         first, last = self._span(channel)
         return None if first is None or last is None else eta(first, last)
 

@@ -15,7 +15,7 @@ OUTCOMES = (
 RETRIED = ("transient", "throttled", "truncated", "expired", "skewed", "bad_answer")
 HEDGES = ("issued", "won", "lost")
 TRAILER_STATES = ("complete", "abandoned", "failed", "stopped")
-ERRORS = ("denied", "missing", "changed", "bad_answer", "corrupt", "mismatch", "gave_up")
+ERRORS = ("denied", "missing", "changed", "bad_answer", "refused", "corrupt", "mismatch", "gave_up")
 """Kinds of the errors that are not retried and make a channel fail."""
 OPERATIONS = ("ListObjectsV2", "HeadObject", "GetObject")
 """S3's names of the requests for planning; GetObject reads manifests."""
@@ -58,9 +58,18 @@ METRICS: dict[str, Spec] = {
     ),
     "penstock_epochs_total": Spec("counter", ("channel", "trailer_state"), "Epochs ended, by trailer state."),
     "penstock_epoch": Spec("gauge", ("channel",), "The epoch being offered or streamed, from 0."),
-    "penstock_epoch_progress_ratio": Spec("gauge", ("channel",), "Delivered share of the current epoch."),
-    "penstock_epoch_size_bytes": Spec("gauge", ("channel",), "Bytes of one epoch, before inflation."),
-    "penstock_epoch_objects": Spec("gauge", ("channel",), "Objects of one epoch."),
+    "penstock_epoch_progress_ratio": Spec(
+        "gauge", ("channel",), "Delivered share of the current epoch; absent while objects are listed."
+    ),
+    "penstock_epoch_size_bytes": Spec(
+        "gauge", ("channel",), "Bytes of one epoch, before inflation; absent while objects are listed."
+    ),
+    "penstock_epoch_objects": Spec(
+        "gauge", ("channel",), "Objects of one epoch; those listed so far while objects are listed."
+    ),
+    "penstock_channel_listing": Spec(
+        "gauge", ("channel",), "1 while the channel streams objects before its listing has ended."
+    ),
     "penstock_epoch_eta_seconds": Spec(
         "gauge",
         ("channel",),

@@ -12,6 +12,7 @@ from streamer.errors import (
     Mismatch,
     Missing,
     PenstockError,
+    PlanRefused,
     ReaderGone,
     SinkError,
     SourceChanged,
@@ -50,7 +51,7 @@ class Exit(IntEnum):
 
 def exit_code(error: PenstockError) -> Exit:  # noqa: PLR0911 - a table; the first error that fits decides
     """Return the exit code for an error that ends the process."""
-    if isinstance(error, (ConfigError, WrongEndpoint)):
+    if isinstance(error, (ConfigError, PlanRefused, WrongEndpoint)):
         return Exit.CONFIG
     if isinstance(error, ReaderGone):
         return Exit.READER_GONE

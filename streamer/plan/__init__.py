@@ -8,7 +8,9 @@ that move bytes (`s3`, `relay`, `sink`) carry the plan out. It imports none of t
 from __future__ import annotations
 
 from streamer.formats.join import Join
+from streamer.plan.digest import parse_partial
 from streamer.plan.entries import Entries, is_folder_marker, listed
+from streamer.plan.growth import Growth
 from streamer.plan.parts import Part, cut
 from streamer.plan.plan import Arrangement, Plan
 from streamer.plan.position import NOWHERE, START, Position, ResumePoint
@@ -24,6 +26,7 @@ __all__ = [
     "Arrangement",
     "Balance",
     "Entries",
+    "Growth",
     "Join",
     "Literal",
     "ObjectRef",
@@ -42,5 +45,6 @@ __all__ = [
     "is_folder_marker",
     "listed",
     "parse_object_uri",
+    "parse_partial",
     "parse_s3_uri",
 ]

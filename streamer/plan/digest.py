@@ -5,6 +5,9 @@ per entry in plan order. An object is the array of bucket, key, ETag, start, end
 one, version. An entry of several items is the array of its items, with literals as hex. Empty objects are
 left out if they change no stream.
 
+A listing that goes on has a *partial digest*, `N:HEX`: over the first N entries (`Digests.of`). A plan covers
+a partial digest if its own first N entries have it.
+
 A line takes about two microseconds to build and almost none to hash. So the digests of plans that differ only
 in their shard, such as those of a channel's rank FIFOs, are computed together in one pass.
 """
@@ -13,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from json.encoder import encode_basestring_ascii as quoted
 from typing import TYPE_CHECKING, Any
 
@@ -25,9 +29,11 @@ if TYPE_CHECKING:
     from streamer.plan.entries import Entries
     from streamer.plan.shards import Shard
 
+_PARTIAL = re.compile(r"(0|[1-9][0-9]{0,18}):([0-9a-f]{64})")
+
 
 class Digests:
-    """The digests of plans over `entries`, by shard; the first call of `of` computes all of them."""
+    """The digests of plans over `entries`, by shard, as far as `update` has come."""
 
     def __init__(
         self, entries: Entries, *, seed: int | None, shards: Sequence[Shard], join: Join | None
@@ -37,20 +43,34 @@ class Digests:
         self._seed = seed
         self._shards = shards
         self._join = join
-        self._by_shard: dict[Shard, str] = {}
+        self._states: dict[Shard, Any] = {}
+        """SHA-256 objects of hashlib, by shard."""
+        self._count = 0
+        """Number of entries in the states."""
+        self._with_empty = False
 
-    def of(self, shard: Shard) -> str:
-        """Return the digest of the plan with this shard, one of `shards`."""
-        if not self._by_shard:
-            arrangements = [self._arrangement(each) for each in self._shards]
-            states = [hashlib.sha256(_heading(each)) for each in arrangements]
-            for line in _lines(self._entries, with_empty=any(arrangements)):
+    def update(self, count: int) -> None:
+        """Add the entries up to number `count` to the digests of all shards."""
+        if not self._states:
+            arrangements = {shard: self._arrangement(shard) for shard in self._shards}
+            self._states = {shard: hashlib.sha256(_heading(each)) for shard, each in arrangements.items()}
+            self._with_empty = any(arrangements.values())
+        if self._count < count:
+            states = list(self._states.values())
+            for line in _lines(self._entries, self._count, count, with_empty=self._with_empty):
                 for state in states:
                     state.update(line)
-            self._by_shard = {
-                each: state.hexdigest() for each, state in zip(self._shards, states, strict=True)
-            }
-        return self._by_shard[shard]
+            self._count = count
+
+    def of(self, shard: Shard, count: int) -> str:
+        """Return the digest over the first `count` entries of the plan with this shard, one of `shards`.
+
+        Raises ValueError if the digests have more entries already.
+        """
+        self.update(count)
+        if self._count != count:
+            raise ValueError(f"the digests have {self._count} entries, more than {count}")
+        return str(self._states[shard].hexdigest())
 
     def _arrangement(self, shard: Shard) -> dict[str, Any]:
         """Return the arrangement as JSON; empty if it is the default."""
@@ -68,8 +88,19 @@ def _heading(arranged: dict[str, Any]) -> bytes:
     return b"penstock plan 1\n" + (json.dumps(arranged).encode() + b"\n" if arranged else b"")
 
 
-def _lines(entries: Entries, *, with_empty: bool) -> Iterator[bytes]:
-    for items in entries:
+def partial_digest(count: int, digest: str) -> str:
+    """Return the partial digest of a plan whose first `count` entries have `digest`."""
+    return f"{count}:{digest}"
+
+
+def parse_partial(digest: str) -> tuple[int, str] | None:
+    """Return count and digest of a partial digest; None if `digest` is none."""
+    match = _PARTIAL.fullmatch(digest)
+    return None if match is None else (int(match[1]), match[2])
+
+
+def _lines(entries: Entries, first: int, end: int, *, with_empty: bool) -> Iterator[bytes]:
+    for items in map(entries.items, range(first, end)):
         if len(items) == 1 and isinstance(items[0], ObjectRef):
             if not with_empty and not items[0].size:
                 continue

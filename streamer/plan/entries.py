@@ -32,7 +32,7 @@ def framed(size: int) -> int:
 
 
 class Entries:
-    """An ordered collection of entries, which must not grow once a plan has it."""
+    """An ordered collection of entries. Once a plan has it, only the plan's `Growth` may extend it."""
 
     def __init__(self, *, wrap: bool = False, inflate: bool = False, objects_each: int = 1) -> None:
         """`wrap`: each item becomes one RecordIO record. `objects_each`: objects in every entry.

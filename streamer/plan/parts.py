@@ -73,14 +73,20 @@ def rest(segments: Iterable[Segment | Literal], skip: int) -> Iterator[Segment |
 
 
 def cut(
-    segments: Iterable[Segment | Literal], *, part_size: Callable[[], int], epoch: int, skip: int = 0
+    segments: Iterable[Segment | Literal],
+    *,
+    part_size: Callable[[], int],
+    epoch: int,
+    skip: int = 0,
+    base: int = 0,
 ) -> Iterator[Part]:
-    """Yield the parts of one epoch in stream order, without the stream's first `skip` bytes.
+    """Yield the parts of one epoch in stream order, without the first `skip` bytes of `segments`.
 
-    `part_size` is called for each body and returns its maximum bytes. A part has at most 64 KiB of literals.
+    `base`: offset in the epoch's stream of the first segment. `part_size` is called for each body and returns
+    its maximum bytes. A part has at most 64 KiB of literals.
     """
     most = MAX_LITERALS
-    offset = skip
+    offset = base + skip
     leading, trailing = bytearray(), bytearray()
     ref, start, end = NO_OBJECT, 0, 0
 

@@ -8,6 +8,9 @@ Keys, sizes and ETags are fixed once per job, so every epoch streams the same by
 (contract §8-2). All hosts shuffle all entries in the same way, and then take their shards (contract §3.2).
 An epoch's order is computed while it streams, and is never held in memory.
 
+A plan in the listing's order may be *open*: it streams while its listing goes on (`streamer.plan.growth`).
+Its length, its digest and the end of its epochs are unknown until the listing has ended.
+
 Two plans with the same digest stream the same bytes in every epoch.
 """
 
@@ -17,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from streamer.formats.recordio import header, padding
-from streamer.plan.digest import Digests
+from streamer.plan.digest import Digests, parse_partial, partial_digest
 from streamer.plan.entries import Entries
 from streamer.plan.segments import Literal, ObjectRef, Segment
 from streamer.plan.shards import Shard, lightest
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from streamer.formats.join import Join
+    from streamer.plan.growth import Growth
+    from streamer.plan.position import Position
     from streamer.plan.strays import Strays
     from streamer.plan.uris import S3Uri
 
@@ -47,6 +52,11 @@ class Arrangement:
     """Objects are compressed, and delivery inflates them (CompressionType)."""
     join: Join | None = None
     """Format of the objects that delivery joins into one; None: objects are not joined."""
+
+    @property
+    def may_grow(self) -> bool:
+        """Whether a plan of this arrangement can stream before all its entries are known."""
+        return self.seed is None and (self.shard.count == 1 or self.shard.by == "count")
 
     def entries(self, *, objects_each: int = 1) -> Entries:
         """Return empty entries for a plan of this arrangement, with `objects_each` objects in each."""
@@ -71,9 +81,14 @@ class Plan:
         shard: Shard | None = None,
         join: Join | None = None,
         digests: Digests | None = None,
+        growth: Growth | None = None,
     ) -> None:
-        """`entries` must not change any more. `digests`: digests of several plans, this one included."""
+        """`digests`: digests of several plans, this one included.
+
+        `growth`: extends `entries`, in the order of the plan. Without it they must not change any more.
+        """
         self.entries = entries
+        self.growth = growth
         self.seed = seed
         self.shard = shard or Shard()
         self.join = join
@@ -83,7 +98,11 @@ class Plan:
         self.strays: Strays | None = None
         """Objects of a listing that are probably no data; None: nothing looked for them."""
         self._totals: dict[int, _EpochTotals] = {}
-        self._digests = digests or Digests(entries, seed=seed, shards=[self.shard], join=join)
+        if digests is None:
+            digests = Digests(entries, seed=seed, shards=[self.shard], join=join)
+            if growth is not None:
+                growth.extend_digests(digests)
+        self._digests = digests
 
     @classmethod
     def of(cls, objects: Iterable[ObjectRef], arrangement: Arrangement | None = None) -> Plan:
@@ -95,11 +114,17 @@ class Plan:
         return cls.arranged(entries, arrangement)
 
     @classmethod
-    def arranged(cls, entries: Entries, arrangement: Arrangement) -> Plan:
-        """Plan `entries`, which were made with the arrangement's `wrap` and `inflate`."""
+    def arranged(cls, entries: Entries, arrangement: Arrangement, *, growth: Growth | None = None) -> Plan:
+        """Plan `entries`, which were made with the arrangement's `wrap` and `inflate`.
+
+        With `growth` the plan is open, which the arrangement must allow (`may_grow`).
+        """
+        if growth is not None and not arrangement.may_grow:
+            raise ValueError("the order of this arrangement needs all entries")
         if (entries.wrap, entries.inflate) != (arrangement.wrap, arrangement.inflate):
             raise ValueError("the entries were made for another arrangement")
-        return cls(entries, seed=arrangement.seed, shard=arrangement.shard, join=arrangement.join)
+        seed, shard, join = arrangement.seed, arrangement.shard, arrangement.join
+        return cls(entries, seed=seed, shard=shard, join=join, growth=growth)
 
     def __repr__(self) -> str:
         return f"<Plan {self.entries}, seed {self.seed}, {self.shard}>"
@@ -107,14 +132,36 @@ class Plan:
     def ranks(self, count: int) -> tuple[Plan, ...]:
         """Divide this plan over `count` rank FIFOs (`Shard.rank`); return their plans.
 
-        The plans share the entries, so they need no listing and almost no memory.
+        The plans share the entries, so they need no listing and almost no memory. Raises ValueError if the
+        plan may grow and the rank FIFOs are balanced by bytes.
         """
+        if self.growth is not None and self.shard.by == "bytes" and count > 1:
+            raise ValueError("a balance by bytes needs all entries")
         shards = [self.shard.rank(index, count) for index in range(count)]
         digests = Digests(self.entries, seed=self.seed, shards=shards, join=self.join)
+        if self.growth is not None:
+            self.growth.extend_digests(digests)
         return tuple(
-            Plan(self.entries, seed=self.seed, shard=shard, join=self.join, digests=digests)
+            Plan(
+                self.entries,
+                seed=self.seed,
+                shard=shard,
+                join=self.join,
+                digests=digests,
+                growth=self.growth,
+            )
             for shard in shards
         )
+
+    @property
+    def open(self) -> bool:
+        """Whether the listing goes on, or has failed: further entries may exist."""
+        return self.growth is not None and not self.growth.complete
+
+    @property
+    def known(self) -> int:
+        """Number of entries, of all hosts, that may be streamed; all of them unless the plan is `open`."""
+        return len(self.entries) if self.growth is None else self.growth.known
 
     @property
     def varies(self) -> bool:
@@ -133,16 +180,19 @@ class Plan:
 
     @property
     def streams(self) -> bool:
-        """Whether any epoch has bytes for this host."""
+        """Whether any epoch has bytes for this host. Raises ValueError if the plan is open."""
         if self.varies:
             return self.entries.total > 0 and self.shard.index < len(self.entries)
         return self.total_bytes(0) > 0
 
-    def order(self, epoch: int) -> Iterator[int]:
-        """Return the indices of this host's entries in `epoch`, in stream order."""
-        shard, count = self.shard, len(self.entries)
-        step = shard.count if shard.by == "count" else 1
-        positions = range(shard.index if shard.by == "count" else 0, count, step)
+    def order(self, epoch: int, first: int = 0, end: int | None = None) -> Iterator[int]:
+        """Return the indices of this host's entries in `epoch`, in stream order.
+
+        `first`, `end`: only those among the entries from `first` up to `end`, for a plan that `may_grow`.
+        Default: all that are known.
+        """
+        shard, count = self.shard, self.known if end is None else end
+        positions = self._positions(first, count)
         shuffled: Iterable[int] = positions
         if self.seed is not None:
             shuffled = Permutation(count, seed=self.seed, epoch=epoch).over(positions)
@@ -150,7 +200,16 @@ class Plan:
             return lightest(shuffled, self.entries.sizes, shard)
         return iter(shuffled)
 
+    def _positions(self, first: int, end: int) -> range:
+        """Return this host's positions of the order from `first` up to `end`; by bytes, all of them."""
+        if self.shard.by == "bytes":
+            return range(first, end)
+        index, step = self.shard.index, self.shard.count
+        return range(first + (index - first) % step, end, step)
+
     def _epoch_totals(self, epoch: int) -> _EpochTotals:
+        if self.open:
+            raise ValueError("the totals of an open plan are unknown")
         if not self.varies:
             epoch = 0
         totals = self._totals.get(epoch)
@@ -158,6 +217,9 @@ class Plan:
             entries, sizes = self.entries, self.entries.sizes
             if self.shard.count == 1:
                 totals = _EpochTotals(len(entries), entries.total)
+            elif self.seed is None and self.shard.by == "count":
+                dealt = sizes[self.shard.index :: self.shard.count]
+                totals = _EpochTotals(len(dealt), sum(dealt))
             else:
                 number = total = 0
                 for index in self.order(epoch):
@@ -172,13 +234,19 @@ class Plan:
     def total_bytes(self, epoch: int) -> int:
         """Return the bytes of the epoch's segments; unless the plan `rewrites`, also the stream's length.
 
-        If the plan `varies`, the first call for an epoch takes some microseconds per entry.
+        If the plan `varies`, the first call for an epoch takes some microseconds per entry. Raises ValueError
+        if the plan is open.
         """
         return self._epoch_totals(epoch).bytes
 
+    def known_bytes(self, epoch: int) -> int | None:
+        """Return the same as `total_bytes`; None if the plan is open."""
+        return None if self.open else self.total_bytes(epoch)
+
     def objects(self, epoch: int) -> int:
-        """Return the number of objects of the epoch, empty ones included."""
-        return self._epoch_totals(epoch).entries * self.entries.objects_each
+        """Return the number of objects of the epoch, empty ones included; if open, of those known."""
+        entries = len(self._positions(0, self.known)) if self.open else self._epoch_totals(epoch).entries
+        return entries * self.entries.objects_each
 
     @property
     def framed(self) -> bool:
@@ -203,10 +271,10 @@ class Plan:
         """Return the names of all buckets with an object of this plan."""
         return self.entries.buckets
 
-    def segments(self, epoch: int) -> Iterator[Segment | Literal]:
-        """Yield the epoch's segments, in stream order; none is empty."""
+    def segments(self, epoch: int, first: int = 0, end: int | None = None) -> Iterator[Segment | Literal]:
+        """Yield the epoch's segments, in stream order; none is empty. `first`, `end`: as for `order`."""
         entries = self.entries
-        for index in self.order(epoch):
+        for index in self.order(epoch, first, end):
             for item in entries.items(index):
                 size = item.size if isinstance(item, ObjectRef) else len(item)
                 wrap = entries.framed_here(item)
@@ -221,6 +289,31 @@ class Plan:
     def digest(self) -> str:
         """SHA-256, in hex, of all inputs that determine the streams (`streamer.plan.digest`).
 
-        The first call takes about two microseconds per entry, for all rank FIFOs together.
+        If the plan is open, the partial digest over the known entries. The first call takes about two
+        microseconds per entry, for all rank FIFOs together.
         """
-        return self._digests.of(self.shard)
+        digest = self._digests.of(self.shard, self.known)
+        return partial_digest(self.known, digest) if self.open else digest
+
+    def covers(self, digest: str, position: Position) -> bool:
+        """Return whether the bytes before `position` in a plan with `digest` are those of this plan.
+
+        So if the digests are equal, and if `digest` is a partial one of this plan's first entries and the
+        position lies in these, in the first epoch. After the first epoch, and if the plan `rewrites`, the
+        partial digest must have all entries. Takes about two microseconds per entry for a partial digest.
+        """
+        partial = parse_partial(digest)
+        if partial is None or self.open:
+            return digest == self.digest
+        count, due = partial
+        entries = self.entries
+        if count > len(entries):
+            return False
+        digests = Digests(entries, seed=self.seed, shards=[self.shard], join=self.join)
+        if digests.of(self.shard, count) != due:
+            return False
+        if count == len(entries):
+            return True
+        if self.rewrites or position.epoch:
+            return False
+        return position.offset <= sum(entries.sizes[index] for index in self.order(0, 0, count))

@@ -19,6 +19,10 @@ go on.
 `drain` ends the channel at the next epoch border. Cancelling `run` ends it at once, with a `stopped`
 trailer if a reader is in mid-epoch. Either way every descriptor and FIFO is gone when `run` returns.
 
+An open plan (`streamer.plan.growth`) grows while its first epoch streams. Its trailers are `open` with a
+partial digest, which is published before the bytes that it covers, and then with length and digest. The epoch
+ends after the listing has.
+
 With a keeper (`streamer.helpers.keeper`) a channel can begin where an earlier sidecar's channel ended
 (`ChannelSpec.start`), and can `leave` its FIFO open for the next sidecar to continue. A channel that ends
 without a drain, because its sidecar has a local failure, leaves its FIFO too.
@@ -29,6 +33,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from streamer.errors import SinkError
 from streamer.plan import NOWHERE, Position
 from streamer.relay.channel_report import ChannelReport
 from streamer.relay.channel_spec import NO_EVENTS
@@ -42,7 +47,7 @@ from streamer.sink.fifo import FifoDirectory
 from streamer.sink.write_ends import LocalWriteEnds
 
 if TYPE_CHECKING:
-    from streamer.errors import SinkError, SourceError
+    from streamer.errors import SourceError
     from streamer.helpers.keeper_client import KeeperClient
     from streamer.plan import ResumePoint
     from streamer.relay.channel_spec import ChannelEvents, ChannelSpec
@@ -76,7 +81,7 @@ class Channel:
         self._quota = stages.quota
         self._report = ChannelReport(events, spec.when_changed)
         self._counters = self._report.counters
-        trailers = EpochTrailers(spec, spec.plan.digest)
+        trailers = EpochTrailers(spec)
         self._write_ends = write_ends or LocalWriteEnds(spec.name)
         self._fifos = FifoDirectory(
             spec.directory,
@@ -98,6 +103,8 @@ class Channel:
             draining=self._draining,
             keeper=self._write_ends.lasting,
         )
+        if self._plan.growth is not None:
+            self._plan.growth.watch(self._note_growth)
 
     @property
     def name(self) -> str:
@@ -199,6 +206,7 @@ class Channel:
             counters=self._counters,
             requests=requests,
             verifier=None if stored is None else ChecksumVerifier(stored.cached, self._report.checked),
+            on_batch=self._publish_digest,
         )
         return Delivery(
             prefetcher,
@@ -232,6 +240,24 @@ class Channel:
             self._epochs.stop()
             self._fifos.close()
         self.done.set()
+
+    def _note_growth(self) -> None:
+        """Go on after an open plan has grown, or its listing has ended."""
+        if not self._plan.open:
+            self._publish_digest()
+        if self._state.delivery is not None:
+            self._state.delivery.prefetcher.plan_grew()
+
+    def _publish_digest(self) -> None:
+        """Publish the digest over the entries that may be streamed now, before their first byte.
+
+        If the machine refuses, an epoch that is interrupted after these entries is not resumed: its trailer
+        has a digest over fewer.
+        """
+        try:
+            self._fifos.publish_openings()
+        except SinkError as error:
+            self._report.shortage(error)
 
     def _note_mark(self, mark: ResumePoint) -> None:
         self._state.mark = self._state.epoch, mark

@@ -29,6 +29,8 @@ class StartPosition:
     position: Position = START
     held: bool = False
     """Whether the write ends already hold this epoch's FIFO, from an earlier sidecar."""
+    digest: str = ""
+    """Partial digest of the state that `--resume` has; see `Trailer.resumed`."""
     refused: SourceError | None = None
     """Reason why the epoch cannot be continued: the channel fails at once, and its FIFO is held open."""
 

@@ -89,10 +89,11 @@ def snapshot(
     return ChannelStatistics(
         state=state.phase,
         epoch=state.epoch,
-        bytes_total=plan.total_bytes(state.epoch),
+        bytes_total=plan.known_bytes(state.epoch),
         bytes_consumed=delivery.consumed if delivery else 0,
         bytes_delivered=delivery.delivered if delivery else 0,
         objects=plan.objects(state.epoch),
+        listing=plan.open,
         written_bytes=counters.written_bytes,
         consumed_bytes=counters.consumed_bytes,
         received_bytes=counters.received_bytes,

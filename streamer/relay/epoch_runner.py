@@ -231,5 +231,6 @@ class EpochRunner:
         if self._plan.framed or self._plan.join is not None or self._keeper:
             return
         epoch, taken = self._state.epoch, delivery.delivered - outlet.unread
-        if delivery.ends.stopped_at_one(taken) and delivery.consumed < self._plan.total_bytes(epoch):
+        total = self._plan.known_bytes(epoch)
+        if delivery.ends.stopped_at_one(taken) and (total is None or delivery.consumed < total):
             self._report.end_believed(epoch, taken)

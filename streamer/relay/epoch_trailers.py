@@ -1,6 +1,6 @@
 """Builds the trailers of one channel's epochs from its spec and each epoch's end. Pure.
 
-open       opening(epoch)      written before the FIFO is made
+open       opening(epoch)      written before the FIFO is made, and again as an open plan grows
 others     ended(epoch, state) replaces the opening trailer when the epoch ends
 failed     successor(failed)   the next epoch's trailer, for a reader that left the failed epoch early
 """
@@ -24,25 +24,25 @@ class EpochTrailers:
     """Builds the trailers of the channel that `spec` describes."""
 
     spec: ChannelSpec
-    digest: str
-    """Digest of the plan; computed once, since a large plan takes seconds."""
 
     @property
     def _length_unknown(self) -> bool:
-        """Whether an epoch's length is known only at its end."""
-        return self.spec.plan.rewrites or self.spec.when_changed.when_changed != "fail"
+        """Whether an epoch's length is not known yet, or only at its end."""
+        plan = self.spec.plan
+        return plan.open or plan.rewrites or self.spec.when_changed.when_changed != "fail"
 
     def opening(self, epoch: int) -> Trailer:
         """Return the epoch's first trailer, in state `open`."""
-        plan = self.spec.plan
+        plan, start = self.spec.plan, self.spec.start
         return Trailer(
             channel=self.spec.name,
             epoch=epoch,
             state="open",
             bytes_total=None if self._length_unknown else plan.total_bytes(epoch),
-            bytes_skipped=self.spec.start.position.skipped_in(epoch),
+            bytes_skipped=start.position.skipped_in(epoch),
             objects=plan.objects(epoch),
-            digest=self.digest,
+            digest=plan.digest,
+            resumed=start.digest if epoch == start.position.epoch else "",
             poison=len(self.spec.when_failed.poison),
         )
 
@@ -59,8 +59,10 @@ class EpochTrailers:
         """Return the epoch's last trailer.
 
         `delivered`: offset in the epoch's stream. `error`: cause of a failure. `poison`: bytes that will
-        follow the delivered ones.
+        follow the delivered ones. Raises ValueError for `complete` while the plan is open.
         """
+        if state == "complete" and self.spec.plan.open:
+            raise ValueError(f"epoch {epoch} cannot be complete: its objects are not all listed")
         reasons = {"failed": str(error), "stopped": "the sidecar was stopped in mid-epoch"}
         opening = self.opening(epoch)
         total = opening.bytes_total

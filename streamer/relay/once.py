@@ -11,7 +11,8 @@ from streamer.relay.deliver.delivery import Delivery
 from streamer.relay.fetch.prefetcher import Prefetcher, StreamSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
+    from typing import Any
 
     from streamer.plan import Plan, Position
     from streamer.relay.staging.stage import Stages
@@ -30,17 +31,22 @@ async def stream_once(
     counters: ChannelCounters,
     open_outlet: Callable[[Callable[[], None]], Outlet],
     start: Position = START,
+    listing: Coroutine[Any, Any, None] | None = None,
 ) -> None:
     """Stream the plan's first epoch once from `start` on, in order.
 
+    `listing` runs meanwhile and extends the plan, if that is open.
     `open_outlet` opens the outlet; its argument is a callback for the reader's departure. Raises SourceError
     or ReaderGone; `counters.written_bytes` then has the bytes written before the error.
     """
     failure: BaseException | None = None
     async with asyncio.TaskGroup() as requests:
+        listed = None if listing is None else requests.create_task(listing, name="listing")
         prefetcher = Prefetcher(
             StreamSpec(plan, policy, start), source, stages, counters=counters, requests=requests
         )
+        if plan.growth is not None:
+            plan.growth.watch(prefetcher.plan_grew)
         try:
             with contextlib.closing(open_outlet(prefetcher.wake)) as outlet:
                 prefetcher.activate(active=True)
@@ -49,6 +55,8 @@ async def stream_once(
         except Exception as error:  # noqa: BLE001 - raised below, outside the exception group
             failure = error
         finally:
+            if listed is not None:
+                listed.cancel()
             prefetcher.close()
     if failure is not None:
         raise failure

@@ -19,10 +19,11 @@ STATES: tuple[State, ...] = ("idle", "blocked", "starved", "limited", "moving")
 """idle: no reader. blocked: the FIFO is full, because the trainer is slower. starved: the next bytes have not
 arrived, because storage is slower. limited: a bandwidth limit delays delivery. moving: nothing delays it."""
 
-Cause = Literal["queued", "inflate"] | Phase
-CAUSES: tuple[Cause, ...] = ("queued", *PHASES, "inflate")
+Cause = Literal["queued", "inflate", "listing"] | Phase
+CAUSES: tuple[Cause, ...] = ("queued", *PHASES, "inflate", "listing")
 """Causes of starvation: the phase of the request at the head of line; queued: that request has not begun;
-inflate: the compressed bytes have arrived and are being inflated."""
+inflate: the compressed bytes have arrived and are being inflated; listing: every listed object is delivered,
+and the listing goes on."""
 
 RESUMED = ("part", "epoch")
 """Kinds of resumes. part: a new request after a broken body. epoch: this process began inside the epoch."""
@@ -161,13 +162,16 @@ class ChannelStatistics:
     state: str
     """waiting (for a reader), streaming, failed, or stopped."""
     epoch: int
-    bytes_total: int
-    """Bytes of one epoch in the plan; compressed bytes if objects are compressed."""
+    bytes_total: int | None
+    """Bytes of one epoch in the plan; compressed bytes if objects are compressed. None while `listing`."""
     bytes_consumed: int
     """Of `bytes_total`, the bytes delivered in the current epoch."""
     bytes_delivered: int
     """Bytes of the current epoch that the FIFO has accepted; equal to `bytes_consumed` unless inflated."""
     objects: int
+    """Objects of one epoch; while `listing`, those that are listed."""
+    listing: bool
+    """Whether the prefix is still being listed."""
     written_bytes: int
     consumed_bytes: int
     """Bytes of parts delivered, in all epochs; equal to `written_bytes` unless they are inflated."""

@@ -5,6 +5,9 @@ quota has a request and the bytes for it. Admitted parts form a queue; the first
 only part that may be delivered. `reserved_bytes` returns the bytes that a part reserves, which depend on the
 transport. The bytes are returned when the part is delivered, the request when it ends.
 
+The iterator yields None while the plan's next entry is unknown (`streamer.plan.growth`). Then the window is
+`dry`, and draws again at the next `admit`. It drops the parts of an abandoned epoch as they become known.
+
 Parts of later epochs than the current one may reserve a quarter of the quota: enough that the next epoch's
 reader finds bytes ready, and little to throw away if no reader comes.
 
@@ -39,14 +42,21 @@ class Window:
     """Admits parts of `parts` within `quota`, of which it is the only user."""
 
     def __init__(
-        self, parts: Iterator[Part], quota: ChannelQuota, *, reserved_bytes: Callable[[Part], int] = len
+        self,
+        parts: Iterator[Part | None],
+        quota: ChannelQuota,
+        *,
+        reserved_bytes: Callable[[Part], int] = len,
     ) -> None:
         self.quota = quota
         self.last_epoch = -1
         """Last epoch whose parts may be admitted."""
         self._reserve = reserved_bytes
         self._parts = parts
-        self._next: Part | None = next(parts, None)
+        self._abandoned = -1
+        """Last epoch whose parts are dropped."""
+        self._next: Part | None = None
+        """Part to admit next, if it is drawn."""
         self._slots: deque[Slot] = deque()
         self._replacement: Iterator[Part] = iter(())
         """Remaining parts of an object that replaces a planned one."""
@@ -67,7 +77,7 @@ class Window:
         Raises ValueError if a part can never fit the quota.
         """
         admitted = []
-        while (part := self._next) is not None:
+        while (part := self._peek()) is not None:
             if part.epoch > self.last_epoch or not self.quota.may_request():
                 break
             reserved_bytes = self._reserve(part)
@@ -83,8 +93,22 @@ class Window:
             self.quota.take(reserved_bytes)
             self.quota.begin()
             self._reserved_by_epoch[part.epoch] = self._reserved_by_epoch.get(part.epoch, 0) + reserved_bytes
-            self._next = next(self._parts, None)
+            self._next = None
         return admitted
+
+    def _peek(self) -> Part | None:
+        """Return the part to admit next, if it is known."""
+        if (part := self._next) is None:
+            part = next(self._parts, None)
+            while part is not None and part.epoch <= self._abandoned:
+                part = next(self._parts, None)
+            self._next = part
+        return part
+
+    @property
+    def dry(self) -> bool:
+        """Whether every known part is delivered."""
+        return not self._slots and self._peek() is None
 
     def _too_far_ahead(self, part: Part, reserved_bytes: int) -> bool:
         if not self._slots or part.epoch == (current := self._slots[0].part.epoch):
@@ -155,9 +179,8 @@ class Window:
             if slot is not head:
                 self._gone(slot)
             count, ended = count + len(slot.part), ended or slot.part.ends_object
-        while not ended and self._next is not None:
-            count, ended = count + len(self._next), self._next.ends_object
-            self._next = next(self._parts, None)
+        while not ended and (following := self._peek()) is not None:
+            count, ended, self._next = count + len(following), following.ends_object, None
         self._replacement = parts
         if (part := next(parts, None)) is None:
             self._gone(head)
@@ -182,13 +205,13 @@ class Window:
         again = [slot.part for slot in reversed(dropped)]
         if self._next is not None:
             again.append(self._next)
+            self._next = None
         self._parts = chain(again, self._parts)
-        self._next = next(self._parts, None)
         return dropped
 
     def close(self) -> list[Slot]:
         """Admit no further part; return the dropped slots, whose requests the caller cancels."""
-        self._next = None
+        self._next, self._parts = None, iter(())
         return self.abandon(self.last_epoch)
 
     def abandon(self, epoch: int) -> list[Slot]:
@@ -200,6 +223,7 @@ class Window:
             self._gone(slot)
             self.landed(slot)
             dropped.append(slot)
-        while self._next is not None and self._next.epoch <= epoch:
-            self._next = next(self._parts, None)
+        self._abandoned = max(self._abandoned, epoch)
+        if self._next is not None and self._next.epoch <= epoch:
+            self._next = None
         return dropped

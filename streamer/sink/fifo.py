@@ -198,6 +198,11 @@ class FifoDirectory:
         else:
             self._unproven.discard(trailer.epoch)
 
+    def publish_openings(self) -> None:
+        """Replace the `open` trailers, because the plan has grown. Raises SinkError."""
+        for epoch in sorted(self._unproven):
+            self.publish(self._open_trailer(epoch))
+
     def leave(self, position: Position, outlet: PipeOutlet | None) -> None:
         """Hand the open FIFO over and close this process's descriptors; names and trailers stay.
 

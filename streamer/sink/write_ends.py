@@ -162,7 +162,8 @@ class LocalWriteEnds:
 class KeeperWriteEnds:
     """Write ends that a keeper holds."""
 
-    def __init__(self, keeper: KeeperClient, channel: str, *, digest: str) -> None:
+    def __init__(self, keeper: KeeperClient, channel: str, *, digest: Callable[[], str]) -> None:
+        """`digest` returns the present digest of the plan, which may grow."""
         self._keeper = keeper
         self._channel = channel
         self._digest = digest
@@ -176,7 +177,7 @@ class KeeperWriteEnds:
         """As `WriteEnds`."""
         epoll = select.epoll()
         try:
-            fd = await self._keeper.open(self._channel, position, path_fd, digest=self._digest)
+            fd = await self._keeper.open(self._channel, position, path_fd, digest=self._digest())
         except BaseException:
             epoll.close()
             raise

@@ -96,6 +96,9 @@ class S3Stub:
     """Listing requests that asked for folders."""
     page: int = 0
     """Names in a page of a listing; 0 for S3's own thousand."""
+    pages_allowed: int | None = None
+    """Number of listing requests that are answered; those after it wait for `allow_pages`."""
+    _pages_moved: asyncio.Event = field(default_factory=asyncio.Event)
     unsorted_pages: bool = False
     """List the names of each page from the last to the first."""
     bare_listing_etags: bool = False
@@ -131,6 +134,17 @@ class S3Stub:
     def release(self) -> None:
         assert self.loop is not None
         self.loop.call_soon_threadsafe(self.released.set)
+
+    def allow_pages(self, count: int | None = None) -> None:
+        """Answer so many listing requests in all; None for every one."""
+        assert self.loop is not None
+
+        def allow() -> None:
+            self.pages_allowed = count
+            moved, self._pages_moved = self._pages_moved, asyncio.Event()
+            moved.set()
+
+        self.loop.call_soon_threadsafe(allow)
 
     async def get(self, request: web.Request) -> web.StreamResponse:
         if code := self.refused_keys.get(access_key(request)):
@@ -243,6 +257,9 @@ class S3Stub:
             self.delimited += 1
             names = [name for name in names if name > after]
         self.listings.append(prefix)
+        number = len(self.listings)
+        while self.pages_allowed is not None and number > self.pages_allowed:
+            await self._pages_moved.wait()
         await self._together(f"list {prefix}")
         most = self.page or PAGE
         page, more = names[:most], len(names) > most

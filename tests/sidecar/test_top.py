@@ -103,7 +103,8 @@ def test_once_prints_a_whole_frame_and_no_control_sequences(running: Sidecar, co
 def event(count: int, **channel: object) -> dict[str, Any]:
     """A document of `/events` with so many channels."""
     fields = {
-        "source": "s3://b/" + "a/long/prefix/" * 8, "objects": 1200, "epoch": 3, "consumed": 45, "bytes": 100,
+        "source": "s3://b/" + "a/long/prefix/" * 8, "objects": 1200, "listing": False,
+        "epoch": 3, "consumed": 45, "bytes": 100,
         "eta": 7500.0, "rates": [1e6 * n for n in range(60)], "shares": {"blocked": 0.5, "starved": 0.25,
         "limited": 0.15, "moving": 0.1}, "requests_in_flight": 3, "requests_in_flight_limit": 64,
         "reserved": 1 << 20, "quota": 1 << 29, "fifo": 1000, "errors": [],

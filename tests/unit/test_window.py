@@ -6,7 +6,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from streamer.plan import ObjectRef, Plan, Segment, cut
+from streamer.plan import Entries, Growth, ObjectRef, Plan, Segment, cut
 from streamer.relay.fetch.prefetcher import all_epochs
 from streamer.schedule.budget import MemoryBudget
 from streamer.schedule.concurrency import ConcurrencyController
@@ -25,11 +25,15 @@ def window(plan: Plan = PLAN, *, part: int = PART, budget: int = BUDGET, request
 class WindowMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.window = window()
+        self.plan, self.growth = self.make_plan()
+        self.window = window(self.plan)
         self.running: list[Slot] = []
         self.admitted: list[Slot] = []
         self.epoch = 0
         self.offset = 0
+
+    def make_plan(self) -> tuple[Plan, Growth | None]:
+        return PLAN, None
 
     @rule()
     def admit(self) -> None:
@@ -79,6 +83,9 @@ class WindowMachine(RuleBasedStateMachine):
     @invariant()
     def never_stuck(self) -> None:
         """With nothing admitted and the epoch allowed, something can be admitted."""
+        if self.plan.open and (self.epoch or self.offset == sum(SIZES[: self.plan.known])):
+            assert self.window.dry == (not self.admitted)
+            return
         if not self.admitted and not self.running and self.window.last_epoch >= self.epoch:
             found = self.window.admit()
             assert found
@@ -86,7 +93,29 @@ class WindowMachine(RuleBasedStateMachine):
             self.admitted += found
 
 
+class OpenWindowMachine(WindowMachine):
+    """The same window over a plan whose entries become known one by one, and then all are."""
+
+    def make_plan(self) -> tuple[Plan, Growth | None]:
+        entries = Entries()
+        growth = Growth(entries)
+        return Plan(entries, growth=growth), growth
+
+    @precondition(lambda self: self.plan.open)
+    @rule()
+    def listing_goes_on(self) -> None:
+        assert self.growth is not None
+        if (known := self.plan.known) == len(SIZES):
+            self.growth.close()
+            return
+        run = Entries()
+        run.add(ObjectRef("b", str(known), SIZES[known], "e"))
+        for _ in self.growth.add(run):
+            pass
+
+
 TestWindow = WindowMachine.TestCase
+TestOpenWindow = OpenWindowMachine.TestCase
 
 
 def test_a_part_larger_than_the_budget_is_refused() -> None:

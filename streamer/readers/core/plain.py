@@ -113,8 +113,7 @@ class PipeReader:
             position = reach_start(stream, self.channel, start)
             self._position, self._left = position, 0
             yield from position.follow(
-                record_reader(stream, self.record_format, skip=self._skip, skipped=self.skipped),
-                stream.bytes_total,
+                record_reader(stream, self.record_format, skip=self._skip, skipped=self.skipped), stream
             )
 
     def state_dict(self) -> dict[str, Any]:

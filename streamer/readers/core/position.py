@@ -8,6 +8,10 @@ the next record is the `skip`-th after that one. `digest` is the plan's. Under t
 the same bytes, so the position names the same record. A reader refuses a position with another digest unless
 `anyway` is given.
 
+While the sidecar lists objects, the digest is partial, `N:HEX`, over the plan's first N entries, which have
+all bytes before the position. Only a sidecar with that state (`--resume`) can compare it with its plan; its
+trailer then names the partial digest (`resumed`).
+
 After the last record of an epoch the position is the first record of the next epoch. The reader recognises
 the last record by the trailer's byte count, or else by the end of the stream. If the byte count is not known
 before the end (objects that are inflated), a position taken before the end may have no record after it.
@@ -67,11 +71,11 @@ class ReaderPosition:
             raise ValueError(f"the position is invalid: {position}")
         return position
 
-    def follow(self, reader: RecordReader, total: int | None = None) -> Iterator[list[bytes]]:
-        """Yield the batches of `reader`, which begins at `offset`, without the first `skip` records.
+    def follow(self, reader: RecordReader, stream: PipeStream) -> Iterator[list[bytes]]:
+        """Yield the batches of `reader`, which reads `stream` from `offset`, without `skip` records.
 
-        While the caller has a batch, the position is after it; `returned` gives positions inside it. `total`:
-        bytes of the epoch, if they are known.
+        While the caller has a batch, the position is after it; `returned` gives positions inside it. Digest
+        and length of the epoch are those of the trailer as last read, because a plan may grow.
         """
         base, dropped = self.offset, self.skip
         batches = reader.batches()
@@ -88,9 +92,10 @@ class ReaderPosition:
             if count:  # an empty batch: no bytes for now
                 self.offset, self.skip = offset, count
                 self.records += count - first
-                self.last = base + reader.offset == total
+                self.last = base + reader.offset == stream.bytes_total
+                self.digest = _digest(stream)
             yield batch[first:] if first else batch
-        self.last = False
+        self.last, self.digest = False, _digest(stream)
         self.epoch, self.offset, self.skip, self.records = self.epoch + 1, 0, 0, 0
 
     def returned(self, left: int) -> dict[str, Any]:
@@ -120,6 +125,10 @@ class StartPosition:
     """Whether to use the position under another plan too."""
 
 
+def _digest(stream: PipeStream) -> str:
+    return stream.trailer.digest if stream.trailer else ""
+
+
 def approach_start(
     stream: PipeStream, channel: str, start: StartPosition | None
 ) -> Generator[list[bytes], None, ReaderPosition]:
@@ -133,12 +142,21 @@ def approach_start(
     """
     while not stream.begin(stream.patience):
         yield []
-    digest = stream.trailer.digest if stream.trailer else ""
     offset = stream.start_offset
     if start is None or start.position.epoch != stream.epoch:
-        return ReaderPosition(channel, stream.epoch, offset=offset, digest=digest)
+        return ReaderPosition(channel, stream.epoch, offset=offset, digest=_digest(stream))
     position = start.position
-    if position.digest not in ("", digest) and not start.anyway:
+    while position.digest and not start.anyway and not stream.wait_for_plan(stream.patience):
+        yield []
+    digest = _digest(stream)
+    resumed = stream.trailer.resumed if stream.trailer else ""
+    if ":" in position.digest and position.digest != resumed and not start.anyway:
+        raise ChannelError(
+            f"the state of {channel} was saved while the sidecar was listing, and only the sidecar "
+            "can compare those with its plan: start it with --resume and this state, begin without the "
+            "state, or call load_state_dict with anyway=True"
+        )
+    if position.digest not in ("", digest, resumed) and not start.anyway:
         raise ChannelError(
             f"the state of {channel} was saved under plan {position.digest[:16]}, and "
             f"{stream.name} is of plan {digest[:16] or 'unknown'}: the objects or their order have "

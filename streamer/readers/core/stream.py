@@ -180,6 +180,27 @@ class PipeStream(io.RawIOBase):
         self._begun = True
         return True
 
+    def wait_for_plan(self, wait: float | None = None) -> bool:
+        """Wait at most `wait` seconds until the sidecar has listed the whole plan; return whether it has.
+
+        Takes no byte, and ends if the writer leaves. Raises as `readinto` does if the sidecar fails.
+        """
+        give_up = None if wait is None else time.monotonic() + wait
+        poller = select.poll()
+        poller.register(self._fd, 0)  # reports only that no writer is left
+        while self.trailer is not None and self.trailer.grows:
+            now = time.monotonic()
+            self._look_at_source(now)
+            if not self.trailer.grows:
+                break
+            if give_up is not None and now >= give_up:
+                return False
+            if poller.poll(1000 * max(0.0, min(self._next_check, give_up or self._next_check) - now)):
+                with self._judged():
+                    self._proof.look()  # a trailer changes before its FIFO ends
+                break
+        return True
+
     def readinto(self, buffer: WriteableBuffer, /) -> int | None:
         """Wait for the first byte and read the bytes that have arrived; return their number, 0 at the end.
 

@@ -66,7 +66,7 @@ class EpochCursor:
         if start is not None and start.position.epoch == stream.epoch:
             self._starts.clear()
         self._position = position
-        yield from position.follow(reader(stream), stream.bytes_total)
+        yield from position.follow(reader(stream), stream)
 
     def positions(self, records: int, left: int, width: int | None) -> list[bytes]:
         """Return the position after each of the next `records` records, or after each row of `width`.

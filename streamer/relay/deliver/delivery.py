@@ -1,7 +1,8 @@
 """Delivers epochs: moves the parts of a prefetcher into an outlet, in order.
 
 Delivery is one coroutine, and all decisions are made between its awaits. An epoch fails at its first missing
-byte (`streamer.relay.fetch.prefetcher`).
+byte (`streamer.relay.fetch.prefetcher`). While the plan is open, the epoch has no end: delivery waits for the
+listing after the last known byte, and raises there the error of a listing that has failed.
 
 An object that is found changed before its first byte is delivered may be replaced or skipped, by the policy
 of `changes`. `consumed` counts bytes of the plan: it does not change while a replacement is delivered, and
@@ -81,6 +82,8 @@ class Delivery:
         """Offset in the epoch's stream: bytes accepted by the outlet, plus bytes skipped by a resume."""
         self.consumed = 0
         """Offset in the plan; equal to `delivered` unless objects are rewritten or changed."""
+        self._total: int | None = None
+        """Bytes of the current epoch in the plan; None while the plan is open."""
         self.ends = ObjectEnds()
         self._plan = prefetcher.stream.plan
         self._first = prefetcher.stream.start
@@ -146,9 +149,10 @@ class Delivery:
         return self._transformer is not None and self._transformer.at_border
 
     async def _deliver(self, epoch: int, outlet: Outlet, transformer: BodyTransformer | None) -> None:
-        timer, total = self._counters.timer, self._plan.total_bytes(epoch)
+        timer = self._counters.timer
+        self._total = self._plan.known_bytes(epoch)
         left = TURN
-        while self.consumed < total:
+        while not self._at_end(epoch):
             if left <= 0:
                 left = TURN
                 await asyncio.sleep(0)
@@ -159,16 +163,7 @@ class Delivery:
                 await self._amend(error)
                 continue
             if fetch is None or not fetch.stage.ready:
-                if fetch is not None and fetch.error is not None:
-                    self.prefetcher.retry_head(fetch)
-                timer.starve("queued" if fetch is None else fetch.phase)
-                if fetch is not None and self._window.head_of_line is not None:
-                    self._hedger.starving(self._window.head_of_line, fetch)
-                since = time.monotonic()
-                await self._news(fetch)
-                waited = time.monotonic() - since
-                self._counters.head_wait.add(waited)
-                self._quota.starved(waited)
+                await self._wait(fetch)
                 continue
             if self._quota.limited and (seconds := self._quota.wait(time.monotonic())):
                 timer.enter("limited")
@@ -188,6 +183,36 @@ class Delivery:
             if count:
                 self._account(count)
                 left -= max(LEAST, count)
+
+    def _at_end(self, epoch: int) -> bool:
+        """Return whether every byte of the epoch is delivered, and its plan has no further entry."""
+        if self._total is None:  # looked at again before the head of line, which may be of the next epoch
+            self._total = self._plan.known_bytes(epoch)
+        return self._total is not None and self.consumed >= self._total
+
+    async def _wait(self, fetch: PartFetch | None) -> None:
+        """Wait for the head of line, or for the listing if every known byte is delivered.
+
+        Raises the error of the part, or of the listing.
+        """
+        timer = self._counters.timer
+        if fetch is not None and fetch.error is not None:
+            self.prefetcher.retry_head(fetch)
+        if fetch is None and self._total is None and self._window.dry:
+            growth = self._plan.growth
+            if growth is not None and growth.error is not None:
+                raise growth.error
+            timer.starve("listing")
+            await self._news(None)
+            return
+        timer.starve("queued" if fetch is None else fetch.phase)
+        if fetch is not None and self._window.head_of_line is not None:
+            self._hedger.starving(self._window.head_of_line, fetch)
+        since = time.monotonic()
+        await self._news(fetch)
+        waited = time.monotonic() - since
+        self._counters.head_wait.add(waited)
+        self._quota.starved(waited)
 
     def abandon(self, epoch: int) -> None:
         """Drop the rest of `epoch`: staged bytes, requests in flight, and parts not yet admitted."""

@@ -2,7 +2,7 @@
 
 Each part in flight has one task in the caller's TaskGroup. There is no scheduler task and no queue: `start`
 admits the parts that fit into the window, and is called after every event that may have freed memory (bytes
-delivered, a request ended, an epoch dropped).
+delivered, a request ended, an epoch dropped), and after an open plan has grown.
 
 A part that fails for good does not stop the parts before it: its fetch keeps the error, and delivery raises
 the error at the first missing byte. So an epoch fails at the exact byte, and a failed part of a later epoch
@@ -44,12 +44,34 @@ class StreamSpec:
     """Position at which the first epoch begins."""
 
 
-def all_epochs(plan: Plan, part_size: Callable[[], int], start: Position = START) -> Iterator[Part]:
-    """Yield the parts of all epochs from `start` on, without end; none if every epoch is empty."""
-    epoch, first = start.epoch, start.mark.fetched if plan.rewrites else start.offset
-    while plan.streams:
-        yield from cut(plan.segments(epoch), part_size=part_size, epoch=epoch, skip=first)
-        epoch, first = epoch + 1, 0
+def all_epochs(
+    plan: Plan,
+    part_size: Callable[[], int],
+    start: Position = START,
+    *,
+    on_batch: Callable[[], None] = lambda: None,
+) -> Iterator[Part | None]:
+    """Yield the parts of all epochs from `start` on, without end; none after the first if all are empty.
+
+    While the plan is open and its next entry is unknown, yields None, and goes on later; `on_batch` is called
+    before the parts of entries that have become known.
+    """
+    epoch, skip = start.epoch, start.mark.fetched if plan.rewrites else start.offset
+    while plan.open or plan.streams:
+        drawn = offset = 0
+        while plan.open or drawn < plan.known:
+            if drawn == plan.known:
+                yield None
+                continue
+            if plan.open:
+                on_batch()
+            first, drawn = drawn, plan.known
+            segments = plan.segments(epoch, first, drawn)
+            for part in cut(segments, part_size=part_size, epoch=epoch, skip=skip, base=offset):
+                yield part
+                offset = part.offset + len(part)
+            skip = 0
+        epoch += 1
 
 
 class Prefetcher:
@@ -64,10 +86,12 @@ class Prefetcher:
         counters: ChannelCounters,
         requests: asyncio.TaskGroup,
         verifier: ChecksumVerifier | None = None,
+        on_batch: Callable[[], None] = lambda: None,
     ) -> None:
         """`requests` runs the tasks of parts; none starts before `allow`.
 
         `verifier`: gets the bytes that leave a stage, and compares whole objects with their checksums.
+        `on_batch`: as for `all_epochs`.
         """
         self.stream = stream
         self.counters = counters
@@ -75,7 +99,7 @@ class Prefetcher:
         self.quota = stages.quota
         self.quota.on_available = self.start
         self.window = Window(
-            all_epochs(stream.plan, stages.part_size, stream.start),
+            all_epochs(stream.plan, stages.part_size, stream.start, on_batch=on_batch),
             stages.quota,
             reserved_bytes=stages.reserved_bytes,
         )
@@ -92,6 +116,11 @@ class Prefetcher:
         """Allow fetching of the epochs up to `epoch`."""
         self.window.last_epoch = max(self.window.last_epoch, epoch)
         self.start()
+
+    def plan_grew(self) -> None:
+        """Request parts of entries that have become known; wake delivery, which may wait for the listing."""
+        self.start()
+        self.changed.set()
 
     def activate(self, *, active: bool) -> None:
         """Set whether the channel has a reader; the channel quota depends on it."""

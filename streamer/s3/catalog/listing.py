@@ -245,7 +245,7 @@ async def listed_runs(
     arrangement: Arrangement | None = None,
     *,
     progress: Callable[[int], None] | None = None,
-    memory: PlanMemory | None = None,
+    memory: PlanMemory | PlanClaim | None = None,
     policy: RetryPolicy | None = None,
     on_wait: Callable[[SourceError], None] | None = None,
     keys: KeyFilter | None = None,

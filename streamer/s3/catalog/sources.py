@@ -8,23 +8,28 @@ first objects ends the listing: no further page is requested, and no further pre
 order of keys while the listing goes on. If a server has another order, everything is listed once more and
 sorted.
 
-Without a limit a prefix is listed as a whole (`list_prefix`), many requests at a time.
+Without a limit a prefix is listed as a whole (`list_prefix`), many requests at a time; an open plan
+(`streamer.s3.catalog.open_plan`) gets its runs while the listing goes on.
 """
 
 from __future__ import annotations
 
 from contextlib import aclosing
+from functools import partial
 from typing import TYPE_CHECKING
 
 from streamer.errors import ErrorContext, Missing, OutOfOrder
 from streamer.plan import Arrangement, Entries, ObjectRef, Plan, S3Uri
 from streamer.plan.selection import KeyFilter, Selection, Selector
+from streamer.retry import RetryPolicy, retry_while_unavailable
 from streamer.s3.catalog.listing import list_prefix, listed_runs
 from streamer.s3.catalog.validation import PlanMemory
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
 
+    from streamer.errors import SourceError
+    from streamer.plan.strays import Strays
     from streamer.s3.catalog.pages import PageSource
     from streamer.s3.catalog.validation import PlanClaim
 
@@ -45,93 +50,163 @@ async def plan_sources(
     `memory`: as for `list_prefix`. Raises what `list_prefix` raises; Missing for a prefix without an object,
     or if no object is selected; ConfigError for a limit of bytes below the size of the first object.
     """
-    sources = _Sources(
-        pages,
-        uris,
-        arrangement or Arrangement(),
-        selection or Selection(),
-        exact=exact,
-        progress=progress,
-        memory=memory or PlanMemory(),
-    )
+    sources = Sources(pages, uris, arrangement, selection, exact=exact, progress=progress, memory=memory)
     try:
         return await sources.plan()
     except OutOfOrder:
         return await sources.plan(sort=True)
 
 
-class _Sources:
-    """The prefixes of one channel."""
+class Sources:
+    """The prefixes of one channel. Parameters as of `plan_sources`."""
 
     def __init__(
         self,
         pages: PageSource,
         uris: Sequence[S3Uri],
-        arrangement: Arrangement,
-        selection: Selection,
+        arrangement: Arrangement | None = None,
+        selection: Selection | None = None,
         *,
-        exact: bool,
-        progress: Callable[[int], None] | None,
-        memory: PlanMemory,
+        exact: bool = False,
+        progress: Callable[[int], None] | None = None,
+        memory: PlanMemory | None = None,
     ) -> None:
         self._pages = pages
         self._uris = uris
-        self._arrangement = arrangement
-        self._selection = selection
+        self._arrangement = arrangement or Arrangement()
+        self._selection = selection or Selection()
         self._exact = exact
         self._progress = progress
-        self._memory = memory
+        self._memory = memory or PlanMemory()
         self._listed = 0
         """Objects of the prefixes before the present one."""
+        self._progressed: Callable[[], None] = lambda: None
+        """Called for each page too."""
+        self.strays: Strays | None = None
+        """Selected objects that are probably no data, as far as the listing has come."""
+
+    @property
+    def base(self) -> S3Uri | None:
+        """The prefix of all objects, if there is only one."""
+        return self._uris[0] if len(self._uris) == 1 else None
 
     async def plan(self, *, sort: bool = False) -> Plan:
         """List the prefixes and plan what is selected. Raises OutOfOrder unless `sort`."""
-        limit = self._selection.limit
-        self._listed = 0
-        selector = Selector(limit, self._arrangement.entries)
-        selected, filters = self._arrangement.entries(), []
-        strays = self._selection.strays(records=self._arrangement.wrap)
-        with self._memory.claim() as claim:
-            for uri in self._uris:
-                keys = self._selection.keys(uri.key, strays)
-                filters.append(keys)
-                selected = await self._add(selected, uri, keys, selector, claim, sort=sort)
-                if selector.full:
-                    break
-            selected = _joined(selected, selector.finish())
-            if limit is not None:
-                claim.take(item for items in selected for item in items if isinstance(item, ObjectRef))
-        if not len(selected):
-            raise _nothing_selected(self._uris, filters)
+        selected = self._arrangement.entries()
+        async with aclosing(self._selected(partial(self._runs, sort=sort))) as runs:
+            async for run in runs:
+                selected = _joined(selected, run)
         plan = Plan.arranged(selected, self._arrangement)
-        plan.base = self._uris[0] if len(self._uris) == 1 else None
-        plan.strays = strays
+        plan.base, plan.strays = self.base, self.strays
         return plan
 
-    async def _add(
-        self,
-        selected: Entries,
-        uri: S3Uri,
-        keys: KeyFilter,
-        selector: Selector,
-        claim: PlanClaim,
-        *,
-        sort: bool,
-    ) -> Entries:
-        """Return `selected` with what is selected below one prefix. Raises Missing if it has no object."""
+    async def runs(
+        self, policy: RetryPolicy, on_wait: Callable[[SourceError], None] | None = None
+    ) -> AsyncGenerator[Entries, None]:
+        """Yield what is selected in runs, in plan order, while the listing goes on.
+
+        While storage is unavailable, it is asked again, as `policy` allows; `on_wait` is called with each
+        error. If the first run is out of order, everything is listed once more and sorted. Raises what
+        `plan_sources` raises, and OutOfOrder if a later run is out of order.
+        """
+        begun = False
+        try:
+            async with aclosing(self._selected(partial(self._early_runs, policy, on_wait))) as runs:
+                async for run in runs:
+                    begun = True
+                    yield run
+        except OutOfOrder:
+            if begun:
+                raise
+        else:
+            return
+
+        async def whole(progressed: Callable[[], None]) -> Entries:
+            self._progressed = progressed
+            return (await self.plan(sort=True)).entries
+
+        yield await retry_while_unavailable(whole, policy, on_wait=on_wait)
+
+    async def _selected(
+        self, list_below: Callable[[S3Uri, KeyFilter, PlanClaim], AsyncGenerator[Entries, None]]
+    ) -> AsyncGenerator[Entries, None]:
+        """Yield what is selected below all prefixes, none of it empty. `list_below`: the runs of a prefix."""
+        limit, count = self._selection.limit, 0
+        self._listed = 0
+        selector = Selector(limit, self._arrangement.entries)
+        filters = []
+        self.strays = self._selection.strays(records=self._arrangement.wrap)
+        with self._memory.claim() as claim:
+            for uri in self._uris:
+                keys = self._selection.keys(uri.key, self.strays)
+                filters.append(keys)
+                async with aclosing(self._below(list_below(uri, keys, claim), uri, keys, selector)) as runs:
+                    async for run in runs:
+                        count += self._claim(run, claim)
+                        yield run
+                if selector.full:
+                    break
+            if len(rest := selector.finish()):
+                count += self._claim(rest, claim)
+                yield rest
+        if not count:
+            raise _nothing_selected(self._uris, filters)
+
+    def _claim(self, run: Entries, claim: PlanClaim) -> int:
+        """Count a run in `claim` if its listing did not; return its entries."""
+        if self._selection.limit is not None:
+            claim.take(item for items in run for item in items if isinstance(item, ObjectRef))
+        return len(run)
+
+    async def _below(
+        self, listing: AsyncGenerator[Entries, None], uri: S3Uri, keys: KeyFilter, selector: Selector
+    ) -> AsyncGenerator[Entries, None]:
+        """Yield what is selected of the listing of one prefix. Raises Missing if it has no object."""
         listed = False
-        async with aclosing(self._runs(uri, keys, claim, sort=sort)) as runs:
+        async with aclosing(listing) as runs:
             async for run in runs:
                 listed = True
                 alone = self._exact and keys.exact
-                selected = _joined(selected, selector.take(_only(run, uri) if alone else run))
+                if len(selected := selector.take(_only(run, uri) if alone else run)):
+                    yield selected
                 if alone or selector.full:
                     break
         if not listed and not keys.left_out:
             raise Missing(
                 "no object matches this prefix; check S3Uri (a prefix is case-sensitive)", ErrorContext(*uri)
             )
-        return selected
+
+    def _report(self) -> Callable[[int], None]:
+        """Return a callback for the number of listed objects of the next prefix."""
+        before, report = self._listed, self._progress
+
+        def progress(listed: int) -> None:
+            self._listed = before + listed
+            self._progressed()
+            if report is not None:
+                report(self._listed)
+
+        return progress
+
+    def _early_runs(
+        self,
+        policy: RetryPolicy,
+        on_wait: Callable[[SourceError], None] | None,
+        uri: S3Uri,
+        keys: KeyFilter,
+        claim: PlanClaim,
+    ) -> AsyncGenerator[Entries, None]:
+        """Return the runs of one prefix while its listing goes on."""
+        return listed_runs(
+            self._pages,
+            uri,
+            self._arrangement,
+            progress=self._report(),
+            memory=None if self._selection.limit is not None else claim,
+            policy=policy,
+            on_wait=on_wait,
+            keys=keys,
+        )
 
     async def _runs(
         self, uri: S3Uri, keys: KeyFilter, claim: PlanClaim, *, sort: bool
@@ -140,13 +215,7 @@ class _Sources:
 
         Without a limit, `claim` counts them; with a limit it counts what is selected, at the end.
         """
-        before, report = self._listed, self._progress
-
-        def progress(listed: int) -> None:
-            self._listed = before + listed
-            if report is not None:
-                report(self._listed)
-
+        progress = self._report()
         limited = self._selection.limit is not None
         if limited and not sort:
             listing = listed_runs(self._pages, uri, self._arrangement, progress=progress, keys=keys)

@@ -1,0 +1,78 @@
+"""The listings of a job: the source of their pages, and the tasks that go on while channels stream.
+
+    plan_job ─ begin ─▶ task: pages ─▶ runs ─▶ OpenPlan.list ─▶ Growth ─▶ channels
+    supervisor: `ended` for a FIFO that resumes, `check` before the first FIFO is offered
+
+A listing that fails keeps its error in its plan. Before the FIFOs are offered it ends the job; after that it
+fails the epochs of its channel (`streamer.s3.catalog.open_plan`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from streamer.s3.catalog.pages import open_pages
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Coroutine
+
+    from sidecar.config.job import Job
+    from streamer.s3.catalog.open_plan import OpenPlan
+    from streamer.s3.catalog.pages import PageSource
+    from streamer.s3.client.session import Clients
+
+
+class Listings:
+    """The listings of a job: the source of their pages, and the tasks that list open plans."""
+
+    def __init__(self, pages: PageSource, tasks: asyncio.TaskGroup) -> None:
+        self.pages = pages
+        self.by_channel: dict[str, OpenPlan] = {}
+        """Open plans, by channel."""
+        self._tasks = tasks
+        self._running: list[asyncio.Task[None]] = []
+
+    def begin(self, channel: str, plan: OpenPlan, listing: Coroutine[Any, Any, None]) -> None:
+        """Run `listing`, which lists `plan`."""
+        self.by_channel[channel] = plan
+        self._running.append(self._tasks.create_task(listing, name=f"listing of {channel}"))
+
+    async def ended(self, channel: str) -> None:
+        """Wait until the channel's listing has ended. Raises its error."""
+        if (plan := self.by_channel.get(channel)) is not None:
+            await plan.ended()
+
+    def check(self) -> None:
+        """Raise the error of a listing that has failed."""
+        for plan in self.by_channel.values():
+            if plan.growth.error is not None:
+                raise plan.growth.error
+
+    def cancel(self) -> None:
+        """End the listings that go on."""
+        for task in self._running:
+            task.cancel()
+
+
+@contextlib.asynccontextmanager
+async def open_listings(job: Job, clients: Clients) -> AsyncIterator[Listings]:
+    """Open the listings of a job; those that go on at the end of the block are cancelled."""
+    failure: Exception | None = None
+    with job_pages(job, clients) as pages:
+        async with asyncio.TaskGroup() as tasks:
+            listings = Listings(pages, tasks)
+            try:
+                yield listings
+            except Exception as error:  # noqa: BLE001 - raised below, outside the exception group
+                failure = error
+            finally:
+                listings.cancel()
+    if failure is not None:
+        raise failure
+
+
+def job_pages(job: Job, clients: Clients) -> contextlib.AbstractContextManager[PageSource]:
+    """Open the source of the pages of listings for this job."""
+    return open_pages(clients, by_aiobotocore=job.penstock.transport == "aiobotocore")

@@ -1,0 +1,81 @@
+"""Logs how the plan of one channel is made: progress, waits for storage, the plan, and odd objects."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from sidecar.job.endmarks import JOIN_ADVICE, unjoined
+from sidecar.job.strays import channel_advice, warn_of_strays
+from sidecar.process.logs import log
+
+if TYPE_CHECKING:
+    from sidecar.config.request import ChannelConfig
+    from sidecar.observe.state import JobState
+    from streamer.errors import SourceError
+    from streamer.plan import Growth, Plan
+
+PROGRESS_EVERY = 10.0
+"""Seconds between log lines while a plan is made."""
+
+
+class PlanningLog:
+    """The log lines of one channel's plan; progress and waits at most every `PROGRESS_EVERY` seconds."""
+
+    def __init__(self, state: JobState, channel: ChannelConfig) -> None:
+        self._state = state
+        self._channel = channel
+        self._name = channel.channel_name
+        self._source = ", ".join(map(str, channel.sources))
+        self._logged = time.monotonic()
+        self._waited = float("-inf")
+
+    def progress(self, entries: int) -> None:
+        """Log the number of entries so far."""
+        now = time.monotonic()
+        if now - self._logged >= PROGRESS_EVERY:
+            self._logged = now
+            log.info("planning", channel=self._name, entries=entries)
+
+    def waiting(self, error: SourceError) -> None:
+        """Log that storage is unavailable."""
+        self._state.waiting_for = f"{self._name}: waiting for storage: {error}"
+        now = time.monotonic()
+        if now - self._waited >= PROGRESS_EVERY:
+            self._waited = now
+            log.warning("waiting for storage", channel=self._name, error=str(error))
+
+    def listing(self, plan: Plan) -> None:
+        """Log that the channel streams `plan`, which is open, while its listing goes on."""
+        log.info(
+            "listing goes on",
+            channel=self._name,
+            source=self._source,
+            objects=plan.objects(0),
+        )
+
+    def listing_failed(self, growth: Growth) -> None:
+        """Log that the listing of an open plan has failed."""
+        log.error("listing failed", channel=self._name, objects=growth.known, error=str(growth.error))
+
+    def planned(self, whole: Plan) -> None:
+        """Log the plan of the channel on this host."""
+        state, name = self._state, self._name
+        ranks = {"ranks": len(state.job.fifos(self._channel))} if name in state.job.ranks else {}
+        log.info(
+            "planned",
+            channel=name,
+            source=self._source,
+            objects=whole.objects(0),
+            bytes=whole.total_bytes(0),
+            digest=whole.digest[:16],
+            **ranks,
+        )
+        warn_of_strays(whole.strays, advice=channel_advice, channel=name)
+
+    def end_marks(self, whole: Plan) -> None:
+        """Warn of objects with end marks, after which a program may stop reading."""
+        if (join := unjoined(self._channel, whole)) is None:
+            return
+        self._state.unjoined |= dict.fromkeys(self._state.job.fifos(self._channel), join)
+        log.warning("objects carry end marks", channel=self._name, format=join, do=JOIN_ADVICE.format(join))
