@@ -1,8 +1,14 @@
 """Entries, the units of shuffling and sharding, in compact form.
 
 An entry is one object, or one line of an augmented manifest: a sequence of objects and literals. A job may
-have millions of entries, so they are stored in one blob of bytes, indexed by an array of offsets, and an
-`ObjectRef` is created on access. An entry of one object takes 32 bytes plus its key and ETag.
+have millions of entries, so they are stored in columns, and an `ObjectRef` is created on access:
+
+    plain entry: one object of the first bucket    key │ bytes in the stream │ MD5 of its ETag, parts, padding
+    any other entry                                items, each with a header │ bytes in the stream
+
+A plain entry takes `BYTES_EACH` bytes besides its key. Its ETag is 32 hexadecimal digits, as S3 makes it for
+an object that was uploaded in one part, or these digits and the number of parts. Nearly all objects have such
+an ETag. The objects of a listing's page are added in bulk.
 
 `Entries` counts the bytes of each entry in the stream, record framing included (contract §5.1), so that
 totals and shards need no decoding. An item that is too large for a record is refused when it is added. An
@@ -11,19 +17,30 @@ object that is inflated on delivery counts with its compressed length.
 
 from __future__ import annotations
 
+import re
 import struct
 from array import array
-from typing import TYPE_CHECKING
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, NamedTuple
 
 from streamer.errors import ConfigError
 from streamer.formats.recordio import MAX_PAYLOAD
 from streamer.plan.segments import ObjectRef
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
+BYTES_EACH = 8 + 8 + 16 + 2
+"""Bytes of memory of a plain entry besides its key."""
 _ITEM_HEADER = struct.Struct("<HHHHQ")
 """Number of the bucket (0: a literal); bytes of key, ETag and version; size of object or literal."""
+_MD5_ETAG = re.compile(rb"([0-9a-f]{32})(?:-([1-9][0-9]{0,3}|10000))?").fullmatch
+"""ETag of a plain entry: an MD5, and for an object that was uploaded in parts their number."""
+_MD5_DIGITS = 32
+_HEX_DIGITS = b"0123456789abcdef"
+_ITEMS = 0xFFFF
+"""Form of an entry that is not plain. The form of a plain one is 4 * parts + bytes of padding."""
+_LONGEST_KEY = 0xFFFF
 
 
 def framed(size: int) -> int:
@@ -46,8 +63,15 @@ class Entries:
         """Bytes of each entry in the stream; compressed objects count with their compressed length."""
         self.total = 0
         """Bytes of all entries."""
-        self._blob = bytearray()
+        self._framed = wrap and not inflate
+        """Whether the plan makes the record of every object."""
+        self._names = bytearray()
+        """Keys of plain entries; items of all others."""
         self._offsets = array("Q", (0,))
+        """Start of each entry in `_names`, and the end of the last one."""
+        self._md5s = bytearray()
+        """16 bytes of each entry; zeros if it is not plain."""
+        self._forms = array("H")
         self._buckets: list[str] = []
         self._numbers: dict[str, int] = {}
 
@@ -57,15 +81,22 @@ class Entries:
     def __repr__(self) -> str:
         return f"<Entries {len(self)}, {self.total} bytes>"
 
+    @property
+    def memory(self) -> int:
+        """Bytes of memory that the entries take."""
+        return len(self._names) + BYTES_EACH * len(self)
+
     def add(self, *items: ObjectRef | bytes) -> None:
         """Append an entry of these objects and literals. Raises ConfigError if one cannot be wrapped."""
-        blob, total = self._blob, 0
+        if len(items) == 1 and isinstance(ref := items[0], ObjectRef) and self._add_plain(ref):
+            return
+        names, total = bytearray(), 0
         for item in items:
             if isinstance(item, ObjectRef):
                 size = item.size
                 key, etag, version = item.key.encode(), item.etag.encode(), (item.version or "").encode()
                 try:
-                    blob += _ITEM_HEADER.pack(
+                    names += _ITEM_HEADER.pack(
                         self._number(item.bucket), len(key), len(etag), len(version), size
                     )
                 except struct.error as error:
@@ -73,13 +104,13 @@ class Entries:
                         f"s3://{item.bucket}/{item.key[:80]}… is refused: S3 has no object with such a key, "
                         f"ETag, version id or size ({len(key)}, {len(etag)}, {len(version)}, {size} bytes)"
                     ) from error
-                blob += key
-                blob += etag
-                blob += version
+                names += key
+                names += etag
+                names += version
             else:
                 size = len(item)
-                blob += _ITEM_HEADER.pack(0, 0, 0, 0, size)
-                blob += item
+                names += _ITEM_HEADER.pack(0, 0, 0, 0, size)
+                names += item
             if self.framed_here(item):
                 if size > MAX_PAYLOAD:
                     raise ConfigError(_too_long(item, size))
@@ -87,9 +118,55 @@ class Entries:
             total += size
         if total >> 64:
             raise ConfigError("an entry of over 2^64 bytes is refused: S3 has no object with such a size")
-        self._offsets.append(len(blob))
+        self._names += names
+        self._offsets.append(len(self._names))
+        self._md5s += bytes(16)
+        self._forms.append(_ITEMS)
         self.sizes.append(total)
         self.total += total
+
+    def _add_plain(self, ref: ObjectRef) -> bool:
+        """Append the object if its entry can be plain; return whether it was."""
+        return not ref.version and self._add_plain_objects(
+            ref.bucket, [ref.key.encode()], [ref.size], [ref.etag.encode()]
+        )
+
+    def add_objects(
+        self, bucket: str, keys: Sequence[bytes], sizes: Sequence[int], etags: Sequence[bytes]
+    ) -> None:
+        """Append one entry for each object, as `add` does. `keys`: in UTF-8. `etags`: bare."""
+        if self._add_plain_objects(bucket, keys, sizes, etags):
+            return
+        for key, size, etag in zip(keys, sizes, etags, strict=True):
+            self.add(ObjectRef(bucket, key.decode(), size, etag.decode()))
+
+    def _add_plain_objects(
+        self, bucket: str, keys: Sequence[bytes], sizes: Sequence[int], etags: Sequence[bytes]
+    ) -> bool:
+        """Append the objects if all of their entries can be plain; return whether they were."""
+        if not keys:
+            return True
+        largest = MAX_PAYLOAD if self._framed else (1 << 60)
+        if (
+            max(map(len, keys)) > _LONGEST_KEY
+            or not 0 <= min(sizes) <= max(sizes) <= largest
+            or (self.wrap and self.inflate and 0 in sizes)  # only the records of empty objects are made here
+            or (found := _md5s_of(etags)) is None
+            or self._number(bucket) != 1
+        ):
+            return False
+        md5s, forms = found
+        if self._framed:
+            forms = [form + (-size % 4) for form, size in zip(forms, sizes, strict=True)]
+            sizes = [framed(size) for size in sizes]
+        start = len(self._names)
+        self._names += b"".join(keys)
+        self._offsets.extend(list(accumulate(map(len, keys), initial=start))[1:])
+        self._md5s += md5s
+        self._forms.extend(forms)
+        self.sizes.extend(sizes)
+        self.total += sum(sizes)
+        return True
 
     def framed_here(self, item: ObjectRef | bytes) -> bool:
         """Return whether the plan makes the item's record, because its length is known before delivery."""
@@ -109,13 +186,24 @@ class Entries:
 
     def items(self, index: int) -> list[ObjectRef | bytes]:
         """Return the entry's objects and literals, in order."""
-        blob, position, end = self._blob, self._offsets[index], self._offsets[index + 1]
+        names, position, end = self._names, self._offsets[index], self._offsets[index + 1]
+        form = self._forms[index]
+        if form != _ITEMS:
+            etag = self._md5s[16 * index : 16 * index + 16].hex()
+            return [
+                ObjectRef(
+                    self._buckets[0],
+                    names[position:end].decode(),
+                    self.sizes[index] - (8 + form % 4 if self._framed else 0),
+                    f"{etag}-{form // 4}" if form > 3 else etag,
+                )
+            ]
         items: list[ObjectRef | bytes] = []
         while position < end:
-            number, key_size, etag_size, version_size, size = _ITEM_HEADER.unpack_from(blob, position)
+            number, key_size, etag_size, version_size, size = _ITEM_HEADER.unpack_from(names, position)
             position += _ITEM_HEADER.size
             if not number:
-                items.append(bytes(blob[position : position + size]))
+                items.append(bytes(names[position : position + size]))
                 position += size
                 continue
             key_end = position + key_size
@@ -124,14 +212,33 @@ class Entries:
             items.append(
                 ObjectRef(
                     self._buckets[number - 1],
-                    blob[position:key_end].decode(),
+                    names[position:key_end].decode(),
                     size,
-                    blob[key_end:etag_end].decode(),
-                    blob[etag_end:version_end].decode() or None,
+                    names[key_end:etag_end].decode(),
+                    names[etag_end:version_end].decode() or None,
                 )
             )
             position = version_end
         return items
+
+    def columns(self, start: int, stop: int) -> Columns | None:
+        """Return the objects of entries `start` to `stop` in columns; None if one entry is not plain."""
+        forms = self._forms[start:stop]
+        if not forms or max(forms) == _ITEMS:
+            return None
+        names = bytes(self._names[self._offsets[start] : self._offsets[stop]])
+        base = self._offsets[start]
+        keys = [names[i - base : j - base] for i, j in pairwise(self._offsets[start : stop + 1])]
+        digits = self._md5s[16 * start : 16 * stop].hex()
+        etags = [digits[i : i + _MD5_DIGITS] for i in range(0, len(digits), _MD5_DIGITS)]
+        sizes = self.sizes[start:stop].tolist()
+        if self._framed:
+            sizes = [size - 8 - form % 4 for size, form in zip(sizes, forms, strict=True)]
+        if max(forms) > 3:
+            etags = [
+                f"{etag}-{form // 4}" if form > 3 else etag for etag, form in zip(etags, forms, strict=True)
+            ]
+        return Columns(self._buckets[0], keys, sizes, etags)
 
     def __iter__(self) -> Iterator[list[ObjectRef | bytes]]:
         return map(self.items, range(len(self)))
@@ -147,17 +254,22 @@ class Entries:
             for items in other:
                 self.add(*items)
             return
-        base = len(self._blob)
-        self._blob += other._blob
+        base = len(self._names)
+        self._names += other._names
         self._offsets.extend([base + offset for offset in other._offsets[1:]])
+        self._md5s += other._md5s
+        self._forms.extend(other._forms)
         self.sizes.extend(other.sizes)
         self.total += other.total
 
     def _key(self, index: int) -> bytes:
         """Return the key of the entry's first object, as UTF-8."""
-        position = self._offsets[index]
-        key_size = _ITEM_HEADER.unpack_from(self._blob, position)[1]
-        return bytes(self._blob[position + _ITEM_HEADER.size : position + _ITEM_HEADER.size + key_size])
+        position, end = self._offsets[index], self._offsets[index + 1]
+        if self._forms[index] == _ITEMS:
+            key_size = _ITEM_HEADER.unpack_from(self._names, position)[1]
+            position += _ITEM_HEADER.size
+            end = position + key_size
+        return bytes(self._names[position:end])
 
     def key_twice(self) -> str | None:
         """Return the first key that two entries have, or None; the entries must be in key order."""
@@ -173,7 +285,7 @@ class Entries:
 
         S3 lists in that order, some compatible servers do not.
         """
-        if all(self._key(i) <= self._key(i + 1) for i in range(len(self) - 1)):
+        if all(before <= after for before, after in pairwise(map(self._key, range(len(self))))):
             return self
         ordered = Entries(wrap=self.wrap, inflate=self.inflate, objects_each=self.objects_each)
         for index in sorted(range(len(self)), key=self._key):
@@ -197,6 +309,32 @@ def listed(objects: Iterable[ObjectRef], *, wrap: bool = False, inflate: bool = 
 def is_folder_marker(ref: ObjectRef) -> bool:
     """Return whether the object is an empty folder marker."""
     return ref.size == 0 and ref.key.endswith("/")
+
+
+class Columns(NamedTuple):
+    """Objects of one bucket in columns."""
+
+    bucket: str
+    keys: list[bytes]
+    """In UTF-8."""
+    sizes: list[int]
+    etags: list[str]
+
+
+def _md5s_of(etags: Sequence[bytes]) -> tuple[bytes, list[int]] | None:
+    """Return the MD5s of the ETags, and the forms of their entries without padding.
+
+    None if one of the ETags has another form.
+    """
+    joined = b"".join(etags)
+    if len(joined) == _MD5_DIGITS * len(etags) and set(map(len, etags)) == {_MD5_DIGITS}:
+        plain = not joined.translate(None, _HEX_DIGITS)
+        return (bytes.fromhex(joined.decode()), [0] * len(etags)) if plain else None
+    matches = [match for etag in etags if (match := _MD5_ETAG(etag)) is not None]
+    if len(matches) < len(etags):
+        return None
+    digits = b"".join([match[1] for match in matches])
+    return bytes.fromhex(digits.decode()), [4 * int(match[2] or 0) for match in matches]
 
 
 def _too_long(item: ObjectRef | bytes, size: int) -> str:
