@@ -128,8 +128,7 @@ class _JobPlanner:
         open_plan = OpenPlan(arrangement, sources)
 
         async def listing() -> None:
-            with notes:
-                await open_plan.list(self._policy, on_wait=notes.waiting)
+            await open_plan.list(self._policy, on_wait=notes.waiting)
             if open_plan.growth.complete:
                 notes.planned(open_plan.plan)
             elif open_plan.growth.known:
@@ -162,11 +161,9 @@ class _JobPlanner:
                 memory=self._memory,
             )
 
-        with notes:
-            whole = await retry_while_unavailable(plan, self._policy, on_wait=notes.waiting)
-            planned = self.plans[name] = Planned.dealt(whole, job.fifos(channel))
-            notes.digest()
-            await asyncio.to_thread(_sum_up, planned)  # takes seconds for a million entries
+        whole = await retry_while_unavailable(plan, self._policy, on_wait=notes.waiting)
+        planned = self.plans[name] = Planned.dealt(whole, job.fifos(channel))
+        await asyncio.to_thread(_sum_up, planned)  # takes seconds for a million entries
         if self._layout is not None and name in self._files:
             planned_files = {each: self.plans[each].whole for each in self._files & self.plans.keys()}
             await asyncio.to_thread(disk, self._layout, planned_files)

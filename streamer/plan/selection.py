@@ -20,7 +20,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from dataclasses import dataclass
-from operator import itemgetter
+from itertools import compress
 from typing import TYPE_CHECKING
 
 from streamer.errors import ConfigError
@@ -133,14 +133,16 @@ class KeyFilter:
         self.example = key[start:]
         return False
 
-    def select(self, objects: Sequence[tuple[str, int, str]]) -> Sequence[tuple[str, int, str]]:
-        """Return the selected objects of a page of a listing, each as key, size and ETag."""
-        self.exact = self.exact or self._prefix in map(itemgetter(0), objects)
+    def select(self, keys: Sequence[bytes], sizes: Sequence[int]) -> list[bool] | None:
+        """Return which objects of a page of a listing are selected; None if all are. `keys`: in UTF-8."""
+        self.exact = self.exact or self._prefix.encode() in keys
+        selected = None
         if self._include is not None or self._exclude is not None:
-            objects = [each for each in objects if self(each[0])]
+            selected = [self(key.decode()) for key in keys]
+            keys, sizes = list(compress(keys, selected)), list(compress(sizes, selected))
         if self.strays is not None:
-            self.strays.look(objects, self._prefix)
-        return objects
+            self.strays.look(keys, sizes, self._prefix)
+        return selected
 
 
 class Selector:

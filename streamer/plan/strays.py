@@ -6,8 +6,8 @@
     *.idx, *.index, index.json, manifest.json           indexes of records and shards
 
 The globs are those of `streamer.plan.globs`, so that the warning can name what to exclude. `Strays` looks at
-every key of a listing. It costs about 0.2 microseconds a key, because only keys with a suspicious prefix of a
-name or with a suffix of the list are compared with the globs.
+every key of a listing. That costs little, because only pages with a suspicious fragment are searched, and
+only keys with a suspicious prefix of a name or with a suffix of the list are compared with the globs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from streamer.plan.globs import compile_globs
 
 if TYPE_CHECKING:
     import re
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
 STRAYS = (
     "_SUCCESS", "_committed_*", "_started_*", "_temporary/", "*.crc", ".*", ".*/", "*.idx", "*.index",
@@ -29,6 +29,8 @@ STRAYS = (
 MOST_NAMED = 3
 """Most keys that a warning names."""
 _SUFFIXES = (".crc", ".idx", ".index", "index.json", "manifest.json")
+_FRAGMENTS = (b"/_", b"/.", *(suffix.encode() for suffix in _SUFFIXES))
+"""Parts of a page's keys, joined by slashes, without which none of them is a stray."""
 
 
 class Strays:
@@ -42,15 +44,17 @@ class Strays:
         """Globs that exclude those keys."""
         self._empty_too = empty_too
 
-    def look(self, objects: Iterable[tuple[str, int, str]], prefix: str) -> None:
-        """Look at objects below a prefix, each as key, size and ETag.
+    def look(self, keys: Sequence[bytes], sizes: Sequence[int], prefix: str) -> None:
+        """Look at objects below a prefix. `keys`: in UTF-8.
 
         An object whose key is the prefix is data: the URI names it.
         """
-        if len(self.keys) == MOST_NAMED:
+        names = b"/" + b"/".join(keys)
+        if len(self.keys) == MOST_NAMED or not any(fragment in names for fragment in _FRAGMENTS):
             return
         start = prefix.rfind("/") + 1
-        for key, size, _ in objects:
+        for name, size in zip(keys, sizes, strict=True):
+            key = name.decode()
             if (
                 (
                     key.endswith(_SUFFIXES)

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from botocore.handlers import decode_list_object_v2
 from botocore.loaders import create_loader
 from botocore.model import ServiceModel
 from botocore.parsers import create_parser
@@ -31,7 +32,7 @@ from sidecar.config.settings import read_token
 from sidecar.config.uris import parse_source
 from sidecar.job.layout import Layout, platform_resource_config, resource_config
 from sidecar.job.resume import parse_saved
-from streamer.errors import ErrorContext, PenstockError
+from streamer.errors import BadAnswer, ErrorContext, PenstockError
 from streamer.formats import recordio, tfrecord
 from streamer.formats.arrow_joiner import ArrowJoiner
 from streamer.formats.join import Joiner, NotJoinable
@@ -41,7 +42,7 @@ from streamer.formats.tar import TarReader, sample
 from streamer.formats.tar_joiner import TarJoiner
 from streamer.formats.tfrecord import TFRecordReader
 from streamer.inflate import Inflater
-from streamer.plan import Arrangement, ObjectRef, Part, parse_object_uri
+from streamer.plan import ObjectRef, Part, S3Uri, parse_object_uri
 from streamer.readers import protobuf
 from streamer.readers.core.config import channels_in, check_channel
 from streamer.readers.core.position import ReaderPosition
@@ -49,13 +50,11 @@ from streamer.readers.core.state import EpochState
 from streamer.relay.deliver.transform import damaged
 from streamer.relay.staging.buffers import BufferPool, BufferStage
 from streamer.relay.statistics import ChannelCounters
-from streamer.s3.catalog.listing import _Lister
+from streamer.s3.catalog.listing import list_prefix
 from streamer.s3.catalog.manifest_text import ArrayScanner, Gunzip, LineScanner
-from streamer.s3.catalog.page_parser import parse_page
+from streamer.s3.catalog.page_parser import Page, parse_by_expression, parse_by_tree
 from streamer.s3.catalog.pages import AiobotocorePages
-from streamer.s3.catalog.validation import PlanMemory
 from streamer.s3.client.documents import MAX_ERROR_BODY, checked_document
-from streamer.s3.client.faults import first_error
 from streamer.s3.http.body import HttpBody
 from streamer.s3.http.connection import Connection
 from streamer.s3.http.poller import FairPoller
@@ -235,19 +234,34 @@ class Answers:
 
     async def list_objects_v2(self, **_: str) -> Any:
         parser, shape = s3_parser()
-        return parser.parse({"status_code": 200, "headers": {}, "body": self._body}, shape)
+        page = parser.parse({"status_code": 200, "headers": {}, "body": self._body}, shape)
+        decode_list_object_v2(page, {"encoding_type_auto_set": True})
+        return page
 
 
 def listing(data: bytes) -> None:
     async def read() -> None:
-        try:
-            await _Lister(AiobotocorePages(Answers(data)), "b", Arrangement(), progress=None).below(
-                "", PlanMemory().claim()
-            )
-        except BaseExceptionGroup as errors:
-            raise first_error(errors) from errors
+        await list_prefix(AiobotocorePages(Answers(data)), S3Uri("b", ""))
 
     loop().run_until_complete(read())
+
+
+def same_page(data: bytes) -> None:
+    """The regular expression, the tree and aiobotocore read the same, or do not take the page."""
+    document = checked_document(data)
+    try:
+        by_expression = parse_by_expression(document, WHERE)
+    except BadAnswer:
+        by_expression = Page(token="refused")
+    try:
+        by_tree = parse_by_tree(document, WHERE)
+    except BadAnswer:
+        by_tree = Page(token="refused")
+    assert by_expression in (None, by_tree)
+    if by_expression is not None and by_tree.token != "refused":
+        pages = AiobotocorePages(Answers(document))
+        with contextlib.suppress(PenstockError):
+            assert loop().run_until_complete(pages.page("b", "k")) == by_tree
 
 
 @functools.cache
@@ -346,13 +360,16 @@ HEAD = (
 )
 PAGE = (
     b"<ListBucketResult><EncodingType>url</EncodingType><IsTruncated>true</IsTruncated>"
-    b"<NextContinuationToken>t</NextContinuationToken><Contents><Key>a%20b</Key><Size>1</Size>"
-    b'<ETag>"e"</ETag><LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>'
-    b"<CommonPrefixes><Prefix>p/</Prefix></CommonPrefixes></ListBucketResult>"
+    b"<NextContinuationToken>t</NextContinuationToken><Contents><Key>a%20b</Key>"
+    b"<LastModified>2026-01-01T00:00:00.000Z</LastModified><ETag>&quot;e&quot;</ETag><Size>1</Size>"
+    b"<Owner><ID>i</ID></Owner><StorageClass>STANDARD</StorageClass></Contents></ListBucketResult>"
 )
 PAGE_OF_TWO_SHAPES = PAGE.replace(
-    b"<CommonPrefixes>",
-    b"<Contents><Key>b</Key><Owner><ID>Key</ID></Owner><Size>2</Size><ETag>W/e</ETag></Contents><CommonPrefixes>",
+    b"</ListBucketResult>",
+    b"<Contents><Key>b</Key><Owner><ID>Key</ID></Owner><Size>2</Size><ETag>W/e</ETag></Contents></ListBucketResult>",
+)
+PAGE_WITH_FOLDERS = PAGE.replace(
+    b"</ListBucketResult>", b"<CommonPrefixes><Prefix>p/</Prefix></CommonPrefixes></ListBucketResult>"
 )
 RESOURCES = {
     "current_host": "algo-1", "current_instance_type": "ml", "current_group_name": "g", "hosts": ["algo-1"],
@@ -436,8 +453,8 @@ TARGETS: dict[str, Target] = {
     ),
     "listing": Target(listing, (PAGE, b"<ListBucketResult/>")),
     "page": Target(
-        lambda data: parse_page(checked_document(data), WHERE),
-        (PAGE, b"<ListBucketResult/>", PAGE_OF_TWO_SHAPES),
+        same_page,
+        (PAGE, b"<ListBucketResult/>", PAGE_OF_TWO_SHAPES, PAGE_WITH_FOLDERS),
     ),
     "config": Target(
         from_file("job.yaml", lambda base: load_job(os.path.join(base, "job.yaml"))),

@@ -92,8 +92,11 @@ class S3Stub:
     """By `bucket/key`, headers for whoever asks with `x-amz-checksum-mode`."""
     listings: list[str] = field(default_factory=list)
     """Prefixes of the listing requests."""
-    delimited: int = 0
-    """Listing requests that asked for folders."""
+    split_listings: int = 0
+    """Listing requests with `start-after`."""
+    listings_together: int = 0
+    """The first of these, so many, are answered once all of them have come."""
+    _listings_arrived: asyncio.Event = field(default_factory=asyncio.Event)
     page: int = 0
     """Names in a page of a listing; 0 for S3's own thousand."""
     pages_allowed: int | None = None
@@ -248,18 +251,19 @@ class S3Stub:
 
     async def answer_listing(self, request: web.Request, bucket: str) -> web.Response:
         prefix, after = request.query.get("prefix", ""), request.query.get("continuation-token", "")
-        after = self.tokens.get(after, after)
+        after = self.tokens.get(after, after) or request.query.get("start-after", "")
         names = sorted(name.split("/", 1)[1] for name in self.objects if name.split("/", 1)[0] == bucket)
         names = [name for name in names if name.startswith(prefix) and name > after]
-        if delimiter := request.query.get("delimiter", ""):
-            cuts = {name: name.find(delimiter, len(prefix)) for name in names}
-            names = sorted({name if cut < 0 else name[: cut + len(delimiter)] for name, cut in cuts.items()})
-            self.delimited += 1
-            names = [name for name in names if name > after]
         self.listings.append(prefix)
         number = len(self.listings)
         while self.pages_allowed is not None and number > self.pages_allowed:
             await self._pages_moved.wait()
+        if "start-after" in request.query:
+            self.split_listings += 1
+            if self.split_listings == self.listings_together:
+                self._listings_arrived.set()
+            if self.split_listings <= self.listings_together:
+                await self._listings_arrived.wait()
         await self._together(f"list {prefix}")
         most = self.page or PAGE
         page, more = names[:most], len(names) > most
@@ -268,23 +272,18 @@ class S3Stub:
             page = page[::-1]
         encoded = request.query.get("encoding-type") == "url"
         write = functools.partial(url_quote, safe="/") if encoded else escape
-        folders = "".join(
-            f"<CommonPrefixes><Prefix>{write(name)}</Prefix></CommonPrefixes>"
-            for name in page
-            if f"{bucket}/{name}" not in self.objects or (delimiter and name.endswith(delimiter))
-        )
         quote = "" if self.bare_listing_etags else "&quot;"
         entries = "".join(
-            f"<Contents><Key>{write(key)}</Key><Size>{len(self.objects[f'{bucket}/{key}'])}</Size>"
-            f"<ETag>{quote}{etag(self.objects[f'{bucket}/{key}'])}{quote}</ETag></Contents>"
+            f"<Contents><Key>{write(key)}</Key>"
+            f"<ETag>{quote}{etag(self.objects[f'{bucket}/{key}'])}{quote}</ETag>"
+            f"<Size>{len(self.objects[f'{bucket}/{key}'])}</Size></Contents>"
             for key in page
-            if f"{bucket}/{key}" in self.objects and not (delimiter and key.endswith(delimiter))
         )
         token = f"<NextContinuationToken>{escape(last[0])}</NextContinuationToken>" if more else ""
         encoding = "<EncodingType>url</EncodingType>" if encoded else ""
         return web.Response(
             content_type="application/xml",
-            text=f"<ListBucketResult>{encoding}<IsTruncated>{str(more).lower()}</IsTruncated>{token}{entries}{folders}</ListBucketResult>",
+            text=f"<ListBucketResult>{encoding}<IsTruncated>{str(more).lower()}</IsTruncated>{token}{entries}</ListBucketResult>",
         )
 
 

@@ -120,9 +120,9 @@ PLANTS = (
     ),
     Plant(
         "listing that repeats a page accepted",
-        "streamer/s3/catalog/listing.py",
-        "            if name in seen:\n",
-        "            if name in seen and not first:\n",
+        "streamer/s3/catalog/prefix_pages.py",
+        "            if name in self._seen:\n",
+        "            if name in self._seen and not names:\n",
         ("tests/relay/test_listing.py",),
     ),
     # The plan

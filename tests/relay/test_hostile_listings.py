@@ -10,7 +10,7 @@ from sidecar.job.download_paths import relative_path
 from sidecar.process.exits import Exit, exit_code
 from streamer.errors import BadAnswer, ConfigError, Missing, ObjectMissing, PenstockError, Truncated
 from streamer.plan import S3Uri, parse_s3_uri
-from streamer.s3.catalog import listing as subject
+from streamer.s3.catalog import prefix_pages as subject
 from streamer.s3.catalog.listing import plan_prefix
 from streamer.s3.catalog.manifests import plan_manifest
 from streamer.s3.catalog.object_info import open_inspector
@@ -47,18 +47,6 @@ def endless(request: Request) -> bytes:
     return listing(more=f"{request.query.get('continuation-token', '')}1")
 
 
-def foldered(name: str) -> Callable[[Request], bytes]:
-    """Many pages of keys, and this folder for whoever asks for folders."""
-
-    def reply(request: Request) -> bytes:
-        if "delimiter" in request.query:
-            return listing(inside=folder(name))
-        page = int(request.query.get("continuation-token", 0))
-        return listing((f"data/train/{page:05d}", 1, "e"), more=str(page + 1) if page < 40 else "")
-
-    return reply
-
-
 @pytest.mark.parametrize(
     ("reply", "words"),
     [
@@ -66,7 +54,7 @@ def foldered(name: str) -> Callable[[Request], bytes]:
         (lambda _: listing(("../../etc/passwd", 1, "e")), "does not begin with the prefix"),
         (lambda _: listing(("/data/train/0", 1, "e")), "does not begin with the prefix"),
         (lambda _: listing(("", 1, "e")), "does not begin with the prefix"),
-        (foldered("other/"), "does not begin with the prefix"),
+        (lambda _: listing(*FIRST, inside=folder("data/train/")), "it has folders"),
         (circling, "does not advance"),
         (endless, "3 successive pages are empty"),
         (paged(listing(more="t1")), "does not advance"),
@@ -109,10 +97,6 @@ ENTRY = "<Contents><Key>data/train/0</Key><Size>1</Size><ETag>&quot;e&quot;</ETa
         ("Size", ENTRY.replace("</Size>", "</Size><Size>2</Size>")),
         ("Key", ENTRY.replace("</Key>", "</Key><Key>data/train/1</Key>")),
         ("IsTruncated", f"<IsTruncated>true</IsTruncated>{ENTRY}"),
-        (
-            "Prefix",
-            f"{ENTRY}<CommonPrefixes><Prefix>data/tr</Prefix><Prefix>data/train/</Prefix></CommonPrefixes>",
-        ),
     ],
 )
 async def test_what_comes_twice_where_it_comes_once_is_refused_by_name(

@@ -1,4 +1,4 @@
-"""Large prefixes: listed folder by folder, many at a time, and the same as in turn."""
+"""Large prefixes: listed range by range, many at a time, and the same as in turn."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from botocore.utils import parse_timestamp
 from streamer.errors import BadAnswer, Denied
 from streamer.plan import ObjectRef, S3Uri
 from streamer.plan.entries import Entries
-from streamer.s3.catalog import listing
 from streamer.s3.catalog.listing import list_prefix, plan_prefix
 from streamer.s3.catalog.validation import PlanMemory
 from streamer.s3.client.botocore_session import _timestamp
@@ -46,7 +45,7 @@ def tree(seed: int) -> list[str]:
 
 @pytest.mark.usefixtures("small_pages")
 @pytest.mark.parametrize("prefix", ["d", "d/", "d/a", "d/a/", ""])
-async def test_folder_by_folder_is_the_same_as_in_turn(
+async def test_range_by_range_is_the_same_as_in_turn(
     stub: S3Stub, prefix: str, pages_from: PagesFrom
 ) -> None:
     for key in tree(1):
@@ -57,12 +56,12 @@ async def test_folder_by_folder_is_the_same_as_in_turn(
     assert keys_in(found) == due
     sizes = [item.size for (item,) in found if isinstance(item, ObjectRef)]
     assert sizes == [len(key.encode()) for key in due]
-    assert stub.delimited
+    assert stub.split_listings or len(due) < 100
 
 
 @pytest.mark.usefixtures("small_pages")
 async def test_a_server_s_own_order_is_not_the_plan_s(stub: S3Stub, pages_from: PagesFrom) -> None:
-    """Pages from the last name to the first, in turn and folder by folder."""
+    """Pages from the last name to the first."""
     stub.unsorted_pages = True
     for key in tree(2):
         stub.objects[f"b/{key}"] = b"" if key.endswith("/") else key.encode()
@@ -74,58 +73,24 @@ async def test_a_server_s_own_order_is_not_the_plan_s(stub: S3Stub, pages_from: 
 
 
 @pytest.mark.usefixtures("small_pages")
-async def test_folders_are_listed_side_by_side(stub: S3Stub, pages_from: PagesFrom) -> None:
-    """Five answers that wait for one another."""
-    stub.objects |= {f"b/d/{number % 5}/{number}": b"1" for number in range(200)}
-    stub.together = {f"list d/{number}/" for number in range(5)}
-    async with pages_from(stub) as pages:
-        assert len(await list_prefix(pages, S3Uri("b", "d/"))) == 200
-
-
-@pytest.mark.usefixtures("small_pages")
-async def test_a_flat_prefix_is_listed_in_turn(stub: S3Stub, pages_from: PagesFrom) -> None:
-    """The pages taken before folders were looked for are all that is asked for twice."""
-    keys = [f"d/{number:04}" for number in range(205)]
-    stub.objects |= {f"b/{key}": b"1" for key in keys}
-    async with pages_from(stub) as pages:
-        assert keys_in(await list_prefix(pages, S3Uri("b", "d/"))) == keys
-    assert (stub.delimited, len(stub.listings)) == (21, 25)
-
-
-@pytest.mark.usefixtures("small_pages")
 async def test_a_small_prefix_costs_no_further_request(stub: S3Stub, pages_from: PagesFrom) -> None:
     stub.objects |= {f"b/d/{number}/x": b"1" for number in range(40)}
     async with pages_from(stub) as pages:
         assert len(await list_prefix(pages, S3Uri("b", "d/"))) == 40
-    assert (stub.delimited, len(stub.listings)) == (0, 4)
+    assert (stub.split_listings, len(stub.listings)) == (0, 4)
 
 
 @pytest.mark.usefixtures("small_pages")
-async def test_very_many_folders_are_not_gone_into(
-    stub: S3Stub, monkeypatch: pytest.MonkeyPatch, pages_from: PagesFrom
+async def test_an_object_on_the_pages_of_two_ranges_is_counted_once(
+    stub: S3Stub, pages_from: PagesFrom
 ) -> None:
-    """They would cost a request each; those begun are given up."""
-    monkeypatch.setattr(listing, "MOST_FOLDERS", 15)
-    stub.objects |= {f"b/d/{number:03}/x": b"1" for number in range(120)}
-    async with pages_from(stub) as pages:
-        assert len(await list_prefix(pages, S3Uri("b", "d/"))) == 120
-    assert stub.delimited == 2
-    assert 12 + 2 <= len(stub.listings) <= 12 + 2 + 15
-
-
-@pytest.mark.usefixtures("small_pages")
-@pytest.mark.parametrize("most_folders", [256, 15, 0])
-async def test_an_object_that_is_listed_twice_is_counted_once(
-    stub: S3Stub, monkeypatch: pytest.MonkeyPatch, most_folders: int, pages_from: PagesFrom
-) -> None:
-    """Pages in turn, then folders, and pages again where folders are too many."""
-    monkeypatch.setattr(listing, "MOST_FOLDERS", most_folders)
+    """The last page of a range has keys of the next one."""
     stub.objects |= {f"b/d/{number % 60:03}/{number}": b"1" for number in range(600)}
     memory = PlanMemory()
     async with pages_from(stub) as pages:
         assert len(await list_prefix(pages, S3Uri("b", "d/"), memory=memory)) == 600
     assert memory.objects == 600
-    assert stub.delimited
+    assert stub.split_listings
 
 
 @pytest.mark.usefixtures("small_pages")
@@ -141,22 +106,31 @@ async def test_a_listing_that_fails_takes_no_memory(stub: S3Stub, pages_from: Pa
 
 
 @pytest.mark.usefixtures("small_pages")
-async def test_an_error_in_one_folder_is_the_error(
+async def test_an_error_in_one_range_is_the_error(
     stub: S3Stub, monkeypatch: pytest.MonkeyPatch, pages_from: PagesFrom
 ) -> None:
-    """One of ours, not a group; what the other folders were doing ends with it."""
-    stub.objects |= {f"b/d/{number % 5}/{number}": b"1" for number in range(200)}
+    """One of ours, not a group; what the other ranges were doing ends with it."""
+    stub.objects |= {f"b/d/{number % 5}/{number}": b"1" for number in range(400)}
     listed = kit.S3Stub.answer_listing
 
     async def refusing(self: Any, request: web.Request, bucket: str) -> web.Response:
-        if request.query.get("prefix") == "d/3/":
+        if "start-after" in request.query:
             return error(403, "AccessDenied")
         return await listed(self, request, bucket)
 
     monkeypatch.setattr(kit.S3Stub, "answer_listing", refusing)
     async with pages_from(stub) as pages:
-        with pytest.raises(Denied, match="s3://b/d/3/"):
+        with pytest.raises(Denied, match="s3://b/d/"):
             await plan_prefix(pages, S3Uri("b", "d/"))
+
+
+@pytest.mark.usefixtures("small_pages")
+async def test_ranges_are_requested_side_by_side(stub: S3Stub, pages_from: PagesFrom) -> None:
+    """Three first pages of ranges that wait for one another."""
+    stub.objects |= {f"b/d/{number:04}": b"1" for number in range(1000)}
+    stub.listings_together = 3
+    async with pages_from(stub) as pages:
+        assert len(await list_prefix(pages, S3Uri("b", "d/"))) == 1000
 
 
 async def test_a_listing_that_does_not_advance_is_an_error(

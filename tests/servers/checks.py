@@ -168,7 +168,7 @@ def versions(site: Site) -> None:
 
 
 def many(site: Site) -> None:
-    """6,000 objects: more pages of a listing than Penstock takes in turn before it looks for folders."""
+    """6,000 objects: more pages of a listing than Penstock takes in turn before it splits the prefix."""
     truth = site.put({f"train/{i:05d}": b"%d\n" % i for i in range(6_000)})
     _equal(site.cat("train/"), truth)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 from urllib.parse import quote_plus
 from xml.sax.saxutils import escape
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamer.errors import BadAnswer, ErrorContext
-from streamer.s3.catalog.page_parser import Page, parse_page
+from streamer.s3.catalog.page_parser import Page, parse_by_expression, parse_by_tree, parse_page
 
 CONTEXT = ErrorContext("b", "data/")
 NAMESPACES = ["", ' xmlns="http://s3.amazonaws.com/doc/2006-03-01/"']
@@ -28,6 +29,19 @@ ROWS = st.lists(
 )
 
 
+IN_S3_S_FORM = [OPTIONAL[0], OPTIONAL[1], OPTIONAL[2], "<StorageClass>STANDARD</StorageClass>"]
+
+
+def page_of(rows: list[tuple[str, int, str]], token: str | None = None) -> Page:
+    """The page of these objects: key, size and bare ETag."""
+    return Page(
+        [key.encode() for key, _, _ in rows],
+        [size for _, size, _ in rows],
+        [etag.encode() for _, _, etag in rows],
+        token,
+    )
+
+
 def document(inside: str, *, token: str = "", namespace: str = "", truncated: str | None = None) -> bytes:
     ends = truncated or str(bool(token)).lower()
     more = f"<NextContinuationToken>{escape(token)}</NextContinuationToken>" if token else ""
@@ -42,28 +56,86 @@ def contents(key: str, size: object = 1, etag: str = "e", extra: str = "", gap: 
 
 @given(
     ROWS,
-    st.lists(NAMES, max_size=3),
     st.sampled_from(NAMESPACES),
     st.lists(st.sampled_from(["", *OPTIONAL]), min_size=1, max_size=3),
     st.sampled_from(["", "\n    "]),
 )
-def test_what_is_written_is_read(rows: Any, folders: Any, namespace: Any, extras: Any, gap: Any) -> None:
+def test_what_is_written_is_read(rows: Any, namespace: Any, extras: Any, gap: Any) -> None:
     """All objects of one shape, or of several; with white space between the elements, or none."""
     inside = "<EncodingType>url</EncodingType>" + "".join(
         gap + contents(quote_plus(key, safe="/"), size, etag, extras[i % len(extras)], gap)
         for i, (key, size, etag) in enumerate(rows)
     )
-    inside += "".join(
-        f"<CommonPrefixes><Prefix>{quote_plus(name)}</Prefix></CommonPrefixes>" for name in folders
-    )
     page = parse_page(document(inside, token="t&1", namespace=namespace), CONTEXT)
-    assert page == Page([(key, size, f'"{etag}"') for key, size, etag in rows], folders, "t&1")
+    assert page == page_of(rows, "t&1")
 
 
 def test_names_stay_as_they_are_without_an_encoding() -> None:
     page = parse_page(document(contents("a%20b+c &amp; d")), CONTEXT)
-    assert page.objects == [("a%20b+c & d", 1, '"e"')]
-    assert page.token is None
+    assert page == page_of([("a%20b+c & d", 1, "e")])
+
+
+@given(
+    ROWS,
+    st.sampled_from(NAMESPACES),
+    st.lists(st.sampled_from(["", *IN_S3_S_FORM]), min_size=3, max_size=3),
+    st.sampled_from(["&quot;", "&#34;", '"', ""]),
+)
+def test_a_page_in_s3_s_form_needs_no_tree(rows: Any, namespace: str, others: list[str], quote: str) -> None:
+    """Fields that some objects have, and keys that are encoded, are part of the form."""
+    inside = "<EncodingType>url</EncodingType>" + "".join(
+        f"<Contents><Key>{quote_plus(key, safe='/')}</Key>{others[i % 3]}<ETag>{quote}{etag}{quote}</ETag>"
+        f"{others[(i + 1) % 3]}<Size>{size}</Size>{others[(i + 2) % 3]}</Contents>"
+        for i, (key, size, etag) in enumerate(rows)
+    )
+    found = document(inside, token="t&1", namespace=namespace)
+    assert parse_by_expression(found, CONTEXT) == (page_of(rows, "t&1") if rows else None)
+    assert parse_by_tree(found, CONTEXT) == page_of(rows, "t&1")
+
+
+PLAIN = "<Contents><Key>a</Key><ETag>&quot;e&quot;</ETag><Size>1</Size></Contents>"
+
+
+@pytest.mark.parametrize(
+    "inside",
+    [
+        f"<!-- {PLAIN} -->",
+        f"<![CDATA[{PLAIN}]]>",
+        f"<Owner>{PLAIN}</Owner>",
+        f"<?pi {PLAIN}?>",
+        f"{PLAIN}<!-- {PLAIN} -->",
+        f"{PLAIN} {PLAIN}",
+        f"{PLAIN}<Contents/>",
+        f"{PLAIN}<X>{PLAIN}</X>",
+        PLAIN.replace("<Key>a", "<Key>a&amp;b"),
+        PLAIN.replace("<Key>a", "<Key>]]>"),
+        PLAIN.replace("<Key>a", "<Key>\x7f"),
+        PLAIN.replace("<Key>a", "<Key>\r\n"),
+        PLAIN.replace("<Key>a", "<Key>\u00e9"),
+        PLAIN.replace("&quot;e", "W/&quot;e"),
+        PLAIN.replace("&quot;e&quot;", "W/e"),
+        PLAIN.replace("<Size>1</Size>", "<Size>1</Size><Size>2</Size>"),
+        PLAIN.replace("<Size>1", "<Size>-1"),
+        PLAIN.replace("</Key>", "</Key><Owner><ID>x</ID></Owner><Owner><Key>x</Key></Owner>"),
+    ],
+)
+def test_any_other_page_is_read_as_a_tree(inside: str) -> None:
+    found = document(inside)
+    assert parse_by_expression(found, CONTEXT) is None
+    try:
+        by_tree = parse_by_tree(found, CONTEXT)
+    except BadAnswer as error:
+        with pytest.raises(BadAnswer, match=re.escape(str(error))):
+            parse_page(found, CONTEXT)
+    else:
+        assert parse_page(found, CONTEXT) == by_tree
+
+
+def test_a_long_page_takes_linear_time() -> None:
+    """Texts that nearly match, for the longest document that a parser gets."""
+    for piece in ("<Contents><Key>", "<Contents><Key>a</Key><Owner>", "<Contents><Key>a</Key><ETag>&quot;e"):
+        found = document(piece * (6_000_000 // len(piece)) + "</Contents>")
+        assert parse_by_expression(found, CONTEXT) is None
 
 
 @pytest.mark.parametrize(
@@ -81,7 +153,7 @@ def test_names_stay_as_they_are_without_an_encoding() -> None:
         (document(contents("a") + "<Contents><Key>b</Key></Contents>"), "an entry without ETag, Size"),
         (document(contents("a", extra="<Key>b</Key>")), "<Key> comes 2 times"),
         (document(contents("a") + contents("b", extra="<Size>2</Size>")), "<Size> comes 2 times"),
-        (document("<CommonPrefixes/>"), "an entry without Prefix"),
+        (document("<CommonPrefixes><Prefix>d/</Prefix></CommonPrefixes>"), "it has folders"),
         (document(contents("a", "many")), "the size 'many'"),
         (document(contents("a", "")), "the size ''"),
         (document(contents("a", "9" * 30)), "object size: over 2"),

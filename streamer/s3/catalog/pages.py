@@ -19,9 +19,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from streamer.errors import BadAnswer, ClockSkew, ErrorContext, GaveUp, WrongEndpoint
+from streamer.plan import bare_etag
 from streamer.retry import UNAVAILABLE, Attempts, RetryPolicy, retry
 from streamer.s3.catalog.control_client import ControlClient
-from streamer.s3.catalog.page_parser import Page, parse_page
+from streamer.s3.catalog.page_parser import Page, next_token, parse_page, refuse_folders
 from streamer.s3.client.credentials import renewing
 from streamer.s3.client.faults import map_errors
 from streamer.s3.http_source import error_of
@@ -38,10 +39,12 @@ PAGE_PATIENCE = 10.0
 class PageSource(Protocol):
     """Fetches pages of listings."""
 
-    async def page(self, bucket: str, prefix: str, *, delimiter: str = "", token: str | None = None) -> Page:
-        """Fetch one page of the keys that begin with `prefix`. `token`: the token of the page before it.
+    async def page(
+        self, bucket: str, prefix: str, *, token: str | None = None, start_after: str = ""
+    ) -> Page:
+        """Fetch one page of the keys that begin with `prefix`. Raises SourceError.
 
-        With a delimiter, keys that contain it after the prefix are grouped into folders. Raises SourceError.
+        `token`: the token of the page before it. `start_after`, without a token: list only keys after it.
         """
 
 
@@ -51,10 +54,12 @@ class AiobotocorePages:
     def __init__(self, client: Any) -> None:
         self._client = client
 
-    async def page(self, bucket: str, prefix: str, *, delimiter: str = "", token: str | None = None) -> Page:
+    async def page(
+        self, bucket: str, prefix: str, *, token: str | None = None, start_after: str = ""
+    ) -> Page:
         """See `PageSource`."""
         context = ErrorContext(bucket, prefix)
-        params = {"Delimiter": delimiter} if delimiter else {}
+        params = {"StartAfter": start_after} if start_after else {}
         if token is not None:
             params["ContinuationToken"] = token
         with map_errors(context):
@@ -74,25 +79,32 @@ class HttpPages:
         """Close the connections. No `page` may be running."""
         self._control.close()
 
-    async def page(self, bucket: str, prefix: str, *, delimiter: str = "", token: str | None = None) -> Page:
+    async def page(
+        self, bucket: str, prefix: str, *, token: str | None = None, start_after: str = ""
+    ) -> Page:
         """See `PageSource`."""
-        if not self._control.supports(bucket):
-            return await self._fallback.page(bucket, prefix, delimiter=delimiter, token=token)
-        attempt = partial(self._request_page, bucket, prefix, delimiter, token)
-        try:
-            return await retry(attempt, Attempts(self._policy, UNAVAILABLE, what="a page"))
-        except GaveUp as error:
-            last = error.__cause__ or error
-        raise last  # with the cause that it has; the caller may wait longer
-
-    async def _request_page(self, bucket: str, prefix: str, delimiter: str, token: str | None) -> Page:
-        context = ErrorContext(bucket, prefix)
         parameters = {"encoding-type": "url", "prefix": prefix}
-        if delimiter:
-            parameters["delimiter"] = delimiter
         if token is not None:
             parameters["continuation-token"] = token
+        if start_after:
+            parameters["start-after"] = start_after
+        attempt = partial(self._request_page, bucket, parameters)
+        try:
+            page = await retry(attempt, Attempts(self._policy, UNAVAILABLE, what="a page"))
+        except GaveUp as error:
+            last = error.__cause__ or error
+        else:
+            if page is None:
+                page = await self._fallback.page(bucket, prefix, token=token, start_after=start_after)
+            return page
+        raise last  # with the cause that it has; the caller may wait longer
+
+    async def _request_page(self, bucket: str, parameters: dict[str, str]) -> Page | None:
+        """Request a page once; return None if aiobotocore must request it."""
+        context = ErrorContext(bucket, parameters["prefix"])
         control = self._control
+        if not control.supports(bucket):
+            return None
         signer = control.signer
         endpoint = await signer.endpoint(bucket)
         with renewing(signer.credentials):
@@ -106,10 +118,10 @@ class HttpPages:
                 response.end(reuse=False)
                 if header.status >= 300:
                     control.leave_to_aiobotocore(bucket)  # botocore caches the bucket's region
-                return await self._fallback.page(bucket, prefix, delimiter=delimiter, token=token)
+                return None
             error = error_of(header, await response.error_body(), context)
             if isinstance(error, WrongEndpoint) or header.status == http.HTTPStatus.BAD_REQUEST:
-                return await self._fallback.page(bucket, prefix, delimiter=delimiter, token=token)
+                return None
             if isinstance(error, ClockSkew):
                 signer.ahead = error.ahead
             raise error
@@ -125,26 +137,16 @@ def open_pages(clients: Clients, *, by_aiobotocore: bool = False) -> Iterator[Pa
         yield pages
 
 
-_REQUIRED_FIELDS = {"Contents": {"Key", "Size", "ETag"}, "CommonPrefixes": {"Prefix"}}
-"""By list of a response, the fields that every entry must have."""
-
-
 def _page(response: dict[str, Any], context: ErrorContext) -> Page:
     """Return the page that aiobotocore has parsed. Raises BadAnswer."""
-    if "IsTruncated" not in response:
-        raise BadAnswer("the listing is invalid (it has no valid IsTruncated)", context)
-    for name, required in _REQUIRED_FIELDS.items():
-        for entry in response.get(name, ()):
-            if not required <= entry.keys():
-                missing = ", ".join(sorted(required - entry.keys()))
-                raise BadAnswer(f"the listing has an entry without {missing}", context)
+    refuse_folders(context, found="CommonPrefixes" in response)
     token = response.get("NextContinuationToken")
-    if token and not response["IsTruncated"]:
-        raise BadAnswer("the listing is invalid (its last page has a continuation token)", context)
-    if response["IsTruncated"] and not token:
-        raise BadAnswer("the listing does not advance (no continuation token)", context)
-    return Page(
-        [(entry["Key"], entry["Size"], entry["ETag"]) for entry in response.get("Contents", ())],
-        [entry["Prefix"] for entry in response.get("CommonPrefixes", ())],
-        token or None,
-    )
+    page = Page(token=next_token(token, context, truncated=response.get("IsTruncated")))
+    for entry in response.get("Contents", ()):
+        if not entry.keys() >= {"Key", "Size", "ETag"}:
+            missing = ", ".join(sorted({"Key", "Size", "ETag"} - entry.keys()))
+            raise BadAnswer(f"the listing has an entry without {missing}", context)
+        page.keys.append(entry["Key"].encode())
+        page.sizes.append(entry["Size"])
+        page.etags.append(bare_etag(entry["ETag"]).encode())
+    return page

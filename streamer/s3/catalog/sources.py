@@ -90,6 +90,11 @@ class Sources:
         """The prefix of all objects, if there is only one."""
         return self._uris[0] if len(self._uris) == 1 else None
 
+    @property
+    def _ends_early(self) -> bool:
+        """Whether a limit probably ends the listing before its last page."""
+        return self._selection.limit is not None and self._selection.limit.seed is None
+
     async def plan(self, *, sort: bool = False) -> Plan:
         """List the prefixes and plan what is selected. Raises OutOfOrder unless `sort`."""
         selected = self._arrangement.entries()
@@ -201,6 +206,7 @@ class Sources:
             self._pages,
             uri,
             self._arrangement,
+            in_turn=self._ends_early,
             progress=self._report(),
             memory=None if self._selection.limit is not None else claim,
             policy=policy,
@@ -218,7 +224,14 @@ class Sources:
         progress = self._report()
         limited = self._selection.limit is not None
         if limited and not sort:
-            listing = listed_runs(self._pages, uri, self._arrangement, progress=progress, keys=keys)
+            listing = listed_runs(
+                self._pages,
+                uri,
+                self._arrangement,
+                in_turn=self._ends_early,
+                progress=progress,
+                keys=keys,
+            )
             async with aclosing(listing) as runs:
                 async for run in runs:
                     yield run

@@ -8,23 +8,27 @@ that is repeated or fails releases its bytes.
 from __future__ import annotations
 
 import sys
+from itertools import repeat
 from typing import TYPE_CHECKING
 
 from streamer.errors import BadAnswer, ConfigError, ErrorContext
 from streamer.plan import ObjectRef, bare_etag, is_etag
+from streamer.plan.entries import BYTES_EACH
 from streamer.units import human_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Self
 
+    from streamer.s3.catalog.page_parser import Page
+
 LONGEST_KEY = 4096
 """Most bytes of a key in UTF-8; S3 allows 1,024."""
 LARGEST_OBJECT = 1 << 60
 """Most bytes of an object; S3 allows 50 TB."""
 LONGEST_ETAG = 1024
-PER_OBJECT = 32
-"""Bytes of memory that a plan needs for each object, besides key and ETag."""
+_ETAG_BYTES = bytes({*range(0x21, 0x7F)} - {ord('"')})
+"""The bytes that `is_etag` allows."""
 
 
 def described_object(
@@ -41,17 +45,24 @@ def described_object(
     return ObjectRef(context.bucket or "", key, size, bare, version)
 
 
-def listed_object(bucket: str, key: str, size: int, etag: str) -> ObjectRef:
-    """Return an object of a listing. Raises BadAnswer."""
-    bare = bare_etag(etag)
+def check_page(page: Page, context: ErrorContext) -> None:
+    """Raise BadAnswer if the page has an object that no plan can have. `context`: bucket and prefix."""
+    if not page.keys:
+        return
+    prefix = (context.key or "").encode()
     if (
-        0 <= size <= LARGEST_OBJECT
-        and len(bare) <= LONGEST_ETAG
-        and is_etag(bare)
-        and len(key) * 4 <= LONGEST_KEY
+        all(map(bytes.startswith, page.keys, repeat(prefix)))
+        and max(map(len, page.keys)) <= LONGEST_KEY
+        and 0 <= min(page.sizes) <= max(page.sizes) <= LARGEST_OBJECT
+        and 0 < min(map(len, page.etags)) <= max(map(len, page.etags)) <= LONGEST_ETAG
+        and not b"".join(page.etags).translate(None, _ETAG_BYTES)
     ):
-        return ObjectRef(bucket, key, size, bare)
-    return described_object(ErrorContext(bucket, key), key, size=size, etag=etag)
+        return
+    for key, size, etag in zip(page.keys, page.sizes, page.etags, strict=True):
+        name = key.decode()
+        if not key.startswith(prefix):
+            raise BadAnswer(f"the listing names {short(name)}, which does not begin with the prefix", context)
+        described_object(ErrorContext(context.bucket, name), name, size=size, etag=etag.decode())
 
 
 def short(value: object) -> str:
@@ -109,7 +120,7 @@ class PlanClaim:
 
     def take(self, refs: Iterable[ObjectRef]) -> None:
         """Add objects. Raises ConfigError if the plans are too large."""
-        sizes = [PER_OBJECT + len(ref.key) + len(ref.etag) for ref in refs]
+        sizes = [BYTES_EACH + len(ref.key) + len(ref.etag) for ref in refs]
         self.count(len(sizes), sum(sizes))
 
     def count(self, objects: int, size: int) -> None:
