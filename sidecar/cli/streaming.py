@@ -95,11 +95,8 @@ def cat(
         promised = False
         click.echo("standard output is a pipe of another user: its readers get no proof of its end", err=True)
 
-    from pydantic import ValidationError
-
     from sidecar.commands import cat as command
-    from sidecar.config.mistakes import explain
-    from sidecar.config.settings import EndpointConfig
+    from sidecar.config.endpoint import endpoint_of_options
     from sidecar.process.memory import default_budget, memory_limit
     from sidecar.process.runner import run as run_loop
     from streamer.plan import parse_s3_uri
@@ -108,10 +105,7 @@ def cat(
     set_up_log("warning")
     selection = take_selection(endpoint)
     endpoint["url"] = endpoint.pop("endpoint_url")
-    try:
-        checked = EndpointConfig(**{_pascal(name): value for name, value in endpoint.items()})
-    except ValidationError as error:
-        raise ConfigError(f"endpoint options: {explain(error, EndpointConfig)}") from None
+    checked = endpoint_of_options(endpoint)
     part = SMALLEST_PART if part_size is None else part_size
     budget = max(2 * part, default_budget(memory_limit())) if budget is None else budget
     if part < 64 * KIB or budget < 2 * part:
@@ -132,7 +126,7 @@ def cat(
     code = run_loop(
         command.cat(
             [parse_s3_uri(uri) for uri in uris],
-            endpoint=checked.resolved(),
+            endpoint=checked,
             options=options,
             promised=promised,
             report=lambda figures: _close(figures, closing),
@@ -153,7 +147,3 @@ def _close(figures: dict[str, Any], closing: str | None) -> None:
     )
     if closing != "none":
         click.echo(json.dumps(figures) if closing == "json" else line, err=True)
-
-
-def _pascal(name: str) -> str:
-    return "".join(word.title() for word in name.split("_"))

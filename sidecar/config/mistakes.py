@@ -13,6 +13,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, get_args
 
 from sidecar.config.document import Mistake, shortened
+from sidecar.config.endpoint import REGION_ADVICE
 from sidecar.config.model import Model
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ MOST_MISTAKES = 50
 """Most mistakes that one error reports."""
 _ADVICE = {
     "ChannelName": "use letters, digits, '.', '-' and '_'",
-    "Region": "use lower-case letters, digits and '-', such as eu-central-1",
+    "Region": REGION_ADVICE,
     "BaseDirectory": "write an absolute path, such as /opt/ml",
     "GiveUpAfter": "write seconds, such as 300",
     "StallTimeout": "write seconds, such as 30",

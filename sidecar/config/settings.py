@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import contextlib
 import re
 from typing import Annotated, Literal, Self
 
@@ -16,14 +14,14 @@ from pydantic import (
     WithJsonSchema,
     model_validator,
 )
+from pydantic.alias_generators import to_pascal
 
+from sidecar.config.endpoint import BARE_URL, REGION, check_together, check_url, resolved
 from sidecar.config.model import Model
 from streamer.errors import ConfigError
-from streamer.s3.client.endpoint import STALL_TIMEOUT, Endpoint, RequestOptions, check_endpoint
+from streamer.s3.client.endpoint import STALL_TIMEOUT, Endpoint
 from streamer.secrets import remember
 from streamer.units import KIB, MIB
-
-CUSTOMER_KEY_BYTES = 32
 
 
 def _octal(value: object) -> object:
@@ -32,22 +30,10 @@ def _octal(value: object) -> object:
     raise ValueError('write the mode as a quoted octal number, such as "0640"')
 
 
-BARE_URL = r"^https?://[^/\s@?#]+/?$"
 YEAR = 365 * 86400.0
 Seconds = Annotated[float, Field(le=YEAR, allow_inf_nan=False)]
 """Duration in seconds, at most a year: event loops and sockets refuse longer ones."""
 Text = Annotated[StrictStr, Field(min_length=1)]
-
-
-def _bare_url(value: str) -> str:
-    """Refuse a URL with more than scheme and host. The error omits it: it may contain a password."""
-    if not re.fullmatch(BARE_URL, value):
-        raise ValueError(
-            "must be http:// or https:// and a host, without a path, a query or credentials in it; "
-            "credentials come from the environment"
-        )
-    check_endpoint(value)
-    return value
 
 
 class EndpointConfig(Model):
@@ -55,11 +41,11 @@ class EndpointConfig(Model):
 
     url: (
         Annotated[
-            StrictStr, AfterValidator(_bare_url), WithJsonSchema({"type": "string", "pattern": BARE_URL})
+            StrictStr, AfterValidator(check_url), WithJsonSchema({"type": "string", "pattern": BARE_URL})
         ]
         | None
     ) = None
-    region: Annotated[StrictStr, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9-]{0,62}$")] | None = None
+    region: Annotated[StrictStr, Field(pattern=REGION)] | None = None
     profile: Text | None = None
     path_style: bool = False
     """Put the bucket into the path, not into the host name; most S3-compatible servers want it."""
@@ -72,36 +58,12 @@ class EndpointConfig(Model):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if self.anonymous and self.profile:
-            raise ValueError("Anonymous and Profile contradict each other; remove one")
-        if self.ca_bundle and self.url and self.url.startswith("http://"):
-            raise ValueError("CaBundle has no meaning for an http:// Url; remove it or use https://")
-        if self.anonymous and self.requester_pays:
-            raise ValueError("Anonymous and RequesterPays contradict each other; remove one")
+        check_together(self.model_dump(), to_pascal)
         return self
 
     def resolved(self) -> Endpoint:
         """Return the endpoint, with the SSE-C key read from its file. Raises ConfigError."""
-        values = self.model_dump(exclude={"requester_pays", "sse_customer_key_file"})
-        path = self.sse_customer_key_file
-        return Endpoint(
-            **values, reading=RequestOptions(self.requester_pays, read_customer_key(path) if path else None)
-        )
-
-
-def read_customer_key(path: str) -> bytes:
-    """Read the SSE-C key in a file. Raises ConfigError, whose text does not contain the key."""
-    try:
-        with open(path, "rb") as file:
-            key = file.read(128)
-    except OSError as error:
-        raise ConfigError(f"cannot read the SSE-C key in {path}: {error.strerror}") from error
-    if len(key) == CUSTOMER_KEY_BYTES:
-        return key
-    with contextlib.suppress(ValueError):
-        if len(decoded := base64.b64decode(key.strip(), validate=True)) == CUSTOMER_KEY_BYTES:
-            return decoded
-    raise ConfigError(f"{path} must hold an SSE-C key: {CUSTOMER_KEY_BYTES} bytes, raw or in base64")
+        return resolved(self.model_dump())
 
 
 def _host(value: str) -> str:

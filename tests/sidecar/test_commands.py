@@ -205,7 +205,15 @@ def test_cat_does_not_make_the_shell_s_pipe_non_blocking(stub: S3Stub) -> None:
         (["s3://b/data/", "--budget", "1MiB"], 2, "--part-size"),
         (["s3://b/data/", "--budget", "much"], 2, "is not a size"),
         (["s3://b/data/", "--anonymous", "--profile", "x"], 2, "contradict"),
+        (["s3://b/data/", "--anonymous", "--requester-pays"], 2, "--requester-pays contradict"),
         (["s3://b/data/", "--profile", "nobody"], 2, "nobody"),
+        (["s3://b/data/", "--profile", ""], 2, "--profile must not be empty"),
+        (["s3://b/data/", "--region", "a b"], 2, "--region 'a b' is not allowed; use lower-case"),
+        (
+            ["s3://b/data/", "--ca-bundle", "ca"],
+            2,
+            "--ca-bundle has no meaning for an http:// --endpoint-url",
+        ),
         (["s3://b/data/", "--no-such-option"], 2, "No such option"),
     ],
 )
@@ -216,6 +224,20 @@ def test_cat_mistakes(stub: S3Stub, arguments: list[str], code: int, words: str)
     assert words in done.stderr.decode()
     assert b"Traceback" not in done.stderr
     assert done.stdout == b""
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("http://name:secret-word@h", "--endpoint-url must be http:// or https:// and a host"),
+        ("http://h:0", "--endpoint-url the port must be a number"),
+    ],
+)
+def test_cat_refuses_an_endpoint_without_showing_it(url: str, words: str) -> None:
+    done = penstock("cat", "s3://b/data/", "--endpoint-url", url)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert url not in done.stderr
 
 
 def test_cat_writes_text_to_a_terminal_and_refuses_anything_else(stub: S3Stub) -> None:
