@@ -158,5 +158,11 @@ def test_an_aws_file_is_for_botocore(tmp_path: Path) -> None:
         path.unlink()
 
 
+def test_an_address_of_ipv6_has_brackets_in_the_host_header() -> None:
+    endpoint = BucketEndpoint.of_url("http://[::1]:9000/b/", "us-east-1")
+    assert (endpoint.host, endpoint.port, endpoint.authority) == ("::1", 9000, "[::1]:9000")
+    assert BucketEndpoint.of_url("https://[fe80::1]/b/", "us-east-1").authority == "[fe80::1]"
+
+
 def test_a_key_is_in_no_text_of_the_settings() -> None:
     assert not {word for word in KEYS.values() if word in str(settings_of(ENDPOINT, KEYS | NO_FILES))}

@@ -46,7 +46,8 @@ class BucketEndpoint:
         tls = parts.scheme == "https"
         default_port = 443 if tls else 80
         host, port = parts.hostname or "", parts.port or default_port
-        authority = host if port == default_port else f"{host}:{port}"
+        name = f"[{host}]" if ":" in host else host
+        authority = name if port == default_port else f"{name}:{port}"
         return cls(host, port, tls, authority, parts.path, GetSigner(region))
 
 
