@@ -67,7 +67,7 @@ async def _plans(job: Job, clients: Clients, hosts: Hosts, channels: list[Channe
         async with job_inspector(job, clients) as inspector:
             for channel in channels:
                 plans[channel.channel_name] = await plan_channel(
-                    clients.control,
+                    clients,
                     job,
                     channel,
                     hosts,

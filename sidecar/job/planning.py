@@ -13,13 +13,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from sidecar.job.planning_log import PlanningLog
 from sidecar.job.rehearsal import disk
+from sidecar.process.logs import log
 from streamer.plan import Arrangement, Shard
 from streamer.retry import RetryPolicy, retry_while_unavailable
-from streamer.s3.catalog.manifests import plan_augmented, plan_manifest
+from streamer.s3.catalog.manifests import Manifest
+from streamer.s3.catalog.object_finder import ObjectClients
 from streamer.s3.catalog.object_info import open_inspector
 from streamer.s3.catalog.open_plan import OpenPlan
 from streamer.s3.catalog.sources import Sources, plan_sources
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from sidecar.job.layout import Layout
     from sidecar.job.listings import Listings
     from sidecar.observe.state import JobState
+    from streamer.errors import SourceError
     from streamer.plan import Plan
     from streamer.s3.catalog.object_info import ObjectInspector
     from streamer.s3.catalog.pages import PageSource
@@ -151,7 +154,7 @@ class _JobPlanner:
                 notes.progress(entries)
 
             return plan_channel(
-                self._clients.control,
+                self._clients,
                 job,
                 channel,
                 self._state.hosts,
@@ -198,7 +201,7 @@ def _arrangement(job: Job, channel: ChannelConfig, hosts: Hosts) -> Arrangement:
 
 
 async def plan_channel(
-    client: Any,
+    clients: Clients,
     job: Job,
     channel: ChannelConfig,
     hosts: Hosts,
@@ -212,24 +215,42 @@ async def plan_channel(
 
     `progress`: called often with the number of entries so far. `memory`: memory limit of all plans.
     """
-    source, arrangement = channel.source, _arrangement(job, channel, hosts)
-    match source.s3_data_type:
-        case "S3Prefix":
-            selection = channel.penstock.selection
-            return await plan_sources(
-                pages, channel.sources, arrangement, selection, progress=progress, memory=memory
-            )
-        case "ManifestFile":
-            return await plan_manifest(
-                client, source.uri, arrangement, inspector=inspector, progress=progress, memory=memory
-            )
-        case "AugmentedManifestFile":
-            return await plan_augmented(
-                client,
-                source.uri,
-                source.attribute_names,
-                arrangement,
-                inspector=inspector,
-                progress=progress,
-                memory=memory,
-            )
+    arrangement = _arrangement(job, channel, hosts)
+    if channel.source.s3_data_type == "S3Prefix":
+        selection = channel.penstock.selection
+        return await plan_sources(
+            pages, channel.sources, arrangement, selection, progress=progress, memory=memory
+        )
+    object_clients = _object_clients(channel, inspector, pages)
+    manifest = _manifest(channel, clients, arrangement, object_clients, progress=progress, memory=memory)
+    return await manifest.plan()
+
+
+def _object_clients(channel: ChannelConfig, inspector: ObjectInspector, pages: PageSource) -> ObjectClients:
+    def note(bucket: str, error: SourceError) -> None:
+        log.warning(
+            "HEADs instead of a listing", channel=channel.channel_name, bucket=bucket, error=str(error)
+        )
+
+    return ObjectClients(inspector, pages, note)
+
+
+def _manifest(
+    channel: ChannelConfig,
+    clients: Clients,
+    arrangement: Arrangement,
+    object_clients: ObjectClients,
+    *,
+    progress: Callable[[int], None],
+    memory: PlanMemory,
+) -> Manifest:
+    attributes = channel.source.attribute_names
+    return Manifest(
+        clients.control,
+        channel.source.uri,
+        arrangement,
+        attributes if channel.source.s3_data_type == "AugmentedManifestFile" else None,
+        object_clients=object_clients,
+        progress=progress,
+        memory=memory,
+    )

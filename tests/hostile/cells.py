@@ -28,6 +28,7 @@ from streamer.relay.transport import Transport, TransportSpec, open_transport
 from streamer.retry import RetryPolicy, retry_while_unavailable
 from streamer.s3.catalog.listing import plan_prefix
 from streamer.s3.catalog.manifests import plan_manifest
+from streamer.s3.catalog.object_finder import ObjectClients
 from streamer.s3.catalog.object_info import open_inspector
 from streamer.s3.catalog.pages import AiobotocorePages
 from streamer.s3.catalog.validation import PlanMemory
@@ -230,7 +231,7 @@ async def _evil(clients: Clients, transport: Transport, cell: Cell, bucket: str)
                 lambda progressed: plan_manifest(
                     client,
                     S3Uri(bucket, MANIFEST),
-                    inspector=inspector,
+                    object_clients=ObjectClients(inspector),
                     progress=lambda _: progressed(),
                     memory=memory,
                 ),

@@ -17,6 +17,7 @@ from streamer.errors import BadAnswer, Denied, GaveUp, Missing, PenstockError, S
 from streamer.plan import ObjectRef, S3Uri
 from streamer.retry import RetryPolicy, retry_while_unavailable
 from streamer.s3.catalog.manifests import plan_augmented, plan_manifest
+from streamer.s3.catalog.object_finder import ObjectClients
 from streamer.s3.catalog.object_info import AIOBOTOCORE_HEADS, HEADS, ObjectInspector, open_inspector
 from streamer.s3.client.endpoint import Endpoint, RequestOptions
 from streamer.s3.client.session import open_clients
@@ -93,7 +94,7 @@ async def test_both_ways_make_the_same_plan(stub: S3Stub) -> None:
                 clients.control,
                 MANIFEST,
                 ["a-ref", "n", "b-ref"],
-                inspector=inspector,
+                object_clients=ObjectClients(inspector),
                 progress=counts.append,
             )
         assert [*dict.fromkeys(counts)] == [*range(len(rows) + 1)]
@@ -115,7 +116,7 @@ async def test_never_more_at_once_than_the_bound(stub: S3Stub, *, by_aiobotocore
         clients_of(stub) as clients,
         open_inspector(clients, give_up_after=30, by_aiobotocore=by_aiobotocore) as inspector,
     ):
-        plan = await plan_manifest(clients.control, MANIFEST, inspector=inspector)
+        plan = await plan_manifest(clients.control, MANIFEST, object_clients=ObjectClients(inspector))
     assert [ref.key for ref in plan.refs(0)] == [f"data/{name}" for name in names]
     assert stub.most_heads == bound
     assert stub.head_count == 600
@@ -315,7 +316,7 @@ async def test_over_tls(tls_stub: S3Stub, tmp_path: Path) -> None:
         open_clients(endpoint, connections=1) as clients,
         open_inspector(clients, give_up_after=30, by_aiobotocore=False) as inspector,
     ):
-        plan = await plan_manifest(clients.control, MANIFEST, inspector=inspector)
+        plan = await plan_manifest(clients.control, MANIFEST, object_clients=ObjectClients(inspector))
     assert [ref.size for ref in plan.refs(0)] == [10] * 300
     assert all(seen["user-agent"].startswith("penstock/") for seen in tls_stub.head_requests)
     assert tls_stub.head_connections <= HEADS

@@ -7,7 +7,6 @@ import json
 import tracemalloc
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -97,9 +96,9 @@ def planned(channel: Stored, arrangement: Arrangement, *, piece: int = 17) -> Pl
     entries = Entries(wrap=arrangement.wrap, objects_each=each)
     scanner = LineScanner(uri, attributes) if attributes else ArrayScanner(uri)
     for start in range(0, len(text) + 1, piece):
-        for _, row in scanner.feed(text[start : start + piece], last=start + piece > len(text)):
-            items: list[Any] = list(row) if attributes else [row]
-            entries.add(*(ref(item) if isinstance(item, str) else item for item in items))
+        for items in scanner.feed(text[start : start + piece], last=start + piece > len(text)):
+            for row in [items] if attributes else [[item] for item in items]:
+                entries.add(*(ref(item) if isinstance(item, str) else item for item in row))
     return Plan.arranged(entries, arrangement)
 
 

@@ -15,18 +15,20 @@ from streamer.s3.catalog.manifest_text import MAX_LINE, MAX_PIECE, ArrayScanner,
 
 
 def lines(text: bytes, *attributes: str, piece: int = 1 << 20) -> list[list[bytes | str]]:
-    scanner, found = LineScanner("s3://b/m", attributes), []
+    scanner = LineScanner("s3://b/m", attributes)
+    found: list[list[bytes | str]] = []
     for start in range(0, len(text) + 1, piece):
         rows = scanner.feed(text[start : start + piece], last=start + piece > len(text))
-        found += [row for _, row in rows]
+        found += rows
     return found
 
 
-def array(text: bytes, *, piece: int = 1 << 20) -> list[str]:
-    scanner, found = ArrayScanner("s3://b/m"), []
+def array(text: bytes, *, piece: int = 1 << 20) -> list[bytes | str]:
+    scanner = ArrayScanner("s3://b/m")
+    found: list[bytes | str] = []
     for start in range(0, len(text) + 1, piece):
         rows = scanner.feed(text[start : start + piece], last=start + piece > len(text))
-        found += [uri for _, uri in rows]
+        found += [uri for run in rows for uri in run]
     return found
 
 

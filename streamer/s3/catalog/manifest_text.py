@@ -1,8 +1,10 @@
 """Parses manifests piece by piece, without I/O.
 
     Gunzip        inflates data that begins with gzip's magic and passes other data through
-    ArrayScanner  `ManifestFile`: one JSON array, a prefix and suffixes; yields each object's URI
-    LineScanner   `AugmentedManifestFile`: a JSON object per line; yields each line's listed attributes
+    ArrayScanner  `ManifestFile`: one JSON array, a prefix and suffixes; a row is one object's URI
+    LineScanner   `AugmentedManifestFile`: a JSON object per line; a row is the line's listed attributes
+
+A scanner yields lists of items, each the items of one or more whole rows.
 
 Each keeps at most one token or line, of bounded size. Every error is a ConfigError that names the manifest
 and the entry of the array, or the line and attribute of JSON Lines, counted from 1.
@@ -72,6 +74,9 @@ class Gunzip:
 _SPACE = re.compile(r"[ \t\r\n]*")
 _STRING = r'"(?:[^"\\\x00-\x1f]++|\\.)*+"'
 _TOKEN = re.compile(rf'(\{{(?:[^"{{}}]++|{_STRING})*+\}}|{_STRING})[ \t\r\n]*+([,\]])')
+_PLAIN = r'"[^"\\\x00-\x1f]++"[ \t\r\n]*+,[ \t\r\n]*+'
+_RUN = re.compile(rf"(?:{_PLAIN})++")
+"""Entries without an escape, none of them empty, of which another follows: one parser call reads them all."""
 _BUCKET = re.compile(r"s3://[^/]+/.*", re.DOTALL)
 
 
@@ -91,8 +96,12 @@ class ArrayScanner:
     def _refuse(self, why: str) -> NoReturn:
         raise ConfigError(f"{self._name}: entry {self._entry + 1}: {why}")
 
-    def feed(self, data: bytes, *, last: bool) -> Iterator[tuple[str, str]]:
-        """Yield error context and URI of every entry that `data` completes. Raises ConfigError."""
+    def row_name(self, row: int) -> str:
+        """Return manifest and entry of a row, for errors. `row`: from 0."""
+        return f"{self._name}: entry {row + 2}"
+
+    def feed(self, data: bytes, *, last: bool) -> Iterator[list[bytes | str]]:
+        """Yield the URIs of the entries that `data` completes. Raises ConfigError."""
         try:
             text = self._text + self._decoder.decode(data, final=last)
         except UnicodeDecodeError as error:
@@ -102,14 +111,19 @@ class ArrayScanner:
             if text[position] != "[":
                 self._refuse('a manifest is a JSON array: [{"prefix": "s3://BUCKET/…"}, "KEY", …]')
             self._opened, position = True, _skip_space(text, position + 1)
-        while self._opened and not self._closed and (match := _TOKEN.match(text, position)):
+        while self._opened and not self._closed:
+            if self.prefix is not None and (run := _RUN.match(text, position)):
+                yield self._take_run(self.prefix, run[0])
+                position = run.end()
+            if (match := _TOKEN.match(text, position)) is None:
+                break
             token, delimiter = match.groups()
             uri = self._take(token)
             self._entry += 1
             position = _skip_space(text, match.end())
             self._closed = delimiter == "]"
             if uri is not None:
-                yield f"{self._name}: entry {self._entry}", uri
+                yield [uri]
         self._text = text[position:]
         if self._closed and self._text:
             raise ConfigError(f"{self._name}: there is text after the array's closing bracket")
@@ -117,6 +131,17 @@ class ArrayScanner:
             self._refuse("expected an entry in quotes, then a comma or the closing bracket")
         if last and self._entry < 2:
             self._refuse("the manifest names no object: add one or more strings after the prefix")
+
+    def _take_run(self, prefix: str, text: str) -> list[bytes | str]:
+        """Return the URIs of a run of entries, each with a comma after it."""
+        suffixes = json.loads(f"[{text[: text.rindex(',')]}]")
+        uris: list[bytes | str] = [prefix + suffix for suffix in suffixes]
+        # All are of one bucket and none is empty, so the first decides, unless there may be version ids.
+        first = self._entry
+        for self._entry, uri in enumerate(uris if "?" in prefix + text else uris[:1], first):
+            self._check(str(uri))
+        self._entry = first + len(uris)
+        return uris
 
     def _take(self, token: str) -> str | None:
         """Return the URI of an entry with a suffix; None for the entry with the prefix."""
@@ -134,11 +159,15 @@ class ArrayScanner:
             return None
         if not isinstance(value, str):
             self._refuse("only the first entry may be an object; write the rest of the key as a string")
+        self._check(self.prefix + value)
+        return self.prefix + value
+
+    def _check(self, uri: str) -> None:
+        """Raise ConfigError, with the entry, unless the URI is of an object."""
         try:
-            parse_object_uri(self.prefix + value)
+            parse_object_uri(uri)
         except ConfigError as error:
             self._refuse(str(error))
-        return self.prefix + value
 
 
 def _skip_space(text: str, position: int) -> int:
@@ -154,6 +183,19 @@ def _no_constant(token: str) -> NoReturn:
     raise ValueError(f"{token} is no JSON")
 
 
+class _Number(str):
+    """A number as the line has it."""
+
+    __slots__ = ()
+
+
+_LINE_DECODER = json.JSONDecoder(
+    parse_int=_Number, parse_float=_Number, parse_constant=_no_constant, object_pairs_hook=tuple
+)
+"""Parses a line by one call in C. An object becomes the tuple of its pairs, since a name may come twice."""
+_PLAIN_URI = re.compile(r"s3://[A-Za-z0-9._-]{1,255}/[^?\ud800-\udfff]+")
+"""A URI that needs no closer look: it has a plain bucket and a key, and no version id."""
+_CONSTANTS = {True: b"true", False: b"false", None: b"null"}
 _DECODER = json.JSONDecoder(parse_int=_keep, parse_float=_keep, parse_constant=_no_constant)
 """Leaves numbers as text: their values are not needed, and a long one would take time or fail."""
 
@@ -180,8 +222,12 @@ class LineScanner:
             f"{context}: {why}" if attribute is None else f"{context}: attribute {attribute!r} {why}"
         )
 
-    def feed(self, data: bytes, *, last: bool) -> Iterator[tuple[str, list[bytes | str]]]:
-        """Yield error context and attributes of every line that `data` completes. Raises ConfigError."""
+    def row_name(self, row: int) -> str:
+        """Return manifest and line of a row, for errors. `row`: from 0; only the last lines may be blank."""
+        return f"{self._name}: line {row + 1}"
+
+    def feed(self, data: bytes, *, last: bool) -> Iterator[list[bytes | str]]:
+        """Yield the attributes of every line that `data` completes. Raises ConfigError."""
         lines = data.split(b"\n")
         lines[0] = b"".join((*self._rest, lines[0])) if len(lines) > 1 or last else lines[0]
         if len(lines) > 1 or last:
@@ -198,7 +244,7 @@ class LineScanner:
             if self._first_blank:
                 self._line = self._first_blank
                 self._refuse("the line is blank, and others follow; remove it")
-            yield f"{self._name}: line {self._line}", self._values(line)
+            yield self._values(line)
         if not last and lines[-1]:
             self._rest.append(lines[-1])
             self._rest_bytes += len(lines[-1])
@@ -207,6 +253,37 @@ class LineScanner:
                 self._refuse(f"longer than {MAX_LINE} bytes; is this a JSON Lines file?")
 
     def _values(self, line: bytes) -> list[bytes | str]:
+        try:
+            values = self._quick_values(line)
+        except (ValueError, RecursionError):
+            values = None
+        return self._exact_values(line) if values is None else values
+
+    def _quick_values(self, line: bytes) -> list[bytes | str] | None:
+        """Return the same as `_exact_values`; None if an attribute's value is needed as the line writes it.
+
+        None also for what `_exact_values` refuses, unless it raises ValueError.
+        """
+        pairs = _LINE_DECODER.decode(line.decode())
+        attributes = dict(pairs) if type(pairs) is tuple else {}
+        if len(attributes) != len(pairs):
+            return None
+        values: list[bytes | str] = []
+        for name in self._attributes:
+            value = attributes.get(name, ())
+            if name.endswith("-ref"):
+                if type(value) is not str or not _PLAIN_URI.fullmatch(value):
+                    return None
+                values.append(value)
+            elif isinstance(value, str):
+                values.append(value.encode())
+            elif value is None or isinstance(value, bool):
+                values.append(_CONSTANTS[value])
+            else:
+                return None
+        return values
+
+    def _exact_values(self, line: bytes) -> list[bytes | str]:
         tokens = self._tokens(line)
         values: list[bytes | str] = []
         for name in self._attributes:
