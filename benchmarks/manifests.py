@@ -136,7 +136,7 @@ async def plan(port: int, order: str, way: str) -> dict[str, float]:
             object_clients = ObjectClients(inspector, pages if way == "listings" else None)
             arrangement = Arrangement()
             uri, entries = S3Uri("bucket", order), arrangement.entries()
-            manifest = Manifest(clients.control, uri, arrangement, object_clients=object_clients)
+            manifest = Manifest(clients, uri, arrangement, object_clients=object_clients)
             async with contextlib.aclosing(manifest.runs()) as runs:
                 async for run in runs:
                     first = first or time.monotonic() - began

@@ -222,7 +222,7 @@ async def plan_channel(
             pages, channel.sources, arrangement, selection, progress=progress, memory=memory
         )
     object_clients = _object_clients(channel, inspector, pages)
-    manifest = _manifest(channel, clients, arrangement, object_clients, progress=progress, memory=memory)
+    manifest = _manifest(job, channel, clients, arrangement, object_clients, progress=progress, memory=memory)
     return await manifest.plan()
 
 
@@ -236,6 +236,7 @@ def _object_clients(channel: ChannelConfig, inspector: ObjectInspector, pages: P
 
 
 def _manifest(
+    job: Job,
     channel: ChannelConfig,
     clients: Clients,
     arrangement: Arrangement,
@@ -244,9 +245,10 @@ def _manifest(
     progress: Callable[[int], None],
     memory: PlanMemory,
 ) -> Manifest:
+    by_aiobotocore = job.penstock.transport == "aiobotocore"
     attributes = channel.source.attribute_names
     return Manifest(
-        clients.control,
+        clients.control if by_aiobotocore else clients,
         channel.source.uri,
         arrangement,
         attributes if channel.source.s3_data_type == "AugmentedManifestFile" else None,

@@ -229,7 +229,7 @@ async def _evil(clients: Clients, transport: Transport, cell: Cell, bucket: str)
         ) as inspector:
             plan = await retry_while_unavailable(
                 lambda progressed: plan_manifest(
-                    client,
+                    client if by_aiobotocore else clients,
                     S3Uri(bucket, MANIFEST),
                     object_clients=ObjectClients(inspector),
                     progress=lambda _: progressed(),

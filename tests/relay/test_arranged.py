@@ -18,6 +18,7 @@ from streamer.s3.catalog.listing import plan_prefix
 from streamer.s3.catalog.manifests import plan_augmented, plan_manifest
 from streamer.s3.catalog.object_info import HEADS
 from streamer.s3.catalog.pages import AiobotocorePages
+from streamer.s3.client.session import Clients
 from tests.kit.harness import MORE_THAN_A_FIFO, RunChannel, clients_of, fill
 from tests.kit.pipes import eventually, off_loop, read_all
 from tests.kit.raw import etag
@@ -29,6 +30,15 @@ pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
 
 MANIFEST = S3Uri("b", "manifest")
 ATTRIBUTES = ["label", "image-ref", "box"]
+
+
+Reader = Callable[[Clients], Any]
+"""Chooses what reads the manifest: our own client, or aiobotocore's."""
+
+
+@pytest.fixture(params=["http", "aiobotocore"])
+def reader(request: pytest.FixtureRequest) -> Reader:
+    return (lambda clients: clients) if request.param == "http" else (lambda clients: clients.control)
 
 
 def store(stub: S3Stub) -> dict[str, bytes]:
@@ -152,16 +162,16 @@ async def test_sizes_and_versions_come_from_many_heads_at_once(stub: S3Stub) -> 
     assert {ref.etag for ref in plan.refs(0)} <= {etag(data) for data in stub.objects.values()}
 
 
-async def test_a_gzipped_manifest_is_read_as_its_text(stub: S3Stub) -> None:
+async def test_a_gzipped_manifest_is_read_as_its_text(stub: S3Stub, reader: Reader) -> None:
     fill(stub, [10] * 5)
     async with clients_of(stub) as clients:
         write_manifest(stub, "AugmentedManifestFile")
-        plain = await plan_augmented(clients.control, MANIFEST, ATTRIBUTES)
+        plain = await plan_augmented(reader(clients), MANIFEST, ATTRIBUTES)
         write_manifest(stub, "AugmentedManifestFile", pack=gzip.compress)
-        assert (await plan_augmented(clients.control, MANIFEST, ATTRIBUTES)).digest == plain.digest
+        assert (await plan_augmented(reader(clients), MANIFEST, ATTRIBUTES)).digest == plain.digest
 
 
-async def test_a_manifest_whose_body_breaks_off_is_resumed(stub: S3Stub) -> None:
+async def test_a_manifest_whose_body_breaks_off_is_resumed(stub: S3Stub, reader: Reader) -> None:
     """A manifest cut at the end of a line would be a shorter one."""
     fill(stub, [10] * 5)
     write_manifest(stub, "AugmentedManifestFile")
@@ -169,7 +179,7 @@ async def test_a_manifest_whose_body_breaks_off_is_resumed(stub: S3Stub) -> None
     first = whole.index(b"\n", 500) + 1
     stub.script(cut_after(first), cut_after(3), key="b/manifest")
     async with clients_of(stub) as clients:
-        plan = await plan_augmented(clients.control, MANIFEST, ATTRIBUTES)
+        plan = await plan_augmented(reader(clients), MANIFEST, ATTRIBUTES)
     assert len(plan.entries) == 40
     assert [seen.range for seen in stub.seen][1:] == [
         f"bytes={first}-{len(whole) - 1}",
@@ -177,28 +187,28 @@ async def test_a_manifest_whose_body_breaks_off_is_resumed(stub: S3Stub) -> None
     ]
 
 
-async def test_a_manifest_that_names_what_is_not_there_says_where(stub: S3Stub) -> None:
+async def test_a_manifest_that_names_what_is_not_there_says_where(stub: S3Stub, reader: Reader) -> None:
     fill(stub, [10] * 5)
     stub.objects["b/manifest"] = b'[{"prefix": "s3://b/data/"}, "0001", "absent", "0002"]'
     async with clients_of(stub) as clients:
         with pytest.raises(Missing, match=r"s3://b/manifest: entry 3: .*s3://b/data/absent"):
-            await plan_manifest(clients.control, MANIFEST)
+            await plan_manifest(reader(clients), MANIFEST)
         with pytest.raises(Missing):
-            await plan_manifest(clients.control, S3Uri("b", "no manifest"))
+            await plan_manifest(reader(clients), S3Uri("b", "no manifest"))
         stub.script(fails(403, "AccessDenied"), key="b/manifest")
         with pytest.raises(Denied):
-            await plan_manifest(clients.control, MANIFEST)
+            await plan_manifest(reader(clients), MANIFEST)
 
 
 @pytest.mark.parametrize("text", [b"", b"\n\n", b'{"image-ref": "s3://b/data/0000"}\n{"image-ref": 1}'])
-async def test_a_manifest_that_breaks_a_rule_makes_no_plan(stub: S3Stub, text: bytes) -> None:
+async def test_a_manifest_that_breaks_a_rule_makes_no_plan(stub: S3Stub, reader: Reader, text: bytes) -> None:
     fill(stub, [10])
     stub.objects["b/manifest"] = text
     async with clients_of(stub) as clients:
         with pytest.raises(ConfigError, match="s3://b/manifest"):
-            await plan_augmented(clients.control, MANIFEST, ["image-ref"])
+            await plan_augmented(reader(clients), MANIFEST, ["image-ref"])
         with pytest.raises(ConfigError, match="AttributeNames is empty"):
-            await plan_augmented(clients.control, MANIFEST, [])
+            await plan_augmented(reader(clients), MANIFEST, [])
 
 
 async def test_an_old_version_and_another_bucket_are_read(

@@ -95,7 +95,7 @@ def write(stub: S3Stub, names: list[str]) -> None:
 
 async def planned(stub: S3Stub, *, by_aiobotocore: bool = False) -> Plan:
     async with opened(stub, by_aiobotocore=by_aiobotocore) as (clients, object_clients, unlisted):
-        plan = await plan_manifest(clients.control, MANIFEST, object_clients=object_clients)
+        plan = await plan_manifest(clients, MANIFEST, object_clients=object_clients)
     assert unlisted == []
     return plan
 
@@ -190,7 +190,7 @@ async def test_without_permission_to_list_heads_find_all(
     write(stub, names)
     fault_listings(monkeypatch, lambda _: error(403, "AccessDenied"))
     async with opened(stub, by_aiobotocore=by_aiobotocore) as (clients, object_clients, unlisted):
-        plan = await plan_manifest(clients.control, MANIFEST, object_clients=object_clients)
+        plan = await plan_manifest(clients, MANIFEST, object_clients=object_clients)
     assert refs(plan) == [(name, len(name)) for name in names]
     assert stub.head_count == len(names)
     assert [(bucket, type(each)) for bucket, each in unlisted] == [("b", Denied)]
@@ -228,7 +228,7 @@ async def test_a_listing_that_does_not_work_is_not_needed(
     write(stub, names)
     fault_listings(monkeypatch, fault)
     async with opened(stub, stall_timeout=0.5) as (clients, object_clients, unlisted):
-        plan = await plan_manifest(clients.control, MANIFEST, object_clients=object_clients)
+        plan = await plan_manifest(clients, MANIFEST, object_clients=object_clients)
     assert refs(plan) == [(name, len(name)) for name in names]
     assert [bucket for bucket, _ in unlisted] == ["b"]
 
@@ -240,7 +240,7 @@ async def test_a_listing_that_was_throttled_goes_on(stub: S3Stub, monkeypatch: p
     refused = iter(range(12))
     fault_listings(monkeypatch, lambda _: None if next(refused, None) is None else error(503, "SlowDown"))
     async with opened(stub, stall_timeout=0.1) as (clients, object_clients, unlisted):
-        plan = await plan_manifest(clients.control, MANIFEST, object_clients=object_clients)
+        plan = await plan_manifest(clients, MANIFEST, object_clients=object_clients)
     assert refs(plan) == [(name, len(name)) for name in names]
     assert unlisted == []
     assert stub.head_count < 20
@@ -251,7 +251,7 @@ async def test_an_absent_object_is_named_with_its_entry(stub: S3Stub) -> None:
     write(stub, [*names[:200], "b/data/001/absent.jpg", *names[200:]])
     async with opened(stub) as (clients, object_clients, _):
         with pytest.raises(Missing, match=r"s3://b/manifest: entry 202: .*s3://b/data/001/absent\.jpg"):
-            await plan_manifest(clients.control, MANIFEST, object_clients=object_clients)
+            await plan_manifest(clients, MANIFEST, object_clients=object_clients)
 
 
 async def test_an_object_that_is_not_listed_may_exist(stub: S3Stub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,7 +305,7 @@ async def test_rows_are_entries_before_the_manifest_is_read(stub: S3Stub) -> Non
     write(stub, names)
     first: list[str] = []
     async with opened(stub) as (clients, object_clients, _):
-        manifest = Manifest(clients.control, MANIFEST, Arrangement(), object_clients=object_clients)
+        manifest = Manifest(clients, MANIFEST, Arrangement(), object_clients=object_clients)
         async with contextlib.aclosing(manifest.runs()) as runs:
             async for entries in runs:
                 first = [name for name, _ in refs(Plan(entries))]
@@ -328,9 +328,7 @@ async def test_a_cancelled_plan_leaves_nothing(
     else:
         stub.together = {"list data/000/", "list never"}
     async with opened(stub) as (clients, object_clients, _):
-        planning = asyncio.create_task(
-            plan_manifest(clients.control, MANIFEST, object_clients=object_clients)
-        )
+        planning = asyncio.create_task(plan_manifest(clients, MANIFEST, object_clients=object_clients))
         await eventually(lambda: bool(stub.listings if kind == "list" else stub.head_requests))
         planning.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -345,7 +343,7 @@ async def test_rows_that_wait_count_as_memory(stub: S3Stub) -> None:
     async with opened(stub) as (clients, object_clients, _):
         memory = PlanMemory(20_000)
         with pytest.raises(ConfigError, match=r"the plan has \d+ objects so far"):
-            await plan_manifest(clients.control, MANIFEST, object_clients=object_clients, memory=memory)
+            await plan_manifest(clients, MANIFEST, object_clients=object_clients, memory=memory)
         memory = PlanMemory(200_000)
-        plan = await plan_manifest(clients.control, MANIFEST, object_clients=object_clients, memory=memory)
+        plan = await plan_manifest(clients, MANIFEST, object_clients=object_clients, memory=memory)
         assert memory.objects == len(plan.entries) == 300

@@ -141,6 +141,10 @@ async def test_a_checksum_is_of_the_version_asked_for() -> None:
 LINES = b'{"a": "one"}\n{"a": "two"}\n'
 
 
+OWN = pytest.mark.parametrize("own", [True, False], ids=["http", "aiobotocore"])
+
+
+@OWN
 @pytest.mark.parametrize(
     ("second", "error", "words"),
     [
@@ -151,21 +155,22 @@ LINES = b'{"a": "one"}\n{"a": "two"}\n'
     ],
 )  # fmt: skip
 async def test_the_rest_of_a_manifest_is_of_the_same_version(
-    second: bytes, error: type[SourceError], words: str
+    own: bool, second: bytes, error: type[SourceError], words: str
 ) -> None:
     """The first response breaks off after a line."""
     replies = [answer(200, LINES, ETag='"e"')[:-14], second]
     with raw_server(lambda _: replies.pop(0)) as server:
         async with clients_of(server) as clients:
             with pytest.raises(error, match=words):
-                await plan_augmented(clients.control, S3Uri("b", "m"), ["a"])
+                await plan_augmented(clients if own else clients.control, S3Uri("b", "m"), ["a"])
 
 
-async def test_a_piece_of_a_manifest_is_not_taken_for_all_of_it() -> None:
+@OWN
+async def test_a_piece_of_a_manifest_is_not_taken_for_all_of_it(own: bool) -> None:
     with raw_server(lambda _: answer(206, LINES[:13], Content_Range="bytes 0-12/26", ETag='"e"')) as server:
         async with clients_of(server) as clients:
             with pytest.raises(BadAnswer, match="without a range has status 206"):
-                await plan_augmented(clients.control, S3Uri("b", "m"), ["a"])
+                await plan_augmented(clients if own else clients.control, S3Uri("b", "m"), ["a"])
 
 
 @pytest.mark.parametrize("etag", ["", "e e", "e\u00e9", "e&#13;&#10;X-Evil: 1"])

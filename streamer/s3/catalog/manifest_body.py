@@ -1,80 +1,201 @@
-"""Reads a manifest from S3, resumed after a failure, as one version.
+"""Reads a manifest from S3 in pieces, as one version.
 
-Source of the rules: the manifest must have a Content-Length, so that its end is proven, and an ETag for what
-is left after a failure, so that both pieces are of the same version.
+    _opened ─┬─ our own HTTP client: sign, send, read the socket       nearly all manifests
+             └─ aiobotocore's get_object                               all others
+
+A response that breaks off is resumed at its next byte, with If-Match and Range. So a manifest needs a
+Content-Length, by which its end is proven, and an ETag for what is left after a failure. aiobotocore sends
+the requests that our own client does not support (`why_not`), and repeats those that end in a redirect.
 """
 
 from __future__ import annotations
 
+import asyncio
 import http
-from typing import TYPE_CHECKING, Any
+from contextlib import aclosing, asynccontextmanager, closing
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from streamer.errors import BadAnswer, ErrorContext, Transient, Truncated
+from streamer.errors import BadAnswer, ClockSkew, ErrorContext, Transient, Truncated, WrongEndpoint
 from streamer.plan import ObjectRef, S3Uri, bare_etag, is_etag
+from streamer.retry import RetryPolicy
+from streamer.s3.catalog.control_client import ControlClient
+from streamer.s3.client.credentials import renewing
 from streamer.s3.client.faults import map_errors
+from streamer.s3.client.session import Clients
 from streamer.s3.client.stall import within_stall
+from streamer.s3.http_source import error_of
 from streamer.s3.ranges import check_header
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, AsyncIterator
+
+    from streamer.s3.http.body import HttpBody
+    from streamer.s3.http.client import Response
 
 ATTEMPTS = 5
 """Most successive requests for the rest of a manifest without a byte of progress."""
+WAITS = RetryPolicy()
+"""Waits between these requests."""
 _READ_SIZE = 256 * 1024
 
 
-async def read_manifest(client: Any, uri: S3Uri) -> AsyncGenerator[bytes, None]:
-    """Yield one version of an object in pieces; resume after a failure. Raises SourceError."""
+class _Response(NamedTuple):
+    """A response to the GET of a manifest, whose body is still to come."""
+
+    status: int
+    length: int | None
+    etag: str | None
+    content_range: str | None
+    pieces: AsyncGenerator[bytes, None]
+
+
+async def read_manifest(clients: Any, uri: S3Uri) -> AsyncGenerator[bytes, None]:
+    """Yield one version of an object in pieces; resume after a failure. Raises SourceError.
+
+    `clients`: the process's `Clients`, or aiobotocore's client to use it alone.
+    """
+    if not isinstance(clients, Clients):
+        async with aclosing(_resumed(None, clients, uri)) as pieces:
+            async for piece in pieces:
+                yield piece
+        return
+    with closing(ControlClient(clients)) as control:
+        async with aclosing(_resumed(control, clients.control, uri)) as pieces:
+            async for piece in pieces:
+                yield piece
+
+
+async def _resumed(control: ControlClient | None, client: Any, uri: S3Uri) -> AsyncGenerator[bytes, None]:
     received, size, failures, etag = 0, -1, 0, ""
-    pinned: dict[str, str] = {}
+    headers: dict[str, str] = {}
     while received != size:
         context = ErrorContext(uri.bucket, uri.key, received, failures + 1)
         before = received
         try:
-            with map_errors(context):
-                response = await client.get_object(Bucket=uri.bucket, Key=uri.key, **pinned)
-                async with response["Body"] as body:
-                    status = response["ResponseMetadata"]["HTTPStatusCode"]
-                    if size < 0:
-                        if status != http.HTTPStatus.OK:
+            async with _opened(control, client, context, headers) as response:
+                if size < 0:
+                    size, etag = _checked_whole(response, context)
+                else:
+                    check_header(
+                        ObjectRef(uri.bucket, uri.key, size, bare_etag(etag)),
+                        received,
+                        size,
+                        context,
+                        status=response.status,
+                        content_range=response.content_range,
+                        content_length=response.length,
+                        etag=response.etag,
+                        version=None,
+                    )
+                async with aclosing(response.pieces) as pieces:
+                    async for piece in pieces:
+                        received += len(piece)
+                        if received > size:
                             raise BadAnswer(
-                                f"the response to a GET without a range has status {status}", context
+                                f"the body is longer than its Content-Length, {size} bytes", context
                             )
-                        size, etag = response.get("ContentLength", -1), response.get("ETag", "")
-                        if size < 0:
-                            raise BadAnswer(
-                                "the response has no Content-Length, so its end cannot be proven", context
-                            )
-                    else:
-                        check_header(
-                            ObjectRef(uri.bucket, uri.key, size, bare_etag(etag)),
-                            received,
-                            size,
-                            context,
-                            status=status,
-                            content_range=response.get("ContentRange"),
-                            content_length=response.get("ContentLength"),
-                            etag=response.get("ETag"),
-                            version=None,
-                        )
-                    content = body.raw_stream.content
-                    async with within_stall(client.stall_timeout, context) as stall:
-                        while data := await content.read(_READ_SIZE):
-                            received += len(data)
-                            if received > size:
-                                raise BadAnswer(
-                                    f"the body is longer than its Content-Length, {size} bytes", context
-                                )
-                            stall.pause()
-                            yield data
-                            stall.moved()
+                        yield piece
             if received != size:
                 raise Truncated(f"the body ended {size - received} bytes early", context)
-        except Transient:
+        except Transient as error:
             failures = 1 if received > before else failures + 1
             if failures >= ATTEMPTS:
                 raise
             if size >= 0:
                 if not is_etag(bare_etag(etag)):
                     raise  # without an ETag the rest may be of another version
-                pinned = {"IfMatch": etag, "Range": f"bytes={received}-{size - 1}"}
+                headers = {"If-Match": etag, "Range": f"bytes={received}-{size - 1}"}
+            wait = WAITS.wait(failures - 1, error.retry_after)
+        else:
+            continue
+        await asyncio.sleep(wait)
+
+
+def _checked_whole(response: _Response, context: ErrorContext) -> tuple[int, str]:
+    """Return size and ETag of the manifest, from the response to a GET without a range. Raises BadAnswer."""
+    if response.status != http.HTTPStatus.OK:
+        raise BadAnswer(f"the response to a GET without a range has status {response.status}", context)
+    if response.length is None:
+        raise BadAnswer("the response has no Content-Length, so its end cannot be proven", context)
+    return response.length, response.etag or ""
+
+
+@asynccontextmanager
+async def _opened(
+    control: ControlClient | None, client: Any, context: ErrorContext, headers: dict[str, str]
+) -> AsyncIterator[_Response]:
+    """Send the GET, by our own client if that can; close the response at the end of the block."""
+    if control is not None and (response := await _sent(control, context, headers)) is not None:
+        header, length = response.header, response.header.content_length or 0
+        etag, content_range = header.fields.get("etag"), header.fields.get("content-range")
+        with closing(response.body(length, context)) as body:
+            yield _Response(header.status, length, etag, content_range, _read(body))
+        return
+    parameters = {name.replace("-", ""): value for name, value in headers.items()}
+    with map_errors(context):
+        answer = await client.get_object(Bucket=context.bucket, Key=context.key, **parameters)
+        async with answer["Body"] as body:
+            yield _Response(
+                answer["ResponseMetadata"]["HTTPStatusCode"],
+                answer.get("ContentLength"),
+                answer.get("ETag"),
+                answer.get("ContentRange"),
+                _read_by_aiobotocore(body.raw_stream.content, client.stall_timeout, context),
+            )
+
+
+async def _sent(control: ControlClient, context: ErrorContext, headers: dict[str, str]) -> Response | None:
+    """Send the GET by our own client; return None if aiobotocore must send it. Raises SourceError."""
+    bucket, key = context.bucket or "", context.key or ""
+    if not control.supports(bucket):
+        return None
+    signer = control.signer
+    endpoint = await signer.endpoint(bucket)
+    with renewing(signer.credentials):
+        response = await control.send(
+            "GetObject", endpoint, context, lambda: signer.get(endpoint, bucket, key, headers)
+        )
+        header = response.header
+        if header.status in (200, 206) and header.content_length and "transfer-encoding" not in header.fields:
+            return response
+        if header.status < 400:
+            response.end(reuse=False)
+            return None
+        error = error_of(header, await response.error_body(), context)
+        if isinstance(error, WrongEndpoint):
+            return None  # botocore resolves the bucket's region
+        if isinstance(error, ClockSkew):
+            signer.ahead = error.ahead
+        raise error
+
+
+async def _read(body: HttpBody) -> AsyncGenerator[bytes, None]:
+    """Yield the body in pieces. Raises SourceError."""
+    loop, memory = asyncio.get_running_loop(), memoryview(bytearray(_READ_SIZE))
+    while body.left:
+        try:
+            count = body.read_into(memory)
+        except BlockingIOError:
+            readable: asyncio.Future[None] = loop.create_future()
+            body.notify(partial(_wake, readable))
+            await readable
+        else:
+            yield bytes(memory[:count])
+
+
+def _wake(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
+
+
+async def _read_by_aiobotocore(
+    content: Any, stall_timeout: float, context: ErrorContext
+) -> AsyncGenerator[bytes, None]:
+    """Yield the body in pieces. Raises Transient."""
+    with map_errors(context):
+        async with within_stall(stall_timeout, context) as stall:
+            while data := await content.read(_READ_SIZE):
+                stall.pause()
+                yield data
+                stall.moved()

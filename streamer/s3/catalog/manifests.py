@@ -26,6 +26,7 @@ from streamer.s3.catalog.object_finder import ObjectClients, ObjectFinder
 from streamer.s3.catalog.object_info import AiobotocoreHeadClient
 from streamer.s3.catalog.row_block import RowBlock
 from streamer.s3.catalog.validation import PlanMemory
+from streamer.s3.client.session import Clients
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
@@ -50,14 +51,18 @@ class Manifest:
         progress: Progress | None = None,
         memory: PlanMemory | None = None,
     ) -> None:
-        """`client` reads the manifest; `object_clients`, or HEADs by `client`, find the objects.
+        """`client`: the process's `Clients`, or aiobotocore's client, to read the manifest by it alone.
 
-        `attributes`: AttributeNames of an augmented manifest; None for a `ManifestFile`.
+        `object_clients`, or HEADs by aiobotocore's client, find the objects. `attributes`: AttributeNames
+        of an augmented manifest; None for a `ManifestFile`.
         """
         self._client = client
         self._uri = uri
         self._arrangement = arrangement
-        self._object_clients = object_clients or ObjectClients(AiobotocoreHeadClient(client))
+        if object_clients is None:
+            control = client.control if isinstance(client, Clients) else client
+            object_clients = ObjectClients(AiobotocoreHeadClient(control))
+        self._object_clients = object_clients
         self._progress = progress
         self._memory = memory or PlanMemory()
         self._scanner: ArrayScanner | LineScanner

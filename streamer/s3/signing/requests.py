@@ -110,6 +110,12 @@ class RangeSigner:
         path, query = _object_target(endpoint, ref.key, ref.version)
         return await self._request("GET", endpoint, path, query, headers, named=(ref.bucket, ref.key))
 
+    async def get(self, endpoint: BucketEndpoint, bucket: str, key: str, headers: Mapping[str, str]) -> bytes:
+        """Build the GET of the object with these further headers. Raises Denied."""
+        path, query = _object_target(endpoint, key, None)
+        merged = {**headers, **self._headers}
+        return await self._request("GET", endpoint, path, query, merged, named=(bucket, key))
+
     async def head(self, endpoint: BucketEndpoint, bucket: str, key: str, *, version: str | None) -> bytes:
         """Build the HEAD of the object, or of that version. Raises Denied."""
         path, query = _object_target(endpoint, key, version)
