@@ -126,6 +126,7 @@ EVENTS = """(count) => new Promise((resolve) => {
 GRAPHICS = {
     ".bar": "borderTopColor", ".bar > div": "backgroundColor", ".key i": "backgroundColor",
     ".bottleneck": "borderLeftColor", ".chart .line": "stroke", ".chart .base": "stroke",
+    ".tone": "backgroundColor", "input": "borderTopColor",
     ".chart .failure": "fill", ".chart .dot": "fill", ".chart .cross": "stroke",
 }  # fmt: skip
 """What must be seen, and the property of its colour. Grid lines are not in it: the axis has numbers."""
@@ -320,6 +321,47 @@ def test_without_a_reader_the_page_names_the_fifo_and_then_says_how_the_job_ende
             check_times(page)
             assert page.locator("[data-bottleneck]").first.text_content() == "stopped; epochs: 1 complete"
             check_contrast(page, least=20)
+
+
+def test_many_channels_have_a_table_and_the_worst_have_cards(
+    stub: S3Stub, tmp_path: Path, chromium: Any
+) -> None:
+    names = [f"shard-{number}" for number in range(14)]
+    for name in names:
+        fill(stub, [1000], prefix=f"b/{name}/")
+    stub.faults["b/shard-9/0000"] = Forever(fails(403, "AccessDenied"))
+    document = job(stub.url, tmp_path / "ml", *(f"b/{name}/" for name in names), MemoryBudget="64MiB")
+    with sidecar(write_job(tmp_path / "job.yaml", document)) as running:
+        running.wait_for("ready")
+        reader = os.open(tmp_path / "ml/input/data/shard-9_0", os.O_RDONLY | os.O_NONBLOCK)
+        running.wait_for("epoch failed", channel="shard-9")
+        with page_of(chromium, running) as page:
+            expect(page.locator("h2[data-name]").first).to_have_text("shard-9", timeout=SECONDS)
+            assert page.locator("h2[data-name]").count() == 4
+            rows = page.locator("#all tbody tr")
+            assert rows.count() == 14
+            assert rows.first.locator("td").first.text_content() == "failed"
+            assert "Failed: shard-9" in page.title()
+            expect(page.locator("#counts")).to_have_text("14 channels: failed 1, no reader 13")
+            page.get_by_role("button", name="shard-13").click()
+            cards = page.locator("h2[data-name]")
+            assert cards.count() == 5
+            assert cards.last.text_content() == "shard-13"
+            page.evaluate(EVENTS, 2)
+            assert cards.count() == 5
+            page.get_by_label("Filter channels").fill("SHARD-1")
+            assert cards.all_text_contents() == [f"shard-{number}" for number in (1, 10, 11, 12, 13)]
+            assert rows.count() == 5
+            check_contrast(page, least=40)
+            check_labels(page)
+            check_small(page)
+            page.get_by_label("Filter channels").fill("")
+            page.get_by_role("button", name="shard-13").click()
+            assert cards.count() == 4
+            if PICTURES:
+                page.screenshot(path=Path(PICTURES) / "status-many-light.png", full_page=True)
+            os.close(reader)
+            running.end()
 
 
 def test_a_failed_channel_and_a_sidecar_that_is_killed(stub: S3Stub, tmp_path: Path, chromium: Any) -> None:
