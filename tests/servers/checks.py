@@ -233,7 +233,7 @@ def doctor(site: Site) -> None:
 def refusals(site: Site) -> None:
     """Wrong keys, bucket, prefix, scheme, authority: `penstock run` ends with the code that doctor names."""
     truth = site.put({"train/x": os.urandom(100_000)})
-    quick: dict[str, Any] = {"give_up_after": 2}
+    quick: dict[str, Any] = {"give_up_after": 10}  # a loaded machine takes 2 s to import a client
     _agree(site, site.job("train/", **quick), truth, AWS_SECRET_ACCESS_KEY="WRONG" * 8)
     _agree(site, site.job("train/", **quick), truth, AWS_ACCESS_KEY_ID="WRONG" * 4)
     _agree(site, site.job("train/", bucket=f"{site.bucket}-missing", **quick), truth, expected=False)
