@@ -92,19 +92,29 @@ class Limit(click.ParamType[dict[str, int]]):
         return limit
 
 
+def selection_section(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of `selection_options` as keys of a channel, without those not given.
+
+    Raises ConfigError.
+    """
+    limit = _limit_section(options["limit"], options["sample"])
+    section = {"Include": options["include"], "Exclude": options["exclude"], "Limit": limit}
+    return {key: value for key, value in section.items() if value}
+
+
 def take_selection(options: dict[str, Any]) -> Selection:
     """Remove the options of `selection_options`; return what they select. Raises ConfigError."""
     from streamer.plan.selection import Limit as SelectionLimit
     from streamer.plan.selection import Selection
 
-    section = limit_section(options.pop("limit"), options.pop("sample"))
+    section = _limit_section(options.pop("limit"), options.pop("sample"))
     limit = None
     if section is not None:
         limit = SelectionLimit(section.get("Objects"), section.get("Bytes"), section.get("Seed"))
     return Selection(options.pop("include"), options.pop("exclude"), limit)
 
 
-def limit_section(limit: dict[str, int] | None, sample: int | None) -> dict[str, int] | None:
+def _limit_section(limit: dict[str, int] | None, sample: int | None) -> dict[str, int] | None:
     """Return the section `Limit` of a channel for the options --limit and --sample. Raises ConfigError."""
     if sample is None:
         return limit

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import click
 
@@ -12,10 +13,10 @@ from sidecar.cli.options import (
     host_index_option,
     job_file_option,
     job_path,
-    limit_section,
     load_job_file,
     print_json,
     selection_options,
+    selection_section,
     set_up_log,
 )
 from streamer.units import human_bytes
@@ -57,17 +58,16 @@ def check(path: str | None, *, as_json: bool) -> None:
 @host_index_option
 @host_count_option
 @selection_options
+@click.option("-q", "--quiet", is_flag=True, help="Show no progress in a terminal.")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON, with the key of every object.")
 def plan(
     path: str | None,
     *,
     host_index: int | None,
     host_count: int | None,
-    include: tuple[str, ...],
-    exclude: tuple[str, ...],
-    limit: dict[str, int] | None,
-    sample: int | None,
+    quiet: bool,
     as_json: bool,
+    **selecting: Any,
 ) -> None:
     """List what each channel will stream: objects, bytes, parts, digest of the order.
 
@@ -79,9 +79,8 @@ def plan(
     from sidecar.process.runner import run as run_loop
 
     set_up_log("warning")
-    given = {"Include": include, "Exclude": exclude, "Limit": limit_section(limit, sample)}
-    job = with_extras(load_job_file(path), {key: value for key, value in given.items() if value})
-    document = run_loop(command.plan(job, (host_index, host_count)))
+    job = with_extras(load_job_file(path), selection_section(selecting))
+    document = run_loop(command.plan(job, (host_index, host_count), quiet=quiet))
     if as_json:
         print_json(document)
         return

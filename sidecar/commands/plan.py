@@ -9,43 +9,59 @@ from sidecar.job.layout import DEFAULT_BASE, Flags, Layout, resolve_host
 from sidecar.job.listings import open_listings
 from sidecar.job.planning import plan_job
 from sidecar.observe.state import JobState
+from sidecar.process.progress import progress_line
+from streamer.aio import in_thread
 from streamer.plan import cut
 from streamer.units import decimal_bytes
 
 if TYPE_CHECKING:
     from sidecar.config.job import Job
+    from sidecar.job.planning import Planned
     from streamer.plan import Plan
 
 
-async def plan(job: Job, flags: Flags) -> dict[str, Any]:
-    """Return the document of `penstock plan`: every channel's objects, bytes, parts and digest."""
+async def plan(job: Job, flags: Flags, *, quiet: bool = False) -> dict[str, Any]:
+    """Return the document of `penstock plan`: every channel's objects, bytes, parts and digest.
+
+    `quiet`: show no progress line.
+    """
     layout = Layout(job.penstock.base_directory or DEFAULT_BASE)
     job, hosts = resolve_host(job, layout, flags)
     state = JobState(job, hosts)
+
+    def progress() -> str:
+        return state.planning_text() or "counting the parts"
+
+    with progress_line(progress, quiet=quiet):
+        async with job_clients(job) as clients, open_listings(job, clients) as listings:
+            plans = await plan_job(state, clients, listings)
+            async with job_transport(state, clients, fifos(job, plans)) as transport:
+                part_size = transport.stages().part_size()
+                return {
+                    "transport": transport.name,
+                    "reason": transport.reason,
+                    "host": {"index": hosts.index, "hosts": list(hosts.names)},
+                    "requests_in_flight": transport.memory_budget.concurrency.limit,
+                    "open_files": transport.few_files,
+                    "budget": transport.memory_budget.budget,
+                    "channels": await in_thread(_channels, job, plans, part_size),
+                }
+
+
+def _channels(job: Job, plans: dict[str, Planned], part_size: int) -> dict[str, Any]:
+    """Return the part of the document for the channels; takes seconds for a million objects."""
     modes = {channel.channel_name: job.mode(channel) for channel in job.input_data_config}
-    async with job_clients(job) as clients, open_listings(job, clients) as listings:
-        plans = await plan_job(state, clients, listings)
-        async with job_transport(state, clients, fifos(job, plans)) as transport:
-            part_size = transport.stages().part_size()
-            return {
-                "transport": transport.name,
-                "reason": transport.reason,
-                "host": {"index": hosts.index, "hosts": list(hosts.names)},
-                "requests_in_flight": transport.memory_budget.concurrency.limit,
-                "open_files": transport.few_files,
-                "budget": transport.memory_budget.budget,
-                "channels": {
-                    name: {"mode": modes[name]}
-                    | _summary(planned.whole, part_size)
-                    | {"keys": [[ref.bucket, ref.key, ref.size, ref.etag] for ref in planned.whole.refs(0)]}
-                    | (
-                        {"ranks": {rank: _summary(plan, part_size) for rank, plan in planned.fifos.items()}}
-                        if name in job.ranks
-                        else {}
-                    )
-                    for name, planned in plans.items()
-                },
-            }
+    return {
+        name: {"mode": modes[name]}
+        | _summary(planned.whole, part_size)
+        | {"keys": [[ref.bucket, ref.key, ref.size, ref.etag] for ref in planned.whole.refs(0)]}
+        | (
+            {"ranks": {rank: _summary(plan, part_size) for rank, plan in planned.fifos.items()}}
+            if name in job.ranks
+            else {}
+        )
+        for name, planned in plans.items()
+    }
 
 
 def _summary(plan: Plan, part_size: int) -> dict[str, Any]:

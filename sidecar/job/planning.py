@@ -131,7 +131,8 @@ class _JobPlanner:
         open_plan = OpenPlan(arrangement, sources)
 
         async def listing() -> None:
-            await open_plan.list(self._policy, on_wait=notes.waiting)
+            with notes:
+                await open_plan.list(self._policy, on_wait=notes.waiting)
             if open_plan.growth.complete:
                 notes.planned(open_plan.plan)
             elif open_plan.growth.known:
@@ -164,9 +165,11 @@ class _JobPlanner:
                 memory=self._memory,
             )
 
-        whole = await retry_while_unavailable(plan, self._policy, on_wait=notes.waiting)
-        planned = self.plans[name] = Planned.dealt(whole, job.fifos(channel))
-        await asyncio.to_thread(_sum_up, planned)  # takes seconds for a million entries
+        with notes:
+            whole = await retry_while_unavailable(plan, self._policy, on_wait=notes.waiting)
+            planned = self.plans[name] = Planned.dealt(whole, job.fifos(channel))
+            notes.digest()
+            await asyncio.to_thread(_sum_up, planned)  # takes seconds for a million entries
         if self._layout is not None and name in self._files:
             planned_files = {each: self.plans[each].whole for each in self._files & self.plans.keys()}
             await asyncio.to_thread(disk, self._layout, planned_files)

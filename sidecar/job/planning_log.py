@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import TYPE_CHECKING
 
 from sidecar.job.endmarks import JOIN_ADVICE, unjoined
 from sidecar.job.strays import channel_advice, warn_of_strays
+from sidecar.observe.state import PlanningStep
 from sidecar.process.logs import log
 
 if TYPE_CHECKING:
+    from typing import Self
+
     from sidecar.config.request import ChannelConfig
     from sidecar.observe.state import JobState
     from streamer.errors import SourceError
@@ -20,26 +24,50 @@ PROGRESS_EVERY = 10.0
 
 
 class PlanningLog:
-    """The log lines of one channel's plan; progress and waits at most every `PROGRESS_EVERY` seconds."""
+    """The log lines of one channel's plan, and its entry in `JobState.planning`.
+
+    A context manager: while its block runs, the plan is being made, and a timer of the event loop logs how
+    far it is every `PROGRESS_EVERY` seconds, whether it advances or not.
+    """
 
     def __init__(self, state: JobState, channel: ChannelConfig) -> None:
         self._state = state
         self._channel = channel
         self._name = channel.channel_name
         self._source = ", ".join(map(str, channel.sources))
-        self._logged = time.monotonic()
+        prefix = channel.source.s3_data_type == "S3Prefix"
+        self._step = PlanningStep("listing" if prefix else "manifest")
         self._waited = float("-inf")
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __enter__(self) -> Self:
+        self._state.planning[self._name] = self._step
+        self._begin_timer()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._state.planning.pop(self._name, None)
+
+    def _begin_timer(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(PROGRESS_EVERY, self._report)
+
+    def _report(self) -> None:
+        self._begin_timer()
+        log.info("planning", channel=self._name, doing=self._step.doing, entries=self._step.entries)
 
     def progress(self, entries: int) -> None:
-        """Log the number of entries so far."""
-        now = time.monotonic()
-        if now - self._logged >= PROGRESS_EVERY:
-            self._logged = now
-            log.info("planning", channel=self._name, entries=entries)
+        """Note the number of entries so far."""
+        self._step.entries, self._step.waiting = entries, ""
+
+    def digest(self) -> None:
+        """Note that all entries are known, and the digest is computed."""
+        self._step.doing, self._step.waiting = "digest", ""
 
     def waiting(self, error: SourceError) -> None:
-        """Log that storage is unavailable."""
-        self._state.waiting_for = f"{self._name}: waiting for storage: {error}"
+        """Note that storage is unavailable; log it at most every `PROGRESS_EVERY` seconds."""
+        self._step.waiting = str(error)
         now = time.monotonic()
         if now - self._waited >= PROGRESS_EVERY:
             self._waited = now

@@ -109,7 +109,7 @@ class Supervisor:
                 layout=layout,
                 early=True,
             )
-            state.waiting_for, state.planning_seconds = "", time.monotonic() - planning_began
+            state.planning_seconds = time.monotonic() - planning_began
             streams = fifos(job, plans)
             transport = await stack.enter_async_context(job_transport(state, clients, streams))
             inspector = await stack.enter_async_context(job_inspector(job, clients))

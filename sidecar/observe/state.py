@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from sidecar.observe.history import ChannelHistory
@@ -24,6 +25,30 @@ if TYPE_CHECKING:
     from streamer.schedule.budget import MemoryBudget
 
 Phase = Literal["starting", "ready", "failed", "ending"]
+
+
+@dataclass(slots=True)
+class PlanningStep:
+    """How far the plan of one channel is."""
+
+    doing: Literal["listing", "manifest", "digest"]
+    """Listing a prefix, reading a manifest and finding its objects, or computing the digest."""
+    entries: int = 0
+    """Entries so far."""
+    waiting: str = ""
+    """Error for which planning waits; empty unless storage is unavailable."""
+
+    def __str__(self) -> str:
+        if self.waiting:
+            return f"waiting for storage: {self.waiting}"
+        return f"{_DOING[self.doing]}, {self.entries} entries so far"
+
+
+_DOING = {
+    "listing": "listing the objects",
+    "manifest": "reading the manifest",
+    "digest": "computing the plan's digest",
+}
 
 
 class JobState:
@@ -57,8 +82,8 @@ class JobState:
         self.unjoined: dict[str, Join] = {}
         """By FIFO, the format of objects that have end marks and are not joined."""
         self.planning_seconds = 0.0
-        self.waiting_for = ""
-        """Reason why planning waits; empty unless storage is unavailable."""
+        self.planning: dict[str, PlanningStep] = {}
+        """By channel, how far its plan is; a channel whose plan is made is not there."""
         self.channels: dict[str, Channel] = {}
         """Channels by FIFO."""
         self.offered = False
@@ -94,7 +119,11 @@ class JobState:
             return "; ".join(failed)
         if self.started:
             return "the job is ending: the sidecar offers no further epoch"
-        return self.waiting_for or "the job is starting: the sidecar offers no FIFO yet"
+        return self.planning_text() or "the job is starting: the sidecar offers no FIFO yet"
+
+    def planning_text(self) -> str:
+        """Return, in one line, how far the plans are; empty if all are made."""
+        return "; ".join(f"{channel}: {step}" for channel, step in self.planning.items())
 
     @property
     def failure(self) -> tuple[str, SourceError | SinkError] | None:
