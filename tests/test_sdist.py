@@ -5,10 +5,13 @@ Whoever packages Penstock for a system builds from the source distribution and r
 
 from __future__ import annotations
 
+import email
 import os
+import re
 import subprocess
 import sys
 import tarfile
+import zipfile
 from pathlib import Path
 
 import hatchling.build
@@ -31,6 +34,24 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with tarfile.open(place / name) as archive:
         archive.extractall(place, filter="data")
     return place / name.removesuffix(".tar.gz")
+
+
+@pytest.mark.parametrize("directory", [".", "streamer"])
+def test_the_long_description_has_no_link_that_breaks(
+    directory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A package index renders it far from the repository: only links with an address work there."""
+    monkeypatch.chdir(ROOT / directory)
+    with zipfile.ZipFile(tmp_path / hatchling.build.build_wheel(str(tmp_path))) as wheel:
+        (metadata,) = (wheel.read(name) for name in wheel.namelist() if name.endswith("/METADATA"))
+    message = email.message_from_bytes(metadata)
+    payload = message.get_payload(decode=True)
+    assert isinstance(payload, bytes)
+    text = payload.decode()
+    assert message["Description-Content-Type"].startswith("text/markdown")
+    assert len(text) > 500
+    targets = re.findall(r"\]\(([^)]*)\)", text) + re.findall(r'(?:src|srcset|href)="([^"]*)"', text)
+    assert [target for target in targets if not target.startswith("https://")] == []
 
 
 def run(unpacked: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
