@@ -73,6 +73,15 @@ def test_results_of_several_runs_make_one_table(tmp_path: Path) -> None:
     assert rclone.endswith(" not tried ")
 
 
+def test_a_cell_without_a_result_keeps_its_text() -> None:
+    """The file of results is no part of the repository: another machine has none for the other servers."""
+    old = {"rclone": Tried("1.0", "2026-01-01", {"Ranged GET": "200"}, results()[1:3])}
+    page = f"# Servers\n\n{BEGIN}\n\n{table(old, ['Ranged GET'])}\n{END}\n"
+    new = {"moto": Tried("2.0", "2026-01-03", {"Ranged GET": "206"}, results()[:1])}
+    assert table(new, ["Ranged GET"], page) == table(old | new, ["Ranged GET"])
+    assert table(old, ["Ranged GET"], page) == table(old, ["Ranged GET"])
+
+
 def test_the_documented_table_is_of_every_server() -> None:
     page = (ROOT / "docs" / "how-to" / "s3-compatible-servers.md").read_text()
     written = page.partition(BEGIN)[2].partition(END)[0].strip().splitlines()

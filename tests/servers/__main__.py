@@ -113,7 +113,8 @@ def main() -> int:
         results += found.results
         keep(chosen.results, name, found)
     if chosen.into:
-        insert_into(chosen.into, table(load(chosen.results), HABITS), begin=BEGIN, end=END)
+        page = Path(chosen.into).read_text(encoding="utf-8")
+        insert_into(chosen.into, table(load(chosen.results), HABITS, page), begin=BEGIN, end=END)
     print(summary(results, unavailable))
     return exit_status(results, unavailable)
 

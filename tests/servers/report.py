@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -91,25 +92,47 @@ def keep(path: Path, name: str, found: Tried) -> None:
     path.write_text(json.dumps({name: asdict(each) for name, each in tried.items()}, indent=1) + "\n")
 
 
-def table(tried: dict[str, Tried], rows: Iterable[str]) -> str:
-    """The servers as columns, their habits (`rows`) and the passed checks of each transport as rows."""
-    names = [name for name in KINDS if name in tried]
-    cells = [["", *(KINDS[name].title for name in names)], ["---"] * (len(names) + 1)]
-    cells.append(["Version", *(tried[name].version for name in names)])
-    cells.append(["Tried on", *(tried[name].date for name in names)])
-    cells += [[row, *(tried[name].habits.get(row, "") for name in names)] for row in rows]
+def table(tried: dict[str, Tried], rows: Iterable[str], page: str = "") -> str:
+    """The servers as columns, their habits (`rows`) and the passed checks of each transport as rows.
+
+    A cell without a result keeps the text that it has on `page`, which has this table of an earlier run.
+    """
+    earlier = _cells(page)
+    titles = {name: KINDS[name].title for name in KINDS if name in tried or KINDS[name].title in earlier}
+
+    def row(label: str, values: Callable[[Tried], str], scheme: str = "", otherwise: str = "") -> list[str]:
+        return [
+            label,
+            *(
+                values(tried[name + scheme])
+                if name + scheme in tried
+                else earlier.get(title, {}).get(label, otherwise)
+                for name, title in titles.items()
+            ),
+        ]
+
+    cells = [["", *titles.values()], ["---"] * (len(titles) + 1)]
+    cells += [row("Version", lambda each: each.version), row("Tried on", lambda each: each.date)]
+    cells += [row(label, partial(_habit, label=label)) for label in rows]
     for scheme, words in (("", ""), (TLS, " over TLS")):
         checks = OVER_TLS if scheme else tuple(CHECKS)
         for transport in TRANSPORTS:
             if scheme and transport == "splice":
                 continue
-            cells.append(
-                [
-                    f"Checks, `{transport}`{words}",
-                    *(_passed(tried.get(name + scheme), transport, checks) for name in names),
-                ]
-            )
-    return "\n".join(f"| {' | '.join(row)} |" for row in cells)
+            passed = partial(_passed, transport=transport, checks=checks)
+            cells.append(row(f"Checks, `{transport}`{words}", passed, scheme, passed(None)))
+    return "\n".join(f"| {' | '.join(each)} |" for each in cells)
+
+
+def _habit(tried: Tried, label: str) -> str:
+    return tried.habits.get(label, "")
+
+
+def _cells(page: str) -> dict[str, dict[str, str]]:
+    """The table on a page: by server's title, by row's label."""
+    lines = page.partition(BEGIN)[2].partition(END)[0].strip().splitlines()
+    header, *rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines] or [[]]
+    return {title: {row[0]: row[number] for row in rows} for number, title in enumerate(header) if number}
 
 
 def _passed(tried: Tried | None, transport: str, checks: Sequence[str]) -> str:

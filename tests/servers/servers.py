@@ -86,7 +86,11 @@ def _process(command: Sequence[str], url: str, **environment: str) -> Iterator[N
             yield
         finally:
             process.terminate()
-            process.wait(30)
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:  # moto, while the machine is busy
+                process.kill()
+                process.wait()
 
 
 def _answers(url: str) -> bool:
