@@ -42,6 +42,8 @@ EVERYTHING = {
     "priorityClassName": "training",
     "imagePullSecrets": [{"name": "registry"}],
     "keeper": {"enabled": True},
+    "resume": {"claim": "digits-checkpoints"},
+    "admin": {"tokenSecret": "digits-admin", "protect": "all"},
     "sidecar": {"env": [{"name": "AWS_CA_BUNDLE", "value": "/etc/ca.pem"}]},
     "trainer": {
         "command": ["python", "-m", "examples.demo.train"],
@@ -147,6 +149,10 @@ class Pod:
     @property
     def sidecar(self) -> dict[str, Any]:
         return next(each for each in self.spec["initContainers"] if each["name"] == "penstock")
+
+    @property
+    def first_state(self) -> dict[str, Any] | None:
+        return next((each for each in self.spec["initContainers"] if each["name"] == "first-state"), None)
 
     @property
     def keeper(self) -> dict[str, Any] | None:

@@ -8,6 +8,7 @@ import os
 import re
 import stat
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,7 @@ def test_every_value_of_the_chart_is_in_its_schema() -> None:
         ({"hosts": 2, "job": {"ResourceConfig": {"InstanceCount": 3}}}, "asks for 3 hosts, and hosts is 2"),
         ({"job": {"ResourceConfig": {"InstanceCount": 3}}}, "asks for 3 hosts, and hosts is 1"),
         ({"job": {"Penstock": {"Admin": {"Port": 1}}}}, "Penstock.Admin is set by the chart"),
+        ({"admin": {"protect": "all"}}, "tokenSecret"),
     ],
 )
 def test_values_that_contradict_are_refused(values: Any, words: str) -> None:
@@ -137,6 +139,52 @@ def test_instance_groups_count_as_hosts(tmp_path: Path) -> None:
     config = next(each for each in yaml.safe_load_all(ran.stdout) if each and each["kind"] == "ConfigMap")
     (tmp_path / "job.yaml").write_text(config["data"]["job.yaml"])
     assert identify(load_job(tmp_path / "job.yaml"), environment={"JOB_COMPLETION_INDEX": "2"}).index == 2
+
+
+@pytest.mark.parametrize("hosts", [1, 4])
+def test_a_pod_resumes_at_its_own_state(hosts: int, tmp_path: Path) -> None:
+    """The first container writes an empty state, which the sidecar takes, and keeps one that is there."""
+    ran = manifests.chart({"hosts": hosts, "resume": {"claim": "digits-checkpoints"}})
+    assert ran.returncode == 0, ran.stderr
+    job = next(each for each in yaml.safe_load_all(ran.stdout) if each and each["kind"] == "Job")
+    pod = manifests.Pod(job)
+    assert pod.first_state is not None
+    assert [each["name"] for each in pod.containers] == ["first-state", "penstock", "trainer"]
+    words = pod.sidecar["args"]
+    path = words[words.index("--resume") + 1]
+    assert path == ("/checkpoints/state.json", "/checkpoints/state-$(JOB_COMPLETION_INDEX).json")[hosts > 1]
+    mounts = [
+        mount for container in pod.containers for mount in container["volumeMounts"]
+        if mount["name"] == "checkpoints"
+    ]  # fmt: skip
+    assert [mount["mountPath"] for mount in mounts] == ["/checkpoints"] * 3
+    assert [mount.get("readOnly", False) for mount in mounts] == [False, True, False]
+    command = pod.first_state["command"]
+    assert command[-1] == path
+    state = tmp_path / "state.json"
+    for expected in ("[]\n", "[1]"):
+        subprocess.run([sys.executable, *command[1:-1], str(state)], check=True)
+        assert state.read_text() == expected
+        state.write_text("[1]")
+    assert [each.name for each in tmp_path.iterdir()] == ["state.json"]
+
+
+def test_the_admin_token_is_the_secret_s(tmp_path: Path) -> None:
+    pod = training_pod("chart everything")
+    (tmp_path / "job.yaml").write_text(manifests.job_file("chart everything"))
+    admin = load_job(tmp_path / "job.yaml").penstock.admin
+    assert admin.protect == "all"
+    assert admin.token_file is not None
+    directory, name = os.path.split(admin.token_file)
+    assert {"name": "admin-token", "mountPath": directory, "readOnly": True} in pod.sidecar["volumeMounts"]
+    assert name == "token"
+    (volume,) = (each for each in pod.spec["volumes"] if each["name"] == "admin-token")
+    assert volume["secret"] == {"secretName": "digits-admin", "defaultMode": 0o440}
+    (monitor,) = of_kind("chart everything", "PodMonitor")
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    assert endpoint["authorization"] == {"credentials": {"name": "digits-admin", "key": "token"}}
+    for container in pod.containers:
+        assert container is pod.sidecar or "admin-token" not in str(container)
 
 
 # Safe
@@ -211,7 +259,8 @@ def test_the_sidecar_starts_before_the_trainer_and_is_given_what_it_takes(source
     assert json.loads(STAGES["sidecar"].last("CMD")) == ["run", "-c", path]
     base = job.penstock.base_directory or "/opt/ml"
     for container in pod.containers:
-        assert ({"name": "ml", "mountPath": base} in container["volumeMounts"]) == (container != pod.keeper)
+        streams = container not in (pod.keeper, pod.first_state)
+        assert ({"name": "ml", "mountPath": base} in container["volumeMounts"]) == streams
     assert (pod.keeper is not None) == (source in WITH_KEEPER)
     assert "emptyDir" in volumes["ml"]
     assert pod.spec["securityContext"]["fsGroup"] == pod.spec["securityContext"]["runAsGroup"]

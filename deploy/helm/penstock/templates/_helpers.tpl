@@ -25,9 +25,13 @@ values say beside that is refused, not overwritten. */}}
 {{- define "penstock.job" -}}
 {{- $hosts := int .Values.hosts }}
 {{- if dig "Penstock" "Admin" false .Values.job }}
-{{- fail "job.Penstock.Admin is set by the chart, for its probes and scrapers; remove it" }}
+{{- fail "job.Penstock.Admin is set by the chart, for its probes and scrapers; remove it and use the value admin" }}
 {{- end }}
-{{- $own := dict "Penstock" (dict "Admin" (dict "Host" "0.0.0.0" "Port" 9781)) }}
+{{- $admin := dict "Host" "0.0.0.0" "Port" 9781 }}
+{{- if .Values.admin.tokenSecret }}
+{{- $admin = merge $admin (dict "TokenFile" "/run/secrets/penstock/token" "Protect" .Values.admin.protect) }}
+{{- end }}
+{{- $own := dict "Penstock" (dict "Admin" $admin) }}
 {{- $asked := int (dig "ResourceConfig" "InstanceCount" $hosts .Values.job) }}
 {{- $groups := dig "ResourceConfig" "InstanceGroups" list .Values.job }}
 {{- if $groups }}
@@ -72,8 +76,40 @@ volumeMounts:
   - {name: keeper, mountPath: /run/penstock}
 {{- end }}
 
-{{/* The sidecar, for `initContainers` of a pod whose volumes are `ml`, `job` and `penstock-tmp`, and `keeper` if
-there is one. */}}
+{{/* The file of the state that the sidecar resumes at. */}}
+{{- define "penstock.state" -}}
+/checkpoints/state{{ if gt (int .Values.hosts) 1 }}-$(JOB_COMPLETION_INDEX){{ end }}.json
+{{- end }}
+
+{{/* Writes an empty state if there is none, for `initContainers` before the sidecar. */}}
+{{- define "penstock.firstState" -}}
+name: first-state
+image: {{ include "penstock.image" . }}
+imagePullPolicy: {{ .Values.image.pullPolicy }}
+command:
+  - python
+  - -c
+  - |
+    import os, sys
+    path = sys.argv[1]
+    if not os.path.exists(path):
+        with open(path + ".new", "w") as file:
+            file.write("[]\n")
+        os.replace(path + ".new", path)
+  - {{ include "penstock.state" . }}
+resources:
+  requests: {cpu: 50m, memory: 64Mi}
+  limits: {memory: 64Mi}
+securityContext:
+  readOnlyRootFilesystem: true
+  {{- include "penstock.confined" . | nindent 2 }}
+volumeMounts:
+  - {name: checkpoints, mountPath: /checkpoints}
+  - {name: penstock-tmp, mountPath: /tmp}
+{{- end }}
+
+{{/* The sidecar, for `initContainers` of a pod whose volumes are `ml`, `job` and `penstock-tmp`, and `keeper`,
+`checkpoints` and `admin-token` if the values ask for them. */}}
 {{- define "penstock.sidecar" -}}
 name: penstock
 image: {{ include "penstock.image" . }}
@@ -88,6 +124,10 @@ args:
   {{- if .Values.keeper.enabled }}
   - --keeper
   - /run/penstock/keeper
+  {{- end }}
+  {{- if .Values.resume.claim }}
+  - --resume
+  - {{ include "penstock.state" . }}
   {{- end }}
 ports:
   - {name: admin, containerPort: 9781}
@@ -122,5 +162,11 @@ volumeMounts:
   - {name: penstock-tmp, mountPath: /tmp}
   {{- if .Values.keeper.enabled }}
   - {name: keeper, mountPath: /run/penstock}
+  {{- end }}
+  {{- if .Values.resume.claim }}
+  - {name: checkpoints, mountPath: /checkpoints, readOnly: true}
+  {{- end }}
+  {{- if .Values.admin.tokenSecret }}
+  - {name: admin-token, mountPath: /run/secrets/penstock, readOnly: true}
   {{- end }}
 {{- end }}
