@@ -32,6 +32,13 @@ if TYPE_CHECKING:
 @click.option("--path-style", is_flag=True, help="Put the bucket into the path, not into the host name.")
 @click.option("--anonymous", is_flag=True, help="Do not sign requests.")
 @click.option("--ca-bundle", metavar="FILE", help="Certificates to trust, PEM.")
+@click.option(
+    "--if-match",
+    type=click.Choice(["send", "omit"]),
+    default="send",
+    show_default=True,
+    help="Name the listed ETag in If-Match; omit: for servers that refuse the header.",
+)
 @click.option("--requester-pays", is_flag=True, help="Agree to pay for reading a Requester Pays bucket.")
 @click.option(
     "--sse-customer-key-file", metavar="FILE", help="A file with the key of objects encrypted with SSE-C."

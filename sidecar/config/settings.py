@@ -19,7 +19,7 @@ from pydantic.alias_generators import to_pascal
 from sidecar.config.endpoint import BARE_URL, REGION, check_together, check_url, resolved
 from sidecar.config.model import Model
 from streamer.errors import ConfigError
-from streamer.s3.client.endpoint import STALL_TIMEOUT, Endpoint
+from streamer.s3.client.endpoint import STALL_TIMEOUT, Endpoint, IfMatch
 from streamer.secrets import remember
 from streamer.units import KIB, MIB
 
@@ -51,6 +51,9 @@ class EndpointConfig(Model):
     """Put the bucket into the path, not into the host name; most S3-compatible servers want it."""
     anonymous: bool = False
     ca_bundle: Text | None = None
+    if_match: IfMatch = "send"
+    """Whether GETs name the listed ETag in If-Match. `omit`: for servers that refuse the header; the ETag of
+    every response is compared in both cases."""
     requester_pays: bool = False
     """Agree to pay for what is read from a Requester Pays bucket."""
     sse_customer_key_file: Text | None = None

@@ -172,7 +172,7 @@ async def _read(clients: Clients, name: str, ref: ObjectRef) -> AsyncIterator[Fi
         text = f"listed as {ref.etag}, sent as {etag or 'none'}"
         yield Finding(f"ETag {name}", "failure", text, fix, Exit.UNREACHABLE)
     yield _clock(metadata["HTTPHeaders"].get("date"))
-    yield await _if_match(clients, name, request, context)
+    yield await _if_match(clients, name, ref, request, context)
     checksums = sorted(key for key in response if key.startswith("Checksum") and key != "ChecksumType")
     yield Finding(f"checksums {name}", "ok", ", ".join(checksums) or "none are told")
 
@@ -202,9 +202,21 @@ def _range(name: str, ref: ObjectRef, response: Any, data: bytes, *, offset: int
     return Finding(f"Range {name}", "failure", text, fix, Exit.UNREACHABLE)
 
 
-async def _if_match(clients: Clients, name: str, request: dict[str, Any], context: ErrorContext) -> Finding:
-    """Check that the endpoint refuses a request with a wrong ETag."""
+async def _if_match(
+    clients: Clients, name: str, ref: ObjectRef, request: dict[str, Any], context: ErrorContext
+) -> Finding:
+    """Check that the endpoint answers a request with the right ETag, and refuses one with a wrong ETag."""
     check = f"If-Match {name}"
+    if not clients.data.sends_if_match:
+        return Finding(check, "ok", "left out, as IfMatch: omit asks; the ETag of every response is compared")
+    try:
+        with map_errors(context):
+            response = await clients.data.get_object(**request, IfMatch=f'"{ref.etag}"')
+            response["Body"].close()
+    except PenstockError as error:
+        text = f"refused, although the ETag is right: {error}"
+        fix = "Set Penstock.Endpoint.IfMatch: omit; the ETag of every response is compared in any case."
+        return Finding(check, "failure", text, fix, exit_code(error))
     try:
         with map_errors(context):
             response = await clients.data.get_object(**request, IfMatch=NO_SUCH_ETAG)

@@ -20,7 +20,7 @@ from streamer.errors import ErrorContext, SourceError, Truncated
 from streamer.s3.client.credentials import RenewableCredentials, renewing
 from streamer.s3.client.faults import escaped_id, map_errors, of_listed
 from streamer.s3.client.stall import within_stall
-from streamer.s3.ranges import check_header
+from streamer.s3.ranges import check_header, suggest_omission
 from streamer.units import KIB
 
 if TYPE_CHECKING:
@@ -48,14 +48,22 @@ class AiobotocoreSource:
         """As `RangeSource.open`."""
         part, context = request.part, request.context
         ref = part.object
+        conditions = {"IfMatch": f'"{ref.etag}"'} if self._client.sends_if_match else {}
+        if ref.version:
+            conditions["VersionId"] = ref.version
         with renewing(self._credentials), of_listed(), map_errors(context):
-            response = await self._client.get_object(
-                Bucket=ref.bucket,
-                Key=ref.key,
-                Range=f"bytes={request.first}-{part.end - 1}",
-                IfMatch=f'"{ref.etag}"',
-                **({"VersionId": ref.version} if ref.version else {}),
-            )
+            try:
+                with map_errors(context):
+                    response = await self._client.get_object(
+                        Bucket=ref.bucket,
+                        Key=ref.key,
+                        Range=f"bytes={request.first}-{part.end - 1}",
+                        **conditions,
+                    )
+            except SourceError as error:
+                if self._client.sends_if_match:
+                    suggest_omission(error)
+                raise
             metadata = response["ResponseMetadata"]
             request_id = escaped_id(metadata.get("RequestId"))
             context = ErrorContext(ref.bucket, ref.key, request.first, request.attempt, request_id)

@@ -27,7 +27,7 @@ from streamer.s3.client.faults import (
 from streamer.s3.client.session import certificate_file
 from streamer.s3.http.client import HttpClient
 from streamer.s3.http.response import ResponseHeader
-from streamer.s3.ranges import check_header
+from streamer.s3.ranges import check_header, suggest_omission
 
 if TYPE_CHECKING:
     from streamer.s3.aiobotocore_source import AiobotocoreSource
@@ -142,6 +142,8 @@ class HttpSource:
                 return await self._fallback.open(request)  # botocore resolves the bucket's region
             if isinstance(error, ClockSkew):
                 self._signer.ahead = error.ahead  # the next signature uses S3's time
+            if self._signer.sends_if_match:
+                suggest_omission(error)
             raise deleted(error) if isinstance(error, ObjectMissing) else error
 
 

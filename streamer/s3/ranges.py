@@ -24,6 +24,7 @@ from streamer.plan.segments import bare_etag
 from streamer.secrets import quoted
 
 if TYPE_CHECKING:
+    from streamer.errors import SourceError
     from streamer.plan import ObjectRef, Part
 
 Phase = Literal["credentials", "connect", "first_byte", "body", "throttled", "retry"]
@@ -119,6 +120,9 @@ class RangeSource(Protocol):
         """
 
 
+_NOT_BY_IF_MATCH = {"InvalidRange", "NoSuchVersion", "InvalidObjectState", "InvalidBucketName", "416"}
+"""Codes of error responses whose cause is not If-Match."""
+_OMISSION = "if `penstock doctor` finds that the server refuses If-Match, set Penstock.Endpoint.IfMatch: omit"
 _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19})")
 
 
@@ -172,6 +176,16 @@ def check_header(  # noqa: PLR0913 - the fields of a response header, one by one
         raise BadAnswer(
             f"the response has Content-Length {content_length} for a range of {end - first} bytes", context
         )
+
+
+def suggest_omission(error: SourceError) -> None:
+    """Name Endpoint.IfMatch in the error of a GET with If-Match, if a refusal of that may be its cause.
+
+    Some servers answer 501 or 400 to the header, or 412 although the ETag is right.
+    """
+    refused = type(error) is BadAnswer or isinstance(error, SourceChanged)
+    if refused and error.code and error.code not in _NOT_BY_IF_MATCH:
+        error.message += f"; {_OMISSION}"
 
 
 def check_version(requested: str | None, version: str | None, context: ErrorContext) -> None:

@@ -105,6 +105,8 @@ class S3Stub:
     unsorted_pages: bool = False
     """List the names of each page from the last to the first."""
     bare_listing_etags: bool = False
+    if_match_refused: tuple[int, str] | None = None
+    """Status and code with which every GET that has If-Match is answered."""
     released: asyncio.Event = field(default_factory=asyncio.Event)
     """Ends every `stall`."""
     loop: asyncio.AbstractEventLoop | None = None
@@ -168,6 +170,8 @@ class S3Stub:
         token = request.headers.get("X-Amz-Security-Token")
         amz = {name.lower(): value for name, value in request.headers.items() if name.lower()[:6] == "x-amz-"}
         self.seen.append(Seen(key, wanted, if_match, request.headers.get("Authorization"), token, amz))
+        if if_match is not None and self.if_match_refused is not None:
+            return error(*self.if_match_refused)
         if name not in self.objects:
             return error(404, "NoSuchKey")
         version = request.query.get("versionId")

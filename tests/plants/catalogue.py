@@ -37,15 +37,15 @@ PLANTS = (
     Plant(
         "If-Match dropped by our own client",
         "streamer/s3/signing/requests.py",
-        """, "If-Match": f'"{ref.etag}"', **self._headers}""",
-        ", **self._headers}",
+        "if self.sends_if_match else {}",
+        "if not self.sends_if_match else {}",
         ("tests/unit/test_sigv4.py", VERSION),
     ),
     Plant(
         "If-Match dropped by aiobotocore",
         "streamer/s3/aiobotocore_source.py",
-        """                IfMatch=f'"{ref.etag}"',\n""",
-        "",
+        "if self._client.sends_if_match else {}",
+        "if not self._client.sends_if_match else {}",
         (VERSION,),
     ),
     Plant(

@@ -96,6 +96,26 @@ def test_an_endpoint_whose_etags_prove_nothing(stub: S3Stub, tmp_path: Path, tol
 
 
 @pytest.mark.parametrize(
+    "refusal", [(501, "NotImplemented"), (400, "InvalidArgument"), (412, "PreconditionFailed")]
+)
+def test_an_endpoint_that_refuses_if_match(stub: S3Stub, tmp_path: Path, refusal: tuple[int, str]) -> None:
+    """Doctor names the setting, and is content with it."""
+    stub.if_match_refused = refusal
+    fill(stub, [10], prefix="b/train/")
+    found, _ = examined(stub, tmp_path, fails_=["If-Match train"])
+    assert "although the ETag is right" in found["If-Match train"]["text"]
+    assert "set Penstock.Endpoint.IfMatch: omit" in found["If-Match train"]["fix"].replace("Set", "set")
+    endpoint = {"Url": stub.url, "PathStyle": True, "IfMatch": "omit"}
+    found, _ = examined(stub, tmp_path, Endpoint=endpoint)
+    assert found["If-Match train"]["state"] == "ok"
+    assert "speed" in found
+    done = penstock(
+        "cat", "s3://b/train/", "--endpoint-url", stub.url, "--path-style", "--if-match", "omit", text=False
+    )
+    assert (done.returncode, done.stdout) == (0, stub.objects["b/train/0000"])
+
+
+@pytest.mark.parametrize(
     ("page", "words"),
     [
         (listing(("train/a", 1, "e")).replace(b"ETag", b"eTag"), "an entry without ETag"),

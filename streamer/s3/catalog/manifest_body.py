@@ -105,7 +105,7 @@ async def _resumed(control: ControlClient | None, client: Any, uri: S3Uri) -> As
             if size >= 0:
                 if not is_etag(bare_etag(etag)):
                     raise  # without an ETag the rest may be of another version
-                headers = {"If-Match": etag, "Range": f"bytes={received}-{size - 1}"}
+                headers = client.if_match(etag) | {"Range": f"bytes={received}-{size - 1}"}
             wait = WAITS.wait(failures - 1, error.retry_after)
         else:
             continue

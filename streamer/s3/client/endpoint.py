@@ -7,7 +7,11 @@ from base64 import b64encode
 from dataclasses import dataclass, field
 from hashlib import md5
 from ipaddress import IPv6Address
+from typing import Literal
 from urllib.parse import urlsplit
+
+IfMatch = Literal["send", "omit"]
+"""Whether a GET for a part names the listed ETag in If-Match. The ETag of its response is compared anyway."""
 
 STALL_TIMEOUT = 30.0
 """Seconds without a byte before a connection counts as dead. S3's first byte takes well under 1 s."""
@@ -47,6 +51,7 @@ class Endpoint:
     path_style: bool = False
     anonymous: bool = False
     ca_bundle: str | None = None
+    if_match: IfMatch = "send"
     reading: RequestOptions = field(default_factory=RequestOptions)
 
 

@@ -37,10 +37,17 @@ class S3Client:
     """aiobotocore's client, opened by its first request and closed by `open_clients`."""
 
     def __init__(
-        self, open_client: Callable[[], Awaitable[Any]], settings: Settings | None, *, stall_timeout: float
+        self,
+        open_client: Callable[[], Awaitable[Any]],
+        settings: Settings | None,
+        *,
+        stall_timeout: float,
+        sends_if_match: bool = True,
     ) -> None:
         """`settings`: those that the client will have; None if only botocore knows them."""
         self.settings = settings
+        self.sends_if_match = sends_if_match
+        """Whether a GET for the rest of an object names the ETag in If-Match; some servers refuse that."""
         self.stall_timeout = stall_timeout
         """Seconds without a byte before a connection counts as dead."""
         self._open_client = open_client
@@ -65,6 +72,10 @@ class S3Client:
                         call(client)
                     self._client = client
         return self._client
+
+    def if_match(self, etag: str) -> dict[str, str]:
+        """Return the header that demands this ETag, quotes included, unless it is omitted."""
+        return {"If-Match": etag} if self.sends_if_match else {}
 
     async def get_object(self, **parameters: Any) -> Any:
         """Send GetObject; return botocore's response."""
@@ -127,8 +138,9 @@ async def open_clients(
     settings = settings_of(endpoint, os.environ)
     async with contextlib.AsyncExitStack() as stack:
         opener = _Opener(endpoint, settings, stack, connections=connections, stall_timeout=stall_timeout)
-        control = S3Client(opener.control, settings, stall_timeout=stall_timeout)
-        data = S3Client(opener.data, settings, stall_timeout=stall_timeout)
+        sends = endpoint.if_match == "send"
+        control = S3Client(opener.control, settings, stall_timeout=stall_timeout, sends_if_match=sends)
+        data = S3Client(opener.data, settings, stall_timeout=stall_timeout, sends_if_match=sends)
         common: dict[str, Any] = {
             "anonymous": endpoint.anonymous,
             "reading": endpoint.reading,

@@ -42,6 +42,7 @@ class RangeSigner:
         """`credentials`: the session's, or None if anonymous."""
         self._client = client
         self.credentials = credentials
+        self.sends_if_match = client.sends_if_match
         self._anonymous = anonymous
         self._headers = reading.headers()
         self._list_headers = reading.list_headers()
@@ -106,7 +107,8 @@ class RangeSigner:
     async def ranged_get(self, endpoint: BucketEndpoint, part: Part, first: int) -> bytes:
         """Build the GET of bytes `first` to `part.end` of the listed version. Raises Denied."""
         ref = part.object
-        headers = {"Range": f"bytes={first}-{part.end - 1}", "If-Match": f'"{ref.etag}"', **self._headers}
+        condition = {"If-Match": f'"{ref.etag}"'} if self.sends_if_match else {}
+        headers = {"Range": f"bytes={first}-{part.end - 1}", **condition, **self._headers}
         path, query = _object_target(endpoint, ref.key, ref.version)
         return await self._request("GET", endpoint, path, query, headers, named=(ref.bucket, ref.key))
 
