@@ -21,9 +21,10 @@ from streamer.plan.selection import Selection
 from streamer.relay.once import stream_once
 from streamer.relay.statistics import ChannelCounters
 from streamer.relay.transport import TransportSpec, Wish, open_transport, why_read
-from streamer.retry import RetryPolicy, retry_while_unavailable
+from streamer.retry import RetryPolicy
+from streamer.s3.catalog.open_plan import OpenPlan
 from streamer.s3.catalog.pages import open_pages
-from streamer.s3.catalog.sources import plan_sources
+from streamer.s3.catalog.sources import Sources
 from streamer.s3.catalog.validation import PlanMemory
 from streamer.s3.client.endpoint import STALL_TIMEOUT, Endpoint
 from streamer.s3.client.session import open_clients
@@ -31,6 +32,7 @@ from streamer.schedule.concurrency import MOST_REQUESTS
 from streamer.sink.outlet import FileOutlet, PipeOutlet
 from streamer.sink.stdout import refused
 from streamer.trailer import mark_pipe
+from streamer.units import decimal_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -91,16 +93,16 @@ class _Progress:
         """When the stream began (monotonic seconds)."""
 
     def text(self) -> str:
-        if self.plan is None:
-            return f"listing: {self.listed} objects"
-        done, total = self.counters.consumed_bytes, self.plan.total_bytes(0)
+        done = self.counters.consumed_bytes
+        if self.plan is None or (total := self.plan.known_bytes(0)) is None:
+            return f"listing: {self.listed} objects" + (f", {decimal_bytes(done)}" if done else "")
         return transferred(done, total, time.monotonic() - self.started)
 
 
 async def _stream(
     uris: list[S3Uri], endpoint: Endpoint, options: CatOptions, progress: _Progress
 ) -> dict[str, Any] | None:
-    """List and stream the URIs; return the figures, or None if the reader has left."""
+    """List the URIs and stream them meanwhile; return the figures, or None if the reader has left."""
     policy = RetryPolicy(give_up_after=options.give_up_after)
     async with open_clients(
         endpoint,
@@ -109,48 +111,46 @@ async def _stream(
     ) as clients:
         memory, arrangement = PlanMemory(memory_limit() // 2), Arrangement(join=options.join)
         with open_pages(clients, by_aiobotocore=options.transport == "aiobotocore") as pages:
-            plan = await retry_while_unavailable(
-                lambda progressed: plan_sources(
-                    pages,
-                    uris,
-                    arrangement,
-                    options.selection,
-                    exact=True,
-                    progress=partial(_note_listed, progress, progressed),
-                    memory=memory,
-                ),
-                policy,
+            sources = Sources(
+                pages,
+                uris,
+                arrangement,
+                options.selection,
+                exact=True,
+                progress=partial(setattr, progress, "listed"),
+                memory=memory,
             )
-        if plan.strays is not None and plan.strays.keys:
-            from sidecar.job.strays import option_advice, warn_of_strays
+            open_plan = OpenPlan(arrangement, sources)
+            plan = progress.plan = open_plan.plan
+            why = why_read(plan)
+            progress.started, cpu = time.monotonic(), time.process_time()
+            spec = TransportSpec(
+                wish=options.transport,
+                buckets={uri.bucket for uri in uris},
+                channels=[why],
+                budget=options.budget,
+                requests_in_flight=options.requests_in_flight,
+                part_size=options.part_size,
+                to_pipes=stat.S_ISFIFO(os.fstat(1).st_mode),
+            )
+            try:
+                async with open_transport(clients, spec) as transport:
+                    freeze_gc()
+                    await stream_once(
+                        plan,
+                        transport.source,
+                        transport.stages(why),
+                        policy=policy,
+                        counters=progress.counters,
+                        open_outlet=partial(_standard_output, give_up_after=options.give_up_after),
+                        listing=open_plan.list(policy),
+                    )
+            except ReaderGone:
+                return None
+    if plan.strays is not None and plan.strays.keys:
+        from sidecar.job.strays import option_advice, warn_of_strays
 
-            warn_of_strays(plan.strays, advice=option_advice)
-        why = why_read(plan)
-        progress.plan, progress.started, cpu = plan, time.monotonic(), time.process_time()
-        try:
-            async with open_transport(
-                clients,
-                TransportSpec(
-                    wish=options.transport,
-                    buckets={uri.bucket for uri in uris},
-                    channels=[why],
-                    budget=options.budget,
-                    requests_in_flight=options.requests_in_flight,
-                    part_size=options.part_size,
-                    to_pipes=stat.S_ISFIFO(os.fstat(1).st_mode),
-                ),
-            ) as transport:
-                freeze_gc()
-                await stream_once(
-                    plan,
-                    transport.source,
-                    transport.stages(why),
-                    policy=policy,
-                    counters=progress.counters,
-                    open_outlet=partial(_standard_output, give_up_after=options.give_up_after),
-                )
-        except ReaderGone:
-            return None
+        warn_of_strays(plan.strays, advice=option_advice)
     total = plan.total_bytes(0)
     return {
         "objects": plan.objects(0),
@@ -160,11 +160,6 @@ async def _stream(
         "cpu_seconds_per_gb": round((time.process_time() - cpu) / max(total, 1) * 1e9, 3),
         "requests_in_flight": transport.memory_budget.concurrency.limit,
     }
-
-
-def _note_listed(progress: _Progress, progressed: Callable[[], None], listed: int) -> None:
-    progressed()
-    progress.listed = listed
 
 
 def _standard_output(on_gone: Callable[[], None], *, give_up_after: float) -> Outlet:

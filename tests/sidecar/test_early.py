@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -19,7 +20,7 @@ from streamer.readers import PipeReader
 from tests.kit import stub as kit
 from tests.kit.harness import fill
 from tests.kit.pipes import read_all
-from tests.kit.processes import Sidecar, job, penstock, sidecar, write_job
+from tests.kit.processes import PENSTOCK, Sidecar, job, penstock, sidecar, write_job
 from tests.kit.stub import S3Stub, error
 from tests.kit.trailers import published_trailer
 
@@ -381,3 +382,68 @@ def test_a_state_of_the_whole_plan_waits_for_the_listing(
         second.load_state_dict(state)
         stub.allow_pages()
         assert list(second) == objects[2:]
+
+
+@contextlib.contextmanager
+def catting(stub: S3Stub, *uris: str) -> Iterator[subprocess.Popen[bytes]]:
+    """`penstock cat`, with pipes for its output and its errors."""
+    command = [*PENSTOCK, "cat", "--endpoint-url", stub.url, "--path-style", *uris]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+        try:
+            yield running
+        finally:
+            running.kill()
+
+
+def test_cat_writes_objects_before_the_next_page_is_answered(stub: S3Stub, truth: bytes) -> None:
+    with catting(stub, "s3://b/train/") as running:
+        assert running.stdout is not None
+        got = take(running.stdout, 3 * 5000)
+        for pages in (2, 3, None):
+            stub.allow_pages(pages)
+            got += take(running.stdout, 3 * 5000)
+        assert got + running.stdout.read() == truth
+        assert running.wait() == 0
+
+
+def test_cat_lists_prefixes_and_objects_in_turn(stub: S3Stub, truth: bytes) -> None:
+    """Of an object's own key nothing more is listed; of another the pages that it has."""
+    stub.objects |= {"b/a": b"first", "b/ab": b"not this", "b/z/1": b"last"}
+    stub.allow_pages()
+    with catting(stub, "s3://b/z/", "s3://b/a", "s3://b/train/") as running:
+        assert running.stdout is not None
+        assert running.stdout.read() == b"lastfirst" + truth
+        assert running.wait() == 0
+    assert stub.listings == ["z/", "a", *["train/"] * (COUNT // PAGE)]
+
+
+def test_a_reader_of_cat_that_leaves_ends_the_listing(stub: S3Stub, truth: bytes) -> None:
+    with catting(stub, "s3://b/train/") as running:
+        assert running.stdout is not None
+        assert take(running.stdout, 10) == truth[:10]
+        running.stdout.close()
+        assert running.wait() == 141
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_cat_of_a_prefix_without_objects_fails(stub: S3Stub, truth: bytes, late: bool) -> None:
+    """After the objects of the prefixes before it: its exit code is the error's."""
+    stub.allow_pages()
+    uris = ["s3://b/train/", "s3://b/none/"]
+    with catting(stub, *(uris if late else uris[::-1])) as running:
+        out, err = running.communicate()
+        assert out == (truth if late else b"")
+        assert b"no object matches this prefix" in err
+        assert running.returncode == 4
+
+
+def test_cat_of_a_listing_that_fails_has_its_error(
+    stub: S3Stub, monkeypatch: pytest.MonkeyPatch, truth: bytes
+) -> None:
+    listing_answers(monkeypatch, 2, lambda _: error(403, "AccessDenied"))
+    stub.allow_pages()
+    with catting(stub, "s3://b/train/") as running:
+        out, err = running.communicate()
+        assert out == truth[: 3 * 5000]
+        assert b"the listing failed after 3 objects" in err
+        assert running.returncode == 3
