@@ -6,6 +6,7 @@ the job would, and compares every epoch with the truth.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import random
 import time
@@ -20,14 +21,19 @@ from awscrt import checksums
 from streamer.errors import BadAnswer, StreamError
 from streamer.plan import Arrangement, Plan, S3Uri
 from streamer.readers.core.stream import PipeStream
+from streamer.retry import RetryPolicy
 from streamer.s3.catalog.listing import plan_prefix
 from streamer.s3.catalog.manifests import plan_augmented, plan_manifest
-from streamer.s3.catalog.pages import AiobotocorePages
+from streamer.s3.catalog.open_plan import OpenPlan
+from streamer.s3.catalog.pages import AiobotocorePages, PageSource
+from streamer.s3.catalog.sources import Sources
 from streamer.s3.client.endpoint import Endpoint
 from tests.kit.faults import PASSING, SPOILT, WRONG, Weather, redirects
 from tests.kit.stub import Fault, S3Stub, cut_after, fails
 from tests.kit.trials import REDIRECTS, Trial
 from tests.kit.truth import BUCKET, REF, TEXT, Contents, Piece, compress
+
+POLICY = RetryPolicy(give_up_after=30, first_wait=0.002, longest_wait=0.05)
 
 STORED = "do not match its stored checksum"
 
@@ -213,6 +219,21 @@ class Scene:
                 found[name] = plan
         if self.stub.tokens:
             raise Broken("a listing that leads back was believed")
+        return found
+
+    async def open_plans(self, pages: PageSource, tasks: list[asyncio.Task[None]]) -> dict[str, Plan]:
+        """The same plans, each while a further task lists the rest of it."""
+        found: dict[str, Plan] = {}
+        for number in range(len(self.trial.sizes)):
+            name, uri = f"c{number}", S3Uri(BUCKET, f"c{number}/")
+            open_plan = OpenPlan(self.arrangement, Sources(pages, [uri], self.arrangement))
+            tasks.append(asyncio.create_task(open_plan.list(POLICY), name=f"listing of {name}"))
+            await open_plan.first()
+            ranks = open_plan.plan.ranks(self.trial.ranks) if number == 0 else ()
+            if len(ranks) > 1:
+                found |= {f"{name}-{rank}": each for rank, each in enumerate(ranks)}
+            else:
+                found[name] = open_plan.plan
         return found
 
     def change(self) -> None:

@@ -89,6 +89,16 @@ class Trial:
         return self.compression != "none"
 
     @property
+    def early(self) -> bool:
+        """Whether channels stream while their prefixes are listed, in a run without kills.
+
+        Kills are of programs, which do so by themselves.
+        """
+        in_order = self.shuffle is None and self.shard.by == "count" and self.naming == "prefix"
+        as_listed = self.change == "nothing" and self.listing == "right" and not self.kills
+        return in_order and as_listed and self.page < 1000
+
+    @property
     def features(self) -> tuple[str, ...]:
         """What is drawn besides the plainest job, in words."""
         drawn = {
@@ -99,6 +109,7 @@ class Trial:
             "shuffled": self.shuffle is not None,
             "sharded": self.shard.count > 1,
             "ranks": self.ranks > 1,
+            "early": self.early,
             "checksums": self.check,
             "hedges": self.hedge > 0,
             "TLS": self.tls,

@@ -16,19 +16,17 @@ from streamer.relay.channel import Channel
 from streamer.relay.channel_spec import ChannelSpec, NoEvents
 from streamer.relay.deliver.object_changes import ChangePolicy
 from streamer.relay.transport import Transport, TransportSpec, open_transport, why_read
-from streamer.retry import RetryPolicy
 from streamer.s3.catalog.object_info import AiobotocoreHeadClient
+from streamer.s3.catalog.pages import open_pages
 from streamer.s3.checksums import StoredChecksums
 from streamer.s3.client.session import Clients, open_clients
 from streamer.trailer import Trailer
-from tests.kit.outcomes import Broken, Scene, moved, read_epoch
+from tests.kit.outcomes import POLICY, Broken, Scene, moved, read_epoch
 from tests.kit.patience import progress_timeout
 from tests.kit.truth import BUCKET
 
 LONGEST_RUN = 100.0
 """Seconds without progress after which a run counts as hung."""
-
-POLICY = RetryPolicy(give_up_after=30, first_wait=0.002, longest_wait=0.05)
 
 
 class _Count(NoEvents):
@@ -74,8 +72,9 @@ class Run:
                     ),
                 )
             )
+            streamed = await self._streamed(plans, clients, stack)
             channels = []
-            for name, plan in plans.items():
+            for name, plan in streamed.items():
                 channel = self._channel(name, plan, transport, clients, directory)
                 stack.callback(channel.close)
                 channel.prepare()
@@ -86,6 +85,24 @@ class Run:
                 found = channel.statistics()
                 moved(found.retries, self._scene.account.retries)
                 moved(found.hedges, self._scene.account.hedges)
+
+    async def _streamed(
+        self, plans: dict[str, Plan], clients: Clients, stack: contextlib.AsyncExitStack
+    ) -> dict[str, Plan]:
+        """The plans of the channels: those that judge them, or the same while they are listed."""
+        if not self._trial.early:
+            return plans
+        by_aiobotocore = self._trial.transport == "aiobotocore"
+        pages = stack.enter_context(open_pages(clients, by_aiobotocore=by_aiobotocore))
+        listings: list[asyncio.Task[None]] = []
+
+        async def end() -> None:
+            for task in listings:
+                task.cancel()
+            await asyncio.gather(*listings, return_exceptions=True)
+
+        stack.push_async_callback(end)
+        return await self._scene.open_plans(pages, listings)
 
     def _channel(
         self, name: str, plan: Plan, transport: Transport, clients: Clients, directory: Path

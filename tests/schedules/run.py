@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
 
-from streamer.errors import ChannelError, StreamError
+from streamer.errors import ChannelError, Denied, StreamError
 from streamer.formats import recordio
 from streamer.linux import PIPE_SIZE
-from streamer.plan import Arrangement, ObjectRef, Plan
+from streamer.plan import Arrangement, Growth, ObjectRef, Plan
 from streamer.readers.core.stream import PipeStream
 from streamer.relay.channel import Channel
 from streamer.relay.channel_spec import ChannelSpec, NoEvents
@@ -141,6 +141,7 @@ class SeedRun:
         self._stopped: set[str] = set()
         """What an operator has done."""
         self._plans: dict[str, Plan] = {}
+        self._listings: list[asyncio.Task[None]] = []
 
     async def run(self) -> None:
         """Make the channels, let everybody act, and check what came of it."""
@@ -227,6 +228,7 @@ class SeedRun:
                     self._loop.create_task(self._act(when, what, channels, tasks, memory_budget))
                     for when, what in self._trial.actions
                 ]
+                others += self._listings
                 readers = [self._loop.create_task(self._read(each)) for each in self._trial.channels]
                 await asyncio.gather(*readers, *others)
                 for channel in channels:
@@ -239,8 +241,10 @@ class SeedRun:
 
     def _channel(self, each: ChannelTrial, source: Any, supply: Any, inspector: HttpHeadClient) -> Channel:
         refs = [ObjectRef(BUCKET, key, len(data), etag(data)) for key, data in each.objects.items()]
-        plan = Plan.of(refs, Arrangement(wrap=each.wrap, seed=each.shuffle, inflate=each.inflate))
-        self._plans[each.name] = plan
+        arrangement = Arrangement(wrap=each.wrap, seed=each.shuffle, inflate=each.inflate)
+        plan = self._plans[each.name] = Plan.of(refs, arrangement)
+        if each.listing is not None:
+            plan = self._open_plan(each, refs, arrangement)
         framing: Framing | None = "RecordIO" if each.when_failed == "poison" else None
         spec = ChannelSpec(
             name=each.name,
@@ -251,6 +255,36 @@ class SeedRun:
             when_failed=FailurePolicy(each.when_failed, framing),
         )
         return Channel(spec, source, supply, events=_Report(self._epoch_ended))
+
+    def _open_plan(self, each: ChannelTrial, refs: list[ObjectRef], arrangement: Arrangement) -> Plan:
+        """Return a plan of the first object, and list the others as drawn."""
+        entries = arrangement.entries()
+        growth = Growth(entries)
+
+        def add(first: int, end: int) -> None:
+            run = arrangement.entries()
+            for ref in refs[first:end]:
+                run.add(ref)
+            for _ in growth.add(run):
+                pass
+
+        async def listing() -> None:
+            named = 1
+            for number, pause in enumerate(each.listing or (), 1):
+                if pause:
+                    add(named, number)
+                    named = number
+                    await asyncio.sleep(pause)
+            if each.listing_fails:
+                self.found.faults["listing"] += 1
+                growth.fail(Denied("the listing failed"))
+                return
+            add(named, len(refs))
+            growth.close()
+
+        add(0, 1)
+        self._listings.append(self._loop.create_task(listing()))
+        return Plan.arranged(entries, arrangement, growth=growth)
 
     def _epoch_ended(self, trailer: Trailer) -> None:
         self._states[trailer.channel].append(trailer)
@@ -395,6 +429,8 @@ class SeedRun:
         texts = [text for key, status in lasting if key in each.objects for text in LASTING[status]]
         if self._trial.changed is not None and self._trial.changed[0] in each.objects:
             texts += ["was replaced", "is gone", "no such object", "cannot be inflated", "bytes now"]
+        if each.listing_fails:
+            texts.append("the listing failed")
         if not any(text in error for text in texts):
             raise Broken(f"{each.name} failed for no reason that it was given: {error}")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from streamer.formats import recordio
@@ -46,6 +46,13 @@ class ChannelTrial:
     """Seconds that the reader may take between two reads."""
     fifo: int | None
     """Bytes that the FIFO is made to hold, as a kernel may that grants no more."""
+    listing: tuple[float, ...] | None = None
+    """Seconds before the listing names each object after the first, and before it ends; None: it has ended.
+
+    Objects that are named at once are named in one run.
+    """
+    listing_fails: bool = False
+    """Whether the listing ends with an error."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +86,7 @@ class SeedTrial:
         splice = dice.random() < 0.5
         part_size = dice.choice([1, 4, 16, 48]) * KIB
         channels = tuple(
-            _channel(dice, f"c{number}", splice) for number in range(dice.choice([1, 1, 1, 2, 3]))
+            _channel(dice, f"c{number}", splice, seed=seed) for number in range(dice.choice([1, 1, 1, 2, 3]))
         )
         keys = [key for channel in channels for key in channel.objects]
         rate = dice.choice([0.0, 0.05, 0.2, 0.5])
@@ -122,14 +129,14 @@ def _content(dice: random.Random, inflate: bool, when_failed: WhenFailed) -> byt
     return gzip.compress(data, 1, mtime=0) if inflate else data
 
 
-def _channel(dice: random.Random, name: str, splice: bool) -> ChannelTrial:
+def _channel(dice: random.Random, name: str, splice: bool, *, seed: int) -> ChannelTrial:
     inflate = not splice and dice.random() < 0.3
     when_failed: WhenFailed = dice.choice(
         ["hold", "hold", "close"] if splice else ["hold", "close", "poison"]
     )
     wrap = when_failed != "poison" and dice.random() < 0.25
     count = dice.choice([1, 2, 3, 8])
-    return ChannelTrial(
+    found = ChannelTrial(
         name=name,
         objects={f"{name}/{i}": _content(dice, inflate, when_failed) for i in range(count)},
         wrap=wrap,
@@ -142,3 +149,10 @@ def _channel(dice: random.Random, name: str, splice: bool) -> ChannelTrial:
         pause=dice.choice([0.0, 0.001, 0.05]),
         fifo=dice.choice([None, 4096, 16384]),
     )
+    # Of dice of their own, so that the rest of a seed is as it was without open plans.
+    dice = random.Random(f"{seed} listing of {name}")
+    if found.shuffle is not None or dice.random() < 0.5:
+        return found
+    pace = dice.choice([0.001, 0.05, 1.0])
+    pauses = (dice.choice([0.0, dice.expovariate(1 / pace)]) for _ in range(count))
+    return replace(found, listing=tuple(pauses), listing_fails=dice.random() < 0.2)
