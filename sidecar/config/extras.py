@@ -24,6 +24,8 @@ MOST_SOURCES = 100
 """Most prefixes that a channel has besides S3Uri."""
 SELECTING_FILES = ("Include", "Exclude", "Limit")
 """Keys that select objects in File mode too."""
+SELECTING = (*SELECTING_FILES, "AlsoFrom")
+"""Keys that select objects."""
 
 
 def _glob(value: str) -> str:
@@ -97,8 +99,8 @@ class ChannelExtras(Model):
 
     @property
     def selecting(self) -> list[str]:
-        """Keys that are given and select objects of a prefix."""
-        return [key for key in self.given if key in (*SELECTING_FILES, "AlsoFrom")]
+        """Keys that are given and select objects."""
+        return [key for key in self.given if key in SELECTING]
 
     @property
     def selection(self) -> Selection:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, StrictInt, StrictStr, model_validator
 
-from sidecar.config.extras import SELECTING_FILES, ChannelExtras
+from sidecar.config.extras import SELECTING, SELECTING_FILES, ChannelExtras
 from sidecar.config.model import Model
 from sidecar.config.uris import SourceUri, parse_source
 from streamer.plan import S3Uri
@@ -181,11 +181,20 @@ class ChannelConfig(Model):
 
     @model_validator(mode="after")
     def _selectable(self) -> Self:
-        kind, given = self.source.s3_data_type, " and ".join(self.penstock.selecting)
-        if given and kind != "S3Prefix":
+        kind = self.source.s3_data_type
+        allowed = {
+            "S3Prefix": SELECTING,
+            "ManifestFile": SELECTING_FILES,
+            "AugmentedManifestFile": ("Limit",),
+        }
+        if given := " and ".join(key for key in self.penstock.selecting if key not in allowed[kind]):
             raise ValueError(
-                f"{given}: selects objects of S3Prefix, and this is {kind}; remove {given}, and leave out of "
-                "the manifest what is not to be streamed"
+                f"{given}: has no meaning with {kind}; remove {given}, and "
+                + (
+                    "name all objects in one manifest, or use S3Prefix"
+                    if kind == "ManifestFile"
+                    else "leave lines out of the manifest, or use Limit"
+                )
             )
         for inner, outer in permutations(self.sources, 2):
             if inner.bucket == outer.bucket and inner.key.startswith(outer.key):

@@ -255,6 +255,7 @@ def _manifest(
         channel.source.uri,
         arrangement,
         attributes if channel.source.s3_data_type == "AugmentedManifestFile" else None,
+        selection=channel.penstock.selection,
         object_clients=object_clients,
         progress=progress,
         memory=memory,

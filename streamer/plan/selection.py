@@ -133,6 +133,14 @@ class KeyFilter:
         self.example = key[start:]
         return False
 
+    @property
+    def nothing_left(self) -> str:
+        """The text of the error that every key was left out."""
+        return (
+            "Include and Exclude leave out every object; globs are compared with texts such as "
+            f"{self.example!r}, or without a slash with the part after its last slash"
+        )
+
     def select(self, keys: Sequence[bytes], sizes: Sequence[int]) -> list[bool] | None:
         """Return which objects of a page of a listing are selected; None if all are. `keys`: in UTF-8."""
         self.exact = self.exact or self._prefix.encode() in keys

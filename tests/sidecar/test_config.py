@@ -71,8 +71,9 @@ def test_keys_that_plan_adds_leave_all_others_as_they_are(tmp_path: Path) -> Non
     assert after.penstock.selection.limit == Limit(objects=5, seed=1)
     assert after.penstock.model_copy(update={"include": ("y",), "limit": None}) == before.penstock
     assert after.model_copy(update={"penstock": before.penstock}) == before
-    with pytest.raises(ConfigError, match="channel 'train': .*selects objects of S3Prefix"):
-        with_extras(load(tmp_path, document(**{f"{S3}__S3DataType": "ManifestFile"})), {"Include": ["x"]})
+    augmented = {f"{S3}__S3DataType": "AugmentedManifestFile", f"{S3}__AttributeNames": ["a"]}
+    with pytest.raises(ConfigError, match="channel 'train': .*Include: has no meaning with Augmented"):
+        with_extras(load(tmp_path, document(**augmented)), {"Include": ["x"]})
 
 
 def test_what_sagemaker_prints_for_unset_fields_is_accepted(tmp_path: Path) -> None:

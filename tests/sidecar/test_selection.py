@@ -152,3 +152,19 @@ def test_no_object_can_come_from_two_prefixes(also: list[str], twice: bool) -> N
     else:
         made = Job.model_validate({"InputDataConfig": [channel]}).input_data_config[0]
         assert made.sources[:2] == (S3Uri("b", "p/"), S3Uri("b", "p2"))
+
+
+def test_entries_of_a_manifest_are_selected_too(stub: S3Stub, tmp_path: Path) -> None:
+    fill_folders(stub)
+    names = ["b/1.txt", "a/2.txt.crc", "a/2.txt", "a/1.txt"]
+    stub.objects["b/manifest"] = json.dumps([{"prefix": "s3://b/train/"}, *names]).encode()
+    document = job(stub.url, tmp_path / "ml", "b/train/")
+    document["InputDataConfig"][0] |= {
+        "DataSource": {"S3DataSource": {"S3DataType": "ManifestFile", "S3Uri": "s3://b/manifest"}},
+        "Penstock": {"Exclude": ["*.crc"], "Limit": {"Objects": 2}},
+    }
+    with sidecar(write_job(tmp_path / "job.yaml", document)) as running:
+        running.wait_for("planned", objects=2)
+        running.wait_for("ready")
+        assert (tmp_path / "ml/input/data/train_0").read_bytes() == b"b1\na2\n"
+        assert running.end() == 0

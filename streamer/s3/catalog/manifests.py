@@ -18,13 +18,15 @@ import asyncio
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
-from streamer.errors import ConfigError
+from streamer.errors import ConfigError, ErrorContext, Missing
 from streamer.plan import Arrangement, Plan, S3Uri, parse_s3_uri
+from streamer.plan.selection import Selector
 from streamer.s3.catalog.manifest_body import read_manifest
 from streamer.s3.catalog.manifest_text import ArrayScanner, Gunzip, LineScanner
 from streamer.s3.catalog.object_finder import ObjectClients, ObjectFinder
 from streamer.s3.catalog.object_info import AiobotocoreHeadClient
 from streamer.s3.catalog.row_block import RowBlock
+from streamer.s3.catalog.row_selection import RowSelection
 from streamer.s3.catalog.validation import PlanMemory
 from streamer.s3.client.session import Clients
 
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
 
     from streamer.plan import Entries
+    from streamer.plan.selection import Selection
 
     Progress = Callable[[int], None]
     """Called with the number of entries found so far, at each page, HEAD and piece of the manifest."""
@@ -47,6 +50,7 @@ class Manifest:
         arrangement: Arrangement,
         attributes: Sequence[str] | None = None,
         *,
+        selection: Selection | None = None,
         object_clients: ObjectClients | None = None,
         progress: Progress | None = None,
         memory: PlanMemory | None = None,
@@ -72,8 +76,14 @@ class Manifest:
         else:
             self._scanner = LineScanner(str(uri), attributes)
             self._pattern = [name.endswith("-ref") for name in attributes]
+        self._augmented = attributes is not None
+        self._limit = None if selection is None else selection.limit
+        self._selected: RowSelection | None = None
+        if selection is not None and (selection.by_key or selection.limit is not None):
+            width = len(self._pattern)
+            self._selected = RowSelection(selection, width=width, augmented=self._augmented)
         self._rows = 0
-        """Number of rows read."""
+        """Number of rows read and selected."""
         self._found = 0
         """Number of objects found."""
 
@@ -100,18 +110,31 @@ class Manifest:
         wrapped, ConfigError if the plans need more than the memory, SourceError for a failed request. The
         caller closes the generator.
         """
+        by_bytes = None if self._limit is None or self._limit.bytes is None else self._limit
+        selector = Selector(by_bytes, self._new_entries, by_number=self._augmented)
         with self._memory.claim() as claim:
             finder = ObjectFinder(
-                self._object_clients, self._scanner.row_name, claim=claim, on_progress=self._report_progress
+                self._object_clients, self._row_name, claim=claim, on_progress=self._report_progress
             )
             async with aclosing(finder.runs(self._blocks(), self._new_entries)) as runs:
-                async for run in runs:
-                    yield run
+                async for found in runs:
+                    if len(run := selector.take(found)):
+                        yield run
+                    if selector.full:
+                        break
+            if len(sample := selector.finish()):
+                yield sample
+        if not self._rows and self._selected is not None and (keys := self._selected.keys) is not None:
+            raise Missing(keys.nothing_left, ErrorContext(*self._uri))
         if not self._rows:
             raise ConfigError(f"{self._uri} names no object; a manifest needs at least one entry")
 
     def _new_entries(self) -> Entries:
         return self._arrangement.entries(objects_each=sum(self._pattern))
+
+    def _row_name(self, row: int) -> str:
+        """Return manifest and entry of a selected row, for errors. `row`: from 0."""
+        return self._scanner.row_name(row if self._selected is None else self._selected.number(row))
 
     def _report_progress(self, objects: int) -> None:
         """Report the number of entries. `objects`: number of objects found since the last report."""
@@ -123,7 +146,7 @@ class Manifest:
     async def _blocks(self) -> AsyncGenerator[RowBlock, None]:
         """Yield the manifest's rows in blocks, as they are read."""
         block = RowBlock(0, self._pattern)
-        async with aclosing(self._items()) as all_items:
+        async with aclosing(self._selected_items()) as all_items:
             async for left in all_items:
                 items = left
                 while items:
@@ -135,6 +158,22 @@ class Manifest:
                         block = RowBlock(block.first_row + block.rows, self._pattern)
         if block.rows:
             yield block
+
+    async def _selected_items(self) -> AsyncGenerator[list[bytes | str], None]:
+        """Yield the items of the selected rows, of whole rows at a time; read no further than needed."""
+        selected = self._selected
+        async with aclosing(self._items()) as all_items:
+            async for items in all_items:
+                if selected is None:
+                    yield items
+                    continue
+                base = self.base
+                if kept := selected.take(items, "" if base is None else base.key):
+                    yield kept
+                if selected.full:
+                    return
+        if selected is not None and (sample := selected.finish()):
+            yield sample
 
     async def _items(self) -> AsyncGenerator[list[bytes | str], None]:
         """Yield the items of all rows, of one or more whole rows at a time."""
@@ -155,6 +194,7 @@ async def plan_manifest(
     uri: S3Uri,
     arrangement: Arrangement | None = None,
     *,
+    selection: Selection | None = None,
     object_clients: ObjectClients | None = None,
     progress: Progress | None = None,
     memory: PlanMemory | None = None,
@@ -165,7 +205,13 @@ async def plan_manifest(
     """
     arrangement = arrangement or Arrangement()
     return await Manifest(
-        client, uri, arrangement, object_clients=object_clients, progress=progress, memory=memory
+        client,
+        uri,
+        arrangement,
+        selection=selection,
+        object_clients=object_clients,
+        progress=progress,
+        memory=memory,
     ).plan()
 
 
@@ -175,6 +221,7 @@ async def plan_augmented(
     attributes: Sequence[str],
     arrangement: Arrangement | None = None,
     *,
+    selection: Selection | None = None,
     object_clients: ObjectClients | None = None,
     progress: Progress | None = None,
     memory: PlanMemory | None = None,
@@ -189,5 +236,12 @@ async def plan_augmented(
         raise ConfigError("AttributeNames is empty: list the attributes to stream, in order")
     arrangement = arrangement or Arrangement()
     return await Manifest(
-        client, uri, arrangement, attributes, object_clients=object_clients, progress=progress, memory=memory
+        client,
+        uri,
+        arrangement,
+        attributes,
+        selection=selection,
+        object_clients=object_clients,
+        progress=progress,
+        memory=memory,
     ).plan()

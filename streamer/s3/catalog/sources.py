@@ -265,8 +265,4 @@ def _only(run: Entries, uri: S3Uri) -> Entries:
 
 def _nothing_selected(uris: Sequence[S3Uri], filters: list[KeyFilter]) -> Missing:
     uri, keys = next(pair for pair in zip(uris, filters, strict=False) if pair[1].left_out)
-    return Missing(
-        "Include and Exclude leave out every object; globs are compared with texts such as "
-        f"{keys.example!r}, or without a slash with the part after its last slash",
-        ErrorContext(*uri),
-    )
+    return Missing(keys.nothing_left, ErrorContext(*uri))
