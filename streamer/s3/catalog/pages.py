@@ -13,6 +13,7 @@ caller can log that it waits for storage.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http
 from functools import partial
@@ -74,6 +75,8 @@ class HttpPages:
         self._control = ControlClient(clients)
         self._fallback = AiobotocorePages(clients.control)
         self._policy = RetryPolicy(give_up_after=min(PAGE_PATIENCE, clients.stall_timeout))
+        self._parser = asyncio.Lock()
+        """Held for the turn of the event loop in which a page is parsed, 2 ms: pages often come together."""
 
     def close(self) -> None:
         """Close the connections. No `page` may be running."""
@@ -113,7 +116,10 @@ class HttpPages:
             )
             header = response.header
             if header.status == http.HTTPStatus.OK:
-                return parse_page(await response.document(context), context)
+                document = await response.document(context)
+                async with self._parser:
+                    await asyncio.sleep(0)
+                    return parse_page(document, context)
             if 200 <= header.status < 400:
                 response.end(reuse=False)
                 if header.status >= 300:
