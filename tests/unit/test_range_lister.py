@@ -196,6 +196,22 @@ def test_a_server_that_does_not_know_ranges_loses_no_key(kind: type[Server], see
     assert memory.objects == 3000
 
 
+def test_a_listing_that_ends_before_its_last_key_is_an_error() -> None:
+    """A sequential listing would be short without a word; here `start-after` finds what it left out."""
+
+    class Short(Server):
+        def answer(self, prefix: str, token: str | None, start_after: str) -> Page:
+            page = super().answer(prefix, token, start_after)
+            if FLAT[999].encode() in page.keys:
+                page.token = None
+            return page
+
+    with pytest.raises(
+        BadAnswer, match="the listing ends before a key that start-after finds: s3://b/d/img-"
+    ):
+        run(list_prefix(Short(FLAT, page=10), S3Uri("b", "d/")))
+
+
 @pytest.mark.parametrize("order", [str.casefold, lambda key: key.encode("utf-16-be")], ids=["case", "UTF-16"])
 def test_a_server_with_an_order_of_its_own_loses_no_key(order: Callable[[str], Any]) -> None:
     """Also where no page shows it: upper-case letters in one part of the names, lower-case in another."""

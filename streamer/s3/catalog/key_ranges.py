@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _COLUMNS = 256
 """Most columns that are looked at, from the first in which keys of a range may differ."""
-_SAMPLE = 16
+_SAMPLE = 8
 """Keys of a page that are looked at."""
 _GREATEST = 0x10FFFF
 _UNKNOWN_COLUMNS = 3

@@ -77,8 +77,8 @@ def parse_by_expression(document: bytes, context: ErrorContext) -> Page | None:
         return None  # the objects are inside a comment or another element
     encoded, token = _top(root, namespace, context)
     keys = parts[1::4]
-    if encoded:
-        keys = [_decoded(key) if b"%" in key or b"+" in key else key for key in keys]
+    if encoded and _has_escape(b"".join(keys)):
+        keys = [_decoded(key) if _has_escape(key) else key for key in keys]
     return Page(keys, list(map(int, parts[3::4])), parts[2::4], token)
 
 
@@ -220,6 +220,10 @@ def _size(text: str, context: ErrorContext) -> int:
     if len(text) > _LONGEST_SIZE:
         raise BadAnswer("the endpoint sent an invalid object size: over 2^60 bytes", context)
     return int(text)
+
+
+def _has_escape(text: bytes) -> bool:
+    return b"%" in text or b"+" in text
 
 
 def _decoded(key: bytes) -> bytes:

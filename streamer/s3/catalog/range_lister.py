@@ -17,7 +17,8 @@ anyway, so they are counted in its memory and not bounded otherwise.
 Correctness does not depend on where ranges begin. It needs a server that lists in key order and knows
 `start-after`, so both are proven before a range is yielded: every page ascends, and the first key that the
 range before it found after its own end is the first key of this range. A range without this proof is listed
-once more, from the last page of the range before it, by tokens alone.
+once more, from the last page of the range before it, by tokens alone. If that finds none of its keys because
+the listing has ended before, the server contradicts itself, which is an error.
 
 The task of a range never raises: the first error ends all tasks and is raised to the consumer of the runs.
 """
@@ -52,6 +53,8 @@ SPARE = 12
 """Ranges that may turn out to have no key, besides `SPARE_FRACTION`."""
 SPARE_FRACTION = 1 / 24
 """Further such ranges for each page."""
+LONGEST_RUN = 8192
+"""Entries from which a run that waits is not extended; many short runs would fragment memory."""
 FEWEST_PAGES = 8
 """Fewest pages that each part of a range must seem to have for the range to be split."""
 
@@ -71,6 +74,8 @@ class _Listing:
     """Whether the first page is the last one of the range before, and begins with keys of that range."""
     refused: bool = False
     """Whether the server has refused `start-after`, or ignored it."""
+    promised: str | None = None
+    """A key of the range that was found although the listing had ended before."""
     left: float = 0.0
     """Estimate of the number of keys that were not listed yet."""
     task: asyncio.Task[None] | None = None
@@ -157,6 +162,8 @@ class RangeLister:
         if listing.task is not None:
             listing.task.cancel()
             await asyncio.wait([listing.task])
+        if not listing.refused and before.keys.next is None:
+            listing.promised = listing.keys.first
         self._kept -= listing.keys.kept
         listing.runs.clear()
         listing.claim.release()
@@ -218,8 +225,13 @@ class RangeLister:
         listing.last_page = asked
         count = keys.take(page.keys[first:] if first else page.keys, more=page.token is not None)
         run = self._pages.run(page, listing.claim, start=first, stop=first + count)
-        if len(run):
+        if listing.runs and len(listing.runs[-1]) < LONGEST_RUN:
+            listing.runs[-1].extend(run)
+        elif len(run):
             listing.runs.append(run)
+        if keys.done and not keys.kept and listing.promised is not None:
+            context = ErrorContext(self._pages.uri.bucket, listing.promised)
+            raise BadAnswer("the listing ends before a key that start-after finds", context)
         self._kept += count
         self._fruitless += not keys.kept
         self._page_size = max(self._page_size, len(page))
