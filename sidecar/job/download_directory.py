@@ -185,7 +185,11 @@ class DownloadDirectory:
                     f"{os.path.join(self._temporary, path)} has not the {ref.size} bytes that were listed",
                     ErrorContext(ref.bucket, ref.key),
                 )
-        _sync(self._temporary)
+        try:
+            _sync(self._temporary)
+        except OSError:
+            os.unlink(self._journal)  # the disk may have lost bytes that the journal proves
+            raise
         shutil.rmtree(self._old, ignore_errors=True)
         if os.path.lexists(self.target):
             os.rename(self.target, self._old)

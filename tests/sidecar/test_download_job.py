@@ -91,6 +91,18 @@ async def test_a_file_that_may_not_be_so_large_ends_the_job(stub: S3Stub, tmp_pa
         assert running.end() == 0
 
 
+@pytest.mark.parametrize("files", [90, 128, 256])
+def test_few_open_files_suffice(stub: S3Stub, tmp_path: Path, files: int) -> None:
+    """Connections leave the writers' files and pipes their descriptors."""
+    fill(stub, [5], prefix="b/train/")
+    due = fill(stub, [20_000] * 400, prefix="b/files/", seed=2)
+    path, data = mixed(stub, tmp_path), tmp_path / "ml" / "input" / "data"
+    with sidecar(path, prefix=["sh", "-c", f'ulimit -n {files} && exec "$0" "$@"']) as running:
+        running.wait_for("ready")
+        assert b"".join(each for _, each in sorted(tree(data / "files").items())) == due
+        assert running.end() == 0
+
+
 def test_exec_tells_the_trainer_where_the_files_are(stub: S3Stub, tmp_path: Path) -> None:
     fill(stub, [5], prefix="b/train/")
     fill(stub, [30_000], prefix="b/files/", seed=2)

@@ -18,6 +18,7 @@ threads too, each time before a batch; it never names bytes that are not written
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -86,7 +87,7 @@ class FilesOutlet:
     def __init__(self, files: Iterator[TargetFile], *, journal: Journal, batch: int = PIPE_SIZE) -> None:
         """`files`: the files of the stream's objects, in order. `batch`: bytes of a writer's pipe.
 
-        Raises OSError if the kernel refuses the pipes.
+        Raises SinkError if the kernel refuses the pipes.
         """
         self.written = WrittenFiles()
         self._cutter = PieceCutter(files)
@@ -96,12 +97,16 @@ class FilesOutlet:
         try:
             for _ in range(WRITERS):
                 self._pipes.append(_Pipe(batch))
-        except OSError:
+        except OSError as error:
             self._close_pipes()
-            raise
+            raise SinkError(
+                f"cannot make the pipes of a download: {error.strerror or error}; raise `ulimit -n`"
+            ) from error
         self._free = list(self._pipes)
         self._threads = ThreadPoolExecutor(WRITERS, thread_name_prefix="files")
         self._filling: _Pipe | None = None
+        self._writing = 0
+        """Number of batches that threads have or will have."""
         self._waiter: asyncio.Future[None] | None = None
         self._error: BaseException | None = None
 
@@ -152,12 +157,14 @@ class FilesOutlet:
         """Do nothing: threads may still use the pipes, which `end` closes."""
 
     async def end(self) -> None:
-        """Wait for all threads, even if cancelled, and close the pipes."""
+        """Wait for all threads, even if cancelled, and close the pipes; write the journal's last text."""
         try:
             await in_thread(partial(self._threads.shutdown, cancel_futures=True))
         finally:
-            self._close_pipes()
-        await in_thread(self._journal.append, self._journal.take())
+            if not self._writing:  # cancelled a second time, this process ends while threads use the pipes
+                self._close_pipes()
+        with contextlib.suppress(SinkError):  # without it the next start fetches more, which is all
+            await in_thread(self._journal.append, self._journal.take())
 
     def _close_pipes(self) -> None:
         while self._pipes:
@@ -182,9 +189,11 @@ class FilesOutlet:
         writing = self._loop.run_in_executor(
             self._threads, _write_batch, pipe.read_fd, batch.pieces, self._journal, self._journal.take()
         )
+        self._writing += 1
         writing.add_done_callback(partial(self._ended, pipe, batch))
 
     def _ended(self, pipe: _Pipe, batch: Batch, writing: asyncio.Future[None]) -> None:
+        self._writing -= 1
         if writing.cancelled():
             return
         error = writing.exception()
