@@ -1,11 +1,11 @@
-"""What an operator is told of, and how soon; docs/how-to/runbook.md has an entry for each.
+"""The alerting rules; docs/how-to/runbook.md has an entry for each.
 
-    critical  a training stands still or is about to: somebody is woken
-    warning   it goes on, slower or at a greater price: to be looked at in the day
+    critical  a training has stopped, or soon will: page somebody
+    warning   the training continues, but slower or at a higher cost: look at it during the day
 
-A trainer that is slower than storage is how it should be, so `blocked` is never an alert, and neither is a
-budget in full use. What restarts mend, such as a request that is repeated, is one only if it lasts. Alerts
-keep the labels of the metric; none names a job, since a sidecar is known by what it exports.
+A trainer that is slower than storage is normal, so `blocked` is never an alert, and neither is a budget in
+full use. Something that retries correct is an alert only if it lasts. Alerts keep the labels of the metric;
+no rule names a job, since a sidecar is recognised by its metrics.
 """
 
 from __future__ import annotations
@@ -71,59 +71,60 @@ ALIVE = (
                    'or up{job="penstock"} == 0\n'
                    'or up{container="penstock"} == 0',
         summary=f"Sidecar {_WHERE} does not answer.",
-        description="It is listed as a target and cannot be scraped: the process has died, hangs, or the "
-                    "network is cut."),
+        description="Prometheus has it as a target and cannot scrape it: the process has ended or hangs, "
+                    "or the network is cut."),
     Alert("PenstockGone", "5m", "warning",
         # Of the last scrapes: a reader, and minutes to go. Whatever ended with its job does not look so.
         expression="last_over_time(penstock_epoch_eta_seconds[30m]) > 300\n"
                    "and last_over_time(penstock_reader_connected[30m]) == 1\n"
                    "unless on (job, instance) up",
-        summary=f"Sidecar {_WHERE} is gone, in the middle of an epoch.",
-        description="It is no target any more. At its last scrape channel {{ $labels.channel }} was "
-                    "being read, with {{ $value | humanizeDuration }} of its epoch to go. A trainer that "
-                    "ended early by itself looks the same."),
+        summary=f"Sidecar {_WHERE} disappeared in the middle of an epoch.",
+        description="It is not a target any more. At its last scrape a reader of channel "
+                    "{{ $labels.channel }} had {{ $value | humanizeDuration }} of its epoch left. A trainer "
+                    "that ended early by itself looks the same."),
     Alert("PenstockNotReady", "15m", "warning",
         expression="penstock_ready == 0\nunless on (job, instance) (penstock_channel_failed == 1)",
         summary=f"Sidecar {_WHERE} has not been ready for 15 minutes.",
-        description="It lists or downloads still, or drains; the body of /readyz says what."),
+        description="It still lists or downloads, or it drains; the body of /readyz says which."),
     Alert("PenstockRestarting", "0m", "warning",
         expression="changes(process_start_time_seconds[1h]) >= 2\n"
                    "and on (job, instance) last_over_time(penstock_ready[15m])",
-        summary=f"Sidecar {_WHERE} has started {{{{ $value }}}} times again within an hour.",
-        description="Each start lists anew, and without a keeper it breaks the trainer's epoch off."),
+        summary=f"Sidecar {_WHERE} has started again {{{{ $value }}}} times within an hour.",
+        description="Each start lists the objects again. Without a keeper each restart breaks off the "
+                    "epoch."),
 )
 
 STREAM = (
     Alert("PenstockChannelFailed", "0m", "critical",
         expression="penstock_channel_failures_total > 0",
         summary=f"{_CHANNEL} has failed for good: {{{{ $labels.error }}}}.",
-        description="Nothing mends it but a new start. Unless WhenFailed says otherwise its FIFO is held "
-                    "open, and a reader that is not Penstock's waits for ever."),
+        description="Only a restart changes that. Unless WhenFailed says otherwise its FIFO stays open, "
+                    "and a reader that is not Penstock's waits forever."),
     Alert("PenstockEpochFailed", "0m", "warning",
         expression='increase(penstock_epochs_total{trailer_state="failed"}[1h]) > 0\n'
                    "unless ignoring (trailer_state) (penstock_channel_failed == 1)",
         summary=f"{_CHANNEL} had a failed epoch within the last hour.",
-        description="The sidecar has gone on or was started again since; what the trainer had of that "
-                    "epoch is not all of it."),
+        description="The channel has recovered, or the sidecar was started again. The trainer did not get "
+                    "all bytes of that epoch."),
     Alert("PenstockNoProgress", "1m", "critical",
         # Sooner than GiveUpAfter, so not of what is recorded over five minutes.
         expression="rate(penstock_fifo_written_bytes_total[2m]) == 0\n"
                    'and ignoring (state) rate(penstock_channel_seconds_total{state="starved"}[2m]) > 0.95\n'
                    "unless (penstock_channel_failed == 1)",
         summary=f"{_CHANNEL} has delivered nothing for 3 minutes while its reader waits.",
-        description=f"All of that time it waited for storage:{_CAUSES}."),
+        description=f"The sidecar waited for storage all of that time:{_CAUSES}."),
     Alert("PenstockStarved", "15m", "warning",
         expression='channel:penstock_channel_seconds:share5m{state="starved"} > 0.5',
-        summary=f"{_CHANNEL} keeps its trainer waiting for storage.",
-        description=f"{_PERCENT} of the time with a reader is spent waiting for storage:{_CAUSES}."),
+        summary=f"{_CHANNEL} delivers too slowly: its trainer waits for storage.",
+        description=f"The trainer waits for storage {_PERCENT} of the time with a reader:{_CAUSES}."),
     Alert("PenstockSourceChanged", "0m", "warning",
         expression="increase(penstock_source_changed_total[1h]) > 0",
         summary=f"Objects of channel {{{{ $labels.channel }}}} changed while {_WHERE} read them.",
-        description="{{ $value | humanize }} within the last hour, {{ $labels.done }}. Somebody writes "
+        description="{{ $value | humanize }} within the last hour, {{ $labels.done }}. A program writes "
                     "into the data set."),
     Alert("PenstockChecksumMismatch", "0m", "critical",
         expression='increase(penstock_objects_checked_total{result="mismatch"}[1h]) > 0',
-        summary=f"{_CHANNEL} has read bytes that are not those S3 keeps the checksum of.",
+        summary=f"{_CHANNEL} has read bytes that differ from the checksum that S3 keeps.",
         description="The epoch fails. The log names the object and both sums."),
 )
 
@@ -131,45 +132,45 @@ STORAGE = (
     Alert("PenstockStorageFailing", "5m", "critical",
         expression='sum without (outcome) (channel:penstock_requests:share5m{outcome!="ok"}) > 0.5',
         summary=f"{_PERCENT} of the S3 requests of channel {{{{ $labels.channel }}}} of {_WHERE} fail.",
-        description="They are repeated for GiveUpAfter (5 minutes unless set) without a byte, and then "
-                    "the channel fails."),
+        description="The sidecar repeats them until GiveUpAfter (default: 5 minutes) passes without a "
+                    "byte; then the channel fails."),
     Alert("PenstockThrottled", "15m", "warning",
         expression='channel:penstock_requests:share5m{outcome="throttled"} > 0.05',
         summary=f"S3 throttles channel {{{{ $labels.channel }}}} of {_WHERE}.",
-        description=f"{_PERCENT} of its requests are answered with SlowDown, and have been for 15 minutes."),
+        description=f"S3 has answered {_PERCENT} of its requests with SlowDown for 15 minutes."),
     Alert("PenstockRetries", "15m", "warning",
         expression='channel:penstock_retries:ratio5m{kind!="throttled"} > 0.05',
         summary=f"{_CHANNEL} repeats many requests: {{{{ $labels.kind }}}}.",
-        description=f"{_PERCENT} of them, for 15 minutes. No byte is lost, but each costs time and a "
-                    "request."),
+        description=f"{_PERCENT} of its requests, for 15 minutes. No byte is lost, but each retry costs "
+                    "time and a request."),
     Alert("PenstockWaste", "15m", "warning",
         expression="sidecar:penstock_wasted_bytes:ratio30m > 0.2\n"
                    "and sum without (channel) (increase(penstock_wasted_bytes_total[30m])) > 1e9",
-        summary=f"{_PERCENT} of what {_WHERE} fetches is thrown away.",
-        description="Epochs that are left early, objects that are replaced, or second requests for late "
-                    "parts."),
+        summary=f"Sidecar {_WHERE} discards {_PERCENT} of the bytes that it fetches.",
+        description="Possible causes are epochs that the trainer leaves early, replaced objects, and "
+                    "hedges."),
 )
 
 HOST = (
     Alert("PenstockMemoryNearLimit", "5m", "critical",
         expression="sidecar:process_resident_memory_bytes:limit_ratio > 0.9",
-        summary=f"Sidecar {_WHERE} is about to be ended by the kernel for memory.",
-        description=f"It has {_PERCENT} of what its cgroup allows."),
+        summary=f"Sidecar {_WHERE} is about to be killed by the kernel for lack of memory.",
+        description=f"It uses {_PERCENT} of the memory that its cgroup allows."),
     Alert("PenstockMemoryBeyondBudget", "15m", "warning",
         # The process without a budget takes some 100 MiB; manifests give 256 MiB and more beside it.
         expression="process_resident_memory_bytes - penstock_memory_budget_bytes > 256 * 1024 * 1024",
-        summary=f"Sidecar {_WHERE} takes more memory than its budget accounts for.",
-        description=f"{_SIZE} more than MemoryBudget. Some 100 MiB are usual; a leak is a bug."),
+        summary=f"Sidecar {_WHERE} uses more memory than its budget accounts for.",
+        description=f"{_SIZE} more than MemoryBudget. About 100 MiB are usual; a leak is a bug."),
     Alert("PenstockBudgetExceeded", "10m", "warning",
         expression="sidecar:penstock_reserved_bytes:budget_ratio > 1.1",
-        summary=f"Sidecar {_WHERE} holds more parts than its MemoryBudget.",
-        description=f"{_PERCENT} of the budget. After a lower budget was set it may last until those "
-                    "parts are delivered."),
+        summary=f"Sidecar {_WHERE} reserves more memory for parts than its MemoryBudget.",
+        description=f"{_PERCENT} of the budget. After `penstock set` lowered the budget this lasts until "
+                    "those parts are delivered."),
     Alert("PenstockLoopLag", "10m", "warning",
         expression="sidecar:penstock_loop_lag_seconds:p99_5m > 0.25",
         summary=f"Sidecar {_WHERE} does not get enough processor time.",
-        description="Its event loop is {{ $value | humanizeDuration }} late one time in a hundred; bytes "
-                    "wait meanwhile."),
+        description="In one of a hundred measurements its event loop runs a timer "
+                    "{{ $value | humanizeDuration }} late; no bytes move meanwhile."),
 )
 # fmt: on
 

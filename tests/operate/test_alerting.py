@@ -84,7 +84,8 @@ def test_alerts_come_and_go_with_what_they_tell_of(stub: S3Stub, tmp_path: Path,
             "alertname": "PenstockStarved", "severity": "warning", "channel": "train", "state": "starved",
         }  # fmt: skip
         # The causes are asked for where the text is made; what a retry waits for is its turn after SlowDown.
-        assert re.search(r"waiting for storage:.* throttled \d+", starved["annotations"]["description"])
+        causes = starved["annotations"]["description"]
+        assert re.search(r"waits for storage .* with a reader:.* throttled \d+", causes)
         assert starved["annotations"]["runbook_url"] == "docs/how-to/runbook.md#penstockstarved"
         # These fire while requests are made, which after SlowDown are few.
         eventually(lambda: {"PenstockThrottled", "PenstockStorageFailing"} <= fired())
