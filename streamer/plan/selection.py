@@ -94,9 +94,13 @@ class Selection:
         """
         return None if self.include else Strays(empty_too=records)
 
-    def keys(self, prefix: str, strays: Strays | None = None) -> KeyFilter:
-        """Return the filter for keys below `prefix`, which reports to `strays`."""
-        return KeyFilter(compile_globs(self.include), compile_globs(self.exclude), prefix, strays)
+    def keys(self, prefix: str, strays: Strays | None = None, *, alone: bool = False) -> KeyFilter:
+        """Return the filter for keys below `prefix`, which reports to `strays`.
+
+        `alone`: if an object has the prefix as its key, no other object is data of this prefix.
+        """
+        globs = compile_globs(self.include), compile_globs(self.exclude)
+        return KeyFilter(*globs, prefix, strays, alone=alone)
 
 
 class KeyFilter:
@@ -108,6 +112,8 @@ class KeyFilter:
         exclude: re.Pattern[str] | None,
         prefix: str,
         strays: Strays | None = None,
+        *,
+        alone: bool = False,
     ) -> None:
         self._include = include
         self._exclude = exclude
@@ -115,6 +121,7 @@ class KeyFilter:
         self._start = prefix.rfind("/") + 1
         """Characters of a key before the part that globs are compared with."""
         self.strays = strays
+        self._alone = alone
         self.exact = False
         """Whether an object has the prefix as its key."""
         self.left_out = 0
@@ -148,7 +155,7 @@ class KeyFilter:
         if self._include is not None or self._exclude is not None:
             selected = [self(key.decode()) for key in keys]
             keys, sizes = list(compress(keys, selected)), list(compress(sizes, selected))
-        if self.strays is not None:
+        if self.strays is not None and not (self._alone and self.exact):
             self.strays.look(keys, sizes, self._prefix)
         return selected
 

@@ -188,3 +188,18 @@ async def test_objects_that_may_not_be_data_are_found_anywhere(stub: S3Stub, pag
     assert asked_for.strays is None
     assert exact.strays is not None
     assert exact.strays.keys == []
+
+
+async def test_objects_that_are_not_streamed_are_not_warned_of(stub: S3Stub, pages_from: PagesFrom) -> None:
+    """Those after a limit, outside of a sample, or beside an object that a URI of `cat` names."""
+    put(stub, "d/1", "d/1.crc", "d/2", "d/3.crc", "d/4")
+    async with pages_from(stub) as pages:
+        first = await plan_sources(pages, [URI], selection=Selection(limit=Limit(objects=2)))
+        sample = await plan_sources(pages, [URI], selection=Selection(limit=Limit(objects=1, seed=0)))
+        exact = await plan_sources(pages, [S3Uri("b", "d/1")], exact=True)
+    assert first.strays is not None
+    assert first.strays.keys == ["d/1.crc"]
+    assert sample.strays is not None
+    assert sample.strays.keys == [key for key in keys_in(sample) if key.endswith(".crc")]
+    assert exact.strays is not None
+    assert exact.strays.keys == []

@@ -143,7 +143,9 @@ class Sources:
         self.strays = self._selection.strays(records=self._arrangement.wrap)
         with self._memory.claim() as claim:
             for uri in self._uris:
-                keys = self._selection.keys(uri.key, self.strays)
+                # With a limit, what is listed may be more than what is selected.
+                strays = self.strays if limit is None else None
+                keys = self._selection.keys(uri.key, strays, alone=self._exact)
                 filters.append(keys)
                 async with aclosing(self._below(list_below(uri, keys, claim), uri, keys, selector)) as runs:
                     async for run in runs:
@@ -158,9 +160,15 @@ class Sources:
             raise _nothing_selected(self._uris, filters)
 
     def _claim(self, run: Entries, claim: PlanClaim) -> int:
-        """Count a run in `claim` if its listing did not; return its entries."""
+        """Count a run in `claim`, and look for strays in it, if its listing did not; return its entries."""
         if self._selection.limit is not None:
-            claim.take(item for items in run for item in items if isinstance(item, ObjectRef))
+            refs = [item for items in run for item in items if isinstance(item, ObjectRef)]
+            claim.take(refs)
+            if self.strays is not None:
+                for uri in self._uris:
+                    below = [ref for ref in refs if ref.bucket == uri.bucket and ref.key.startswith(uri.key)]
+                    keys, sizes = [ref.key.encode() for ref in below], [ref.size for ref in below]
+                    self.strays.look(keys, sizes, uri.key)
         return len(run)
 
     async def _below(
