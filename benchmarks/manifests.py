@@ -171,7 +171,7 @@ def measure(arguments: argparse.Namespace) -> None:
         port = server.stdout.readline().strip() if server.stdout else ""
         for _ in range(arguments.rounds):
             for order in ORDERS:
-                for way in WAYS:
+                for way in arguments.ways:
                     done = subprocess.run(
                         [*module, f"--port={port}", f"--order={order}", f"--way={way}"],
                         env=environment, check=True, stdout=subprocess.PIPE, text=True,
@@ -192,6 +192,7 @@ def main() -> None:
     parser.add_argument("--folders", type=int, default=80)
     parser.add_argument("--latency", type=float, default=0.02, help="seconds that the server takes")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--order", help=argparse.SUPPRESS)

@@ -14,8 +14,8 @@ from sidecar.doctor import machine
 from sidecar.doctor.storage import failed, storage
 from sidecar.job.channels import job_clients
 from sidecar.job.layout import DEFAULT_BASE, Layout, resolve_host
-from sidecar.job.listings import job_pages
-from sidecar.job.planning import job_inspector, plan_channel
+from sidecar.job.listings import job_inspector, job_pages
+from sidecar.job.planning import plan_channel
 from sidecar.process.exits import Exit
 from sidecar.process.memory import memory_limit
 from streamer.errors import PenstockError

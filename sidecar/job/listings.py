@@ -1,4 +1,4 @@
-"""The listings of a job: the source of their pages, and the tasks that go on while channels stream.
+"""The listings of a job: what finds their objects, and the tasks that go on while channels stream.
 
     plan_job ─ begin ─▶ task: pages ─▶ runs ─▶ OpenPlan.list ─▶ Growth ─▶ channels
     supervisor: `ended` for a FIFO that resumes, `check` before the first FIFO is offered
@@ -13,22 +13,26 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Any
 
+from streamer.s3.catalog.object_info import open_inspector
 from streamer.s3.catalog.pages import open_pages
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine
 
     from sidecar.config.job import Job
+    from streamer.s3.catalog.object_info import ObjectInspector
     from streamer.s3.catalog.open_plan import OpenPlan
     from streamer.s3.catalog.pages import PageSource
     from streamer.s3.client.session import Clients
 
 
 class Listings:
-    """The listings of a job: the source of their pages, and the tasks that list open plans."""
+    """The listings of a job: what finds their objects, and the tasks that list open plans."""
 
-    def __init__(self, pages: PageSource, tasks: asyncio.TaskGroup) -> None:
+    def __init__(self, pages: PageSource, inspector: ObjectInspector, tasks: asyncio.TaskGroup) -> None:
         self.pages = pages
+        self.inspector = inspector
+        """Finds the objects that manifests name, where pages do not."""
         self.by_channel: dict[str, OpenPlan] = {}
         """Open plans, by channel."""
         self._tasks = tasks
@@ -61,8 +65,8 @@ async def open_listings(job: Job, clients: Clients) -> AsyncIterator[Listings]:
     """Open the listings of a job; those that go on at the end of the block are cancelled."""
     failure: Exception | None = None
     with job_pages(job, clients) as pages:
-        async with asyncio.TaskGroup() as tasks:
-            listings = Listings(pages, tasks)
+        async with job_inspector(job, clients) as inspector, asyncio.TaskGroup() as tasks:
+            listings = Listings(pages, inspector, tasks)
             try:
                 yield listings
             except Exception as error:  # noqa: BLE001 - raised below, outside the exception group
@@ -71,6 +75,13 @@ async def open_listings(job: Job, clients: Clients) -> AsyncIterator[Listings]:
                 listings.cancel()
     if failure is not None:
         raise failure
+
+
+def job_inspector(job: Job, clients: Clients) -> contextlib.AbstractAsyncContextManager[ObjectInspector]:
+    """Open the client that finds size and ETag of single objects for this job."""
+    penstock = job.penstock
+    by_aiobotocore = penstock.transport == "aiobotocore"
+    return open_inspector(clients, give_up_after=penstock.give_up_after, by_aiobotocore=by_aiobotocore)
 
 
 def job_pages(job: Job, clients: Clients) -> contextlib.AbstractContextManager[PageSource]:

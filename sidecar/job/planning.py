@@ -3,15 +3,14 @@
 `plan_job` lists all channels concurrently, waits while storage is unavailable, and logs its progress and
 every plan. `plan_channel` makes the plan of one channel.
 
-A Pipe channel of a prefix whose order is the listing's gets an open plan (`streamer.plan.growth`) as soon as
-its first objects are known: a task of `Listings`, which outlives `plan_job`, lists the rest. Its event
-`planned` comes when the listing has ended.
+A Pipe channel whose order is that of the listing, or of the manifest, gets an open plan
+(`streamer.plan.growth`) as soon as its first objects are known: a task of `Listings`, which outlives
+`plan_job`, finds the rest. Its event `planned` comes when the listing has ended.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -22,7 +21,6 @@ from streamer.plan import Arrangement, Shard
 from streamer.retry import RetryPolicy, retry_while_unavailable
 from streamer.s3.catalog.manifests import Manifest
 from streamer.s3.catalog.object_finder import ObjectClients
-from streamer.s3.catalog.object_info import open_inspector
 from streamer.s3.catalog.open_plan import OpenPlan
 from streamer.s3.catalog.sources import Sources, plan_sources
 from streamer.s3.catalog.validation import PlanMemory
@@ -39,6 +37,7 @@ if TYPE_CHECKING:
     from streamer.errors import SourceError
     from streamer.plan import Plan
     from streamer.s3.catalog.object_info import ObjectInspector
+    from streamer.s3.catalog.open_plan import RunSource
     from streamer.s3.catalog.pages import PageSource
     from streamer.s3.client.session import Clients
 
@@ -73,9 +72,9 @@ async def plan_job(
     raises SinkError as soon as their plans need more space than is free. `early`: a plan may be open.
     """
     job = state.job
-    async with job_inspector(job, clients) as inspector, asyncio.TaskGroup() as group:
+    async with asyncio.TaskGroup() as group:
         planner = _JobPlanner(
-            state, clients, listings, inspector, RetryPolicy(give_up_after=give_up_after), layout=layout
+            state, clients, listings, RetryPolicy(give_up_after=give_up_after), layout=layout
         )
         for channel in job.input_data_config:
             streams_early = early and _may_stream_early(state, channel)
@@ -89,7 +88,7 @@ def _may_stream_early(state: JobState, channel: ChannelConfig) -> bool:
     ranks_by_bytes = arrangement.shard.by == "bytes" and channel.channel_name in job.ranks
     limit = channel.penstock.selection.limit
     in_order = arrangement.may_grow and not ranks_by_bytes and (limit is None or limit.seed is None)
-    return in_order and channel.source.s3_data_type == "S3Prefix" and job.mode(channel) == "Pipe"
+    return in_order and job.mode(channel) == "Pipe"
 
 
 class _JobPlanner:
@@ -100,7 +99,6 @@ class _JobPlanner:
         state: JobState,
         clients: Clients,
         listings: Listings,
-        inspector: ObjectInspector,
         policy: RetryPolicy,
         *,
         layout: Layout | None,
@@ -110,7 +108,6 @@ class _JobPlanner:
         self._state = state
         self._clients = clients
         self._listings = listings
-        self._inspector = inspector
         self._policy = policy
         self._layout = layout
         self._memory = PlanMemory(state.memory_limit // 2)
@@ -120,15 +117,7 @@ class _JobPlanner:
         """Make an open plan: list the channel's first objects now, and the others in a task of `Listings`."""
         name, notes = channel.channel_name, PlanningLog(self._state, channel)
         arrangement = _arrangement(self._state.job, channel, self._state.hosts)
-        sources = Sources(
-            self._listings.pages,
-            channel.sources,
-            arrangement,
-            channel.penstock.selection,
-            progress=notes.progress,
-            memory=self._memory,
-        )
-        open_plan = OpenPlan(arrangement, sources)
+        open_plan = OpenPlan(arrangement, self._run_source(channel, arrangement, notes.progress))
 
         async def listing() -> None:
             with notes:
@@ -145,6 +134,23 @@ class _JobPlanner:
             notes.listing(planned.whole)
         notes.end_marks(planned.whole)
 
+    def _run_source(
+        self, channel: ChannelConfig, arrangement: Arrangement, progress: Callable[[int], None]
+    ) -> RunSource:
+        pages, memory = self._listings.pages, self._memory
+        if channel.source.s3_data_type != "S3Prefix":
+            return _manifest(
+                self._state.job,
+                channel,
+                self._clients,
+                arrangement,
+                _object_clients(channel, self._listings.inspector, pages),
+                progress=progress,
+                memory=memory,
+            )
+        selection = channel.penstock.selection
+        return Sources(pages, channel.sources, arrangement, selection, progress=progress, memory=memory)
+
     async def plan(self, channel: ChannelConfig) -> None:
         """Make the whole plan of a channel."""
         job, name, notes = self._state.job, channel.channel_name, PlanningLog(self._state, channel)
@@ -160,7 +166,7 @@ class _JobPlanner:
                 channel,
                 self._state.hosts,
                 pages=self._listings.pages,
-                inspector=self._inspector,
+                inspector=self._listings.inspector,
                 progress=note,
                 memory=self._memory,
             )
@@ -176,13 +182,6 @@ class _JobPlanner:
         notes.planned(whole)
         if job.mode(channel) == "Pipe":
             notes.end_marks(whole)
-
-
-def job_inspector(job: Job, clients: Clients) -> contextlib.AbstractAsyncContextManager[ObjectInspector]:
-    """Open the client that finds size and ETag of single objects for this job."""
-    penstock = job.penstock
-    by_aiobotocore = penstock.transport == "aiobotocore"
-    return open_inspector(clients, give_up_after=penstock.give_up_after, by_aiobotocore=by_aiobotocore)
 
 
 def _sum_up(planned: Planned) -> None:

@@ -29,8 +29,8 @@ from sidecar.job.environment import write_environment_file
 from sidecar.job.failures import advice, remind
 from sidecar.job.keeper_link import KeeperLink
 from sidecar.job.layout import Layout, set_reader_state, write_config_files
-from sidecar.job.listings import open_listings
-from sidecar.job.planning import job_inspector, plan_job
+from sidecar.job.listings import job_inspector, open_listings
+from sidecar.job.planning import plan_job
 from sidecar.job.rehearsal import local
 from sidecar.job.resume import Saved, start_positions, with_published_digests
 from sidecar.observe.state import JobState

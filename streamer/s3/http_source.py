@@ -44,12 +44,20 @@ def why_not(clients: Clients, buckets: set[str]) -> str | None:
     """Return why our own client cannot send the requests for these buckets; None if it can."""
     if _proxied(clients.endpoint_url):
         return "a proxy is set for the endpoint"
-    if any(bucket.endswith("--x-s3") for bucket in buckets):
-        return "directory buckets need session credentials"
-    if any(bucket.startswith("arn:") for bucket in buckets):
-        return "an access point's requests are signed for the region in its name"
+    for bucket in buckets:
+        if (why := _why_not_bucket(bucket)) is not None:
+            return why
     if clients.signature not in ("none", "s3v4"):
         return f"requests must be signed by {clients.signature}"
+    return None
+
+
+def _why_not_bucket(bucket: str) -> str | None:
+    """Return why our own client cannot send the requests for this bucket; None if its name is no obstacle."""
+    if bucket.endswith("--x-s3"):
+        return "directory buckets need session credentials"
+    if bucket.startswith("arn:"):
+        return "an access point's requests are signed for the region in its name"
     return None
 
 
@@ -108,6 +116,8 @@ class HttpSource:
     async def open(self, request: RangeRequest) -> Body:
         """As `RangeSource.open`."""
         part, context = request.part, request.context
+        if _why_not_bucket(part.object.bucket) is not None:
+            return await self._fallback.open(request)  # of a row of a manifest that has just been read
         endpoint = await self._signer.endpoint(part.object.bucket)
 
         async def signed() -> bytes:

@@ -36,6 +36,7 @@ class Listed:
     """A listing whose runs come when the test says so: a `RunSource`."""
 
     base = S3Uri("b", "data/")
+    objects_each = 1
     strays = None
 
     def __init__(self, stub: S3Stub, arrangement: Arrangement | None = None) -> None:

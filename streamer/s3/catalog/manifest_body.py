@@ -12,13 +12,21 @@ from __future__ import annotations
 
 import asyncio
 import http
-from contextlib import aclosing, asynccontextmanager, closing
+from contextlib import ExitStack, aclosing, asynccontextmanager, closing
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from streamer.errors import BadAnswer, ClockSkew, ErrorContext, Transient, Truncated, WrongEndpoint
+from streamer.errors import (
+    BadAnswer,
+    ClockSkew,
+    ErrorContext,
+    GaveUp,
+    SourceError,
+    Truncated,
+    WrongEndpoint,
+)
 from streamer.plan import ObjectRef, S3Uri, bare_etag, is_etag
-from streamer.retry import RetryPolicy
+from streamer.retry import UNAVAILABLE, Attempts, RetryPolicy
 from streamer.s3.catalog.control_client import ControlClient
 from streamer.s3.client.credentials import renewing
 from streamer.s3.client.faults import map_errors
@@ -28,15 +36,13 @@ from streamer.s3.http_source import error_of
 from streamer.s3.ranges import check_header
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
     from streamer.s3.http.body import HttpBody
     from streamer.s3.http.client import Response
 
-ATTEMPTS = 5
-"""Most successive requests for the rest of a manifest without a byte of progress."""
-WAITS = RetryPolicy()
-"""Waits between these requests."""
+PATIENCE = 10.0
+"""Seconds without a byte for which the rest of a manifest is requested again."""
 _READ_SIZE = 256 * 1024
 
 
@@ -50,27 +56,49 @@ class _Response(NamedTuple):
     pieces: AsyncGenerator[bytes, None]
 
 
-async def read_manifest(clients: Any, uri: S3Uri) -> AsyncGenerator[bytes, None]:
+async def read_manifest(
+    clients: Any,
+    uri: S3Uri,
+    policy: RetryPolicy | None = None,
+    *,
+    on_wait: Callable[[SourceError], None] | None = None,
+) -> AsyncGenerator[bytes, None]:
     """Yield one version of an object in pieces; resume after a failure. Raises SourceError.
 
-    `clients`: the process's `Clients`, or aiobotocore's client to use it alone.
+    `clients`: the process's `Clients`, or aiobotocore's client to use it alone. While storage is unavailable,
+    the rest is requested again as `policy` allows, and `on_wait` is called with each error. Without a policy
+    it is requested again for `PATIENCE` seconds; a longer outage is an error, so that the caller can log it.
     """
-    if not isinstance(clients, Clients):
-        async with aclosing(_resumed(None, clients, uri)) as pieces:
-            async for piece in pieces:
-                yield piece
-        return
-    with closing(ControlClient(clients)) as control:
-        async with aclosing(_resumed(control, clients.control, uri)) as pieces:
-            async for piece in pieces:
-                yield piece
+    control, client = None, clients
+    with ExitStack() as stack:
+        if isinstance(clients, Clients):
+            control, client = stack.enter_context(closing(ControlClient(clients))), clients.control
+        limits = policy or RetryPolicy(give_up_after=min(PATIENCE, client.stall_timeout))
+        attempts = Attempts(limits, UNAVAILABLE, what="a byte of the manifest")
+        try:
+            async with aclosing(_resumed(control, client, uri, attempts, on_wait)) as pieces:
+                async for piece in pieces:
+                    yield piece
+        except GaveUp as error:
+            if policy is not None or error.__cause__ is None:
+                raise
+            last = error.__cause__
+        else:
+            return
+    raise last
 
 
-async def _resumed(control: ControlClient | None, client: Any, uri: S3Uri) -> AsyncGenerator[bytes, None]:
-    received, size, failures, etag = 0, -1, 0, ""
+async def _resumed(
+    control: ControlClient | None,
+    client: Any,
+    uri: S3Uri,
+    attempts: Attempts[SourceError],
+    on_wait: Callable[[SourceError], None] | None,
+) -> AsyncGenerator[bytes, None]:
+    received, size, etag = 0, -1, ""
     headers: dict[str, str] = {}
     while received != size:
-        context = ErrorContext(uri.bucket, uri.key, received, failures + 1)
+        context = ErrorContext(uri.bucket, uri.key, received, attempts.failures + 1)
         before = received
         try:
             async with _opened(control, client, context, headers) as response:
@@ -98,15 +126,16 @@ async def _resumed(control: ControlClient | None, client: Any, uri: S3Uri) -> As
                         yield piece
             if received != size:
                 raise Truncated(f"the body ended {size - received} bytes early", context)
-        except Transient as error:
-            failures = 1 if received > before else failures + 1
-            if failures >= ATTEMPTS:
-                raise
+        except UNAVAILABLE as error:
             if size >= 0:
                 if not is_etag(bare_etag(etag)):
                     raise  # without an ETag the rest may be of another version
                 headers = client.if_match(etag) | {"Range": f"bytes={received}-{size - 1}"}
-            wait = WAITS.wait(failures - 1, error.retry_after)
+            if received > before:
+                attempts.progressed()
+            wait = attempts.wait_after(error)
+            if on_wait is not None:
+                on_wait(error)
         else:
             continue
         await asyncio.sleep(wait)

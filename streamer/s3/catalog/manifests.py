@@ -33,8 +33,10 @@ from streamer.s3.client.session import Clients
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
 
+    from streamer.errors import SourceError
     from streamer.plan import Entries
     from streamer.plan.selection import Selection
+    from streamer.retry import RetryPolicy
 
     Progress = Callable[[int], None]
     """Called with the number of entries found so far, at each page, HEAD and piece of the manifest."""
@@ -88,6 +90,15 @@ class Manifest:
         """Number of objects found."""
 
     @property
+    def objects_each(self) -> int:
+        """Number of objects in each entry."""
+        return sum(self._pattern)
+
+    @property
+    def strays(self) -> None:
+        """None: a manifest's objects are all meant."""
+
+    @property
     def base(self) -> S3Uri | None:
         """The prefix of all objects, once it is read; None for an augmented manifest."""
         prefix = self._scanner.prefix if isinstance(self._scanner, ArrayScanner) else None
@@ -103,8 +114,14 @@ class Manifest:
         plan.base = self.base
         return plan
 
-    async def runs(self) -> AsyncGenerator[Entries, None]:
+    async def runs(
+        self, policy: RetryPolicy | None = None, on_wait: Callable[[SourceError], None] | None = None
+    ) -> AsyncGenerator[Entries, None]:
         """Yield the entries in runs, in the manifest's order, as their objects are found.
+
+        The first run comes when all objects of a manifest of one block are found, so that its mistakes are
+        known before a byte is streamed. While storage is unavailable, reading the manifest goes on as
+        `policy` allows; `on_wait` is called with each error.
 
         Raises ConfigError naming the row for a manifest that breaks a rule or an entry that cannot be
         wrapped, ConfigError if the plans need more than the memory, SourceError for a failed request. The
@@ -112,11 +129,12 @@ class Manifest:
         """
         by_bytes = None if self._limit is None or self._limit.bytes is None else self._limit
         selector = Selector(by_bytes, self._new_entries, by_number=self._augmented)
+        body = read_manifest(self._client, self._uri, policy, on_wait=on_wait)
         with self._memory.claim() as claim:
             finder = ObjectFinder(
                 self._object_clients, self._row_name, claim=claim, on_progress=self._report_progress
             )
-            async with aclosing(finder.runs(self._blocks(), self._new_entries)) as runs:
+            async with aclosing(finder.runs(self._blocks(body), self._new_entries)) as runs:
                 async for found in runs:
                     if len(run := selector.take(found)):
                         yield run
@@ -130,7 +148,7 @@ class Manifest:
             raise ConfigError(f"{self._uri} names no object; a manifest needs at least one entry")
 
     def _new_entries(self) -> Entries:
-        return self._arrangement.entries(objects_each=sum(self._pattern))
+        return self._arrangement.entries(objects_each=self.objects_each)
 
     def _row_name(self, row: int) -> str:
         """Return manifest and entry of a selected row, for errors. `row`: from 0."""
@@ -140,13 +158,13 @@ class Manifest:
         """Report the number of entries. `objects`: number of objects found since the last report."""
         self._found += objects
         if self._progress is not None:
-            each = sum(self._pattern)
+            each = self.objects_each
             self._progress(self._found // each if each else self._rows)
 
-    async def _blocks(self) -> AsyncGenerator[RowBlock, None]:
+    async def _blocks(self, body: AsyncGenerator[bytes, None]) -> AsyncGenerator[RowBlock, None]:
         """Yield the manifest's rows in blocks, as they are read."""
         block = RowBlock(0, self._pattern)
-        async with aclosing(self._selected_items()) as all_items:
+        async with aclosing(self._selected_items(body)) as all_items:
             async for left in all_items:
                 items = left
                 while items:
@@ -159,10 +177,12 @@ class Manifest:
         if block.rows:
             yield block
 
-    async def _selected_items(self) -> AsyncGenerator[list[bytes | str], None]:
+    async def _selected_items(
+        self, body: AsyncGenerator[bytes, None]
+    ) -> AsyncGenerator[list[bytes | str], None]:
         """Yield the items of the selected rows, of whole rows at a time; read no further than needed."""
         selected = self._selected
-        async with aclosing(self._items()) as all_items:
+        async with aclosing(self._items(body)) as all_items:
             async for items in all_items:
                 if selected is None:
                     yield items
@@ -175,10 +195,10 @@ class Manifest:
         if selected is not None and (sample := selected.finish()):
             yield sample
 
-    async def _items(self) -> AsyncGenerator[list[bytes | str], None]:
+    async def _items(self, body: AsyncGenerator[bytes, None]) -> AsyncGenerator[list[bytes | str], None]:
         """Yield the items of all rows, of one or more whole rows at a time."""
         inflate, scanner = Gunzip(str(self._uri)), self._scanner
-        async with aclosing(read_manifest(self._client, self._uri)) as body:
+        async with aclosing(body):
             async for data in body:
                 self._report_progress(0)
                 for text in inflate.feed(data):

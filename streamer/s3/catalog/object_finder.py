@@ -90,6 +90,8 @@ class ObjectFinder:
         """Blocks with rows that are not in a run yet."""
         self._held: list[SortedBlock] = []
         """Blocks not looked for yet: the latest, or those that wait for the end of the manifest."""
+        self._many = False
+        """Whether there are several blocks."""
         self._mixed = False
         self._ranges: deque[WantedRange] = deque()
         self._lookups = 0
@@ -106,21 +108,24 @@ class ObjectFinder:
     ) -> AsyncGenerator[Entries, None]:
         """Yield the rows of `blocks` as runs of entries, in order. `entries` makes an empty run.
 
+        Rows of a single block come when all of its objects are known, and other rows as they are known.
         Raises SourceError for a failed HEAD, ConfigError for an entry that cannot be, both with the row's
         name; and what `blocks` raises. The caller closes the generator.
         """
         finding = asyncio.create_task(self._find(blocks))
         finding.add_done_callback(lambda _: self._changed.set())
         try:
-            while True:
+            while not finding.done():
                 self._changed.clear()
-                while len(run := self._next_run(entries())):
+                while self._many and len(run := self._next_run(entries())):
                     yield run
                     await asyncio.sleep(0)  # other tasks' turn
-                if finding.done():
-                    break
-                await self._changed.wait()
+                if not finding.done():
+                    await self._changed.wait()
             await finding
+            while len(run := self._next_run(entries())):
+                yield run
+                await asyncio.sleep(0)
         finally:
             finding.cancel()
             await asyncio.wait([finding])
@@ -158,6 +163,7 @@ class ObjectFinder:
         """Look for the block's objects as soon as that is useful; wait while too many blocks wait."""
         self._claim.count(block.objects, block.memory)
         items = block.close()
+        self._many = self._many or block.first_row > 0
         self._blocks.append(block)
         self._changed.set()  # its rows may have literals alone
         if self._pages is None:

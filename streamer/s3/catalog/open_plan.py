@@ -1,4 +1,4 @@
-"""Lists prefixes into an open plan, which streams meanwhile (`streamer.plan.growth`).
+"""Lists prefixes, or reads a manifest, into an open plan, which streams meanwhile (`streamer.plan.growth`).
 
     OpenPlan.list      one task: run after run of the sources into the growth; then complete, or failed
     OpenPlan.first     waits until an entry is known, `ended` for the end; both raise the listing's error
@@ -26,11 +26,15 @@ if TYPE_CHECKING:
 
 
 class RunSource(Protocol):
-    """Lists objects in runs, as `streamer.s3.catalog.sources.Sources` does."""
+    """Finds objects in runs, as `Sources` of a channel's prefixes and `Manifest` do."""
 
     @property
     def base(self) -> S3Uri | None:
-        """As `Plan.base`."""
+        """As `Plan.base`, once the first run has come."""
+
+    @property
+    def objects_each(self) -> int:
+        """Number of objects in each entry."""
 
     @property
     def strays(self) -> Strays | None:
@@ -47,10 +51,9 @@ class OpenPlan:
 
     def __init__(self, arrangement: Arrangement, sources: RunSource) -> None:
         """Raises ValueError if the arrangement needs all entries."""
-        entries = arrangement.entries()
+        entries = arrangement.entries(objects_each=sources.objects_each)
         self.growth = Growth(entries)
         self.plan = Plan.arranged(entries, arrangement, growth=self.growth)
-        self.plan.base = sources.base
         self._sources = sources
         self._begun, self._ended = asyncio.Event(), asyncio.Event()
 
@@ -62,7 +65,7 @@ class OpenPlan:
         try:
             async with aclosing(self._sources.runs(policy, on_wait)) as listing:
                 async for run in listing:
-                    self.plan.strays = self._sources.strays
+                    self.plan.base, self.plan.strays = self._sources.base, self._sources.strays
                     for _ in growth.add(run):
                         await asyncio.sleep(0)
                     # Not set at once: the listing may end here, and the plan is whole then.

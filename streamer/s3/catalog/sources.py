@@ -86,6 +86,11 @@ class Sources:
         """Selected objects that are probably no data, as far as the listing has come."""
 
     @property
+    def objects_each(self) -> int:
+        """Number of objects in each entry."""
+        return 1
+
+    @property
     def base(self) -> S3Uri | None:
         """The prefix of all objects, if there is only one."""
         return self._uris[0] if len(self._uris) == 1 else None
