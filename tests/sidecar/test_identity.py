@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from sidecar.process.exits import Exit
 from tests.kit.harness import fill
 from tests.kit.processes import job, penstock, write_job
 from tests.kit.stub import S3Stub, Seen
@@ -93,6 +94,25 @@ def test_profiles_and_their_region(nobody: S3Stub, tmp_path: Path, monkeypatch: 
     assert "Credential=AKIDME/" in authorization
     assert "/eu-west-3/s3/" in authorization
     assert "/us-east-2/s3/" in (cat(nobody, "--profile", "me", "--region", "us-east-2").authorization or "")
+
+
+@pytest.mark.parametrize("name", ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"])
+@pytest.mark.parametrize("by_botocore", [False, True])
+def test_a_key_with_a_line_end_is_refused_at_once(
+    stub: S3Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, *, by_botocore: bool
+) -> None:
+    """As from `echo key | base64` in a Kubernetes secret."""
+    fill(stub, [100], prefix="b/train/")
+    monkeypatch.setenv(name, "of-a-secret-file\n")
+    if by_botocore:
+        (tmp_path / "config").write_text("[default]\nretry_mode = standard\n")
+        monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    done = penstock("cat", "s3://b/train/", "--endpoint-url", stub.url, "--path-style")
+    assert done.returncode == Exit.DENIED
+    assert "a line end or another control character" in done.stderr
+    assert "their source, which is env" in done.stderr
+    assert "of-a-secret-file" not in done.stderr
+    assert not stub.seen
 
 
 def test_anonymous_requests_are_not_signed(nobody: S3Stub) -> None:

@@ -93,6 +93,11 @@ class RenewableCredentials:
             raise Expired(self._failure) from error
         if (secrets := (frozen.access_key, frozen.secret_key, frozen.token)) != self._remembered:
             remember(*secrets)
+            if not all(each.isprintable() for each in secrets if each):
+                raise Expired(
+                    "the credentials have a line end or another control character, which no key has; "
+                    f"correct their source, which is {self._current.method}"
+                )
             self._remembered = secrets
         self._static = None if hasattr(self._current, "refresh_needed") else frozen
         return frozen
