@@ -153,6 +153,6 @@ def _channel(dice: random.Random, name: str, splice: bool, *, seed: int) -> Chan
     dice = random.Random(f"{seed} listing of {name}")
     if found.shuffle is not None or dice.random() < 0.5:
         return found
-    pace = dice.choice([0.001, 0.05, 1.0])
-    pauses = (dice.choice([0.0, dice.expovariate(1 / pace)]) for _ in range(count))
+    mean_pause = dice.choice([0.001, 0.05, 1.0])
+    pauses = (dice.choice([0.0, dice.expovariate(1 / mean_pause)]) for _ in range(count))
     return replace(found, listing=tuple(pauses), listing_fails=dice.random() < 0.2)
