@@ -9,8 +9,9 @@ clustered by folder. From the first block on that mixes with its successor, bloc
 manifest, because each page would be needed by many of them. Then all their keys are divided into ranges.
 Ranges are listed, and HEADs sent, in the order in which the rows need them.
 
-A listing is never needed: if it is denied, or its pages are wrong, HEADs find all objects of the bucket, and
-`on_unlisted` is called. If storage is unavailable, a HEAD waits for it; then the page is requested again.
+A listing is never needed: if it is denied, its pages are wrong, or a HEAD describes one of its objects in
+another way, HEADs find all objects of the bucket, and `on_unlisted` is called. If storage is unavailable, a
+HEAD waits for it; then the page is requested again.
 
 Reading pauses while `MOST_BLOCKS` blocks wait for answers. Blocks that wait for the end of the manifest are
 limited by `PlanMemory` alone.
@@ -24,17 +25,19 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from streamer.errors import ConfigError, Denied, SourceError, Throttled
+from streamer.errors import BadAnswer, ConfigError, Denied, ErrorContext, SourceError, Throttled
 from streamer.s3.catalog.key_lookup import KeyLookup
 from streamer.s3.catalog.object_info import HEADS
+from streamer.s3.catalog.validation import short
 from streamer.s3.catalog.wanted_ranges import SortedBlock, WantedRange, cut, grouped, is_mixed, pivots
 from streamer.s3.client.faults import first_error
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterable
 
-    from streamer.plan import Entries
+    from streamer.plan import Entries, ObjectRef
     from streamer.s3.catalog.object_info import ObjectInspector
+    from streamer.s3.catalog.page_parser import Page
     from streamer.s3.catalog.pages import PageSource
     from streamer.s3.catalog.row_block import RowBlock
     from streamer.s3.catalog.validation import PlanClaim
@@ -84,6 +87,9 @@ class ObjectFinder:
         self._row_name = row_name
         self._claim = claim
         self._on_progress = on_progress
+        self._compared: set[str] = set()
+        """Buckets whose listings agree with HEADs."""
+        self._comparing = asyncio.Lock()
         self._unlisted: set[str] = set()
         """Buckets whose listing is of no use."""
         self._blocks: deque[RowBlock] = deque()
@@ -163,6 +169,7 @@ class ObjectFinder:
         """Look for the block's objects as soon as that is useful; wait while too many blocks wait."""
         self._claim.count(block.objects, block.memory)
         items = block.close()
+        await asyncio.sleep(0)  # other tasks' turn
         self._many = self._many or block.first_row > 0
         self._blocks.append(block)
         self._changed.set()  # its rows may have literals alone
@@ -239,6 +246,11 @@ class ObjectFinder:
                 self._leave_unlisted(bucket, error)
                 continue
             failures = 0
+            if found and not await self._agrees(
+                bucket, [(groups[i][0], position) for i, position in found], page
+            ):
+                heads = [index for index, _ in found] + heads
+                found = []
             for index, position in found:
                 for block, item in groups[index]:
                     block.answer(item, page.sizes[position], page.etags[position])
@@ -246,6 +258,29 @@ class ObjectFinder:
             self._on_progress(sum(len(groups[index]) for index, _ in found))
             self._leave_to_heads(each for index in heads for each in groups[index])
         self._leave_to_heads(each for index in lookup.rest() for each in groups[index])
+
+    async def _agrees(self, bucket: str, found: list[tuple[NumberedItem, int]], page: Page) -> bool:
+        """Return whether HEADs describe the bucket's objects as its listings do, by one object or two.
+
+        They do not for access points that change objects (S3 Object Lambda), or on some compatible servers
+        for objects that were uploaded in parts. Such an object is compared if the page has one. A second
+        object is compared if the first differs, for that may have been replaced.
+        """
+        async with self._comparing:
+            if bucket in self._compared or bucket in self._unlisted:
+                return bucket in self._compared
+            found.sort(key=lambda each: b"-" not in page.etags[each[1]])
+            for (block, item), position in found[:2]:
+                ref = await self._stat(block, item)
+                if (ref.size, ref.etag.encode()) == (page.sizes[position], page.etags[position]):
+                    self._compared.add(bucket)
+                    return True
+            text = (
+                f"a HEAD says {ref.size} bytes and ETag {short(ref.etag)}, the listing "
+                f"{page.sizes[position]} bytes and ETag {short(page.etags[position].decode())}"
+            )
+            self._leave_unlisted(bucket, BadAnswer(text, ErrorContext(bucket, ref.key)))
+            return False
 
     def _leave_unlisted(self, bucket: str, error: SourceError) -> None:
         """Find the other objects of the bucket by HEADs."""
@@ -280,13 +315,17 @@ class ObjectFinder:
                 return block, item
         return None
 
-    async def _send_head(self, block: RowBlock, item: int) -> None:
-        """Find one object by a HEAD. Raises SourceError with the row's name."""
+    async def _stat(self, block: RowBlock, item: int) -> ObjectRef:
+        """Send a HEAD. Raises SourceError with the row's name."""
         wanted = block.wanted(item)
         try:
-            ref = await self._inspector.stat(wanted.bucket, wanted.key, wanted.version)
+            return await self._inspector.stat(wanted.bucket, wanted.key, wanted.version)
         except SourceError as error:
             row = self._row_name(block.row_of(item))
             raise type(error)(f"{row}: {error.message}", error.context) from error
+
+    async def _send_head(self, block: RowBlock, item: int) -> None:
+        """Find one object by a HEAD. Raises SourceError with the row's name."""
+        ref = await self._stat(block, item)
         block.answer(item, ref.size, ref.etag.encode())
         self._changed.set()
