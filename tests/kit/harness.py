@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
@@ -25,7 +26,7 @@ from streamer.relay.transport import TransportSpec, Wish, open_transport
 from streamer.retry import RetryPolicy
 from streamer.s3.catalog.listing import plan_prefix
 from streamer.s3.catalog.object_info import AiobotocoreHeadClient
-from streamer.s3.catalog.pages import AiobotocorePages, PageSource
+from streamer.s3.catalog.pages import PageSource, open_pages
 from streamer.s3.checksums import StoredChecksums
 from streamer.s3.client.endpoint import STALL_TIMEOUT, Endpoint
 from streamer.s3.client.session import Clients, open_clients
@@ -41,10 +42,16 @@ MORE_THAN_A_FIFO = 40_000_000
 EAGER = RetryPolicy(give_up_after=30, first_wait=0.001, longest_wait=0.01)
 
 
+@functools.lru_cache(maxsize=8)
+def _contents(sizes: tuple[int, ...], seed: int) -> list[bytes]:
+    """Objects of these sizes; of 40 MB their bytes and ETags take 0.2 s of CPU, and many tests have them."""
+    source = random.Random(seed)
+    return [source.randbytes(size) for size in sizes]
+
+
 def fill(stub: S3Stub, sizes: list[int], *, prefix: str = "b/data/", seed: int = 1) -> bytes:
     """Put objects of these sizes; return what an epoch of them must be."""
-    source = random.Random(seed)
-    contents = [source.randbytes(size) for size in sizes]
+    contents = _contents(tuple(sizes), seed)
     stub.objects |= {f"{prefix}{i:04d}": data for i, data in enumerate(contents)}
     return b"".join(contents)
 
@@ -198,11 +205,11 @@ async def running_channel(  # noqa: PLR0913 - a test names only what it is about
         ) as chosen,
     ):
         bucket, _, key = prefix.partition("/")
-        plan = await (
-            make_plan(clients.control)
-            if make_plan
-            else plan_prefix(AiobotocorePages(clients.control), S3Uri(bucket, key))
-        )
+        if make_plan is None:
+            with open_pages(clients, by_aiobotocore=transport == "aiobotocore") as pages:
+                plan = await plan_prefix(pages, S3Uri(bucket, key))
+        else:
+            plan = await make_plan(clients.control)
         states: list[Trailer] = []
         stages = KeptStages(chosen.stages(why))
         spec = ChannelSpec(
