@@ -1,6 +1,6 @@
 """Every relay test runs over all transports: they must be equal, byte for byte and error for error.
 
-The modules of `BOTH_LOOPS` run over both event loops: the life of an epoch, faults, and spliced sockets. The
+The modules of `BOTH_LOOPS` run over both event loops: the life of an epoch, and spliced sockets. The
 others run over the service's own loop, and over the aiobotocore transport on the other one.
 """
 
@@ -61,7 +61,7 @@ def pages_from(request: pytest.FixtureRequest) -> PagesFrom:
     return opened
 
 
-BOTH_LOOPS = {"test_epochs", "test_faults", "test_splice"}
+BOTH_LOOPS = {"test_epochs", "test_splice"}
 """Modules whose subject a loop can change: who is woken by which event of a socket or a FIFO."""
 
 

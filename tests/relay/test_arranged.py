@@ -76,9 +76,17 @@ def planner(kind: str, arrangement: Arrangement) -> Callable[[Any], Coroutine[An
     return make
 
 
-@pytest.mark.parametrize("by", ["count", "bytes"])
-@pytest.mark.parametrize("wrap", [True, False])
-@pytest.mark.parametrize("kind", ["S3Prefix", "ManifestFile", "AugmentedManifestFile"])
+@pytest.mark.parametrize(
+    ("kind", "wrap", "by"),
+    [
+        ("S3Prefix", True, "count"),
+        ("S3Prefix", False, "bytes"),
+        ("ManifestFile", True, "bytes"),
+        ("ManifestFile", False, "count"),
+        ("AugmentedManifestFile", True, "count"),
+        ("AugmentedManifestFile", False, "bytes"),
+    ],
+)
 async def test_a_fifo_holds_what_the_reference_says(
     run: RunChannel, stub: S3Stub, tmp_path: Path, *, kind: str, wrap: bool, by: Balance
 ) -> None:
