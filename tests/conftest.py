@@ -98,7 +98,7 @@ def aws_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.Te
     for name in list(os.environ):
         if name.startswith("AWS_"):
             monkeypatch.delenv(name)
-    nowhere = str(tmp_path_factory.mktemp("aws") / "none")
+    nowhere = str(tmp_path_factory.getbasetemp() / "no AWS configuration")
     monkeypatch.setenv("AWS_CONFIG_FILE", nowhere)
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", nowhere)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")

@@ -18,7 +18,8 @@ import hatchling.build
 import pytest
 
 ROOT = Path(__file__).parent.parent
-SAMPLE = ["tests/unit/test_formats.py", "tests/test_arrows.py", "tests/readers/test_stream.py"]
+SAMPLE = "(test_formats.py or test_arrows.py or test_stream.py) and not loads"
+"""Tests of the library, of the tree's files and of a reader; none that starts the sidecar."""
 
 
 @pytest.fixture(scope="module")
@@ -76,13 +77,7 @@ def test_the_source_distribution_has_every_tracked_file(unpacked: Path) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_the_tests_can_be_collected_from_the_source_distribution(unpacked: Path) -> None:
-    done = run(unpacked, "--collect-only", "tests")
+def test_all_tests_are_collected_and_a_sample_passes_in_the_source_distribution(unpacked: Path) -> None:
+    done = run(unpacked, "-k", SAMPLE, "tests")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
-
-
-@pytest.mark.timeout(300)
-def test_tests_pass_in_the_source_distribution(unpacked: Path) -> None:
-    done = run(unpacked, *SAMPLE)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
-    assert " passed" in done.stdout
+    assert re.search(r"[1-9]\d\d passed, .*\d{4} deselected", done.stdout)

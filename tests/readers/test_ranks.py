@@ -72,7 +72,7 @@ def test_a_second_rank_is_refused(feeder: Feeder, how: str) -> None:
         pytest.importorskip("tensorflow")
     for epoch in range(3):
         feeder.feed(epoch, DATA)
-    with reader(how, LOCAL_RANK="0", LOCAL_WORLD_SIZE="2") as first:
+    with reader(LOCAL_RANK="0", LOCAL_WORLD_SIZE="2") as first:
         assert output_of(first).readline() == "5\n"
         with reader(how, LOCAL_RANK="1", LOCAL_WORLD_SIZE="2") as second:
             _, errors = second.communicate()
