@@ -51,7 +51,8 @@ from streamer.relay.deliver.transform import damaged
 from streamer.relay.staging.buffers import BufferPool, BufferStage
 from streamer.relay.statistics import ChannelCounters
 from streamer.s3.catalog.listing import list_prefix
-from streamer.s3.catalog.manifest_text import ArrayScanner, Gunzip, LineScanner
+from streamer.s3.catalog.manifest_lines import LineScanner
+from streamer.s3.catalog.manifest_text import ArrayScanner, Gunzip
 from streamer.s3.catalog.page_parser import Page, parse_by_expression, parse_by_tree
 from streamer.s3.catalog.pages import AiobotocorePages
 from streamer.s3.client.documents import MAX_ERROR_BODY, checked_document

@@ -28,7 +28,8 @@ from streamer.plan import (
     parse_object_uri,
 )
 from streamer.plan.parts import MAX_LITERALS
-from streamer.s3.catalog.manifest_text import ArrayScanner, LineScanner
+from streamer.s3.catalog.manifest_lines import LineScanner
+from streamer.s3.catalog.manifest_text import ArrayScanner
 from tests.unit import reference
 
 contents = st.binary(max_size=40)

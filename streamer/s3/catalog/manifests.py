@@ -9,7 +9,7 @@ A manifest is parsed as it arrives; only rows whose objects are not found yet st
 are added in the manifest's order. A manifest that cannot be read to its proven end is an error, because a
 truncated manifest may look like a shorter one.
 
-`manifest_body` reads the bytes, `manifest_text` parses them.
+`manifest_body` reads the bytes; `manifest_text` and `manifest_lines` parse them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from streamer.errors import ConfigError, ErrorContext, Missing
 from streamer.plan import Arrangement, Plan, S3Uri, parse_s3_uri
 from streamer.plan.selection import Selector
 from streamer.s3.catalog.manifest_body import read_manifest
-from streamer.s3.catalog.manifest_text import ArrayScanner, Gunzip, LineScanner
+from streamer.s3.catalog.manifest_lines import LineScanner
+from streamer.s3.catalog.manifest_text import ArrayScanner, Gunzip
 from streamer.s3.catalog.object_finder import ObjectClients, ObjectFinder
 from streamer.s3.catalog.object_info import AiobotocoreHeadClient
 from streamer.s3.catalog.row_block import RowBlock

@@ -26,8 +26,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from streamer.errors import BadAnswer, ConfigError, Denied, ErrorContext, SourceError, Throttled
+from streamer.s3.catalog.head_queue import HeadQueue
 from streamer.s3.catalog.key_lookup import KeyLookup
-from streamer.s3.catalog.object_info import HEADS
 from streamer.s3.catalog.validation import short
 from streamer.s3.catalog.wanted_ranges import SortedBlock, WantedRange, cut, grouped, is_mixed, pivots
 from streamer.s3.client.faults import first_error
@@ -35,7 +35,7 @@ from streamer.s3.client.faults import first_error
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterable
 
-    from streamer.plan import Entries, ObjectRef
+    from streamer.plan import Entries
     from streamer.s3.catalog.object_info import ObjectInspector
     from streamer.s3.catalog.page_parser import Page
     from streamer.s3.catalog.pages import PageSource
@@ -81,7 +81,6 @@ class ObjectFinder:
 
         `on_progress` is called for each page and each HEAD, with the number of objects that it has found.
         """
-        self._inspector = object_clients.inspector
         self._pages = object_clients.pages
         self._on_unlisted = object_clients.on_unlisted
         self._row_name = row_name
@@ -101,10 +100,12 @@ class ObjectFinder:
         self._mixed = False
         self._ranges: deque[WantedRange] = deque()
         self._lookups = 0
-        self._heads = 0
         self._sorting = asyncio.Lock()
         """One range is sorted at a time, and then other tasks have their turn."""
         self._group = asyncio.TaskGroup()
+        self._heads = HeadQueue(
+            object_clients.inspector, self._blocks, row_name, tasks=self._group, on_found=self._note_head
+        )
         self._changed = asyncio.Event()
         """Set when further rows of the oldest block may be known, or the search has ended."""
         self._room = asyncio.Event()
@@ -177,7 +178,7 @@ class ObjectFinder:
             block.leave_to_head(items)
         else:
             self._hold(SortedBlock(block, items), self._pages)
-        self._start_heads()
+        self._heads.start()
         while len(self._blocks) > MOST_BLOCKS and not self._mixed:
             self._room.clear()
             await self._room.wait()
@@ -238,7 +239,7 @@ class ObjectFinder:
                 if error.retryable:
                     failures += 1
                     for block, item in groups[lookup.skip()]:
-                        await self._send_head(block, item)
+                        await self._heads.send(block, item)
                     if failures < (THROTTLED_PAGES if isinstance(error, Throttled) else FAILED_PAGES):
                         continue  # storage answers again
                 elif isinstance(error, Denied) and lookup.narrow():
@@ -271,7 +272,7 @@ class ObjectFinder:
                 return bucket in self._compared
             found.sort(key=lambda each: b"-" not in page.etags[each[1]])
             for (block, item), position in found[:2]:
-                ref = await self._stat(block, item)
+                ref = await self._heads.stat(block, item)
                 if (ref.size, ref.etag.encode()) == (page.sizes[position], page.etags[position]):
                     self._compared.add(bucket)
                     return True
@@ -291,41 +292,8 @@ class ObjectFinder:
     def _leave_to_heads(self, items: Iterable[NumberedItem]) -> None:
         for block, item in items:
             block.leave_to_head((item,))
-        self._start_heads()
+        self._heads.start()
 
-    def _start_heads(self) -> None:
-        """Start tasks for the HEADs that are due, in all at most `HEADS`."""
-        due = min(HEADS - self._heads, sum(block.heads_due for block in self._blocks))
-        for _ in range(due):
-            self._heads += 1
-            self._group.create_task(self._send_heads())
-
-    async def _send_heads(self) -> None:
-        """Send the HEADs that are due, those of the first rows first."""
-        try:
-            while (due := self._next_head()) is not None:
-                await self._send_head(*due)
-                self._on_progress(1)
-        finally:
-            self._heads -= 1
-
-    def _next_head(self) -> tuple[RowBlock, int] | None:
-        for block in self._blocks:
-            if (item := block.next_head()) is not None:
-                return block, item
-        return None
-
-    async def _stat(self, block: RowBlock, item: int) -> ObjectRef:
-        """Send a HEAD. Raises SourceError with the row's name."""
-        wanted = block.wanted(item)
-        try:
-            return await self._inspector.stat(wanted.bucket, wanted.key, wanted.version)
-        except SourceError as error:
-            row = self._row_name(block.row_of(item))
-            raise type(error)(f"{row}: {error.message}", error.context) from error
-
-    async def _send_head(self, block: RowBlock, item: int) -> None:
-        """Find one object by a HEAD. Raises SourceError with the row's name."""
-        ref = await self._stat(block, item)
-        block.answer(item, ref.size, ref.etag.encode())
+    def _note_head(self) -> None:
         self._changed.set()
+        self._on_progress(1)
