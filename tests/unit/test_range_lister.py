@@ -7,6 +7,7 @@ import random
 from bisect import bisect_right
 from collections.abc import Callable, Coroutine, Iterable
 from contextlib import aclosing
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamer.errors import BadAnswer, Denied, OutOfOrder, Transient
-from streamer.plan import ObjectRef, S3Uri
+from streamer.plan import Arrangement, ObjectRef, S3Uri
 from streamer.plan.entries import Entries
 from streamer.retry import RetryPolicy
 from streamer.s3.catalog import range_lister
@@ -127,6 +128,43 @@ def test_ranges_are_listed_at_the_same_time_with_few_more_requests(keys: list[st
     assert run(list_prefix(server, S3Uri("b", "d/"))) == sorted(keys)
     assert server.most_in_flight > 16
     assert server.requests < 1.2 * len(keys) / 10 + 20
+
+
+def test_other_tasks_have_their_turn_between_runs_that_have_waited() -> None:
+    """The first range ends last, so all others wait for it, and come one after the other."""
+
+    class SlowStart(Server):
+        async def page(self, *names: str, token: str | None = None, start_after: str = "") -> Page:
+            if self.requests > 20 and not start_after and token is not None and token < f"t{FLAT[400]}":
+                for _ in range(300):
+                    await asyncio.sleep(0)
+            return await super().page(*names, token=token, start_after=start_after)
+
+    async def most_entries_in_a_turn() -> int:
+        lengths, done = [0], False
+
+        async def look() -> None:
+            while not done:
+                lengths.append(len(collected[0]) if collected else 0)
+                await asyncio.sleep(0)
+
+        looking = asyncio.create_task(look())
+        await list_prefix(SlowStart(FLAT, page=10), S3Uri("b", "d/"), Collecting())
+        done = True
+        await looking
+        return max(after - before for before, after in pairwise(lengths))
+
+    collected: list[Entries] = []
+
+    class Collecting(Arrangement):
+        def entries(self, *, objects_each: int = 1) -> Entries:
+            entries = super().entries(objects_each=objects_each)
+            collected.append(entries)
+            return entries
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(range_lister, "LONGEST_RUN", 50)
+        assert 10 <= asyncio.run(most_entries_in_a_turn()) <= 60
 
 
 def test_a_small_prefix_takes_one_request_a_page() -> None:

@@ -114,6 +114,7 @@ async def list_prefix(
         async with aclosing(runs):
             async for run in runs:
                 entries.extend(run)
+                await asyncio.sleep(0)  # the runs of a range that waited come one after the other
     except OutOfOrder:
         of_prefix = PrefixPages(
             pages, uri, arrangement, policy=policy, on_wait=on_wait, progress=progress, keys=keys
