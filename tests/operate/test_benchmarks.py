@@ -30,10 +30,13 @@ import pytest
 
 from benchmarks import __main__ as program
 from benchmarks import clients, endurance, gpu, lineup, measure, origin, readers, report, scenarios, stats
+from benchmarks import listing as lists
 from benchmarks.dataset import MIB, DataSet, Shape, directory_in_memory, listing, nginx_etag
 from benchmarks.peers.agent import in_order
 from benchmarks.process import Child, ProcessFailed, cpu_seconds, memory
 from benchmarks.task import Stream, Task
+from streamer.errors import ErrorContext
+from streamer.s3.catalog.page_parser import parse_page
 from tests.operate.promql import ROOT
 
 needs_origin = pytest.mark.skipif(origin.missing() is not None, reason=str(origin.missing()))
@@ -669,3 +672,20 @@ def test_gpu_mistakes_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     if len(os.sched_getaffinity(0)) < 100 and not origin.missing():
         assert gpu.main(["--device", "cpu", "--loads", "tiny", "--cores", "100"]) == 1
         assert "give fewer --cores" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("shape", lists.SHAPES)
+def test_made_up_keys_ascend_and_are_listed_from_any_of_them(shape: str) -> None:
+    keys = lists.Keys(shape, 2500)
+    assert [*keys] == sorted({*keys})
+    for after in (keys[0], keys[1200], keys[2499]):
+        page = parse_page(lists.page(keys, {"start-after": [after]}), ErrorContext("bucket", "train/"))
+        assert page.keys == [key.encode() for key in keys if key > after][:1000]
+        assert (page.token is None) == (after != keys[0])
+
+
+def test_a_short_listing_is_measured_by_both_clients() -> None:
+    command = [sys.executable, "-m", "benchmarks.listing", "--keys", "3000", "--delay", "0", "--rounds", "1"]
+    lines = subprocess.check_output(command, text=True).splitlines()
+    assert [line.split()[0] for line in lines] == ["ours", "aiobotocore"]
+    assert all(", 3 requests, " in line for line in lines)

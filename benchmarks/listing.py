@@ -1,0 +1,209 @@
+"""Measures listings: `python -m benchmarks.listing`, by our own client and by aiobotocore, in turns.
+
+    this process ── starts ──▶ server: pages of made-up keys, each after a delay
+                 └─ starts ──▶ lister: `list_prefix` once, in a process of its own ──▶ figures, as JSON
+
+The server knows ListObjectsV2 alone: `prefix` is ignored, `start-after` and tokens are positions in the keys.
+Shapes: `flat`, image files of one folder; `folders`, a thousand files in each; `hashes`, hexadecimal names.
+A lister's figures are its own: CPU seconds of the listing, peak memory above that before the listing, and the
+most CPU seconds that its event loop spent on the listing before another task had its turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from benchmarks.stats import in_turns, spread
+from streamer.plan import S3Uri
+from streamer.s3.catalog.listing import list_prefix
+from streamer.s3.catalog.pages import open_pages
+from streamer.s3.client.endpoint import Endpoint
+from streamer.s3.client.session import open_clients
+
+PAGE = 1000
+HEAD = (
+    '<?xml version="1.0" encoding="UTF-8"?>\n<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
+    "<Name>bucket</Name><Prefix></Prefix>{more}<KeyCount>{count}</KeyCount><MaxKeys>1000</MaxKeys>"
+    "<EncodingType>url</EncodingType><IsTruncated>{truncated}</IsTruncated>"
+)
+OBJECT = (
+    "<Contents><Key>%s</Key><LastModified>2026-01-01T00:00:00.000Z</LastModified><ETag>&quot;%032x&quot;</ETag>"
+    "<ChecksumAlgorithm>CRC64NVME</ChecksumAlgorithm><ChecksumType>FULL_OBJECT</ChecksumType><Size>%d</Size>"
+    "<StorageClass>STANDARD</StorageClass></Contents>"
+)
+SHAPES: dict[str, Callable[[int], str]] = {
+    "flat": "train/img-{:08d}.jpg".format,
+    "folders": lambda number: f"train/{number // 1000:05d}/{number % 1000:04d}.jpg",
+    "hashes": lambda number: f"train/{number << 24:016x}",
+}
+"""By name, the key of an object by its number; keys ascend with the numbers."""
+LOOK = 0.002
+"""Seconds between two looks at the event loop's CPU time."""
+
+
+class Keys(Sequence[str]):
+    """All keys of a shape, in order; none is stored."""
+
+    def __init__(self, shape: str, count: int) -> None:
+        self._key, self._count = SHAPES[shape], count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, number: Any) -> Any:
+        return self._key(number)
+
+
+def page(keys: Keys, query: dict[str, list[str]]) -> bytes:
+    """Return the page that the query asks for."""
+    after = query.get("start-after", [""])[0]
+    begin = (
+        int(query["continuation-token"][0]) if "continuation-token" in query else bisect_right(keys, after)
+    )
+    end = min(begin + PAGE, len(keys))
+    more = f"<NextContinuationToken>{end}</NextContinuationToken>" if end < len(keys) else ""
+    head = HEAD.format(more=more, count=end - begin, truncated=str(bool(more)).lower())
+    values = [each for number in range(begin, end) for each in (keys[number], number, number + 1)]
+    return (head + OBJECT * (end - begin) % tuple(values) + "</ListBucketResult>").encode()
+
+
+async def serve(keys: Keys, delay: float) -> None:
+    """Answer listings until the process is ended; print the port."""
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError), contextlib.closing(writer):
+            while True:
+                header = await reader.readuntil(b"\r\n\r\n")
+                until = asyncio.get_running_loop().time() + delay
+                body = page(keys, parse_qs(urlsplit(header.split(b" ", 2)[1].decode()).query))
+                await asyncio.sleep(until - asyncio.get_running_loop().time())
+                writer.write(
+                    b"HTTP/1.1 200 OK\r\nContent-Type: application/xml\r\nContent-Length: %d\r\n\r\n"
+                    % len(body)
+                )
+                writer.write(body)
+
+    server = await asyncio.start_server(connected, "127.0.0.1", 0)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await server.serve_forever()
+
+
+async def measure(url: str, *, by_aiobotocore: bool) -> dict[str, float]:
+    """List the prefix once and return the figures."""
+    most, ended = 0.0, False
+
+    async def look() -> None:
+        nonlocal most
+        while not ended:
+            before = time.thread_time()
+            await asyncio.sleep(0)
+            most = max(most, time.thread_time() - before)
+            await asyncio.sleep(LOOK)
+
+    async with open_clients(Endpoint(url=url, path_style=True), connections=64) as clients:
+        with open_pages(clients, by_aiobotocore=by_aiobotocore) as pages:
+            looking = asyncio.create_task(look())
+            memory, cpu, began = peak_memory(), time.process_time(), time.monotonic()
+            entries = await list_prefix(pages, S3Uri("bucket", "train/"))
+            seconds, cpu = time.monotonic() - began, time.process_time() - cpu
+            busy, ended = most, True
+            await looking
+        requests = clients.request_counts["ListObjectsV2"]
+    return {
+        "keys": len(entries),
+        "seconds": seconds,
+        "cpu": cpu,
+        "memory": peak_memory() - memory,
+        "name": sum(len(key) for start in range(0, len(entries), PAGE) for key in _keys(entries, start)),
+        "requests": requests,
+        "busy": busy,
+    }
+
+
+def _keys(entries: Any, start: int) -> list[bytes]:
+    columns = entries.columns(start, min(start + PAGE, len(entries)))
+    return [] if columns is None else columns.keys
+
+
+def peak_memory() -> int:
+    """Return the peak of the process's memory so far, in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+@contextlib.contextmanager
+def running_server() -> Iterator[str]:
+    """Run the server in another process; yield its URL."""
+    command = [sys.executable, "-m", "benchmarks.listing", "--server", *sys.argv[1:]]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield f"http://127.0.0.1:{int(process.stdout.readline() if process.stdout else 0)}"
+        finally:
+            process.terminate()
+
+
+def listed(client: str, url: str) -> dict[str, float]:
+    """List in a new process. Raises CalledProcessError."""
+    command = [sys.executable, "-m", "benchmarks.listing", "--lister", client, "--url", url]
+    keys = {"AWS_ACCESS_KEY_ID": "AKIDBENCHMARK", "AWS_SECRET_ACCESS_KEY": "not-a-secret"}
+    variables = {**os.environ, **keys, "AWS_DEFAULT_REGION": "us-east-1"}
+    found: dict[str, float] = json.loads(subprocess.check_output(command, env=variables))
+    return found
+
+
+def compare(arguments: argparse.Namespace) -> None:
+    """List by each client in turns, and print the medians."""
+    found: dict[str, list[dict[str, float]]] = {}
+    with running_server() as url:
+        for _, client in in_turns(arguments.rounds, arguments.clients.split(",")):
+            found.setdefault(client, []).append(listed(client, url))
+    for client, lists in found.items():
+        if any(each["keys"] != arguments.keys for each in lists):
+            raise SystemExit(f"{client} has found {lists[0]['keys']} of {arguments.keys} keys")
+        figures = {
+            "s": spread([each["seconds"] for each in lists]).text(),
+            "CPU-s": spread([each["cpu"] for each in lists]).text(),
+            "keys/CPU-s": f"{spread([each['keys'] / each['cpu'] for each in lists]).median:,.0f}",
+            "requests": f"{spread([each['requests'] for each in lists]).median:,.0f}",
+            "bytes/key besides the name": spread(
+                [(each["memory"] - each["name"]) / each["keys"] for each in lists]
+            ).text(),
+            "ms before another task": spread([each["busy"] * 1000 for each in lists]).text(),
+        }
+        print(f"{client:12}", ", ".join(f"{value} {name}" for name, value in figures.items()))
+
+
+def main() -> None:
+    """Run the server, a lister, or all of the measurement."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.listing", description=__doc__.splitlines()[0])
+    parser.add_argument("--keys", type=int, default=1_000_000, help="objects below the prefix (1000000)")
+    parser.add_argument("--shape", choices=SHAPES, default="flat", help="form of the keys (flat)")
+    parser.add_argument("--delay", type=float, default=0.1, help="seconds before each page is sent (0.1)")
+    parser.add_argument("--rounds", type=int, default=3, help="listings by each client (3)")
+    parser.add_argument("--clients", default="ours,aiobotocore", help="comma-separated (ours,aiobotocore)")
+    parser.add_argument("--server", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--lister", help=argparse.SUPPRESS)
+    parser.add_argument("--url", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.server:
+        with contextlib.suppress(KeyboardInterrupt):
+            asyncio.run(serve(Keys(arguments.shape, arguments.keys), arguments.delay))
+    elif arguments.lister:
+        print(json.dumps(asyncio.run(measure(arguments.url, by_aiobotocore=arguments.lister != "ours"))))
+    else:
+        compare(arguments)
+
+
+if __name__ == "__main__":
+    main()
