@@ -35,9 +35,9 @@ from streamer.relay.transport import open_transport
 from streamer.retry import RetryPolicy
 
 if TYPE_CHECKING:
-    from sidecar.config.job import Job
     from sidecar.job.download_journal import DownloadJournal
     from sidecar.job.layout import Layout
+    from sidecar.observe.state import JobState
     from streamer.relay.transport import TransportSpec
     from streamer.s3.client.session import Clients
 
@@ -45,18 +45,24 @@ PROGRESS_EVERY = 10.0
 """Seconds between log lines while a channel is downloaded."""
 
 
-async def download_channels(job: Job, plans: Mapping[str, Plan], clients: Clients, layout: Layout) -> None:
-    """Download every File channel. Raises SourceError, SinkError, ConfigError."""
+async def download_channels(
+    state: JobState, plans: Mapping[str, Plan], clients: Clients, layout: Layout
+) -> None:
+    """Download every File channel; `state` has the progress. Raises SourceError, SinkError, ConfigError."""
+    job = state.job
     for channel in job.channels("File"):
         name = channel.channel_name
         plan = plans[name]
-        fetched = await Download(
+        download = Download(
             name,
             plan,
             layout.data,
             policy=RetryPolicy(give_up_after=job.penstock.give_up_after),
             bandwidth=job.penstock.bandwidth,
-        ).run(clients, transport_spec(job, plan.buckets(), [None]))
+        )
+        state.downloading = download.text
+        fetched = await download.run(clients, transport_spec(job, plan.buckets(), [None]))
+        state.downloading = None
         log.info(
             "downloaded" if fetched else "downloaded before",
             channel=name,
@@ -78,6 +84,13 @@ class Download:
         self._directory = DownloadDirectory(data, channel)
         self._policy = policy
         self._bandwidth = bandwidth
+        self._progress: _Progress | None = None
+
+    def text(self) -> str:
+        """Return, in one line, how far the download is."""
+        if self._progress is None:
+            return f"{self._channel}: looking for the files of an earlier download"
+        return f"downloading {self._progress.text()}"
 
     async def run(self, clients: Clients, spec: TransportSpec) -> bool:
         """Download the plan's objects; return False if they are there already.
@@ -102,7 +115,7 @@ class Download:
         batch = batch_size(spec.budget)
         spec = replace(spec, budget=spec.budget - WRITERS * batch)
         outlet = FilesOutlet(self._directory.files(self._plan, rest), journal=journal, batch=batch)
-        progress = _Progress(self._channel, self._plan, rest, outlet)
+        progress = self._progress = _Progress(self._channel, self._plan, rest, outlet)
         try:
             async with open_transport(clients, spec) as transport:
                 transport.memory_budget.bandwidth.change(self._bandwidth, time.monotonic())

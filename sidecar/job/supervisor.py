@@ -121,7 +121,7 @@ class Supervisor:
                     await listings.ended(fifo.channel.channel_name)  # its position is in the whole plan
             starts = await asyncio.to_thread(self._start_positions, streams)
             whole = {name: planned.whole for name, planned in plans.items()}
-            await download_channels(job, whole, clients, layout)
+            await download_channels(state, whole, clients, layout)
             engine = Engine(
                 transport=transport,
                 inspector=inspector,

@@ -16,6 +16,8 @@ from streamer.relay.channel import Channel
 from streamer.schedule.bandwidth import Bandwidth
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from sidecar.config.hosts import Hosts
     from sidecar.config.job import Job
     from streamer.errors import SinkError, SourceError
@@ -84,6 +86,8 @@ class JobState:
         self.planning_seconds = 0.0
         self.planning: dict[str, PlanningStep] = {}
         """By channel, how far its plan is; a channel whose plan is made is not there."""
+        self.downloading: Callable[[], str] | None = None
+        """Returns, in one line, how far the download of a File channel is; None while none is downloaded."""
         self.channels: dict[str, Channel] = {}
         """Channels by FIFO."""
         self.offered = False
@@ -119,6 +123,8 @@ class JobState:
             return "; ".join(failed)
         if self.started:
             return "the job is ending: the sidecar offers no further epoch"
+        if self.downloading is not None:
+            return self.downloading()
         return self.planning_text() or "the job is starting: the sidecar offers no FIFO yet"
 
     def planning_text(self) -> str:

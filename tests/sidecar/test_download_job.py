@@ -60,6 +60,7 @@ async def test_a_killed_sidecar_s_download_is_continued(
     with sidecar(path) as running:
         running.wait_for("downloading", channel="files")
         await eventually(is_far)
+        assert "downloading files: " in running.get("/readyz")[1]
         running.end(number)
     assert not (data / "files").exists()
     stub.faults.clear()
