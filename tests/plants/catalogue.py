@@ -176,11 +176,11 @@ PLANTS = (
             self._gone(slot)
             self.landed(slot)
             dropped.append(slot)
-        while""",
+        self._abandoned""",
         """            slot = self._slots.popleft()
             self.landed(slot)
             dropped.append(slot)
-        while""",
+        self._abandoned""",
         ("tests/unit/test_window.py",),
     ),
     Plant(
@@ -190,11 +190,11 @@ PLANTS = (
             self._gone(slot)
             self.landed(slot)
             dropped.append(slot)
-        while""",
+        self._abandoned""",
         """            slot = self._slots.popleft()
             self._gone(slot)
             dropped.append(slot)
-        while""",
+        self._abandoned""",
         ("tests/unit/test_window.py",),
     ),
     Plant(
@@ -379,8 +379,8 @@ PLANTS = (
     Plant(
         "resume under another plan",
         "sidecar/job/resume.py",
-        "if held.digest != plan.digest and not anyway:",
-        "if not held.digest and not anyway:",
+        "if not anyway and not plan.covers(held.digest, position):",
+        "if not anyway and not held.digest:",
         ("tests/unit/test_resume.py", "tests/sidecar/test_keeper.py"),
     ),
     # Readers
