@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from streamer.linux import PIPE_SIZE
-from streamer.plan import START, Part, Plan, Position, ResumePoint, S3Uri
+from streamer.plan import START, Arrangement, Part, Plan, Position, ResumePoint, S3Uri
 from streamer.relay.channel import Channel
 from streamer.relay.channel_spec import ChannelSpec, NoEvents, StartPosition
 from streamer.relay.deliver.failure_policy import FailurePolicy
@@ -169,6 +169,7 @@ async def running_channel(  # noqa: PLR0913 - a test names only what it is about
     requests_in_flight: int = 4,
     policy: RetryPolicy = EAGER,
     transport: Wish = "aiobotocore",
+    arrangement: Arrangement | None = None,
     make_plan: Callable[[Any], Awaitable[Plan]] | None = None,
     inflate: bool = False,
     join: bool = False,
@@ -183,6 +184,7 @@ async def running_channel(  # noqa: PLR0913 - a test names only what it is about
 ) -> AsyncIterator[Running]:
     """List the prefix, prepare and run a channel `train`; cancel it at the end.
 
+    `arrangement`: of the objects under the prefix.
     `parts`: how many parts the budget has room for. `make_plan`: from a client, instead of the prefix.
     `inflate`, `join`: whether that plan does. `hedge`: as of `open_transport`; none, as faults are scripted.
     `endpoint`: as of `clients_of`.
@@ -207,7 +209,7 @@ async def running_channel(  # noqa: PLR0913 - a test names only what it is about
         bucket, _, key = prefix.partition("/")
         if make_plan is None:
             with open_pages(clients, by_aiobotocore=transport == "aiobotocore") as pages:
-                plan = await plan_prefix(pages, S3Uri(bucket, key))
+                plan = await plan_prefix(pages, S3Uri(bucket, key), arrangement)
         else:
             plan = await make_plan(clients.control)
         states: list[Trailer] = []

@@ -17,13 +17,11 @@ from aiohttp import web
 
 from streamer.errors import CorruptRecord, TruncatedStream
 from streamer.formats import recordio, tfrecord
-from streamer.plan import Arrangement, Plan, Position, S3Uri
+from streamer.plan import Arrangement, Position
 from streamer.readers import PipeStream
 from streamer.readers.core.plain import record_reader
 from streamer.relay.deliver.frame_aligner import POISON, Framing
 from streamer.relay.transport import Wish
-from streamer.s3.catalog.listing import plan_prefix
-from streamer.s3.catalog.pages import AiobotocorePages
 from tests.kit.harness import RunChannel, Running, fill, running_channel
 from tests.kit.pipes import eventually, off_loop, read_all
 from tests.kit.stub import Answer, S3Stub, fails
@@ -185,10 +183,8 @@ async def test_a_wrapped_object_that_is_not_whole_is_not_begun(
     truth = fill(stub, [70_001, 120_003, 10])
     fail_at(stub, "b/data/0001", start, FAULTS["gone"])
 
-    async def wrapped(client: Any) -> Plan:
-        return await plan_prefix(AiobotocorePages(client), S3Uri("b", "data/"), Arrangement(wrap=True))
-
-    async with run(stub, tmp_path, make_plan=wrapped, when_failed="poison", framing="RecordIO") as running:
+    wrapped = Arrangement(wrap=True)
+    async with run(stub, tmp_path, arrangement=wrapped, when_failed="poison", framing="RecordIO") as running:
         got = await off_loop(read_all, running.fifo(0))
         await end(running)
     assert got == recordio.encode(truth[:70_001]) + POISON["RecordIO"]
@@ -201,11 +197,9 @@ async def test_a_damaged_object_poisons_behind_its_last_whole_record(
     records = store(stub, framing, objects=2, pack=gzip.compress)
     stub.objects["b/data/1"] = stub.objects["b/data/1"][:-100]
 
-    async def inflated(client: Any) -> Plan:
-        return await plan_prefix(AiobotocorePages(client), S3Uri("b", "data/"), Arrangement(inflate=True))
-
+    inflated = Arrangement(inflate=True)
     async with run(
-        stub, tmp_path, make_plan=inflated, inflate=True, when_failed="poison", framing=framing
+        stub, tmp_path, arrangement=inflated, inflate=True, when_failed="poison", framing=framing
     ) as running:
         got = await off_loop(read_all, running.fifo(0))
         assert "it was cut off" in (running.states[0].error or "")

@@ -9,7 +9,7 @@ import json
 import os
 import random
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from functools import partial
@@ -43,12 +43,8 @@ def run(request: pytest.FixtureRequest) -> RunChannel:
     def running(
         stub: S3Stub, directory: Path, *, wrap: bool = False, **others: Any
     ) -> AbstractAsyncContextManager[Running]:
-        async def make(client: Any) -> Plan:
-            return await plan_prefix(
-                AiobotocorePages(client), S3Uri("b", "data/"), Arrangement(wrap=wrap, inflate=True)
-            )
-
-        arguments = {"make_plan": make, "inflate": True, "transport": request.param} | others
+        arrangement = Arrangement(wrap=wrap, inflate=True)
+        arguments = {"arrangement": arrangement, "inflate": True, "transport": request.param} | others
         return running_channel(stub, directory, **arguments)
 
     return running
@@ -103,10 +99,7 @@ async def test_shuffle_and_shards_are_those_of_the_reference(
     contents = fill(stub, [0, 2, 4, 65_536, 120_000, 49_998, 6, 8])
     arrangement = Arrangement(wrap, 7, Shard(1, 2), inflate=True)
 
-    def make(client: Any) -> Awaitable[Plan]:
-        return plan_prefix(AiobotocorePages(client), S3Uri("b", "data/"), arrangement)
-
-    async with run(stub, tmp_path, make_plan=make) as running:
+    async with run(stub, tmp_path, arrangement=arrangement) as running:
         for epoch in range(2):
             found = [[content] for content in contents]
             due = reference.stream(found, epoch=epoch, wrap=wrap, seed=7, host=1, hosts=2)

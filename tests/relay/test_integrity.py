@@ -114,10 +114,7 @@ async def test_a_compressed_object_is_compared_as_it_is_stored(
     stub.objects = {f"b/data/{i}": gzip.compress(data) for i, data in enumerate(content)}
     keep(stub, "crc64nvme")
 
-    async def make(control: Any) -> Plan:
-        return await plan_prefix(AiobotocorePages(control), S3Uri("b", "data/"), Arrangement(inflate=True))
-
-    async with run(stub, tmp_path, make_plan=make, inflate=True) as running:
+    async with run(stub, tmp_path, arrangement=Arrangement(inflate=True), inflate=True) as running:
         assert await off_loop(read_all, running.fifo(0)) == b"".join(content)
         await eventually(lambda: running.states)
         assert running.channel.statistics().checked == {"verified": 3}

@@ -14,7 +14,7 @@ import pytest
 from backports import zstd
 
 from streamer.formats.arrow_joiner import ArrowJoiner
-from streamer.plan import Arrangement, Join, Plan, Position, ResumePoint, S3Uri, Shard
+from streamer.plan import Arrangement, Join, Position, ResumePoint, S3Uri, Shard
 from streamer.relay.deliver import delivery
 from streamer.s3.catalog.listing import plan_prefix
 from streamer.s3.catalog.pages import AiobotocorePages
@@ -45,10 +45,7 @@ def run(request: pytest.FixtureRequest) -> RunChannel:
     ) -> AbstractAsyncContextManager[Running]:
         arrangement = Arrangement(join=join, inflate=inflate, seed=seed, shard=shard or Shard())
 
-        async def make(client: Any) -> Plan:
-            return await plan_prefix(AiobotocorePages(client), S3Uri("b", "data/"), arrangement)
-
-        arguments = {"make_plan": make, "join": True, "inflate": inflate, "transport": request.param}
+        arguments = {"arrangement": arrangement, "join": True, "inflate": inflate, "transport": request.param}
         return running_channel(stub, directory, **arguments | others)
 
     return running
