@@ -227,9 +227,9 @@ class FifoDirectory:
         for epoch in list(self._fifos):
             with contextlib.suppress(OSError):
                 self._remove(epoch)
-        for epoch in self._unproven:
+        while self._unproven:
             with contextlib.suppress(OSError):
-                self._unlink(trailer_path(self._directory, self._channel, epoch))
+                self._unlink(trailer_path(self._directory, self._channel, self._unproven.pop()))
         if forget:
             with contextlib.suppress(SinkError, OSError):
                 self.clear()

@@ -285,7 +285,10 @@ async def test_a_drain_without_a_reader_waits_for_no_listing(
     async with streaming(run, stub, tmp_path, listed) as running:
         running.channel.drain()
         await running.task
-    assert os.listdir(tmp_path) == []
+        listed.names(1)
+        listed.ends()
+        await listed.open_plan.ended()
+        assert os.listdir(tmp_path) == []  # no trailer comes again
 
 
 async def test_empty_objects_alone_are_a_complete_epoch(

@@ -200,6 +200,19 @@ def test_a_sidecar_killed_while_listing_goes_on_at_the_exact_byte(
 
 
 @pytest.mark.usefixtures("no_keeper_left")
+def test_a_restart_while_listing_is_a_pause(stub: S3Stub, serve: Any, data: Path, truth: bytes) -> None:
+    with serve() as running, open(data / "train_0", "rb", buffering=0) as file:
+        got = take(file, 7000)
+        running.process.send_signal(signal.SIGUSR2)
+        running.wait_for("starting", times=2)
+        stub.allow_pages()
+        assert got + file.readall() == truth
+        assert running.wait_for("resuming")["offset"] >= 7000
+        assert published_trailer(data, "train", 0).state == "complete"
+        assert running.end() == 0
+
+
+@pytest.mark.usefixtures("no_keeper_left")
 def test_objects_that_the_first_sidecar_had_not_listed_may_change(
     stub: S3Stub, serve: Any, data: Path, truth: bytes
 ) -> None:
