@@ -40,7 +40,7 @@ def response(
     if address.scheme != "http":
         raise ConfigError(f"{url!r} is not an http:// URL")
     with contextlib.closing(HTTPConnection(address.netloc, timeout=WITHIN)) as connection:
-        target = address.path.rstrip("/") + path
+        target = address.path.rstrip("/") + path + (address.query and f"?{address.query}")
         connection.request(method, target, body, {"Connection": "close", **(headers or {})})
         with connection.getresponse() as received:
             yield received

@@ -255,6 +255,13 @@ def test_probe_says_why_not_and_whether_a_sidecar_answers(stub: S3Stub, tmp_path
             assert "--url" in done.stderr
 
 
+def test_the_path_and_the_query_of_an_admin_address_are_sent() -> None:
+    """Of a proxy before the sidecar."""
+    with raw_server(always(answer(200, b"ready\n"))) as proxy:
+        assert penstock("probe", "--url", f"{proxy.url}/jobs/a/?key=b").returncode == 0
+    assert [request.target for request in proxy.seen] == ["/jobs/a/readyz?key=b"]
+
+
 def always(page: bytes) -> Callable[[Request], bytes]:
     """Reply to every request with `page`."""
     return lambda _: page
