@@ -90,7 +90,7 @@ class Judgement:
 def all_cells() -> list[Cell]:
     """The matrix.
 
-    The body of an object has three transports, two over TLS; a HEAD has two clients; listings and manifests
+    The body of an object has three transports, two over TLS; a HEAD and a manifest have two clients; listings
     are read by aiobotocore whatever the transport. A fault of the handshake has no operation: it counts as a
     listing's.
     """
@@ -98,7 +98,7 @@ def all_cells() -> list[Cell]:
         "body": TRANSPORTS,
         "HEAD": ("buffered", "aiobotocore"),
         "listing": ("aiobotocore",),
-        "manifest": ("aiobotocore",),
+        "manifest": ("buffered", "aiobotocore"),
     }
     cells = []
     known = [fault for fault in FAULTS if fault not in UNSEEN]
