@@ -276,11 +276,12 @@ class ObjectFinder:
                 if (ref.size, ref.etag.encode()) == (page.sizes[position], page.etags[position]):
                     self._compared.add(bucket)
                     return True
-            text = (
+            error = BadAnswer(
                 f"a HEAD says {ref.size} bytes and ETag {short(ref.etag)}, the listing "
-                f"{page.sizes[position]} bytes and ETag {short(page.etags[position].decode())}"
+                f"{page.sizes[position]} bytes and ETag {short(page.etags[position].decode())}",
+                ErrorContext(bucket, ref.key),
             )
-            self._leave_unlisted(bucket, BadAnswer(text, ErrorContext(bucket, ref.key)))
+            self._leave_unlisted(bucket, error)
             return False
 
     def _leave_unlisted(self, bucket: str, error: SourceError) -> None:
