@@ -63,6 +63,8 @@ class Keys(Sequence[str]):
         return self._count
 
     def __getitem__(self, number: Any) -> Any:
+        if not 0 <= number < self._count:
+            raise IndexError(number)
         return self._key(number)
 
 
