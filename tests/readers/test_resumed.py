@@ -137,7 +137,7 @@ def test_objects_that_have_changed_since(stub: S3Stub, begun: Begun, tmp_path: P
     stub.objects["b/train/3"] = encode(b"new")
     done = penstock("run", "-c", begun.path, "--resume", json.dumps(state))
     assert done.returncode == 2
-    assert "saved under plan" in done.stderr
+    assert "saved under a plan" in done.stderr
     begun("--resume", json.dumps(state), "--resume-anyway")
     loader = ResumableLoader(PipeIterableDataset("train", "TFRecord", batch_size=50))
     loader.load_state_dict(state, anyway=anyway)
