@@ -34,7 +34,7 @@ FEATURES = {
         "readers leave",
         "killed",
     ),
-    *("manifest", "augmented", "wrapped", "gzip", "zstd", "shuffled", "sharded", "ranks"),
+    *("manifest", "augmented", "wrapped", "gzip", "zstd", "shuffled", "sharded", "ranks", "early"),
 }
 
 
