@@ -222,7 +222,6 @@ def test_no_command_shows_a_secret_whatever_fails(
         "doctor": (0, [*PENSTOCK, "doctor", "-c", path]),
         "plan": (0, [*PENSTOCK, "plan", "-c", path, "--json"]),
         "cat": (0, [*PENSTOCK, *cat]),
-        "exec": (0, [*PENSTOCK, "exec", "-c", path, "--log-level", "warning", "sh", "-c", copy]),
         "endpoint down": (5, [*PENSTOCK, "plan", "-c", no_endpoint]),
         "doctor, endpoint down": (5, [*PENSTOCK, "doctor", "-c", no_endpoint, "--json"]),
         "an internal error": (1, crash),
@@ -231,6 +230,9 @@ def test_no_command_shows_a_secret_whatever_fails(
         done = dict(
             zip(commands, threads.map(run, [command for _, command in commands.values()]), strict=True)
         )
+        # After doctor, which makes and removes the same directories.
+        commands["exec"] = (0, [*PENSTOCK, "exec", "-c", path, "--log-level", "warning", "sh", "-c", copy])
+        done["exec"] = run(commands["exec"][1])
         stub.script(*[echo] * 20)
         commands |= {
             "cat, denied": (3, [*PENSTOCK, *cat]),
