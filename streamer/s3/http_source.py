@@ -25,7 +25,7 @@ from streamer.s3.client.faults import (
     escaped_id,
 )
 from streamer.s3.client.session import certificate_file
-from streamer.s3.http.client import HttpClient
+from streamer.s3.http.client import HttpClient, Response
 from streamer.s3.http.response import ResponseHeader
 from streamer.s3.ranges import check_header, suggest_omission
 
@@ -147,11 +147,9 @@ class HttpSource:
             if 300 <= header.status < 400:
                 response.end(reuse=False)
                 return await self._fallback.open(request)
-            error = error_of(header, await response.error_body(), context)
-            if isinstance(error, WrongEndpoint):
-                return await self._fallback.open(request)  # botocore resolves the bucket's region
-            if isinstance(error, ClockSkew):
-                self._signer.ahead = error.ahead  # the next signature uses S3's time
+            error = await refusal(response, context, self._signer)
+            if error is None:
+                return await self._fallback.open(request)
             if self._signer.sends_if_match:
                 suggest_omission(error)
             raise deleted(error) if isinstance(error, ObjectMissing) else error
@@ -174,6 +172,21 @@ def _check(header: ResponseHeader, length: int, request: RangeRequest, context: 
     except SourceError as error:
         error.context = replace(context, request_id=escaped_id(fields.get("x-amz-request-id")))
         raise
+
+
+async def refusal(response: Response, context: ErrorContext, signer: RangeSigner) -> SourceError | None:
+    """Return the error of a response that is neither a success nor a redirect; None for WrongEndpoint.
+
+    After None the caller lets aiobotocore repeat the request, because botocore resolves the bucket's region.
+    ClockSkew sets `signer.ahead`, so the signer's next signature uses S3's time. Reads the body, and ends
+    the response.
+    """
+    error = error_of(response.header, await response.error_body(), context)
+    if isinstance(error, WrongEndpoint):
+        return None
+    if isinstance(error, ClockSkew):
+        signer.ahead = error.ahead
+    return error
 
 
 def error_of(header: ResponseHeader, body: bytes, context: ErrorContext) -> SourceError:

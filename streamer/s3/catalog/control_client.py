@@ -1,4 +1,7 @@
-"""Sends HEADs and LISTs by our own HTTP client, and knows the buckets that need aiobotocore instead."""
+"""Sends the requests of planning by our own HTTP client: HEADs, LISTs, GETs of manifests.
+
+It knows the buckets that need aiobotocore instead.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ControlClient:
-    """Our own client for requests that read no body of an object."""
+    """Our own HTTP client with the signer of planning's requests."""
 
     def __init__(self, clients: Clients) -> None:
         self._clients = clients

@@ -18,12 +18,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from streamer.errors import (
     BadAnswer,
-    ClockSkew,
     ErrorContext,
     GaveUp,
     SourceError,
     Truncated,
-    WrongEndpoint,
 )
 from streamer.plan import ObjectRef, S3Uri, bare_etag, is_etag
 from streamer.retry import UNAVAILABLE, Attempts, RetryPolicy
@@ -32,7 +30,7 @@ from streamer.s3.client.credentials import renewing
 from streamer.s3.client.faults import map_errors
 from streamer.s3.client.session import Clients
 from streamer.s3.client.stall import within_stall
-from streamer.s3.http_source import error_of
+from streamer.s3.http_source import refusal
 from streamer.s3.ranges import check_header
 
 if TYPE_CHECKING:
@@ -191,12 +189,9 @@ async def _sent(control: ControlClient, context: ErrorContext, headers: dict[str
         if header.status < 400:
             response.end(reuse=False)
             return None
-        error = error_of(header, await response.error_body(), context)
-        if isinstance(error, WrongEndpoint):
-            return None  # botocore resolves the bucket's region
-        if isinstance(error, ClockSkew):
-            signer.ahead = error.ahead
-        raise error
+        if (error := await refusal(response, context, signer)) is not None:
+            raise error
+        return None
 
 
 async def _read(body: HttpBody) -> AsyncGenerator[bytes, None]:

@@ -19,14 +19,14 @@ import http
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from streamer.errors import BadAnswer, ClockSkew, ErrorContext, GaveUp, WrongEndpoint
+from streamer.errors import BadAnswer, ErrorContext, GaveUp
 from streamer.plan import bare_etag
 from streamer.retry import UNAVAILABLE, Attempts, RetryPolicy, retry
 from streamer.s3.catalog.control_client import ControlClient
 from streamer.s3.catalog.page_parser import Page, next_token, parse_page, refuse_folders
 from streamer.s3.client.credentials import renewing
 from streamer.s3.client.faults import map_errors
-from streamer.s3.http_source import error_of
+from streamer.s3.http_source import refusal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -125,12 +125,12 @@ class HttpPages:
                 if header.status >= 300:
                     control.leave_to_aiobotocore(bucket)  # botocore caches the bucket's region
                 return None
-            error = error_of(header, await response.error_body(), context)
-            if isinstance(error, WrongEndpoint) or header.status == http.HTTPStatus.BAD_REQUEST:
+            if header.status == http.HTTPStatus.BAD_REQUEST:
+                await response.error_body()
                 return None
-            if isinstance(error, ClockSkew):
-                signer.ahead = error.ahead
-            raise error
+            if (error := await refusal(response, context, signer)) is not None:
+                raise error
+            return None
 
 
 @contextlib.contextmanager
