@@ -22,7 +22,7 @@ from streamer.retry import RetryPolicy, retry_while_unavailable
 from streamer.s3.catalog.manifests import Manifest
 from streamer.s3.catalog.object_finder import ObjectClients
 from streamer.s3.catalog.open_plan import OpenPlan
-from streamer.s3.catalog.sources import Sources, plan_sources
+from streamer.s3.catalog.sources import Sources
 from streamer.s3.catalog.validation import PlanMemory
 
 if TYPE_CHECKING:
@@ -220,9 +220,8 @@ async def plan_channel(
     arrangement = _arrangement(job, channel, hosts)
     if channel.source.s3_data_type == "S3Prefix":
         selection = channel.penstock.selection
-        return await plan_sources(
-            pages, channel.sources, arrangement, selection, progress=progress, memory=memory
-        )
+        sources = Sources(pages, channel.sources, arrangement, selection, progress=progress, memory=memory)
+        return await sources.plan()
     object_clients = _object_clients(channel, inspector, pages)
     manifest = _manifest(job, channel, clients, arrangement, object_clients, progress=progress, memory=memory)
     return await manifest.plan()

@@ -11,7 +11,7 @@ from streamer.errors import ConfigError, Missing
 from streamer.plan import Plan, S3Uri
 from streamer.plan.selection import Limit, Selection
 from streamer.s3.catalog.manifests import plan_augmented, plan_manifest
-from streamer.s3.catalog.sources import plan_sources
+from streamer.s3.catalog.sources import Sources
 from tests.kit.harness import PagesFrom, clients_of
 from tests.kit.stub import S3Stub
 
@@ -66,7 +66,7 @@ async def test_a_sample_costs_requests_for_the_sample_alone(stub: S3Stub, pages_
     plan = await planned(stub, limit=limit)
     assert stub.head_count == 7
     async with pages_from(stub) as pages:
-        listed = await plan_sources(pages, [S3Uri("b", "d/")], selection=Selection(limit=limit))
+        listed = await Sources(pages, [S3Uri("b", "d/")], selection=Selection(limit=limit)).plan()
     assert plan.digest == listed.digest
     by_bytes = await planned(stub, limit=Limit(bytes=21, seed=5))
     assert by_bytes.digest == plan.digest

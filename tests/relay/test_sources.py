@@ -8,7 +8,7 @@ from streamer.errors import ConfigError, Missing
 from streamer.plan import Arrangement, Plan, S3Uri, Shard
 from streamer.plan.selection import Limit, Selection
 from streamer.s3.catalog.pages import PageSource
-from streamer.s3.catalog.sources import plan_sources
+from streamer.s3.catalog.sources import Sources
 from streamer.s3.catalog.validation import PlanMemory
 from tests.kit import stub as kit
 from tests.kit.harness import PagesFrom
@@ -39,7 +39,7 @@ async def test_globs_decide_before_an_object_takes_memory(stub: S3Stub, pages_fr
     memory = PlanMemory()
     selection = Selection(include=("*.tar",), exclude=("3*",))
     async with pages_from(stub) as pages:
-        plan = await plan_sources(pages, [URI], selection=selection, memory=memory)
+        plan = await Sources(pages, [URI], selection=selection, memory=memory).plan()
     assert keys_in(plan) == [f"d/{n:02}.tar" for n in range(30)]
     assert memory.objects == 30
 
@@ -50,7 +50,7 @@ async def test_a_limit_ends_the_listing(stub: S3Stub, pages_from: PagesFrom, lim
     put(stub, *(f"d/{n:03}" for n in range(100)))
     memory = PlanMemory()
     async with pages_from(stub) as pages:
-        plan = await plan_sources(pages, [URI], selection=Selection(limit=limit), memory=memory)
+        plan = await Sources(pages, [URI], selection=Selection(limit=limit), memory=memory).plan()
     assert keys_in(plan) == [f"d/{n:03}" for n in range(15)]
     assert len(stub.listings) == 2
     assert memory.objects == 15
@@ -59,9 +59,9 @@ async def test_a_limit_ends_the_listing(stub: S3Stub, pages_from: PagesFrom, lim
 async def test_a_limit_ends_before_the_next_prefix(stub: S3Stub, pages_from: PagesFrom) -> None:
     put(stub, "d/1", "d/2")
     async with pages_from(stub) as pages:
-        plan = await plan_sources(
+        plan = await Sources(
             pages, [URI, S3Uri("b", "none/")], selection=Selection(limit=Limit(objects=2))
-        )
+        ).plan()
     assert keys_in(plan) == ["d/1", "d/2"]
     assert stub.listings == ["d/"]
 
@@ -74,7 +74,7 @@ async def test_several_prefixes_follow_each_other_in_the_order_given(
     put(stub, "m/1", bucket="other")
     uris = [S3Uri("b", "z/"), S3Uri("other", "m/"), S3Uri("b", "a/")]
     async with pages_from(stub) as pages:
-        plan = await plan_sources(pages, uris, selection=selection)
+        plan = await Sources(pages, uris, selection=selection).plan()
     found = [(ref.bucket, ref.key) for ref in plan.refs(0)]
     assert found == [("b", "z/1"), ("b", "z/2"), ("other", "m/1"), ("b", "a/1"), ("b", "a/2")][: len(found)]
     assert len(found) == (4 if selection.limit else 5)
@@ -88,9 +88,9 @@ async def test_a_server_s_own_order_changes_nothing(
     put(stub, *(f"d/{n:02}" for n in range(35)))
     selection = Selection(exclude=("00", "01"), limit=limit)
     async with pages_from(stub) as pages:
-        expected = await plan_sources(pages, [URI], selection=selection)
+        expected = await Sources(pages, [URI], selection=selection).plan()
         stub.unsorted_pages = True
-        plan = await plan_sources(pages, [URI], selection=selection, memory=(memory := PlanMemory()))
+        plan = await Sources(pages, [URI], selection=selection, memory=(memory := PlanMemory())).plan()
     assert keys_in(plan) == keys_in(expected)
     assert plan.digest == expected.digest
     assert memory.objects == len(plan.entries)
@@ -105,7 +105,7 @@ async def test_a_sample_is_equal_on_all_hosts_and_dealt_over_them(
     async def sample(pages: PageSource, seed: int, shard: Shard | None = None) -> list[str]:
         selection = Selection(limit=Limit(objects=20, seed=seed))
         arrangement = Arrangement(shard=shard or Shard())
-        return keys_in(await plan_sources(pages, [URI], arrangement, selection, memory=memory))
+        return keys_in(await Sources(pages, [URI], arrangement, selection, memory=memory).plan())
 
     async with pages_from(stub) as pages:
         whole = await sample(pages, 1)
@@ -120,8 +120,8 @@ async def test_a_sample_is_equal_on_all_hosts_and_dealt_over_them(
 async def test_a_sample_of_more_than_there_is_is_everything(stub: S3Stub, pages_from: PagesFrom) -> None:
     put(stub, *(f"d/{n:02}" for n in range(25)))
     async with pages_from(stub) as pages:
-        everything = await plan_sources(pages, [URI])
-        sample = await plan_sources(pages, [URI], selection=Selection(limit=Limit(bytes=10**9, seed=0)))
+        everything = await Sources(pages, [URI]).plan()
+        sample = await Sources(pages, [URI], selection=Selection(limit=Limit(bytes=10**9, seed=0))).plan()
     assert sample.digest == everything.digest
 
 
@@ -132,7 +132,7 @@ async def test_a_prefix_without_an_object_is_an_error_that_names_it(
     memory = PlanMemory()
     async with pages_from(stub) as pages:
         with pytest.raises(Missing, match=r"no object matches this prefix.*s3://b/gone/"):
-            await plan_sources(pages, [URI, S3Uri("b", "gone/")], memory=memory)
+            await Sources(pages, [URI, S3Uri("b", "gone/")], memory=memory).plan()
     assert memory.objects == 0
 
 
@@ -142,7 +142,7 @@ async def test_a_selection_of_nothing_is_an_error_that_shows_what_globs_see(
     put(stub, "d/x/1.tar")
     async with pages_from(stub) as pages:
         with pytest.raises(Missing, match=r"leave out every object.*'x/1.tar'.*s3://b/d/"):
-            await plan_sources(pages, [URI], selection=Selection(include=("d/*",)))
+            await Sources(pages, [URI], selection=Selection(include=("d/*",))).plan()
 
 
 @pytest.mark.parametrize("seed", [None, 3])
@@ -152,7 +152,7 @@ async def test_a_limit_below_the_first_object_is_an_error_that_names_it(
     put(stub, "d/1")
     async with pages_from(stub) as pages:
         with pytest.raises(ConfigError, match=r"limit of 2 B.* s3://b/d/1, has 3 bytes"):
-            await plan_sources(pages, [URI], selection=Selection(limit=Limit(bytes=2, seed=seed)))
+            await Sources(pages, [URI], selection=Selection(limit=Limit(bytes=2, seed=seed))).plan()
 
 
 @pytest.mark.parametrize("selection", [Selection(), Selection(limit=Limit(objects=9))])
@@ -160,10 +160,10 @@ async def test_an_exact_key_is_that_object(stub: S3Stub, pages_from: PagesFrom, 
     put(stub, "d/1", "d/12", "d/13")
     uris = [S3Uri("b", "d/1"), S3Uri("b", "d/1")]
     async with pages_from(stub) as pages:
-        plan = await plan_sources(pages, uris, selection=selection, exact=True)
+        plan = await Sources(pages, uris, selection=selection, exact=True).plan()
         assert keys_in(plan) == ["d/1", "d/1"]
         with pytest.raises(Missing, match="leave out every object"):
-            await plan_sources(pages, uris, selection=Selection(exclude=("1",)), exact=True)
+            await Sources(pages, uris, selection=Selection(exclude=("1",)), exact=True).plan()
 
 
 async def test_objects_that_may_not_be_data_are_found_anywhere(stub: S3Stub, pages_from: PagesFrom) -> None:
@@ -171,13 +171,13 @@ async def test_objects_that_may_not_be_data_are_found_anywhere(stub: S3Stub, pag
     put(stub, *(f"d/{n:02}" for n in range(25)), "d/.cache/x", "d/y/.part-0.crc", "d/z.idx", "d/zz.index")
     stub.objects["b/d/_SUCCESS"] = b""
     async with pages_from(stub) as pages:
-        plan = await plan_sources(pages, [URI])
-        wrapped = await plan_sources(pages, [URI], Arrangement(wrap=True))
-        excluded = await plan_sources(
+        plan = await Sources(pages, [URI]).plan()
+        wrapped = await Sources(pages, [URI], Arrangement(wrap=True)).plan()
+        excluded = await Sources(
             pages, [URI], selection=Selection(exclude=(".*/", "*.crc", "*.idx", "*.index"))
-        )
-        asked_for = await plan_sources(pages, [URI], selection=Selection(include=("**",)))
-        exact = await plan_sources(pages, [S3Uri("b", "d/z.idx")])
+        ).plan()
+        asked_for = await Sources(pages, [URI], selection=Selection(include=("**",))).plan()
+        exact = await Sources(pages, [S3Uri("b", "d/z.idx")]).plan()
     assert plan.strays is not None
     assert plan.strays.keys == ["d/.cache/x", "d/y/.part-0.crc", "d/z.idx"]
     assert plan.strays.globs == [".*/", "*.crc", "*.idx"]
@@ -194,9 +194,9 @@ async def test_objects_that_are_not_streamed_are_not_warned_of(stub: S3Stub, pag
     """Those after a limit, outside of a sample, or beside an object that a URI of `cat` names."""
     put(stub, "d/1", "d/1.crc", "d/2", "d/3.crc", "d/4")
     async with pages_from(stub) as pages:
-        first = await plan_sources(pages, [URI], selection=Selection(limit=Limit(objects=2)))
-        sample = await plan_sources(pages, [URI], selection=Selection(limit=Limit(objects=1, seed=0)))
-        exact = await plan_sources(pages, [S3Uri("b", "d/1")], exact=True)
+        first = await Sources(pages, [URI], selection=Selection(limit=Limit(objects=2))).plan()
+        sample = await Sources(pages, [URI], selection=Selection(limit=Limit(objects=1, seed=0))).plan()
+        exact = await Sources(pages, [S3Uri("b", "d/1")], exact=True).plan()
     assert first.strays is not None
     assert first.strays.keys == ["d/1.crc"]
     assert sample.strays is not None

@@ -34,31 +34,8 @@ if TYPE_CHECKING:
     from streamer.s3.catalog.validation import PlanClaim
 
 
-async def plan_sources(
-    pages: PageSource,
-    uris: Sequence[S3Uri],
-    arrangement: Arrangement | None = None,
-    selection: Selection | None = None,
-    *,
-    exact: bool = False,
-    progress: Callable[[int], None] | None = None,
-    memory: PlanMemory | None = None,
-) -> Plan:
-    """Plan what is selected of the objects below these prefixes, in this order.
-
-    `exact`: a URI that is an object's key names that object alone, as in `penstock cat`. `progress`,
-    `memory`: as for `list_prefix`. Raises what `list_prefix` raises; Missing for a prefix without an object,
-    or if no object is selected; ConfigError for a limit of bytes below the size of the first object.
-    """
-    sources = Sources(pages, uris, arrangement, selection, exact=exact, progress=progress, memory=memory)
-    try:
-        return await sources.plan()
-    except OutOfOrder:
-        return await sources.plan(sort=True)
-
-
 class Sources:
-    """The prefixes of one channel. Parameters as of `plan_sources`."""
+    """The prefixes of one channel, in their order."""
 
     def __init__(
         self,
@@ -71,6 +48,10 @@ class Sources:
         progress: Callable[[int], None] | None = None,
         memory: PlanMemory | None = None,
     ) -> None:
+        """`exact`: a URI that is an object's key names that object alone, as in `penstock cat`.
+
+        `progress`, `memory`: as for `list_prefix`.
+        """
         self._pages = pages
         self._uris = uris
         self._arrangement = arrangement or Arrangement()
@@ -100,10 +81,23 @@ class Sources:
         """Whether a limit probably ends the listing before its last page."""
         return self._selection.limit is not None and self._selection.limit.seed is None
 
-    async def plan(self, *, sort: bool = False) -> Plan:
-        """List the prefixes and plan what is selected. Raises OutOfOrder unless `sort`."""
+    async def plan(self) -> Plan:
+        """List the prefixes and plan what is selected.
+
+        Raises what `list_prefix` raises; Missing for a prefix without an object, or if no object is selected;
+        ConfigError for a limit of bytes below the size of the first object.
+        """
+        try:
+            return await self._plan(sort=False)
+        except OutOfOrder:
+            return await self._plan(sort=True)
+
+    async def _plan(self, *, sort: bool) -> Plan:
+        """Plan what is selected. Raises OutOfOrder unless `sort`."""
+        early = self._selection.limit is not None and not sort
+        list_below = partial(self._early_runs, None, None) if early else self._whole_runs
         selected = self._arrangement.entries()
-        async with aclosing(self._selected(partial(self._runs, sort=sort))) as runs:
+        async with aclosing(self._selected(list_below)) as runs:
             async for run in runs:
                 selected = _joined(selected, run)
         plan = Plan.arranged(selected, self._arrangement)
@@ -117,7 +111,7 @@ class Sources:
 
         While storage is unavailable, it is asked again, as `policy` allows; `on_wait` is called with each
         error. If the first run is out of order, everything is listed once more and sorted. Raises what
-        `plan_sources` raises, and OutOfOrder if a later run is out of order.
+        `plan` raises, and OutOfOrder if a later run is out of order.
         """
         begun = False
         try:
@@ -133,7 +127,7 @@ class Sources:
 
         async def whole(progressed: Callable[[], None]) -> Entries:
             self._progressed = progressed
-            return (await self.plan(sort=True)).entries
+            return (await self._plan(sort=True)).entries
 
         yield await retry_while_unavailable(whole, policy, on_wait=on_wait)
 
@@ -208,7 +202,7 @@ class Sources:
 
     def _early_runs(
         self,
-        policy: RetryPolicy,
+        policy: RetryPolicy | None,
         on_wait: Callable[[SourceError], None] | None,
         uri: S3Uri,
         keys: KeyFilter,
@@ -227,33 +221,18 @@ class Sources:
             keys=keys,
         )
 
-    async def _runs(
-        self, uri: S3Uri, keys: KeyFilter, claim: PlanClaim, *, sort: bool
+    async def _whole_runs(
+        self, uri: S3Uri, keys: KeyFilter, claim: PlanClaim
     ) -> AsyncGenerator[Entries, None]:
-        """Yield the objects below one prefix that `keys` selects, in key order.
+        """Yield the objects below one prefix that `keys` selects, sorted, as one run.
 
         Without a limit, `claim` counts them; with a limit it counts what is selected, at the end.
         """
-        progress = self._report()
-        limited = self._selection.limit is not None
-        if limited and not sort:
-            listing = listed_runs(
-                self._pages,
-                uri,
-                self._arrangement,
-                in_turn=self._ends_early,
-                progress=progress,
-                keys=keys,
-            )
-            async with aclosing(listing) as runs:
-                async for run in runs:
-                    yield run
-            return
         whole = claim.claim()
         entries = await list_prefix(
-            self._pages, uri, self._arrangement, progress=progress, memory=whole, keys=keys
+            self._pages, uri, self._arrangement, progress=self._report(), memory=whole, keys=keys
         )
-        if limited:
+        if self._selection.limit is not None:
             whole.release()
         if len(entries):
             yield entries
