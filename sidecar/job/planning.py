@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from streamer.errors import SourceError
     from streamer.plan import Plan
     from streamer.s3.catalog.object_info import ObjectInspector
-    from streamer.s3.catalog.open_plan import RunSource
     from streamer.s3.catalog.pages import PageSource
     from streamer.s3.client.session import Clients
 
@@ -117,7 +116,17 @@ class _JobPlanner:
         """Make an open plan: list the channel's first objects now, and the others in a task of `Listings`."""
         name, notes = channel.channel_name, PlanningLog(self._state, channel)
         arrangement = _arrangement(self._state.job, channel, self._state.hosts)
-        open_plan = OpenPlan(arrangement, self._run_source(channel, arrangement, notes.progress))
+        source = _source(
+            self._clients,
+            self._state.job,
+            channel,
+            arrangement,
+            pages=self._listings.pages,
+            inspector=self._listings.inspector,
+            progress=notes.progress,
+            memory=self._memory,
+        )
+        open_plan = OpenPlan(arrangement, source)
 
         async def listing() -> None:
             with notes:
@@ -133,23 +142,6 @@ class _JobPlanner:
         if planned.whole.open:
             notes.listing(planned.whole)
         notes.end_marks(planned.whole)
-
-    def _run_source(
-        self, channel: ChannelConfig, arrangement: Arrangement, progress: Callable[[int], None]
-    ) -> RunSource:
-        pages, memory = self._listings.pages, self._memory
-        if channel.source.s3_data_type != "S3Prefix":
-            return _manifest(
-                self._state.job,
-                channel,
-                self._clients,
-                arrangement,
-                _object_clients(channel, self._listings.inspector, pages),
-                progress=progress,
-                memory=memory,
-            )
-        selection = channel.penstock.selection
-        return Sources(pages, channel.sources, arrangement, selection, progress=progress, memory=memory)
 
     async def plan(self, channel: ChannelConfig) -> None:
         """Make the whole plan of a channel."""
@@ -217,44 +209,48 @@ async def plan_channel(
 
     `progress`: called often with the number of entries so far. `memory`: memory limit of all plans.
     """
-    arrangement = _arrangement(job, channel, hosts)
-    if channel.source.s3_data_type == "S3Prefix":
-        selection = channel.penstock.selection
-        sources = Sources(pages, channel.sources, arrangement, selection, progress=progress, memory=memory)
-        return await sources.plan()
-    object_clients = _object_clients(channel, inspector, pages)
-    manifest = _manifest(job, channel, clients, arrangement, object_clients, progress=progress, memory=memory)
-    return await manifest.plan()
+    source = _source(
+        clients,
+        job,
+        channel,
+        _arrangement(job, channel, hosts),
+        pages=pages,
+        inspector=inspector,
+        progress=progress,
+        memory=memory,
+    )
+    return await source.plan()
 
 
-def _object_clients(channel: ChannelConfig, inspector: ObjectInspector, pages: PageSource) -> ObjectClients:
+def _source(
+    clients: Clients,
+    job: Job,
+    channel: ChannelConfig,
+    arrangement: Arrangement,
+    *,
+    pages: PageSource,
+    inspector: ObjectInspector,
+    progress: Callable[[int], None],
+    memory: PlanMemory,
+) -> Sources | Manifest:
+    """Return the prefixes or the manifest of a channel. `progress`, `memory`: as for `plan_channel`."""
+    kind, selection = channel.source.s3_data_type, channel.penstock.selection
+    if kind == "S3Prefix":
+        return Sources(pages, channel.sources, arrangement, selection, progress=progress, memory=memory)
+
     def note(bucket: str, error: SourceError) -> None:
         log.warning(
             "HEADs instead of a listing", channel=channel.channel_name, bucket=bucket, error=str(error)
         )
 
-    return ObjectClients(inspector, pages, note)
-
-
-def _manifest(
-    job: Job,
-    channel: ChannelConfig,
-    clients: Clients,
-    arrangement: Arrangement,
-    object_clients: ObjectClients,
-    *,
-    progress: Callable[[int], None],
-    memory: PlanMemory,
-) -> Manifest:
     by_aiobotocore = job.penstock.transport == "aiobotocore"
-    attributes = channel.source.attribute_names
     return Manifest(
         clients.control if by_aiobotocore else clients,
         channel.source.uri,
         arrangement,
-        attributes if channel.source.s3_data_type == "AugmentedManifestFile" else None,
-        selection=channel.penstock.selection,
-        object_clients=object_clients,
+        channel.source.attribute_names if kind == "AugmentedManifestFile" else None,
+        selection=selection,
+        object_clients=ObjectClients(inspector, pages, note),
         progress=progress,
         memory=memory,
     )
