@@ -23,13 +23,13 @@ from sidecar.job.endmarks import JOIN_ADVICE, unjoined_keys
 from sidecar.job.listings import job_pages
 from sidecar.job.strays import channel_advice
 from sidecar.process.exits import Exit, exit_code
-from streamer.errors import ErrorContext, Missing, PenstockError, SourceChanged
+from streamer.errors import ErrorContext, PenstockError, SourceChanged
 from streamer.plan import ObjectRef, Plan, bare_etag
 from streamer.relay.once import stream_once
 from streamer.relay.statistics import ChannelCounters
 from streamer.relay.transport import open_transport, why_read
 from streamer.retry import RetryPolicy
-from streamer.s3.catalog.listing import first_page
+from streamer.s3.catalog.listing import first_page, nothing_below
 from streamer.s3.catalog.object_info import AiobotocoreHeadClient
 from streamer.s3.client.faults import clock_ahead, map_errors
 from streamer.s3.client.stall import within_stall
@@ -141,9 +141,7 @@ async def _first_objects(
         keys = channel.penstock.selection.keys(uri.key, strays)
         refs, truncated = await first_page(pages, uri, keys)
         if not refs and not keys.left_out:
-            raise Missing(
-                "no object matches this prefix; check S3Uri (a prefix is case-sensitive)", ErrorContext(*uri)
-            )
+            raise nothing_below(uri)
         found += refs
         more = more or truncated
     return [ref for ref in found if ref.size], f"objects: {len(found)}{' or more' if more else ''}"

@@ -26,8 +26,6 @@ from streamer.relay.once import stream_once
 from streamer.relay.statistics import ChannelCounters
 from streamer.relay.transport import Transport, TransportSpec, open_transport
 from streamer.retry import RetryPolicy, retry_while_unavailable
-from streamer.s3.catalog.listing import plan_prefix
-from streamer.s3.catalog.manifests import plan_manifest
 from streamer.s3.catalog.object_finder import ObjectClients
 from streamer.s3.catalog.object_info import open_inspector
 from streamer.s3.catalog.pages import AiobotocorePages
@@ -38,6 +36,7 @@ from streamer.sink.outlet import PipeOutlet
 from streamer.units import MIB
 from tests.hostile.faults import BELOW, CRUMBS, FAULTS, ONLY, TLS_ONLY, UNSEEN
 from tests.hostile.wire import MANIFEST, TRUTH
+from tests.kit.planning import plan_manifest, plan_prefix
 
 Operation = Literal["body", "HEAD", "listing", "manifest"]
 TransportName = Literal["splice", "buffered", "aiobotocore"]

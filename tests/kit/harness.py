@@ -24,7 +24,6 @@ from streamer.relay.staging.stage import Stage, Stages
 from streamer.relay.statistics import ChannelCounters
 from streamer.relay.transport import TransportSpec, Wish, open_transport
 from streamer.retry import RetryPolicy
-from streamer.s3.catalog.listing import plan_prefix
 from streamer.s3.catalog.object_info import AiobotocoreHeadClient
 from streamer.s3.catalog.pages import PageSource, open_pages
 from streamer.s3.checksums import StoredChecksums
@@ -34,6 +33,7 @@ from streamer.s3.ranges import RangeSource
 from streamer.schedule.budget import ChannelQuota
 from streamer.sink.write_ends import LocalWriteEnds
 from streamer.trailer import Trailer
+from tests.kit.planning import plan_prefix
 from tests.kit.stub import S3Stub
 
 MORE_THAN_A_FIFO = 40_000_000

@@ -22,13 +22,12 @@ from streamer.errors import BadAnswer, StreamError
 from streamer.plan import Arrangement, Plan, S3Uri
 from streamer.readers.core.stream import PipeStream
 from streamer.retry import RetryPolicy
-from streamer.s3.catalog.listing import plan_prefix
-from streamer.s3.catalog.manifests import plan_augmented, plan_manifest
 from streamer.s3.catalog.open_plan import OpenPlan
 from streamer.s3.catalog.pages import AiobotocorePages, PageSource
 from streamer.s3.catalog.sources import Sources
 from streamer.s3.client.endpoint import Endpoint
 from tests.kit.faults import PASSING, SPOILT, WRONG, Weather, redirects
+from tests.kit.planning import plan_augmented, plan_manifest, plan_prefix
 from tests.kit.stub import Fault, S3Stub, cut_after, fails
 from tests.kit.trials import REDIRECTS, Trial
 from tests.kit.truth import BUCKET, REF, TEXT, Contents, Piece, compress

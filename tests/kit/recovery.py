@@ -38,7 +38,6 @@ from streamer.relay.channel import Channel
 from streamer.relay.channel_spec import ChannelSpec
 from streamer.relay.transport import HEDGED, TransportSpec, Wish, open_transport
 from streamer.retry import RetryPolicy
-from streamer.s3.catalog.listing import plan_prefix
 from streamer.s3.catalog.pages import AiobotocorePages
 from streamer.s3.client.endpoint import Endpoint
 from streamer.s3.client.session import open_clients
@@ -46,6 +45,7 @@ from streamer.units import KIB, MIB
 from tests.kit.faults import displaced, drips, newer, redirects, resets_after, silent_for
 from tests.kit.harness import fill
 from tests.kit.outcomes import CAUSES
+from tests.kit.planning import plan_prefix
 from tests.kit.soak import prepare
 from tests.kit.stub import Answer, Fault, S3Stub, StubThread, cut_after, fails, with_headers
 

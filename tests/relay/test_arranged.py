@@ -14,13 +14,12 @@ import pytest
 from streamer.errors import ConfigError, Denied, Missing
 from streamer.plan import Arrangement, Balance, S3Uri, Shard
 from streamer.plan.plan import Plan
-from streamer.s3.catalog.listing import plan_prefix
-from streamer.s3.catalog.manifests import plan_augmented, plan_manifest
 from streamer.s3.catalog.object_info import HEADS
 from streamer.s3.catalog.pages import AiobotocorePages
 from streamer.s3.client.session import Clients
 from tests.kit.harness import MORE_THAN_A_FIFO, RunChannel, clients_of, fill
 from tests.kit.pipes import eventually, off_loop, read_all
+from tests.kit.planning import plan_augmented, plan_manifest, plan_prefix
 from tests.kit.raw import etag
 from tests.kit.stub import S3Stub, cut_after, fails, stalls
 from tests.kit.trailers import published_trailer

@@ -14,10 +14,10 @@ import pytest
 from streamer.plan import S3Uri
 from streamer.plan.plan import Plan
 from streamer.relay.deliver.object_changes import MOST_TRIES
-from streamer.s3.catalog.listing import plan_prefix
 from streamer.s3.catalog.pages import AiobotocorePages
 from tests.kit.harness import RunChannel, Running, fill
 from tests.kit.pipes import eventually, off_loop, read_all
+from tests.kit.planning import plan_prefix
 from tests.kit.stub import S3Stub, cut_after, fails, stalls
 from tests.kit.trailers import published_trailer
 

@@ -25,11 +25,11 @@ from sidecar.process.exits import Exit, exit_code
 from streamer.errors import Denied, Expired, GaveUp, SourceError
 from streamer.plan import Plan, S3Uri
 from streamer.retry import RetryPolicy
-from streamer.s3.catalog.listing import plan_prefix
 from streamer.s3.catalog.pages import AiobotocorePages
 from streamer.s3.client.credentials import RenewableCredentials
 from tests.kit.harness import PagesFrom, RunChannel, fill, running_channel
 from tests.kit.pipes import eventually, off_loop, read_all
+from tests.kit.planning import plan_prefix
 from tests.kit.stub import S3Stub, stalls
 
 pytestmark = [

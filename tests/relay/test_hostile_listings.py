@@ -11,10 +11,9 @@ from sidecar.process.exits import Exit, exit_code
 from streamer.errors import BadAnswer, ConfigError, Missing, ObjectMissing, PenstockError, Truncated
 from streamer.plan import S3Uri, parse_s3_uri
 from streamer.s3.catalog import prefix_pages as subject
-from streamer.s3.catalog.listing import plan_prefix
-from streamer.s3.catalog.manifests import plan_manifest
 from streamer.s3.catalog.object_info import open_inspector
 from tests.kit.harness import PagesFrom, clients_of
+from tests.kit.planning import plan_manifest, plan_prefix
 from tests.kit.raw import Request, answer, listing, raw_server
 from tests.kit.stub import S3Stub
 

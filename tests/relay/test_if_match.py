@@ -10,9 +10,9 @@ import pytest
 
 from streamer.errors import SinkError, SourceChanged, SourceError
 from streamer.plan import S3Uri
-from streamer.s3.catalog.manifests import plan_manifest
 from tests.kit.harness import RunChannel, Running, clients_of, fill
 from tests.kit.pipes import eventually, off_loop, read_all
+from tests.kit.planning import plan_manifest
 from tests.kit.stub import S3Stub, cut_after, with_headers
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")

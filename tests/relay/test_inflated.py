@@ -23,11 +23,10 @@ from streamer.errors import ConfigError
 from streamer.plan import Arrangement, Plan, S3Uri, Shard
 from streamer.relay.deliver import transform as unpack
 from streamer.relay.transport import TransportSpec, open_transport, why_read
-from streamer.s3.catalog.listing import plan_prefix
-from streamer.s3.catalog.manifests import plan_augmented
 from streamer.s3.catalog.pages import AiobotocorePages
 from tests.kit.harness import MORE_THAN_A_FIFO, RunChannel, Running, clients_of, running_channel
 from tests.kit.pipes import eventually, off_loop, read_all, read_some
+from tests.kit.planning import plan_augmented, plan_prefix
 from tests.kit.stub import S3Stub, cut_after
 from tests.kit.trailers import published_trailer
 from tests.relay.test_faults import failed_after

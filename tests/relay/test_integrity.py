@@ -15,12 +15,12 @@ from awscrt import checksums
 
 from streamer.errors import ConfigError
 from streamer.plan import Arrangement, ObjectRef, Part, Plan, S3Uri
-from streamer.s3.catalog.listing import plan_prefix
 from streamer.s3.catalog.pages import AiobotocorePages
 from streamer.s3.checksums import ChecksumVerifier, Stored, stored_sum
 from tests.kit.faults import flips
 from tests.kit.harness import RunChannel, fill, running_channel
 from tests.kit.pipes import eventually, off_loop, read_all
+from tests.kit.planning import plan_prefix
 from tests.kit.stub import S3Stub, cut_after, fails
 from tests.relay.test_changes import failure
 

@@ -16,10 +16,10 @@ from backports import zstd
 from streamer.formats.arrow_joiner import ArrowJoiner
 from streamer.plan import Arrangement, Join, Position, ResumePoint, S3Uri, Shard
 from streamer.relay.deliver import delivery
-from streamer.s3.catalog.listing import plan_prefix
 from streamer.s3.catalog.pages import AiobotocorePages
 from tests.kit.harness import RunChannel, Running, clients_of, fill, running_channel
 from tests.kit.pipes import eventually, off_loop, read_all, read_some
+from tests.kit.planning import plan_prefix
 from tests.kit.stub import S3Stub, cut_after
 from tests.kit.trailers import published_trailer
 from tests.relay.test_faults import failed_after

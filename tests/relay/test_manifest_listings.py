@@ -17,7 +17,7 @@ from aiohttp import web
 from streamer.errors import ConfigError, Denied, Missing, SourceError
 from streamer.plan import Arrangement, Plan, S3Uri
 from streamer.s3.catalog import row_block
-from streamer.s3.catalog.manifests import Manifest, plan_augmented, plan_manifest
+from streamer.s3.catalog.manifests import Manifest
 from streamer.s3.catalog.object_finder import ObjectClients
 from streamer.s3.catalog.object_info import open_inspector
 from streamer.s3.catalog.pages import open_pages
@@ -26,6 +26,7 @@ from streamer.s3.client.session import Clients
 from tests.kit import stub as kit
 from tests.kit.harness import RunChannel, clients_of
 from tests.kit.pipes import eventually, off_loop
+from tests.kit.planning import plan_augmented, plan_manifest
 from tests.kit.stub import S3Stub, error
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")

@@ -16,14 +16,13 @@ from sidecar.process.exits import Exit, exit_code
 from streamer.errors import PenstockError, SourceError, Transient, WrongEndpoint
 from streamer.plan import ObjectRef, Plan, S3Uri
 from streamer.retry import RetryPolicy
-from streamer.s3.catalog.listing import plan_prefix
-from streamer.s3.catalog.manifests import plan_manifest
 from streamer.s3.catalog.object_info import open_inspector
 from streamer.s3.client.endpoint import Endpoint, RequestOptions
 from streamer.s3.client.session import open_clients
 from streamer.s3.signing.requests import RangeSigner
 from tests.kit.harness import PagesFrom, RunChannel, clients_of
 from tests.kit.pipes import eventually, off_loop
+from tests.kit.planning import plan_manifest, plan_prefix
 from tests.kit.raw import RawServer, Request, answer, listing, raw_server
 from tests.kit.stub import S3Stub
 

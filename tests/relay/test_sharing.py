@@ -21,12 +21,12 @@ from streamer.relay.deliver.delivery import LEAST, TURN
 from streamer.relay.staging.buffers import BufferStages
 from streamer.relay.staging.pipes import PipeStages
 from streamer.relay.transport import Transport, TransportSpec, Wish, open_transport, why_read
-from streamer.s3.catalog.listing import plan_prefix
 from streamer.s3.catalog.pages import AiobotocorePages
 from streamer.schedule.budget import ChannelQuota
 from streamer.units import MIB
 from tests.kit.harness import EAGER, MORE_THAN_A_FIFO, clients_of, fill, running_channel
 from tests.kit.pipes import eventually, off_loop, read_all
+from tests.kit.planning import plan_prefix
 from tests.kit.stub import S3Stub
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")

@@ -13,12 +13,11 @@ from sidecar.process.exits import Exit, exit_code
 from streamer.errors import BadAnswer, SourceChanged, SourceError
 from streamer.plan import ObjectRef, Plan, S3Uri
 from streamer.retry import RetryPolicy
-from streamer.s3.catalog.listing import plan_prefix
-from streamer.s3.catalog.manifests import plan_augmented
 from streamer.s3.catalog.object_info import open_inspector
 from streamer.s3.checksums import StoredChecksums
 from tests.kit.harness import PagesFrom, RunChannel, clients_of
 from tests.kit.pipes import eventually, off_loop, read_all
+from tests.kit.planning import plan_augmented, plan_prefix
 from tests.kit.raw import RawServer, Request, answer, listing, raw_server
 
 pytestmark = [pytest.mark.usefixtures("no_leaks", "no_blocking", "credentials")]

@@ -24,11 +24,11 @@ from streamer.aio import first_of
 from streamer.errors import ConfigError, Denied, Missing, SinkError, SourceChanged
 from streamer.plan import ObjectRef, Plan, S3Uri
 from streamer.relay.transport import TransportSpec, Wish
-from streamer.s3.catalog.listing import plan_prefix
 from streamer.s3.catalog.pages import AiobotocorePages
 from streamer.units import MIB, decimal_bytes
 from tests.kit.harness import EAGER, clients_of, fill
 from tests.kit.pipes import eventually
+from tests.kit.planning import plan_prefix
 from tests.kit.stub import S3Stub, fails, stalls
 
 DATA = S3Uri("b", "data/")

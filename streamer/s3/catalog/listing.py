@@ -1,4 +1,4 @@
-"""Lists the objects of a prefix, with their current versions, and plans channels of them.
+"""Lists the objects of a prefix, with their current versions.
 
 A listing is made once per channel and job, and the plan keeps its result. A prefix is a pure string
 prefix without delimiter, as in SageMaker: `s3://b/train` also names `train-old/x` (contract §3.1).
@@ -86,8 +86,6 @@ async def list_prefix(
     *,
     progress: Callable[[int], None] | None = None,
     memory: PlanMemory | PlanClaim | None = None,
-    policy: RetryPolicy | None = None,
-    on_wait: Callable[[SourceError], None] | None = None,
     keys: KeyFilter | None = None,
 ) -> Entries:
     """List every object whose key starts with `uri.key`, in the byte order of keys, without folder markers.
@@ -95,8 +93,7 @@ async def list_prefix(
     Raises SourceError: Missing for an absent bucket, Denied, Transient once the client's own attempts
     are used up, BadAnswer for a listing that does not advance. Raises ConfigError if an object cannot be
     wrapped, or if the plans need more than `memory`. `progress` is called with the number of objects listed,
-    which counts some twice. `keys` selects the objects that are returned. `policy`, `on_wait`: as for
-    `listed_runs`.
+    which counts some twice. `keys` selects the objects that are returned.
     """
     arrangement, memory = arrangement or Arrangement(), memory or PlanMemory()
     entries = arrangement.entries()
@@ -106,8 +103,6 @@ async def list_prefix(
         arrangement,
         progress=progress,
         memory=memory,
-        policy=policy,
-        on_wait=on_wait,
         keys=keys,
     )
     try:
@@ -116,9 +111,7 @@ async def list_prefix(
                 entries.extend(run)
                 await asyncio.sleep(0)  # the runs of a range that waited come one after the other
     except OutOfOrder:
-        of_prefix = PrefixPages(
-            pages, uri, arrangement, policy=policy, on_wait=on_wait, progress=progress, keys=keys
-        )
+        of_prefix = PrefixPages(pages, uri, arrangement, progress=progress, keys=keys)
         return await _sorted(of_prefix, arrangement.entries(), memory)
     return entries
 
@@ -144,21 +137,8 @@ def _in_order(entries: Entries) -> tuple[Entries, str | None]:
     return ordered, ordered.key_twice()
 
 
-async def plan_prefix(
-    pages: PageSource,
-    uri: S3Uri,
-    arrangement: Arrangement | None = None,
-    *,
-    progress: Callable[[int], None] | None = None,
-    memory: PlanMemory | None = None,
-) -> Plan:
-    """Plan an `S3Prefix` channel. Raises what `list_prefix` raises, and Missing if no object matches."""
-    arrangement = arrangement or Arrangement()
-    entries = await list_prefix(pages, uri, arrangement, progress=progress, memory=memory)
-    if not len(entries):
-        raise Missing(
-            "no object matches this prefix; check S3Uri (a prefix is case-sensitive)", ErrorContext(*uri)
-        )
-    plan = Plan.arranged(entries, arrangement)
-    plan.base = uri
-    return plan
+def nothing_below(uri: S3Uri) -> Missing:
+    """Return the error that no object's key begins with the prefix."""
+    return Missing(
+        "no object matches this prefix; check S3Uri (a prefix is case-sensitive)", ErrorContext(*uri)
+    )

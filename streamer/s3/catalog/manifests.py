@@ -61,7 +61,10 @@ class Manifest:
         """`client`: the process's `Clients`, or aiobotocore's client, to read the manifest by it alone.
 
         `object_clients`, or HEADs by aiobotocore's client, find the objects. `attributes`: AttributeNames
-        of an augmented manifest; None for a `ManifestFile`.
+        of an augmented manifest; None for a `ManifestFile`. Raises ConfigError for an empty list.
+
+        An entry of an augmented manifest has the listed attributes in their order: an attribute whose name
+        ends in `-ref` is the object that it names, any other is its text (contract §4.2).
         """
         self._client = client
         self._uri = uri
@@ -76,6 +79,8 @@ class Manifest:
         if attributes is None:
             self._scanner = ArrayScanner(str(uri))
             self._pattern = [True]
+        elif not attributes:
+            raise ConfigError("AttributeNames is empty: list the attributes to stream, in order")
         else:
             self._scanner = LineScanner(str(uri), attributes)
             self._pattern = [name.endswith("-ref") for name in attributes]
@@ -208,61 +213,3 @@ class Manifest:
                     await asyncio.sleep(0)  # other tasks' turn
         for items in scanner.feed(inflate.finish(), last=True):
             yield items
-
-
-async def plan_manifest(
-    client: Any,
-    uri: S3Uri,
-    arrangement: Arrangement | None = None,
-    *,
-    selection: Selection | None = None,
-    object_clients: ObjectClients | None = None,
-    progress: Progress | None = None,
-    memory: PlanMemory | None = None,
-) -> Plan:
-    """Plan a `ManifestFile` channel (contract §4.1): the objects in the manifest's order.
-
-    `object_clients`, `progress`, `memory`: as for `Manifest`. Raises what `Manifest.runs` raises.
-    """
-    arrangement = arrangement or Arrangement()
-    return await Manifest(
-        client,
-        uri,
-        arrangement,
-        selection=selection,
-        object_clients=object_clients,
-        progress=progress,
-        memory=memory,
-    ).plan()
-
-
-async def plan_augmented(
-    client: Any,
-    uri: S3Uri,
-    attributes: Sequence[str],
-    arrangement: Arrangement | None = None,
-    *,
-    selection: Selection | None = None,
-    object_clients: ObjectClients | None = None,
-    progress: Progress | None = None,
-    memory: PlanMemory | None = None,
-) -> Plan:
-    """Plan an `AugmentedManifestFile` channel (contract §4.2): one entry per line.
-
-    An entry is the listed attributes in the order of `attributes`: an attribute whose name ends in `-ref` is
-    the object that it names, any other is its text. `object_clients`, `progress`, `memory`: as for
-    `Manifest`. Raises what `Manifest.runs` raises.
-    """
-    if not attributes:
-        raise ConfigError("AttributeNames is empty: list the attributes to stream, in order")
-    arrangement = arrangement or Arrangement()
-    return await Manifest(
-        client,
-        uri,
-        arrangement,
-        attributes,
-        selection=selection,
-        object_clients=object_clients,
-        progress=progress,
-        memory=memory,
-    ).plan()

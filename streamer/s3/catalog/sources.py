@@ -22,7 +22,7 @@ from streamer.errors import ErrorContext, Missing, OutOfOrder
 from streamer.plan import Arrangement, Entries, ObjectRef, Plan, S3Uri
 from streamer.plan.selection import KeyFilter, Selection, Selector
 from streamer.retry import RetryPolicy, retry_while_unavailable
-from streamer.s3.catalog.listing import list_prefix, listed_runs
+from streamer.s3.catalog.listing import list_prefix, listed_runs, nothing_below
 from streamer.s3.catalog.validation import PlanMemory
 
 if TYPE_CHECKING:
@@ -184,9 +184,7 @@ class Sources:
                 if alone or selector.full:
                     break
         if not listed and not keys.left_out:
-            raise Missing(
-                "no object matches this prefix; check S3Uri (a prefix is case-sensitive)", ErrorContext(*uri)
-            )
+            raise nothing_below(uri)
 
     def _report(self) -> Callable[[int], None]:
         """Return a callback for the number of listed objects of the next prefix."""

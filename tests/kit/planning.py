@@ -1,0 +1,36 @@
+"""Plans of one prefix or one manifest, as the sidecar makes them of a channel without further settings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from streamer.plan import Arrangement, Plan, S3Uri
+from streamer.s3.catalog.manifests import Manifest
+from streamer.s3.catalog.pages import PageSource
+from streamer.s3.catalog.sources import Sources
+
+
+async def plan_prefix(
+    pages: PageSource, uri: S3Uri, arrangement: Arrangement | None = None, **options: Any
+) -> Plan:
+    """Plan the objects below `uri`. `options`: of `Sources`."""
+    return await Sources(pages, [uri], arrangement, **options).plan()
+
+
+async def plan_manifest(
+    client: Any, uri: S3Uri, arrangement: Arrangement | None = None, **options: Any
+) -> Plan:
+    """Plan a `ManifestFile`. `client`, `options`: of `Manifest`."""
+    return await Manifest(client, uri, arrangement or Arrangement(), **options).plan()
+
+
+async def plan_augmented(
+    client: Any,
+    uri: S3Uri,
+    attributes: Sequence[str],
+    arrangement: Arrangement | None = None,
+    **options: Any,
+) -> Plan:
+    """Plan an `AugmentedManifestFile`. `client`, `options`: of `Manifest`."""
+    return await Manifest(client, uri, arrangement or Arrangement(), attributes, **options).plan()
