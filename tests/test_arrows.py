@@ -294,11 +294,6 @@ def test_a_command_loads_what_it_uses(arguments: list[str], code: int, heavy: se
 
 PLAN = {"asyncio", "httptools", "isal", "logging", "pydantic", "uvloop", "yaml"}
 """What a listing by Penstock's own client and a job file need."""
-SERVICE = {
-    "aiohttp", "email.parser", "http.client", "prometheus_client", "urllib.request",
-    "sidecar.admin.server", "sidecar.job.supervisor",
-}  # fmt: skip
-"""What a sidecar that serves a job needs: an HTTP server and metrics of the process."""
 
 
 @pytest.mark.parametrize(
@@ -306,7 +301,6 @@ SERVICE = {
     [
         (["check"], {"logging", "pydantic", "yaml"}),
         (["plan"], PLAN),
-        (["exec", "true"], PLAN | SERVICE),
     ],
 )
 def test_a_command_with_a_job_loads_what_it_uses(
@@ -318,6 +312,34 @@ def test_a_command_with_a_job_loads_what_it_uses(
     done = loading(command[0], "-c", path, *command[1:])
     assert done.returncode == 0, done.stderr
     assert done.modules & HEAVY == heavy
+
+
+def test_run_loads_the_admin_server_after_it_is_ready(stub: S3Stub, tmp_path: Path) -> None:
+    stub.objects["b/train/0"] = b"bytes"
+    document = job(stub.url, tmp_path / "ml", "b/train/", Admin={"Port": 0})
+    command = [sys.executable, "-X", "importtime", "-m", "sidecar", "run", "-c"]
+    with subprocess.Popen(
+        [*command, write_job(tmp_path / "job.yaml", document)], stderr=subprocess.PIPE, text=True
+    ) as running:
+        assert running.stderr is not None
+        before, after = set[str](), set[str]()
+        loaded = before
+        for line in running.stderr:
+            loaded = after if '"ready"' in line else loaded
+            loaded.add(line.rpartition("|")[2].strip())
+            if "sidecar.admin.server" in loaded:
+                break
+        running.terminate()
+        running.stderr.read()
+    assert running.returncode == 0
+    assert before & HEAVY == PLAN | {"sidecar.job.supervisor"}
+    assert after & HEAVY == {
+        "aiohttp",
+        "email.parser",
+        "http.client",
+        "prometheus_client",
+        "urllib.request",
+    } | {"sidecar.admin.server"}
 
 
 def test_cat_of_a_small_object_loads_what_it_uses(stub: S3Stub) -> None:

@@ -7,33 +7,48 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import socket
 from typing import TYPE_CHECKING
 
 from streamer.errors import SinkError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator
+
+BACKLOG = 100
+"""Connections of an address that the kernel completes before a server accepts them."""
 
 
 @contextlib.asynccontextmanager
-async def listening(factory: Callable[[], asyncio.BaseProtocol], host: str, port: int) -> AsyncIterator[int]:
-    """Accept connections until the end of the block; yields the port. Raises SinkError if it is taken."""
-    try:
-        server = await asyncio.get_running_loop().create_server(factory, host, port)
-    except (OSError, ValueError) as error:  # ValueError: a name that cannot be looked up
-        raise SinkError(
-            f"cannot listen on {host}:{port} ({getattr(error, 'strerror', None) or error}); "
-            "set Penstock.Admin.Port, 0 for any free one"
-        ) from error
-    if not server.sockets:  # without a free descriptor uvloop makes no socket and raises no error
-        raise SinkError(f"cannot listen on {host}:{port}: no descriptor is left; raise `ulimit -n`")
-    try:
+async def listening(host: str, port: int) -> AsyncIterator[list[socket.socket]]:
+    """Listen on every address of `host` until the end of the block. Raises SinkError if the port is taken.
+
+    Yields the sockets, from which nothing is accepted: connections wait until a server accepts them.
+    """
+    with contextlib.ExitStack() as stack:
+        sockets: list[socket.socket] = []
         try:
-            bound = server.sockets[0].getsockname()[1]
-        except (AttributeError, OSError) as error:  # listen(2) failed, and uvloop has closed the socket
-            raise SinkError(
-                f"cannot listen on {host}:{port}; set Penstock.Admin.Port, 0 for any free one"
-            ) from error
-        yield bound
-    finally:
-        server.close()
+            addresses = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            for family, kind, protocol, _, address in dict.fromkeys(addresses):
+                sock = stack.enter_context(socket.socket(family, kind | socket.SOCK_NONBLOCK, protocol))
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                chosen = number(sockets) if sockets else port  # 0 is the same free port on every address
+                sock.bind((address[0], chosen, *address[2:]))
+                sock.listen(BACKLOG)
+                sockets.append(sock)
+        except (OSError, ValueError) as error:  # ValueError: a name that cannot be looked up
+            if getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE):
+                do = "raise `ulimit -n`"
+            else:
+                do = "set Penstock.Admin.Port, 0 for any free one"
+            why = getattr(error, "strerror", None) or error
+            raise SinkError(f"cannot listen on {host}:{port} ({why}); {do}") from error
+        yield sockets
+
+
+def number(sockets: list[socket.socket]) -> int:
+    """Return the port of the sockets of `listening`."""
+    return int(sockets[0].getsockname()[1])

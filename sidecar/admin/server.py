@@ -5,7 +5,7 @@
 /status    JSON, for scripts        /readyz    200 while every FIFO is offered and no channel has failed
 /limits    limits that may change while the job runs; a change needs the token
 
-`sidecar.admin.access` decides which requests are admitted.
+`sidecar.admin.port` listens and loads this module. `sidecar.admin.access` decides which requests to admit.
 
 The page is one file that refers to no other host. A client of `/events` gets one document a second; the
 server refuses more than `MOST_FOLLOWERS` such clients.
@@ -34,13 +34,14 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from sidecar.admin import limits
 from sidecar.admin.access import AccessPolicy, ConnectionLimiter, harden, refusal
-from sidecar.admin.listener import listening
+from sidecar.admin.listener import BACKLOG
 from sidecar.admin.status import status, view
 from sidecar.observe.collector import exposition
 from streamer.aio import first_of
-from streamer.errors import ConfigError, SinkError
+from streamer.errors import ConfigError
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     from sidecar.observe.state import JobState
@@ -66,11 +67,10 @@ POLICY = (
 class Admin:
     """HTTP handlers that serve the state of one job."""
 
-    def __init__(self, state: JobState) -> None:
-        """Raises ConfigError if the token file does not contain a token."""
+    def __init__(self, state: JobState, token: str | None) -> None:
         self._state = state
         admin = state.job.penstock.admin
-        self._access = AccessPolicy(admin.host, token=admin.token(), protect_all=admin.protect == "all")
+        self._access = AccessPolicy(admin.host, token=token, protect_all=admin.protect == "all")
         self._page = PAGE.read_text(encoding="utf-8")
         self._content_policy = POLICY.format(script=_script_digest(self._page))
         self._followers = 0
@@ -80,7 +80,25 @@ class Admin:
         GCCollector(registry=self._registry)
         self._closing = asyncio.Event()
 
-    def app(self, on_request: Callable[[asyncio.BaseTransport | None], None]) -> web.Application:
+    @contextlib.asynccontextmanager
+    async def serving(self, sockets: list[socket.socket]) -> AsyncIterator[None]:
+        """Accept connections from sockets that listen, until the end of the block. Raises OSError."""
+        limiter = ConnectionLimiter()
+        runner = web.AppRunner(self._app(limiter.request_received), access_log=None, shutdown_timeout=1)
+        await runner.setup()
+        assert runner.server is not None  # noqa: S101 - set up
+        loop, factory = asyncio.get_running_loop(), limiter.limited(runner.server)
+        try:
+            async with contextlib.AsyncExitStack() as stack:
+                for sock in sockets:
+                    # The server closes the socket that it is given; `sock` is the caller's.
+                    server = await loop.create_server(factory, sock=sock.dup(), backlog=BACKLOG)
+                    stack.callback(server.close)
+                yield
+        finally:
+            await runner.cleanup()
+
+    def _app(self, on_request: Callable[[asyncio.BaseTransport | None], None]) -> web.Application:
         """Return the application with all routes. It calls `on_request` with each request's connection."""
 
         @web.middleware
@@ -173,23 +191,3 @@ def _script_digest(page: str) -> str:
     """Return the SHA-256 of the page's only script, in the form of a Content-Security-Policy."""
     script = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)[0]
     return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-
-
-@contextlib.asynccontextmanager
-async def serve_admin(state: JobState, *, host: str, port: int) -> AsyncIterator[int]:
-    """Serve until the end of the block; yields the port.
-
-    Raises SinkError if the port cannot be had, ConfigError if the token file does not contain a token.
-    """
-    limiter = ConnectionLimiter()
-    runner = web.AppRunner(Admin(state).app(limiter.request_received), access_log=None, shutdown_timeout=1)
-    try:
-        await runner.setup()
-    except OSError as error:
-        raise SinkError(f"cannot listen on {host}:{port}: {error.strerror}; raise `ulimit -n`") from error
-    assert runner.server is not None  # noqa: S101 - set up
-    try:
-        async with listening(limiter.limited(runner.server), host, port) as bound:
-            yield bound
-    finally:
-        await runner.cleanup()

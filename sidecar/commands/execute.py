@@ -77,10 +77,17 @@ async def _run_trainer(state: JobState, command: tuple[str, ...], environment: d
         async with asyncio.TaskGroup() as group:
             failed = group.create_task(state.failed.wait())
             ended = group.create_task(child.wait())
-            await asyncio.wait({failed, ended}, return_when=asyncio.FIRST_COMPLETED)
+            try:
+                await asyncio.wait({failed, ended}, return_when=asyncio.FIRST_COMPLETED)
+            except asyncio.CancelledError:  # the sidecar itself fails, and its FIFOs end with it
+                log.error("ending the trainer, because the sidecar ends")
+                await _end_child(send, ended, {}, notice=0)
+                raise
             failed.cancel()
             if not ended.done():
-                await _end_child(send, ended, _failure_fields(state))
+                fields, notice = _failure_fields(state), GRACE_AFTER_FAILURE
+                log.error("a channel failed; the trainer is given time to notice", seconds=notice, **fields)
+                await _end_child(send, ended, fields, notice=notice)
     status = child.returncode or 0
     return 128 - status if status < 0 else status
 
@@ -95,16 +102,20 @@ def _failure_fields(state: JobState) -> dict[str, object]:
 
 
 async def _end_child(
-    send: Callable[[signal.Signals], None], ended: asyncio.Task[int], fields: dict[str, object]
+    send: Callable[[signal.Signals], None],
+    ended: asyncio.Task[int],
+    fields: dict[str, object],
+    *,
+    notice: float,
 ) -> None:
-    """Wait, send SIGTERM, wait, send SIGKILL, to the whole process group of the trainer.
+    """Wait `notice` seconds, send SIGTERM, wait, send SIGKILL, to the whole process group of the trainer.
 
-    A process that read on would take the sidecar's end for the end of the data.
+    A process that read on would take the sidecar's end for the end of the data. `fields`: of the channel's
+    failure; empty if the sidecar itself fails.
     """
-    log.error("a channel failed; the trainer is given time to notice", seconds=GRACE_AFTER_FAILURE, **fields)
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        await asyncio.wait({ended}, timeout=GRACE_AFTER_FAILURE)
-        if not ended.done():
+    for number, seconds in ((signal.SIGTERM, notice), (signal.SIGKILL, GRACE_AFTER_FAILURE)):
+        await asyncio.wait({ended}, timeout=seconds)
+        if fields and not ended.done():
             log.error("ending the trainer, whose channel failed", signal=number.name, **fields)
         send(number)
         if ended.done():

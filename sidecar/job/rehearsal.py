@@ -92,7 +92,7 @@ async def port(job: Job, *, default: int = ADMIN_PORT) -> str:
     admin = job.penstock.admin
     admin.token()
     number = default if admin.port is None else admin.port
-    async with listening(asyncio.Protocol, admin.host, number):
+    async with listening(admin.host, number):
         return f"{admin.host}:{number}" if number else f"{admin.host}, any free port"
 
 

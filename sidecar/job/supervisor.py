@@ -5,7 +5,8 @@
              lock and lay out the directory, write config files,     before a FIFO is offered. While storage
              download every File channel, one after the other        is unavailable, the sidecar waits
              make every Pipe channel's first FIFO
-    ready    channels run concurrently and independently; one that fails holds its FIFO open and makes the job
+    ready    the admin server is loaded, unless a client connected earlier (`sidecar.admin.port`)
+             channels run concurrently and independently; one that fails holds its FIFO open and makes the job
              not ready, while the others continue
              with a keeper, channels start at the last sidecar's positions (`sidecar.job.resume`)
     end      a signal (after a drain) or the trainer's exit raises `Stop` in the task group
@@ -22,7 +23,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sidecar.admin.server import serve_admin
+from sidecar.admin.port import open_admin
 from sidecar.job.channels import Engine, Fifo, fifos, job_clients, job_transport, make_channel
 from sidecar.job.download import download_channels
 from sidecar.job.environment import write_environment_file
@@ -94,8 +95,8 @@ class Supervisor:
         async with contextlib.AsyncExitStack() as stack:
             await local(job, layout, fresh=not self._keeper.wanted and not spec.saved)
             port = spec.default_admin_port if admin.port is None else admin.port
-            port = await stack.enter_async_context(serve_admin(state, host=admin.host, port=port))
-            url = f"http://{admin.host}:{port}/"
+            admin_port = await stack.enter_async_context(open_admin(state, host=admin.host, port=port))
+            url = f"http://{admin.host}:{admin_port.number}/"
             log.info("starting", admin=url)
             clients = await stack.enter_async_context(job_clients(job))
             state.control_requests = clients.request_counts
@@ -141,6 +142,7 @@ class Supervisor:
             state.offered = state.started = True
             log.info("ready", directory=layout.data, admin=url)
             freeze_gc()
+            admin_port.serve()
             await self._run(until)
             left = [
                 channel for channel in state.channels.values() if channel.fifo_survives_exit
