@@ -11,7 +11,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from sidecar.doctor import machine
-from sidecar.doctor.storage import failed, storage
+from sidecar.doctor.remedies import failed
+from sidecar.doctor.storage import storage
 from sidecar.job.channels import job_clients
 from sidecar.job.layout import DEFAULT_BASE, Layout, resolve_host
 from sidecar.job.listings import job_inspector, job_pages

@@ -6,6 +6,7 @@ import socket
 import ssl
 from typing import TYPE_CHECKING
 
+from sidecar.doctor.machine import Finding
 from sidecar.process.exits import Exit, exit_code
 from streamer.errors import SourceError
 
@@ -77,3 +78,8 @@ def _network_fix(error: PenstockError) -> str:
         reason = getattr(cause, "os_error", None) or getattr(cause, "kwargs", {}).get("error")
         left += [cause.__context__, cause.__cause__, reason if isinstance(reason, BaseException) else None]
     return ""
+
+
+def failed(check: str, error: PenstockError, action: str = "s3:ListBucket and s3:GetObject") -> Finding:
+    """Return a failure with its remedy. `action`: the actions that a policy must allow for the request."""
+    return Finding(check, "failure", str(error), remedy(error, action), exit_code(error))

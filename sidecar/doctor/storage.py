@@ -1,8 +1,8 @@
 """Checks of `penstock doctor` on the storage, with as few requests as possible.
 
 For each channel the doctor lists the first page and reads one byte of the first object, with a right and with
-a wrong If-Match. Of a manifest it reads the size. It writes nothing. The speed check reads those first
-objects over the job's transport into a pipe, for at most `PROBE` seconds.
+a wrong If-Match (`object_checks`). Of a manifest it reads the size. It writes nothing. The speed check reads
+those first objects over the job's transport into a pipe, for at most `PROBE` seconds.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ import os
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from sidecar.doctor.machine import Finding
-from sidecar.doctor.remedies import remedy
+from sidecar.doctor.object_checks import read_checks
+from sidecar.doctor.remedies import failed
 from sidecar.job.channels import transport_spec
 from sidecar.job.endmarks import JOIN_ADVICE, unjoined_keys
 from sidecar.job.listings import job_pages
 from sidecar.job.strays import channel_advice
-from sidecar.process.exits import Exit, exit_code
-from streamer.errors import ErrorContext, PenstockError, SourceChanged
-from streamer.plan import ObjectRef, Plan, bare_etag
+from sidecar.process.exits import Exit
+from streamer.errors import ErrorContext, PenstockError
+from streamer.plan import ObjectRef, Plan
 from streamer.relay.once import stream_once
 from streamer.relay.statistics import ChannelCounters
 from streamer.relay.transport import open_transport, why_read
 from streamer.retry import RetryPolicy
 from streamer.s3.catalog.listing import first_page, nothing_below
-from streamer.s3.catalog.object_info import AiobotocoreHeadClient
-from streamer.s3.client.faults import clock_ahead, map_errors
-from streamer.s3.client.stall import within_stall
-from streamer.s3.ranges import check_header
+from streamer.s3.catalog.object_info import open_inspector
+from streamer.s3.catalog.pages import PAGE_PATIENCE
+from streamer.s3.client.faults import map_errors
 from streamer.sink.outlet import PipeOutlet
 
 if TYPE_CHECKING:
@@ -41,17 +41,15 @@ if TYPE_CHECKING:
 
     from sidecar.config.job import Job
     from sidecar.config.request import ChannelConfig
+    from streamer.plan import S3Uri
     from streamer.plan.strays import Strays
     from streamer.s3.catalog.pages import PageSource
     from streamer.s3.client.session import Clients
 
 PROBE = 5.0
 """Most seconds of the speed check."""
-SKEW_WARNED, SKEW_REFUSED = 60.0, 900.0
-"""Seconds of clock skew. S3 refuses signatures that are 15 minutes off (RequestTimeTooSkewed)."""
 SLOW = 20e6
 """Bytes per second below which storage is slower than most trainers."""
-NO_SUCH_ETAG = '"00000000000000000000000000000000"'
 
 
 async def storage(job: Job, clients: Clients) -> AsyncIterator[Finding]:
@@ -66,7 +64,7 @@ async def storage(job: Job, clients: Clients) -> AsyncIterator[Finding]:
         for channel in job.input_data_config:
             try:
                 strays = channel.penstock.selection.strays(records=channel.record_wrapper_type != "None")
-                refs, summary = await _first_objects(clients, pages, channel, strays)
+                refs, summary = await _first_objects(job, clients, pages, channel, strays)
             except PenstockError as error:
                 prefix = channel.source.s3_data_type == "S3Prefix"
                 action = "s3:ListBucket on the bucket" if prefix else "s3:GetObject on the manifest"
@@ -84,7 +82,7 @@ async def storage(job: Job, clients: Clients) -> AsyncIterator[Finding]:
                     fix = JOIN_ADVICE.format(join)
                     yield Finding(f"end marks {channel.channel_name}", "warning", text, fix)
                 readable = True
-                async for finding in _read(clients, channel.channel_name, refs[0]):
+                async for finding in read_checks(job, clients, channel.channel_name, refs[0]):
                     readable = readable and finding.state != "failure"
                     yield finding
                 samples += refs if readable else []
@@ -125,7 +123,7 @@ async def credentials(clients: Clients) -> Finding:
 
 
 async def _first_objects(
-    clients: Clients, pages: PageSource, channel: ChannelConfig, strays: Strays | None
+    job: Job, clients: Clients, pages: PageSource, channel: ChannelConfig, strays: Strays | None
 ) -> tuple[list[ObjectRef], str]:
     """Return the first selected objects of a channel that are not empty, and a summary in words.
 
@@ -133,8 +131,8 @@ async def _first_objects(
     """
     uri, kind = channel.source.uri, channel.source.s3_data_type
     if kind != "S3Prefix":
-        manifest = await AiobotocoreHeadClient(clients.control).stat(uri.bucket, uri.key)
-        return [], f"{kind} of {manifest.size} bytes; its objects are not looked at"
+        size = await _manifest_size(job, clients, uri)
+        return [], f"{kind} of {size} bytes; its objects are not looked at"
     found: list[ObjectRef] = []
     more = False
     for uri in channel.sources:
@@ -147,95 +145,11 @@ async def _first_objects(
     return [ref for ref in found if ref.size], f"objects: {len(found)}{' or more' if more else ''}"
 
 
-async def _read(clients: Clients, name: str, ref: ObjectRef) -> AsyncIterator[Finding]:
-    """Read one byte of an object; check how the endpoint handles Range, If-Match and checksums."""
-    context = ErrorContext(ref.bucket, ref.key)
-    # Some servers answer `bytes=0-0` with the whole object. A run sends it only for objects of one byte.
-    offset = min(1, ref.size - 1)
-    request: dict[str, Any] = {"Bucket": ref.bucket, "Key": ref.key, "Range": f"bytes={offset}-{offset}"}
-    try:
-        with map_errors(context):
-            response = await clients.data.get_object(**request, ChecksumMode="ENABLED")
-            async with response["Body"] as body, within_stall(clients.stall_timeout, context):
-                content = body.raw_stream.content
-                data = await content.read(2) if response.get("ContentLength") == 1 else b""
-    except PenstockError as error:
-        yield failed(f"get {name}", error, "s3:GetObject on the objects")
-        return
-    yield Finding(f"get {name}", "ok", f"s3://{ref.bucket}/{ref.key}")
-    metadata = response["ResponseMetadata"]
-    yield _range(name, ref, response, data, offset=offset)
-    if (etag := response.get("ETag")) is None or bare_etag(etag) != ref.etag:
-        fix = "The sidecar cannot tell versions of an object apart there: take another endpoint."
-        text = f"listed as {ref.etag}, sent as {etag or 'none'}"
-        yield Finding(f"ETag {name}", "failure", text, fix, Exit.UNREACHABLE)
-    yield _clock(metadata["HTTPHeaders"].get("date"))
-    yield await _if_match(clients, name, ref, request, context)
-    checksums = sorted(key for key in response if key.startswith("Checksum") and key != "ChecksumType")
-    yield Finding(f"checksums {name}", "ok", ", ".join(checksums) or "none are told")
-
-
-def _range(name: str, ref: ObjectRef, response: Any, data: bytes, *, offset: int) -> Finding:
-    """Check that a part would accept the response. The ETag has a finding of its own."""
-    status, length = response["ResponseMetadata"]["HTTPStatusCode"], response.get("ContentLength")
-    content_range = response.get("ContentRange")
-    text = f"answered {status} with {length} bytes for one"
-    with contextlib.suppress(PenstockError):
-        check_header(
-            ref,
-            offset,
-            offset + 1,
-            ErrorContext(ref.bucket, ref.key),
-            status=status,
-            content_range=content_range,
-            content_length=length,
-            etag=ref.etag,
-            version=None,
-        )
-        if len(data) == 1:
-            return Finding(f"Range {name}", "ok", content_range or text)
-    fix = "The endpoint ignores Range, as a proxy may: take another one. Penstock cannot stream from it."
-    if content_range:
-        text += f", Content-Range {content_range}"
-    return Finding(f"Range {name}", "failure", text, fix, Exit.UNREACHABLE)
-
-
-async def _if_match(
-    clients: Clients, name: str, ref: ObjectRef, request: dict[str, Any], context: ErrorContext
-) -> Finding:
-    """Check that the endpoint answers a request with the right ETag, and refuses one with a wrong ETag."""
-    check = f"If-Match {name}"
-    if not clients.data.sends_if_match:
-        return Finding(check, "ok", "left out, as IfMatch: omit asks; the ETag of every response is compared")
-    try:
-        with map_errors(context):
-            response = await clients.data.get_object(**request, IfMatch=f'"{ref.etag}"')
-            response["Body"].close()
-    except PenstockError as error:
-        text = f"refused, although the ETag is right: {error}"
-        fix = "Set Penstock.Endpoint.IfMatch: omit; the ETag of every response is compared in any case."
-        return Finding(check, "failure", text, fix, exit_code(error))
-    try:
-        with map_errors(context):
-            response = await clients.data.get_object(**request, IfMatch=NO_SUCH_ETAG)
-            response["Body"].close()
-    except SourceChanged:
-        return Finding(check, "ok", "another version is refused")
-    except PenstockError as error:
-        return failed(check, error)
-    fix = "Replaced objects are found by the ETag of the answer instead; do not change objects under a job."
-    return Finding(check, "warning", "ignored: a wrong ETag was answered all the same", fix)
-
-
-def _clock(date: str | None) -> Finding:
-    skew = clock_ahead(date)
-    if skew is None:
-        return Finding("clock", "warning", "the endpoint tells no time", "Keep the clock right (NTP).")
-    text = f"{abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} the endpoint's"
-    fix = "Set the clock (NTP): S3 refuses signatures that are 15 minutes off."
-    if abs(skew) > SKEW_REFUSED:
-        return Finding("clock", "failure", text, fix, Exit.DENIED)
-    return Finding("clock", "warning", text, fix) if abs(skew) > SKEW_WARNED else Finding("clock", "ok", text)
+async def _manifest_size(job: Job, clients: Clients, uri: S3Uri) -> int:
+    by_aiobotocore = job.penstock.transport == "aiobotocore"
+    opened = open_inspector(clients, give_up_after=PAGE_PATIENCE, by_aiobotocore=by_aiobotocore)
+    async with opened as inspector:
+        return (await inspector.stat(uri.bucket, uri.key)).size
 
 
 async def speed(job: Job, clients: Clients, samples: list[ObjectRef]) -> Finding:
@@ -286,8 +200,3 @@ def _drained_pipe() -> Iterator[int]:
     finally:
         os.close(write_end)
         thread.join()
-
-
-def failed(check: str, error: PenstockError, action: str = "s3:ListBucket and s3:GetObject") -> Finding:
-    """Return a failure with its remedy. `action`: the actions that a policy must allow for the request."""
-    return Finding(check, "failure", str(error), remedy(error, action), exit_code(error))

@@ -1,20 +1,16 @@
 """Reads a manifest from S3 in pieces, as one version.
 
-    _opened ─┬─ our own HTTP client: sign, send, read the socket       nearly all manifests
-             └─ aiobotocore's get_object                               all others
-
 A response that breaks off is resumed at its next byte, with If-Match and Range. So a manifest needs a
-Content-Length, by which its end is proven, and an ETag for what is left after a failure. aiobotocore sends
-the requests that our own client does not support (`why_not`), and repeats those that end in a redirect.
+Content-Length, by which its end is proven, and an ETag for what is left after a failure. `object_get` sends
+the requests.
 """
 
 from __future__ import annotations
 
 import asyncio
 import http
-from contextlib import ExitStack, aclosing, asynccontextmanager, closing
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from contextlib import ExitStack, aclosing, closing
+from typing import TYPE_CHECKING, Any
 
 from streamer.errors import (
     BadAnswer,
@@ -26,32 +22,15 @@ from streamer.errors import (
 from streamer.plan import ObjectRef, S3Uri, bare_etag, is_etag
 from streamer.retry import UNAVAILABLE, Attempts, RetryPolicy
 from streamer.s3.catalog.control_client import ControlClient
-from streamer.s3.client.credentials import renewing
-from streamer.s3.client.faults import map_errors
+from streamer.s3.catalog.object_get import ObjectResponse, open_object
 from streamer.s3.client.session import Clients
-from streamer.s3.client.stall import within_stall
-from streamer.s3.http_source import refusal
 from streamer.s3.ranges import check_header
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Callable
-
-    from streamer.s3.http.body import HttpBody
-    from streamer.s3.http.client import Response
+    from collections.abc import AsyncGenerator, Callable
 
 PATIENCE = 10.0
 """Seconds without a byte for which the rest of a manifest is requested again."""
-_READ_SIZE = 256 * 1024
-
-
-class _Response(NamedTuple):
-    """A response to the GET of a manifest, whose body is still to come."""
-
-    status: int
-    length: int | None
-    etag: str | None
-    content_range: str | None
-    pieces: AsyncGenerator[bytes, None]
 
 
 async def read_manifest(
@@ -99,7 +78,7 @@ async def _resumed(
         context = ErrorContext(uri.bucket, uri.key, received, attempts.failures + 1)
         before = received
         try:
-            async with _opened(control, client, context, headers) as response:
+            async with open_object(control, client, context, headers) as response:
                 if size < 0:
                     size, etag = _checked_whole(response, context)
                 else:
@@ -139,87 +118,10 @@ async def _resumed(
         await asyncio.sleep(wait)
 
 
-def _checked_whole(response: _Response, context: ErrorContext) -> tuple[int, str]:
+def _checked_whole(response: ObjectResponse, context: ErrorContext) -> tuple[int, str]:
     """Return size and ETag of the manifest, from the response to a GET without a range. Raises BadAnswer."""
     if response.status != http.HTTPStatus.OK:
         raise BadAnswer(f"the response to a GET without a range has status {response.status}", context)
     if response.length is None:
         raise BadAnswer("the response has no Content-Length, so its end cannot be proven", context)
     return response.length, response.etag or ""
-
-
-@asynccontextmanager
-async def _opened(
-    control: ControlClient | None, client: Any, context: ErrorContext, headers: dict[str, str]
-) -> AsyncIterator[_Response]:
-    """Send the GET, by our own client if that can; close the response at the end of the block."""
-    if control is not None and (response := await _sent(control, context, headers)) is not None:
-        header, length = response.header, response.header.content_length or 0
-        etag, content_range = header.fields.get("etag"), header.fields.get("content-range")
-        with closing(response.body(length, context)) as body:
-            yield _Response(header.status, length, etag, content_range, _read(body))
-        return
-    parameters = {name.replace("-", ""): value for name, value in headers.items()}
-    with map_errors(context):
-        answer = await client.get_object(Bucket=context.bucket, Key=context.key, **parameters)
-        async with answer["Body"] as body:
-            yield _Response(
-                answer["ResponseMetadata"]["HTTPStatusCode"],
-                answer.get("ContentLength"),
-                answer.get("ETag"),
-                answer.get("ContentRange"),
-                _read_by_aiobotocore(body.raw_stream.content, client.stall_timeout, context),
-            )
-
-
-async def _sent(control: ControlClient, context: ErrorContext, headers: dict[str, str]) -> Response | None:
-    """Send the GET by our own client; return None if aiobotocore must send it. Raises SourceError."""
-    bucket, key = context.bucket or "", context.key or ""
-    if not control.supports(bucket):
-        return None
-    signer = control.signer
-    endpoint = await signer.endpoint(bucket)
-    with renewing(signer.credentials):
-        response = await control.send(
-            "GetObject", endpoint, context, lambda: signer.get(endpoint, bucket, key, headers)
-        )
-        header = response.header
-        if header.status in (200, 206) and header.content_length and "transfer-encoding" not in header.fields:
-            return response
-        if header.status < 400:
-            response.end(reuse=False)
-            return None
-        if (error := await refusal(response, context, signer)) is not None:
-            raise error
-        return None
-
-
-async def _read(body: HttpBody) -> AsyncGenerator[bytes, None]:
-    """Yield the body in pieces. Raises SourceError."""
-    loop, memory = asyncio.get_running_loop(), memoryview(bytearray(_READ_SIZE))
-    while body.left:
-        try:
-            count = body.read_into(memory)
-        except BlockingIOError:
-            readable: asyncio.Future[None] = loop.create_future()
-            body.notify(partial(_wake, readable))
-            await readable
-        else:
-            yield bytes(memory[:count])
-
-
-def _wake(waiter: asyncio.Future[None]) -> None:
-    if not waiter.done():
-        waiter.set_result(None)
-
-
-async def _read_by_aiobotocore(
-    content: Any, stall_timeout: float, context: ErrorContext
-) -> AsyncGenerator[bytes, None]:
-    """Yield the body in pieces. Raises Transient."""
-    with map_errors(context):
-        async with within_stall(stall_timeout, context) as stall:
-            while data := await content.read(_READ_SIZE):
-                stall.pause()
-                yield data
-                stall.moved()

@@ -34,6 +34,11 @@ KEPT_FIELDS = {
         "etag",
         "retry-after",
         "transfer-encoding",
+        "x-amz-checksum-crc32",
+        "x-amz-checksum-crc32c",
+        "x-amz-checksum-crc64nvme",
+        "x-amz-checksum-sha1",
+        "x-amz-checksum-sha256",
         "x-amz-request-id",
         "x-amz-version-id",
     )

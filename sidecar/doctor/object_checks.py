@@ -1,0 +1,138 @@
+"""Checks of `penstock doctor` on one object: a byte of it, with a right and with a wrong If-Match.
+
+The client that the job would use sends the requests. Nothing is retried.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from sidecar.doctor.machine import Finding
+from sidecar.doctor.remedies import failed
+from sidecar.process.exits import Exit, exit_code
+from streamer.errors import ErrorContext, PenstockError, SourceChanged
+from streamer.plan import ObjectRef, bare_etag
+from streamer.s3.catalog.control_client import ControlClient
+from streamer.s3.catalog.object_get import open_object
+from streamer.s3.client.faults import clock_ahead
+from streamer.s3.ranges import check_header
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from sidecar.config.job import Job
+    from streamer.s3.catalog.object_get import ObjectResponse
+    from streamer.s3.client.session import Clients
+
+SKEW_WARNED, SKEW_REFUSED = 60.0, 900.0
+"""Seconds of clock skew. S3 refuses signatures that are 15 minutes off (RequestTimeTooSkewed)."""
+CHECKSUM = "x-amz-checksum-"
+"""Begin of the names of the header fields with checksums."""
+NO_SUCH_ETAG = '"00000000000000000000000000000000"'
+
+
+class _ByteProbe:
+    """Sends GETs of one byte of an object, by the client that the job would use."""
+
+    def __init__(self, job: Job, clients: Clients, ref: ObjectRef) -> None:
+        by_aiobotocore = job.penstock.transport == "aiobotocore"
+        self._control = None if by_aiobotocore else ControlClient(clients)
+        self._clients = clients
+        self._context = ErrorContext(ref.bucket, ref.key)
+        # Some servers answer `bytes=0-0` with the whole object. A run sends it only for objects of one byte.
+        self.offset = min(1, ref.size - 1)
+
+    def close(self) -> None:
+        """Close the connections."""
+        if self._control is not None:
+            self._control.close()
+
+    async def send(self, **headers: str) -> tuple[ObjectResponse, bytes]:
+        """Send a GET with these headers, with `_` for `-`; return the response and two bytes at most."""
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        named["Range"] = f"bytes={self.offset}-{self.offset}"
+        async with open_object(self._control, self._clients.data, self._context, named) as response:
+            async with contextlib.aclosing(response.pieces) as pieces:
+                async for piece in pieces:
+                    return response, piece[:2]
+            return response, b""
+
+
+async def read_checks(job: Job, clients: Clients, name: str, ref: ObjectRef) -> AsyncIterator[Finding]:
+    """Read one byte of an object; check how the endpoint handles Range, If-Match and checksums."""
+    with contextlib.closing(_ByteProbe(job, clients, ref)) as probe:
+        try:
+            response, data = await probe.send(x_amz_checksum_mode="ENABLED")
+        except PenstockError as error:
+            yield failed(f"get {name}", error, "s3:GetObject on the objects")
+            return
+        yield Finding(f"get {name}", "ok", f"s3://{ref.bucket}/{ref.key}")
+        yield _range(name, ref, response, data, offset=probe.offset)
+        if response.etag is None or bare_etag(response.etag) != ref.etag:
+            fix = "The sidecar cannot tell versions of an object apart there: take another endpoint."
+            text = f"listed as {ref.etag}, sent as {response.etag or 'none'}"
+            yield Finding(f"ETag {name}", "failure", text, fix, Exit.UNREACHABLE)
+        yield _clock(response.fields.get("date"))
+        yield await _if_match(clients, name, ref, probe)
+    checksums = sorted(
+        field.removeprefix(CHECKSUM).upper() for field in response.fields if field.startswith(CHECKSUM)
+    )
+    text = ", ".join(each for each in checksums if each != "TYPE")
+    yield Finding(f"checksums {name}", "ok", text or "none are told")
+
+
+def _range(name: str, ref: ObjectRef, response: ObjectResponse, data: bytes, *, offset: int) -> Finding:
+    """Check that a part would accept the response. The ETag has a finding of its own."""
+    content_range = response.content_range
+    text = f"answered {response.status} with {response.length} bytes for one"
+    with contextlib.suppress(PenstockError):
+        check_header(
+            ref,
+            offset,
+            offset + 1,
+            ErrorContext(ref.bucket, ref.key),
+            status=response.status,
+            content_range=content_range,
+            content_length=response.length,
+            etag=ref.etag,
+            version=None,
+        )
+        if len(data) == 1:
+            return Finding(f"Range {name}", "ok", content_range or text)
+    fix = "The endpoint ignores Range, as a proxy may: take another one. Penstock cannot stream from it."
+    if content_range:
+        text += f", Content-Range {content_range}"
+    return Finding(f"Range {name}", "failure", text, fix, Exit.UNREACHABLE)
+
+
+async def _if_match(clients: Clients, name: str, ref: ObjectRef, probe: _ByteProbe) -> Finding:
+    """Check that the endpoint answers a request with the right ETag, and refuses one with a wrong ETag."""
+    check = f"If-Match {name}"
+    if not clients.data.sends_if_match:
+        return Finding(check, "ok", "left out, as IfMatch: omit asks; the ETag of every response is compared")
+    try:
+        await probe.send(If_Match=f'"{ref.etag}"')
+    except PenstockError as error:
+        text = f"refused, although the ETag is right: {error}"
+        fix = "Set Penstock.Endpoint.IfMatch: omit; the ETag of every response is compared in any case."
+        return Finding(check, "failure", text, fix, exit_code(error))
+    try:
+        await probe.send(If_Match=NO_SUCH_ETAG)
+    except SourceChanged:
+        return Finding(check, "ok", "another version is refused")
+    except PenstockError as error:
+        return failed(check, error)
+    fix = "Replaced objects are found by the ETag of the answer instead; do not change objects under a job."
+    return Finding(check, "warning", "ignored: a wrong ETag was answered all the same", fix)
+
+
+def _clock(date: str | None) -> Finding:
+    skew = clock_ahead(date)
+    if skew is None:
+        return Finding("clock", "warning", "the endpoint tells no time", "Keep the clock right (NTP).")
+    text = f"{abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} the endpoint's"
+    fix = "Set the clock (NTP): S3 refuses signatures that are 15 minutes off."
+    if abs(skew) > SKEW_REFUSED:
+        return Finding("clock", "failure", text, fix, Exit.DENIED)
+    return Finding("clock", "warning", text, fix) if abs(skew) > SKEW_WARNED else Finding("clock", "ok", text)
