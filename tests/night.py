@@ -33,6 +33,7 @@ MACHINES = {
     "schedules": "tests.schedules --seeds {100000} --seed {seed}",
     "soak": "tests.kit.soak --minutes {120} --seed {seed}",
     "fuzz": "tests.fuzz --minutes {30}",
+    "stops": "tests.kit.stops",
     "plants": "tests.plants",
     "guest": "tests.guest",
     "servers": "tests.servers",

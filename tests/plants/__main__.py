@@ -2,6 +2,7 @@
 
     python -m tests.plants [--only WORD] [--jobs 2] [--into CONTRIBUTING.md]
     python -m tests.plants --searchers [--within 120]   # which machines find each plant without its tests
+    python -m tests.plants --searchers --by schedules --part 0.1   # one machine, a tenth of its amount
 
 Each plant goes into a copy of the tree by itself. The checkers look at it in order of cost, each for a
 limited time, until one complains; what complained must pass in a copy without the bug, or it does not
@@ -104,7 +105,7 @@ class Trees:
                 return True
             return looks.look(tree, within).complains and not looks.look(self.clean, within).complains
 
-    def search(self, plant: Plant, *, within: float) -> Found:
+    def search(self, plant: Plant, machines: list[Checker], *, within: float) -> Found:
         """Plant it, and have every machine search for it."""
         tree = self._free.get()
         path = tree / plant.path
@@ -112,7 +113,7 @@ class Trees:
         try:
             path.write_text(plant.planted(whole))
             spent, names, what = 0.0, [], ""
-            for searcher in searchers():
+            for searcher in machines:
                 outcome = searcher.look(tree, within)
                 spent += outcome.seconds
                 # One that is busy to the end of its time has found nothing.
@@ -148,9 +149,8 @@ def table(found: list[Found]) -> str:
     return "\n".join(lines)
 
 
-def search_table(found: list[Found]) -> str:
-    """Which machines found which plants, in Markdown."""
-    names = [each.name for each in searchers()]
+def search_table(found: list[Found], names: list[str]) -> str:
+    """Which of these machines found which plants, in Markdown."""
     lines = [
         f"{sum(bool(each.by) for each in found)} of {len(found)} plants found by machines, which know none, "
         f"on {time.strftime('%Y-%m-%d')}.",
@@ -170,6 +170,7 @@ def main() -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    names = [each.name for each in searchers()]
     parser.add_argument("--only", action="append", help="plants whose name or path has this word")
     parser.add_argument("--jobs", type=int, default=2, help="plants looked at side by side (2)")
     parser.add_argument("--within", type=float, default=300, help="seconds for each look (300)")
@@ -178,8 +179,11 @@ def main() -> int:
     parser.add_argument(
         "--searchers", action="store_true", help="only the machines, each of them: prints which find what"
     )
+    parser.add_argument("--part", type=float, default=1.0, help="of the machines' amounts, with --searchers")
+    parser.add_argument("--by", action="append", choices=names, help="this machine alone, with --searchers")
     parser.add_argument("--into", metavar="FILE", help="replace the table in this Markdown file")
     options = parser.parse_args()
+    machines = [each for each in searchers(options.part) if each.name in (options.by or names)]
     chosen = [
         plant
         for plant in PLANTS
@@ -190,7 +194,7 @@ def main() -> int:
 
         def one(plant: Plant) -> Found:
             if options.searchers:
-                found = trees.search(plant, within=options.within)
+                found = trees.search(plant, machines, within=options.within)
                 print(
                     f"{', '.join(found.searchers) or 'NOBODY':16} {found.seconds:5.0f} s  {plant.name}",
                     flush=True,
@@ -203,7 +207,7 @@ def main() -> int:
         with ThreadPoolExecutor(options.jobs) as pool:
             results = list(pool.map(one, chosen))
     if options.searchers:
-        print(search_table(results))
+        print(search_table(results, [each.name for each in machines]))
         return 0
     print(table(results))
     if options.into:

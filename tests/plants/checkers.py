@@ -26,14 +26,15 @@ FOLDERS = {
 }
 MACHINES: dict[str, tuple[str, ...]] = {
     "relay tests, all": ("pytest", "-q", "-x", "-p", "no:cacheprovider", "tests/relay"),
-    "soak": ("tests.kit.soak", "--seed", "1", "--runs", "20", "--stop"),
     "schedules": ("tests.schedules", "--seed", "1", "--seeds", "500", "--stop"),
+    "soak": ("tests.kit.soak", "--seed", "1", "--runs", "20", "--stop"),
     "keeper model": ("tests.keeper_model", "--seed", "1", "--seeds", "300"),
-    "hostile servers": ("tests.hostile",),
+    "hostile servers": ("tests.hostile", "--cells", "48"),
     "crash points": ("tests.crash", "--seed", "1", "--points", "100"),
     "process tests, all": ("pytest", "-q", "-x", "-p", "no:cacheprovider", "tests/sidecar", "tests/readers"),
 }
 """By name, the arguments of `python -m`."""
+_AMOUNTS = ("--runs", "--seeds", "--cells", "--points")
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+?::.*?)(?: - .*)?$", re.MULTILINE)
 
 
@@ -120,6 +121,15 @@ def checkers(plant: Plant, *, machines: bool) -> Iterator[Checker]:
                 yield Checker(name, arguments)
 
 
-def searchers() -> list[Checker]:
-    """The machines that are no tests: they know nothing of any plant."""
-    return [Checker(name, arguments) for name, arguments in MACHINES.items() if arguments[0] != "pytest"]
+def searchers(part: float = 1.0) -> list[Checker]:
+    """Return the machines that are no tests and know no plant, each with this part of its amount."""
+    return [
+        Checker(name, tuple(_scaled(arguments, part)))
+        for name, arguments in MACHINES.items()
+        if arguments[0] != "pytest"
+    ]
+
+
+def _scaled(arguments: tuple[str, ...], part: float) -> Iterator[str]:
+    for before, word in zip(("", *arguments), arguments, strict=False):
+        yield str(max(1, round(int(word) * part))) if before in _AMOUNTS else word
