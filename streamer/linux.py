@@ -1,4 +1,4 @@
-"""Linux system calls that several packages use: pipes, their limits, and the number of unread bytes.
+"""Linux system calls that several packages use: pipes, their limits, the number of unread bytes, free memory.
 
 The keeper imports this module in an interpreter without site-packages.
 """
@@ -29,6 +29,15 @@ def descriptor_path(fd: int) -> str:
 def bytes_unread(fd: int) -> int:
     """Return the number of unread bytes in a pipe (FIONREAD, pipe(7)) or TCP socket (SIOCINQ, tcp(7))."""
     return int(struct.unpack("i", fcntl.ioctl(fd, termios.FIONREAD, b"\0\0\0\0"))[0])
+
+
+def release_free_memory() -> None:
+    """Return the free pages of the heap to the system, if the C library can (malloc_trim(3)). Takes 1 ms."""
+    import ctypes  # takes 2 ms, and the keeper does not need it
+
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(ctypes.c_size_t(0))
 
 
 def set_pipe_size(fd: int, size: int = PIPE_SIZE, *, least: int = 128 * 1024) -> int:

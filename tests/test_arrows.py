@@ -45,7 +45,7 @@ MAY_IMPORT = {
         "streamer.s3.client", "streamer.s3.http", "streamer.s3.signing",
     },
     "streamer.s3.catalog": {
-        "streamer.inflate", "streamer.plan", "streamer.retry", "streamer.secrets",
+        "streamer.inflate", "streamer.linux", "streamer.plan", "streamer.retry", "streamer.secrets",
         "streamer.s3", "streamer.s3.client", "streamer.s3.http", "streamer.s3.signing",
     },
     "streamer.relay.statistics": {"streamer.s3"},

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+import subprocess
+import sys
 from bisect import bisect_right
 from collections.abc import Callable, Coroutine, Iterable
 from contextlib import aclosing
@@ -171,6 +173,44 @@ def test_a_small_prefix_takes_one_request_a_page() -> None:
     server = Server(FLAT[:40], page=10)
     assert len(run(list_prefix(server, S3Uri("b", "d/")))) == 40
     assert server.requests == 4
+
+
+PEAK = """
+import asyncio, resource
+from bisect import bisect_right
+from benchmarks.listing import Keys
+from tests.unit.test_range_lister import ETAG, Page, S3Uri, list_prefix
+
+KEYS = Keys("flat", 300_000)
+
+class Waits:
+    requests = 0
+
+    async def page(self, _bucket, _prefix, *, token=None, start_after=""):
+        self.requests += 1
+        while token == "4000" and self.requests < 300:
+            await asyncio.sleep(0)
+        first = int(token) if token else bisect_right(KEYS, start_after)
+        end = min(first + 1000, len(KEYS))
+        await asyncio.sleep(0)
+        keys = [KEYS[number].encode() for number in range(first, end)]
+        return Page(keys, [1] * len(keys), [ETAG] * len(keys), str(end) if end < len(KEYS) else None)
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+before = peak()
+entries = asyncio.run(list_prefix(Waits(), S3Uri("b", "train/")))
+print(len(entries), (peak() - before) / len(entries) - len(KEYS[0]))
+"""
+"""Lists 300,000 keys, of which most wait for the first range; prints bytes of memory each besides the key."""
+
+
+def test_keys_that_wait_are_not_in_memory_twice() -> None:
+    done = subprocess.run([sys.executable, "-c", PEAK], capture_output=True, text=True, check=True)
+    count, size = done.stdout.split()
+    assert count == "300000"
+    assert float(size) < 80
 
 
 def test_in_turn_no_page_is_requested_before_the_last_one_is_used() -> None:

@@ -12,7 +12,8 @@ range ends has keys of the next one too, so no range is split into parts that se
 without any key stay below the same number.
 
 The runs of a range are yielded when all ranges before it have ended, and wait until then. A plan needs them
-anyway, so they are counted in its memory and not bounded otherwise.
+anyway, so they are counted in its memory and not bounded otherwise. The consumer copies each run into the
+plan. The C library would keep the memory of the runs that were copied, so it is released as the plan grows.
 
 Correctness does not depend on where ranges begin. It needs a server that lists in key order and knows
 `start-after`, so both are proven before a range is yielded: every page ascends, and the first key that the
@@ -33,6 +34,7 @@ from operator import attrgetter, lt
 from typing import TYPE_CHECKING
 
 from streamer.errors import BadAnswer, ErrorContext, OutOfOrder
+from streamer.linux import release_free_memory
 from streamer.s3.catalog.key_ranges import KeyRange, KeySpace, spread
 from streamer.s3.catalog.prefix_pages import Cursor
 from streamer.s3.catalog.validation import short
@@ -53,6 +55,8 @@ SPARE = 12
 """Ranges that may turn out to have no key, besides `SPARE_FRACTION`."""
 SPARE_FRACTION = 1 / 24
 """Further such ranges for each page."""
+RELEASE_EVERY = 1 << 16
+"""Entries that are yielded before the memory of their runs is released."""
 LONGEST_RUN = 8192
 """Entries from which a run that waits is not extended; many short runs would fragment memory."""
 FEWEST_PAGES = 8
@@ -110,6 +114,7 @@ class RangeLister:
     async def runs(self) -> AsyncGenerator[Entries, None]:
         """Yield the runs in key order. Raises SourceError, OutOfOrder, ConfigError."""
         ended: BaseException | None = None
+        used = 0
         async with asyncio.TaskGroup() as self._group:
             try:
                 self._start(self._ranges[0])
@@ -120,7 +125,11 @@ class RangeLister:
                         await self._prove(before, listing)
                     while listing.runs or not listing.keys.done:
                         if listing.runs:
-                            yield listing.runs.popleft()
+                            run = listing.runs.popleft()
+                            if (used := used + len(run)) >= RELEASE_EVERY:
+                                release_free_memory()
+                                used = 0
+                            yield run
                             self._raise()
                         else:
                             await self._wait()
