@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import struct
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -131,9 +133,12 @@ def test_together_no_wrong_byte_passes_either(
 )
 def test_the_allocator_keeps_memory_unless_told_otherwise(environment: dict[str, str], kept: str) -> None:
     """400 blocks of 1 MiB, made and dropped: faulted in anew each time, or reused."""
+    memory = str(
+        Path(inspect.getfile(BulkTFRecordReader)).with_name("memory.py")
+    )  # alone: its package imports TensorFlow
     script = (
-        "import resource\n"
-        "from streamer.readers.tensorflow.memory import keep_memory\n"
+        "import resource, runpy\n"
+        f"keep_memory = runpy.run_path({memory!r})['keep_memory']\n"
         "print(keep_memory())\n"
         "faults = resource.getrusage(0).ru_minflt\n"
         "for _ in range(100):\n"
