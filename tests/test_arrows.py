@@ -146,19 +146,20 @@ def imports(path: Path) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("name", "path"), modules(), ids=lambda value: value if isinstance(value, str) else ""
-)
-def test_imports_follow_the_arrows(name: str, path: Path) -> None:
-    here = room(name)
-    for module in imports(path):
-        top = module.split(".")[0]
-        if top in ("streamer", "sidecar"):
-            target = room(module)
-            library = ENGINE if here.startswith("sidecar") else set()
-            assert target in MAY_IMPORT[here] | BASE | library | {here}, f"{name} imports {module}"
-        elif top in FOREIGN:
-            assert here in FOREIGN[top], f"{name} imports {module}"
+def test_imports_follow_the_arrows() -> None:
+    against = []
+    for name, path in modules():
+        here = room(name)
+        library = ENGINE if here.startswith("sidecar") else set()
+        for module in imports(path):
+            top = module.split(".")[0]
+            if top in ("streamer", "sidecar"):
+                allowed = room(module) in MAY_IMPORT[here] | BASE | library | {here}
+            else:
+                allowed = top not in FOREIGN or here in FOREIGN[top]
+            if not allowed:
+                against.append(f"{name} imports {module}")
+    assert not against
 
 
 def test_no_file_is_in_a_circle() -> None:
