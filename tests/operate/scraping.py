@@ -27,9 +27,10 @@ T = TypeVar("T")
 
 # Reads epochs for ever: at the end of one FIFO the next one is there (contract §1.5).
 READER = """
-import hashlib, itertools, sys
+import hashlib, itertools, sys, time
 for epoch in itertools.count():
-    for channel in sys.argv[2:]:
+    time.sleep(float(sys.argv[2]))
+    for channel in sys.argv[3:]:
         with open(f"{sys.argv[1]}/{channel}_{epoch}", "rb", buffering=0) as fifo:
             while chunk := fifo.read(65536):
                 hashlib.sha256(chunk)
@@ -60,9 +61,12 @@ def running(command: list[str], **options: Any) -> Iterator[subprocess.Popen[Any
             child.wait()
 
 
-def reading(base: Path, *channels: str) -> AbstractContextManager[subprocess.Popen[Any]]:
-    """A process that reads these channels, epoch after epoch, until the end of the block."""
-    return running([sys.executable, "-c", READER, str(base / "input/data"), *channels])
+def reading(base: Path, *channels: str, pause: float = 0.0) -> AbstractContextManager[subprocess.Popen[Any]]:
+    """A process that reads these channels, epoch after epoch, until the end of the block.
+
+    `pause`: seconds before each epoch, in which it takes no CPU time.
+    """
+    return running([sys.executable, "-c", READER, str(base / "input/data"), str(pause), *channels])
 
 
 @dataclass(frozen=True)
