@@ -36,7 +36,8 @@ KEY = "__key__"
 
 _NAME = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)", re.DOTALL)
 _HIDDEN = re.compile(r"__[^/]*__($|/)")
-_REGULAR = frozenset(b"0\x007")
+REGULAR = frozenset(b"0\x007")
+"""Kinds of members that are files."""
 EMPTY = frozenset(b"123456")
 """Kinds of members without data, whatever size their header gives: links, devices, directories, FIFOs."""
 EXTENSIONS = frozenset(b"xgXLK")
@@ -137,12 +138,12 @@ class TarReader(RecordReader):
         """Bytes of whole members from `_start` on."""
         self._seen = 0
         """Bytes examined from `_start` on: whole members, and the next member's extension headers."""
-        self._extended = _Extended()
+        self._extended = ExtendedFields()
 
     def _forget(self) -> None:
         self._key = None
         self._whole = self._seen = 0
-        self._extended = _Extended()
+        self._extended = ExtendedFields()
 
     def _cut(self) -> list[bytes]:
         batch: list[bytes] = []
@@ -181,7 +182,7 @@ class TarReader(RecordReader):
         if header.kind not in EXTENSIONS:
             header = self._extended.apply(header)
             length = header.length
-            if header.kind in _REGULAR and (parts := split_name(header.name)) and parts[0] != self._key:
+            if header.kind in REGULAR and (parts := split_name(header.name)) and parts[0] != self._key:
                 ahead = self._seen - self._whole
                 self._emit(batch)
                 self._key, self._seen = parts[0], self._whole + ahead
@@ -192,7 +193,7 @@ class TarReader(RecordReader):
             data = self._start + self._seen + BLOCK
             self._extended.add(header, bytes(self._view[data : data + header.size]))
         else:
-            self._extended = _Extended()
+            self._extended = ExtendedFields()
             self._whole = self._seen + length
         self._seen += length
         return True
@@ -207,7 +208,7 @@ class TarReader(RecordReader):
         self._whole = self._seen = 0
 
 
-class _Extended:
+class ExtendedFields:
     """Name and size that extension headers give to the next member."""
 
     def __init__(self) -> None:
@@ -241,15 +242,15 @@ class _Extended:
 def _members(record: bytes) -> Iterator[tuple[str, int, int]]:
     """Yield path, offset and size of every regular member of a record that `TarReader` has checked."""
     at = 0
-    extended = _Extended()
+    extended = ExtendedFields()
     while at < len(record):
         header = _decode(record[at : at + BLOCK])
         if header.kind in EXTENSIONS:
             extended.add(header, record[at + BLOCK : at + BLOCK + header.size])
         else:
             header = extended.apply(header)
-            extended = _Extended()
-            if header.kind in _REGULAR:
+            extended = ExtendedFields()
+            if header.kind in REGULAR:
                 yield header.name, at + BLOCK, header.size
         at += header.length
 

@@ -17,6 +17,7 @@ import os
 import socket
 import struct
 import tempfile
+from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -35,8 +36,12 @@ from sidecar.job.resume import parse_saved
 from streamer.errors import BadAnswer, ErrorContext, PenstockError
 from streamer.formats import recordio, tfrecord
 from streamer.formats.arrow_joiner import ArrowJoiner
+from streamer.formats.borders import BadRecord
+from streamer.formats.foreign_index import read_dali, read_recordio
 from streamer.formats.join import Joiner, NotJoinable
 from streamer.formats.lines import LineReader
+from streamer.formats.record_format import RecordFormat
+from streamer.formats.record_index import Damaged, IndexedObject, RecordIndex, block
 from streamer.formats.recordio import RecordIOReader
 from streamer.formats.tar import TarReader, sample
 from streamer.formats.tar_joiner import TarJoiner
@@ -132,6 +137,43 @@ def joined(kind: Callable[[], Joiner]) -> Callable[[bytes], None]:
         joiner.end()
 
     return join
+
+
+def borders(kind: str) -> Callable[[bytes], None]:
+    """Records are inside of the object, in order, and the same however it is cut into blocks."""
+
+    def scan(data: bytes) -> None:
+        record_format = RecordFormat.parse(kind)
+        scanner, whole = record_format.scanner(stride=1), record_format.scanner(stride=1)
+        with contextlib.suppress(BadRecord):
+            whole.feed(data)
+        for piece in pieces(data):
+            scanner.feed(piece)
+        end = scanner.finish()
+        offsets = list(scanner.offsets)
+        if offsets != list(whole.offsets) or offsets != sorted(set(offsets)) or end > len(data):
+            raise AssertionError(offsets)
+
+    return scan
+
+
+def index_file(data: bytes) -> None:
+    """What is read is written again as the same index."""
+    index, end = RecordIndex.read(data)
+    again, _ = RecordIndex.read(index.header() + block(index))
+    if end > len(data) or list(again) != list(index):
+        raise AssertionError(list(index))
+
+
+def foreign(data: bytes) -> None:
+    for read in (read_dali, read_recordio):
+        with contextlib.suppress(BadRecord):
+            if list(found := read(data, 100)) != sorted(set(found)):
+                raise AssertionError(found)
+
+
+INDEX = RecordIndex(RecordFormat.parse("TFRecord"), 2)
+ROWS = [IndexedObject(number, 9, 100, 3, 100, array("Q", [0, 70])) for number in (1, 2, 1)]
 
 
 def arrow() -> bytes:
@@ -428,6 +470,18 @@ TARGETS: dict[str, Target] = {
     ),
     "lines": Target(records(LineReader), (b"a\nb\n", b"a\r\nb")),
     "tar": Target(records(TarReader), (tar(),)),
+    "borders-tfrecord": Target(borders("TFRecord"), (tfrecord.encode(b"hello") * 2,), (BadRecord,)),
+    "borders-recordio": Target(
+        borders("RecordIO"),
+        (recordio.encode(b"hello") * 2, bytes.fromhex("0a23d7ce04000020414243440a23d7ce0200006045460000")),
+        (BadRecord,),
+    ),
+    "borders-lines": Target(borders("lines"), (b"a\nb\n", b"\n\na")),
+    "borders-tar": Target(borders("tar"), (tar(),), (BadRecord,)),
+    "record-index": Target(
+        index_file, (INDEX.header() + block(ROWS[:2]) + block(ROWS[2:]), INDEX.header()), (Damaged,)
+    ),
+    "foreign-index": Target(foreign, (b"0 40\n40 60\n", b"1\t40\n0\t0\n")),
     "protobuf": Target(
         proto,
         (

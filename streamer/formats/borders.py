@@ -1,0 +1,333 @@
+"""Finds where the records of one object begin: scanners that are fed the object's bytes, block by block.
+
+    blocks of bytes -> BorderScanner.feed ... finish -> offset of every `stride`-th record, count, end
+
+A scanner looks only at the bytes that decide where the next record begins:
+
+    FrameScanner    headers of TFRecord and RecordIO; it jumps over the data between two headers
+    LineScanner     line ends, found by `bytes.find` and `bytes.count`
+    TarScanner      (`tar_borders`) headers of members; a sample is a run of members with one key
+    FixedScanner    nothing: records of a fixed size are arithmetic
+
+A scanner copies nothing but a header that lies across two blocks. It refuses bytes that are not records of
+its format (`BadRecord`), but it does not read the data between the headers: their checksums are the readers'
+business. Pure.
+"""
+
+from __future__ import annotations
+
+import struct
+from abc import ABC, abstractmethod
+from array import array
+from typing import TYPE_CHECKING
+
+from streamer.formats import recordio, tfrecord
+from streamer.formats.crc import masked_crc32c
+
+if TYPE_CHECKING:
+    Block = bytes | bytearray | memoryview
+
+STRIDE = 256
+"""Default number of records from one indexed record to the next."""
+_LENGTH = struct.Struct("<Q")
+_KNOWN_LENGTHS = 1 << 16
+"""Maximum number of TFRecord lengths whose CRC is cached."""
+_LONG_LINE = 512
+"""Mean bytes of a line above which a search for each line end is faster than counting line ends."""
+
+
+class BadRecord(ValueError):
+    """The object is no sequence of whole records of the format."""
+
+    def __init__(self, message: str, offset: int) -> None:
+        super().__init__(message)
+        self.offset = offset
+        """Offset of the fault in the object."""
+
+
+class BorderScanner(ABC):
+    """Scans one object, once. Call `feed` for all bytes in order, then `finish`.
+
+    After BadRecord the scanner must not be used any more.
+    """
+
+    def __init__(self, *, stride: int = STRIDE) -> None:
+        """`stride`: the number of records from one indexed record to the next."""
+        if stride < 1:
+            raise ValueError(f"stride must be at least 1, not {stride}")
+        self.stride = stride
+        self.records = 0
+        """Number of records whose first byte has been found."""
+        self.offsets = array("Q")
+        """Offsets of the records 0, stride, 2 * stride and so on, in bytes."""
+        self.fed = 0
+        """Number of bytes fed."""
+
+    @abstractmethod
+    def feed(self, data: Block) -> None:
+        """Scan the object's next bytes. Raises BadRecord."""
+
+    @abstractmethod
+    def finish(self) -> int:
+        """Return the offset after the last record, once all bytes are fed. Raises BadRecord."""
+
+
+class HeaderScanner(BorderScanner):
+    """Base of scanners that jump from header to header."""
+
+    what = ""
+    """Name of what a header begins, in error texts."""
+
+    def __init__(self, *, stride: int = STRIDE) -> None:
+        super().__init__(stride=stride)
+        self._next = 0
+        """Offset of the next header."""
+        self._wanted = 0
+        """Bytes from there on that `_read` needs; set by the subclass."""
+        self._held = bytearray()
+        """Start of a header that has not arrived completely."""
+
+    def feed(self, data: Block) -> None:
+        """See `BorderScanner.feed`."""
+        base, size, first = self.fed, len(data), 0
+        self.fed += size
+        if self._held:
+            first = self._complete(data, base)
+            if self._held:
+                return
+        self._read(data, base)
+        if (position := self._next - base) < size:
+            self._held += data[max(position, first) :]
+
+    def _complete(self, data: Block, base: int) -> int:
+        """Add bytes to the held header until it is read or `data` is used up; return how many were added."""
+        taken, header = 0, base - len(self._held)
+        while self._next == header:
+            step = min(self._wanted - len(self._held), len(data) - taken)
+            self._held += data[taken : taken + step]
+            taken += step
+            if len(self._held) < self._wanted:
+                return taken
+            self._read(bytes(self._held), header)
+        self._held.clear()
+        return taken
+
+    @abstractmethod
+    def _read(self, data: Block, base: int) -> None:
+        """Read every header that is whole in `data`, from `_next` on. `base`: offset of the first byte.
+
+        Either `_next` moves on by `_wanted` bytes or more, or `_wanted` grows. Raises BadRecord.
+        """
+
+    def finish(self) -> int:
+        """See `BorderScanner.finish`."""
+        if self._next != self.fed:
+            raise BadRecord(f"the object ends inside a {self.what}, at byte {self.fed}", self._border())
+        return self._next
+
+    def _border(self) -> int:
+        """Return the last known border, where a record that is cut off begins."""
+        return min(self._next, self.fed)
+
+
+class TFRecordScanner(HeaderScanner):
+    """Finds TFRecord frames; checks the CRC of every length."""
+
+    what = "TFRecord"
+
+    def __init__(self, *, stride: int = STRIDE) -> None:
+        super().__init__(stride=stride)
+        self._wanted = tfrecord.HEADER_BYTES
+        self._known: dict[int, int] = {}
+        """Masked CRC by length, of the lengths seen so far."""
+        self._last = 0
+        """Offset of the last header."""
+
+    def _read(self, data: Block, base: int) -> None:
+        unpack, known, stride = tfrecord.HEADER.unpack_from, self._known, self.stride
+        records, position, frame = self.records, self._next - base, tfrecord.FRAME_BYTES
+        last, here = len(data) - tfrecord.HEADER_BYTES, -1
+        while position <= last:
+            here = position
+            length, stored = unpack(data, here)
+            if known.get(length) != stored:
+                self._note_length(length, stored, base + here)
+            if not records % stride:
+                self.offsets.append(base + here)
+            records += 1
+            position += length + frame
+        if here >= 0:
+            self.records, self._next, self._last = records, base + position, base + here
+
+    def _note_length(self, length: int, stored: int, offset: int) -> None:
+        if masked_crc32c(_LENGTH.pack(length)) != stored:
+            raise BadRecord("no TFRecord begins here: the CRC of its length is wrong", offset)
+        if len(self._known) >= _KNOWN_LENGTHS:
+            self._known.clear()
+        self._known[length] = stored
+
+    def _border(self) -> int:
+        return self._last if self._next > self.fed else self._next
+
+
+class RecordIOScanner(HeaderScanner):
+    """Finds RecordIO records; a record of several parts is one record."""
+
+    what = "RecordIO record"
+
+    def __init__(self, *, stride: int = STRIDE) -> None:
+        super().__init__(stride=stride)
+        self._wanted = recordio.HEADER.size
+        self._begin = 0
+        """Offset of the last record."""
+        self._inside = False
+        """Whether further parts of that record follow."""
+
+    def _read(self, data: Block, base: int) -> None:
+        unpack, magic, most, stride = (
+            recordio.HEADER.unpack_from,
+            recordio.MAGIC,
+            recordio.MAX_PAYLOAD,
+            self.stride,
+        )
+        records, position, inside, here = self.records, self._next - base, self._inside, -1
+        last, header = len(data) - recordio.HEADER.size, recordio.HEADER.size
+        while position <= last:
+            found, word = unpack(data, position)
+            if found != magic:
+                raise BadRecord(
+                    f"no RecordIO record begins here: its magic number is {found:#010x}", base + position
+                )
+            flag = word >> 29
+            if flag > 3 or inside != (flag > 1):
+                where = "between the parts of a record" if inside else "where a record begins"
+                raise BadRecord(f"no RecordIO record begins here: part flag {flag} {where}", base + position)
+            if not inside:
+                here = position
+                if not records % stride:
+                    self.offsets.append(base + here)
+                records += 1
+            inside = flag in (1, 2)
+            position += header + ((word & most) + 3 & ~3)
+        self.records, self._next, self._inside = records, base + position, inside
+        if here >= 0:
+            self._begin = base + here
+
+    def finish(self) -> int:
+        """See `BorderScanner.finish`."""
+        if self._inside:
+            raise BadRecord("the object ends between the parts of a RecordIO record", self._begin)
+        return super().finish()
+
+    def _border(self) -> int:
+        return self._begin if self._next > self.fed else self._next
+
+
+class LineScanner(BorderScanner):
+    r"""Finds lines: records that end at ``\n``, the last one also at the end of the object."""
+
+    def __init__(self, *, stride: int = STRIDE) -> None:
+        super().__init__(stride=stride)
+        self._fresh = True
+        """Whether the next byte is the first of a line."""
+
+    def feed(self, data: Block) -> None:
+        """See `BorderScanner.feed`."""
+        if not len(data):
+            return
+        text, base = bytes(data), self.fed
+        self.fed += len(text)
+        if self._fresh:
+            self._begin(base)
+        # A line end that is the block's last byte begins a line only if further bytes come.
+        self._fresh = text[-1:] == b"\n"
+        end = len(text) - 1
+        if base + end > _LONG_LINE * self.records:
+            self._search(text, base, end)
+        else:
+            self._count(text, base, end)
+
+    def _begin(self, offset: int) -> None:
+        if not self.records % self.stride:
+            self.offsets.append(offset)
+        self.records += 1
+
+    def _search(self, text: bytes, base: int, end: int) -> None:
+        """Search each line end before `end`."""
+        find, records, stride, at = text.find, self.records, self.stride, 0
+        while (at := find(b"\n", at, end) + 1) > 0:
+            if not records % stride:
+                self.offsets.append(base + at)
+            records += 1
+        self.records = records
+
+    def _count(self, text: bytes, base: int, end: int) -> None:
+        """Count the line ends before `end`, and search only those before an indexed line."""
+        at = 0
+        while True:
+            nth = -self.records % self.stride + 1
+            at, counted = _after_nth(text, at, end, nth, (base + end) / self.records)
+            if counted < nth:
+                self.records += counted
+                return
+            self.records += nth - 1
+            self._begin(base + at)
+
+    def finish(self) -> int:
+        """See `BorderScanner.finish`."""
+        return self.fed
+
+
+def _after_nth(text: bytes, start: int, end: int, nth: int, mean: float) -> tuple[int, int]:
+    """Return the offset after the nth line end of text[start:end], and `nth`; or `end` and their number.
+
+    `mean`: the expected bytes of a line. Counts most line ends in long steps, and searches the last ones.
+    """
+    left = nth
+    while left > 8 and start < end:
+        step = min(end, start + max(64, int(left * mean * 0.9)))
+        while (counted := text.count(b"\n", start, step)) >= left:
+            if counted < 2 * left or step - start <= 128:
+                break
+            step = start + (step - start) // 2
+        if counted >= left:
+            break
+        left -= counted
+        start = step
+    while left:
+        found = text.find(b"\n", start, end)
+        if found < 0:
+            return end, nth - left
+        start = found + 1
+        left -= 1
+    return start, nth
+
+
+class FixedScanner(BorderScanner):
+    """Records of `size` bytes each, without a header."""
+
+    def __init__(self, size: int, *, stride: int = STRIDE) -> None:
+        super().__init__(stride=stride)
+        if size < 1:
+            raise ValueError(f"a record has at least 1 byte, not {size}")
+        self._size = size
+
+    def feed(self, data: Block) -> None:
+        """See `BorderScanner.feed`."""
+        self.skip(len(data))
+
+    def skip(self, count: int) -> None:
+        """As `feed`, for `count` bytes, whatever they are."""
+        self.fed += count
+        self.records = -(-self.fed // self._size)
+        step = self._size * self.stride
+        self.offsets.extend(range(len(self.offsets) * step, self.fed, step))
+
+    def finish(self) -> int:
+        """See `BorderScanner.finish`."""
+        if rest := self.fed % self._size:
+            raise BadRecord(
+                f"the object has {self.fed} bytes, no multiple of {self._size}: its last record is cut off",
+                self.fed - rest,
+            )
+        return self.fed

@@ -1,0 +1,249 @@
+"""The record index of a channel: for every object version the offset of every 256th record, and their number.
+
+    name, version ─▶ row ─▶ size, records, end, offsets[0], offsets[1], ...
+    record n      ─▶ offsets[n // stride], and a scan of fewer than `stride` records from there on
+
+A row is found by hashes of the object's address and of its version (ETag, size, version id), so that a
+replaced object has no row. The index holds no keys: whoever asks has the objects of a plan. Columns are
+arrays of 64-bit numbers, in memory and in the file.
+
+The file (docs/reference/record-index.md) is a header, and blocks of rows that are only ever appended. Each
+block has a checksum, so a file whose writer was killed is valid up to its last whole block. Of two rows of
+one name the later one counts. Pure.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+import zlib
+from array import array
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import accumulate
+from operator import le
+from typing import TYPE_CHECKING, NamedTuple
+
+from streamer.formats.record_format import RecordFormat
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+MAGIC = b"PENSTIDX"
+VERSION = 1
+_HEADER = struct.Struct("<8sII16sI")
+"""Magic, version, stride, name of the format, padded with zeros; and the CRC-32 of these."""
+_BLOCK = struct.Struct("<4sIQ")
+"""Mark of a block, number of rows, bytes of the columns after it."""
+_MARK = b"ROWS"
+_CRC = struct.Struct("<I")
+_COLUMNS = 5
+"""Columns with one number a row."""
+_NUMBER = 8
+"""Bytes of a number."""
+
+
+class Damaged(ValueError):
+    """The bytes are no record index, or one that this version does not read."""
+
+
+def object_name(bucket: str, key: str) -> int:
+    """Return the 64-bit hash of an object's address."""
+    return _hash(bucket, key)
+
+
+def object_version(bucket: str, key: str, *, size: int, etag: str, version: str | None) -> int:
+    """Return the 64-bit hash of one version of an object. `version`: the version id, if there is one."""
+    return _hash(bucket, str(size), etag, version or "", key)
+
+
+def _hash(*fields: str) -> int:
+    text = "\n".join(fields).encode("utf-8", "surrogatepass")
+    return int.from_bytes(blake2b(text, digest_size=_NUMBER).digest(), "little")
+
+
+class IndexedObject(NamedTuple):
+    """One row of an index: one version of an object."""
+
+    name: int
+    version: int
+    size: int
+    """Bytes of the object."""
+    records: int
+    end: int
+    """Offset after the last record; less than `size` if an end mark follows."""
+    offsets: array[int]
+    """Offsets of the records 0, stride, 2 * stride and so on."""
+
+    def before(self, record: int, stride: int) -> tuple[int, int]:
+        """Return number and offset of the last indexed record up to `record`. Raises IndexError."""
+        if not 0 <= record < self.records:
+            raise IndexError(f"record {record} of {self.records}")
+        return record // stride * stride, self.offsets[record // stride]
+
+
+@dataclass
+class IndexTotals:
+    """Sums over the rows of an index."""
+
+    objects: int
+    records: int
+    bytes: int
+
+
+class RecordIndex:
+    """Rows of one channel's objects, which are all of one record format."""
+
+    HEADER_BYTES = _HEADER.size
+    """Bytes of a file before its first block."""
+
+    def __init__(self, record_format: RecordFormat, stride: int) -> None:
+        self.format = record_format
+        self.stride = stride
+        self._rows: dict[int, int] = {}
+        """Row number by name."""
+        self._names, self._versions, self._sizes, self._records, self._ends = (array("Q") for _ in range(5))
+        self._first = array("Q", [0])
+        """For each row, the index of its first offset; and one for the next row."""
+        self._offsets = array("Q")
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[IndexedObject]:
+        """Yield the rows that count, in the order in which their names were added first."""
+        return map(self._row, self._rows.values())
+
+    def __repr__(self) -> str:
+        return f"<RecordIndex of {len(self)} objects, {self.format}, every {self.stride}th record>"
+
+    @property
+    def replaced(self) -> int:
+        """Number of rows that later ones have replaced."""
+        return len(self._names) - len(self._rows)
+
+    def names(self) -> list[int]:
+        """Return the names of all objects, in the order in which they were added first."""
+        return list(self._rows)
+
+    def get(self, name: int) -> IndexedObject | None:
+        """Return the row of this object, of whatever version; None if there is none."""
+        row = self._rows.get(name)
+        return None if row is None else self._row(row)
+
+    def has(self, name: int, version: int) -> bool:
+        """Return whether the index has this version of the object."""
+        row = self._rows.get(name)
+        return row is not None and self._versions[row] == version
+
+    def totals(self) -> IndexTotals:
+        """Return the sums over all rows that count."""
+        rows = self._rows.values()
+        records, sizes = self._records, self._sizes
+        return IndexTotals(len(rows), sum(records[row] for row in rows), sum(sizes[row] for row in rows))
+
+    def add(self, row: IndexedObject) -> None:
+        """Add a row; it replaces an earlier row of the same name."""
+        self._rows[row.name] = len(self._names)
+        for column, number in zip(self._columns(), _numbers(row), strict=True):
+            column.append(number)
+        self._offsets.extend(row.offsets)
+        self._first.append(len(self._offsets))
+
+    def _columns(self) -> tuple[array[int], ...]:
+        return self._names, self._versions, self._sizes, self._records, self._ends
+
+    def _row(self, row: int) -> IndexedObject:
+        offsets = self._offsets[self._first[row] : self._first[row + 1]]
+        name, version, size, records, end = (column[row] for column in self._columns())
+        return IndexedObject(name, version, size, records, end, offsets)
+
+    # The file
+
+    def header(self) -> bytes:
+        """Return the first bytes of the index's file."""
+        text = _HEADER.pack(MAGIC, VERSION, self.stride, str(self.format).encode(), 0)[: -_CRC.size]
+        return text + _CRC.pack(zlib.crc32(text))
+
+    @classmethod
+    def read(cls, data: bytes) -> tuple[RecordIndex, int]:
+        """Return the index of a file's bytes, and the number of bytes up to the end of its last whole block.
+
+        Raises Damaged if the header is not that of an index.
+        """
+        view = memoryview(data)
+        index = cls(*_read_header(view))
+        at = _HEADER.size
+        while (end := index._add_block(view, at)) is not None:
+            at = end
+        return index, at
+
+    def _add_block(self, view: memoryview, at: int) -> int | None:
+        """Add the rows of the block at `at`; return its end, or None if there is no whole, undamaged one."""
+        start = at + _BLOCK.size
+        if start > len(view):
+            return None
+        mark, count, size = _BLOCK.unpack_from(view, at)
+        end = start + int(size)
+        if (
+            mark != _MARK
+            or size % _NUMBER
+            or size < _NUMBER * _COLUMNS * count
+            or end + _CRC.size > len(view)
+        ):
+            return None
+        if zlib.crc32(view[at:end]) != _CRC.unpack_from(view, end)[0]:
+            return None
+        numbers = array("Q")
+        numbers.frombytes(view[start:end])
+        if sys.byteorder == "big":
+            numbers.byteswap()
+        names, versions, sizes, records, ends = (
+            numbers[column * count : (column + 1) * count] for column in range(_COLUMNS)
+        )
+        offsets = numbers[_COLUMNS * count :]
+        first = list(accumulate((-(-number // self.stride) for number in records), initial=0))
+        if first[-1] != len(offsets) or not all(map(le, ends, sizes)):
+            return None
+        base, before = len(self._offsets), len(self._names)
+        for column, more in zip(self._columns(), (names, versions, sizes, records, ends), strict=True):
+            column.extend(more)
+        self._offsets.extend(offsets)
+        self._first.extend(base + each for each in first[1:])
+        self._rows.update(zip(names, range(before, before + count), strict=True))
+        return end + _CRC.size
+
+
+def _numbers(row: IndexedObject) -> tuple[int, int, int, int, int]:
+    """Return the numbers of a row, one for each column."""
+    return row.name, row.version, row.size, row.records, row.end
+
+
+def _read_header(view: memoryview) -> tuple[RecordFormat, int]:
+    """Return format and stride of an index's file. Raises Damaged."""
+    if len(view) < _HEADER.size or view[: len(MAGIC)] != MAGIC:
+        raise Damaged("it does not begin as a record index does")
+    _, version, stride, name, checksum = _HEADER.unpack_from(view, 0)
+    if version != VERSION:
+        raise Damaged(f"it has version {version}, and this Penstock reads version {VERSION}")
+    if zlib.crc32(view[: _HEADER.size - _CRC.size]) != checksum or not stride:
+        raise Damaged("its header is damaged")
+    try:
+        return RecordFormat.parse(name.rstrip(b"\0").decode("ascii", "replace")), stride
+    except ValueError as error:
+        raise Damaged(str(error)) from None
+
+
+def block(rows: Iterable[IndexedObject]) -> bytes:
+    """Return the block of these rows, to be appended to a file."""
+    rows = list(rows)
+    numbers = array("Q")
+    for column in zip(*map(_numbers, rows), strict=True):
+        numbers.extend(column)
+    for row in rows:
+        numbers.extend(row.offsets)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    columns = numbers.tobytes()
+    text = _BLOCK.pack(_MARK, len(rows), len(columns)) + columns
+    return text + _CRC.pack(zlib.crc32(text))

@@ -1,0 +1,257 @@
+"""Scanners of record borders against naive ones: any blocks, any stride, damaged and truncated objects."""
+
+from __future__ import annotations
+
+import io
+import struct
+import tarfile
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from streamer.errors import StreamError
+from streamer.formats import recordio, tfrecord
+from streamer.formats.borders import BadRecord, BorderScanner, LineScanner
+from streamer.formats.crc import masked_crc32c
+from streamer.formats.lines import LineReader
+from streamer.formats.record_format import RecordFormat
+from streamer.formats.recordio import RecordIOReader
+from streamer.formats.tar import TarReader
+from streamer.formats.tar import sample as sample_of
+from streamer.formats.tfrecord import TFRecordReader
+from streamer.formats.window import RecordReader
+from tests.unit.test_tar import archive
+
+FORMATS = ["TFRecord", "RecordIO", "lines", "tar", "fixed:7"]
+payloads = st.lists(st.binary(max_size=300), max_size=30)
+cuts = st.lists(st.one_of(st.integers(1, 20), st.integers(1, 2000)), min_size=1, max_size=20)
+strides = st.sampled_from([1, 2, 3, 7, 256])
+
+
+def parts_of(payload: bytes) -> bytes:
+    """A RecordIO record of up to three parts."""
+    if len(payload) < 3:
+        return recordio.encode(payload)
+    pieces = [payload[:2], payload[2:3], payload[3:]]
+    return b"".join(
+        struct.pack("<II", recordio.MAGIC, flag << 29 | len(piece)) + piece + bytes(-len(piece) % 4)
+        for flag, piece in zip((1, 2, 3), pieces, strict=True)
+    )
+
+
+def tar_of(payloads: list[bytes]) -> bytes:
+    """A sample of one or two members for each payload, of long and short names, and a folder among them."""
+    members = []
+    for number, payload in enumerate(payloads):
+        stem = f"d/{number:04}" + "x" * (len(payload) % 3 * 60)
+        members.append((f"{stem}.jpg", payload))
+        if len(payload) % 2:
+            members.append((f"{stem}.cls", b"7"))
+        if len(payload) % 5 == 1:
+            members.append(("d/readme", b"no sample"))
+    return archive(members, kind=(tarfile.PAX_FORMAT, tarfile.GNU_FORMAT)[len(payloads) % 2])
+
+
+def made(kind: str, payloads: list[bytes]) -> bytes:
+    """An object of this format."""
+    match kind:
+        case "TFRecord":
+            return b"".join(map(tfrecord.encode, payloads))
+        case "RecordIO":
+            return b"".join(parts_of(each) if len(each) % 2 else recordio.encode(each) for each in payloads)
+        case "lines":
+            return b"\n".join(payloads)
+        case "tar":
+            return tar_of(payloads)
+    return b"".join(each[:7].ljust(7) for each in payloads)
+
+
+def naive(kind: str, data: bytes) -> list[int]:
+    """Offsets of all records, by the plainest means."""
+    match kind:
+        case "TFRecord":
+            found, at = [], 0
+            while at < len(data):
+                found.append(at)
+                at += int.from_bytes(data[at : at + 8], "little") + 16
+            return found
+        case "RecordIO":
+            found, at = [], 0
+            while at < len(data):
+                word = int.from_bytes(data[at + 4 : at + 8], "little")
+                if word >> 29 in (0, 1):
+                    found.append(at)
+                at += 8 + -(-(word & (1 << 29) - 1) // 4) * 4
+            return found
+        case "lines":
+            return [0, *(at + 1 for at, byte in enumerate(data[:-1]) if byte == 10)] if data else []
+        case "tar":
+            found, key = [], None
+            if not data:
+                return found
+            with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+                for member in tar:
+                    folder, _, name = member.name.rpartition("/")
+                    stem, dot, _ = name.partition(".")
+                    if dot and f"{folder}/{stem}" != key:
+                        key = f"{folder}/{stem}"
+                        found.append(member.offset)
+            return found
+    return list(range(0, len(data), int(kind.partition(":")[2])))
+
+
+def blocks(data: bytes, sizes: list[int]) -> Iterator[memoryview]:
+    """The data in blocks of these sizes, again and again."""
+    at, number = 0, 0
+    while at < len(data):
+        yield memoryview(bytearray(data[at : at + sizes[number % len(sizes)]]))
+        at += sizes[number % len(sizes)]
+        number += 1
+
+
+def scan(kind: str, data: bytes, sizes: list[int], stride: int = 1) -> tuple[BorderScanner, int]:
+    scanner = RecordFormat.parse(kind).scanner(stride=stride)
+    for block in blocks(data, sizes):
+        scanner.feed(block)
+    return scanner, scanner.finish()
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_borders_are_those_of_a_naive_scan(kind: str) -> None:
+    @given(payloads, cuts, strides)
+    def check(payloads: list[bytes], sizes: list[int], stride: int) -> None:
+        data = made(kind, payloads)
+        scanner, end = scan(kind, data, sizes, stride)
+        offsets = naive(kind, data)
+        assert scanner.records == len(offsets)
+        assert list(scanner.offsets) == offsets[::stride]
+        assert end <= len(data) == scanner.fed
+        if kind != "tar":
+            assert end == len(data)
+        elif offsets:
+            assert data[end : end + 512] == bytes(512), "the end mark follows"
+
+    check()
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_every_border_passes_the_spot_check(kind: str) -> None:
+    record_format = RecordFormat.parse(kind)
+
+    @given(payloads)
+    def check(payloads: list[bytes]) -> None:
+        data = made(kind, payloads)
+        for offset in naive(kind, data):
+            first, end = record_format.evidence(offset, len(data))
+            assert 0 <= first <= end <= len(data)
+            assert record_format.fault(data[first:end]) == ""
+
+    check()
+
+
+@pytest.mark.parametrize("kind", ["TFRecord", "RecordIO", "tar", "lines"])
+def test_the_spot_check_refuses_other_offsets(kind: str) -> None:
+    record_format = RecordFormat.parse(kind)
+    data = made(kind, [bytes([number + 32]) * 50 for number in range(20)])
+    for offset in naive(kind, data):
+        first, end = record_format.evidence(offset + 2, len(data))
+        assert record_format.fault(data[first:end])
+
+
+READERS: dict[str, Any] = {
+    "TFRecord": TFRecordReader, "RecordIO": RecordIOReader, "lines": LineReader, "tar": TarReader,
+}  # fmt: skip
+
+
+def summary(scanner: BorderScanner, end: int) -> tuple[int, list[int], int]:
+    return scanner.records, list(scanner.offsets), end
+
+
+def outcome(call: Callable[[], Any], *errors: type[Exception]) -> Any:
+    try:
+        return call()
+    except errors as error:
+        return type(error), str(error), getattr(error, "offset", None)
+
+
+@pytest.mark.parametrize("kind", ["TFRecord", "RecordIO", "lines", "tar"])
+def test_damaged_objects_end_as_in_the_reader_however_they_are_cut(kind: str) -> None:
+    """The scanner refuses what the reader of the format refuses, but for the CRCs of data."""
+
+    @given(payloads, st.integers(0), st.binary(max_size=3), st.integers(0), cuts)
+    @example([b"a" * 40] * 3, 1, b"\xff", 0, [5])
+    def check(payloads: list[bytes], at: int, put: bytes, cut: int, sizes: list[int]) -> None:
+        whole = made(kind, payloads)
+        at %= len(whole) + 1
+        data = (whole[:at] + put + whole[at + len(put) :])[: len(whole) - cut % (len(whole) + 1)]
+        found = outcome(lambda: summary(*scan(kind, data, sizes)), BadRecord)
+        assert found == outcome(lambda: summary(*scan(kind, data, [1 << 20])), BadRecord)
+        options = {"max_corrupted_records_to_skip": 1000} if kind == "TFRecord" else {}
+        reader: RecordReader = READERS[kind](io.BytesIO(data), **options)
+        read = outcome(lambda: len(list(reader)), StreamError)
+        refused = found[0] is BadRecord
+        assert refused == isinstance(read, tuple), (found, read)
+        if refused:
+            assert 0 <= found[2] <= len(data)
+        else:
+            skipped = reader.skipped.records if isinstance(reader, TFRecordReader) else 0
+            assert found[0] == read + skipped
+
+    check()
+
+
+@pytest.mark.parametrize("mean", [1, 3, 20, 100, 600, 9000])
+def test_lines_of_any_length_are_found(mean: int) -> None:
+    """Both ways of searching, and a change of the length in the middle."""
+    lines = [b"x" * (number * 7919 % (2 * mean)) for number in range(max(300, 20_000 // mean))]
+    for data in (b"\n".join(lines), b"\n".join([*lines, *([b""] * 3000), *lines, b"y" * 5000, *lines])):
+        expected = naive("lines", data)
+        for size in (131_072, 1000, len(data)):
+            for stride in (1, 5, 256):
+                scanner, _ = scan("lines", data, [size], stride)
+                assert (scanner.records, list(scanner.offsets)) == (len(expected), expected[::stride])
+
+
+def test_several_archives_in_one_object() -> None:
+    one = tar_of([b"a" * 10, b"b" * 700])
+    scanner, end = scan("tar", one + one, [512])
+    borders = naive("tar", one)
+    assert list(scanner.offsets) == borders + [len(one) + each for each in borders]
+    assert end > len(one)
+    keys = [sample_of(each)["__key__"] for each in TarReader(io.BytesIO(one + one))]
+    assert keys == ["d/0000" + "x" * 60, "d/0001" + "x" * 60] * 2
+
+
+def test_a_member_before_the_first_sample_belongs_to_it() -> None:
+    data = archive([("readme", b"x"), ("a.txt", b"1"), ("b.txt", b"2")], kind=tarfile.USTAR_FORMAT)
+    assert list(scan("tar", data, [100])[0].offsets) == [0, 2048]
+
+
+def test_a_header_that_promises_too_much_is_refused_at_once() -> None:
+    huge = tarfile.TarInfo("x")
+    huge.type = b"x"
+    huge.size = 1 << 40
+    header = huge.tobuf(tarfile.GNU_FORMAT)
+    with pytest.raises(BadRecord, match="an extension header of 1099511627776 bytes"):
+        scan("tar", header + bytes(512), [512])
+    with pytest.raises(BadRecord, match="ends inside a TFRecord"):
+        scan("TFRecord", tfrecord.encode(b"")[:8] + b"", [3])
+    length = struct.pack("<Q", 1 << 63)
+    crc = struct.pack("<I", masked_crc32c(length))
+    with pytest.raises(BadRecord, match="ends inside a TFRecord, at byte 22") as caught:
+        scan("TFRecord", length + crc + b"0123456789", [4])
+    assert caught.value.offset == 0
+
+
+def test_formats_have_names() -> None:
+    for kind in FORMATS:
+        assert str(RecordFormat.parse(kind)) == kind
+    assert RecordFormat.parse("tfrecord").kind == "TFRecord"
+    for wrong in ("", "fixed", "fixed:0", "fixed:-1", "fixed:9999999999", "csv"):
+        with pytest.raises(ValueError, match="no record format"):
+            RecordFormat.parse(wrong)
+    with pytest.raises(ValueError, match="stride must be at least 1"):
+        LineScanner(stride=0)

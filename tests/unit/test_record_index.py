@@ -1,0 +1,157 @@
+"""The record index: its file, rows and lookups; the index files of other programs."""
+
+from __future__ import annotations
+
+from array import array
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamer.formats import recordio, tfrecord
+from streamer.formats.borders import BadRecord
+from streamer.formats.foreign_index import read_dali, read_recordio
+from streamer.formats.record_format import RecordFormat
+from streamer.formats.record_index import (
+    Damaged,
+    IndexedObject,
+    RecordIndex,
+    block,
+    object_name,
+    object_version,
+)
+
+TFRECORD = RecordFormat.parse("TFRecord")
+numbers = st.integers(0, 2**64 - 1)
+
+
+@st.composite
+def rows(draw: st.DrawFn, stride: int = 4) -> IndexedObject:
+    records = draw(st.integers(0, 20))
+    size = draw(st.integers(0, 2**63))
+    offsets = draw(st.lists(numbers, min_size=-(-records // stride), max_size=-(-records // stride)))
+    name = draw(st.integers(0, 10))
+    return IndexedObject(name, draw(numbers), size, records, draw(st.integers(0, size)), array("Q", offsets))
+
+
+def file_of(index: RecordIndex, blocks: list[list[IndexedObject]]) -> bytes:
+    return index.header() + b"".join(map(block, blocks))
+
+
+@given(st.lists(st.lists(rows(), max_size=6), max_size=5))
+def test_a_file_is_read_as_it_was_written(blocks: list[list[IndexedObject]]) -> None:
+    index = RecordIndex(TFRECORD, 4)
+    for row in (each for rows in blocks for each in rows):
+        index.add(row)
+    data = file_of(index, blocks)
+    read, end = RecordIndex.read(data)
+    assert end == len(data)
+    assert (read.format, read.stride) == (TFRECORD, 4)
+    assert list(read) == list(index)
+    latest = {row.name: row for rows in blocks for row in rows}
+    assert {row.name: row for row in read} == latest
+    assert read.names() == list(latest)
+    assert read.replaced == sum(map(len, blocks)) - len(latest)
+    assert read.totals().records == sum(row.records for row in latest.values())
+    assert all(read.has(row.name, row.version) for row in latest.values())
+    assert not read.has(11, 0)
+    assert read.get(11) is None
+
+
+@given(st.lists(st.lists(rows(), min_size=1, max_size=3), max_size=3), st.integers(0), st.integers(1, 255))
+def test_a_damaged_file_is_read_up_to_its_last_whole_block(
+    blocks: list[list[IndexedObject]], at: int, change: int
+) -> None:
+    """Cut off, or one byte changed: every row that is read was written."""
+    index = RecordIndex(TFRECORD, 4)
+    data = file_of(index, blocks)
+    borders = [len(file_of(index, blocks[:count])) for count in range(len(blocks) + 1)]
+    at %= len(data)
+    whole = max((each for each in borders if each <= at), default=0)
+    changed = bytearray(data)
+    changed[at] ^= change
+    for damaged in (data[:at], bytes(changed)):
+        if not whole:
+            with pytest.raises(Damaged):
+                RecordIndex.read(damaged)
+            continue
+        read, end = RecordIndex.read(damaged)
+        assert end == whole
+        assert file_of(index, blocks).startswith(data[:end])
+        assert len(read) == len({row.name for rows in blocks[: borders.index(whole)] for row in rows})
+
+
+def test_a_header_of_another_version_is_refused_by_name() -> None:
+    header = RecordIndex(TFRECORD, 256).header()
+    assert header[:8] == b"PENSTIDX"
+    assert len(header) == RecordIndex.HEADER_BYTES
+    with pytest.raises(Damaged, match="it has version 2, and this Penstock reads version 1"):
+        RecordIndex.read(header[:8] + b"\2" + header[9:])
+    with pytest.raises(Damaged, match="does not begin as a record index does"):
+        RecordIndex.read(b"x" * 100)
+
+
+def test_a_record_is_found_from_the_indexed_one_before_it() -> None:
+    row = IndexedObject(1, 2, 1000, 10, 990, array("Q", [0, 400, 800]))
+    assert [row.before(number, 4) for number in (0, 3, 4, 9)] == [(0, 0), (0, 0), (4, 400), (8, 800)]
+    for wrong in (-1, 10):
+        with pytest.raises(IndexError):
+            row.before(wrong, 4)
+
+
+def test_a_row_is_of_one_version_of_one_object() -> None:
+    names = {object_name(*each) for each in [("b", "k"), ("c", "k"), ("b", "l"), ("b", "k\n")]}
+    assert len(names) == 4
+    versions = {
+        object_version("b", "k", size=size, etag=etag, version=version)
+        for size, etag, version in [(1, "e", None), (2, "e", None), (1, "f", None), (1, "e", "v")]
+    }
+    assert len(versions) == 4
+    assert object_name("b", "\udcff") != object_name("b", "\udcfe"), "keys that are no UTF-8"
+    assert object_name("bucket", "key") == 0x27D4694DF94697FF, "part of the file's format"
+
+
+def test_a_row_of_a_small_record_takes_less_than_a_byte_a_record() -> None:
+    many = [IndexedObject(n, n, 10**8, 1000, 10**8, array("Q", [0, 1, 2, 3])) for n in range(1000)]
+    assert len(block(many)) / (1000 * 1000) < 0.08
+
+
+# Index files of other programs
+
+
+def test_what_dali_writes() -> None:
+    """tfrecord2idx: offset and size of every frame."""
+    frames = [tfrecord.encode(bytes(number)) for number in range(5)]
+    offsets = [sum(map(len, frames[:number])) for number in range(5)]
+    size = sum(map(len, frames))
+    text = "".join(f"{at} {len(frame)}\n" for at, frame in zip(offsets, frames, strict=True)).encode()
+    assert list(read_dali(text, size)) == offsets
+    assert list(read_dali(b"", 0)) == []
+    for wrong, message in [
+        (text[3:], "line 1 of the index"),
+        (text[: text.rindex(b"\n", 0, -1)], "the records of the index end at"),
+        (b"0 -3\n", "is not `OFFSET SIZE`"),
+        (b"0 0\n", "line 1 of the index has a record at 0, and 0 is due"),
+        (text + b"1 2 3\n", "line 6 of the index is not"),
+        (b"\xff\n", "line 1 of the index is not"),
+    ]:
+        with pytest.raises(BadRecord, match=message):
+            read_dali(wrong, size)
+    with pytest.raises(BadRecord, match="and the object at"):
+        read_dali(text, size + 1)
+
+
+def test_what_im2rec_writes() -> None:
+    """Keys in any order, as MXNet's shuffled lists have them."""
+    size = len(recordio.encode(b"abcd")) * 3
+    assert list(read_recordio(b"7\t24\n1\t0\n5\t12\n", size)) == [0, 12, 24]
+    assert list(read_recordio(b"", 0)) == []
+    for wrong, message in [
+        (b"1 0\n", "line 1 of the index is not"),
+        (b"1\t12\n", "no record at offset 0"),
+        (b"", "no record at offset 0"),
+        (b"1\t0\n2\t0\n", "two lines of the index have one offset"),
+        (b"1\t0\n2\t36\n", "a record at 36, and the object ends at 36"),
+    ]:
+        with pytest.raises(BadRecord, match=message):
+            read_recordio(wrong, size)
