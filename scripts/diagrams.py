@@ -354,9 +354,9 @@ FOUNDATION = {
 }  # fmt: skip
 """Rooms that import no other room; the diagram has them as a list, without arrows."""
 SHARED = {
-    "streamer.helpers", "streamer.plan", "streamer.relay", "streamer.relay.deliver", "streamer.relay.fetch",
-    "streamer.relay.staging", "streamer.relay.statistics", "streamer.s3", "streamer.s3.catalog",
-    "streamer.s3.client", "streamer.schedule", "streamer.sink",
+    "streamer.formats", "streamer.helpers", "streamer.plan", "streamer.relay", "streamer.relay.deliver",
+    "streamer.relay.fetch", "streamer.relay.staging", "streamer.relay.statistics", "streamer.s3",
+    "streamer.s3.catalog", "streamer.s3.client", "streamer.schedule", "streamer.sink",
 }  # fmt: skip
 """Rooms of `streamer` that every room of `sidecar` may import."""
 ROOM_ARROWS = [

@@ -55,17 +55,7 @@ def command_line() -> str:
     ]
     with click.Context(cli, info_name="penstock") as above:
         for name, command in sorted(cli.commands.items()):
-            with click.Context(command, info_name=name, parent=above) as context:
-                usage = command.get_usage(context).removeprefix("Usage: ")
-                page += [f"## penstock {name}\n", inspect.cleandoc(command.help or "").strip() + "\n"]
-                page += ["```", " ".join(usage.split()), "```\n"]
-                options = [each for each in command.params if isinstance(each, click.Option)]
-                rows = [row for each in options if (row := each.get_help_record(context)) is not None]
-                if rows:
-                    page += ["| Option | Meaning |", "|---|---|"]
-                    page += [f"| `{_cell(option)}` | {_cell(meaning)} |" for option, meaning in rows]
-                    page.append("")
-                page += ["```sh", *getattr(command, "examples", ()), "```", ""]
+            page += _command(name, command, above, "##")
     page += ["## Exit codes\n", "All of them: [exit codes](exit-codes.md).\n"]
     page += ["| Code | Meaning |", "|---|---|"]
     page += [f"| {int(code)} | {_cell(meaning)} |" for code, meaning in EXITS.items()]
@@ -79,6 +69,24 @@ def command_line() -> str:
     ]
     page += ["options and job files:\n", "```bash", *(completion(shell) for shell in SHELLS), "```", ""]
     return "\n".join(page)
+
+
+def _command(name: str, command: click.Command, above: click.Context, heading: str) -> list[str]:
+    """Return the lines about a command and its parts."""
+    with click.Context(command, info_name=name, parent=above) as context:
+        usage = command.get_usage(context).removeprefix("Usage: ")
+        lines = [f"{heading} {context.command_path}\n", inspect.cleandoc(command.help or "").strip() + "\n"]
+        lines += ["```", " ".join(usage.split()), "```\n"]
+        if isinstance(command, click.Group):
+            parts = [_command(*part, context, f"{heading}#") for part in command.commands.items()]
+            return lines + [line for part in parts for line in part]
+        options = [each for each in command.params if isinstance(each, click.Option)]
+        rows = [row for each in options if (row := each.get_help_record(context)) is not None]
+        if rows:
+            lines += ["| Option | Meaning |", "|---|---|"]
+            lines += [f"| `{_cell(option)}` | {_cell(meaning)} |" for option, meaning in rows]
+            lines.append("")
+        return [*lines, "```sh", *getattr(command, "examples", ()), "```", ""]
 
 
 def schema() -> dict[str, Any]:

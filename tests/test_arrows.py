@@ -90,10 +90,10 @@ MAY_IMPORT = {
 }  # fmt: skip
 """By room, the rooms that it may import."""
 ENGINE = {
-    "streamer.aio", "streamer.helpers", "streamer.linux", "streamer.plan", "streamer.relay",
-    "streamer.relay.deliver", "streamer.relay.fetch", "streamer.relay.staging", "streamer.relay.statistics",
-    "streamer.retry", "streamer.s3", "streamer.s3.catalog", "streamer.s3.client", "streamer.schedule",
-    "streamer.secrets", "streamer.sink", "streamer.trailer",
+    "streamer.aio", "streamer.formats", "streamer.helpers", "streamer.linux", "streamer.plan",
+    "streamer.relay", "streamer.relay.deliver", "streamer.relay.fetch", "streamer.relay.staging",
+    "streamer.relay.statistics", "streamer.retry", "streamer.s3", "streamer.s3.catalog", "streamer.s3.client",
+    "streamer.schedule", "streamer.secrets", "streamer.sink", "streamer.trailer",
 }  # fmt: skip
 """What every room of `sidecar` may use of the library."""
 FOREIGN = {
@@ -367,7 +367,7 @@ def test_cat_loads_what_it_uses() -> None:
         *("sidecar.cli", "sidecar.commands", "sidecar.commands.cat"),
         *(
             f"sidecar.cli.{name}"
-            for name in ("help", "options", "planning", "running", "streaming", "watching")
+            for name in ("help", "indexing", "options", "planning", "running", "streaming", "watching")
         ),
         *(f"sidecar.process{name}" for name in ("", ".dumps", ".exits", ".memory", ".progress", ".streams")),
     }

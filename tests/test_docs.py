@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import yaml
 from pydantic import BaseModel, ByteSize
@@ -381,7 +382,9 @@ def test_every_command_line_shown_is_understood(words: list[str]) -> None:
 def test_every_command_mentioned_has_the_options_mentioned(page: Path) -> None:
     for span in re.findall(r"`penstock ([a-z]+)\b([^`]*)`", prose(page)):
         command, rest = cli.commands.get(span[0]), span[1].split(" -- ")[0]
-        assert command, f"penstock {span[0]}"
+        if isinstance(command, click.Group) and rest:
+            command = command.commands.get(rest.split()[0])
+        assert command, f"penstock {' '.join(span)}"
         options = {option for parameter in command.params for option in parameter.opts}
         assert {word for word in rest.split() if word.startswith("-")} <= options, span
 

@@ -33,7 +33,7 @@ ENVIRONMENT = {
     "AWS_*": "Credentials, region and endpoint, as for every AWS client.",
 }
 GROUPS = {
-    "Look before a job runs": ("check", "plan", "doctor"),
+    "Look before a job runs": ("check", "plan", "doctor", "index"),
     "Run a job": ("run", "exec", "restart", "keeper"),
     "Watch a running sidecar": ("probe", "top", "set"),
     "Stream without a job file": ("cat",),
@@ -66,6 +66,19 @@ class Command(click.Command):
             if files and takes_file and not {"-c", "--config"} & set(given):
                 raise click.UsageError(f"the job file is an option: write -c {files[0]}", ctx) from None
             raise
+
+
+class CommandGroup(Command, click.Group):
+    """A command with parts, whose help ends with the examples of all parts."""
+
+    def add_command(self, cmd: click.Command, name: str | None = None) -> None:
+        """Add a part, and its examples to those of the group."""
+        super().add_command(cmd, name)
+        self.examples += getattr(cmd, "examples", ())
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary(part)) for name, part in self.commands.items()])
 
 
 class Group(click.Group):

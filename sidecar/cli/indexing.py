@@ -1,0 +1,183 @@
+"""The command `index` and its parts: `build`, `verify`, `show`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sidecar.cli.help import Command, CommandGroup
+from sidecar.cli.options import job_file_option, load_job_file, print_json, set_up_log
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from streamer.errors import CorruptObject
+    from streamer.formats.record_format import RecordFormat
+
+_PAGE = "docs/how-to/record-index.md"
+channel_option = click.option(
+    "--channel", "channels", multiple=True, metavar="NAME", help="This channel alone; may be given again."
+)
+from_option = click.option(
+    "--from", "folder", required=True, metavar="DIR", type=click.Path(), help="The folder of the indexes."
+)
+quiet_option = click.option("-q", "--quiet", is_flag=True, help="Show no progress in a terminal.")
+
+
+@click.group(cls=CommandGroup, page=_PAGE)
+def index() -> None:
+    """Build, verify and show record indexes: where the records of every object begin."""
+
+
+class Format(click.ParamType["RecordFormat"]):
+    """A record format."""
+
+    name = "format"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> RecordFormat:
+        from streamer.formats.record_format import RecordFormat
+
+        if isinstance(value, RecordFormat):
+            return value
+        try:
+            return RecordFormat.parse(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+@index.command(
+    cls=Command,
+    examples=[
+        "penstock index build -c job.yaml --to index --format TFRecord",
+        "penstock index build -c job.yaml --to index --channel images --format tar",
+        "penstock index build -c job.yaml --to index --format RecordIO --import idx",
+    ],
+    page=_PAGE,
+)
+@job_file_option
+@channel_option
+@click.option(
+    "--to", "folder", required=True, metavar="DIR", type=click.Path(), help="The folder of the indexes."
+)
+@click.option(
+    "--format",
+    "record_format",
+    type=Format(),
+    metavar="FORMAT",
+    help="TFRecord, RecordIO, lines, tar, fixed:BYTES. Default: that of the index, or the channel's Framing.",
+)
+@click.option(
+    "--import",
+    "imports",
+    metavar="DIR",
+    type=click.Path(),
+    help="Index files of other programs, by the paths of the objects: tfrecord2idx, or RecordIO's .idx.",
+)
+@quiet_option
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
+def build(
+    path: str | None,
+    *,
+    channels: tuple[str, ...],
+    folder: str,
+    record_format: RecordFormat | None,
+    imports: str | None,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Scan the objects of the channels that the index does not have, and add them to it.
+
+    A build that was interrupted goes on where it ended. Objects that were replaced are scanned again.
+    """
+    from sidecar.commands import index as command
+    from sidecar.process.runner import run as run_loop
+
+    set_up_log("warning")
+    job = command.chosen(load_job_file(path), channels)
+    options = command.BuildOptions(folder=folder, record_format=record_format, imports=imports, quiet=quiet)
+    _print(run_loop(command.build(job, options, on_bad=_complain())), as_json=as_json)
+
+
+@index.command(
+    cls=Command,
+    examples=[
+        "penstock index verify -c job.yaml --from index",
+        "penstock index verify -c job.yaml --from index --all",
+    ],
+    page=_PAGE,
+)
+@job_file_option
+@channel_option
+@from_option
+@click.option(
+    "--samples",
+    type=click.IntRange(min=1),
+    default=1000,
+    show_default=True,
+    help="The most indexed records of a channel to look at, drawn at random.",
+)
+@click.option("--all", "everything", is_flag=True, help="Read all bytes, and find every record again.")
+@quiet_option
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
+def verify(
+    path: str | None,
+    *,
+    channels: tuple[str, ...],
+    folder: str,
+    samples: int,
+    everything: bool,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Compare the index with the objects: their sizes and ETags, and record headers in their bytes."""
+    from sidecar.commands import index as command
+    from sidecar.process.runner import run as run_loop
+
+    set_up_log("warning")
+    job = command.chosen(load_job_file(path), channels)
+    options = command.VerifyOptions(folder=folder, samples=samples, everything=everything, quiet=quiet)
+    _print(run_loop(command.verify(job, options, on_bad=_complain())), as_json=as_json)
+
+
+@index.command(
+    cls=Command,
+    examples=["penstock index show --from index", "penstock index show --from index --json"],
+    page=_PAGE,
+)
+@from_option
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
+def show(folder: str, *, as_json: bool) -> None:
+    """Show the indexes of a folder: objects, records, bytes and size of each channel's."""
+    from sidecar.commands import index as command
+
+    set_up_log("error")
+    _print(command.show(folder), as_json=as_json)
+
+
+def _print(document: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        print_json(document)
+        return
+    from sidecar.commands.index import lines
+
+    click.echo("\n".join(lines(document)))
+
+
+MOST_COMPLAINTS = 20
+"""Most bad objects or records that are printed; the error at the end has their number."""
+
+
+def _complain() -> Callable[[CorruptObject], None]:
+    """Return a function that prints a finding to standard error, the first ones of all."""
+    from streamer.secrets import escape_control, redact
+
+    printed = 0
+
+    def complain(error: CorruptObject) -> None:
+        nonlocal printed
+        printed += 1
+        if printed <= MOST_COMPLAINTS:
+            click.echo(f"penstock: {escape_control(redact(str(error)))}", err=True)
+
+    return complain

@@ -1,0 +1,310 @@
+"""`penstock index`: builds, verifies and shows the record indexes of a job's channels.
+
+build, verify   plan the channels ─▶ objects of all hosts ─▶ `sidecar.job.index_build`, `index_check`
+show            reads the files of a folder, and neither job file nor S3
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from sidecar.job.channels import job_clients
+from sidecar.job.download_paths import common_prefix
+from sidecar.job.index_build import IndexBuild
+from sidecar.job.index_check import Access, check_all, check_borders, check_rows, sample_borders
+from sidecar.job.index_file import SUFFIX, format_of, index_path, open_index, read_index
+from sidecar.job.index_import import import_rows
+from sidecar.job.index_objects import check_indexable, index_objects
+from sidecar.job.layout import DEFAULT_BASE, Layout, resolve_host
+from sidecar.job.listings import open_listings
+from sidecar.job.planning import plan_job
+from sidecar.observe.state import JobState
+from sidecar.process.memory import freeze_gc
+from sidecar.process.progress import progress_line, transferred
+from streamer.aio import in_thread
+from streamer.errors import ConfigError, CorruptObject
+from streamer.formats.borders import STRIDE
+from streamer.formats.record_format import RecordFormat
+from streamer.relay.statistics import ChannelCounters
+from streamer.units import decimal_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+
+    from sidecar.config.job import Job
+    from sidecar.config.request import ChannelConfig
+    from sidecar.job.index_file import IndexFile
+    from sidecar.job.index_objects import IndexedRef
+    from streamer.formats.record_index import RecordIndex
+    from streamer.plan import Plan
+    from streamer.s3.client.session import Clients
+
+IMPORT_CHECKS = 1000
+"""Most records that are looked at before the rows of imported files are added."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildOptions:
+    """What `penstock index build` is asked for."""
+
+    folder: str
+    """Folder of the indexes."""
+    record_format: RecordFormat | None
+    """Format of the objects; None: that of the index or of the channel's Framing."""
+    imports: str | None = None
+    """Folder of index files that other programs wrote."""
+    quiet: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyOptions:
+    """What `penstock index verify` is asked for."""
+
+    folder: str
+    samples: int
+    """Most records of a channel that are looked at."""
+    everything: bool = False
+    """Scan all bytes."""
+    quiet: bool = False
+
+
+def chosen(job: Job, names: Sequence[str]) -> Job:
+    """Return the job with the channels of these names alone; all of them if there is no name.
+
+    Raises ConfigError for an unknown name, and for a channel without addressable records.
+    """
+    channels = {channel.channel_name: channel for channel in job.input_data_config}
+    if unknown := [name for name in names if name not in channels]:
+        raise ConfigError(f"the job file has no channel {unknown[0]!r}; it has {', '.join(channels)}")
+    if names:
+        channels = {name: channel for name, channel in channels.items() if name in names}
+    for channel in channels.values():
+        check_indexable(channel)
+    return job.model_copy(update={"input_data_config": tuple(channels.values())})
+
+
+class _Progress:
+    """Text of the progress line: the current channel's, once its objects are known."""
+
+    def __init__(self, state: JobState) -> None:
+        self._state = state
+        self._channel = ""
+        self._total = 0
+        self._started = 0.0
+        self._counters = ChannelCounters()
+
+    def begin(self, channel: str, total: int) -> ChannelCounters:
+        """Show this channel, of which `total` bytes are read, from now on; return the counters to use."""
+        self._channel, self._total, self._started = channel, total, time.monotonic()
+        self._counters = ChannelCounters()
+        return self._counters
+
+    def text(self) -> str:
+        if not self._channel:
+            return self._state.planning_text() or "looking for the rows of the index"
+        done = self._counters.consumed_bytes
+        return f"{self._channel}: {transferred(done, self._total, time.monotonic() - self._started)}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What `build` and `verify` need of a planned job."""
+
+    job: Job
+    clients: Clients
+    plans: dict[str, Plan]
+    """Plans by channel."""
+    progress: _Progress
+
+
+@contextlib.asynccontextmanager
+async def _planned(job: Job, *, quiet: bool) -> AsyncIterator[_Work]:
+    """Plan the channels; show progress until the end of the block."""
+    job, hosts = resolve_host(job, Layout(job.penstock.base_directory or DEFAULT_BASE), (None, None))
+    state = JobState(job, hosts)
+    progress = _Progress(state)
+    with progress_line(progress.text, quiet=quiet):
+        async with job_clients(job) as clients:
+            async with open_listings(job, clients) as listings:
+                plans = await plan_job(state, clients, listings)
+            freeze_gc()
+            yield _Work(job, clients, {name: each.whole for name, each in plans.items()}, progress)
+
+
+async def build(
+    job: Job, options: BuildOptions, *, on_bad: Callable[[CorruptObject], None]
+) -> dict[str, Any]:
+    """Build the index of every channel; return the document of `penstock index build --json`.
+
+    `on_bad`: called with each object that is not of the format; the first of them is raised at the end.
+    """
+    paths = {
+        each.channel_name: index_path(options.folder, each.channel_name) for each in job.input_data_config
+    }
+    formats = {
+        each.channel_name: options.record_format or _known_format(paths[each.channel_name], each)
+        for each in job.input_data_config
+    }
+    document: dict[str, Any] = {}
+    failure: CorruptObject | None = None
+    async with _planned(job, quiet=options.quiet) as work:
+        for name, plan in work.plans.items():
+            objects = await in_thread(index_objects, plan)
+            with open_index(paths[name], formats[name], STRIDE) as file:
+                imported = 0
+                if options.imports is not None:
+                    imported = await _import(name, file, objects, plan, folder=options.imports, work=work)
+                building = IndexBuild(file, objects, on_bad=on_bad)
+                await in_thread(building.prepare)
+                counters = work.progress.begin(name, building.bytes_to_read)
+                began, cpu = time.monotonic(), time.process_time()
+                try:
+                    await building.run(work.job, work.clients, counters)
+                except CorruptObject as error:
+                    failure = failure or error
+                document[name] = _figures(paths[name], file.index) | {
+                    "scanned": building.scanned,
+                    "imported": imported,
+                    "bytes_read": (count := counters.consumed_bytes),
+                    "seconds": round(time.monotonic() - began, 3),
+                    "cpu_seconds_per_gb": round((time.process_time() - cpu) / max(count, 1) * 1e9, 3),
+                }
+    if failure is not None:
+        raise failure
+    return {"channels": document}
+
+
+def _known_format(path: str, channel: ChannelConfig) -> RecordFormat:
+    """Return the format of the index at `path`, or that of the job file. Raises ConfigError."""
+    if (found := format_of(path)) is not None:
+        return found
+    if channel.penstock.framing is not None:
+        return RecordFormat.parse(channel.penstock.framing)
+    raise ConfigError(
+        f"the record format of channel {channel.channel_name!r} is unknown: write --format TFRecord, "
+        "RecordIO, lines, tar or fixed:BYTES, and --channel if others have another one"
+    )
+
+
+async def _import(
+    channel: str, file: IndexFile, objects: Sequence[IndexedRef], plan: Plan, *, folder: str, work: _Work
+) -> int:
+    """Add the rows of imported index files, once their records are found in the objects; return how many.
+
+    Raises CorruptObject for a file that does not fit its object.
+    """
+    index = file.index
+    rest = [each for each in objects if not index.has(each.name, each.version)]
+    rows = await in_thread(
+        partial(
+            import_rows,
+            folder,
+            rest,
+            prefix=common_prefix(plan),
+            record_format=index.format,
+            stride=index.stride,
+        )
+    )
+    refs = {each.name: each.ref for each in rest}
+    borders = sample_borders([(refs[row.name], row) for row in rows], IMPORT_CHECKS)
+    bad: list[CorruptObject] = []
+    access = Access(work.job, work.clients, work.progress.begin(channel, 0))
+    await check_borders(index.format, borders, access, on_bad=bad.append)
+    if bad:
+        raise bad[0]
+    if rows:
+        file.append(rows)
+    return len(rows)
+
+
+async def verify(
+    job: Job, options: VerifyOptions, *, on_bad: Callable[[CorruptObject], None]
+) -> dict[str, Any]:
+    """Compare the index of every channel with its objects; return the document of `--json`.
+
+    `on_bad`: called with each record that is not where the index has it. Raises the first of them at the end,
+    and SourceChanged at once for an object without a row.
+    """
+    paths = {
+        each.channel_name: index_path(options.folder, each.channel_name) for each in job.input_data_config
+    }
+    indexes = {name: await in_thread(read_index, path) for name, path in paths.items()}
+    found: list[CorruptObject] = []
+
+    def note(error: CorruptObject) -> None:
+        found.append(error)
+        on_bad(error)
+
+    document: dict[str, Any] = {}
+    async with _planned(job, quiet=options.quiet) as work:
+        for name, plan in work.plans.items():
+            index = indexes[name]
+            objects = await in_thread(index_objects, plan)
+            await in_thread(check_rows, index, objects)
+            total = sum(each.ref.size for each in objects) if options.everything else 0
+            access = Access(work.job, work.clients, work.progress.begin(name, total))
+            looked = 0
+            if options.everything:
+                await check_all(index, objects, access, on_bad=note)
+            else:
+                rows = [(each.ref, row) for each in objects if (row := index.get(each.name)) is not None]
+                borders = await in_thread(sample_borders, rows, options.samples)
+                looked = len(borders)
+                await check_borders(index.format, borders, access, on_bad=note)
+            document[name] = _figures(paths[name], index) | {
+                "verified": "all bytes" if options.everything else f"{looked} indexed records"
+            }
+    if found:
+        more = f"; {len(found) - 1} more are wrong" if len(found) > 1 else ""
+        raise CorruptObject(
+            f"{found[0].message}{more}; remove the record index and build it again", found[0].context
+        )
+    return {"channels": document}
+
+
+def show(folder: str) -> dict[str, Any]:
+    """Return the document of `penstock index show --json`: the figures of every index of the folder."""
+    try:
+        names = sorted(name for name in os.listdir(folder) if name.endswith(SUFFIX))
+    except OSError as error:
+        raise ConfigError(f"cannot list the folder of record indexes {folder}: {error.strerror}") from error
+    if not names:
+        raise ConfigError(f"there is no record index in {folder}: make it by `penstock index build`")
+    document = {}
+    for name in names:
+        path = os.path.join(folder, name)
+        document[name.removesuffix(SUFFIX)] = _figures(path, read_index(path))
+    return {"channels": document}
+
+
+def _figures(path: str, index: RecordIndex) -> dict[str, Any]:
+    totals, size = index.totals(), os.path.getsize(path)
+    return {
+        "file": path,
+        "format": str(index.format),
+        "every": index.stride,
+        "objects": totals.objects,
+        "records": totals.records,
+        "bytes": totals.bytes,
+        "index_bytes": size,
+        "index_bytes_per_record": round(size / max(totals.records, 1), 4),
+    }
+
+
+def lines(document: dict[str, Any]) -> list[str]:
+    """Return what people read about the indexes of a document."""
+    return [
+        f"{name}\n  format   {channel['format']}\n  objects  {channel['objects']}"
+        + (f" ({channel['scanned']} scanned, {channel['imported']} imported)" if "scanned" in channel else "")
+        + f"\n  records  {channel['records']}"
+        f"\n  bytes    {channel['bytes']} ({decimal_bytes(channel['bytes'])})"
+        f"\n  index    {decimal_bytes(channel['index_bytes'])}, {channel['index_bytes_per_record']} bytes a "
+        f"record, {channel['file']}"
+        + (f"\n  verified {channel['verified']}" if "verified" in channel else "")
+        for name, channel in document["channels"].items()
+    ]

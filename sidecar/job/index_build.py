@@ -1,0 +1,190 @@
+"""Builds the record index of a channel, incrementally.
+
+    objects of the plan ─▶ those without a row ─▶ bytes, in order ─▶ ObjectScans ─▶ rows ─▶ IndexFile
+
+One stream reads all objects that have no row of their version, many requests at once, and the scanner of the
+current object sees its bytes in order. The row of an object is made when its last byte has been seen. Rows
+are appended to the file once a second, so a build that ends early has lost little; the next one goes on.
+
+An object that is not of the format is a finding, not the end: its bytes are skipped, the others get their
+rows, and the build raises the first finding at its end.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from sidecar.job.index_objects import read_plan
+from streamer.aio import in_thread
+from streamer.errors import CorruptObject, ErrorContext
+from streamer.formats.borders import BadRecord, FixedScanner
+from streamer.formats.record_index import IndexedObject
+from streamer.plan import Plan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sidecar.config.job import Job
+    from sidecar.job.index_file import IndexFile
+    from sidecar.job.index_objects import IndexedRef
+    from streamer.formats.borders import BorderScanner
+    from streamer.formats.record_format import RecordFormat
+    from streamer.plan import Part
+    from streamer.relay.statistics import ChannelCounters
+    from streamer.s3.client.session import Clients
+
+APPEND_EVERY = 1.0
+"""Seconds between two appends of rows to the file."""
+MOST_PENDING = 4096
+"""Rows after which they are appended at once."""
+
+
+class ObjectScans:
+    """Scans objects one after the other, from the bytes of all; a row or a finding for each."""
+
+    def __init__(
+        self,
+        record_format: RecordFormat,
+        stride: int,
+        objects: list[IndexedRef],
+        *,
+        on_row: Callable[[IndexedRef, IndexedObject], None],
+        on_bad: Callable[[CorruptObject], None],
+    ) -> None:
+        """`objects`: those that `feed` gets the bytes of, in this order; none is empty."""
+        self._format = record_format
+        self._stride = stride
+        self._objects = iter(objects)
+        self._on_row = on_row
+        self._on_bad = on_bad
+        self._current: IndexedRef | None = None
+        self._scanner: BorderScanner | None = None
+        """Scanner of the current object; None if that is not of the format."""
+        self._fed = 0
+        """Bytes of the current object so far."""
+
+    def feed(self, part: Part, data: memoryview) -> None:
+        """Scan the next bytes, which belong to `part`."""
+        if self._current is None:
+            self._current, self._scanner, self._fed = next(self._objects), self._new(), 0
+        current = self._current
+        if part.object != current.ref:
+            raise RuntimeError(f"bytes of {part.object} instead of {current.ref}")
+        self._fed += len(data)
+        if self._scanner is not None:
+            try:
+                self._scanner.feed(data)
+            except BadRecord as error:
+                self._refuse(current, error)
+        if self._fed == current.ref.size:
+            self._end(current)
+            self._current = None
+
+    def measure(self, objects: list[IndexedRef]) -> None:
+        """Make the rows of objects of which no byte is needed: of empty ones, or of records of one size."""
+        for each in objects:
+            self._scanner = scanner = self._new()
+            if isinstance(scanner, FixedScanner):
+                scanner.skip(each.ref.size)
+            self._end(each)
+
+    def _new(self) -> BorderScanner:
+        return self._format.scanner(stride=self._stride)
+
+    def _end(self, current: IndexedRef) -> None:
+        scanner, self._scanner = self._scanner, None
+        if scanner is None:
+            return
+        try:
+            end = scanner.finish()
+        except BadRecord as error:
+            self._refuse(current, error)
+            return
+        row = IndexedObject(
+            current.name, current.version, current.ref.size, scanner.records, end, scanner.offsets
+        )
+        self._on_row(current, row)
+
+    def _refuse(self, current: IndexedRef, error: BadRecord) -> None:
+        self._scanner = None
+        found = CorruptObject(str(error), ErrorContext(current.ref.bucket, current.ref.key, error.offset))
+        found.__cause__ = error
+        self._on_bad(found)
+
+
+class IndexBuild:
+    """The build of one channel's index: `prepare`, then `run`, once."""
+
+    def __init__(
+        self, file: IndexFile, objects: list[IndexedRef], *, on_bad: Callable[[CorruptObject], None]
+    ) -> None:
+        """`on_bad`: called with the finding about each object that is not of the index's format."""
+        self.scanned = 0
+        """Number of rows that this build has made."""
+        self.bytes_to_read = 0
+        self._file = file
+        self._objects = objects
+        self._to_read: list[IndexedRef] = []
+        self._others: list[IndexedRef] = []
+        """Objects without a row of which no byte is needed."""
+        self._report = on_bad
+        self._first_bad: CorruptObject | None = None
+        self._bad = 0
+        """Number of objects that are not of the format."""
+        self._pending: list[IndexedObject] = []
+        self._appended = time.monotonic()
+
+    def prepare(self) -> None:
+        """Find the objects without a row of their version; takes seconds a million."""
+        index = self._file.index
+        fixed = index.format.kind == "fixed"
+        for each in self._objects:
+            if not index.has(each.name, each.version):
+                (self._others if fixed or not each.ref.size else self._to_read).append(each)
+        self.bytes_to_read = sum(each.ref.size for each in self._to_read)
+
+    async def run(self, job: Job, clients: Clients, counters: ChannelCounters) -> None:
+        """Scan the objects without a row. Raises SourceError, SinkError; CorruptObject after all others.
+
+        What has been scanned is in the file, however this ends.
+        """
+        index, to_read = self._file.index, self._to_read
+        scans = ObjectScans(index.format, index.stride, to_read, on_row=self._add, on_bad=self._refused)
+        try:
+            await in_thread(scans.measure, self._others)
+            plan = await in_thread(Plan.of, [each.ref for each in to_read])
+            buckets = {each.ref.bucket for each in to_read}
+            await read_plan(plan, buckets, scans.feed, job=job, clients=clients, counters=counters)
+        finally:
+            self._append()
+        if self._first_bad is not None:
+            raise self._summary(self._first_bad)
+        await in_thread(self._file.tidy, [each.name for each in self._objects])
+
+    def _add(self, _: IndexedRef, row: IndexedObject) -> None:
+        self._pending.append(row)
+        self.scanned += 1
+        if len(self._pending) >= MOST_PENDING or time.monotonic() - self._appended >= APPEND_EVERY:
+            self._append()
+
+    def _append(self) -> None:
+        if self._pending:
+            rows, self._pending = self._pending, []
+            self._file.append(rows)
+        self._appended = time.monotonic()
+
+    def _refused(self, found: CorruptObject) -> None:
+        self._bad += 1
+        if self._first_bad is None:
+            self._first_bad = found
+        self._report(found)
+
+    def _summary(self, first: CorruptObject) -> CorruptObject:
+        """Return the error of a build that has refused objects."""
+        more = f"; {self._bad - 1} more objects are refused" if self._bad > 1 else ""
+        return CorruptObject(
+            f"{first.message}{more}; the format of the index is {self._file.index.format}, and the "
+            "rows of all other objects are kept: repair the object, or leave it out by Exclude",
+            first.context,
+        )

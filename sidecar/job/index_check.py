@@ -1,0 +1,170 @@
+"""Compares a record index with the objects: a spot check of record headers, or a scan of all bytes.
+
+    objects of the plan ─▶ rows of their versions          an object without one is an error by name
+    indexed records, a sample ─▶ ranges of a few bytes ─▶ relay ─▶ RecordFormat.fault
+    all objects ─▶ ObjectScans ─▶ rows, compared with those of the index
+
+The index is never trusted over the bytes: a record that is not where the index has it is an error with
+bucket, key and offset.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING, NamedTuple
+
+from sidecar.job.index_build import ObjectScans
+from sidecar.job.index_objects import read_plan
+from streamer.aio import in_thread
+from streamer.errors import CorruptObject, ErrorContext, SourceChanged
+from streamer.plan import Plan, Segment
+from streamer.plan.ranges import RangePlan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from sidecar.config.job import Job
+    from sidecar.job.index_objects import IndexedRef
+    from streamer.formats.record_format import RecordFormat
+    from streamer.formats.record_index import IndexedObject, RecordIndex
+    from streamer.plan import ObjectRef, Part
+    from streamer.relay.statistics import ChannelCounters
+    from streamer.s3.client.session import Clients
+
+
+class Border(NamedTuple):
+    """An offset of an object at which the index has a record."""
+
+    ref: ObjectRef
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What reads the objects of a job."""
+
+    job: Job
+    clients: Clients
+    counters: ChannelCounters
+
+
+def check_rows(index: RecordIndex, objects: Sequence[IndexedRef]) -> None:
+    """Raise SourceChanged unless the index has a row of this version of every object."""
+    missing = [each for each in objects if not index.has(each.name, each.version)]
+    if not missing:
+        return
+    first = missing[0]
+    what = (
+        "is not in the record index"
+        if index.get(first.name) is None
+        else "has another size, ETag or version than when it was indexed"
+    )
+    others = f", as {len(missing) - 1} more objects" if len(missing) > 1 else ""
+    raise SourceChanged(
+        f"the object {what}{others}; build the record index again",
+        ErrorContext(first.ref.bucket, first.ref.key),
+    )
+
+
+def sample_borders(rows: Sequence[tuple[ObjectRef, IndexedObject]], most: int) -> list[Border]:
+    """Return at most `most` indexed records of the objects, at random, in the order of the rows."""
+    ends = list(accumulate(len(row.offsets) for _, row in rows))
+    total = ends[-1] if ends else 0
+    drawn = range(total) if total <= most else sorted(random.sample(range(total), most))
+    found, number = [], 0
+    for each in drawn:
+        while ends[number] <= each:
+            number += 1
+        ref, row = rows[number]
+        found.append(Border(ref, row.offsets[each - ends[number]]))
+    return found
+
+
+async def check_borders(
+    record_format: RecordFormat,
+    borders: Sequence[Border],
+    access: Access,
+    *,
+    on_bad: Callable[[CorruptObject], None],
+) -> None:
+    """Compare some bytes at every border with the format. Raises SourceError."""
+    looks: list[tuple[Border, Segment]] = []
+    for border in borders:
+        ref, offset = border
+        first, end = record_format.evidence(offset, ref.size)
+        if not 0 <= first <= end <= ref.size:
+            on_bad(_misplaced(border, "the object ends before it"))
+        elif first < end:
+            looks.append((border, Segment(ref, first, end)))
+    at, found = 0, bytearray()
+
+    def look(_: Part, data: memoryview) -> None:
+        nonlocal at
+        border, segment = looks[at]
+        found.extend(data)
+        if len(found) == len(segment):
+            if fault := record_format.fault(bytes(found)):
+                on_bad(_misplaced(border, fault))
+            at += 1
+            found.clear()
+
+    plan = RangePlan([segment for _, segment in looks])
+    await read_plan(
+        plan,
+        {border.ref.bucket for border, _ in looks},
+        look,
+        job=access.job,
+        clients=access.clients,
+        counters=access.counters,
+    )
+
+
+async def check_all(
+    index: RecordIndex,
+    objects: Sequence[IndexedRef],
+    access: Access,
+    *,
+    on_bad: Callable[[CorruptObject], None],
+) -> None:
+    """Scan every object and compare the result with its row. Raises SourceError."""
+
+    def compare(each: IndexedRef, row: IndexedObject) -> None:
+        if (indexed := index.get(each.name)) != row:
+            on_bad(_differs(each.ref, row, indexed))
+
+    fixed = index.format.kind == "fixed"
+    to_read = [each for each in objects if each.ref.size and not fixed]
+    others = [each for each in objects if fixed or not each.ref.size]
+    scans = ObjectScans(index.format, index.stride, to_read, on_row=compare, on_bad=on_bad)
+    await in_thread(scans.measure, others)
+    plan = await in_thread(Plan.of, [each.ref for each in to_read])
+    await read_plan(
+        plan,
+        {each.ref.bucket for each in to_read},
+        scans.feed,
+        job=access.job,
+        clients=access.clients,
+        counters=access.counters,
+    )
+
+
+def _misplaced(border: Border, why: str) -> CorruptObject:
+    return CorruptObject(
+        f"no record is where the index has one: {why}",
+        ErrorContext(border.ref.bucket, border.ref.key, border.offset),
+    )
+
+
+def _differs(ref: ObjectRef, row: IndexedObject, indexed: IndexedObject | None) -> CorruptObject:
+    """Return the error of an object whose records are not where its row has them."""
+    if indexed is None:
+        return CorruptObject("the object has no row in the index", ErrorContext(ref.bucket, ref.key))
+    pairs = zip(row.offsets, indexed.offsets, strict=False)
+    offset = next((have for have, listed in pairs if have != listed), min(row.end, indexed.end))
+    return CorruptObject(
+        f"the records are not where the index has them: {row.records} records up to byte {row.end}, and "
+        f"{indexed.records} up to {indexed.end} in the index",
+        ErrorContext(ref.bucket, ref.key, offset),
+    )

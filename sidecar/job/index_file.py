@@ -1,0 +1,200 @@
+"""The record index of a channel as a file of a local folder: `<folder>/<channel>.index`.
+
+    open_index ─▶ lock, read, cut off a torn end ─▶ append rows ... ─▶ tidy: one rename
+
+Rows are appended while objects are scanned, so a build that is killed loses what it has not appended yet, and
+the next one goes on from there. `tidy` rewrites the file, flushed and by a rename, if it has rows that do not
+count any more. One process writes: it has the lock (flock(2)) of the file that the name stands for.
+
+The event loop writes: a block of rows is some KiB, and nothing but the scan is on the loop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import stat
+from typing import TYPE_CHECKING
+
+from streamer.errors import ConfigError, SinkError
+from streamer.formats.record_index import Damaged, RecordIndex, block
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from streamer.formats.record_format import RecordFormat
+    from streamer.formats.record_index import IndexedObject
+
+SUFFIX = ".index"
+ROWS_A_BLOCK = 1 << 16
+"""Maximum rows of a block of a rewritten file."""
+
+
+def index_path(folder: str, channel: str) -> str:
+    """Return the path of a channel's index."""
+    return os.path.join(folder, channel + SUFFIX)
+
+
+def read_index(path: str) -> RecordIndex:
+    """Return the index at `path`. Raises ConfigError if there is none, SinkError if it is damaged."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read()
+    except FileNotFoundError:
+        raise ConfigError(
+            f"there is no record index {path}: make it by `penstock index build`, or correct --from"
+        ) from None
+    except OSError as error:
+        raise SinkError(f"cannot read the record index {path}: {error.strerror}") from error
+    index, end = _read(path, data)
+    if end < len(data):
+        raise SinkError(
+            f"the record index {path} is damaged at byte {end}: its build was interrupted, or goes on; run "
+            "`penstock index build` again, which keeps what is whole"
+        )
+    return index
+
+
+def format_of(path: str) -> RecordFormat | None:
+    """Return the record format of the index at `path`; None if there is none. Raises SinkError."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(RecordIndex.HEADER_BYTES)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise SinkError(f"cannot read the record index {path}: {error.strerror}") from error
+    return _read(path, data)[0].format if data else None
+
+
+def _read(path: str, data: bytes) -> tuple[RecordIndex, int]:
+    try:
+        return RecordIndex.read(data)
+    except Damaged as error:
+        raise SinkError(
+            f"{path} cannot be read as a record index: {error}; remove it, or name another folder"
+        ) from None
+
+
+class IndexFile:
+    """An index and its file, which this process has locked; made by `open_index`."""
+
+    def __init__(self, path: str, fd: int, index: RecordIndex) -> None:
+        """`fd`: the locked file, at its end; the caller closes it."""
+        self.path = path
+        self.index = index
+        self._fd = fd
+
+    def append(self, rows: Sequence[IndexedObject]) -> None:
+        """Add rows to the index and to its file. Raises SinkError."""
+        with _writing(self.path):
+            _write_all(self._fd, block(rows))
+        for row in rows:
+            self.index.add(row)
+
+    def tidy(self, names: Sequence[int]) -> None:
+        """Leave the rows of these objects, in this order, and no others. Raises SinkError, KeyError."""
+        index = self.index
+        if not index.replaced and index.names() == names:
+            with _writing(self.path):
+                os.fsync(self._fd)
+            return
+        tidied = RecordIndex(index.format, index.stride)
+        temporary = f"{self.path}.{os.getpid()}.tmp"
+        with _writing(temporary), contextlib.ExitStack() as stack:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            stack.callback(os.close, fd)
+            try:
+                _write_all(fd, index.header())
+                for start in range(0, len(names), ROWS_A_BLOCK):
+                    rows = [_present(index, name) for name in names[start : start + ROWS_A_BLOCK]]
+                    _write_all(fd, block(rows))
+                    for row in rows:
+                        tidied.add(row)
+                os.fsync(fd)
+                os.rename(temporary, self.path)
+            except BaseException:
+                os.unlink(temporary)
+                raise
+        self.index = tidied
+
+
+def _present(index: RecordIndex, name: int) -> IndexedObject:
+    row = index.get(name)
+    if row is None:
+        raise KeyError(name)
+    return row
+
+
+@contextlib.contextmanager
+def open_index(path: str, record_format: RecordFormat, stride: int) -> Iterator[IndexFile]:
+    """Open the index at `path` for writing, or make it; lock it until the end of the block.
+
+    Cuts off the end of a file whose writer was killed. Raises SinkError; ConfigError if the index is of
+    another format.
+    """
+    with _writing(path):
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+        fd = _locked(path)
+    try:
+        with _writing(path):
+            with open(fd, "rb", closefd=False) as file:
+                data = file.read()
+            if data:
+                index, end = _read(path, data)
+            else:
+                index, end = RecordIndex(record_format, stride), 0
+            if (index.format, index.stride) != (record_format, stride):
+                raise ConfigError(
+                    f"the record index {path} is of {index.format}, every {index.stride}th record, and not "
+                    f"of {record_format}, every {stride}th; remove it, or name another folder"
+                )
+            os.ftruncate(fd, end)
+            os.lseek(fd, end, os.SEEK_SET)
+            if not end:
+                _write_all(fd, index.header())
+        yield IndexFile(path, fd, index)
+    finally:
+        os.close(fd)
+
+
+def _locked(path: str) -> int:
+    """Open and lock the file of this name, or make it. Raises SinkError, OSError."""
+    while True:
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        fd = os.open(path, flags, 0o644)
+        try:
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode):
+                raise SinkError(  # noqa: TRY301 - the descriptor is closed below
+                    f"{path} is no file; remove it, or name another folder for the record index"
+                )
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with contextlib.suppress(FileNotFoundError):
+                now = os.stat(path, follow_symlinks=False)
+                if (now.st_dev, now.st_ino) == (status.st_dev, status.st_ino):
+                    return fd
+        except BlockingIOError:
+            os.close(fd)
+            raise SinkError(f"another index build writes {path}; wait for its end") from None
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)  # the process that had the lock has renamed another file to this name
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+@contextlib.contextmanager
+def _writing(path: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise SinkError(f"cannot write the record index {path}: {error.strerror}") from error

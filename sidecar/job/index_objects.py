@@ -1,0 +1,141 @@
+"""The objects of a channel whose records an index addresses, and the streams that read them.
+
+    plan of the channel, all hosts' entries ─▶ index_objects ─▶ refs, each once
+    a plan of these, or of ranges of them ─▶ read_plan ─▶ relay ─▶ buffers ─▶ on_bytes (part, bytes), in order
+
+The bytes go the way of a channel: window, requests, retries, hedges and memory budget are the relay's. They
+are seen in the buffers that they arrived in, as delivery writes these to /dev/null, so they are not copied.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from sidecar.job.channels import transport_spec
+from streamer.errors import ConfigError
+from streamer.formats.record_index import object_name, object_version
+from streamer.plan import ObjectRef
+from streamer.relay.once import stream_once
+from streamer.relay.staging.buffers import BufferStage
+from streamer.relay.transport import open_transport
+from streamer.retry import RetryPolicy
+from streamer.sink.outlet import FileOutlet
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from sidecar.config.job import Job
+    from sidecar.config.request import ChannelConfig
+    from streamer.plan import Part, Plan
+    from streamer.relay.staging.stage import Stage, Stages
+    from streamer.relay.statistics import ChannelCounters
+    from streamer.s3.client.session import Clients
+    from streamer.schedule.budget import ChannelQuota
+
+WHY_READ = "record borders are found in memory"
+
+
+@dataclass(frozen=True, slots=True)
+class IndexedRef:
+    """An object of the plan with the hashes that find it in an index."""
+
+    ref: ObjectRef
+    name: int
+    version: int
+
+
+def check_indexable(channel: ChannelConfig) -> None:
+    """Raise ConfigError for a channel whose stream has no records that an index could address."""
+    name, why = channel.channel_name, ""
+    if channel.compression_type != "None":
+        why = (
+            f"CompressionType: {channel.compression_type} has no records at fixed offsets; store it inflated"
+        )
+    elif channel.record_wrapper_type != "None":
+        why = f"RecordWrapperType: {channel.record_wrapper_type} makes every object one record"
+    elif channel.source.s3_data_type == "AugmentedManifestFile":
+        why = "AugmentedManifestFile has a sample on each line of its manifest"
+    if why:
+        raise ConfigError(f"channel {name!r} needs no record index, or can have none: {why}; see --channel")
+
+
+def index_objects(plan: Plan) -> list[IndexedRef]:
+    """Return the plan's objects, those of all hosts, in plan order and each once. Takes seconds a million."""
+    found: dict[int, IndexedRef] = {}
+    for items in plan.entries:
+        for ref in items:
+            if isinstance(ref, ObjectRef):
+                name = object_name(ref.bucket, ref.key)
+                version = object_version(
+                    ref.bucket, ref.key, size=ref.size, etag=ref.etag, version=ref.version
+                )
+                if found.setdefault(name, IndexedRef(ref, name, version)).version != version:
+                    raise ConfigError(
+                        f"the channel has two versions of s3://{ref.bucket}/{ref.key}, or two keys with one "
+                        "hash; a record index has one version of each object"
+                    )
+    return list(found.values())
+
+
+class _Observed:
+    """`Stages` whose bytes a callback sees as delivery takes them."""
+
+    def __init__(self, stages: Stages, on_bytes: Callable[[Part, memoryview], None]) -> None:
+        self._stages = stages
+        self._on_bytes = on_bytes
+
+    @property
+    def quota(self) -> ChannelQuota:
+        return self._stages.quota
+
+    def part_size(self) -> int:
+        return self._stages.part_size()
+
+    def reserved_bytes(self, part: Part) -> int:
+        return self._stages.reserved_bytes(part)
+
+    def make(self, part: Part, *, on_change: Callable[[], None], counters: ChannelCounters) -> Stage:
+        stage = self._stages.make(part, on_change=on_change, counters=counters)
+        if not isinstance(stage, BufferStage):
+            raise TypeError("bytes that are scanned must be in memory")
+        stage.on_leave = partial(self._on_bytes, part)
+        return stage
+
+
+async def read_plan(
+    plan: Plan,
+    buckets: Iterable[str],
+    on_bytes: Callable[[Part, memoryview], None],
+    *,
+    job: Job,
+    clients: Clients,
+    counters: ChannelCounters,
+) -> None:
+    """Fetch the plan's bytes once; `on_bytes` gets them in order. Raises SourceError, and what it raises.
+
+    The memory is valid during the call alone. The transport is the job's; `splice`, which keeps bytes out of
+    memory, is replaced by what suits.
+    """
+    if not plan.total_bytes(0):
+        return
+    spec = transport_spec(job, set(buckets), [WHY_READ])
+    if spec.wish == "splice":
+        spec = replace(spec, wish="auto")
+    async with open_transport(clients, spec) as transport:
+        transport.memory_budget.bandwidth.change(job.penstock.bandwidth, time.monotonic())
+        nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            await stream_once(
+                plan,
+                transport.source,
+                _Observed(transport.stages(WHY_READ), on_bytes),
+                policy=RetryPolicy(give_up_after=job.penstock.give_up_after),
+                counters=counters,
+                open_outlet=lambda _: FileOutlet(nowhere),
+            )
+        finally:
+            os.close(nowhere)

@@ -1,0 +1,325 @@
+"""`penstock index`: built once, incremental, resumable, and never trusted over the bytes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from array import array
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sidecar.job.index_file import open_index, read_index
+from streamer.errors import SinkError
+from streamer.formats import recordio, tfrecord
+from streamer.formats.borders import STRIDE
+from streamer.formats.record_format import RecordFormat
+from streamer.formats.record_index import IndexedObject, RecordIndex, block, object_name
+from tests.kit.faults import resets_after
+from tests.kit.processes import job, penstock, write_job
+from tests.kit.stub import S3Stub, fails, stalls
+from tests.unit.test_borders import made, naive
+
+PAYLOADS = [bytes([number % 256]) * (number * 37 % 900) for number in range(700)]
+RECORDS = [tfrecord.encode(each) for each in PAYLOADS]
+
+
+def setup(stub: S3Stub, tmp_path: Path, kind: str = "TFRecord", **penstock_keys: Any) -> str:
+    """A channel of three objects, one of them empty; the path of the job file."""
+    stub.objects |= {
+        "b/train/0": made(kind, PAYLOADS[:300]),
+        "b/train/1": b"",
+        "b/train/2": made(kind, PAYLOADS[300:]),
+    }
+    return write_job(tmp_path / "job.yaml", job(stub.url, None, "b/train/", **penstock_keys))
+
+
+def build(path: str, folder: Path, *options: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    done = penstock("index", "build", "-c", path, "--to", str(folder), *options)
+    assert done.returncode == code, done.stderr
+    return done
+
+
+def verify(path: str, folder: Path, *options: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    done = penstock("index", "verify", "-c", path, "--from", str(folder), *options)
+    assert done.returncode == code, done.stderr
+    return done
+
+
+def requested(stub: S3Stub) -> set[str]:
+    found = {seen.key for seen in stub.seen}
+    stub.seen.clear()
+    return found
+
+
+def rows(folder: Path) -> dict[int, IndexedObject]:
+    return {row.name: row for row in read_index(str(folder / "train.index"))}
+
+
+@pytest.mark.parametrize("kind", ["TFRecord", "RecordIO", "lines", "tar", "fixed:7"])
+def test_an_index_is_built_verified_and_shown(stub: S3Stub, tmp_path: Path, kind: str) -> None:
+    path, folder = setup(stub, tmp_path, kind), tmp_path / "index"
+    found = json.loads(build(path, folder, "--format", kind, "--json").stdout)["channels"]["train"]
+    fixed = kind == "fixed:7"
+    assert requested(stub) == (set() if fixed else {"train/0", "train/2"})
+
+    expected = {key: naive(kind, data) for key, data in stub.objects.items()}
+    total = sum(map(len, expected.values()))
+    assert (found["objects"], found["records"], found["scanned"]) == (3, total, 3)
+    assert found["bytes"] == sum(map(len, stub.objects.values()))
+    indexed = rows(folder)
+    for key, offsets in expected.items():
+        row = indexed[object_name(*key.split("/", 1))]
+        assert (row.records, list(row.offsets)) == (len(offsets), offsets[::STRIDE])
+    shown = json.loads(penstock("index", "show", "--from", str(folder), "--json").stdout)["channels"]
+    assert shown["train"].items() <= found.items()
+    assert f"records  {total}\n" in penstock("index", "show", "--from", str(folder)).stdout
+
+    checked = json.loads(verify(path, folder, "--json").stdout)["channels"]["train"]
+    assert checked["verified"] == f"{sum(len(row.offsets) for row in indexed.values())} indexed records"
+    assert "verified all bytes" in verify(path, folder, "--all").stdout
+
+
+def test_only_objects_that_changed_are_scanned_again(stub: S3Stub, tmp_path: Path) -> None:
+    path, folder = setup(stub, tmp_path), tmp_path / "index"
+    build(path, folder, "--format", "TFRecord")
+    before = (folder / "train.index").read_bytes()
+    requested(stub)
+    build(path, folder)
+    assert requested(stub) == set()
+    assert (folder / "train.index").read_bytes() == before
+
+    stub.objects["b/train/0"] = stub.objects["b/train/0"][: len(RECORDS[0])]
+    stub.objects["b/train/3"] = RECORDS[5]
+    del stub.objects["b/train/2"]
+    verify(path, folder, code=6)
+    found = json.loads(build(path, folder, "--json").stdout)["channels"]["train"]
+    assert requested(stub) == {"train/0", "train/3"}
+    assert (found["objects"], found["records"], found["scanned"]) == (3, 2, 2)
+    index = read_index(str(folder / "train.index"))
+    assert index.names() == [object_name("b", f"train/{number}") for number in (0, 1, 3)], "plan order"
+    verify(path, folder, "--all")
+
+
+AT_ONCE = [
+    sys.executable,
+    "-c",
+    "from sidecar.job import index_build; index_build.APPEND_EVERY = 0; from sidecar.cli import main; main()",
+]
+"""`penstock` that appends each row at once."""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_build_that_is_ended_goes_on(stub: S3Stub, tmp_path: Path, number: signal.Signals) -> None:
+    path, folder = setup(stub, tmp_path), tmp_path / "index"
+    stub.script(*[stalls(stub, after=5000)] * 9, key="b/train/2")
+    command = [*AT_ONCE, "index", "build", "-c", path, "--to", str(folder), "--format", "TFRecord"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
+        while not _has_rows(folder / "train.index"):
+            assert process.poll() is None
+        process.send_signal(number)
+        assert process.wait(30) == (-signal.SIGKILL if number is signal.SIGKILL else 130)
+    stub.faults.clear()
+    stub.release()
+    requested(stub)
+    with open(folder / "train.index", "ab") as file:
+        file.write(b"ROWS\1\0\0\0")  # as of a row that was being written
+    assert penstock("index", "show", "--from", str(folder)).returncode == 7
+    build(path, folder)
+    assert requested(stub) == {"train/2"}
+    verify(path, folder, "--all")
+
+
+def _has_rows(path: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return path.stat().st_size > 100
+    return False
+
+
+def test_one_build_writes_an_index(tmp_path: Path) -> None:
+    path, tfrecords = str(tmp_path / "new" / "train.index"), RecordFormat.parse("TFRecord")
+    with open_index(path, tfrecords, STRIDE) as file:
+        match = "another index build writes"
+        with pytest.raises(SinkError, match=match), open_index(path, tfrecords, STRIDE):
+            raise AssertionError
+        row = IndexedObject(7, 8, 100, 1, 100, array("Q", [0]))
+        file.append([row, row])
+        file.tidy([7])
+        assert list(file.index) == [row]
+    assert os.listdir(tmp_path / "new") == ["train.index"]
+    assert list(read_index(path)) == [row]
+    with open_index(path, tfrecords, STRIDE) as file:
+        assert list(file.index) == [row]
+
+
+def test_faults_of_storage_are_survived(stub: S3Stub, tmp_path: Path) -> None:
+    path, folder = setup(stub, tmp_path), tmp_path / "index"
+    stub.script(fails(503, "SlowDown"), resets_after(1000), fails(500, "InternalError"), resets_after(70_000))
+    build(path, folder, "--format", "TFRecord")
+    verify(path, folder, "--all")
+
+
+def test_an_object_of_another_format_is_named_and_the_others_are_kept(stub: S3Stub, tmp_path: Path) -> None:
+    path, folder = setup(stub, tmp_path), tmp_path / "index"
+    good = stub.objects["b/train/0"]
+    at = len(b"".join(RECORDS[:100]))
+    stub.objects["b/train/0"] = good[:at] + b"\xff" + good[at + 1 :]
+    stub.objects["b/train/3"] = good[:-1]
+    done = build(path, folder, "--format", "TFRecord", code=8)
+    wrong = "no TFRecord begins here: the CRC of its length is wrong"
+    assert f"{wrong}: s3://b/train/0 (offset {at})" in done.stderr
+    last = len(good) - len(RECORDS[299])
+    cut = f"the object ends inside a TFRecord, at byte {len(good) - 1}"
+    assert f"{cut}: s3://b/train/3 (offset {last})" in done.stderr
+    assert "1 more objects are refused" in done.stderr
+    assert set(rows(folder)) == {object_name("b", f"train/{number}") for number in (1, 2)}
+    requested(stub)
+
+    stub.objects["b/train/0"] = good
+    del stub.objects["b/train/3"]
+    build(path, folder)
+    assert requested(stub) == {"train/0"}
+    verify(path, folder, "--all")
+
+
+def rewrite(folder: Path, **changes: Any) -> None:
+    """Change the row of `train/0`, as if another program had written it, with a right checksum."""
+    path = folder / "train.index"
+    index, _ = RecordIndex.read(path.read_bytes())
+    name = object_name("b", "train/0")
+    changed = [row._replace(**changes) if row.name == name else row for row in index]
+    path.write_bytes(index.header() + block(changed))
+
+
+def test_a_record_that_is_elsewhere_is_an_error_by_name(stub: S3Stub, tmp_path: Path) -> None:
+    path, folder = setup(stub, tmp_path), tmp_path / "index"
+    build(path, folder, "--format", "TFRecord")
+    name = object_name("b", "train/0")
+    right = rows(folder)[name]
+    size = len(stub.objects["b/train/0"])
+
+    rewrite(folder, offsets=array("Q", [0, right.offsets[1] + 1]))
+    done = verify(path, folder, code=8)
+    named = "no record is where the index has one: no TFRecord begins here: the CRC of its length is wrong"
+    assert f"{named}: s3://b/train/0 (offset {right.offsets[1] + 1})" in done.stderr
+    done = verify(path, folder, "--all", code=8)
+    assert f"the records are not where the index has them: 300 records up to byte {size}" in done.stderr
+    assert f"s3://b/train/0 (offset {right.offsets[1]})" in done.stderr
+
+    far = size + 10**9
+    rewrite(folder, offsets=array("Q", [0, far]))
+    done = verify(path, folder, code=8)
+    assert f"the object ends before it: s3://b/train/0 (offset {far})" in done.stderr
+    rewrite(folder, offsets=right.offsets, records=299)
+    verify(path, folder)
+    verify(path, folder, "--all", code=8)
+
+
+def test_an_index_of_another_time_or_place_is_refused(stub: S3Stub, tmp_path: Path) -> None:
+    path, folder = setup(stub, tmp_path), tmp_path / "index"
+    assert "there is no record index" in verify(path, folder, code=2).stderr
+    assert "cannot list the folder" in penstock("index", "show", "--from", str(folder)).stderr
+    assert "record format of channel 'train' is unknown" in build(path, folder, code=2).stderr
+    assert not folder.exists()
+    build(path, folder, "--format", "TFRecord")
+    done = build(path, folder, "--format", "lines", code=2)
+    assert "is of TFRecord, every 256th record, and not of lines" in done.stderr
+    stub.objects["b/train/3"] = RECORDS[0]
+    done = verify(path, folder, code=6)
+    remedy = "the object is not in the record index; build the record index again"
+    assert f"{remedy}: s3://b/train/3" in done.stderr
+    stub.objects["b/train/0"] = RECORDS[0]
+    done = verify(path, folder, code=6)
+    assert "has another size, ETag or version than when it was indexed, as 1 more objects" in done.stderr
+    (folder / "train.index").write_bytes(b"something else")
+    assert "it does not begin as a record index does" in build(path, folder, code=7).stderr
+    assert penstock("index", "show", "--from", str(tmp_path / "index")).returncode == 7
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"CompressionType": "Gzip"}, "CompressionType: Gzip has no records at fixed offsets"),
+        ({"RecordWrapperType": "RecordIO"}, "RecordWrapperType: RecordIO makes every object one record"),
+    ],
+)
+def test_a_channel_without_addressable_records_is_refused(
+    stub: S3Stub, tmp_path: Path, change: dict[str, str], why: str
+) -> None:
+    document = job(stub.url, None, "b/train/", "b/other/")
+    document["InputDataConfig"][1] |= change
+    path = write_job(tmp_path / "job.yaml", document)
+    assert why in build(path, tmp_path / "index", "--format", "lines", code=2).stderr
+    stub.objects["b/train/0"] = b"a\nb\n"
+    build(path, tmp_path / "index", "--format", "lines", "--channel", "train")
+    done = build(path, tmp_path / "index", "--channel", "nothing", code=2)
+    assert "the job file has no channel 'nothing'; it has train, other" in done.stderr
+
+
+def test_the_index_files_of_other_programs_are_imported(stub: S3Stub, tmp_path: Path) -> None:
+    path, folder, foreign = setup(stub, tmp_path), tmp_path / "index", tmp_path / "idx"
+    stub.objects["b/train/sub/4.tfrecord"] = b"".join(RECORDS[:10])
+    (foreign / "sub").mkdir(parents=True)
+    for file, data in [("0.idx", "b/train/0"), ("sub/4.idx", "b/train/sub/4.tfrecord")]:
+        offsets = naive("TFRecord", stub.objects[data])
+        ends = [*offsets[1:], len(stub.objects[data])]
+        lines = [f"{at} {end - at}\n" for at, end in zip(offsets, ends, strict=True)]
+        (foreign / file).write_text("".join(lines))
+    options = ["--format", "TFRecord", "--import", str(foreign), "--json"]
+    found = json.loads(build(path, folder, *options).stdout)["channels"]["train"]
+    assert (found["imported"], found["scanned"]) == (2, 2)
+    assert found["bytes_read"] == len(stub.objects["b/train/2"])
+    verify(path, folder, "--all")
+    assert json.loads(build(path, folder, *options).stdout)["channels"]["train"]["imported"] == 0
+
+
+def test_an_imported_file_that_does_not_fit_is_refused(stub: S3Stub, tmp_path: Path) -> None:
+    path, folder, foreign = setup(stub, tmp_path, "RecordIO"), tmp_path / "index", tmp_path / "idx"
+    foreign.mkdir()
+    size = len(stub.objects["b/train/0"])
+    options = ["--format", "RecordIO", "--import", str(foreign)]
+    (foreign / "0.idx").write_text(f"0\t0\n1\t{size}\n")
+    done = build(path, folder, *options, code=8)
+    assert "the index file of the object does not fit it" in done.stderr
+    (foreign / "0.idx").write_text("0\t0\n" + "".join(f"{n}\t{n + 20}\n" for n in range(256)))
+    done = build(path, folder, *options, code=8)
+    assert "no record is where the index has one: no RecordIO record begins here" in done.stderr
+    assert rows(folder) == {}
+    done = build(path, tmp_path / "other", "--format", "tar", "--import", str(foreign), code=2)
+    assert "--import takes index files of TFRecord and RecordIO objects" in done.stderr
+
+
+def test_framing_of_the_job_file_is_the_default(stub: S3Stub, tmp_path: Path) -> None:
+    stub.objects["b/train/0"] = recordio.encode(b"x")
+    document = job(stub.url, None, "b/train/")
+    document["InputDataConfig"][0]["Penstock"] = {"WhenFailed": "poison", "Framing": "RecordIO"}
+    path = write_job(tmp_path / "job.yaml", document)
+    build(path, tmp_path / "index")
+    assert read_index(str(tmp_path / "index/train.index")).format.kind == "RecordIO"
+
+
+@pytest.mark.parametrize("transport", ["splice", "buffered", "aiobotocore"])
+def test_every_transport_reads_the_same(stub: S3Stub, tmp_path: Path, transport: str) -> None:
+    path, folder = setup(stub, tmp_path, "lines", Transport=transport), tmp_path / "index"
+    build(path, folder, "--format", "lines")
+    verify(path, folder)
+    row = rows(folder)[object_name("b", "train/2")]
+    assert list(row.offsets) == naive("lines", stub.objects["b/train/2"])[::STRIDE]
+
+
+def test_all_hosts_objects_are_indexed(stub: S3Stub, tmp_path: Path) -> None:
+    setup(stub, tmp_path)
+    document = job(stub.url, None, "b/train/")
+    document["InputDataConfig"][0]["DataSource"]["S3DataSource"]["S3DataDistributionType"] = "ShardedByS3Key"
+    path = write_job(tmp_path / "sharded.yaml", document)
+    environment = {**os.environ, "RANK": "1", "WORLD_SIZE": "2"}
+    done = penstock(
+        "index", "build", "-c", path, "--to", str(tmp_path / "index"), "--format", "TFRecord", env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(rows(tmp_path / "index")) == 3
