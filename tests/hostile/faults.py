@@ -714,6 +714,7 @@ LISTINGS: dict[str, bytes] = {
     "key of 100 KB": listing().replace(b"data/1", b"data/1" + b"x" * 100_000),
     "key with CR LF": listing().replace(b"data/1", b"data/1&#13;&#10;X: y"),
     "key with elements": listing().replace(b"data/1", b"<a>data/1</a>"),
+    "keys in reverse order": listing(keys=sorted(SIZES, reverse=True)),
     "key not there": listing().replace(b"data/1", b"data/nowhere"),
     "ETag missing": listing().replace(b"<ETag>", b"<Tag>").replace(b"</ETag>", b"</Tag>"),
     "ETag empty": listing().replace(b"<ETag>", b"<ETag></ETag><Tag>").replace(b"</ETag></C", b"</Tag></C"),
@@ -902,6 +903,3 @@ def _(sock: socket.socket) -> None:
     until = time.monotonic() + Wire.PATIENCE
     while time.monotonic() < until:
         sock.sendall(b"\x15\3\3\0\2\1\x5a" * 1000)
-
-
-assert SIZES
