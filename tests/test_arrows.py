@@ -369,6 +369,9 @@ def test_cat_loads_what_it_uses() -> None:
             f"sidecar.cli.{name}"
             for name in ("help", "indexing", "options", "planning", "running", "streaming", "watching")
         ),
-        *(f"sidecar.process{name}" for name in ("", ".dumps", ".exits", ".memory", ".progress", ".streams")),
+        *(
+            f"sidecar.process{name}"
+            for name in ("", ".dumps", ".exits", ".local_errors", ".memory", ".progress", ".streams")
+        ),
     }
     assert not loaded & {"pydantic", "rich", "yaml", "aiohttp.web", "tensorflow"}

@@ -12,6 +12,7 @@ loads no S3 client and `penstock plan` no supervisor. `tests/test_arrows.py` lis
 from __future__ import annotations
 
 import sys
+from typing import NoReturn
 
 import click
 
@@ -23,6 +24,7 @@ from sidecar.cli.streaming import cat
 from sidecar.cli.watching import change, probe, top
 from sidecar.process.dumps import forbid_dumps
 from sidecar.process.exits import Exit, exit_code
+from sidecar.process.local_errors import local_error
 from sidecar.process.streams import guard
 from streamer import __version__
 from streamer.errors import ConfigError, PenstockError, ReaderGone
@@ -58,15 +60,21 @@ def main() -> None:
     except ReaderGone:
         sys.exit(int(Exit.READER_GONE))
     except PenstockError as error:
-        code = exit_code(error)
-        # A ConfigError of a job file has one line for each mistake. Any other text may contain an object's
-        # key, whose line ends must be escaped.
-        lines = str(error).split("\n") if isinstance(error, ConfigError) else [str(error)]
-        click.echo("penstock: " + "\n".join(escape_control(redact(line)) for line in lines), err=True)
-        sys.exit(int(code))
-    except Exception:  # noqa: BLE001 - a bug: log the traceback and exit with its own code
+        _end(error)
+    except Exception as error:  # noqa: BLE001 - whatever no code above expects
+        if isinstance(error, (OSError, ImportError)) and (local := local_error(error)) is not None:
+            _end(local)
         from sidecar.process.logs import configure_unless_done, log
 
         configure_unless_done()
         log.exception("unexpected error; please report it")
         sys.exit(int(Exit.BUG))
+
+
+def _end(error: PenstockError) -> NoReturn:
+    """Print an error that ended the command, and exit with its code."""
+    # A ConfigError of a job file has one line for each mistake. Any other text may contain an object's
+    # key, whose line ends must be escaped.
+    lines = str(error).split("\n") if isinstance(error, ConfigError) else [str(error)]
+    click.echo("penstock: " + "\n".join(escape_control(redact(line)) for line in lines), err=True)
+    sys.exit(int(exit_code(error)))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sidecar.process.exits import exit_code
+from sidecar.process.local_errors import local_error
 from streamer.errors import ConfigError, PenstockError
 
 if TYPE_CHECKING:
@@ -177,8 +178,9 @@ def end_logged(log_level: str, *, as_json: bool) -> Iterator[Callable[[int], Non
     set_up_log(log_level, as_json=as_json)
     try:
         yield lambda code: log.info("ended", code=int(code))
-    except PenstockError as error:
-        if not as_json and sys.stderr.isatty():
+    except (PenstockError, OSError, ImportError) as cause:
+        error = cause if isinstance(cause, PenstockError) else local_error(cause)
+        if error is None or (not as_json and sys.stderr.isatty()):
             raise
         if isinstance(error, FileMistakes):
             for mistake in error.mistakes:

@@ -58,10 +58,10 @@ def run(
 
     The first SIGTERM or Ctrl-C lets running epochs finish, the second ends at once.
     """
-    from sidecar.commands import run as command
-    from sidecar.process.runner import run as run_loop
-
     with end_logged(log_level, as_json=as_json) as end:
+        from sidecar.commands import run as command
+        from sidecar.process.runner import run as run_loop
+
         job = load_job_file(path)
         continuation = command.Continuation(keeper=keeper, resume=resume, resume_anyway=resume_anyway)
         code = run_loop(command.run(job, (host_index, host_count), continuation))
@@ -101,10 +101,10 @@ def execute(
 
     Options of penstock come first. COMMAND starts when every FIFO is offered; signals are forwarded to it.
     """
-    from sidecar.commands import execute as command_module
-    from sidecar.process.runner import run as run_loop
-
     with end_logged(log_level, as_json=as_json) as end:
+        from sidecar.commands import execute as command_module
+        from sidecar.process.runner import run as run_loop
+
         code = run_loop(command_module.execute(load_job_file(path), (host_index, host_count), command))
         end(code)
     sys.exit(int(code))

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import os
 import socket
 import threading
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import uvloop
 
+from sidecar.process.local_errors import local_error
 from streamer.errors import PenstockError, SinkError
 
 if TYPE_CHECKING:
@@ -29,11 +29,6 @@ MOST = 32
 """Most threads of the executor; below that, the number of processors and four more, as Python's default."""
 LIBUV = 4
 """Most threads of libuv: libuv's own default."""
-_LOCAL_ERRORS = {
-    *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN),
-    *(errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EACCES, errno.EPERM, errno.EROFS),
-}
-"""Errors of system calls that the machine or its limits cause."""
 _LIBUV_SIZE = "UV_THREADPOOL_SIZE"
 
 
@@ -53,8 +48,7 @@ class _Loop(uvloop.Loop):
 def run(work: Coroutine[Any, Any, Any]) -> Any:
     """Run `work` to its end and return its result. Unwraps a PenstockError from exception groups.
 
-    Raises SinkError for a system call that failed with one of `_LOCAL_ERRORS`, and for a module that cannot
-    be loaded, because Python turns the failed system call into an ImportError.
+    Raises SinkError for a system call that failed because of the machine or its limits (`local_error`).
     """
     try:
         with asyncio.Runner(loop_factory=_Loop) as runner:
@@ -65,33 +59,13 @@ def run(work: Coroutine[Any, Any, Any]) -> Any:
                 raise
             return runner.run(work)
     except BaseExceptionGroup as group:
-        if explained := _first_penstock_error(group) or _local_error(group):
+        if explained := _first_penstock_error(group) or local_error(group):
             raise explained from group
         raise
     except (OSError, RuntimeError, ImportError) as error:
-        if (explained := _local_error(error)) is not None:
+        if (explained := local_error(error)) is not None:
             raise explained from error
         raise
-
-
-def _local_error(error: BaseException | None) -> SinkError | None:
-    """Return a SinkError if `error`, an error in it or its cause is a failed system call; else None."""
-    if error is None:
-        return None
-    if isinstance(error, OSError) and error.errno in _LOCAL_ERRORS:
-        return SinkError(
-            f"a system call of the sidecar failed ({error.strerror}): check the limits of open files "
-            "(ulimit -n), processes and memory, and the disk, and start the sidecar again"
-        )
-    if isinstance(error, ImportError):
-        return SinkError(
-            f"cannot load a module ({error}): check the limits of open files (ulimit -n) and memory, and the "
-            "disk, and start the sidecar again; if that does not help, install penstock-sidecar again"
-        )
-    if isinstance(error, BaseExceptionGroup):
-        local_errors = [_local_error(each) for each in error.exceptions]
-        return local_errors[0] if all(local_errors) else None
-    return _local_error(error.__cause__ or error.__context__)
 
 
 def _first_penstock_error(group: BaseExceptionGroup[BaseException]) -> PenstockError | None:
