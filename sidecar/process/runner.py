@@ -33,7 +33,10 @@ _LIBUV_SIZE = "UV_THREADPOOL_SIZE"
 
 
 class _Loop(uvloop.Loop):
-    """uvloop's loop without the thread that it starts at its end to wait for the executor."""
+    """uvloop's loop without the thread that it starts at its end to wait for the executor.
+
+    Also without the traceback that uvloop logs for a TLS connection that closed during its handshake.
+    """
 
     def set_default_executor(self, executor: Any) -> None:
         self._executor = executor
@@ -43,6 +46,24 @@ class _Loop(uvloop.Loop):
         """Wait until the executor's threads have finished. Blocks the idle loop."""
         if executor := getattr(self, "_executor", None):
             executor.shutdown(wait=True)
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """Report an error of a callback, unless uvloop wrote the end of a handshake to a closed connection.
+
+        uvloop sends the last bytes of a handshake one turn of the loop later. If the connection is closed by
+        then, it calls this method with a RuntimeError; the request has ended with the connection.
+        """
+        if not _is_late_handshake(context):
+            super().call_exception_handler(context)
+
+
+def _is_late_handshake(context: dict[str, Any]) -> bool:
+    """Return whether uvloop's TLS failed only because it wrote to its own connection, which was closed."""
+    return (
+        context.get("message") == "Fatal error on SSL protocol"
+        and isinstance(context.get("exception"), RuntimeError)
+        and repr(context.get("transport")) in str(context["exception"])
+    )
 
 
 def run(work: Coroutine[Any, Any, Any]) -> Any:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import socket
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -38,3 +40,31 @@ async def meets_a_bug() -> None:
 def test_a_bug_stays_a_bug() -> None:
     with pytest.raises(OSError, match="closed twice"):
         run(meets_a_bug())
+
+
+async def reports_a_write_to_a_closed_connection(*, of_that_connection: bool) -> None:
+    """Do what uvloop's TLS does: write to a TCP connection that is closed, and report the error."""
+    loop = asyncio.get_running_loop()
+    ours, theirs = socket.socketpair()
+    transports = [(await loop.create_connection(asyncio.Protocol, sock=each))[0] for each in (ours, theirs)]
+    for each in transports:
+        each.abort()
+    await asyncio.sleep(0)
+    with pytest.raises(RuntimeError, match="the handler is closed") as raised:
+        transports[0].write(b"the end of a handshake")
+    loop.call_exception_handler(
+        {
+            "message": "Fatal error on SSL protocol",
+            "exception": raised.value,
+            "transport": transports[0 if of_that_connection else 1],
+        }
+    )
+
+
+@pytest.mark.parametrize("of_that_connection", [True, False])
+def test_a_connection_that_closed_in_its_handshake_is_no_error_of_the_log(
+    caplog: pytest.LogCaptureFixture, of_that_connection: bool
+) -> None:
+    """The request on it has failed; an error of any other object stays in the log."""
+    run(reports_a_write_to_a_closed_connection(of_that_connection=of_that_connection))
+    assert [record.name for record in caplog.records] == ([] if of_that_connection else ["asyncio"])
