@@ -132,6 +132,38 @@ def test_ranges_are_listed_at_the_same_time_with_few_more_requests(keys: list[st
     assert server.requests < 1.2 * len(keys) / 10 + 20
 
 
+HOURS = [
+    f"d/month={month:02}/day={day:02}/hour={hour:02}/data.parquet"
+    for month in range(1, 13) for day in range(1, 29) for hour in range(24)
+][:2690]  # fmt: skip
+
+
+@pytest.mark.parametrize(("keys", "rounds"), [(FLAT[:10_000], 58), (HOURS, 66)], ids=["flat", "hours"])
+def test_a_listing_takes_few_rounds_of_requests(keys: list[str], rounds: int) -> None:
+    """Every request takes as long as every other: so many turns of the event loop."""
+    turns_each = 64
+
+    class Slow(Server):
+        async def page(self, *names: str, token: str | None = None, start_after: str = "") -> Page:
+            self.requests += 1
+            for _ in range(turns_each):
+                await asyncio.sleep(0)
+            return self.answer(names[1], token, start_after)
+
+    async def turns() -> int:
+        count = 0
+        listing = asyncio.create_task(list_prefix(server, S3Uri("b", "d/")))
+        while not listing.done():
+            await asyncio.sleep(0)
+            count += 1
+        assert len(await listing) == len(keys)
+        return count
+
+    server = Slow(keys, page=10)
+    assert asyncio.run(turns()) < rounds * turns_each
+    assert server.requests < 1.25 * len(keys) / 10
+
+
 def test_other_tasks_have_their_turn_between_runs_that_have_waited() -> None:
     """The first range ends last, so all others wait for it, and come one after the other."""
 

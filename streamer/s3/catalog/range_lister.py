@@ -51,9 +51,9 @@ LISTS = 32
 """Listing requests in flight for one prefix."""
 PAGES_IN_TURN = 4
 """Pages listed in turn before a prefix is split, so that a small prefix costs no further request."""
-SPARE = 12
+SPARE = 8
 """Ranges that may turn out to have no key, besides `SPARE_FRACTION`."""
-SPARE_FRACTION = 1 / 24
+SPARE_FRACTION = 1 / 10
 """Further such ranges for each page."""
 RELEASE_EVERY = 1 << 16
 """Entries that are yielded before the memory of their runs is released."""
