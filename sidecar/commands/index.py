@@ -9,18 +9,17 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from array import array
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from sidecar.config.hosts import Hosts
 from sidecar.job.channels import job_clients
-from sidecar.job.download_paths import common_prefix
 from sidecar.job.index_build import IndexBuild
 from sidecar.job.index_check import Access, check_all, check_borders, check_rows, sample_borders
 from sidecar.job.index_file import SUFFIX, format_of, index_path, open_index, read_index
 from sidecar.job.index_import import import_rows
-from sidecar.job.index_objects import check_indexable, index_objects
-from sidecar.job.layout import DEFAULT_BASE, Layout, resolve_host
+from sidecar.job.index_objects import ChannelObjects, check_indexable
 from sidecar.job.listings import open_listings
 from sidecar.job.planning import plan_job
 from sidecar.observe.state import JobState
@@ -30,6 +29,7 @@ from streamer.aio import in_thread
 from streamer.errors import ConfigError, CorruptObject
 from streamer.formats.borders import STRIDE
 from streamer.formats.record_format import RecordFormat
+from streamer.formats.record_index import RecordIndex
 from streamer.relay.statistics import ChannelCounters
 from streamer.units import decimal_bytes
 
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from sidecar.config.job import Job
     from sidecar.config.request import ChannelConfig
     from sidecar.job.index_file import IndexFile
-    from sidecar.job.index_objects import IndexedRef
-    from streamer.formats.record_index import RecordIndex
     from streamer.plan import Plan
     from streamer.s3.client.session import Clients
 
@@ -85,7 +83,14 @@ def chosen(job: Job, names: Sequence[str]) -> Job:
         channels = {name: channel for name, channel in channels.items() if name in names}
     for channel in channels.values():
         check_indexable(channel)
-    return job.model_copy(update={"input_data_config": tuple(channels.values())})
+    return job.model_copy(update={"input_data_config": tuple(map(_of_all_hosts, channels.values()))})
+
+
+def _of_all_hosts(channel: ChannelConfig) -> ChannelConfig:
+    """Return the channel without its distribution over hosts and instance groups."""
+    whole = {"s3_data_distribution_type": "FullyReplicated", "instance_group_names": ()}
+    source = {"s3_data_source": channel.source.model_copy(update=whole)}
+    return channel.model_copy(update={"data_source": channel.data_source.model_copy(update=source)})
 
 
 class _Progress:
@@ -125,8 +130,7 @@ class _Work:
 @contextlib.asynccontextmanager
 async def _planned(job: Job, *, quiet: bool) -> AsyncIterator[_Work]:
     """Plan the channels; show progress until the end of the block."""
-    job, hosts = resolve_host(job, Layout(job.penstock.base_directory or DEFAULT_BASE), (None, None))
-    state = JobState(job, hosts)
+    state = JobState(job, Hosts(0, ("algo-1",)))
     progress = _Progress(state)
     with progress_line(progress.text, quiet=quiet):
         async with job_clients(job) as clients:
@@ -154,11 +158,11 @@ async def build(
     failure: CorruptObject | None = None
     async with _planned(job, quiet=options.quiet) as work:
         for name, plan in work.plans.items():
-            objects = await in_thread(index_objects, plan)
+            objects = await in_thread(ChannelObjects, plan)
             with open_index(paths[name], formats[name], STRIDE) as file:
                 imported = 0
                 if options.imports is not None:
-                    imported = await _import(name, file, objects, plan, folder=options.imports, work=work)
+                    imported = await _import(name, file, objects, folder=options.imports, work=work)
                 building = IndexBuild(file, objects, on_bad=on_bad)
                 await in_thread(building.prepare)
                 counters = work.progress.begin(name, building.bytes_to_read)
@@ -191,35 +195,27 @@ def _known_format(path: str, channel: ChannelConfig) -> RecordFormat:
     )
 
 
-async def _import(
-    channel: str, file: IndexFile, objects: Sequence[IndexedRef], plan: Plan, *, folder: str, work: _Work
-) -> int:
+async def _import(channel: str, file: IndexFile, objects: ChannelObjects, *, folder: str, work: _Work) -> int:
     """Add the rows of imported index files, once their records are found in the objects; return how many.
 
     Raises CorruptObject for a file that does not fit its object.
     """
     index = file.index
-    rest = [each for each in objects if not index.has(each.name, each.version)]
-    rows = await in_thread(
-        partial(
-            import_rows,
-            folder,
-            rest,
-            prefix=common_prefix(plan),
-            record_format=index.format,
-            stride=index.stride,
-        )
-    )
-    refs = {each.name: each.ref for each in rest}
-    borders = sample_borders([(refs[row.name], row) for row in rows], IMPORT_CHECKS)
+    found = await in_thread(import_rows, folder, objects, index)
+    imported = RecordIndex(index.format, index.stride)
+    for _, row in found:
+        imported.add(row)
+    refs = [each for each, _ in found]
+    names = array("Q", [each.name for each in refs])
+    borders = sample_borders(imported, refs, names, IMPORT_CHECKS)
     bad: list[CorruptObject] = []
     access = Access(work.job, work.clients, work.progress.begin(channel, 0))
     await check_borders(index.format, borders, access, on_bad=bad.append)
     if bad:
         raise bad[0]
-    if rows:
-        file.append(rows)
-    return len(rows)
+    if found:
+        file.append([row for _, row in found])
+    return len(found)
 
 
 async def verify(
@@ -244,16 +240,15 @@ async def verify(
     async with _planned(job, quiet=options.quiet) as work:
         for name, plan in work.plans.items():
             index = indexes[name]
-            objects = await in_thread(index_objects, plan)
+            objects = await in_thread(ChannelObjects, plan)
             await in_thread(check_rows, index, objects)
-            total = sum(each.ref.size for each in objects) if options.everything else 0
+            total = objects.bytes if options.everything else 0
             access = Access(work.job, work.clients, work.progress.begin(name, total))
             looked = 0
             if options.everything:
                 await check_all(index, objects, access, on_bad=note)
             else:
-                rows = [(each.ref, row) for each in objects if (row := index.get(each.name)) is not None]
-                borders = await in_thread(sample_borders, rows, options.samples)
+                borders = await in_thread(sample_borders, index, objects, objects.names, options.samples)
                 looked = len(borders)
                 await check_borders(index.format, borders, access, on_bad=note)
             document[name] = _figures(paths[name], index) | {

@@ -13,6 +13,7 @@ rows, and the build raises the first finding at its end.
 from __future__ import annotations
 
 import time
+from array import array
 from typing import TYPE_CHECKING
 
 from sidecar.job.index_objects import read_plan
@@ -23,11 +24,11 @@ from streamer.formats.record_index import IndexedObject
 from streamer.plan import Plan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from sidecar.config.job import Job
     from sidecar.job.index_file import IndexFile
-    from sidecar.job.index_objects import IndexedRef
+    from sidecar.job.index_objects import ChannelObjects, IndexedRef
     from streamer.formats.borders import BorderScanner
     from streamer.formats.record_format import RecordFormat
     from streamer.plan import Part
@@ -47,7 +48,7 @@ class ObjectScans:
         self,
         record_format: RecordFormat,
         stride: int,
-        objects: list[IndexedRef],
+        objects: Iterable[IndexedRef],
         *,
         on_row: Callable[[IndexedRef, IndexedObject], None],
         on_bad: Callable[[CorruptObject], None],
@@ -81,7 +82,7 @@ class ObjectScans:
             self._end(current)
             self._current = None
 
-    def measure(self, objects: list[IndexedRef]) -> None:
+    def measure(self, objects: Iterable[IndexedRef]) -> None:
         """Make the rows of objects of which no byte is needed: of empty ones, or of records of one size."""
         for each in objects:
             self._scanner = scanner = self._new()
@@ -117,7 +118,7 @@ class IndexBuild:
     """The build of one channel's index: `prepare`, then `run`, once."""
 
     def __init__(
-        self, file: IndexFile, objects: list[IndexedRef], *, on_bad: Callable[[CorruptObject], None]
+        self, file: IndexFile, objects: ChannelObjects, *, on_bad: Callable[[CorruptObject], None]
     ) -> None:
         """`on_bad`: called with the finding about each object that is not of the index's format."""
         self.scanned = 0
@@ -125,9 +126,8 @@ class IndexBuild:
         self.bytes_to_read = 0
         self._file = file
         self._objects = objects
-        self._to_read: list[IndexedRef] = []
-        self._others: list[IndexedRef] = []
-        """Objects without a row of which no byte is needed."""
+        self._to_read, self._others = array("Q"), array("Q")
+        """Places in `objects` of those without a row: of which all bytes are needed, and none."""
         self._report = on_bad
         self._first_bad: CorruptObject | None = None
         self._bad = 0
@@ -139,33 +139,39 @@ class IndexBuild:
         """Find the objects without a row of their version; takes seconds a million."""
         index = self._file.index
         fixed = index.format.kind == "fixed"
-        for each in self._objects:
-            if not index.has(each.name, each.version):
-                (self._others if fixed or not each.ref.size else self._to_read).append(each)
-        self.bytes_to_read = sum(each.ref.size for each in self._to_read)
+        for place in self._objects.without_row(index):
+            size = self._objects[place].ref.size
+            self.bytes_to_read += 0 if fixed else size
+            (self._others if fixed or not size else self._to_read).append(place)
 
     async def run(self, job: Job, clients: Clients, counters: ChannelCounters) -> None:
         """Scan the objects without a row. Raises SourceError, SinkError; CorruptObject after all others.
 
         What has been scanned is in the file, however this ends.
         """
-        index, to_read = self._file.index, self._to_read
+        index, objects = self._file.index, self._objects
+        to_read, others = ((objects[place] for place in each) for each in (self._to_read, self._others))
         scans = ObjectScans(index.format, index.stride, to_read, on_row=self._add, on_bad=self._refused)
+
+        def scan(part: Part, data: memoryview) -> None:
+            scans.feed(part, data)
+            if self._pending and time.monotonic() - self._appended >= APPEND_EVERY:
+                self._append()
+
         try:
-            await in_thread(scans.measure, self._others)
-            plan = await in_thread(Plan.of, [each.ref for each in to_read])
-            buckets = {each.ref.bucket for each in to_read}
-            await read_plan(plan, buckets, scans.feed, job=job, clients=clients, counters=counters)
+            await in_thread(scans.measure, others)
+            plan = await in_thread(Plan.of, (objects[place].ref for place in self._to_read))
+            await read_plan(plan, objects.buckets, scan, job=job, clients=clients, counters=counters)
         finally:
             self._append()
         if self._first_bad is not None:
             raise self._summary(self._first_bad)
-        await in_thread(self._file.tidy, [each.name for each in self._objects])
+        await in_thread(self._file.tidy, objects.names.tolist())
 
     def _add(self, _: IndexedRef, row: IndexedObject) -> None:
         self._pending.append(row)
         self.scanned += 1
-        if len(self._pending) >= MOST_PENDING or time.monotonic() - self._appended >= APPEND_EVERY:
+        if len(self._pending) >= MOST_PENDING:
             self._append()
 
     def _append(self) -> None:

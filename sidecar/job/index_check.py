@@ -11,6 +11,8 @@ bucket, key and offset.
 from __future__ import annotations
 
 import random
+from array import array
+from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from sidecar.config.job import Job
-    from sidecar.job.index_objects import IndexedRef
+    from sidecar.job.index_objects import ChannelObjects, IndexedRef
     from streamer.formats.record_format import RecordFormat
     from streamer.formats.record_index import IndexedObject, RecordIndex
     from streamer.plan import ObjectRef, Part
@@ -50,12 +52,12 @@ class Access:
     counters: ChannelCounters
 
 
-def check_rows(index: RecordIndex, objects: Sequence[IndexedRef]) -> None:
+def check_rows(index: RecordIndex, objects: ChannelObjects) -> None:
     """Raise SourceChanged unless the index has a row of this version of every object."""
-    missing = [each for each in objects if not index.has(each.name, each.version)]
+    missing = objects.without_row(index)
     if not missing:
         return
-    first = missing[0]
+    first = objects[missing[0]]
     what = (
         "is not in the record index"
         if index.get(first.name) is None
@@ -68,17 +70,21 @@ def check_rows(index: RecordIndex, objects: Sequence[IndexedRef]) -> None:
     )
 
 
-def sample_borders(rows: Sequence[tuple[ObjectRef, IndexedObject]], most: int) -> list[Border]:
-    """Return at most `most` indexed records of the objects, at random, in the order of the rows."""
-    ends = list(accumulate(len(row.offsets) for _, row in rows))
+def sample_borders(
+    index: RecordIndex, objects: Sequence[IndexedRef], names: array[int], most: int
+) -> list[Border]:
+    """Return at most `most` indexed records of the objects, at random, in the order of the objects.
+
+    `names`: those of the objects. Raises KeyError for an object without a row.
+    """
+    ends = array("Q", accumulate(map(index.indexed_records, names)))
     total = ends[-1] if ends else 0
-    drawn = range(total) if total <= most else sorted(random.sample(range(total), most))
-    found, number = [], 0
-    for each in drawn:
-        while ends[number] <= each:
-            number += 1
-        ref, row = rows[number]
-        found.append(Border(ref, row.offsets[each - ends[number]]))
+    found = []
+    for each in range(total) if total <= most else sorted(random.sample(range(total), most)):
+        place = bisect_right(ends, each)
+        row = index.get(names[place])
+        if row is not None:
+            found.append(Border(objects[place].ref, row.offsets[each - ends[place]]))
     return found
 
 
@@ -123,7 +129,7 @@ async def check_borders(
 
 async def check_all(
     index: RecordIndex,
-    objects: Sequence[IndexedRef],
+    objects: ChannelObjects,
     access: Access,
     *,
     on_bad: Callable[[CorruptObject], None],
@@ -135,14 +141,13 @@ async def check_all(
             on_bad(_differs(each.ref, row, indexed))
 
     fixed = index.format.kind == "fixed"
-    to_read = [each for each in objects if each.ref.size and not fixed]
-    others = [each for each in objects if fixed or not each.ref.size]
+    to_read = (each for each in objects if each.ref.size and not fixed)
     scans = ObjectScans(index.format, index.stride, to_read, on_row=compare, on_bad=on_bad)
-    await in_thread(scans.measure, others)
-    plan = await in_thread(Plan.of, [each.ref for each in to_read])
+    await in_thread(scans.measure, (each for each in objects if fixed or not each.ref.size))
+    plan = await in_thread(Plan.of, (each.ref for each in objects if each.ref.size and not fixed))
     await read_plan(
         plan,
-        {each.ref.bucket for each in to_read},
+        objects.buckets,
         scans.feed,
         job=access.job,
         clients=access.clients,

@@ -38,15 +38,11 @@ def index_path(folder: str, channel: str) -> str:
 
 def read_index(path: str) -> RecordIndex:
     """Return the index at `path`. Raises ConfigError if there is none, SinkError if it is damaged."""
-    try:
-        with open(path, "rb") as file:
-            data = file.read()
-    except FileNotFoundError:
+    data = _bytes_of(path)
+    if data is None:
         raise ConfigError(
             f"there is no record index {path}: make it by `penstock index build`, or correct --from"
-        ) from None
-    except OSError as error:
-        raise SinkError(f"cannot read the record index {path}: {error.strerror}") from error
+        )
     index, end = _read(path, data)
     if end < len(data):
         raise SinkError(
@@ -58,14 +54,29 @@ def read_index(path: str) -> RecordIndex:
 
 def format_of(path: str) -> RecordFormat | None:
     """Return the record format of the index at `path`; None if there is none. Raises SinkError."""
+    data = _bytes_of(path, RecordIndex.HEADER_BYTES)
+    return _read(path, data)[0].format if data else None
+
+
+def read_file(path: str, most: int = -1) -> bytes | None:
+    """Return the first `most` bytes of a file, or all; None if there is no file. Raises OSError.
+
+    A FIFO in its place is no file, and does not block.
+    """
     try:
-        with open(path, "rb") as file:
-            data = file.read(RecordIndex.HEADER_BYTES)
-    except FileNotFoundError:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    with open(fd, "rb") as file:
+        return file.read(most) if stat.S_ISREG(os.fstat(fd).st_mode) else None
+
+
+def _bytes_of(path: str, most: int = -1) -> bytes | None:
+    """As `read_file`. Raises SinkError."""
+    try:
+        return read_file(path, most)
     except OSError as error:
         raise SinkError(f"cannot read the record index {path}: {error.strerror}") from error
-    return _read(path, data)[0].format if data else None
 
 
 def _read(path: str, data: bytes) -> tuple[RecordIndex, int]:
@@ -101,7 +112,7 @@ class IndexFile:
                 os.fsync(self._fd)
             return
         tidied = RecordIndex(index.format, index.stride)
-        temporary = f"{self.path}.{os.getpid()}.tmp"
+        temporary = f"{self.path}.tmp"  # this process has the lock, so no other one writes it
         with _writing(temporary), contextlib.ExitStack() as stack:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary)

@@ -12,29 +12,28 @@ import os
 from typing import TYPE_CHECKING
 
 from sidecar.job.download_paths import relative_path
+from sidecar.job.index_file import read_file
 from streamer.errors import ConfigError, CorruptObject, ErrorContext, SinkError
 from streamer.formats.borders import BadRecord
 from streamer.formats.foreign_index import read_dali, read_recordio
 from streamer.formats.record_index import IndexedObject
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sidecar.job.index_objects import IndexedRef
-    from streamer.formats.record_format import RecordFormat
+    from sidecar.job.index_objects import ChannelObjects, IndexedRef
+    from streamer.formats.record_index import RecordIndex
 
 SUFFIX = ".idx"
 _READERS = {"TFRecord": read_dali, "RecordIO": read_recordio}
 
 
 def import_rows(
-    folder: str, objects: Sequence[IndexedRef], *, prefix: str, record_format: RecordFormat, stride: int
-) -> list[IndexedObject]:
-    """Return a row for each of the objects that has an index file below `folder`.
+    folder: str, objects: ChannelObjects, index: RecordIndex
+) -> list[tuple[IndexedRef, IndexedObject]]:
+    """Return a row for each of the objects that has an index file below `folder`, and none in the index.
 
-    `prefix`: that of the channel's keys. Raises ConfigError, SinkError, and CorruptObject for a file that
-    does not fit its object.
+    Raises ConfigError, SinkError, and CorruptObject for a file that does not fit its object.
     """
+    record_format = index.format
     read = _READERS.get(record_format.kind)
     if read is None:
         raise ConfigError(
@@ -44,12 +43,10 @@ def import_rows(
     if not os.path.isdir(folder):
         raise ConfigError(f"--import {folder} is no directory of index files")
     rows = []
-    for each in objects:
+    for place in objects.without_row(index):
+        each = objects[place]
         ref = each.ref
-        path = os.path.join(folder, relative_path(ref.key, prefix))
-        text = _text(path + SUFFIX)
-        if text is None:
-            text = _text(os.path.splitext(path)[0] + SUFFIX)
+        text = _index_file(folder, ref.key, objects.prefix)
         if text is None:
             continue
         try:
@@ -59,18 +56,22 @@ def import_rows(
                 f"the index file of the object does not fit it: {error}; remove the file from --import",
                 ErrorContext(ref.bucket, ref.key, error.offset),
             ) from error
-        rows.append(
-            IndexedObject(each.name, each.version, ref.size, len(offsets), ref.size, offsets[::stride])
-        )
+        indexed = offsets[:: index.stride]
+        rows.append((each, IndexedObject(each.name, each.version, ref.size, len(offsets), ref.size, indexed)))
     return rows
 
 
-def _text(path: str) -> bytes | None:
-    """Return the text of an index file; None if there is none. Raises SinkError."""
+def _index_file(folder: str, key: str, prefix: str) -> bytes | None:
+    """Return the text of the index file of an object; None if there is none. Raises SinkError."""
     try:
-        with open(path, "rb") as file:
-            return file.read()
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        path = os.path.join(folder, relative_path(key, prefix))
+    except ConfigError:  # the key cannot be the path of a file
         return None
-    except OSError as error:
-        raise SinkError(f"cannot read the index file {path}: {error.strerror}") from error
+    for name in (path + SUFFIX, os.path.splitext(path)[0] + SUFFIX):
+        try:
+            text = read_file(name)
+        except OSError as error:
+            raise SinkError(f"cannot read the index file {name}: {error.strerror}") from error
+        if text is not None:
+            return text
+    return None

@@ -1,6 +1,6 @@
 """The objects of a channel whose records an index addresses, and the streams that read them.
 
-    plan of the channel, all hosts' entries ─▶ index_objects ─▶ refs, each once
+    plan of the channel, all hosts' entries ─▶ ChannelObjects
     a plan of these, or of ranges of them ─▶ read_plan ─▶ relay ─▶ buffers ─▶ on_bytes (part, bytes), in order
 
 The bytes go the way of a channel: window, requests, retries, hedges and memory budget are the relay's. They
@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass, replace
+from array import array
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, overload
 
 from sidecar.job.channels import transport_spec
+from sidecar.job.download_paths import common_prefix
 from streamer.errors import ConfigError
 from streamer.formats.record_index import object_name, object_version
 from streamer.plan import ObjectRef
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
 
     from sidecar.config.job import Job
     from sidecar.config.request import ChannelConfig
+    from streamer.formats.record_index import RecordIndex
     from streamer.plan import Part, Plan
     from streamer.relay.staging.stage import Stage, Stages
     from streamer.relay.statistics import ChannelCounters
@@ -39,13 +43,73 @@ if TYPE_CHECKING:
 WHY_READ = "record borders are found in memory"
 
 
-@dataclass(frozen=True, slots=True)
-class IndexedRef:
+class IndexedRef(NamedTuple):
     """An object of the plan with the hashes that find it in an index."""
 
     ref: ObjectRef
     name: int
     version: int
+
+
+class ChannelObjects(Sequence[IndexedRef]):
+    """The objects of a channel, those of all hosts, in plan order and each once.
+
+    Holds 24 bytes an object beside the plan. Raises ConfigError for an object in two versions.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        """`plan`: of a channel that `check_indexable` allows. Takes seconds for a million objects."""
+        self.prefix = common_prefix(plan)
+        self.names, self._versions, self._numbers = array("Q"), array("Q"), array("Q")
+        self._entries = plan.entries
+        known: dict[int, int] = {}
+        for number in range(len(plan.entries)):
+            ref = self._ref(number)
+            name = object_name(ref.bucket, ref.key)
+            version = object_version(ref.bucket, ref.key, size=ref.size, etag=ref.etag, version=ref.version)
+            if known.setdefault(name, version) != version:
+                raise ConfigError(
+                    f"the channel has two versions of s3://{ref.bucket}/{ref.key}, or two keys with one "
+                    "hash; a record index has one version of each object"
+                )
+            if len(known) > len(self.names):
+                self.names.append(name)
+                self._versions.append(version)
+                self._numbers.append(number)
+
+    def _ref(self, number: int) -> ObjectRef:
+        """Return the object of an entry of the plan, which has no other."""
+        (ref,) = self._entries.items(number)
+        if not isinstance(ref, ObjectRef):
+            raise TypeError("an entry without an object")
+        return ref
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @overload
+    def __getitem__(self, index: int) -> IndexedRef: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[IndexedRef]: ...
+    def __getitem__(self, index: int | slice) -> IndexedRef | list[IndexedRef]:
+        if isinstance(index, slice):
+            return [self[each] for each in range(*index.indices(len(self)))]
+        return IndexedRef(self._ref(self._numbers[index]), self.names[index], self._versions[index])
+
+    def without_row(self, index: RecordIndex) -> array[int]:
+        """Return the places in this sequence of the objects of whose version the index has no row."""
+        both = zip(self.names, self._versions, strict=True)
+        return array("Q", [place for place, each in enumerate(both) if not index.has(*each)])
+
+    @property
+    def bytes(self) -> int:
+        """Sum of the objects' sizes."""
+        return sum(self._entries.sizes[number] for number in self._numbers)
+
+    @property
+    def buckets(self) -> set[str]:
+        """Buckets of the objects."""
+        return self._entries.buckets
 
 
 def check_indexable(channel: ChannelConfig) -> None:
@@ -61,24 +125,6 @@ def check_indexable(channel: ChannelConfig) -> None:
         why = "AugmentedManifestFile has a sample on each line of its manifest"
     if why:
         raise ConfigError(f"channel {name!r} needs no record index, or can have none: {why}; see --channel")
-
-
-def index_objects(plan: Plan) -> list[IndexedRef]:
-    """Return the plan's objects, those of all hosts, in plan order and each once. Takes seconds a million."""
-    found: dict[int, IndexedRef] = {}
-    for items in plan.entries:
-        for ref in items:
-            if isinstance(ref, ObjectRef):
-                name = object_name(ref.bucket, ref.key)
-                version = object_version(
-                    ref.bucket, ref.key, size=ref.size, etag=ref.etag, version=ref.version
-                )
-                if found.setdefault(name, IndexedRef(ref, name, version)).version != version:
-                    raise ConfigError(
-                        f"the channel has two versions of s3://{ref.bucket}/{ref.key}, or two keys with one "
-                        "hash; a record index has one version of each object"
-                    )
-    return list(found.values())
 
 
 class _Observed:

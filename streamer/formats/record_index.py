@@ -131,6 +131,11 @@ class RecordIndex:
         row = self._rows.get(name)
         return None if row is None else self._row(row)
 
+    def indexed_records(self, name: int) -> int:
+        """Return the number of offsets in this object's row. Raises KeyError."""
+        row = self._rows[name]
+        return self._first[row + 1] - self._first[row]
+
     def has(self, name: int, version: int) -> bool:
         """Return whether the index has this version of the object."""
         row = self._rows.get(name)

@@ -157,6 +157,18 @@ def test_one_build_writes_an_index(tmp_path: Path) -> None:
         assert list(file.index) == [row]
 
 
+def test_what_is_no_file_is_refused_and_never_waited_for(stub: S3Stub, tmp_path: Path) -> None:
+    path, folder = setup(stub, tmp_path), tmp_path / "index"
+    folder.mkdir()
+    os.mkfifo(folder / "train.index")
+    assert "is no file; remove it" in build(path, folder, "--format", "TFRecord", code=7).stderr
+    assert "there is no record index" in verify(path, folder, code=2).stderr
+    os.unlink(folder / "train.index")
+    os.symlink(tmp_path / "elsewhere", folder / "train.index")
+    assert "cannot write the record index" in build(path, folder, "--format", "TFRecord", code=7).stderr
+    assert not (tmp_path / "elsewhere").exists()
+
+
 def test_faults_of_storage_are_survived(stub: S3Stub, tmp_path: Path) -> None:
     path, folder = setup(stub, tmp_path), tmp_path / "index"
     stub.script(fails(503, "SlowDown"), resets_after(1000), fails(500, "InternalError"), resets_after(70_000))
@@ -315,7 +327,8 @@ def test_every_transport_reads_the_same(stub: S3Stub, tmp_path: Path, transport:
 def test_all_hosts_objects_are_indexed(stub: S3Stub, tmp_path: Path) -> None:
     setup(stub, tmp_path)
     document = job(stub.url, None, "b/train/")
-    document["InputDataConfig"][0]["DataSource"]["S3DataSource"]["S3DataDistributionType"] = "ShardedByS3Key"
+    source = document["InputDataConfig"][0]["DataSource"]["S3DataSource"]
+    source |= {"S3DataDistributionType": "ShardedByS3Key", "InstanceGroupNames": ["gpu"]}
     path = write_job(tmp_path / "sharded.yaml", document)
     environment = {**os.environ, "RANK": "1", "WORLD_SIZE": "2"}
     done = penstock(
