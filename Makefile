@@ -1,6 +1,6 @@
 # make demo        the main job end to end: S3 server, sidecar, trainer (flags: make demo DEMO="--megabytes 50");
 #                  make demo FRAMEWORK=torch has a trainer in PyTorch and installs no TensorFlow
-# make test        system tools, lint, then every test, the slow ones last
+# make test        system tools, lint, then every test
 # make test-versions  tests on other Pythons and the oldest TensorFlow that this machine can have, two minutes
 # make night       every machine that looks for what breaks Penstock, some eight hours (flags: make night NIGHT="--hours 1")
 # make lint        ruff, mypy, and codespell and scripts/prose.py over the pages; changes nothing
@@ -43,8 +43,7 @@ demo: .venv/.stamp-demo-$(FRAMEWORK)
 
 test: system-tools lint
 	.venv/bin/python -m pytest --durations=10 --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder \
-		tests --ignore=tests/e2e
-	.venv/bin/python -m pytest --durations=10 --numprocesses=2 --dist=loadfile tests/e2e
+		tests
 
 test-versions: .venv/.stamp-dev
 	@.venv/bin/python -m scripts.versions $(VERSIONS)
