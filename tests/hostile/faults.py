@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gzip
+import re
 import socket
 import time
 import zlib
@@ -536,6 +537,37 @@ def _(wire: Wire, response: Response) -> bool:
     wire.send(response.header())
     wire.endless(b"x")
     return False
+
+
+_INVERTED = bytes(255 - byte for byte in range(256))
+
+
+def _replaced(response: Response) -> None:
+    response.body = response.body.translate(_INVERTED)
+
+
+def _another_version(response: Response) -> None:
+    _replaced(response)
+    response.put("ETag", b'"00000000000000000000000000000000"')
+
+
+def _another_version_unnamed(response: Response) -> None:
+    _replaced(response)
+    response.without("ETag")
+
+
+def _later_range(response: Response) -> None:
+    for name, value in response.headers:
+        if name == b"Content-Range" and (span := re.fullmatch(rb"bytes (\d+)(-\d+/\d+)", value)):
+            response.body = response.body[1:]
+            response.put("Content-Range", b"bytes %d%b" % (int(span[1]) + 1, span[2]))
+            response.put("Content-Length", b"%d" % len(response.body))
+            return
+
+
+changed("another version", _another_version, only={"body"})
+changed("another version without an ETag", _another_version_unnamed, only={"body"})
+changed("a range that begins a byte later", _later_range, only={"body"})
 
 
 @fault("one bit is another", only={"body"})
