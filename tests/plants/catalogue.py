@@ -125,6 +125,13 @@ PLANTS = (
         "            if name in self._seen and not names:\n",
         ("tests/relay/test_listing.py",),
     ),
+    Plant(
+        "ranges of a listing joined without proof that they meet",
+        "streamer/s3/catalog/range_lister.py",
+        "        if not listing.refused and listing.keys.first == before.keys.next:\n",
+        "        if not listing.refused:\n",
+        ("tests/unit/test_range_lister.py",),
+    ),
     # The plan
     Plant(
         "resume off by one within a segment",
