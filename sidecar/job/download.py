@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from sidecar.job.channels import transport_spec
 from sidecar.job.download_directory import DownloadDirectory, Rest
 from sidecar.job.download_paths import file_paths
+from sidecar.observe.state import DownloadStatistics
 from sidecar.process.logs import log, shows_text
 from sidecar.process.progress import progress_line, transferred
 from streamer.aio import in_thread
@@ -60,7 +61,7 @@ async def download_channels(
             policy=RetryPolicy(give_up_after=job.penstock.give_up_after),
             bandwidth=job.penstock.bandwidth,
         )
-        state.downloading = download.text
+        state.downloading, state.downloads[name] = download.text, download.statistics
         fetched = await download.run(clients, transport_spec(job, plan.buckets(), [None]))
         state.downloading = None
         log.info(
@@ -85,6 +86,15 @@ class Download:
         self._policy = policy
         self._bandwidth = bandwidth
         self._progress: _Progress | None = None
+        self._complete = False
+
+    def statistics(self) -> DownloadStatistics:
+        """Return a snapshot of the download."""
+        progress, requests = self._progress, dict(self.counters.requests)
+        if progress is None:
+            return DownloadStatistics(progress=float(self._complete), requests=requests)
+        share = 1.0 if self._complete else progress.share()
+        return DownloadStatistics(progress.written.bytes, progress.written.files, share, requests)
 
     def text(self) -> str:
         """Return, in one line, how far the download is."""
@@ -100,6 +110,7 @@ class Download:
         plan, directory = self._plan, self._directory
         await in_thread(file_paths, plan)
         if await in_thread(directory.has, plan):
+            self._complete = True
             return False
         rest = await in_thread(directory.rest, plan)
         with _local_errors():
@@ -107,6 +118,7 @@ class Download:
         await self._fetch(rest, journal, clients, spec)
         with _local_errors():
             await in_thread(directory.publish, plan)
+        self._complete = True
         return True
 
     async def _fetch(
@@ -142,7 +154,7 @@ class _Progress:
         self._channel = channel
         self._total = {"objects": plan.objects(0), "bytes": plan.total_bytes(0)}
         self._rest = rest
-        self._written = outlet.written
+        self.written = outlet.written
         self._loop = asyncio.get_running_loop()
         self._began = time.monotonic()
         self._log()
@@ -150,16 +162,21 @@ class _Progress:
     def text(self) -> str:
         """Return the text of the progress line."""
         seconds = time.monotonic() - self._began
-        moved = transferred(self._written.bytes, self._total["bytes"], seconds, before=self._rest.bytes_done)
+        moved = transferred(self.written.bytes, self._total["bytes"], seconds, before=self._rest.bytes_done)
         return f"{self._channel}: {moved}"
+
+    def share(self) -> float:
+        """Return the share of the bytes that is written."""
+        total = self._total["bytes"]
+        return (self._rest.bytes_done + self.written.bytes) / total if total else 0.0
 
     def _log(self) -> None:
         log.info(
             "downloading",
             channel=self._channel,
             **self._total,
-            objects_done=self._rest.objects_done + self._written.files,
-            bytes_done=self._rest.bytes_done + self._written.bytes,
+            objects_done=self._rest.objects_done + self.written.files,
+            bytes_done=self._rest.bytes_done + self.written.bytes,
         )
         self._timer = self._loop.call_later(PROGRESS_EVERY, self._log)
 

@@ -25,7 +25,7 @@ from streamer.units import human_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from sidecar.observe.state import JobState
+    from sidecar.observe.state import DownloadStatistics, JobState
     from streamer.schedule.budget import MemoryBudget
 
 
@@ -85,7 +85,7 @@ def exposition(state: JobState) -> str:
 
 
 def _lines(state: JobState) -> Iterator[str]:
-    channels = state.statistics()
+    channels, downloads = state.statistics(), state.download_statistics()
     for name, spec in METRICS.items():
         yield _comments(name, spec.kind)
         if name in _HISTOGRAMS:
@@ -104,6 +104,9 @@ def _lines(state: JobState) -> Iterator[str]:
             for channel, statistics in channels.items():
                 if (current := read(statistics)) is not None:
                     yield f'{name}{{channel="{channel}"}} {_number(current)}\n'
+        elif name.startswith("penstock_download_"):
+            for channel, download in downloads.items():
+                yield from _download(name, channel, download)
         else:
             yield from _process(name, state, channels)
 
@@ -128,6 +131,16 @@ def _process(name: str, state: JobState, channels: dict[str, ChannelStatistics])
             yield f'{name}{{operation="{operation}"}} {_number(state.control_requests[operation])}\n'
     elif name == "penstock_loop_lag_seconds":
         yield from _histogram(name, "", state.history.lag.snapshot())
+
+
+def _download(name: str, channel: str, download: DownloadStatistics) -> Iterator[str]:
+    """Yield the lines of a metric of a File channel."""
+    if name in _OF_DOWNLOAD:
+        yield f'{name}{{channel="{channel}"}} {_number(_OF_DOWNLOAD[name](download))}\n'
+        return
+    for outcome in OUTCOMES:
+        number = _number(download.requests.get(outcome, 0))
+        yield f'{name}{{channel="{channel}",outcome="{outcome}"}} {number}\n'
 
 
 def _config_info(state: JobState) -> Iterator[dict[str, str]]:
@@ -174,11 +187,18 @@ _OF_JOB_BY_CHANNEL: dict[str, Callable[[JobState, str], float]] = {
     "penstock_epoch_eta_seconds": _eta,
 }
 
+_OF_DOWNLOAD: dict[str, Callable[[DownloadStatistics], float]] = {
+    "penstock_download_written_bytes_total": lambda download: download.written_bytes,
+    "penstock_download_files_total": lambda download: download.files,
+    "penstock_download_progress_ratio": lambda download: download.progress,
+}
+
 
 def request_cost(state: JobState, channels: dict[str, ChannelStatistics]) -> float:
     """Return the cost of all ended requests in dollars, at the prices of the job file."""
     prices, requests = state.job.penstock.request_prices, state.control_requests
     gets = sum(sum(statistics.requests.values()) for statistics in channels.values())
+    gets += sum(sum(download.requests.values()) for download in state.download_statistics().values())
     gets += requests["GetObject"] + requests["HeadObject"]
     return (gets * prices.get + requests["ListObjectsV2"] * prices.list) / 1000
 

@@ -178,6 +178,18 @@ METRICS: dict[str, Spec] = {
         "counter", (), "Estimated price of all requests, by `Penstock.RequestPrices`."
     ),
     "penstock_planning_seconds": Spec("gauge", (), "Seconds that listing and planning took at the start."),
+    "penstock_download_written_bytes_total": Spec(
+        "counter", ("channel",), "Bytes that this process has written into the files of a File channel."
+    ),
+    "penstock_download_files_total": Spec(
+        "counter", ("channel",), "Files of a File channel that this process has written to their end."
+    ),
+    "penstock_download_progress_ratio": Spec(
+        "gauge", ("channel",), "Downloaded share of a File channel's bytes, earlier starts included."
+    ),
+    "penstock_download_requests_total": Spec(
+        "counter", ("channel", "outcome"), "Ranged GETs for a File channel ended, by outcome."
+    ),
     "penstock_loop_lag_seconds": Spec(
         "histogram", (), "Seconds by which the event loop runs a timer late, measured four times a second."
     ),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from sidecar.observe.history import ChannelHistory
@@ -16,7 +16,7 @@ from streamer.relay.channel import Channel
 from streamer.schedule.bandwidth import Bandwidth
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from sidecar.config.hosts import Hosts
     from sidecar.config.job import Job
@@ -44,6 +44,20 @@ class PlanningStep:
         if self.waiting:
             return f"waiting for storage: {self.waiting}"
         return f"{_DOING[self.doing]}, {self.entries} entries so far"
+
+
+@dataclass(frozen=True, slots=True)
+class DownloadStatistics:
+    """Snapshot of the download of one File channel."""
+
+    written_bytes: int = 0
+    """Bytes that this process has written, in stream order and without a gap."""
+    files: int = 0
+    """Files that this process has written to their end."""
+    progress: float = 0.0
+    """Downloaded share of the channel's bytes, earlier starts included."""
+    requests: Mapping[str, int] = field(default_factory=dict)
+    """Ranged GETs that have ended, by outcome."""
 
 
 _DOING = {
@@ -88,6 +102,8 @@ class JobState:
         """By channel, how far its plan is; a channel whose plan is made is not there."""
         self.downloading: Callable[[], str] | None = None
         """Returns, in one line, how far the download of a File channel is; None while none is downloaded."""
+        self.downloads: dict[str, Callable[[], DownloadStatistics]] = {}
+        """By File channel whose download has begun, or has ended, how to take its snapshot."""
         self.channels: dict[str, Channel] = {}
         """Channels by FIFO."""
         self.offered = False
@@ -140,3 +156,8 @@ class JobState:
     def statistics(self) -> dict[str, ChannelStatistics]:
         """Return a snapshot of every channel, by FIFO."""
         return {name: channel.statistics() for name, channel in self.channels.items()}
+
+    def download_statistics(self) -> dict[str, DownloadStatistics]:
+        """Return a snapshot of the download of every File channel, by channel."""
+        names = [channel.channel_name for channel in self.job.channels("File")]
+        return {name: self.downloads.get(name, DownloadStatistics)() for name in names}

@@ -13,7 +13,7 @@ from sidecar.job.download_journal import read_journal
 from streamer.units import MIB
 from tests.kit.harness import fill
 from tests.kit.pipes import eventually, read_all
-from tests.kit.processes import job, penstock, sidecar, write_job
+from tests.kit.processes import Sidecar, job, penstock, sidecar, write_job
 from tests.kit.stub import S3Stub, stalls
 
 
@@ -42,6 +42,43 @@ def test_a_mixed_job(stub: S3Stub, tmp_path: Path) -> None:
             assert not (data / "files_0").exists()
             assert read_all(data / "train_0") == train
             assert running.end() == 0
+
+
+def metrics(running: Sidecar) -> dict[str, float]:
+    """The metrics of the download, by name without `penstock_download_`; of requests, those that are ok."""
+    prefix, found = "penstock_download_", {}
+    for line in running.get("/metrics")[1].splitlines():
+        name, _, value = line.partition(" ")
+        if name.startswith(prefix) and ("outcome" not in name or '"ok"' in name):
+            assert '{channel="files"' in name
+            found[name.removeprefix(prefix).partition("{")[0]] = float(value)
+    return found
+
+
+async def test_metrics_of_a_download(stub: S3Stub, tmp_path: Path) -> None:
+    """They are counted from the start; a file of an earlier start is progress, and no byte of this one."""
+    fill(stub, [70_000], prefix="b/train/")
+    fill(stub, [MIB, MIB], prefix="b/files/", seed=2)
+    stub.script(stalls(stub), key="b/files/0001")
+    path = mixed(stub, tmp_path)
+    first = {"written_bytes_total": MIB, "files_total": 1, "progress_ratio": 0.5, "requests_total": 1}
+    with sidecar(path) as running:
+        running.wait_for("downloading")
+
+        async def is_far() -> bool:
+            return await asyncio.to_thread(metrics, running) == first
+
+        await eventually(is_far)
+        assert running.end() == 0
+    with sidecar(path) as running:
+        running.wait_for("ready")
+        assert metrics(running) == first | {"progress_ratio": 1}
+        assert running.end() == 0
+    with sidecar(path) as running:
+        running.wait_for("downloaded before", channel="files")
+        running.wait_for("ready")
+        assert metrics(running) == dict.fromkeys(first, 0) | {"progress_ratio": 1}
+        assert running.end() == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
