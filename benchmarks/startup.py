@@ -30,11 +30,14 @@ from tests.kit.stub import StubThread
 
 SIZE = 100 * KIB
 BUCKET, KEY = "bucket", "data/object"
-OBSTORE = (
-    "import os, sys, obstore.store as s; url = os.environ['AWS_ENDPOINT_URL'];"
-    "store = s.S3Store('bucket', endpoint=url, client_options={'allow_http': True}, region='us-east-1');"
-    "sys.stdout.buffer.write(bytes(store.get('data/object').bytes()))"
-)
+OBSTORE = """
+import os, sys, obstore.store as s
+url, (bucket, key) = os.environ["AWS_ENDPOINT_URL"], sys.argv[1:]
+store = s.S3Store(bucket, endpoint=url, client_options={"allow_http": True}, region="us-east-1")
+for piece in store.get(key).stream(min_chunk_size=1 << 20):
+    sys.stdout.buffer.write(piece)
+"""
+"""A program that writes the object BUCKET KEY to its standard output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +98,10 @@ def penstock(name: str, checkout: str, directory: str) -> Iterator[Program]:
     yield Program(f"{name} run", [*python, "run", *job], checkout, b'"ready"')
 
 
-def peers(url: str, directory: str) -> Iterator[Program]:
-    """Yield the other programs that this machine has."""
-    uri = f"s3://{BUCKET}/{KEY}"
-    remote = f":s3,env_auth,provider=Other,endpoint='{url}',force_path_style:{BUCKET}/{KEY}"
+def peers(url: str, directory: str, *, bucket: str = BUCKET, key: str = KEY) -> Iterator[Program]:
+    """Yield the other programs that this machine has; each writes the object to its standard output."""
+    uri = f"s3://{bucket}/{key}"
+    remote = f":s3,env_auth,provider=Other,endpoint='{url}',force_path_style:{bucket}/{key}"
     for name, arguments in (
         ("rclone", ["cat", remote]),
         ("s5cmd", ["cat", uri]),
@@ -107,7 +110,7 @@ def peers(url: str, directory: str) -> Iterator[Program]:
         if (path := shutil.which(name)) is not None:
             yield Program(name, [path, *arguments], directory)
     if find_spec("obstore") is not None:
-        yield Program("obstore", [sys.executable, "-c", OBSTORE], directory)
+        yield Program("obstore", [sys.executable, "-c", OBSTORE, bucket, key], directory)
 
 
 def start(program: Program, variables: Mapping[str, str]) -> Start:

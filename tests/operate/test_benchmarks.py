@@ -29,7 +29,20 @@ from typing import Any
 import pytest
 
 from benchmarks import __main__ as program
-from benchmarks import clients, endurance, gpu, lineup, measure, origin, readers, report, scenarios, stats
+from benchmarks import (
+    cat,
+    clients,
+    endurance,
+    gpu,
+    lineup,
+    measure,
+    origin,
+    readers,
+    report,
+    scenarios,
+    startup,
+    stats,
+)
 from benchmarks import listing as lists
 from benchmarks.dataset import MIB, DataSet, Shape, directory_in_memory, listing, nginx_etag
 from benchmarks.peers.agent import in_order
@@ -689,3 +702,20 @@ def test_a_short_listing_is_measured_by_both_clients() -> None:
     lines = subprocess.check_output(command, text=True).splitlines()
     assert [line.split()[0] for line in lines] == ["ours", "aiobotocore"]
     assert all(", 3 requests, " in line for line in lines)
+
+
+@needs_origin
+def test_cat_is_measured_by_size() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.cat", "--sizes", "1kB,3MB", "--rounds", "1"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    sizes = [line.split(" penstock ")[0].strip() for line in done.stdout.splitlines() if " penstock " in line]
+    assert sizes == ["1 kB", "3 MB"]
+
+
+def test_a_program_that_writes_too_little_is_not_measured(tmp_path: Path) -> None:
+    program = startup.Program("short", [sys.executable, "-c", "print('abc', end='')"], str(tmp_path))
+    assert cat.copy(program, {}, 3).cpu > 0
+    with pytest.raises(ValueError, match="short has written 3 of 4 bytes"):
+        cat.copy(program, {}, 4)
