@@ -34,10 +34,6 @@ READERS = {
     "PipeReader": READER.format(
         imports="from streamer.readers import PipeReader", reader='PipeReader("train", "TFRecord")'
     ),
-    "PipeModeDataset": READER.format(
-        imports="from streamer.readers.tensorflow import PipeModeDataset",
-        reader='PipeModeDataset("train", "TFRecord")',
-    ),
     "open_channel": READER.format(
         imports="from streamer.readers import open_channel", reader='[*open_channel("train").readall()[:5]]'
     ),
@@ -64,23 +60,41 @@ def reader(how: str = "PipeReader", **environment: str) -> Iterator[subprocess.P
         process.communicate()
 
 
-@pytest.mark.timeout(120)
+SECOND = "LOCAL_RANK 0 reads channel train, and LOCAL_RANK 1 requests its next epoch"
+
+
 @pytest.mark.parametrize("how", list(READERS))
 def test_a_second_rank_is_refused(feeder: Feeder, how: str) -> None:
     """While the first lives; and takes no epoch from it."""
-    if how == "PipeModeDataset":
-        pytest.importorskip("tensorflow")
     for epoch in range(3):
         feeder.feed(epoch, DATA)
     with reader(LOCAL_RANK="0", LOCAL_WORLD_SIZE="2") as first:
         assert output_of(first).readline() == "5\n"
         with reader(how, LOCAL_RANK="1", LOCAL_WORLD_SIZE="2") as second:
             _, errors = second.communicate()
-            assert "LOCAL_RANK 0 reads channel train, and LOCAL_RANK 1 requests its next epoch" in errors
+            assert SECOND in errors
         assert feeder.next_epoch() == 1
     if how == "PipeReader":
         with reader(how, LOCAL_RANK="1") as later:  # of another job: the first one is over
             assert output_of(later).readline() == "5\n"
+
+
+def test_a_second_rank_with_tensorflow_is_refused(feeder: Feeder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same of PipeModeDataset, in this process, because TensorFlow takes seconds to import."""
+    tf = pytest.importorskip("tensorflow")
+    from streamer.readers.tensorflow import PipeModeDataset
+
+    for epoch in range(2):
+        feeder.feed(epoch, DATA)
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    with reader(LOCAL_RANK="0", LOCAL_WORLD_SIZE="2") as first:
+        assert output_of(first).readline() == "5\n"
+        monkeypatch.setenv("LOCAL_RANK", "1")
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+        with pytest.raises(tf.errors.OpError, match=SECOND):
+            list(PipeModeDataset("train", "TFRecord"))
+        assert feeder.next_epoch() == 1
 
 
 @pytest.mark.parametrize("variable", [name for name in VARIABLES if name != "LOCAL_RANK"])
