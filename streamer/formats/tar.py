@@ -34,7 +34,6 @@ BLOCK = 512
 """Bytes of a header; data are padded to a multiple of this size (POSIX pax, "ustar Interchange Format")."""
 KEY = "__key__"
 
-_NAME = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)", re.DOTALL)
 _HIDDEN = re.compile(r"__[^/]*__($|/)")
 REGULAR = frozenset(b"0\x007")
 """Kinds of members that are files."""
@@ -98,11 +97,19 @@ def _decode(raw: bytes) -> Header:
 
 
 def split_name(name: str) -> tuple[str, str] | None:
-    """Return key and field of a member's path; None for a member that belongs to no sample."""
-    match = _NAME.fullmatch(name)
-    if match is None or _HIDDEN.match(name):
+    """Return key and field of a member's path; None for a member that belongs to no sample.
+
+    Equal to `((?:.*/|)[^.]+)[.]([^/]*)` of the webdataset package, in linear time for every path.
+    """
+    begin = name.rfind("/") + 1
+    dot = name.find(".", begin)
+    if dot < 0 or _HIDDEN.match(name):
         return None
-    return match[1], match[2].lower()
+    if dot == begin:  # the dot is the file name's first character: the folder's name must have none
+        above = name[name.rfind("/", 0, max(begin - 1, 0)) + 1 : begin]
+        if not above or "." in above:
+            return None
+    return name[:dot], name[dot + 1 :].lower()
 
 
 def sample(record: bytes) -> dict[str, str | bytes]:
@@ -271,10 +278,11 @@ def _text(field: bytes) -> str:
 
 def pax_records(data: bytes) -> Iterator[tuple[bytes, bytes]]:
     r"""Yield names and values of a pax header's records `LENGTH NAME=VALUE\n`. Raises ValueError."""
-    while data:
-        digits, space, _ = data[:24].partition(b" ")
-        if not (space and digits.isdigit() and len(digits) + 1 < int(digits) <= len(data)):
+    at = 0
+    while at < len(data):
+        digits, space, _ = data[at : at + 24].partition(b" ")
+        if not (space and digits.isdigit() and len(digits) + 1 < int(digits) <= len(data) - at):
             raise ValueError("a pax header without a length")
-        name, _, value = data[len(digits) + 1 : int(digits) - 1].partition(b"=")
+        name, _, value = data[at + len(digits) + 1 : at + int(digits) - 1].partition(b"=")
         yield name, value
-        data = data[int(digits) :]
+        at += int(digits)

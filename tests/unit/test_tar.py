@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import tarfile
 from collections.abc import Iterable
 from typing import Any
@@ -208,3 +209,21 @@ def test_what_cannot_be_read_is_refused() -> None:
         info.pax_headers = pax
         with pytest.raises(CorruptRecord):
             read(info.tobuf(format=tarfile.PAX_FORMAT))
+
+
+WEBDATASET = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)", re.DOTALL)
+"""The rule of the webdataset package; it takes quadratic time for some paths."""
+HIDDEN = re.compile(r"__[^/]*__($|/)")
+
+
+@given(st.text("a./_\n", max_size=12))
+def test_names_are_split_as_webdataset_splits_them(name: str) -> None:
+    match = None if HIDDEN.match(name) else WEBDATASET.fullmatch(name)
+    assert split_name(name) == (match and (match[1], match[2].lower()))
+
+
+def test_a_path_of_millions_of_folders_is_split_at_once() -> None:
+    """A quadratic split takes hours, so the test's time limit ends it."""
+    assert split_name("a/" * (4 << 20)) is None
+    assert split_name("a/" * (4 << 20) + ".x") == ("a/" * (4 << 20), "x")
+    assert split_name("." * (8 << 20) + "/.x") is None
