@@ -171,12 +171,14 @@ async def build(
                     await building.run(work.job, work.clients, counters)
                 except CorruptObject as error:
                     failure = failure or error
+                seconds, cpu = time.monotonic() - began, time.process_time() - cpu
+                read = counters.consumed_bytes
                 document[name] = _figures(paths[name], file.index) | {
                     "scanned": building.scanned,
                     "imported": imported,
-                    "bytes_read": (count := counters.consumed_bytes),
-                    "seconds": round(time.monotonic() - began, 3),
-                    "cpu_seconds_per_gb": round((time.process_time() - cpu) / max(count, 1) * 1e9, 3),
+                    "bytes_read": read,
+                    "seconds": round(seconds, 3),
+                    "cpu_seconds_per_gb": round(cpu / read * 1e9, 3) if read else None,
                 }
     if failure is not None:
         raise failure
