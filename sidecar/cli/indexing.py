@@ -10,9 +10,6 @@ from sidecar.cli.help import Command, CommandGroup
 from sidecar.cli.options import job_file_option, load_job_file, print_json, set_up_log
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from streamer.errors import CorruptObject
     from streamer.formats.record_format import RecordFormat
 
 _PAGE = "docs/how-to/record-index.md"
@@ -96,7 +93,7 @@ def build(
     set_up_log("warning")
     job = command.chosen(load_job_file(path), channels)
     options = command.BuildOptions(folder=folder, record_format=record_format, imports=imports, quiet=quiet)
-    _print(run_loop(command.build(job, options, on_bad=_complain())), as_json=as_json)
+    _print(run_loop(command.build(job, options)), as_json=as_json)
 
 
 @index.command(
@@ -137,7 +134,7 @@ def verify(
     set_up_log("warning")
     job = command.chosen(load_job_file(path), channels)
     options = command.VerifyOptions(folder=folder, samples=samples, everything=everything, quiet=quiet)
-    _print(run_loop(command.verify(job, options, on_bad=_complain())), as_json=as_json)
+    _print(run_loop(command.verify(job, options)), as_json=as_json)
 
 
 @index.command(
@@ -162,22 +159,3 @@ def _print(document: dict[str, Any], *, as_json: bool) -> None:
     from sidecar.commands.index import lines
 
     click.echo("\n".join(lines(document)))
-
-
-MOST_COMPLAINTS = 20
-"""Most bad objects or records that are printed; the error at the end has their number."""
-
-
-def _complain() -> Callable[[CorruptObject], None]:
-    """Return a function that prints a finding to standard error, the first ones of all."""
-    from streamer.secrets import escape_control, redact
-
-    printed = 0
-
-    def complain(error: CorruptObject) -> None:
-        nonlocal printed
-        printed += 1
-        if printed <= MOST_COMPLAINTS:
-            click.echo(f"penstock: {escape_control(redact(str(error)))}", err=True)
-
-    return complain

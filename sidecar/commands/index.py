@@ -23,6 +23,7 @@ from sidecar.job.index_objects import ChannelObjects, check_indexable
 from sidecar.job.listings import open_listings
 from sidecar.job.planning import plan_job
 from sidecar.observe.state import JobState
+from sidecar.process.logs import log
 from sidecar.process.memory import freeze_gc
 from sidecar.process.progress import progress_line, transferred
 from streamer.aio import in_thread
@@ -34,7 +35,7 @@ from streamer.relay.statistics import ChannelCounters
 from streamer.units import decimal_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterator, Sequence
 
     from sidecar.config.job import Job
     from sidecar.config.request import ChannelConfig
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
     from streamer.plan import Plan
     from streamer.s3.client.session import Clients
 
+MOST_LOGGED = 20
+"""Most bad objects of a channel that are logged; the error at the end has their number."""
 IMPORT_CHECKS = 1000
 """Most records that are looked at before the rows of imported files are added."""
 
@@ -140,16 +143,34 @@ async def _planned(job: Job, *, quiet: bool) -> AsyncIterator[_Work]:
             yield _Work(job, clients, {name: each.whole for name, each in plans.items()}, progress)
 
 
-async def build(
-    job: Job, options: BuildOptions, *, on_bad: Callable[[CorruptObject], None]
-) -> dict[str, Any]:
+def _paths(job: Job, folder: str) -> dict[str, str]:
+    """Return the path of each channel's index."""
+    names = [channel.channel_name for channel in job.input_data_config]
+    return {name: index_path(folder, name) for name in names}
+
+
+class _Findings:
+    """Bad objects of one channel: each is logged, up to `MOST_LOGGED`."""
+
+    def __init__(self, channel: str) -> None:
+        self._channel = channel
+        self.first: CorruptObject | None = None
+        self.count = 0
+
+    def note(self, error: CorruptObject) -> None:
+        """Log the error, and count it."""
+        self.first = self.first or error
+        self.count += 1
+        if self.count <= MOST_LOGGED:
+            log.warning("bad object", channel=self._channel, error=str(error))
+
+
+async def build(job: Job, options: BuildOptions) -> dict[str, Any]:
     """Build the index of every channel; return the document of `penstock index build --json`.
 
-    `on_bad`: called with each object that is not of the format; the first of them is raised at the end.
+    Objects that are not of the format are logged; the first of them is raised at the end.
     """
-    paths = {
-        each.channel_name: index_path(options.folder, each.channel_name) for each in job.input_data_config
-    }
+    paths = _paths(job, options.folder)
     formats = {
         each.channel_name: options.record_format or _known_format(paths[each.channel_name], each)
         for each in job.input_data_config
@@ -163,7 +184,7 @@ async def build(
                 imported = 0
                 if options.imports is not None:
                     imported = await _import(name, file, objects, folder=options.imports, work=work)
-                building = IndexBuild(file, objects, on_bad=on_bad)
+                building = IndexBuild(file, objects, on_bad=_Findings(name).note)
                 await in_thread(building.prepare)
                 counters = work.progress.begin(name, building.bytes_to_read)
                 began, cpu = time.monotonic(), time.process_time()
@@ -220,24 +241,14 @@ async def _import(channel: str, file: IndexFile, objects: ChannelObjects, *, fol
     return len(found)
 
 
-async def verify(
-    job: Job, options: VerifyOptions, *, on_bad: Callable[[CorruptObject], None]
-) -> dict[str, Any]:
+async def verify(job: Job, options: VerifyOptions) -> dict[str, Any]:
     """Compare the index of every channel with its objects; return the document of `--json`.
 
-    `on_bad`: called with each record that is not where the index has it. Raises the first of them at the end,
-    and SourceChanged at once for an object without a row.
+    Records that are not where the index has them are logged. Raises CorruptObject for the first of them at
+    the end of its channel, and SourceChanged at once for an object without a row.
     """
-    paths = {
-        each.channel_name: index_path(options.folder, each.channel_name) for each in job.input_data_config
-    }
+    paths = _paths(job, options.folder)
     indexes = {name: await in_thread(read_index, path) for name, path in paths.items()}
-    found: list[CorruptObject] = []
-
-    def note(error: CorruptObject) -> None:
-        found.append(error)
-        on_bad(error)
-
     document: dict[str, Any] = {}
     async with _planned(job, quiet=options.quiet) as work:
         for name, plan in work.plans.items():
@@ -246,21 +257,21 @@ async def verify(
             await in_thread(check_rows, index, objects)
             total = objects.bytes if options.everything else 0
             access = Access(work.job, work.clients, work.progress.begin(name, total))
-            looked = 0
+            looked, findings = 0, _Findings(name)
             if options.everything:
-                await check_all(index, objects, access, on_bad=note)
+                await check_all(index, objects, access, on_bad=findings.note)
             else:
                 borders = await in_thread(sample_borders, index, objects, objects.names, options.samples)
                 looked = len(borders)
-                await check_borders(index.format, borders, access, on_bad=note)
+                await check_borders(index.format, borders, access, on_bad=findings.note)
+            if (first := findings.first) is not None:
+                more = f"; {findings.count - 1} more are wrong" if findings.count > 1 else ""
+                raise CorruptObject(
+                    f"{first.message}{more}; remove the record index and build it again", first.context
+                )
             document[name] = _figures(paths[name], index) | {
                 "verified": "all bytes" if options.everything else f"{looked} indexed records"
             }
-    if found:
-        more = f"; {len(found) - 1} more are wrong" if len(found) > 1 else ""
-        raise CorruptObject(
-            f"{found[0].message}{more}; remove the record index and build it again", found[0].context
-        )
     return {"channels": document}
 
 

@@ -42,6 +42,19 @@ def test_cat_into_a_file_shows_bytes_of_all_bytes(stub: S3Stub, tmp_path: Path) 
         assert "MB of" not in window.screen.text
 
 
+def test_the_build_of_an_index_shows_the_bytes_of_the_channel(stub: S3Stub, tmp_path: Path) -> None:
+    cat(stub)
+    path = write_job(tmp_path / "job.yaml", job(stub.url, None, "b/x/", PartSize="4MiB"))
+    stub.script(*[stalls(stub)] * 9, key="b/x/1")  # hedges too
+    command = ["index", "build", "-c", path, "--to", str(tmp_path / "index"), "--format", "lines"]
+    with terminal([*AT_ONCE, *command], columns=79, rows=8) as window:
+        window.wait_for(lambda screen: "x: 3 MB of 5 MB (60 %), " in screen.text)
+        stub.release()
+        assert window.end() == 0
+        assert window.screen.lines[0] == "x"
+        assert "MB of" not in window.screen.text
+
+
 def test_a_narrow_terminal_has_one_line_too(stub: S3Stub, tmp_path: Path) -> None:
     command = cat(stub)
     stub.script(*[stalls(stub)] * 9, key="b/x/1")  # hedges too
