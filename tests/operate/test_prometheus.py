@@ -93,10 +93,10 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
         second = _job(s3.url, ports[1], "train")
         # Neither may take all the CPU time there is. With a limit delivery never waits for a part, so the
         # first has none: its reader pauses between epochs, which are larger than the memory budget.
-        second["InputDataConfig"][0]["Penstock"] = {"Ranks": 2, "Bandwidth": "16MB"}
+        second["InputDataConfig"][0]["Penstock"] = {"Ranks": 2, "Bandwidth": "8MB"}
         for name, document, read in (("a", first, ["train"]), ("b", second, ["train-0", "train-1"])):
             run_sidecar(stack, work / name, document, s3=s3)
-            pause = 0.5 if document is first else 0.0
+            pause = 1.0 if document is first else 0.0
             stack.enter_context(reading(work / name / "ml", *read, pause=pause))
         targets = tuple(f"127.0.0.1:{port}" for port in ports)
         server = stack.enter_context(scraping(work, *targets))
