@@ -282,6 +282,7 @@ HEAVY = {
     ("arguments", "code", "heavy"),
     [
         (["--help"], 0, set()),
+        (["index", "show", "--from", "/no/such/folder"], 2, {"logging"}),
         (["run", "--help"], 0, set()),
         (["--version"], 0, set()),
         (["probe", "--url", "http://127.0.0.1:1"], 1, {"http.client", "email.parser"}),

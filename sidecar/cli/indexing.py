@@ -146,16 +146,15 @@ def verify(
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
 def show(folder: str, *, as_json: bool) -> None:
     """Show the indexes of a folder: objects, records, bytes and size of each channel's."""
-    from sidecar.commands import index as command
+    from sidecar.commands.index_figures import show as figures
 
-    set_up_log("error")
-    _print(command.show(folder), as_json=as_json)
+    _print(figures(folder), as_json=as_json)
 
 
 def _print(document: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         print_json(document)
         return
-    from sidecar.commands.index import lines
+    from sidecar.commands.index_figures import lines
 
     click.echo("\n".join(lines(document)))

@@ -7,17 +7,17 @@ show            reads the files of a folder, and neither job file nor S3
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from array import array
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from sidecar.commands.index_figures import figures
 from sidecar.config.hosts import Hosts
 from sidecar.job.channels import job_clients
 from sidecar.job.index_build import IndexBuild
 from sidecar.job.index_check import Access, check_all, check_borders, check_rows, sample_borders
-from sidecar.job.index_file import SUFFIX, format_of, index_path, open_index, read_index
+from sidecar.job.index_file import format_of, index_path, open_index, read_index
 from sidecar.job.index_import import import_rows
 from sidecar.job.index_objects import ChannelObjects, check_indexable
 from sidecar.job.listings import open_listings
@@ -32,7 +32,6 @@ from streamer.formats.borders import STRIDE
 from streamer.formats.record_format import RecordFormat
 from streamer.formats.record_index import RecordIndex
 from streamer.relay.statistics import ChannelCounters
-from streamer.units import decimal_bytes
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -194,7 +193,7 @@ async def build(job: Job, options: BuildOptions) -> dict[str, Any]:
                     failure = failure or error
                 seconds, cpu = time.monotonic() - began, time.process_time() - cpu
                 read = counters.consumed_bytes
-                document[name] = _figures(paths[name], file.index) | {
+                document[name] = figures(paths[name], file.index) | {
                     "scanned": building.scanned,
                     "imported": imported,
                     "bytes_read": read,
@@ -269,50 +268,7 @@ async def verify(job: Job, options: VerifyOptions) -> dict[str, Any]:
                 raise CorruptObject(
                     f"{first.message}{more}; remove the record index and build it again", first.context
                 )
-            document[name] = _figures(paths[name], index) | {
+            document[name] = figures(paths[name], index) | {
                 "verified": "all bytes" if options.everything else f"{looked} indexed records"
             }
     return {"channels": document}
-
-
-def show(folder: str) -> dict[str, Any]:
-    """Return the document of `penstock index show --json`: the figures of every index of the folder."""
-    try:
-        names = sorted(name for name in os.listdir(folder) if name.endswith(SUFFIX))
-    except OSError as error:
-        raise ConfigError(f"cannot list the folder of record indexes {folder}: {error.strerror}") from error
-    if not names:
-        raise ConfigError(f"there is no record index in {folder}: make it by `penstock index build`")
-    document = {}
-    for name in names:
-        path = os.path.join(folder, name)
-        document[name.removesuffix(SUFFIX)] = _figures(path, read_index(path))
-    return {"channels": document}
-
-
-def _figures(path: str, index: RecordIndex) -> dict[str, Any]:
-    totals, size = index.totals(), os.path.getsize(path)
-    return {
-        "file": path,
-        "format": str(index.format),
-        "every": index.stride,
-        "objects": totals.objects,
-        "records": totals.records,
-        "bytes": totals.bytes,
-        "index_bytes": size,
-        "index_bytes_per_record": round(size / max(totals.records, 1), 4),
-    }
-
-
-def lines(document: dict[str, Any]) -> list[str]:
-    """Return what people read about the indexes of a document."""
-    return [
-        f"{name}\n  format   {channel['format']}\n  objects  {channel['objects']}"
-        + (f" ({channel['scanned']} scanned, {channel['imported']} imported)" if "scanned" in channel else "")
-        + f"\n  records  {channel['records']}"
-        f"\n  bytes    {channel['bytes']} ({decimal_bytes(channel['bytes'])})"
-        f"\n  index    {decimal_bytes(channel['index_bytes'])}, {channel['index_bytes_per_record']} bytes a "
-        f"record, {channel['file']}"
-        + (f"\n  verified {channel['verified']}" if "verified" in channel else "")
-        for name, channel in document["channels"].items()
-    ]

@@ -5,7 +5,7 @@
 A scanner looks only at the bytes that decide where the next record begins:
 
     FrameScanner    headers of TFRecord and RecordIO; it jumps over the data between two headers
-    LineScanner     line ends, found by `bytes.find` and `bytes.count`
+    LineScanner     (`line_borders`) line ends
     TarScanner      (`tar_borders`) headers of members; a sample is a run of members with one key
     FixedScanner    nothing: records of a fixed size are arithmetic
 
@@ -32,8 +32,6 @@ STRIDE = 256
 _LENGTH = struct.Struct("<Q")
 _KNOWN_LENGTHS = 1 << 16
 """Maximum number of TFRecord lengths whose CRC is cached."""
-_LONG_LINE = 512
-"""Mean bytes of a line above which a search for each line end is faster than counting line ends."""
 
 
 class BadRecord(ValueError):
@@ -221,86 +219,6 @@ class RecordIOScanner(HeaderScanner):
 
     def _border(self) -> int:
         return self._begin if self._next > self.fed else self._next
-
-
-class LineScanner(BorderScanner):
-    r"""Finds lines: records that end at ``\n``, the last one also at the end of the object."""
-
-    def __init__(self, *, stride: int = STRIDE) -> None:
-        super().__init__(stride=stride)
-        self._fresh = True
-        """Whether the next byte is the first of a line."""
-
-    def feed(self, data: Block) -> None:
-        """See `BorderScanner.feed`."""
-        if not len(data):
-            return
-        text, base = bytes(data), self.fed
-        self.fed += len(text)
-        if self._fresh:
-            self._begin(base)
-        # A line end that is the block's last byte begins a line only if further bytes come.
-        self._fresh = text[-1:] == b"\n"
-        end = len(text) - 1
-        if base + end > _LONG_LINE * self.records:
-            self._search(text, base, end)
-        else:
-            self._count(text, base, end)
-
-    def _begin(self, offset: int) -> None:
-        if not self.records % self.stride:
-            self.offsets.append(offset)
-        self.records += 1
-
-    def _search(self, text: bytes, base: int, end: int) -> None:
-        """Search each line end before `end`."""
-        find, records, stride, at = text.find, self.records, self.stride, 0
-        while (at := find(b"\n", at, end) + 1) > 0:
-            if not records % stride:
-                self.offsets.append(base + at)
-            records += 1
-        self.records = records
-
-    def _count(self, text: bytes, base: int, end: int) -> None:
-        """Count the line ends before `end`, and search only those before an indexed line."""
-        at = 0
-        while True:
-            nth = -self.records % self.stride + 1
-            at, counted = _after_nth(text, at, end, nth, (base + end) / self.records)
-            if counted < nth:
-                self.records += counted
-                return
-            self.records += nth - 1
-            self._begin(base + at)
-
-    def finish(self) -> int:
-        """See `BorderScanner.finish`."""
-        return self.fed
-
-
-def _after_nth(text: bytes, start: int, end: int, nth: int, mean: float) -> tuple[int, int]:
-    """Return the offset after the nth line end of text[start:end], and `nth`; or `end` and their number.
-
-    `mean`: the expected bytes of a line. Counts most line ends in long steps, and searches the last ones.
-    """
-    left = nth
-    while left > 8 and start < end:
-        step = min(end, start + max(64, int(left * mean * 0.9)))
-        while (counted := text.count(b"\n", start, step)) >= left:
-            if counted < 2 * left or step - start <= 128:
-                break
-            step = start + (step - start) // 2
-        if counted >= left:
-            break
-        left -= counted
-        start = step
-    while left:
-        found = text.find(b"\n", start, end)
-        if found < 0:
-            return end, nth - left
-        start = found + 1
-        left -= 1
-    return start, nth
 
 
 class FixedScanner(BorderScanner):

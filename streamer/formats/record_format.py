@@ -10,10 +10,10 @@ from streamer.formats import recordio, tar, tfrecord
 from streamer.formats.borders import (
     STRIDE,
     FixedScanner,
-    LineScanner,
     RecordIOScanner,
     TFRecordScanner,
 )
+from streamer.formats.line_borders import LineScanner
 from streamer.formats.tar_borders import TarScanner
 
 if TYPE_CHECKING:

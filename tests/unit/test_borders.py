@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from streamer.errors import StreamError
 from streamer.formats import recordio, tfrecord
-from streamer.formats.borders import BadRecord, BorderScanner, LineScanner
+from streamer.formats.borders import BadRecord, BorderScanner
 from streamer.formats.crc import masked_crc32c
+from streamer.formats.line_borders import LineScanner
 from streamer.formats.lines import LineReader
 from streamer.formats.record_format import RecordFormat
 from streamer.formats.recordio import RecordIOReader
