@@ -108,13 +108,13 @@ async def test_a_fifo_holds_what_the_reference_says(
 
 async def test_literals_alone_need_no_request(run: RunChannel, stub: S3Stub, tmp_path: Path) -> None:
     """A manifest without any object is streamed from memory, also if it is larger than the budget."""
-    labels = [f"{number:09}" for number in range(60_000)]
+    labels = [f"{number:09}" for number in range(30_000)]
     stub.objects["b/manifest"] = "\n".join(json.dumps({"label": label}) for label in labels).encode()
 
     async def make(client: Any) -> Plan:
         return await plan_augmented(client, MANIFEST, ["label"])
 
-    async with run(stub, tmp_path, make_plan=make) as running:
+    async with run(stub, tmp_path, parts=2, make_plan=make) as running:
         stub.seen.clear()
         for epoch in range(2):
             assert await off_loop(read_all, running.fifo(epoch)) == "".join(labels).encode()
