@@ -345,6 +345,18 @@ def test_run_loads_the_admin_server_after_it_is_ready(stub: S3Stub, tmp_path: Pa
     } | {"sidecar.admin.server"}
 
 
+def test_the_end_of_a_command_collects_no_module() -> None:
+    """A collection at the end would traverse every module that the command has loaded."""
+    code = (
+        "import atexit, gc, sys; sys.argv = ['penstock', '--version'];"
+        "atexit.register(lambda: print(gc.get_freeze_count(), len(gc.get_objects())));"
+        "from sidecar.__main__ import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    frozen, left = map(int, done.stdout.splitlines()[-1].split())
+    assert frozen > 1000 > left
+
+
 def test_cat_of_a_small_object_loads_what_it_uses(stub: S3Stub) -> None:
     """It takes no longer than its imports. Every package of others that it may load is here."""
     stub.objects["b/k"] = b"bytes"

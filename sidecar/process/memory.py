@@ -1,4 +1,4 @@
-"""The memory limit of this process, the default memory budget, and settings of the garbage collector.
+"""The memory limit of this process, the default memory budget, and what the garbage collector leaves out.
 
 The limit of a container is the lowest of its cgroup and the cgroups above it (Control Group v2, "Memory"; in
 v1 `memory.limit_in_bytes`). The kernel charges the pages of pipes and sockets to the container, so bytes that
@@ -15,8 +15,6 @@ from streamer.units import MIB
 
 LEAST, MOST = 64 * MIB, 512 * MIB
 """Bounds of the default memory budget."""
-COLLECT_AFTER = 50_000
-"""Number of objects allocated and not freed before a collection starts; about 10 MB if all are garbage."""
 
 
 def default_budget(limit: int) -> int:
@@ -62,11 +60,9 @@ def _limit_files(root: str) -> Iterator[str]:
 
 
 def freeze_gc() -> None:
-    """Exclude all objects so far from garbage collection, and collect less often.
+    """Exclude all objects so far from garbage collection.
 
-    Freezing saves an eighth of the CPU time while bytes move. Reference counts free what a request allocates,
-    so rare collections suffice and save another eighth where objects are small. No collection runs first: it
-    would block the loop for 60 ms when readers connect, and would free next to nothing.
+    This saves an eighth of the CPU time while bytes move. No collection runs first: it would block the loop
+    for 60 ms when readers connect, and would free next to nothing.
     """
     gc.freeze()
-    gc.set_threshold(COLLECT_AFTER)
