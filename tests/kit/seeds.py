@@ -92,11 +92,13 @@ def search(
     stop: bool = False,
     drawn: Callable[[int], object] | None = None,
     show: Callable[[Any], str] = str,
+    run_again: Callable[[list[int]], Iterable[Outcome]] | None = None,
 ) -> Search:
     """Add up outcomes, print findings as they come and the state each 20 s, and end with a summary.
 
     `found`: a sum of nothing. `again`: the arguments that run a seed again, with `{}` for it. `stop`: end
     with the first finding. `drawn`: what a seed stands for, shown with a finding. `show`: the sum as text.
+    `run_again`: run broken seeds once more at the end, when it is seen which a busy machine may have broken.
     """
     began = told = time.monotonic()
     broken: dict[int, str] = {}
@@ -120,8 +122,12 @@ def search(
             break
     print(f"seeds {first} to {last} in {time.monotonic() - began:.0f} s: {show(found)}")
     print(f"broken: {len(broken)}")
+    repeated = run_again(list(broken)) if run_again and broken and not stop else ()
+    states = {each.seed: each.broken or "kept" for each in repeated}
     for seed, why in broken.items():
         print(f"  {again.format(seed)}: {why:.300}")
+        if seed in states:
+            print(f"    run again: {states[seed]:.300}")
     return Search(found, broken, died)
 
 

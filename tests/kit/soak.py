@@ -33,6 +33,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Collection, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 import trustme
@@ -154,7 +155,8 @@ def main() -> int:
     parser.add_argument("--stop", action="store_true", help="end with the first broken promise")
     options = parser.parse_args()
     seeds = chosen(options.seed, options.runs or sys.maxsize, options.only)
-    outcomes = run_seeds(run_seed, seeds, limit=LONGEST_SEED, prepare=prepare)
+    run = partial(run_seeds, run_seed, limit=LONGEST_SEED, prepare=prepare)
+    outcomes = run(seeds)
     searched = search(
         logged(outcomes, options.log) if options.log else outcomes,
         Account(),
@@ -162,6 +164,7 @@ def main() -> int:
         minutes=options.minutes,
         stop=options.stop,
         drawn=Trial.draw,
+        run_again=run,
     )
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024
     print(f"peak memory {peak} MiB, test server included")

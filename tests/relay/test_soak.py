@@ -9,13 +9,14 @@ import os
 import re
 import signal
 import threading
+from functools import partial
 from typing import Any
 
 import pytest
 
 from tests.kit.faults import PASSING, SPOILT, WRONG
 from tests.kit.outcomes import Broken
-from tests.kit.seeds import run_seeds, search
+from tests.kit.seeds import Outcome, run_seeds, search
 from tests.kit.soak import open_shared, run_trial
 from tests.kit.trials import REDIRECTS, Trial
 
@@ -101,3 +102,16 @@ def test_a_search_goes_on_past_what_it_finds(capfd: pytest.CaptureFixture[str]) 
     told = capfd.readouterr()
     assert "  --seed 3 --runs 1: the process died by SIGSEGV\n" in told.out
     assert "seed 5: trial 5\nseed 5: hung for 5 s\n" in told.err
+
+
+def test_a_search_runs_broken_seeds_again(capsys: pytest.CaptureFixture[str]) -> None:
+    """A busy machine may have broken a seed that is kept when it runs alone."""
+    outcomes = [Outcome(seed, 0.1, broken="gave up after 31 s") for seed in (1, 2)]
+    run_again = partial(run_seeds, broken_in_its_way, limit=5)
+    searched = search(outcomes, 0, again="--seed {}", run_again=run_again)
+    assert {*searched.broken} == {1, 2}
+    assert re.search(
+        r"--seed 1: gave up after 31 s\n +run again: kept\n"
+        r" +--seed 2: gave up after 31 s\n +run again: Broken\('a promise'\)",
+        capsys.readouterr().out,
+    )
