@@ -6,9 +6,9 @@
 Each reader has one process, which imports TensorFlow once; the readers' runs alternate, so that all readers
 run in the same minute of the machine. A run reads the file several times, in batches; the consumer adds up
 the lengths of the records inside TensorFlow, and the sum must be right. The clocks start when the dataset is
-made. CPU time is that of the reader's process without the import and without the feeder. TFRecordDataset runs
-in a process with TensorFlow's default allocator settings. The first round is not counted. The files of one
-case at a time are in /dev/shm, at most 1 GB for both.
+made. CPU time and minor page faults are those of the reader's process, without the import and without the
+feeder. TFRecordDataset runs in a process with TensorFlow's default allocator settings. The first round is not
+counted. The files of one case at a time are in /dev/shm, at most 1 GB for both.
 """
 
 from __future__ import annotations
@@ -70,7 +70,9 @@ CASES = {
     for case in (
         Case("tfrecord-200", "TFRecord", 200, 50_000_000, 8, 1024),
         Case("tfrecord-8k", "TFRecord", 8192, 500_000_000, 6, 128),
+        Case("tfrecord-8k-x1024", "TFRecord", 8192, 500_000_000, 6, 1024),
         Case("tfrecord-100k", "TFRecord", 102_400, 500_000_000, 6, 16),
+        Case("tfrecord-100k-x1024", "TFRecord", 102_400, 500_000_000, 6, 1024),
         Case("tfrecord-mixed", "TFRecord", -200, 50_000_000, 8, 1024),
         Case("recordio-8k", "RecordIO", 8192, 500_000_000, 6, 128),
         Case("recordio-100k", "RecordIO", 102_400, 500_000_000, 6, 16),
@@ -130,7 +132,7 @@ class Reader:
         return self._child.line(deadline=time.monotonic() + _PATIENCE)
 
     def run(self, case: Case, files: Files, directory: str) -> dict[str, float]:
-        """Do one run; return seconds and CPU-s per GB of payload. Raises RuntimeError for a wrong sum."""
+        """Do one run; return GB/s, CPU-s/GB and faults/GB of payload. Raises RuntimeError for a wrong sum."""
         order: Document = asdict(case) | {
             "reader": self.name,
             "path": files.tfrecord,
@@ -160,7 +162,11 @@ class Reader:
                 f"{self.name} read {answer['payload']} of {files.payload} bytes of {case.name}"
             )
         gigabytes = files.payload / 1e9
-        return {"throughput": gigabytes / answer["seconds"], "cpu": answer["cpu_seconds"] / gigabytes}
+        return {
+            "throughput": gigabytes / answer["seconds"],
+            "cpu": answer["cpu_seconds"] / gigabytes,
+            "faults": answer["faults"] / gigabytes,
+        }
 
     def close(self) -> None:
         """End the process."""
@@ -195,7 +201,8 @@ def rows(name: str, runs: dict[str, list[dict[str, float]]]) -> Iterator[str]:
             f"{spread([a[what] / b[what] for a, b in zip(found, beside, strict=True)]).median:.2f}"
             for what in ("throughput", "cpu")
         )
-        yield f"| `{name}` | {reader} | {throughput.text()} | {cpu.text()} | {ratios} |"
+        faults = spread([run["faults"] for run in found]).median
+        yield f"| `{name}` | {reader} | {throughput.text()} | {cpu.text()} | {ratios} | {faults:,.0f} |"
 
 
 def markdown(results: Document) -> str:
@@ -207,8 +214,8 @@ def markdown(results: Document) -> str:
         f"{machine['cores']} cores, Linux {machine['kernel']}, Python {machine['python']}, "
         f"TensorFlow {results['tensorflow']}."
     )
-    head = "| records | reader | GB/s | CPU-s/GB | × throughput | × CPU |"
-    lines = [told, "", head, "|---|---|---|---|---|---|"]
+    head = "| records | reader | GB/s | CPU-s/GB | × throughput | × CPU | page faults/GB |"
+    lines = [told, "", head, "|---|---|---|---|---|---|---|"]
     for name, runs in results["cases"].items():
         lines += rows(name, runs)
     return "\n".join(lines) + "\n"

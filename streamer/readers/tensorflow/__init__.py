@@ -5,9 +5,9 @@
 
 A call from TensorFlow into Python costs the same for a vector as for one record. So a step returns the
 records of a whole block as one vector, `prefetch` runs two vectors ahead of the consumer, and TensorFlow's
-`unbatch` makes scalars of them. With `batch_size` a step returns its whole batches as the rows of a matrix,
-keeps the rest for the next step, and no scalars are made. Nothing here is compiled.
-docs/explanation/performance.md has the other ways that were measured.
+`unbatch` makes scalars of them. With `batch_size` a step returns whole batches or parts of them
+(`streamer.readers.tensorflow.batches`). Nothing here is compiled. docs/explanation/performance.md has the
+other ways that were measured.
 
 A step waits at most `PATIENCE_S` (`streamer.readers.tensorflow.steps` gives the reason). A step without bytes
 returns an empty vector, which `unbatch` skips, and checks for Ctrl-C
@@ -30,10 +30,8 @@ moved to another process (tf.data service), as with every dataset made of Python
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import core, executor
 from tensorflow.python.framework import tensor_shape
@@ -46,15 +44,16 @@ from streamer.readers.core.plain import check_format, record_reader
 from streamer.readers.core.position import StartPosition
 from streamer.readers.core.state import EpochState
 from streamer.readers.tensorflow import failures, interrupts
+from streamer.readers.tensorflow.batches import batch_steps, elements, record_steps
 from streamer.readers.tensorflow.bulk import BulkTFRecordReader
 from streamer.readers.tensorflow.memory import keep_memory
 from streamer.readers.tensorflow.meter import Meter
 from streamer.readers.tensorflow.positions import EpochCursor, parse_start
-from streamer.readers.tensorflow.steps import PATIENCE_S, stepped
+from streamer.readers.tensorflow.steps import PATIENCE_S
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
     from streamer.formats.window import RecordReader
     from streamer.readers.core.stream import PipeStream
@@ -62,11 +61,6 @@ if TYPE_CHECKING:
 
 __all__ = ["PipeModeDataset", "PipeModeDatasetException"]
 
-AHEAD = 2
-"""Vectors (of about one block each) that may wait between the steps and the consumer."""
-
-_POSITIONS = tf.TensorSpec([None], tf.string)
-"""Type of the positions after each record or row, with `positions`."""
 _CALLED = tuple(str(module.__file__) for module in (core, executor, script_ops, tensor_shape, failures))
 """Files whose functions TensorFlow calls while the main thread waits for an element. They make an error, end
 an executor (by `__del__`), run a step, return a shape's length and encode a failure."""
@@ -232,11 +226,8 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
                 positions=positions,
             )
 
-        rows = batch_size is not None
-        shape: list[int | None] = [None, batch_size if drop_remainder else None] if rows else [None]
-        records = tf.TensorSpec(shape, tf.string)
-        blocks = stepped(steps, (records, _POSITIONS) if positions else (records,))
-        self._dataset = blocks.prefetch(AHEAD).unbatch().with_options(_options())
+        dataset = elements(steps, batch_size, drop_remainder=drop_remainder, positions=positions)
+        self._dataset = dataset.with_options(_options())
         super().__init__(self._dataset._variant_tensor)  # noqa: SLF001 - how datasets wrap each other
 
     def _inputs(self) -> list[Any]:
@@ -276,55 +267,18 @@ def _epoch(
     streams: Callable[[], PipeStream],
     reader: Callable[[PipeStream], RecordReader],
     meter: Meter | None,
-    width: int | None,
+    batch_size: int | None,
     *,
     drop_remainder: bool,
     cursor: EpochCursor | None,
     positions: bool,
 ) -> Steps:
-    """Yield the steps of one epoch: vectors of records, or matrices of rows; empty while no bytes come."""
+    """Yield the steps of one epoch; they have no records while no bytes come."""
     with streams() as stream:
-        batches = reader(stream).batches() if cursor is None else cursor.batches(stream, reader)
-        measured = batches if meter is None else meter.measure(batches)
-        yield from _rows(measured, width, drop_remainder, cursor if positions else None)
-
-
-def _rows(
-    batches: Iterator[list[bytes]],
-    width: int | None,
-    drop_remainder: bool,  # noqa: FBT001 - private
-    cursor: EpochCursor | None,
-) -> Steps:
-    """Yield steps of whole rows; if `cursor` is given, with the position after each row."""
-
-    def step(records: list[bytes], row: int | None, left: int = 0) -> tuple[Any, ...]:
-        vector = _vector(records)
-        if row is not None:
-            vector = vector.reshape(-1, row)
-        if cursor is None:
-            return (vector,)
-        return vector, _vector(cursor.positions(len(records), left, width))
-
-    kept: list[bytes] = []
-    first_moment = started = interrupts.now()
-    for batch in batches:
-        if not batch and interrupts.interrupted(first_moment):
-            raise failures.Interrupted("reading was interrupted")
-        if width is None:
-            yield step(batch, None)
-            continue
-        records = kept + batch
-        whole = len(records) - len(records) % width
-        kept = records[whole:]
-        if batch and not whole and time.monotonic() - started < PATIENCE_S:
-            continue  # a row of several blocks needs one step only, if they come soon
-        yield step(records[:whole], width, len(kept))
-        started = time.monotonic()
-    if kept and not drop_remainder:
-        yield step(kept, len(kept))
-
-
-def _vector(records: list[bytes]) -> Any:
-    vector = np.empty(len(records), dtype=object)
-    vector[:] = records
-    return vector
+        blocks = reader(stream).batches() if cursor is None else cursor.batches(stream, reader)
+        measured = blocks if meter is None else meter.measure(blocks)
+        after = cursor if positions else None
+        if batch_size is None:
+            yield from record_steps(measured, after)
+        else:
+            yield from batch_steps(measured, batch_size, drop_remainder=drop_remainder, cursor=after)

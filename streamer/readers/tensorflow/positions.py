@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from streamer.readers.core.position import ReaderPosition, approach_start
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from streamer.formats.window import RecordReader
     from streamer.readers.core.position import StartPosition
@@ -68,12 +68,6 @@ class EpochCursor:
         self._position = position
         yield from position.follow(reader(stream), stream)
 
-    def positions(self, records: int, left: int, width: int | None) -> list[bytes]:
-        """Return the position after each of the next `records` records, or after each row of `width`.
-
-        `left`: number of further records in the same list.
-        """
-        if self._position is None or not records:
-            return []
-        step = min(width or 1, records)
-        return self._position.texts(range(left + records - step, left - 1, -step))
+    def positions(self, lefts: Iterable[int]) -> list[bytes]:
+        """Return, for each of `lefts`, the position before the last so many records of the last list."""
+        return [] if self._position is None else self._position.texts(lefts)

@@ -1,18 +1,22 @@
-"""A tf.data dataset whose elements are the steps of a Python generator.
+"""A tf.data dataset of the steps of a Python generator.
 
     init -> number of a new generator
-    turn(number) -> number ---- step(number) -> arrays, step(number) -> arrays, ... until it stops
-    turn(number) -> its failure: an error, once, or the end
+    turn(number) -> layout ---- step(number) -> arrays, step(number) -> arrays, ... until the layout ends
+    turn(number) -> the next layout, or a failure: an error, once, or the end
     end(number), at the end or whenever TensorFlow drops the iterator
+
+A layout has its own types of arrays and its own datasets after its steps (`Layout`). The generator begins
+with layout 0. When it yields a `NewLayout`, the datasets of the current layout end and those of the next one
+begin.
 
 `tf.data.Dataset.from_generator` does the same with conversions and checks at every step, and with two changes
 of thread: it schedules each step on TensorFlow's pool, while the thread that requested the element waits. Two
 changes cost as much as a block of records. So here the steps are a `map` that runs in the requesting thread
-(`use_inter_op_parallelism=False`). Only the turns, two in an epoch, use TensorFlow's generator, because
+(`use_inter_op_parallelism=False`). Only the turns, few in an epoch, use TensorFlow's generator, because
 TensorFlow calls its `finalize` when an iterator is dropped. A step is a tuple of arrays, which TensorFlow
 takes without conversion.
 
-An error becomes a failure that an operation of the graph raises at the second turn
+An error becomes a failure that an operation of the graph raises at the next turn
 (`streamer.readers.tensorflow.failures`). So the whole records before the fault come first, and the function
 of a step has only its own operation.
 
@@ -31,7 +35,8 @@ import atexit
 import itertools
 import sys
 import time
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -42,69 +47,102 @@ from tensorflow.python.ops import script_ops
 from streamer.readers.tensorflow.failures import CODES, encode_failure, raiser
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Sequence
     from types import FrameType
 
     from streamer.readers.tensorflow.failures import Failure
 
     Step = tuple[Any, ...]
-    Steps = Generator[Step, None, None]
+    Steps = Generator["Step | NewLayout", None, None]
 
 PATIENCE_S = 0.2
 """Seconds that a step may wait for bytes."""
 _NUMBER = tf.TensorSpec([], tf.int64)
+_LAYOUT = tf.TensorSpec([2], tf.int64)
 _FAILURE = tf.TensorSpec([None], tf.uint8)
 _NO_FAILURE = np.empty(0, np.uint8)
 
 
-def stepped(make: Callable[[], Steps], signature: tuple[tf.TensorSpec, ...]) -> tf.data.Dataset:
-    """Return a dataset of a generator's steps, each a tuple of arrays as in `signature`, or one array.
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Types of a step's arrays, and the datasets that take the steps."""
+
+    signature: tuple[tf.TensorSpec, ...]
+    finish: Callable[[tf.data.Dataset, tf.Tensor], tf.data.Dataset]
+    """Returns the dataset of elements, given that of the steps, and `NewLayout.rows`."""
+
+
+class NewLayout(NamedTuple):
+    """Ends the current layout of a generator and begins another."""
+
+    layout: int
+    """Index among the dataset's layouts."""
+    rows: int
+    """Number of rows that the layout joins to an element."""
+
+
+def stepped(make: Callable[[], Steps], layouts: Sequence[Layout]) -> tf.data.Dataset:
+    """Return a dataset of a generator's steps, each a tuple of arrays as in its layout's signature.
 
     Each iterator has its own generator, which `make` returns at the iterator's first element. An error in
-    `failures.CODES` ends the iterator with its status there, any other error with TensorFlow's status.
+    `failures.CODES` ends the iterator with its status there, any other error with TensorFlow's status. All
+    layouts have elements of one type.
     """
     fail = raiser()
     registry = _Registry(make, encode=fail is not None)
 
     def init(_: Any) -> Any:
-        return _call(registry.begin, (), _NUMBER)
+        return _call(registry.begin, (), (_NUMBER,))[0]
 
     def turn(number: Any) -> Any:
-        failure = _call(registry.turn, (number,), _FAILURE)
+        failure, layout = _call(registry.turn, (number,), (_FAILURE, _LAYOUT))
         if fail is not None:
             ok = tf.cond(tf.equal(tf.size(failure), 0), lambda: True, lambda: _failing(fail, failure))
             with tf.control_dependencies([ok]):
-                return tf.identity(number)
-        return number
+                layout = tf.identity(layout)
+        return number, layout
 
     def finalize(number: Any) -> Any:
-        return _call(registry.end, (number,), _NUMBER)
+        return _call(registry.end, (number,), (_NUMBER,))[0]
 
-    def step(number: Any) -> Any:
-        arrays = tf.numpy_function(registry.step, [number], [spec.dtype for spec in signature])
-        for array, spec in zip(arrays, signature, strict=True):
-            array.set_shape(spec.shape)
-        return tuple(arrays) if len(arrays) > 1 else arrays[0]
-
-    def steps(number: Any) -> tf.data.Dataset:
-        return _MapDataset(
-            tf.data.Dataset.from_tensors(number).repeat(),
-            step,
-            use_inter_op_parallelism=False,
-            preserve_cardinality=False,  # the steps end when the generator does
-        )
+    def elements(number: Any, layout: Any) -> tf.data.Dataset:
+        """Return the elements of the chosen layout; the datasets of all others are empty."""
+        joined = None
+        for index, kind in enumerate(layouts):
+            chosen = tf.where(tf.equal(layout[0], index), tf.constant(-1, tf.int64), 0)
+            each = kind.finish(_steps(registry, number, chosen, kind.signature), layout[1])
+            joined = each if joined is None else joined.concatenate(each)
+        return joined
 
     # In flat_map, as in from_generator: after a bare _GeneratorDataset tf.data warns and does not optimise.
     nothing = tf.data.Dataset.from_tensors(tf.constant(0, tf.int64))
-    return nothing.flat_map(lambda none: _GeneratorDataset(none, init, turn, finalize, _NUMBER)).flat_map(
-        steps
+    return nothing.flat_map(
+        lambda none: _GeneratorDataset(none, init, turn, finalize, (_NUMBER, _LAYOUT))
+    ).flat_map(elements)
+
+
+def _steps(
+    registry: _Registry, number: Any, repeats: Any, signature: tuple[tf.TensorSpec, ...]
+) -> tf.data.Dataset:
+    """Return the steps of one layout. `repeats`: most of them, or -1 for all."""
+
+    def step(number: Any) -> Any:
+        arrays = _call(registry.step, (number,), signature)
+        return tuple(arrays) if len(arrays) > 1 else arrays[0]
+
+    return _MapDataset(
+        tf.data.Dataset.from_tensors(number).repeat(repeats),
+        step,
+        use_inter_op_parallelism=False,
+        preserve_cardinality=False,  # the steps end when the layout does
     )
 
 
-def _call(function: Callable[..., Any], arguments: tuple[Any, ...], spec: tf.TensorSpec) -> Any:
-    result = tf.numpy_function(function, arguments, spec.dtype)
-    result.set_shape(spec.shape)
-    return result
+def _call(function: Callable[..., Any], arguments: tuple[Any, ...], specs: tuple[tf.TensorSpec, ...]) -> Any:
+    arrays = tf.numpy_function(function, arguments, [spec.dtype for spec in specs])
+    for array, spec in zip(arrays, specs, strict=True):
+        array.set_shape(spec.shape)
+    return arrays
 
 
 def _failing(fail: Callable[[Any], None], failure: Any) -> bool:
@@ -124,22 +162,21 @@ class _Registry:
         self._encoded = tuple(kind for kind, _ in CODES) if encode else ()
         self._numbers = itertools.count()
         self._steps: dict[int, Steps] = {}
-        self._failures: dict[int, Failure | None] = {}
-        """Failures of the generators that had their first turn; None at a proper end, or before the end."""
+        self._turns: dict[int, tuple[Failure, Any]] = {}
+        """The next turn of a generator: a layout, or a failure; none after the generator's end."""
 
-    def begin(self) -> np.int64:
+    def begin(self) -> tuple[np.int64]:
         number = next(self._numbers)
         self._steps[number] = self._make()
-        return np.int64(number)
+        self._turns[number] = _turn(NewLayout(0, 1))
+        return (np.int64(number),)
 
-    def turn(self, number: int) -> Failure:
-        """Return no failure at the first turn, then a failure if there is one; then raise StopIteration."""
-        key = int(number)
-        failure = self._failures.get(key, _NO_FAILURE)
-        if failure is None:
+    def turn(self, number: int) -> tuple[Failure, Any]:
+        """Return the next layout, or a failure if there is one; then raise StopIteration."""
+        turn = self._turns.pop(int(number), None)
+        if turn is None:
             raise StopIteration
-        self._failures[key] = None
-        return failure
+        return turn
 
     def step(self, number: int) -> Step:
         if _Registry._closing:
@@ -148,17 +185,21 @@ class _Registry:
         steps = self._steps[key]
         self._running.add(steps)
         try:
-            return next(steps)
+            step = next(steps)
         except self._encoded as error:
-            self._failures[key] = encode_failure(error)
+            self._turns[key] = _turn(NewLayout(0, 1), encode_failure(error))
             raise StopIteration from error
+        if isinstance(step, NewLayout):
+            self._turns[key] = _turn(step)
+            raise StopIteration
+        return step
 
-    def end(self, number: int) -> np.int64:
+    def end(self, number: int) -> tuple[np.int64]:
         steps = self._steps.pop(int(number))
-        self._failures.pop(int(number), None)
+        self._turns.pop(int(number), None)
         steps.close()
         self._running.discard(steps)
-        return np.int64(0)
+        return (np.int64(0),)
 
     @classmethod
     def close_all(cls) -> None:
@@ -173,6 +214,10 @@ class _Registry:
             if time.monotonic() > deadline:
                 break
             time.sleep(0.001)  # gives the steps the interpreter's lock
+
+
+def _turn(layout: NewLayout, failure: Failure = _NO_FAILURE) -> tuple[Failure, Any]:
+    return failure, np.array(layout, np.int64)
 
 
 def _steps_run() -> bool:
