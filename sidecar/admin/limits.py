@@ -16,7 +16,7 @@ from pydantic import ByteSize, ConfigDict, Field, ValidationError
 from sidecar.config.mistakes import explain
 from sidecar.config.model import Model
 from streamer.errors import ConfigError
-from streamer.units import human_bytes
+from streamer.units import MIB, human_bytes
 
 if TYPE_CHECKING:
     from sidecar.observe.state import JobState
@@ -71,6 +71,13 @@ def change(state: JobState, document: object) -> dict[str, Any]:
             f"memory_budget {human_bytes(budget)} may not hold the parts under way; "
             f"the least is {human_bytes(memory_budget.least_budget)}"
         )
+    if budget is not None and budget > memory_budget.budget:
+        largest = state.job.footprint(state.transport or None).largest_budget(state.memory_limit)
+        if budget > largest:
+            raise ConfigError(
+                f"memory_budget {human_bytes(budget)} is more than the memory limit of "
+                f"{human_bytes(state.memory_limit)} leaves; the most is {largest // MIB}MiB"
+            )
     if budget is not None:
         memory_budget.change_budget(int(budget))
     if "requests_in_flight" in fields:

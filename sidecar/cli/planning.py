@@ -89,6 +89,7 @@ def plan(
         f"budget     {human_bytes(document['budget'])}, "
         f"{document['requests_in_flight']} requests at once at first"
     )
+    click.echo(f"memory     up to {human_bytes(document['memory'])}")
     if document["open_files"]:
         click.echo(f"open files {document['open_files']}")
     for name, channel in document["channels"].items():

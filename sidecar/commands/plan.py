@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sidecar.job.channels import fifos, job_clients, job_transport
+from sidecar.job.channels import fifos, footprint, job_clients, job_transport
 from sidecar.job.layout import DEFAULT_BASE, Flags, Layout, resolve_host
 from sidecar.job.listings import open_listings
 from sidecar.job.planning import plan_job
@@ -35,7 +35,8 @@ async def plan(job: Job, flags: Flags, *, quiet: bool = False) -> dict[str, Any]
     with progress_line(progress, quiet=quiet):
         async with job_clients(job) as clients, open_listings(job, clients) as listings:
             plans = await plan_job(state, clients, listings)
-            async with job_transport(state, clients, fifos(job, plans)) as transport:
+            streams = fifos(job, plans)
+            async with job_transport(state, clients, streams) as transport:
                 part_size = transport.stages().part_size()
                 return {
                     "transport": transport.name,
@@ -44,6 +45,7 @@ async def plan(job: Job, flags: Flags, *, quiet: bool = False) -> dict[str, Any]
                     "requests_in_flight": transport.memory_budget.concurrency.limit,
                     "open_files": transport.few_files,
                     "budget": transport.memory_budget.budget,
+                    "memory": footprint(job, transport, streams).needed(transport.memory_budget.budget),
                     "channels": await in_thread(_channels, job, plans, part_size),
                 }
 

@@ -26,11 +26,12 @@ from sidecar.config.request import (
     ResourceConfig,
 )
 from sidecar.config.settings import PenstockConfig
+from sidecar.process.footprint import Footprint
 from sidecar.process.logs import log
 from sidecar.process.memory import default_budget, memory_limit
 from streamer.errors import ConfigError
 from streamer.relay.staging.buffers import BUFFER_SIZE
-from streamer.schedule.concurrency import SMALLEST_PART
+from streamer.schedule.concurrency import MOST_REQUESTS, SMALLEST_PART
 from streamer.trailer import rank_channel_name
 from streamer.units import human_bytes
 
@@ -112,7 +113,7 @@ class Job(Model):
                 "ShardBy has no meaning without a ShardedByS3Key channel or Rank FIFOs; remove it",
                 at=("Penstock", "ShardBy"),
             )
-        budget, least = self.penstock.memory_budget, self._least_budget
+        budget, least = self.penstock.memory_budget, self.least_budget
         if budget is not None and budget < least:
             part = human_bytes(self.penstock.part_size or SMALLEST_PART)
             raise RuleError(
@@ -126,15 +127,39 @@ class Job(Model):
     @property
     def budget(self) -> int:
         """Memory budget in bytes: that of the job file, or the default of this machine."""
-        budget = self.penstock.memory_budget
-        return max(self._least_budget, default_budget(memory_limit())) if budget is None else int(budget)
+        if (budget := self.penstock.memory_budget) is not None:
+            return int(budget)
+        limit = memory_limit()
+        fitting = self.footprint(keeper=True).largest_budget(limit)
+        return max(self.least_budget, min(default_budget(limit), fitting))
 
     @property
-    def _least_budget(self) -> int:
+    def least_budget(self) -> int:
         """Bytes of two parts for each FIFO."""
         part = -(-(self.penstock.part_size or SMALLEST_PART) // BUFFER_SIZE) * BUFFER_SIZE
-        fifos = sum(len(self.fifos(channel)) for channel in self.channels("Pipe"))
-        return 2 * part * max(fifos, 1)
+        return 2 * part * self._streams
+
+    @property
+    def _streams(self) -> int:
+        """Number of FIFOs; 1 if there is none, because downloads take memory as a FIFO does."""
+        return max(1, sum(len(self.fifos(channel)) for channel in self.channels("Pipe")))
+
+    def footprint(self, transport: str | None = None, *, keeper: bool = False) -> Footprint:
+        """Return what the memory of this job depends on.
+
+        `transport`: its name, once it is chosen. Before that, the one that the job file and the address of
+        the endpoint make probable, `buffered` over TLS.
+        """
+        penstock = self.penstock
+        if transport is None:
+            transport = "splice" if (penstock.endpoint.known_url or "").startswith("http:") else "buffered"
+            transport = transport if penstock.transport == "auto" else penstock.transport
+        return Footprint(
+            transport=transport,
+            fifos=self._streams,
+            requests=penstock.requests_in_flight or MOST_REQUESTS,
+            keeper=keeper,
+        )
 
     @property
     def ranks(self) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Annotated, Literal, Self
 
@@ -67,6 +68,11 @@ class EndpointConfig(Model):
     def resolved(self) -> Endpoint:
         """Return the endpoint, with the SSE-C key read from its file. Raises ConfigError."""
         return resolved(self.model_dump())
+
+    @property
+    def known_url(self) -> str | None:
+        """The endpoint's URL in the job file or the environment; None if it is elsewhere, or AWS's own."""
+        return self.url or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
 
 
 def _host(value: str) -> str:
@@ -141,7 +147,7 @@ class PenstockConfig(Model):
     directory."""
     memory_budget: ByteSize | None = None
     """Bytes requested and not yet delivered, of all channels together. Unset: a quarter of the memory of the
-    container or machine, between 64 and 512 MiB."""
+    container or machine, between 64 and 512 MiB, and less where the limit leaves less."""
     transport: Literal["auto", "aiobotocore", "buffered", "splice"] = "auto"
     """How bodies are fetched. `auto`: the first of `splice`, `buffered` and `aiobotocore` that is
     possible."""

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from sidecar.job import rehearsal
-from sidecar.process.exits import Exit, exit_code
+from sidecar.process.exits import exit_code
 from sidecar.process.memory import memory_limit
 from streamer.errors import PenstockError, SinkError
 from streamer.linux import PIPE_SIZE, largest_pipe, pipe_allowance
-from streamer.units import MIB, human_bytes
+from streamer.units import human_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 State = Literal["ok", "warning", "failure"]
 ENOUGH_FILES = 4096
 """Open files that the requests, their pipes and the FIFOs of an ordinary job need."""
-BESIDE_BUDGET = 200 * MIB
-"""Bytes that the process uses besides the memory budget, estimated generously."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +42,15 @@ class Finding:
 
 
 def memory(job: Job) -> Finding:
-    """Compare the memory budget with the limit of cgroup and machine, which counts pipes and sockets too."""
-    limit, budget = memory_limit(), job.budget
-    text = f"{human_bytes(budget)} budget of {human_bytes(limit)} that this process may use"
-    if budget + BESIDE_BUDGET > limit:
-        return Finding(
-            "memory",
-            "failure",
-            text,
-            "Raise the container's memory limit, or lower MemoryBudget.",
-            code=Exit.LOCAL,
+    """Compare what the job may take with the limit of cgroup and machine, which counts pipes and sockets."""
+    try:
+        text = rehearsal.memory(job, job.footprint())
+    except SinkError as error:
+        return refused(
+            "memory", error, "Raise the container's memory limit, or lower MemoryBudget or RequestsInFlight."
         )
-    if 2 * budget + BESIDE_BUDGET > limit:
-        fix = "Socket buffers may take as much again: lower MemoryBudget, or raise the container's limit."
+    if job.footprint(keeper=True).needed(job.budget) > memory_limit():
+        fix = "A keeper does not fit too: raise the container's limit, or lower MemoryBudget."
         return Finding("memory", "warning", text, fix)
     return Finding("memory", "ok", text)
 

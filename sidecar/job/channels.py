@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from sidecar.config.request import ChannelConfig
     from sidecar.job.planning import Planned
     from sidecar.observe.state import JobState
+    from sidecar.process.footprint import Footprint
     from streamer.helpers.keeper_client import KeeperClient
     from streamer.plan import Plan
     from streamer.relay.channel_spec import StartPosition
@@ -121,6 +122,12 @@ async def job_transport(state: JobState, clients: Clients, streams: list[Fifo]) 
         if transport.few_files:
             log.warning("few open files", limits=transport.few_files)
         yield transport
+
+
+def footprint(job: Job, transport: Transport, streams: list[Fifo], *, keeper: bool = False) -> Footprint:
+    """Return what the memory of a job depends on whose transport is chosen."""
+    read = transport.name == "splice" and any(fifo.why_read for fifo in streams)
+    return job.footprint("buffered" if read else transport.name, keeper=keeper)
 
 
 def make_channel(state: JobState, fifo: Fifo, engine: Engine, start: StartPosition) -> Channel:

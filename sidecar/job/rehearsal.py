@@ -9,32 +9,36 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sidecar.admin.listener import listening
 from sidecar.job.download_directory import DownloadDirectory
+from sidecar.process.memory import memory_limit
 from streamer.errors import SinkError
 from streamer.relay.transport import open_files
 from streamer.sink.fifo import check_name
 from streamer.trailer import fifo_path
-from streamer.units import decimal_bytes
+from streamer.units import MIB, decimal_bytes, human_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from sidecar.config.job import Job
     from sidecar.job.layout import Layout
+    from sidecar.process.footprint import Footprint
     from streamer.plan import Plan
 
 ADMIN_PORT = 9781
 """Default admin port of `penstock run`, for probes and scrapers; `exec` takes any free port."""
 
 
-async def local(job: Job, layout: Layout, *, fresh: bool) -> None:
+async def local(job: Job, layout: Layout, *, fresh: bool, keeper: bool = False) -> None:
     """Run all checks but `disk` and `port` (`penstock run` listens on the port itself). Raises SinkError.
 
-    `fresh`: the job continues no FIFO of an earlier sidecar.
+    `fresh`: the job continues no FIFO of an earlier sidecar. `keeper`: the sidecar starts a keeper.
     """
+    memory(job, job.footprint(keeper=keeper))
     files(job)
     await asyncio.to_thread(directory, job, layout, fresh=fresh)
 
@@ -42,6 +46,31 @@ async def local(job: Job, layout: Layout, *, fresh: bool) -> None:
 def files(job: Job) -> None:
     """Check the limit of open files against the FIFOs of the job. Raises SinkError."""
     open_files(max(1, sum(len(job.fifos(channel)) for channel in job.channels("Pipe"))))
+
+
+def memory(job: Job, footprint: Footprint) -> str:
+    """Check the memory that the job may take against the limit of the container or machine.
+
+    Return both as text. Raises SinkError: the kernel would kill the process in mid-stream.
+    """
+    budget, limit = job.budget, memory_limit()
+    needed = footprint.needed(budget)
+    text = f"up to {human_bytes(needed)}, {human_bytes(budget)} of it MemoryBudget, of {human_bytes(limit)}"
+    if needed <= limit:
+        return text
+    remedies = [f"raise the memory limit of the container to {needed // MIB} MiB"]
+    if (fitting := footprint.largest_budget(limit)) >= job.least_budget:
+        remedies.append(f"lower MemoryBudget to {fitting // MIB}MiB")
+    if replace(footprint, requests=footprint.fifos).needed(budget) <= limit:
+        remedies.append(f"lower RequestsInFlight (now up to {footprint.requests})")
+    remedies.append("have fewer channels")
+    keeper = " and a keeper" if footprint.keeper else ""
+    fifos = f"{footprint.fifos} FIFO{'' if footprint.fifos == 1 else 's'}"
+    raise SinkError(
+        f"the memory limit of {human_bytes(limit)} is too low: {fifos} over the {footprint.transport} "
+        f"transport{keeper} may take {human_bytes(needed)}, {human_bytes(budget)} of it MemoryBudget; "
+        + ", or ".join(remedies)
+    )
 
 
 def directory(job: Job, layout: Layout, *, fresh: bool = True) -> None:

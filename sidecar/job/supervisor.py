@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sidecar.admin.port import open_admin
-from sidecar.job.channels import Engine, Fifo, fifos, job_clients, job_transport, make_channel
+from sidecar.job.channels import Engine, Fifo, fifos, footprint, job_clients, job_transport, make_channel
 from sidecar.job.download import download_channels
 from sidecar.job.environment import write_environment_file
 from sidecar.job.failures import advice, remind
@@ -32,7 +32,7 @@ from sidecar.job.keeper_link import KeeperLink
 from sidecar.job.layout import Layout, set_reader_state, write_config_files
 from sidecar.job.listings import job_inspector, open_listings
 from sidecar.job.planning import plan_job
-from sidecar.job.rehearsal import local
+from sidecar.job.rehearsal import local, memory
 from sidecar.job.resume import Saved, start_positions, with_published_digests
 from sidecar.observe.state import JobState
 from sidecar.process.exits import Exit, exit_code
@@ -93,7 +93,8 @@ class Supervisor:
         job, hosts, admin = spec.job, spec.hosts, spec.job.penstock.admin
         log.info("host", name=hosts.current, index=hosts.index, of=len(hosts.names))
         async with contextlib.AsyncExitStack() as stack:
-            await local(job, layout, fresh=not self._keeper.wanted and not spec.saved)
+            keeper = spec.keeper == "auto"
+            await local(job, layout, fresh=not self._keeper.wanted and not spec.saved, keeper=keeper)
             port = spec.default_admin_port if admin.port is None else admin.port
             admin_port = await stack.enter_async_context(open_admin(state, host=admin.host, port=port))
             url = f"http://{admin.host}:{admin_port.number}/"
@@ -113,6 +114,7 @@ class Supervisor:
             state.planning_seconds = time.monotonic() - planning_began
             streams = fifos(job, plans)
             transport = await stack.enter_async_context(job_transport(state, clients, streams))
+            memory(job, footprint(job, transport, streams, keeper=keeper))
             inspector = await stack.enter_async_context(job_inspector(job, clients))
             self._lay_out(stack)
             stack.push_async_callback(self._keeper.close)

@@ -15,7 +15,9 @@ import pytest
 import trustme
 
 from benchmarks import cgroup
-from benchmarks.memory import CHANNELS, HEADINGS, Outcome, Source, cells, job, run
+from benchmarks.memory import CHANNELS, HEADINGS, REQUESTS, Outcome, Source, cells, job, run
+from benchmarks.process import ProcessFailed
+from sidecar.process.footprint import Footprint
 from streamer.units import MIB
 from tests.kit.harness import fill
 from tests.kit.stub import S3Stub, StubThread
@@ -49,11 +51,13 @@ def sources(stub: S3Stub, *, zipped: bool) -> list[Source]:
     return found
 
 
-def outcome(stub: S3Stub, tmp_path: Path, *, wish: str, zipped: bool, **endpoint: str) -> Outcome:
+def outcome(
+    stub: S3Stub, tmp_path: Path, *, wish: str, zipped: bool, limit: int = LIMIT, **endpoint: str
+) -> Outcome:
     found = sources(stub, zipped=zipped)
     document = job(found, {"Url": stub.url} | endpoint, str(tmp_path / "ml"), Transport=wish)
     try:
-        return run(document, found, LIMIT, str(tmp_path), rate=10e6)
+        return run(document, found, limit, str(tmp_path), rate=10e6)
     except cgroup.NoCgroup as error:
         pytest.skip(f"no cgroup with a limit of memory: {error}")
 
@@ -79,6 +83,22 @@ def test_splice_transport(stub: S3Stub, tmp_path: Path) -> None:
 def test_over_tls_with_a_compressed_channel(secure: S3Stub, authority: trustme.CA, tmp_path: Path) -> None:
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
     check(outcome(secure, tmp_path, wish="buffered", zipped=True, CaBundle=str(tmp_path / "ca.pem")))
+
+
+def test_twenty_channels_over_tls_run_in_the_least_that_is_accepted(
+    secure: S3Stub, authority: trustme.CA, tmp_path: Path
+) -> None:
+    """160 MiB hold too; 1 MiB less than the least is refused before any FIFO exists."""
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    bundle = str(tmp_path / "ca.pem")
+    least = Footprint(transport="buffered", fifos=CHANNELS, requests=REQUESTS).needed(2 * CHANNELS * MIB)
+    assert least <= 160 * MIB
+    with pytest.raises(ProcessFailed, match=f"memory limit of {least // MIB - 1} MiB is too low") as refused:
+        outcome(secure, tmp_path, wish="buffered", zipped=True, limit=least - MIB, CaBundle=bundle)
+    assert f"raise the memory limit of the container to {least // MIB} MiB" in str(refused.value)
+    assert not list(tmp_path.glob("ml/input/data/*"))
+    found = outcome(secure, tmp_path, wish="buffered", zipped=True, limit=least, CaBundle=bundle)
+    assert not found.problem
 
 
 def test_a_process_that_takes_more_is_killed_and_seen_to_be() -> None:

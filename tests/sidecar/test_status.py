@@ -158,6 +158,7 @@ def test_limits_change_while_it_runs(stub: S3Stub, tmp_path: Path, token: str) -
 
 REFUSED = {
     "memory_budget=64KiB": "the least is",
+    "memory_budget=100TiB": "the most is",
     "eval.bandwidth=1MB": "no Pipe channel is called 'eval'",
     "requests_in_flight=0": "requests_in_flight",
     "requests_in_flight=many": "is no number",
