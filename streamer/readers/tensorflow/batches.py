@@ -3,8 +3,8 @@
     blocks of records -> rows of a matrix -> prefetch, unbatch -> elements                  (one row a batch)
                                                             '--> batch, reshape -> elements (several rows)
 
-A batch of at most `ONE_ROW_BYTES` is one row. TensorFlow has no work for single records, but a few batches
-wait at a time. With larger batches that is more memory than glibc keeps
+A batch of at most `ONE_ROW_BYTES`, or of a few records, is one row. TensorFlow has no work for single
+records, but a few batches wait at a time. With larger batches that is more memory than glibc keeps
 (`streamer.readers.tensorflow.memory`), and each batch costs page faults. So a larger batch is several rows
 with equal numbers of records, each of about `ROW_BYTES`, and TensorFlow's `batch` makes one batch of them.
 
@@ -71,9 +71,11 @@ def elements(
         return (batch, after[0][-1]) if after else batch
 
     if batch_size is None:
-        # Outside of the layouts, because each dataset around `unbatch` costs time for every record.
+        # Outside of the layouts, because each dataset around `unbatch` costs time for every element.
         return ahead(stepped(make, [Layout((records, *after), lambda steps, _: steps)]))
     one = tf.TensorSpec([None, full], tf.string), *after
+    if _always_one_row(batch_size):
+        return ahead(stepped(make, [Layout(one, lambda steps, _: steps)]))
     several = tf.TensorSpec([None, None], tf.string), tf.TensorSpec([None], tf.int64), *after
     return stepped(
         make,
@@ -132,7 +134,7 @@ class _Rows:
         """Return the width for records such as those of `block`; the current one if no other is better."""
         size = self._batch_size
         whole = self.width == size
-        if not block or (whole and size * BLOCK_BYTES <= len(block) * ONE_ROW_BYTES):
+        if not block or _always_one_row(size) or (whole and size * BLOCK_BYTES <= len(block) * ONE_ROW_BYTES):
             return self.width  # found without the sum, which takes long for small records
         mean = sum(map(len, block)) / len(block)
         best = size
@@ -179,6 +181,11 @@ class _Rows:
                 after[end] = position
             arrays += (after,)
         return arrays
+
+
+def _always_one_row(batch_size: int) -> bool:
+    """Return whether a batch has so few records that only records of more than a row make it large."""
+    return batch_size * ROW_BYTES <= ONE_ROW_BYTES
 
 
 @functools.lru_cache(maxsize=16)
