@@ -122,9 +122,9 @@ class Stage(ABC):
 
     def _on_bytes(self) -> None:
         """Take bytes from the body, or wake delivery if it waits. Called when bytes may have arrived."""
-        self._dry = False
         if self._discarded or self._body is None:
             return
+        self._dry = False
         if self.awaited:
             self._changed()
         elif self._parks:

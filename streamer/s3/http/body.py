@@ -133,10 +133,10 @@ class HttpBody:
         self._wait(call, parked=self._connection.window > 0)
 
     def _wait(self, call: Callable[[], None], *, parked: bool) -> None:
-        if self._failure is not None:
-            self._loop.call_soon(call)
-            return
         self._call, self._parked = call, parked
+        if self._failure is not None:
+            self._loop.call_soon(self._report_failure)
+            return
         connection = self._connection
         try:
             if parked:
@@ -146,12 +146,18 @@ class HttpBody:
             connection.watch(self._on_readable)
         except OSError as error:  # the kernel has no memory for another watched socket
             self._fail(broken(error, self._context))
-            self._loop.call_soon(call)
+            self._call = call
+            self._loop.call_soon(self._report_failure)
             return
         if connection.pending and not parked:
             self._loop.call_soon(self._on_readable)  # epoll does not report decrypted bytes
         if self._timer is None:
             self._timer = self._loop.call_later(PATIENCE, self._tick, self._length - self.left, 0.0)
+
+    def _report_failure(self) -> None:
+        call, self._call = self._call, None
+        if call is not None:
+            call()
 
     def _gather(self) -> None:
         """Set the low-water mark to the bytes of `GATHER_FOR` seconds at the rate so far."""
