@@ -30,6 +30,7 @@ class _NoSource:
     """The transport of channels that never start."""
 
     name = "none"
+    span_size = 0
 
     async def open(self, request: RangeRequest) -> Body:
         raise NotImplementedError

@@ -61,10 +61,16 @@ MAY_IMPORT = {
         "streamer.relay.staging", "streamer.relay.statistics", "streamer.retry", "streamer.s3",
         "streamer.schedule", "streamer.sink",
     },
+    "streamer.engines": {
+        "streamer.aio", "streamer.helpers", "streamer.linux", "streamer.plan", "streamer.relay.fetch",
+        "streamer.relay.staging", "streamer.relay.statistics", "streamer.retry", "streamer.s3",
+        "streamer.s3.client", "streamer.s3.http", "streamer.s3.signing", "streamer.secrets", "streamer.sink",
+    },
     "streamer.relay": {
-        "streamer.aio", "streamer.helpers", "streamer.linux", "streamer.plan", "streamer.relay.deliver",
-        "streamer.relay.fetch", "streamer.relay.staging", "streamer.relay.statistics", "streamer.retry",
-        "streamer.s3", "streamer.s3.client", "streamer.s3.http", "streamer.s3.signing", "streamer.schedule",
+        "streamer.aio", "streamer.engines", "streamer.helpers", "streamer.linux", "streamer.plan",
+        "streamer.relay.deliver", "streamer.relay.fetch", "streamer.relay.staging",
+        "streamer.relay.statistics", "streamer.retry", "streamer.s3", "streamer.s3.client",
+        "streamer.s3.http", "streamer.s3.signing", "streamer.schedule",
         "streamer.sink", "streamer.trailer",
     },
     "streamer.readers.core": {"streamer.formats", "streamer.trailer"},
@@ -90,15 +96,17 @@ MAY_IMPORT = {
 }  # fmt: skip
 """By room, the rooms that it may import."""
 ENGINE = {
-    "streamer.aio", "streamer.formats", "streamer.helpers", "streamer.linux", "streamer.plan",
-    "streamer.relay", "streamer.relay.deliver", "streamer.relay.fetch", "streamer.relay.staging",
-    "streamer.relay.statistics", "streamer.retry", "streamer.s3", "streamer.s3.catalog", "streamer.s3.client",
-    "streamer.schedule", "streamer.secrets", "streamer.sink", "streamer.trailer",
+    "streamer.aio", "streamer.engines", "streamer.formats", "streamer.helpers", "streamer.linux",
+    "streamer.plan", "streamer.relay", "streamer.relay.deliver", "streamer.relay.fetch",
+    "streamer.relay.staging", "streamer.relay.statistics", "streamer.retry", "streamer.s3",
+    "streamer.s3.catalog",
+    "streamer.s3.client", "streamer.schedule", "streamer.secrets", "streamer.sink", "streamer.trailer",
 }  # fmt: skip
 """What every room of `sidecar` may use of the library."""
 FOREIGN = {
     "aiobotocore": {"streamer.s3.client"},
     "botocore": {"streamer.s3.client"},
+    "uvloop": {"sidecar.process", "streamer.engines"},
     "aiohttp": {"streamer.s3.client", "sidecar.admin"},
     "prometheus_client": {"sidecar.admin"},
     "click": {"sidecar.cli"},

@@ -159,6 +159,8 @@ class PenstockConfig(Model):
     """Seconds without a byte of progress before a channel fails."""
     stall_timeout: Annotated[Seconds, Field(ge=1)] = STALL_TIMEOUT
     """Seconds without a byte before a request counts as stalled, and is sent again on another connection."""
+    processes: Literal["auto"] | Annotated[int, Field(ge=0, le=64)] = "auto"
+    """Engine processes that send the requests and decrypt; 0: the sidecar's own process does."""
     hedge_budget: Annotated[float, Field(ge=0, le=1)] = 0.05
     """Of all bytes, those that may be fetched twice where the reader waits for a slow connection; 0: none."""
     drain_for: Annotated[Seconds, Field(ge=0)] = 20.0

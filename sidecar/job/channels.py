@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sidecar.job.epoch_log import EpochLog
+from sidecar.process.cores import granted_cores
 from sidecar.process.logs import log
 from streamer.errors import SinkError
 from streamer.relay.channel import Channel
@@ -51,7 +52,7 @@ class Fifo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Engine:
+class ChannelResources:
     """Objects that all channels of a job share."""
 
     transport: Transport
@@ -91,6 +92,9 @@ def transport_spec(job: Job, buckets: set[str], channels: list[str | None]) -> T
         requests_in_flight=job.penstock.requests_in_flight,
         part_size=job.penstock.part_size,
         hedge=job.penstock.hedge_budget,
+        processes=job.penstock.processes,
+        cores=granted_cores(),
+        retry=RetryPolicy(give_up_after=job.penstock.give_up_after),
     )
 
 
@@ -130,28 +134,28 @@ def footprint(job: Job, transport: Transport, streams: list[Fifo], *, keeper: bo
     return job.footprint("buffered" if read else transport.name, keeper=keeper)
 
 
-def make_channel(state: JobState, fifo: Fifo, engine: Engine, start: StartPosition) -> Channel:
+def make_channel(state: JobState, fifo: Fifo, resources: ChannelResources, start: StartPosition) -> Channel:
     """Return the channel of one FIFO, with its log lines."""
     penstock, config = state.job.penstock, fifo.channel
-    stages = engine.transport.stages(fifo.why_read)
+    stages = resources.transport.stages(fifo.why_read)
     stages.quota.bandwidth = state.bandwidth[config.channel_name]
     spec = ChannelSpec(
         name=fifo.name,
         plan=fifo.plan,
-        directory=engine.directory,
+        directory=resources.directory,
         fifo_mode=penstock.fifo_mode,
         retry=RetryPolicy(give_up_after=penstock.give_up_after),
         start=start,
         when_failed=config.failure_policy,
-        when_changed=ChangePolicy(config.penstock.when_changed, engine.inspector.stat),
-        stored_checksums=engine.stored_checksums if config.penstock.integrity == "checksum" else None,
+        when_changed=ChangePolicy(config.penstock.when_changed, resources.inspector.stat),
+        stored_checksums=resources.stored_checksums if config.penstock.integrity == "checksum" else None,
     )
     return Channel(
         spec,
-        engine.transport.source,
+        resources.transport.source,
         stages,
         events=EpochLog(state, fifo.name),
         write_ends=None
-        if engine.keeper is None
-        else KeeperWriteEnds(engine.keeper, fifo.name, digest=lambda: fifo.plan.digest),
+        if resources.keeper is None
+        else KeeperWriteEnds(resources.keeper, fifo.name, digest=lambda: fifo.plan.digest),
     )

@@ -24,7 +24,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sidecar.admin.port import open_admin
-from sidecar.job.channels import Engine, Fifo, fifos, footprint, job_clients, job_transport, make_channel
+from sidecar.job.channels import (
+    ChannelResources,
+    Fifo,
+    fifos,
+    footprint,
+    job_clients,
+    job_transport,
+    make_channel,
+)
 from sidecar.job.download import download_channels
 from sidecar.job.environment import write_environment_file
 from sidecar.job.failures import advice, remind
@@ -125,7 +133,7 @@ class Supervisor:
             starts = await asyncio.to_thread(self._start_positions, streams)
             whole = {name: planned.whole for name, planned in plans.items()}
             await download_channels(state, whole, clients, layout)
-            engine = Engine(
+            resources = ChannelResources(
                 transport=transport,
                 inspector=inspector,
                 stored_checksums=StoredChecksums(clients.control, clients.credentials)
@@ -136,7 +144,7 @@ class Supervisor:
             )
             listings.check()
             state.channels = {
-                fifo.name: make_channel(state, fifo, engine, starts[fifo.name]) for fifo in streams
+                fifo.name: make_channel(state, fifo, resources, starts[fifo.name]) for fifo in streams
             }
             for channel in state.channels.values():
                 stack.callback(channel.close, forget=not spec.keep_proof)

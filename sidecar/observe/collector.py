@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from sidecar.observe.state import DownloadStatistics, JobState
+    from streamer.engines.engine import EngineUsage
     from streamer.schedule.budget import MemoryBudget
 
 
@@ -117,20 +118,26 @@ def _process(name: str, state: JobState, channels: dict[str, ChannelStatistics])
         for labels in _INFO[name](state):
             yield _info(name, **labels)
     elif name in _OF_JOB:
-        yield f"{name} {_number(_OF_JOB[name](state))}\n"
+        yield f"{name} {_number(_OF_JOB[name](state, channels))}\n"
     elif name in _OF_BUDGET:
         if state.memory_budget is not None:
             yield f"{name} {_number(_OF_BUDGET[name](state.memory_budget))}\n"
+    elif name in _OF_ENGINE:
+        yield from _engines(name, state)
     elif name in _OF_JOB_BY_CHANNEL:
         for channel in channels:
             yield f'{name}{{channel="{channel}"}} {_number(_OF_JOB_BY_CHANNEL[name](state, channel))}\n'
-    elif name == "penstock_request_cost_dollars_total":
-        yield f"{name} {_number(request_cost(state, channels))}\n"
     elif name == "penstock_control_requests_total":
         for operation in OPERATIONS:
             yield f'{name}{{operation="{operation}"}} {_number(state.control_requests[operation])}\n'
     elif name == "penstock_loop_lag_seconds":
         yield from _histogram(name, "", state.history.lag.snapshot())
+
+
+def _engines(name: str, state: JobState) -> Iterator[str]:
+    """Yield the lines of a metric of the engine processes."""
+    for usage in state.engine_usage():
+        yield f'{name}{{engine="{usage.number}"}} {_number(_OF_ENGINE[name](usage))}\n'
 
 
 def _download(name: str, channel: str, download: DownloadStatistics) -> Iterator[str]:
@@ -165,16 +172,30 @@ def _eta(state: JobState, channel: str) -> float:
     return math.nan if seconds is None else seconds
 
 
+def request_cost(state: JobState, channels: dict[str, ChannelStatistics]) -> float:
+    """Return the cost of all ended requests in dollars, at the prices of the job file."""
+    prices, requests = state.job.penstock.request_prices, state.control_requests
+    gets = sum(sum(statistics.requests.values()) for statistics in channels.values())
+    gets += sum(sum(download.requests.values()) for download in state.download_statistics().values())
+    gets += requests["GetObject"] + requests["HeadObject"]
+    return (gets * prices.get + requests["ListObjectsV2"] * prices.list) / 1000
+
+
 _INFO: dict[str, Callable[[JobState], Iterable[dict[str, str]]]] = {
     "penstock_build_info": lambda _: [{"version": __version__}],
     "penstock_transport_info": lambda state: [{"transport": state.transport}],
     "penstock_config_info": _config_info,
     "penstock_channel_info": _channel_info,
 }
-_OF_JOB: dict[str, Callable[[JobState], float]] = {
-    "penstock_memory_limit_bytes": lambda state: state.memory_limit,
-    "penstock_ready": lambda state: state.ready,
-    "penstock_planning_seconds": lambda state: state.planning_seconds,
+_OF_JOB: dict[str, Callable[[JobState, dict[str, ChannelStatistics]], float]] = {
+    "penstock_memory_limit_bytes": lambda state, _: state.memory_limit,
+    "penstock_ready": lambda state, _: state.ready,
+    "penstock_planning_seconds": lambda state, _: state.planning_seconds,
+    "penstock_request_cost_dollars_total": request_cost,
+    "penstock_engine_processes": lambda state, _: len(state.engine_usage()),
+    "penstock_engine_replacements_total": lambda state, _: (
+        0 if state.engines is None else state.engines.replaced
+    ),
 }
 _OF_BUDGET: dict[str, Callable[[MemoryBudget], float]] = {
     "penstock_memory_budget_bytes": lambda budget: budget.budget,
@@ -182,6 +203,10 @@ _OF_BUDGET: dict[str, Callable[[MemoryBudget], float]] = {
     "penstock_bandwidth_limit_bytes": lambda budget: budget.bandwidth.limit or math.inf,
 }
 """Values of the memory budget's metrics, which exist once the transport is open."""
+_OF_ENGINE: dict[str, Callable[[EngineUsage], float]] = {
+    "penstock_engine_cpu_seconds_total": lambda usage: usage.cpu_seconds,
+    "penstock_engine_resident_bytes": lambda usage: usage.resident_bytes,
+}
 _OF_JOB_BY_CHANNEL: dict[str, Callable[[JobState, str], float]] = {
     "penstock_channel_unjoined": lambda state, channel: channel in state.unjoined,
     "penstock_epoch_eta_seconds": _eta,
@@ -192,15 +217,6 @@ _OF_DOWNLOAD: dict[str, Callable[[DownloadStatistics], float]] = {
     "penstock_download_files_total": lambda download: download.files,
     "penstock_download_progress_ratio": lambda download: download.progress,
 }
-
-
-def request_cost(state: JobState, channels: dict[str, ChannelStatistics]) -> float:
-    """Return the cost of all ended requests in dollars, at the prices of the job file."""
-    prices, requests = state.job.penstock.request_prices, state.control_requests
-    gets = sum(sum(statistics.requests.values()) for statistics in channels.values())
-    gets += sum(sum(download.requests.values()) for download in state.download_statistics().values())
-    gets += requests["GetObject"] + requests["HeadObject"]
-    return (gets * prices.get + requests["ListObjectsV2"] * prices.list) / 1000
 
 
 @lru_cache

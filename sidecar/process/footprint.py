@@ -27,6 +27,8 @@ _FIFO = {"splice": 256 * KIB, "buffered": 1152 * KIB, "aiobotocore": 1152 * KIB}
 """A channel and its FIFO. Pages that splice(2) moves into a FIFO are charged to nobody."""
 _REQUEST = 32 * KIB
 """A connection, its TLS state and what the kernel keeps for it."""
+_ENGINE = 32 * MIB
+"""An engine process: its interpreter and libraries, and its pipes of 1 MiB. Its buffers are in the budget."""
 _KEEPER, _KEEPER_PIPE = 8 * MIB, 1 * MIB
 _SOCKETS = 32 * MIB
 """Most bytes in sockets while the buffers of the whole budget stay allocated."""
@@ -41,6 +43,8 @@ class Footprint:
     fifos: int
     requests: int
     """Most requests in flight."""
+    processes: int = 0
+    """Engine processes, which have the same limit."""
     keeper: bool = False
     """Whether the sidecar starts a keeper, which has the same limit."""
 
@@ -53,17 +57,23 @@ class Footprint:
             + _FILES
             + self.fifos * _FIFO[self.transport]
             + self.requests * _REQUEST
+            + self.processes * _ENGINE
             + keeper
         )
 
+    @property
+    def _buffers(self) -> bool:
+        """Whether bytes wait in buffers, of this process or of the engines."""
+        return self.transport == "buffered" or self.processes > 0
+
     def needed(self, budget: int) -> int:
         """Return the bytes that the sidecar may take with this memory budget, in whole MiB."""
-        sockets = min(budget // 2, _SOCKETS) if self.transport == "buffered" else 0
+        sockets = min(budget // 2, _SOCKETS) if self._buffers else 0
         return -(-(self.fixed + budget + sockets) // MIB) * MIB
 
     def largest_budget(self, limit: int) -> int:
         """Return the largest memory budget, in whole MiB, that the limit allows; 0 if it allows none."""
         left = max(0, limit // MIB * MIB - self.fixed)
-        if self.transport == "buffered":
+        if self._buffers:
             left -= min(-(-left // 3), _SOCKETS)
         return left // MIB * MIB

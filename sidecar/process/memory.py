@@ -28,7 +28,7 @@ def memory_limit(root: str = "/") -> int:
     `root`: the directory with `proc` and `sys`.
     """
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
-    for path in _limit_files(root):
+    for path in cgroup_files("memory.max", ("memory", "memory.limit_in_bytes"), root):
         try:
             with open(path, encoding="ascii") as file:
                 text = file.read().strip()
@@ -39,8 +39,11 @@ def memory_limit(root: str = "/") -> int:
     return min(limits)
 
 
-def _limit_files(root: str) -> Iterator[str]:
-    """Yield the limit files of this process's cgroups and those above (cgroups(7), /proc/[pid]/cgroup)."""
+def cgroup_files(name: str, old: tuple[str, str], root: str) -> Iterator[str]:
+    """Yield the paths of a file of this process's cgroups and those above (cgroups(7), /proc/[pid]/cgroup).
+
+    `name`: of the file in v2. `old`: controller and name of the file in v1.
+    """
     try:
         with open(os.path.join(root, "proc/self/cgroup"), encoding="utf-8") as file:
             lines = file.read().splitlines()
@@ -49,14 +52,14 @@ def _limit_files(root: str) -> Iterator[str]:
     for line in lines:
         hierarchy, controllers, path = line.split(":", 2)
         if hierarchy == "0":
-            base, name = "sys/fs/cgroup", "memory.max"
-        elif "memory" in controllers.split(","):
-            base, name = "sys/fs/cgroup/memory", "memory.limit_in_bytes"
+            base, found = "sys/fs/cgroup", name
+        elif old[0] in controllers.split(","):
+            base, found = f"sys/fs/cgroup/{old[0]}", old[1]
         else:
             continue
-        directories = [name for name in path.split("/") if name]
+        directories = [part for part in path.split("/") if part]
         for depth in range(len(directories), -1, -1):
-            yield os.path.join(root, base, *directories[:depth], name)
+            yield os.path.join(root, base, *directories[:depth], found)
 
 
 def freeze_gc() -> None:

@@ -11,7 +11,7 @@ from streamer.formats.join import Join
 from streamer.plan.digest import parse_partial
 from streamer.plan.entries import Entries, is_folder_marker, listed
 from streamer.plan.growth import Growth
-from streamer.plan.parts import Part, cut
+from streamer.plan.parts import Part, Span, cut, gathered
 from streamer.plan.plan import Arrangement, Plan
 from streamer.plan.position import NOWHERE, START, Position, ResumePoint
 from streamer.plan.segments import LONGEST_RECORD, Literal, ObjectRef, Segment, bare_etag, frame, is_etag
@@ -38,9 +38,11 @@ __all__ = [
     "S3Uri",
     "Segment",
     "Shard",
+    "Span",
     "bare_etag",
     "cut",
     "frame",
+    "gathered",
     "is_etag",
     "is_folder_marker",
     "listed",

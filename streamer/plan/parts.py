@@ -1,5 +1,7 @@
 """Cuts segments into parts: a part is fetched by one request, and memory is reserved for each part.
 
+An engine process fetches small parts together: `gathered` joins consecutive ones into a `Span`.
+
 A part is a range of one object, the *body*, with the literals before and after it: `leading`, body,
 `trailing`. Literals belong to the parts of the objects next to them, so record headers and padding need no
 part of their own; a part of literals alone has no body and needs no request. A part has its offset in the
@@ -54,6 +56,124 @@ class Part:
     def ends_object(self) -> bool:
         """Whether the object's last byte is in this part."""
         return self.start < self.end == self.object.size
+
+    @property
+    def requests(self) -> int:
+        """Requests that may fetch the part at once."""
+        return 1
+
+    def ends(self) -> Iterator[tuple[int, int]]:
+        """Yield, for each object that ends in the part, the bytes of the part after it, and its size."""
+        if self.ends_object:
+            yield len(self.trailing), self.object.size
+
+    def at(self, first: int) -> tuple[ObjectRef, int]:
+        """Return the object of byte `first`, and the offset of the byte in that object.
+
+        `first` counts as `start` and `end` do.
+        """
+        return self.object, first
+
+    def rest(self, first: int) -> list[Part]:
+        """Return parts with the bytes of the body from `first` on, each of one object."""
+        return [Part(self.epoch, self.object, first, self.end, 0)]
+
+
+@dataclass(frozen=True, slots=True)
+class Span(Part):
+    """Consecutive parts of one epoch as one part, for a transport that fetches them together.
+
+    `start` is 0, and `end` is the number of bytes in the stream: the literals of `parts` are in the body.
+    """
+
+    parts: tuple[Part, ...] = ()
+
+    @classmethod
+    def of(cls, parts: list[Part]) -> Span:
+        """Return the span of `parts`."""
+        first = parts[0]
+        count = parts[-1].offset + len(parts[-1]) - first.offset
+        return cls(first.epoch, first.object, 0, count, first.offset, parts=tuple(parts))
+
+    @property
+    def ends_object(self) -> bool:
+        """Not used: a span may end several objects (`ends`)."""
+        return False
+
+    @property
+    def requests(self) -> int:
+        """Requests that may fetch the part at once."""
+        return len(self.parts)
+
+    def ends(self) -> Iterator[tuple[int, int]]:
+        """See `Part.ends`."""
+        end = self.offset + self.end
+        for part in self.parts:
+            if part.ends_object:
+                yield end - part.offset - len(part) + len(part.trailing), part.object.size
+
+    def at(self, first: int) -> tuple[ObjectRef, int]:
+        """See `Part.at`."""
+        part = next(part for part in self.parts if self.offset + first <= part.offset + len(part))
+        place = self.offset + first - part.offset - len(part.leading)
+        return part.object, part.start + min(max(place, 0), part.body)
+
+    def rest(self, first: int) -> list[Part]:
+        """See `Part.rest`."""
+        found = []
+        for part in self.parts:
+            skip = self.offset + first - part.offset
+            if skip <= 0:
+                found.append(part)
+            elif skip < len(part):
+                found.append(_without(part, skip))
+        return found
+
+
+def _without(part: Part, skip: int) -> Part:
+    """Return the part without its first `skip` bytes."""
+    lead = min(skip, len(part.leading))
+    body = min(skip - lead, part.body)
+    return Part(
+        part.epoch,
+        part.object,
+        part.start + body,
+        part.end,
+        part.offset + skip,
+        part.leading[lead:],
+        part.trailing[skip - lead - body :],
+    )
+
+
+MOST_GATHERED = 256
+"""Maximum parts in a span, so that its description is short."""
+
+
+def gathered(parts: Iterable[Part | None], size: int) -> Iterator[Part | None]:
+    """Yield the parts, with consecutive ones of less than `size` bytes joined into spans of about `size`.
+
+    A span has parts of one epoch. None, for an unknown next part, is passed on after the parts before it.
+    """
+    held: list[Part] = []
+    count = 0
+
+    def joined() -> Part:
+        nonlocal held, count
+        parts, held, count = held, [], 0
+        return Span.of(parts) if len(parts) > 1 else parts[0]
+
+    for part in parts:
+        if held and (part is None or part.epoch != held[0].epoch or count + len(part) > size):
+            yield joined()
+        if part is None:
+            yield None
+            continue
+        held.append(part)
+        count += len(part)
+        if count >= size or len(held) == MOST_GATHERED:
+            yield joined()
+    if held:
+        yield joined()
 
 
 def rest(segments: Iterable[Segment | Literal], skip: int) -> Iterator[Segment | Literal]:

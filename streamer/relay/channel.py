@@ -198,7 +198,8 @@ class Channel:
             self._finish()
 
     def _delivery(self, requests: asyncio.TaskGroup) -> Delivery:
-        stored = self.spec.stored_checksums
+        spec, stored = self.spec, self.spec.stored_checksums
+        looked_at = self._plan.rewrites or spec.when_failed.needs_records or spec.when_changed.amends
         prefetcher = Prefetcher(
             StreamSpec(self._plan, self.spec.retry, self._state.start),
             self._source,
@@ -207,6 +208,7 @@ class Channel:
             requests=requests,
             verifier=None if stored is None else ChecksumVerifier(stored.cached, self._report.checked),
             on_batch=self._publish_digest,
+            together=stored is None and not looked_at,
         )
         return Delivery(
             prefetcher,

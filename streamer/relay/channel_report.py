@@ -32,13 +32,13 @@ class ChannelReport:
 
     def failed(self, error: SourceError | SinkError) -> None:
         """Count the error that fails the channel."""
-        self.counters.note(error.kind, error)
+        self.counters.note(error.kind, str(error))
         if isinstance(error, SourceError) and is_change(error):
             self.changes.totals["failed"] += 1
 
     def shortage(self, error: SinkError) -> None:
         """Count and report a resource that this machine refuses; the channel waits for it."""
-        self.counters.note("local", error)
+        self.counters.note("local", str(error))
         self._events.shortage(error)
 
     def checked(self, ref: ObjectRef, outcome: Outcome) -> None:

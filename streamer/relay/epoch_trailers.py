@@ -29,7 +29,7 @@ class EpochTrailers:
     def _length_unknown(self) -> bool:
         """Whether an epoch's length is not known yet, or only at its end."""
         plan = self.spec.plan
-        return plan.open or plan.rewrites or self.spec.when_changed.when_changed != "fail"
+        return plan.open or plan.rewrites or self.spec.when_changed.amends
 
     def opening(self, epoch: int) -> Trailer:
         """Return the epoch's first trailer, in state `open`."""

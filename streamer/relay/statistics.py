@@ -151,8 +151,8 @@ class ChannelCounters:
     notes: deque[RecentError] = field(default_factory=lambda: deque(maxlen=NOTES))
     """Last errors, the newest at the end."""
 
-    def note(self, kind: str, error: Exception) -> None:
-        self.notes.append(RecentError(time.time(), kind, str(error)))
+    def note(self, kind: str, text: str) -> None:
+        self.notes.append(RecentError(time.time(), kind, text))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,18 +9,22 @@ from __future__ import annotations
 import contextlib
 import resource
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from streamer.aio import thread_worked
+from streamer.engines.engine import Engines
+from streamer.engines.engine import running as running_engines
+from streamer.engines.source import EngineSource, settings_of
 from streamer.errors import ConfigError, SinkError
 from streamer.linux import PIPE_SIZE, pipe_allowance
 from streamer.plan import Plan
 from streamer.relay.staging.buffers import BUFFER_SIZE, BufferPool, BufferStages
 from streamer.relay.staging.pipes import PipePool, PipeStages
 from streamer.relay.staging.stage import Stages
+from streamer.retry import RetryPolicy
 from streamer.s3.aiobotocore_source import AiobotocoreSource
-from streamer.s3.client.session import Clients
+from streamer.s3.client.session import Clients, certificate_file
 from streamer.s3.http.connection import largest_window
 from streamer.s3.http_source import HttpSource, tls_context, why_not, why_not_splice
 from streamer.s3.ranges import RangeSource
@@ -28,6 +32,7 @@ from streamer.s3.signing.requests import RangeSigner
 from streamer.schedule.budget import MemoryBudget
 from streamer.schedule.concurrency import LARGEST_PART, MOST_REQUESTS, WORTH, ConcurrencyController
 from streamer.schedule.hedging import Hedging
+from streamer.schedule.processes import automatic
 from streamer.units import MIB
 
 OWN_FILES, CHANNEL_FILES = 48, 8
@@ -56,6 +61,8 @@ class Transport:
     """Pipes that hold spliced bodies; None: all bodies are read into buffers."""
     buffers: BufferPool
     """Buffers that bodies are read into."""
+    engines: Engines | None = None
+    """Engine processes that send the requests; None: this process does."""
     few_files: str = ""
     """Warning, with a remedy, if the limit of open files reduces the connections; else empty."""
 
@@ -100,6 +107,12 @@ class TransportSpec:
     """Fraction of all bytes that hedges may fetch a second time."""
     to_pipes: bool = True
     """Whether all sinks are pipes; `splice` needs that."""
+    processes: int | Literal["auto"] = 0
+    """Engine processes that send the requests; 0: this process sends them."""
+    cores: int = 1
+    """Cores that this process may use, which `auto` processes depend on."""
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+    """Policy of the engine processes."""
 
 
 @contextlib.asynccontextmanager
@@ -117,11 +130,18 @@ async def open_transport(clients: Clients, spec: TransportSpec) -> AsyncIterator
     requests = _RequestLimits(spec.requests_in_flight, spec.part_size, files // 2)
     pipe_budget, most_pipes = _pipe_limits(count, files - requests.most)
     no_client = why_not(clients, spec.buckets)
+    processes = _processes(clients, spec, "aiobotocore is asked for" if wish == "aiobotocore" else no_client)
     first_why = next((why for why in spec.channels if why is not None), None)
     no_splice = (
         no_client
         or (first_why if not spliced or wish == "splice" else None)
-        or _no_splice(clients, min(budget, pipe_budget), spliced, to_pipes=spec.to_pipes)
+        or _no_splice(
+            clients,
+            min(budget, pipe_budget),
+            spliced,
+            to_pipes=spec.to_pipes,
+            engines=processes > 0,
+        )
     )
     obstacle = {"splice": no_splice, "buffered": no_client}.get(wish)
     if obstacle:
@@ -129,12 +149,18 @@ async def open_transport(clients: Clients, spec: TransportSpec) -> AsyncIterator
         raise ConfigError(f"the {wish} transport is asked for, but {obstacle}; use {others}")
     splice = wish not in ("buffered", "aiobotocore") and no_splice is None
     concurrency = _concurrency(
-        clients, requests, count, http=wish != "aiobotocore" and not no_client, splice=splice
+        clients,
+        requests,
+        count,
+        http=wish != "aiobotocore" and not no_client,
+        splice=splice,
+        processes=processes,
     )
     memory_budget = MemoryBudget(
         budget, concurrency, members=count, hedging=hedging, unit=1 if splice else BUFFER_SIZE
     )
-    with contextlib.ExitStack() as stack:
+    engines: Engines | None = None
+    async with contextlib.AsyncExitStack() as stack:
         pipes = None
         if splice:
             pipes = PipePool(pipe_budget, most=most_pipes)
@@ -143,18 +169,48 @@ async def open_transport(clients: Clients, spec: TransportSpec) -> AsyncIterator
             source: RangeSource = fallback
             name, reason = fallback.name, no_client or "asked for"
         else:
-            source = stack.enter_context(contextlib.closing(_http_source(clients, fallback)))
             name = "splice" if splice else "buffered"
             reason = "plain HTTP to pipes" if splice else no_splice or "asked for"
-        yield Transport(source, name, reason, memory_budget, pipes, BufferPool(), requests.bounded)
+            if processes:
+                certificates = certificate_file(clients.ca_bundle) if clients.over_tls else None
+                engines = await stack.enter_async_context(
+                    running_engines(
+                        processes,
+                        settings_of(clients, certificates, spec.retry),
+                        silent_after=clients.stall_timeout,
+                    )
+                )
+                reason = f"fetched by {processes} engine process{'es' if processes > 1 else ''}"
+                signer = RangeSigner.of(clients.data, clients)
+                own: EngineSource | HttpSource = EngineSource(
+                    engines, signer, fallback, count=processes, limit=clients.stall_timeout
+                )
+            else:
+                own = _http_source(clients, fallback)
+            source = stack.enter_context(contextlib.closing(own))
+        yield Transport(source, name, reason, memory_budget, pipes, BufferPool(), engines, requests.bounded)
+
+
+def _processes(clients: Clients, spec: TransportSpec, obstacle: str | None) -> int:
+    """Return the number of engine processes. Raises ConfigError if some are asked for and cannot be used."""
+    if spec.processes == "auto":
+        return 0 if obstacle else automatic(spec.cores, tls=clients.over_tls)
+    if spec.processes and obstacle:
+        raise ConfigError(
+            f"Penstock.Processes asks for {spec.processes} engine processes, which send requests by our own "
+            f"client, but {obstacle}; set Penstock.Processes: 0"
+        )
+    return spec.processes
 
 
 def _concurrency(
-    clients: Clients, requests: _RequestLimits, channels: int, *, http: bool, splice: bool
+    clients: Clients, requests: _RequestLimits, channels: int, *, http: bool, splice: bool, processes: int
 ) -> ConcurrencyController:
     if not http:
         return requests.concurrency(16, 8 * MIB)
     absorbed = _absorbed(tls=clients.over_tls)
+    if processes:
+        return requests.concurrency(max(16 * processes, 2 * channels), absorbed, largest_part=absorbed)
     if splice:
         return requests.concurrency(max(64, 4 * channels), absorbed, largest_part=absorbed)
     # One thread reads all bodies: start with few requests, and let only a clear gain raise the limit.
@@ -251,10 +307,12 @@ def _pipe_limits(channels: int, files: int) -> tuple[int, int]:
     return by_files if allowance is None else min(by_files, allowance - 2 * channels * PIPE_SIZE), most
 
 
-def _no_splice(clients: Clients, reserved_bytes: int, channels: int, *, to_pipes: bool) -> str | None:
+def _no_splice(
+    clients: Clients, reserved_bytes: int, channels: int, *, to_pipes: bool, engines: bool
+) -> str | None:
     if not to_pipes:
         return "the output is not a pipe"
-    if obstacle := why_not_splice(clients.endpoint_url):
+    if not engines and (obstacle := why_not_splice(clients.endpoint_url)):
         return obstacle
     if reserved_bytes < 2 * PIPE_SIZE * channels:
         return (

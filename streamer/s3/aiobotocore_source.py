@@ -37,6 +37,7 @@ class AiobotocoreSource:
     """A `RangeSource` over one aiobotocore client, which it does not own."""
 
     name = "aiobotocore"
+    span_size = 0
 
     def __init__(self, client: S3Client, credentials: RenewableCredentials | None = None) -> None:
         """`credentials`: the client's credentials, renewed if S3 refuses them."""

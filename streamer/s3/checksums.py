@@ -157,6 +157,10 @@ class ChecksummingSource:
     def name(self) -> str:
         return self._source.name
 
+    @property
+    def span_size(self) -> int:
+        return 0  # whole objects are compared
+
     async def open(self, request: RangeRequest) -> Body:
         """See `RangeSource.open`."""
         await self._checksums.of(request.part.object, attempt=request.attempt)

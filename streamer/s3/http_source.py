@@ -30,11 +30,10 @@ from streamer.s3.http.response import ResponseHeader
 from streamer.s3.ranges import check_header, suggest_omission
 
 if TYPE_CHECKING:
-    from streamer.s3.aiobotocore_source import AiobotocoreSource
     from streamer.s3.client.session import Clients
     from streamer.s3.http.tls import TlsContext
-    from streamer.s3.ranges import Body, RangeRequest
-    from streamer.s3.signing.requests import RangeSigner
+    from streamer.s3.ranges import Body, RangeRequest, RangeSource
+    from streamer.s3.signing.requests import RequestBuilder
 
 
 _MESSAGE = re.compile(rb"<Message>([^<]{0,500})</Message>")
@@ -95,16 +94,20 @@ class HttpSource:
     """A `RangeSource` over our own HTTP client."""
 
     name = "http"
+    span_size = 0
 
     def __init__(
         self,
-        signer: RangeSigner,
-        fallback: AiobotocoreSource,
+        signer: RequestBuilder,
+        fallback: RangeSource,
         *,
         tls: TlsContext | None = None,
         stall_timeout: float = STALL_TIMEOUT,
     ) -> None:
-        """`tls`: see `HttpClient`. `stall_timeout`: seconds without a byte after which a request fails."""
+        """`fallback`: fetches the parts whose responses this client does not support.
+
+        `tls`: see `HttpClient`. `stall_timeout`: seconds without a byte after which a request fails.
+        """
         self._signer = signer
         self._fallback = fallback
         self._client = HttpClient(tls, stall_timeout=stall_timeout)
@@ -174,7 +177,7 @@ def _check(header: ResponseHeader, length: int, request: RangeRequest, context: 
         raise
 
 
-async def refusal(response: Response, context: ErrorContext, signer: RangeSigner) -> SourceError | None:
+async def refusal(response: Response, context: ErrorContext, signer: RequestBuilder) -> SourceError | None:
     """Return the error of a response that is neither a success nor a redirect; None for WrongEndpoint.
 
     After None the caller lets aiobotocore repeat the request, because botocore resolves the bucket's region.

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from streamer.errors import BadAnswer, ErrorContext, SourceChanged
@@ -38,8 +38,33 @@ def no_phase(_: Phase) -> None:
 
 
 @dataclass(slots=True)
+class RequestReport:
+    """What a transport that retries by itself did for one `RangeRequest` since its last report."""
+
+    requests: dict[str, int] = field(default_factory=dict)
+    """Requests by outcome: `ok`, `cancelled`, or the kind of the error."""
+    retries: dict[str, int] = field(default_factory=dict)
+    """Retries by the kind of the error."""
+    resumes: int = 0
+    """Requests for the rest of a broken body."""
+    done: list[tuple[int, float, float]] = field(default_factory=list)
+    """Of each successful request the bytes, the seconds to the first byte, and the seconds to the end."""
+    errors: list[tuple[str, str]] = field(default_factory=list)
+    """Kind and text of each error."""
+    throttled: int = 0
+    """Requests that S3 answered with SlowDown."""
+
+
+def no_report(_: RequestReport) -> None:
+    """Ignore the report."""
+
+
+@dataclass(slots=True)
 class RangeRequest:
-    """One request for the bytes of a part, from offset `first` of the object to the part's end."""
+    """One request for the bytes of a part, from offset `first` of the object to the part's end.
+
+    `first` counts as `Part.start` does, so for a `Span` from the span's first byte.
+    """
 
     part: Part
     first: int
@@ -51,11 +76,19 @@ class RangeRequest:
     """Called when the request enters a phase. Some transports report no phase and stay at `first_byte`."""
     peer: str | None = None
     """Address that the request was sent to; None if the transport does not set it."""
+    requests: int = 1
+    """Requests that a span may have in flight at once."""
+    on_report: Callable[[RequestReport], None] = no_report
+    """Called by a transport that retries by itself, before `open` fails or the body ends."""
+    once: bool = False
+    """Whether such a transport must not retry the request."""
+    reported: bool = False
+    """Set by such a transport: the caller must not count this request too."""
 
     @property
     def context(self) -> ErrorContext:
-        ref = self.part.object
-        return ErrorContext(ref.bucket, ref.key, self.first, self.attempt)
+        ref, offset = self.part.at(self.first)
+        return ErrorContext(ref.bucket, ref.key, offset, self.attempt)
 
 
 class Body(Protocol):
@@ -112,6 +145,10 @@ class RangeSource(Protocol):
     @property
     def name(self) -> str:
         """The transport's name in logs and metrics."""
+
+    @property
+    def span_size(self) -> int:
+        """Bytes of small consecutive parts that one request should fetch (`Span`); 0: one part each."""
 
     async def open(self, request: RangeRequest) -> Body:
         """Send the request and check the response header.

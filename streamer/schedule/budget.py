@@ -243,6 +243,10 @@ class ChannelQuota:
         self.concurrency.landed(now, received=received, first_byte=first_byte, seconds=seconds)
         self.hedging.landed(received=received, first_byte=first_byte, seconds=seconds)
 
+    def throttled(self, now: float) -> None:
+        """Report a request that S3 answered with SlowDown to `ConcurrencyController`."""
+        self.concurrency.throttled(now)
+
     def wait(self, now: float) -> float:
         """Return the seconds that delivery must wait for bandwidth limits; 0: none."""
         return max(self.bandwidth.wait(now), self._whole.bandwidth.wait(now))
@@ -269,13 +273,13 @@ class ChannelQuota:
         self._whole.refuse(self, None)
         return False
 
-    def begin(self) -> None:
-        """Note that a request begins."""
-        self.requests_in_flight += 1
+    def begin(self, count: int = 1) -> None:
+        """Note that `count` requests begin."""
+        self.requests_in_flight += count
 
-    def end(self) -> None:
-        """Note that a request has ended."""
-        self.requests_in_flight -= 1
+    def end(self, count: int = 1) -> None:
+        """Note that `count` requests have ended."""
+        self.requests_in_flight -= count
         self._whole.offer_requests(self)
 
     def fits(self, count: int) -> bool:

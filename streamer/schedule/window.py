@@ -25,6 +25,9 @@ from itertools import chain
 from streamer.plan import Part
 from streamer.schedule.budget import ChannelQuota
 
+MOST_REQUESTS_EACH = 16
+"""Maximum requests in flight for one span: enough that small objects of one engine process overlap."""
+
 
 @dataclass(slots=True, eq=False)
 class Slot:
@@ -36,6 +39,8 @@ class Slot:
     in_flight: bool = True
     stands_in: bool = False
     """Whether the part belongs to an object that replaces a planned one."""
+    requests: int = 1
+    """Requests of the channel's quota that the part takes while it is in flight."""
 
 
 class Window:
@@ -87,14 +92,21 @@ class Window:
                 if not self._slots:
                     raise ValueError(f"a part of {reserved_bytes} bytes can never fit {self.quota}")
                 break
-            slot = Slot(part, reserved_bytes)
+            slot = Slot(part, reserved_bytes, requests=self._requests_for(part))
             self._slots.append(slot)
             admitted.append(slot)
             self.quota.take(reserved_bytes)
-            self.quota.begin()
+            self.quota.begin(slot.requests)
             self._reserved_by_epoch[part.epoch] = self._reserved_by_epoch.get(part.epoch, 0) + reserved_bytes
             self._next = None
         return admitted
+
+    def _requests_for(self, part: Part) -> int:
+        """Return how many requests a part that is admitted now may have in flight."""
+        if part.requests == 1:
+            return 1
+        free = self.quota.requests_limit - self.quota.requests_in_flight
+        return max(1, min(part.requests, MOST_REQUESTS_EACH, free))
 
     def _peek(self) -> Part | None:
         """Return the part to admit next, if it is known."""
@@ -128,12 +140,12 @@ class Window:
         """Return the slot's request, which has ended with or without success, to the quota."""
         if slot.in_flight:
             slot.in_flight = False
-            self.quota.end()
+            self.quota.end(slot.requests)
 
     def relaunch(self, slot: Slot) -> None:
         """Note that the slot is requested again; the head of line may exceed the request limit."""
         slot.in_flight = True
-        self.quota.begin()
+        self.quota.begin(slot.requests)
 
     def deliver(self, count: int) -> Slot | None:
         """Note that `count` more bytes of the head of line are delivered; return its slot if it is done.

@@ -174,6 +174,7 @@ async def running_channel(  # noqa: PLR0913 - a test names only what it is about
     inflate: bool = False,
     join: bool = False,
     hedge: float = 0.0,
+    processes: int = 0,
     when_changed: WhenChanged = "fail",
     check: bool = False,
     when_failed: WhenFailed = "hold",
@@ -187,6 +188,7 @@ async def running_channel(  # noqa: PLR0913 - a test names only what it is about
     `arrangement`: of the objects under the prefix.
     `parts`: how many parts the budget has room for. `make_plan`: from a client, instead of the prefix.
     `inflate`, `join`: whether that plan does. `hedge`: as of `open_transport`; none, as faults are scripted.
+    `processes`: engine processes.
     `endpoint`: as of `clients_of`.
     """
     looked_at = inflate or join or framing is not None
@@ -203,6 +205,8 @@ async def running_channel(  # noqa: PLR0913 - a test names only what it is about
                 requests_in_flight=requests_in_flight,
                 part_size=part_size,
                 hedge=hedge,
+                processes=processes,
+                retry=policy,
             ),
         ) as chosen,
     ):

@@ -20,9 +20,11 @@ from tests.kit.harness import PagesFrom, RunChannel, Server, clients_of, running
 from tests.kit.stub import S3Stub
 
 
-@pytest.fixture(params=["aiobotocore", "buffered", "splice"])
+@pytest.fixture(params=["aiobotocore", "buffered", "splice", "engine"])
 def run(request: pytest.FixtureRequest) -> RunChannel:
-    """`running_channel` over one of the transports."""
+    """`running_channel` over one of the transports; `engine`: spliced from an engine process."""
+    if request.param == "engine":
+        return functools.partial(running_channel, transport="splice", processes=1)
     return functools.partial(running_channel, transport=request.param)
 
 
@@ -72,7 +74,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if item not in set(redundant)]
 
 
+WITH_ENGINES = {"test_faults", "test_if_match", "test_redirects"}
+"""Modules that also run over engine processes: what storage may do. Each test starts a process."""
+
+
 def _redundant(item: pytest.Item) -> bool:
+    if "engine" in item.name.partition("[")[2].rstrip("]").split("-"):
+        return "[asyncio" in item.name or Path(item.path).stem not in WITH_ENGINES
     by_aiobotocore = "aiobotocore" in item.name
     if "[uvloop" in item.name:
         return by_aiobotocore

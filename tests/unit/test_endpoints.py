@@ -66,7 +66,7 @@ async def resolved(endpoint: Endpoint, bucket: str) -> BucketEndpoint:
 
 
 def facts(endpoint: BucketEndpoint) -> tuple[object, ...]:
-    region = endpoint.signer._region  # noqa: SLF001 - signatures show it too, less plainly
+    region = endpoint.signer.region
     return endpoint.host, endpoint.port, endpoint.tls, endpoint.authority, endpoint.prefix, region
 
 

@@ -95,7 +95,7 @@ class Delivery:
         self._hedger = prefetcher.hedger
         self._verifier = prefetcher.verifier
         self._changes = changes or Changes()
-        self._amends = self._changes.policy.when_changed != "fail"
+        self._amends = self._changes.policy.amends
         self._detour: _Detour | None = None
         self._when_failed = when_failed
         self._transformer: BodyTransformer | None = None
@@ -335,9 +335,9 @@ class Delivery:
         done = self._window.deliver(count)
         if done is not None:
             self._fetches.pop(done).stage.discard()
-            if done.part.ends_object:
+            for after, size in done.part.ends():
                 self._counters.objects_completed += 1
-                self.ends.add(self.delivered, done.part.object.size)
+                self.ends.add(self.delivered - after, size)
             self._changed.set()
             self.prefetcher.start()
             if self._verifier is not None and done.part.body:

@@ -61,6 +61,11 @@ class ChangePolicy:
         if self.when_changed == "refetch" and self.stat is None:
             raise ValueError("nothing can be refetched without a way to find it")
 
+    @property
+    def amends(self) -> bool:
+        """Whether a changed object is skipped or replaced, so that the epoch does not fail."""
+        return self.when_changed != "fail"
+
 
 FAIL = ChangePolicy()
 

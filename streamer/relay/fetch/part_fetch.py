@@ -21,7 +21,7 @@ import asyncio
 import contextlib
 import time
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from streamer.errors import ErrorContext, Expired, SourceError, Throttled, Transient
 from streamer.retry import PART_FAILED, Attempts, retry
@@ -33,8 +33,17 @@ if TYPE_CHECKING:
     from streamer.relay.staging.stage import Stage
     from streamer.relay.statistics import ChannelCounters
     from streamer.retry import RetryPolicy
-    from streamer.s3.ranges import Body, Phase, RangeSource
-    from streamer.schedule.budget import ChannelQuota
+    from streamer.s3.ranges import Body, Phase, RangeSource, RequestReport
+
+
+class RequestLog(Protocol):
+    """Learns from the ends of requests: a channel's quota, or an engine process's report."""
+
+    def landed(self, now: float, *, received: int, first_byte: float, seconds: float) -> None:
+        """Note a successful request (`ChannelQuota.landed`)."""
+
+    def throttled(self, now: float) -> None:
+        """Note that S3 answered SlowDown."""
 
 
 class PartFetch:
@@ -47,8 +56,10 @@ class PartFetch:
         *,
         policy: RetryPolicy,
         counters: ChannelCounters,
-        quota: ChannelQuota,
+        quota: RequestLog,
+        requests: int = 1,
     ) -> None:
+        """`requests`: see `RangeRequest.requests`."""
         self.stage = stage
         self.phase: Phase = "first_byte"
         """Phase of the last request."""
@@ -70,6 +81,7 @@ class PartFetch:
         self._policy = policy
         self._counters = counters
         self._quota = quota
+        self._requests = requests
 
     def __repr__(self) -> str:
         return f"<PartFetch {self.phase}, {self.stage}>"
@@ -124,9 +136,12 @@ class PartFetch:
             self._counters.resumes["part"] += 1
         self.enter("first_byte")
         first = stage.part.start + stage.received
-        request = self.request = RangeRequest(stage.part, first, attempt, on_phase=self.enter)
+        request = self.request = RangeRequest(
+            stage.part, first, attempt, on_phase=self.enter, requests=self._requests
+        )
         body, since, first_byte = await self.open(request)
-        self._counters.first_byte.add(first_byte)
+        if not request.reported:
+            self._counters.first_byte.add(first_byte)
         self.enter("body")
         await self.receive(request, body, lambda: stage.attach(body), since, first_byte)
 
@@ -135,7 +150,7 @@ class PartFetch:
 
         Raises SourceError, and counts the failure.
         """
-        since = time.monotonic()
+        since, request.on_report = time.monotonic(), self._note_report
         try:
             body = await self._source.open(request)
         except BaseException as error:
@@ -161,11 +176,28 @@ class PartFetch:
             self.stage.detach(body)
             body.close()
         self._forget(request)
-        now = time.monotonic()
-        self._counters.requests["ok"] += 1
-        self._counters.part.add(now - since)
-        received = request.part.end - request.first
-        self._quota.landed(now, received=received, first_byte=first_byte, seconds=now - since)
+        if not request.reported:
+            self._counters.requests["ok"] += 1
+            self._note_done(request.part.end - request.first, first_byte, time.monotonic() - since)
+
+    def _note_done(self, received: int, first_byte: float, seconds: float) -> None:
+        self._counters.part.add(seconds)
+        self._quota.landed(time.monotonic(), received=received, first_byte=first_byte, seconds=seconds)
+
+    def _note_report(self, report: RequestReport) -> None:
+        """Count requests that the transport has sent by itself."""
+        counters = self._counters
+        counters.requests.update(report.requests)
+        counters.retries.update(report.retries)
+        if report.resumes:
+            counters.resumes["part"] += report.resumes
+        for received, first_byte, seconds in report.done:
+            counters.first_byte.add(first_byte)
+            self._note_done(received, first_byte, seconds)
+        for kind, text in report.errors:
+            counters.note(kind, text)
+        if report.throttled:
+            self._quota.throttled(time.monotonic())
 
     def _forget(self, request: RangeRequest) -> None:
         """Drop an ended request: it refers to this object, and the cycle would keep both and the stage."""
@@ -175,13 +207,15 @@ class PartFetch:
     def _ended(self, request: RangeRequest, error: BaseException) -> None:
         """Count a failed or cancelled request; lower the concurrency limit if S3 answered SlowDown."""
         self._forget(request)
+        if request.reported:
+            return
         if not isinstance(error, SourceError):
             self._counters.requests["cancelled"] += 1
             return
         self._counters.requests[error.kind] += 1
-        self._counters.note(error.kind, error)
+        self._counters.note(error.kind, str(error))
         if isinstance(error, Throttled):
-            self._quota.concurrency.throttled(time.monotonic())
+            self._quota.throttled(time.monotonic())
 
 
 def _silence_before(error: SourceError) -> float:

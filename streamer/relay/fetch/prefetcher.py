@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from streamer.errors import GaveUp, SourceError
-from streamer.plan import START, Part, Plan, Position, Segment, cut
+from streamer.plan import START, Part, Plan, Position, Segment, cut, gathered
 from streamer.relay.fetch.hedger import Hedger
 from streamer.relay.fetch.part_fetch import PartFetch
 from streamer.relay.staging.buffers import BufferStage
@@ -87,8 +87,11 @@ class Prefetcher:
         requests: asyncio.TaskGroup,
         verifier: ChecksumVerifier | None = None,
         on_batch: Callable[[], None] = lambda: None,
+        together: bool = False,
     ) -> None:
         """`requests` runs the tasks of parts; none starts before `allow`.
+
+        `together`: small parts may be fetched together (`Span`), since only their bytes matter.
 
         `verifier`: gets the bytes that leave a stage, and compares whole objects with their checksums.
         `on_batch`: as for `all_epochs`.
@@ -98,8 +101,11 @@ class Prefetcher:
         self.verifier = verifier
         self.quota = stages.quota
         self.quota.on_available = self.start
+        parts = all_epochs(stream.plan, stages.part_size, stream.start, on_batch=on_batch)
+        if together and source.span_size:
+            parts = gathered(parts, min(source.span_size, stages.part_size()))
         self.window = Window(
-            all_epochs(stream.plan, stages.part_size, stream.start, on_batch=on_batch),
+            parts,
             stages.quota,
             reserved_bytes=stages.reserved_bytes,
         )
@@ -198,7 +204,12 @@ class Prefetcher:
         if self.verifier is not None and isinstance(stage, BufferStage):
             stage.on_leave = partial(self.verifier.update, slot.part)
         fetch = self.fetches[slot] = PartFetch(
-            stage, self._source, policy=self.stream.retry, counters=self.counters, quota=self.quota
+            stage,
+            self._source,
+            policy=self.stream.retry,
+            counters=self.counters,
+            quota=self.quota,
+            requests=slot.requests,
         )
         if slot is self.window.head_of_line:
             self.changed.set()  # delivery may be waiting for a part to be admitted

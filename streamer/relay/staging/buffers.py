@@ -60,6 +60,13 @@ class BufferStage(Stage):
         self.on_leave: Callable[[memoryview], None] | None = None
         """Called with the object's bytes when they are delivered, in order."""
 
+    def read_ahead(self) -> None:
+        """Read all bytes as they arrive from now on, as with `eager`."""
+        if self._parks:
+            self._parks = False
+            if self._body is not None and not self.awaited:
+                self._on_bytes()
+
     @property
     def staged(self) -> int:
         return len(self._before) + self._in_memory

@@ -10,19 +10,22 @@ from __future__ import annotations
 
 import re
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote
 
 from streamer import __version__
 from streamer.errors import ErrorContext
-from streamer.plan import Part
+from streamer.plan import ObjectRef, Part
 from streamer.s3.client.faults import REGION, map_errors, without_credentials
 from streamer.s3.signing.endpoints import BucketEndpoint, endpoint_of, signing_region
 
 if TYPE_CHECKING:
     from streamer.s3.client.endpoint import RequestOptions
     from streamer.s3.client.session import Clients, S3Client
+    from streamer.s3.signing.sigv4 import Credentials
 
 _UNRESERVED = re.compile(r"[A-Za-z0-9_.~/-]*").fullmatch
 """Matches keys that need no quoting, as nearly all are: three times as fast as `quote`."""
@@ -33,19 +36,117 @@ def _use_regional_endpoint(context: dict[str, Any], **_: Any) -> None:
     context.pop("use_global_endpoint", None)
 
 
-class RangeSigner:
-    """Builds requests for one session; does not sign them if `anonymous`."""
+class RequestBuilder(ABC):
+    """Builds and signs requests; subclasses know the endpoints of buckets. Does not sign if `anonymous`."""
+
+    def __init__(
+        self,
+        credentials: Any,
+        *,
+        anonymous: bool,
+        headers: Mapping[str, str],
+        list_headers: Mapping[str, str] = MappingProxyType({}),
+        sends_if_match: bool = True,
+    ) -> None:
+        """`credentials`: the session's, or None if anonymous. `headers`: of every GET and HEAD."""
+        self.credentials = credentials
+        self.sends_if_match = sends_if_match
+        self.ahead = 0.0
+        """Seconds by which this machine's clock is ahead of the endpoint's; 0 until an error has shown it."""
+        self._anonymous = anonymous
+        self._headers = headers
+        self._list_headers = list_headers
+
+    @abstractmethod
+    async def endpoint(self, bucket: str) -> BucketEndpoint:
+        """Return the bucket's endpoint. Raises SourceError for a bucket name that botocore refuses."""
+
+    async def ranged_get(self, endpoint: BucketEndpoint, part: Part, first: int) -> bytes:
+        """Build the GET of bytes `first` to `part.end` of the listed version. Raises Denied."""
+        ref = part.object
+        condition = {"If-Match": f'"{ref.etag}"'} if self.sends_if_match else {}
+        headers = {"Range": f"bytes={first}-{part.end - 1}", **condition, **self._headers}
+        path, query = _object_target(endpoint, ref.key, ref.version)
+        return await self._request("GET", endpoint, path, query, headers, named=(ref.bucket, ref.key))
+
+    async def get(self, endpoint: BucketEndpoint, bucket: str, key: str, headers: Mapping[str, str]) -> bytes:
+        """Build the GET of the object with these further headers. Raises Denied."""
+        path, query = _object_target(endpoint, key, None)
+        merged = {**headers, **self._headers}
+        return await self._request("GET", endpoint, path, query, merged, named=(bucket, key))
+
+    async def head(self, endpoint: BucketEndpoint, bucket: str, key: str, *, version: str | None) -> bytes:
+        """Build the HEAD of the object, or of that version. Raises Denied."""
+        path, query = _object_target(endpoint, key, version)
+        return await self._request("HEAD", endpoint, path, query, self._headers, named=(bucket, key))
+
+    async def list_page(self, endpoint: BucketEndpoint, bucket: str, parameters: Mapping[str, str]) -> bytes:
+        """Build the ListObjectsV2 of one page. `parameters`: its query's, not encoded. Raises Denied."""
+        path = endpoint.prefix.removesuffix("/") or "/"
+        pairs = sorted({**parameters, "list-type": "2"}.items())
+        query = "&".join(f"{name}={quote(value, safe='~')}" for name, value in pairs)
+        prefix = parameters.get("prefix", "")
+        return await self._request("GET", endpoint, path, query, self._list_headers, named=(bucket, prefix))
+
+    async def keys(self, ref: ObjectRef) -> Credentials | None:
+        """Return the credentials for a request of `ref` now; None if anonymous. Raises Denied."""
+        if self._anonymous:
+            return None
+        frozen = None if self.credentials is None else self.credentials.frozen()
+        found: Credentials = frozen or await self._frozen_credentials(ref.bucket, ref.key)
+        return found
+
+    async def _frozen_credentials(self, bucket: str, key: str) -> Any:
+        if self.credentials is not None:
+            try:
+                return await self.credentials.get_frozen_credentials()
+            except Exception:  # map_errors only after a failure, because a context manager costs time
+                with map_errors(ErrorContext(bucket, key)):
+                    raise
+        raise without_credentials("Unable to locate credentials", ErrorContext(bucket, key))
+
+    async def _request(
+        self,
+        method: str,
+        endpoint: BucketEndpoint,
+        path: str,
+        query: str,
+        headers: Mapping[str, str],
+        *,
+        named: tuple[str, str],
+    ) -> bytes:
+        """Sign and build a request. `named`: bucket and key, for errors."""
+        if not self._anonymous:
+            frozen = None if self.credentials is None else self.credentials.frozen()
+            if frozen is None:
+                frozen = await self._frozen_credentials(*named)
+            now = time.time() - self.ahead if self.ahead else None
+            headers = endpoint.signer.sign(
+                endpoint.authority, path, query, headers, frozen, method=method, now=now
+            )
+        target = f"{path}?{query}" if query else path
+        lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+        return (
+            f"{method} {target} HTTP/1.1\r\nHost: {endpoint.authority}\r\n"
+            f"User-Agent: penstock/{__version__}\r\n{lines}\r\n"
+        ).encode("ascii")
+
+
+class RangeSigner(RequestBuilder):
+    """Builds the requests of one session; botocore resolves the endpoints that `endpoint_of` does not."""
 
     def __init__(
         self, client: S3Client, credentials: Any, *, anonymous: bool, reading: RequestOptions
     ) -> None:
         """`credentials`: the session's, or None if anonymous."""
+        super().__init__(
+            credentials,
+            anonymous=anonymous,
+            headers=reading.headers(),
+            list_headers=reading.list_headers(),
+            sends_if_match=client.sends_if_match,
+        )
         self._client = client
-        self.credentials = credentials
-        self.sends_if_match = client.sends_if_match
-        self._anonymous = anonymous
-        self._headers = reading.headers()
-        self._list_headers = reading.list_headers()
         self._regions: dict[str, str] = {}
         """By bucket, the region of its endpoint."""
         self._endpoints: dict[str, BucketEndpoint] = {}
@@ -54,8 +155,6 @@ class RangeSigner:
         self._default_region: str | None = None
         """The region of aiobotocore's client."""
         client.when_open(self._watch)
-        self.ahead = 0.0
-        """Seconds by which this machine's clock is ahead of the endpoint's; 0 until an error has shown it."""
 
     @classmethod
     def of(cls, client: S3Client, clients: Clients) -> Self:
@@ -63,7 +162,7 @@ class RangeSigner:
         return cls(client, clients.credentials, anonymous=clients.anonymous, reading=clients.reading)
 
     async def endpoint(self, bucket: str) -> BucketEndpoint:
-        """Return the bucket's endpoint. Raises SourceError for a bucket name that botocore refuses."""
+        """As `RequestBuilder.endpoint`."""
         endpoint = self._endpoints.get(bucket)
         if endpoint is None:
             settings, computed = self._client.settings, None
@@ -103,68 +202,6 @@ class RangeSigner:
             self._endpoints.pop(bucket, None)
             self._moved.add(bucket)
         self._regions[bucket] = region
-
-    async def ranged_get(self, endpoint: BucketEndpoint, part: Part, first: int) -> bytes:
-        """Build the GET of bytes `first` to `part.end` of the listed version. Raises Denied."""
-        ref = part.object
-        condition = {"If-Match": f'"{ref.etag}"'} if self.sends_if_match else {}
-        headers = {"Range": f"bytes={first}-{part.end - 1}", **condition, **self._headers}
-        path, query = _object_target(endpoint, ref.key, ref.version)
-        return await self._request("GET", endpoint, path, query, headers, named=(ref.bucket, ref.key))
-
-    async def get(self, endpoint: BucketEndpoint, bucket: str, key: str, headers: Mapping[str, str]) -> bytes:
-        """Build the GET of the object with these further headers. Raises Denied."""
-        path, query = _object_target(endpoint, key, None)
-        merged = {**headers, **self._headers}
-        return await self._request("GET", endpoint, path, query, merged, named=(bucket, key))
-
-    async def head(self, endpoint: BucketEndpoint, bucket: str, key: str, *, version: str | None) -> bytes:
-        """Build the HEAD of the object, or of that version. Raises Denied."""
-        path, query = _object_target(endpoint, key, version)
-        return await self._request("HEAD", endpoint, path, query, self._headers, named=(bucket, key))
-
-    async def list_page(self, endpoint: BucketEndpoint, bucket: str, parameters: Mapping[str, str]) -> bytes:
-        """Build the ListObjectsV2 of one page. `parameters`: its query's, not encoded. Raises Denied."""
-        path = endpoint.prefix.removesuffix("/") or "/"
-        pairs = sorted({**parameters, "list-type": "2"}.items())
-        query = "&".join(f"{name}={quote(value, safe='~')}" for name, value in pairs)
-        prefix = parameters.get("prefix", "")
-        return await self._request("GET", endpoint, path, query, self._list_headers, named=(bucket, prefix))
-
-    async def _frozen_credentials(self, bucket: str, key: str) -> Any:
-        if self.credentials is not None:
-            try:
-                return await self.credentials.get_frozen_credentials()
-            except Exception:  # map_errors only after a failure, because a context manager costs time
-                with map_errors(ErrorContext(bucket, key)):
-                    raise
-        raise without_credentials("Unable to locate credentials", ErrorContext(bucket, key))
-
-    async def _request(
-        self,
-        method: str,
-        endpoint: BucketEndpoint,
-        path: str,
-        query: str,
-        headers: dict[str, str],
-        *,
-        named: tuple[str, str],
-    ) -> bytes:
-        """Sign and build a request. `named`: bucket and key, for errors."""
-        if not self._anonymous:
-            frozen = None if self.credentials is None else self.credentials.frozen()
-            if frozen is None:
-                frozen = await self._frozen_credentials(*named)
-            now = time.time() - self.ahead if self.ahead else None
-            headers = endpoint.signer.sign(
-                endpoint.authority, path, query, headers, frozen, method=method, now=now
-            )
-        target = f"{path}?{query}" if query else path
-        lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
-        return (
-            f"{method} {target} HTTP/1.1\r\nHost: {endpoint.authority}\r\n"
-            f"User-Agent: penstock/{__version__}\r\n{lines}\r\n"
-        ).encode("ascii")
 
 
 def _object_target(endpoint: BucketEndpoint, key: str, version: str | None) -> tuple[str, str]:

@@ -35,7 +35,7 @@ class GetSigner:
     """
 
     def __init__(self, region: str, *, service: str = "s3") -> None:
-        self._region = region
+        self.region = region
         self._service = service
         self._cached_key: tuple[str, str, bytes] | None = None
         self._orders: dict[tuple[str, ...], tuple[list[tuple[str, str]], str]] = {}
@@ -66,7 +66,7 @@ class GetSigner:
         values = {"Host": host, **signed}
         written = "".join([f"{lower}:{_canonical_value(values[name])}\n" for name, lower in order])
         canonical = f"{method}\n{path}\n{query}\n{written}\n{names}\n{_NO_BODY}"
-        scope = f"{day}/{self._region}/{self._service}/aws4_request"
+        scope = f"{day}/{self.region}/{self._service}/aws4_request"
         digest = hashlib.sha256(canonical.encode()).hexdigest()
         text = f"AWS4-HMAC-SHA256\n{stamp}\n{scope}\n{digest}"
         signature = hmac.digest(self._key(day, credentials.secret_key), text.encode(), "sha256").hex()
@@ -94,7 +94,7 @@ class GetSigner:
         if self._cached_key is not None and self._cached_key[:2] == (day, secret):
             return self._cached_key[2]
         key = b"AWS4" + secret.encode()
-        for step in (day, self._region, self._service, "aws4_request"):
+        for step in (day, self.region, self._service, "aws4_request"):
             key = hmac.digest(key, step.encode(), "sha256")
         self._cached_key = (day, secret, key)
         return key

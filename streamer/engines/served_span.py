@@ -1,0 +1,236 @@
+"""One span in an engine process: fetches its parts and writes their bytes, in order, into a pipe.
+
+    part ─ PartFetch (request, retry) ─▶ BufferStage ─┐
+    part ─ PartFetch ─▶ BufferStage ──────────────────┴─ in order ─▶ pipe ─▶ parent
+
+At most `requests` parts are fetched at once. The body of a large part stays in its socket, encrypted, until
+the span has a pipe. Then, with `ahead`, it is read as it arrives, so that several engines decrypt the next
+parts of one FIFO at the same time; without, it is read as the pipe takes it, while its bytes are in the
+processor's cache. The parent has reserved memory for all of them. A part that fails for good ends the span,
+after the bytes before it: so the parent learns of an error at the exact byte.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TYPE_CHECKING, Protocol
+
+from streamer.errors import ReaderGone, SourceError
+from streamer.relay.fetch.part_fetch import PartFetch
+from streamer.relay.staging.buffers import BufferPool, BufferStage
+from streamer.relay.statistics import ChannelCounters
+from streamer.s3.ranges import RequestReport
+from streamer.sink.outlet import PipeOutlet
+from streamer.units import KIB, MIB
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from streamer.plan import Part
+    from streamer.retry import RetryPolicy
+    from streamer.s3.ranges import Phase, RangeSource
+
+TURN = 1 * MIB
+"""Bytes that a span writes before it yields to the event loop."""
+LEAST = 32 * KIB
+"""Minimum bytes that a write counts for in a turn."""
+
+
+class Observer(Protocol):
+    """Passes the progress of a span on to the parent."""
+
+    def opened(self, peer: str | None) -> None:
+        """Note that the first response header is right, and the address that it came from."""
+
+    def phase(self, phase: Phase) -> None:
+        """Note that the part to write next has entered this phase."""
+
+
+class ServedSpan:
+    """Fetches `parts` and writes them into the pipe given to `attach`."""
+
+    def __init__(
+        self,
+        parts: Sequence[Part],
+        source: RangeSource,
+        pool: BufferPool,
+        *,
+        policy: RetryPolicy,
+        requests: int,
+        observer: Observer,
+    ) -> None:
+        self.written = 0
+        """Bytes written into the pipe."""
+        self._parts = parts
+        self._source = source
+        self._pool = pool
+        self._policy = policy
+        self._at_once = requests
+        self._observer = observer
+        self._counters = ChannelCounters()
+        self._done: list[tuple[int, float, float]] = []
+        self._throttled = 0
+        self._ahead = False
+        self._stages: list[BufferStage] = []
+        """Stages of the parts that have begun, in order."""
+        self._fetches: list[PartFetch] = []
+        """Fetches of the same parts."""
+        self._running = 0
+        self._changed = asyncio.Event()
+        self._pipe: int | None = None
+        self._unopened = True
+        """Whether no response header has been checked."""
+
+    def __repr__(self) -> str:
+        return f"<ServedSpan {len(self._fetches)}/{len(self._parts)} parts begun, {self.written} written>"
+
+    def landed(self, now: float, *, received: int, first_byte: float, seconds: float) -> None:
+        """As `RequestLog`."""
+        del now
+        self._done.append((received, first_byte, seconds))
+
+    def throttled(self, now: float) -> None:
+        """As `RequestLog`."""
+        del now
+        self._throttled += 1
+
+    def attach(self, fd: int, *, ahead: bool) -> None:
+        """Write into this pipe, which the span then owns. `ahead`: read all bytes as they arrive.
+
+        Called once.
+        """
+        self._pipe = fd
+        self._changed.set()
+        self._ahead = ahead
+        if ahead:
+            for stage in self._stages:
+                stage.read_ahead()
+
+    def close(self) -> None:
+        """Close the pipe, if there is one. `run` must have ended."""
+        if self._pipe is not None:
+            os.close(self._pipe)
+
+    def report(self) -> RequestReport:
+        """Return what the span's requests have done since the last report."""
+        counters = self._counters
+        report = RequestReport(
+            dict(counters.requests),
+            dict(counters.retries),
+            counters.resumes["part"],
+            self._done,
+            [(note.kind, note.text) for note in counters.notes],
+            self._throttled,
+        )
+        for each in (counters.requests, counters.retries, counters.resumes, counters.notes):
+            each.clear()
+        self._done, self._throttled = [], 0
+        return report
+
+    async def run(self) -> None:
+        """Fetch and write all parts. Raises SourceError at the first missing byte, and ReaderGone."""
+        failure: Exception | None = None
+        try:
+            async with asyncio.TaskGroup() as requests:
+                tasks: list[asyncio.Task[None]] = []
+                self._begin_more(requests, tasks)
+                try:
+                    await self._write_all(requests, tasks)
+                except (SourceError, ReaderGone) as error:
+                    failure = error
+                    for task in tasks:
+                        task.cancel()
+        finally:
+            for fetch in self._fetches:
+                fetch.stage.discard()
+        if failure is not None:
+            raise failure
+
+    def _begin_more(self, requests: asyncio.TaskGroup, tasks: list[asyncio.Task[None]]) -> None:
+        """Begin further parts, as many as may be fetched at once."""
+        while self._running < self._at_once and len(self._fetches) < len(self._parts):
+            part = self._parts[len(self._fetches)]
+            stage = BufferStage(
+                part, self._pool, on_change=self._changed.set, counters=self._counters, eager=self._ahead
+            )
+            fetch = PartFetch(stage, self._source, policy=self._policy, counters=self._counters, quota=self)
+            self._stages.append(stage)
+            self._fetches.append(fetch)
+            if part.body:
+                self._running += 1
+                fetch.on_phase = None if self._fetches[1:] else self._note_phase
+                tasks.append(requests.create_task(self._fetch(fetch)))
+
+    async def _fetch(self, fetch: PartFetch) -> None:
+        try:
+            await fetch.run()
+        except SourceError as error:
+            fetch.error = error
+            if self._fetches[0].stage.ready:
+                self._open(None)  # the parent must take the literals before the missing byte
+        self._running -= 1
+        self._changed.set()
+
+    def _note_phase(self, phase: Phase) -> None:
+        if self._unopened and phase == "body":
+            request = next((fetch.request for fetch in self._fetches if fetch.request), None)
+            self._open(request.peer if request else None)
+        else:
+            self._observer.phase(phase)
+
+    def _open(self, peer: str | None) -> None:
+        if self._unopened:
+            self._unopened = False
+            self._observer.opened(peer)
+
+    async def _write_all(self, requests: asyncio.TaskGroup, tasks: list[asyncio.Task[None]]) -> None:
+        if not any(part.body for part in self._parts):
+            self._open(None)
+        while self._pipe is None:
+            # Nothing is taken from a socket before: a stage that is awaited must be drained at once.
+            if self._fetches[0].error is not None and not self._fetches[0].stage.ready:
+                raise self._fetches[0].error
+            self._begin_more(requests, tasks)
+            await self._news()
+        outlet = PipeOutlet(self._pipe, on_gone=self._changed.set)
+        try:
+            for index, part in enumerate(self._parts):
+                self._begin_more(requests, tasks)
+                while index >= len(self._fetches):
+                    await self._news()
+                    self._begin_more(requests, tasks)
+                await self._write(part, self._fetches[index], outlet)
+        finally:
+            outlet.detach()
+
+    async def _write(self, part: Part, fetch: PartFetch, outlet: PipeOutlet) -> None:
+        """Write all bytes of a part. Raises SourceError at the first missing byte, and ReaderGone."""
+        stage, left = fetch.stage, TURN
+        count = 0
+        while count < len(part):
+            if outlet.reader_gone:
+                raise ReaderGone("the parent closed the pipe")
+            if not stage.ready:
+                if fetch.error is not None:
+                    raise fetch.error
+                fetch.on_phase = self._note_phase
+                stage.awaited = True
+                await self._news()
+                continue
+            try:
+                pushed = outlet.push(stage)
+            except BlockingIOError:
+                await outlet.writable()
+                continue
+            count += pushed
+            self.written += pushed
+            left -= max(LEAST, pushed)
+            if left <= 0:
+                left = TURN
+                await asyncio.sleep(0)
+        stage.discard()
+
+    async def _news(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()

@@ -1,0 +1,124 @@
+"""A span that is fetched in this process, for responses that engines leave to it.
+
+These are redirects to another region, and bodies of unknown length. They are rare, so the span is read whole
+into memory, one part after the other, before it is delivered; its memory is reserved.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from streamer.errors import SourceError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from streamer.s3.ranges import Body, RangeRequest, RangeSource
+
+
+class SpanBody:
+    """A `Body` of bytes in memory, and perhaps of the error that follows them."""
+
+    spliceable = False
+
+    def __init__(self, data: bytearray, length: int, failure: SourceError | None) -> None:
+        """`length`: bytes of the body; if they are more than those of `data`, `failure` follows them."""
+        self.left = length
+        self._data = memoryview(data)
+        self._failure = failure
+        self._loop = asyncio.get_running_loop()
+        self._call: Callable[[], None] | None = None
+        self._taken: asyncio.Future[None] = self._loop.create_future()
+
+    @classmethod
+    async def read(cls, request: RangeRequest, source: RangeSource) -> SpanBody:
+        """Return the body of a span, read from `source`. Raises SourceError if its first part fails."""
+        data = bytearray()
+        for part in request.part.rest(request.first):
+            data += part.leading
+            if part.body:
+                try:
+                    body = await source.open(replace(request, part=part, first=part.start, requests=1))
+                    await _read(body, data)
+                except SourceError as error:
+                    if not data:
+                        raise
+                    return cls(data, request.part.end - request.first, error)
+            data += part.trailing
+        return cls(data, len(data), None)
+
+    def __repr__(self) -> str:
+        return f"<SpanBody {self.left} bytes left, {self._failure!r}>"
+
+    def splice_into(self, pipe_fd: int, most: int) -> int:
+        """Not used: `spliceable` is False."""
+        raise NotImplementedError
+
+    def read_into(self, memory: memoryview) -> int:
+        """As `Body.read_into`."""
+        if self._failure is not None and not self._data:
+            if not self._taken.done():
+                self._taken.set_exception(self._failure)
+            raise self._failure
+        count = min(len(memory), len(self._data))
+        memory[:count] = self._data[:count]
+        self._data = self._data[count:]
+        self.left -= count
+        if not self.left:
+            self._taken.set_result(None)
+        return count
+
+    def probe(self) -> None:
+        """As `Body.probe`."""
+        if self._failure is not None and not self._data:
+            raise self._failure
+
+    def notify(self, call: Callable[[], None]) -> None:
+        """As `Body.notify`: all bytes are there."""
+        self._call = call
+        self._loop.call_soon(self._fire)
+
+    park = notify
+
+    def _fire(self) -> None:
+        call, self._call = self._call, None
+        if call is not None:
+            call()
+
+    def hush(self) -> None:
+        """As `Body.hush`."""
+        self._call = None
+
+    async def taken(self) -> None:
+        """As `Body.taken`."""
+        await self._taken
+
+    def close(self) -> None:
+        """As `Body.close`."""
+        self._call = None
+        self._taken.cancel()
+
+
+async def _read(body: Body, data: bytearray) -> None:
+    """Append all bytes of `body` to `data`, and close it. Raises SourceError."""
+    room = memoryview(bytearray(body.left))
+    whole = body.left
+
+    def pull() -> None:
+        try:
+            while body.left:
+                body.read_into(room[whole - body.left :])
+        except BlockingIOError:
+            body.notify(pull)
+        except SourceError:
+            return  # `Body.taken` raises it too
+
+    try:
+        pull()
+        await body.taken()
+    finally:
+        body.hush()
+        body.close()
+        data += room[: whole - body.left]

@@ -1,0 +1,79 @@
+"""Messages between parent and engine: tuples of plain values, in `marshal`'s format.
+
+Both processes run the same interpreter and trust each other, which is what `marshal` needs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import astuple
+from typing import Any
+
+from streamer import errors
+from streamer.errors import BadAnswer, ClockSkew, ErrorContext, SourceError, Transient
+from streamer.plan import ObjectRef, Part
+from streamer.s3.ranges import RequestReport
+
+PackedPart = tuple[str, str, int, str, str | None, int, int, bytes, bytes]
+PackedError = tuple[Any, ...]
+PackedReport = tuple[Any, ...]
+
+
+class LeftToParent(SourceError):
+    """A response that the parent's aiobotocore must fetch: a redirect, or a body of unknown length."""
+
+    kind = "left_to_parent"
+
+
+def pack_part(part: Part) -> PackedPart:
+    """Return what an engine needs to know of a part."""
+    ref = part.object
+    identity = ref.bucket, ref.key, ref.size, ref.etag, ref.version
+    return (*identity, part.start, part.end, part.leading, part.trailing)
+
+
+def unpack_part(packed: PackedPart) -> Part:
+    """Return the part; its epoch and offset are not sent."""
+    bucket, key, size, etag, version, start, end, leading, trailing = packed
+    return Part(0, ObjectRef(bucket, key, size, etag, version), start, end, 0, leading, trailing)
+
+
+def pack_error(error: SourceError) -> PackedError:
+    """Return the error without its cause."""
+    return (
+        type(error).__name__,
+        error.message,
+        astuple(error.context),
+        error.retry_after,
+        error.code,
+        error.silent
+        if isinstance(error, Transient)
+        else error.ahead
+        if isinstance(error, ClockSkew)
+        else 0.0,
+    )
+
+
+def unpack_error(packed: PackedError) -> SourceError:
+    """Return the error. A class that `streamer.errors` does not have becomes BadAnswer."""
+    name, message, context, retry_after, code, seconds = packed
+    found = LeftToParent if name == LeftToParent.__name__ else getattr(errors, name, BadAnswer)
+    error: SourceError = found(message, ErrorContext(*context))
+    error.retry_after, error.code = retry_after, code
+    if isinstance(error, Transient):
+        error.silent = seconds
+    elif isinstance(error, ClockSkew):
+        error.ahead = seconds
+    return error
+
+
+def pack_report(report: RequestReport) -> PackedReport:
+    """Return the fields of the report."""
+    return (
+        dict(report.requests), dict(report.retries), report.resumes, report.done, report.errors,
+        report.throttled,
+    )  # fmt: skip
+
+
+def unpack_report(packed: PackedReport) -> RequestReport:
+    """Return the report."""
+    return RequestReport(*packed)

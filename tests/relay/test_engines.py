@@ -1,0 +1,185 @@
+"""Engine processes: the bytes of the job's own process, whatever happens to a process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from streamer.engines.engine import EngineSettings, running
+from streamer.engines.source import EngineSource
+from streamer.errors import SinkError
+from streamer.plan import Arrangement
+from streamer.units import KIB, MIB
+from tests.kit.harness import Running, fill, running_channel
+from tests.kit.pipes import eventually, off_loop, read_all
+from tests.kit.stub import Answer, S3Stub, fails
+
+pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
+
+SMALL = [random.Random(7).randrange(1, 60_000) for _ in range(150)]
+
+
+def source(running: Running) -> EngineSource:
+    found = running.source
+    assert isinstance(found, EngineSource)
+    return found
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize(
+    ("sizes", "wrap"), [(SMALL, False), (SMALL, True), ([9_000_000, 0, 3, 2_500_000], False)]
+)
+async def test_every_byte_arrives_in_order(
+    stub: S3Stub, tmp_path: Path, processes: int, sizes: list[int], *, wrap: bool
+) -> None:
+    truth = fill(stub, sizes)
+    arrangement = Arrangement(wrap=wrap)
+    async with running_channel(
+        stub, tmp_path, transport="splice", processes=processes, part_size=MIB, arrangement=arrangement
+    ) as channel:
+        got = await off_loop(read_all, channel.fifo(0))
+        found = channel.channel.statistics()
+        assert found.written_bytes == len(got)
+        assert found.objects_completed == sum(size > 0 for size in sizes)
+        await eventually(lambda: channel.channel.statistics().requests["ok"] >= len(stub.seen))
+    if wrap:
+        assert len(got) == channel.plan.total_bytes(0)
+        assert all(body in got for body in stub.objects.values())
+    else:
+        assert got == truth
+
+
+async def test_tls_is_decrypted_by_engines(tls_stub: S3Stub, tmp_path: Path) -> None:
+    truth = fill(tls_stub, [*SMALL, 5_000_000])
+    bundle = str(tmp_path / "ca.pem")
+    async with running_channel(
+        tls_stub, tmp_path, transport="splice", processes=2, part_size=MIB, ca_bundle=bundle
+    ) as channel:
+        assert await off_loop(read_all, channel.fifo(0)) == truth
+
+
+async def test_small_objects_are_asked_for_together(stub: S3Stub, tmp_path: Path) -> None:
+    """One span for all of them, and never more requests at once than the limit."""
+    truth = fill(stub, [20 * KIB] * 40)
+    async with running_channel(
+        stub, tmp_path, transport="splice", processes=1, part_size=4 * MIB, requests_in_flight=3
+    ) as channel:
+        assert len(source(channel).engines.engines) == 1
+        assert await off_loop(read_all, channel.fifo(0)) == truth
+    assert stub.most_in_flight <= 3
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_a_killed_process_loses_nothing(stub: S3Stub, tmp_path: Path, seed: int) -> None:
+    """Each process is killed at a random byte of the stream; the rest comes from another."""
+    chance = random.Random(seed)
+    truth = fill(stub, [*SMALL, 3_000_000, *SMALL[:20], 2_000_000], seed=seed)
+    kills = sorted(chance.randrange(len(truth)) for _ in range(6))
+    async with running_channel(
+        stub, tmp_path, transport="splice", processes=2, part_size=512 * KIB
+    ) as channel:
+        engines = source(channel).engines
+        got = bytearray()
+        with open(await off_loop(os.open, channel.fifo(0), os.O_RDONLY), "rb", buffering=0) as reader:
+            while data := await off_loop(reader.read, 64 * KIB):
+                got += data
+                while kills and kills[0] <= len(got):
+                    kills.pop(0)
+                    if engines.engines:
+                        os.kill(chance.choice(engines.engines).process.pid, signal.SIGKILL)
+        assert got == truth
+        assert engines.replaced
+
+
+async def test_what_an_engine_leaves_is_fetched_here(stub: S3Stub, tmp_path: Path) -> None:
+    """Bodies of unknown length, alone and inside a span."""
+
+    async def chunked(answer: Answer) -> web.StreamResponse:
+        answer.headers.pop("Content-Length", None)
+        response = web.StreamResponse(status=answer.status, headers=answer.headers)
+        response.enable_chunked_encoding()
+        await response.prepare(answer.request)
+        await response.write(answer.body)
+        return response
+
+    truth = fill(stub, [30_000] * 10 + [3_000_000])
+    names = sorted(stub.objects)
+    for name in (names[0], names[4], names[10], names[10]):
+        stub.script(chunked, key=name)
+    async with running_channel(stub, tmp_path, transport="splice", processes=1, part_size=MIB) as channel:
+        assert await off_loop(read_all, channel.fifo(0)) == truth
+
+
+async def test_an_error_comes_after_the_bytes_before_it(stub: S3Stub, tmp_path: Path) -> None:
+    """An object in the middle of a span is denied: the stream has every byte before that object."""
+    truth = fill(stub, [10_000] * 8)
+    name = sorted(stub.objects)[5]
+    stub.script(*[fails(403, "AccessDenied")] * 50, key=name)
+    async with running_channel(stub, tmp_path, transport="splice", processes=1, part_size=MIB) as channel:
+        fd = await off_loop(os.open, channel.fifo(0), os.O_RDONLY)
+        with open(fd, "rb", buffering=0) as reader:
+            got = b""
+            while len(got) < 50_000:
+                got += await off_loop(reader.read, 50_000 - len(got))
+            await eventually(lambda: channel.channel.error)
+            os.set_blocking(fd, False)
+            assert reader.read(1) is None
+            assert got == truth[:50_000]
+            error = channel.channel.error
+            assert error is not None
+            assert name in str(error)
+            channel.channel.drain()
+            await channel.task
+
+
+@pytest.fixture
+def settings() -> Callable[..., EngineSettings]:
+    def made(certificates: str | None = None) -> EngineSettings:
+        return EngineSettings(
+            anonymous=False,
+            headers={"x-amz-server-side-encryption-customer-key": "a-customer-key"},
+            sends_if_match=True,
+            certificates=certificates,
+            stall_timeout=5.0,
+            retry={},
+        )
+
+    return made
+
+
+async def test_a_process_that_does_not_answer_is_replaced(settings: Callable[..., EngineSettings]) -> None:
+    async with running(1, settings(), silent_after=0.1, ping_every=0.1) as engines:
+        first = engines.engines[0].process
+        os.kill(first.pid, signal.SIGSTOP)
+        await eventually(lambda: engines.replaced and any(each.serves for each in engines.engines))
+        assert first.returncode == -signal.SIGKILL
+
+
+async def test_a_process_that_cannot_start_is_an_error(
+    settings: Callable[..., EngineSettings], tmp_path: Path
+) -> None:
+    with pytest.raises(SinkError, match="before it was ready"):
+        async with running(1, settings(str(tmp_path / "none.pem")), silent_after=5):
+            pass
+
+
+async def test_no_secret_is_in_arguments_or_environment(
+    credentials: None, settings: Callable[..., EngineSettings]
+) -> None:
+    async with running(1, settings(), silent_after=5) as engines:
+        pid = engines.engines[0].process.pid
+
+        def public() -> bytes:
+            return Path(f"/proc/{pid}/cmdline").read_bytes() + Path(f"/proc/{pid}/environ").read_bytes()
+
+        found = await asyncio.to_thread(public)
+    assert b"streamer.engines" in found
+    for secret in (b"a-customer-key", b"AWS_", os.environ["AWS_SECRET_ACCESS_KEY"].encode()):
+        assert secret not in found

@@ -1,0 +1,108 @@
+"""Spans: consecutive parts as one part, and their description for an engine process."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamer.engines.wire import (
+    pack_error,
+    pack_part,
+    pack_report,
+    unpack_error,
+    unpack_part,
+    unpack_report,
+)
+from streamer.errors import ClockSkew, ErrorContext, ObjectMissing, SourceError, Throttled, Truncated
+from streamer.plan import Arrangement, ObjectRef, Part, Plan, Span, cut, gathered
+from streamer.s3.ranges import RequestReport
+
+PLANS = st.builds(
+    lambda sizes, wrap: Plan.of(
+        [ObjectRef("b", f"k{number}", size, "e") for number, size in enumerate(sizes)],
+        Arrangement(wrap=wrap),
+    ),
+    st.lists(st.integers(0, 300), min_size=1, max_size=30),
+    st.booleans(),
+)
+
+
+def stream(parts: list[Part]) -> list[tuple[str, int] | int]:
+    """Every byte of the stream: the object and offset it comes from, or the value of a literal."""
+    found: list[tuple[str, int] | int] = []
+    for part in parts:
+        found += part.leading
+        found += [(part.object.key, offset) for offset in range(part.start, part.end)]
+        found += part.trailing
+    return found
+
+
+def parts_of(plan: Plan, size: int) -> list[Part]:
+    return list(cut(plan.segments(0), part_size=lambda: size, epoch=0))
+
+
+@given(PLANS, st.integers(1, 200), st.integers(1, 500), st.data())
+def test_spans_have_the_bytes_of_their_parts(plan: Plan, size: int, span: int, data: st.DataObject) -> None:
+    parts = parts_of(plan, size)
+    found = [part for part in gathered(parts, span) if part is not None]
+    assert [len(part) for part in found] == [
+        b - a for a, b in pairwise([*(p.offset for p in found), sum(map(len, parts))])
+    ]
+    flat: list[Part] = []
+    for part in found:
+        flat += part.parts if isinstance(part, Span) else [part]
+    assert flat == parts
+    assert stream(flat) == stream(parts)
+    for part in found:
+        if isinstance(part, Span):
+            assert len(part) <= max(span, 1) or len(part.parts) == 1
+            first = data.draw(st.integers(0, len(part)))
+            assert stream(part.rest(first)) == stream(list(part.parts))[first:]
+            ends = [len(part) - after for after, _ in part.ends()]
+            assert ends == [
+                sum(map(len, part.parts[: index + 1])) - len(each.trailing)
+                for index, each in enumerate(part.parts)
+                if each.ends_object
+            ]
+            if first < len(part):
+                ref, offset = part.at(first)
+                assert 0 <= offset <= ref.size
+
+
+@given(PLANS, st.integers(1, 200))
+def test_a_pause_of_the_plan_is_passed_on(plan: Plan, span: int) -> None:
+    parts: list[Part | None] = [*parts_of(plan, 100), None, *parts_of(plan, 100)]
+    found = list(gathered(iter(parts), span))
+    at = found.index(None)
+    assert sum(len(part) for part in found[:at] if part) == sum(len(part) for part in found[at:] if part)
+
+
+@given(PLANS, st.integers(1, 200))
+def test_parts_travel_without_their_place(plan: Plan, size: int) -> None:
+    parts = parts_of(plan, size)
+    assert stream([unpack_part(pack_part(part)) for part in parts]) == stream(parts)
+    assert [unpack_part(pack_part(part)).object for part in parts] == [part.object for part in parts]
+
+
+def test_errors_and_reports_travel_whole() -> None:
+    context = ErrorContext("b", "k", 5, 2, "id")
+    throttled = Throttled("slow", context, retry_after=3.0)
+    throttled.code = "SlowDown"
+    errors: list[SourceError] = [
+        throttled,
+        Truncated("cut", context, silent=4.0),
+        ClockSkew("wrong", context, ahead=7.0),
+        ObjectMissing("gone", context),
+    ]
+    for error in errors:
+        found = unpack_error(pack_error(error))
+        assert type(found) is type(error)
+        assert (str(found), found.context, found.code, found.retry_after) == (
+            str(error), error.context, error.code, error.retry_after,
+        )  # fmt: skip
+        assert getattr(found, "silent", 0) == getattr(error, "silent", 0)
+        assert getattr(found, "ahead", 0) == getattr(error, "ahead", 0)
+    report = RequestReport({"ok": 2}, {"transient": 1}, 1, [(5, 0.1, 0.2)], [("transient", "text")], 1)
+    assert unpack_report(pack_report(report)) == report
