@@ -11,6 +11,7 @@ from pydantic import (
     BeforeValidator,
     ByteSize,
     Field,
+    PlainValidator,
     StrictStr,
     WithJsonSchema,
     model_validator,
@@ -23,6 +24,12 @@ from streamer.errors import ConfigError
 from streamer.s3.client.endpoint import STALL_TIMEOUT, Endpoint, IfMatch
 from streamer.secrets import remember
 from streamer.units import KIB, MIB
+
+
+def _processes(value: object) -> object:
+    if value == "auto" or (isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 64):
+        return value
+    raise ValueError("write auto, or a number from 0 to 64")
 
 
 def _octal(value: object) -> object:
@@ -159,7 +166,11 @@ class PenstockConfig(Model):
     """Seconds without a byte of progress before a channel fails."""
     stall_timeout: Annotated[Seconds, Field(ge=1)] = STALL_TIMEOUT
     """Seconds without a byte before a request counts as stalled, and is sent again on another connection."""
-    processes: Literal["auto"] | Annotated[int, Field(ge=0, le=64)] = "auto"
+    processes: Annotated[
+        Literal["auto"] | int,
+        PlainValidator(_processes),
+        WithJsonSchema({"anyOf": [{"const": "auto"}, {"type": "integer", "minimum": 0, "maximum": 64}]}),
+    ] = "auto"
     """Engine processes that send the requests and decrypt; 0: the sidecar's own process does."""
     hedge_budget: Annotated[float, Field(ge=0, le=1)] = 0.05
     """Of all bytes, those that may be fetched twice where the reader waits for a slow connection; 0: none."""
