@@ -210,7 +210,7 @@ class ServedSpan:
         count = 0
         while count < len(part):
             if outlet.reader_gone:
-                raise ReaderGone("the parent closed the pipe")
+                raise ReaderGone("the reader closed the pipe")
             if not stage.ready:
                 if fetch.error is not None:
                     raise fetch.error

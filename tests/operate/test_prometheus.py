@@ -250,8 +250,11 @@ def test_every_panel_is_drawn_with_its_answers(scraped: Scraped) -> None:
     query = concrete("penstock-overview")["Delivered by channel A"]
 
     def settled() -> Any:
-        """Two seconds ago, so that no scrape of that time is under way, every channel that is read moved."""
-        data = Data(scraped.server, time.time() - 2, 10)
+        """Two seconds ago, so that no scrape of that time is under way, every channel that is read moved.
+
+        In whole seconds, so that rounding does not take the range's last step away.
+        """
+        data = Data(scraped.server, int(time.time()) - 2, 10)
         return data if sum(float(one["value"][1]) > 0 for one in data.ask(query)) == 3 else None
 
     data = eventually(settled)
