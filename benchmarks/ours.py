@@ -109,7 +109,9 @@ class Penstock(Client):
             while True:
                 line = child.line(deadline=deadline)
                 if line.startswith("{") and (event := json.loads(line))["event"] == "ready":
-                    return Sidecar(child, event["admin"])
+                    sidecar = Sidecar(child, event["admin"])
+                    sidecar.status()  # the admin server is imported now, and not while bytes move
+                    return sidecar
         except BaseException:
             child.close()
             raise
