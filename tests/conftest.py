@@ -58,6 +58,13 @@ def pytest_timeout_set_timer(item: Any, settings: Any) -> bool | None:
     return True
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
+    """Give the report of a failure, and the cleaning up after it, a deadline of their own."""
+    if call.excinfo is not None and signal.getitimer(signal.ITIMER_REAL)[0]:
+        signal.setitimer(signal.ITIMER_REAL, 60)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[Any]) -> None:
     """What waits on uvloop is not ended by pytest-timeout's signal; a timeout of asyncio does it, before."""
     asked = config.getoption("timeout")

@@ -326,7 +326,7 @@ def test_resume_begins_where_a_state_was_taken(
         ranges = [get.range for get in stub.seen if "AKIARESUMED/" in (get.authorization or "")]
         starts = [int(each.removeprefix("bytes=").split("-")[0]) for each in ranges if each]
         assert state["offset"] in starts
-        assert min(starts[:8]) == state["offset"]  # of some 75, in hardly another order; then come epoch 2's
+        assert min(starts[:40]) == state["offset"]  # of some 75, in any order; then come epoch 2's
         trailer = published_trailer(data, "train", 1)
         assert (trailer.state, trailer.bytes_skipped) == ("complete", state["offset"])
         assert list(again) == records
