@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import subprocess
 import sys
@@ -119,7 +120,12 @@ def test_a_file_channel_shows_its_download_between_the_events(stub: S3Stub, tmp_
     stub.script(*[stalls(stub)] * 99, key="b/x/1")
     command = [*AT_ONCE, "run", "-c", file_job(stub, tmp_path)]
     with terminal(command, columns=300, rows=20) as window:
-        assert "x: 3 MB of 5 MB (60 %), " in window.wait_for(lambda screen: "3 MB of" in screen.text).text
+        # How much of the first object's end stays in a writer's pipe depends on how the kernel cut the pages.
+        window.wait_for(
+            lambda screen: (
+                re.search(r"^x: (2\.\d+|3) MB of 5 MB \((5\d|60) %\), ", screen.text, re.M) is not None
+            )
+        )
         stub.release()
         window.wait_for(lambda screen: "ready" in screen.text)
         assert "MB of" not in window.screen.text
