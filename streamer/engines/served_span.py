@@ -159,7 +159,8 @@ class ServedSpan:
             self._fetches.append(fetch)
             if part.body:
                 self._running += 1
-                fetch.on_phase = None if self._fetches[1:] else self._note_phase
+                first = not any(fetch.stage.part.body for fetch in self._fetches[:-1])
+                fetch.on_phase = self._note_phase if first else None
                 tasks.append(requests.create_task(self._fetch(fetch)))
 
     async def _fetch(self, fetch: PartFetch) -> None:

@@ -15,7 +15,8 @@ from aiohttp import web
 from streamer.engines.engine import EngineSettings, running
 from streamer.engines.source import EngineSource
 from streamer.errors import SinkError
-from streamer.plan import Arrangement
+from streamer.plan import Arrangement, Span, cut
+from streamer.s3.ranges import RangeRequest
 from streamer.units import KIB, MIB
 from tests.kit.harness import Running, fill, running_channel
 from tests.kit.pipes import eventually, off_loop, read_all
@@ -96,6 +97,30 @@ async def test_a_killed_process_loses_nothing(stub: S3Stub, tmp_path: Path, seed
                         os.kill(chance.choice(engines.engines).process.pid, signal.SIGKILL)
         assert got == truth
         assert engines.replaced
+
+
+async def test_a_span_goes_on_inside_the_literals_after_an_object(stub: S3Stub, tmp_path: Path) -> None:
+    """The first bytes need no request, so the response header to wait for is a later part's."""
+    fill(stub, [1001, 2002])
+    async with running_channel(
+        stub, tmp_path, transport="splice", processes=1, arrangement=Arrangement(wrap=True)
+    ) as channel:
+        parts = list(cut(channel.plan.segments(0), part_size=lambda: MIB, epoch=0))
+        first = len(parts[0].leading) + parts[0].body + 1  # of three bytes of padding
+        body = await channel.source.open(RangeRequest(Span.of(parts), first))
+        got = bytearray(body.left)
+
+        def read() -> None:
+            try:
+                while body.left:
+                    body.read_into(memoryview(got)[len(got) - body.left :])
+            except BlockingIOError:
+                body.notify(read)
+
+        read()
+        await body.taken()
+        body.close()
+        assert got == (await off_loop(read_all, channel.fifo(0)))[first:]
 
 
 async def test_what_an_engine_leaves_is_fetched_here(stub: S3Stub, tmp_path: Path) -> None:
