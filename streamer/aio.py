@@ -1,16 +1,34 @@
-"""Helpers for asyncio: run coroutines until the first ends, call functions in a worker thread."""
+"""Helpers for asyncio: task groups, coroutines until the first ends, function calls in a worker thread."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import AsyncIterator, Callable, Coroutine
 
 T = TypeVar("T")
+
+
+@contextlib.asynccontextmanager
+async def task_group() -> AsyncIterator[asyncio.TaskGroup]:
+    """Open a TaskGroup. An Exception that the block itself raises is raised outside the exception group.
+
+    It does not cancel the tasks, as it would from a TaskGroup: the block cancels those that do not end by
+    themselves, however it ends. Errors of tasks are raised in an exception group.
+    """
+    failure: Exception | None = None
+    async with asyncio.TaskGroup() as tasks:
+        try:
+            yield tasks
+        except Exception as error:  # noqa: BLE001 - raised below, outside the exception group
+            failure = error
+    if failure is not None:
+        raise failure
 
 
 async def first_of(*runners: Coroutine[Any, Any, object]) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from sidecar.admin.listener import listening, number
 from sidecar.process.memory import freeze_gc
-from streamer.aio import in_thread
+from streamer.aio import in_thread, task_group
 
 if TYPE_CHECKING:
     import socket
@@ -70,16 +70,11 @@ async def open_admin(state: JobState, *, host: str, port: int) -> AsyncIterator[
 
     Raises SinkError if the port cannot be had, ConfigError if the token file does not contain a token.
     """
-    failure: Exception | None = None
     token = state.job.penstock.admin.token()
-    async with listening(host, port) as sockets, asyncio.TaskGroup() as tasks:
+    async with listening(host, port) as sockets, task_group() as tasks:
         admin = AdminPort(state, token, sockets)
         serving = tasks.create_task(admin.run(), name="admin server")
         try:
             yield admin
-        except Exception as error:  # noqa: BLE001 - raised below, outside the exception group
-            failure = error
         finally:
             serving.cancel()
-    if failure is not None:
-        raise failure

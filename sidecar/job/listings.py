@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Any
 
+from streamer.aio import task_group
 from streamer.s3.catalog.object_info import open_inspector
 from streamer.s3.catalog.pages import open_pages
 
@@ -63,18 +64,13 @@ class Listings:
 @contextlib.asynccontextmanager
 async def open_listings(job: Job, clients: Clients) -> AsyncIterator[Listings]:
     """Open the listings of a job; those that go on at the end of the block are cancelled."""
-    failure: Exception | None = None
     with job_pages(job, clients) as pages:
-        async with job_inspector(job, clients) as inspector, asyncio.TaskGroup() as tasks:
+        async with job_inspector(job, clients) as inspector, task_group() as tasks:
             listings = Listings(pages, inspector, tasks)
             try:
                 yield listings
-            except Exception as error:  # noqa: BLE001 - raised below, outside the exception group
-                failure = error
             finally:
                 listings.cancel()
-    if failure is not None:
-        raise failure
 
 
 def job_inspector(job: Job, clients: Clients) -> contextlib.AbstractAsyncContextManager[ObjectInspector]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from typing import TYPE_CHECKING
 
+from streamer.aio import task_group
 from streamer.plan import START
 from streamer.relay.deliver.delivery import Delivery
 from streamer.relay.fetch.prefetcher import Prefetcher, StreamSpec
@@ -39,8 +39,7 @@ async def stream_once(
     `open_outlet` opens the outlet; its argument is a callback for the reader's departure. Raises SourceError
     or ReaderGone; `counters.written_bytes` then has the bytes written before the error.
     """
-    failure: BaseException | None = None
-    async with asyncio.TaskGroup() as requests:
+    async with task_group() as requests:
         listed = None if listing is None else requests.create_task(listing, name="listing")
         prefetcher = Prefetcher(
             StreamSpec(plan, policy, start), source, stages, counters=counters, requests=requests
@@ -52,11 +51,7 @@ async def stream_once(
                 prefetcher.activate(active=True)
                 prefetcher.allow(0)
                 await Delivery(prefetcher).deliver(0, outlet)
-        except Exception as error:  # noqa: BLE001 - raised below, outside the exception group
-            failure = error
         finally:
             if listed is not None:
                 listed.cancel()
             prefetcher.close()
-    if failure is not None:
-        raise failure
