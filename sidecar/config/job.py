@@ -152,8 +152,9 @@ class Job(Model):
         penstock = self.penstock
         if penstock.processes != "auto":
             return penstock.processes
-        tls = not (penstock.endpoint.known_url or "").startswith("http:")
-        return automatic(granted_cores(), tls=tls) if penstock.transport != "aiobotocore" else 0
+        if penstock.transport == "aiobotocore":
+            return 0
+        return automatic(granted_cores(), tls=penstock.endpoint.probably_tls)
 
     def footprint(self, transport: str | None = None, *, keeper: bool = False) -> Footprint:
         """Return what the memory of this job depends on.
@@ -163,7 +164,7 @@ class Job(Model):
         """
         penstock = self.penstock
         if transport is None:
-            transport = "splice" if (penstock.endpoint.known_url or "").startswith("http:") else "buffered"
+            transport = "buffered" if penstock.endpoint.probably_tls else "splice"
             transport = transport if penstock.transport == "auto" else penstock.transport
         return Footprint(
             transport=transport,

@@ -77,9 +77,10 @@ class EndpointConfig(Model):
         return resolved(self.model_dump())
 
     @property
-    def known_url(self) -> str | None:
-        """The endpoint's URL in the job file or the environment; None if it is elsewhere, or AWS's own."""
-        return self.url or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    def probably_tls(self) -> bool:
+        """Whether requests travel over TLS, unless a profile of the user's has another URL of the endpoint."""
+        url = self.url or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
+        return not url.startswith("http:")
 
 
 def _host(value: str) -> str:
