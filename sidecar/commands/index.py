@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from sidecar.commands.index_figures import figures
 from sidecar.config.hosts import Hosts
 from sidecar.job.channels import job_clients
-from sidecar.job.index_build import IndexBuild
+from sidecar.job.index_build import Findings, IndexBuild
 from sidecar.job.index_check import Access, check_all, check_borders, check_rows, sample_borders
 from sidecar.job.index_file import format_of, index_path, open_index, read_index
 from sidecar.job.index_import import import_rows
@@ -23,7 +23,6 @@ from sidecar.job.index_objects import ChannelObjects, check_indexable
 from sidecar.job.listings import open_listings
 from sidecar.job.planning import plan_job
 from sidecar.observe.state import JobState
-from sidecar.process.logs import log
 from sidecar.process.memory import freeze_gc
 from sidecar.process.progress import progress_line, transferred
 from streamer.aio import in_thread
@@ -42,8 +41,6 @@ if TYPE_CHECKING:
     from streamer.plan import Plan
     from streamer.s3.client.session import Clients
 
-MOST_LOGGED = 20
-"""Most bad objects of a channel that are logged; the error at the end has their number."""
 IMPORT_CHECKS = 1000
 """Most records that are looked at before the rows of imported files are added."""
 
@@ -148,22 +145,6 @@ def _paths(job: Job, folder: str) -> dict[str, str]:
     return {name: index_path(folder, name) for name in names}
 
 
-class _Findings:
-    """Bad objects of one channel: each is logged, up to `MOST_LOGGED`."""
-
-    def __init__(self, channel: str) -> None:
-        self._channel = channel
-        self.first: CorruptObject | None = None
-        self.count = 0
-
-    def note(self, error: CorruptObject) -> None:
-        """Log the error, and count it."""
-        self.first = self.first or error
-        self.count += 1
-        if self.count <= MOST_LOGGED:
-            log.warning("bad object", channel=self._channel, error=str(error))
-
-
 async def build(job: Job, options: BuildOptions) -> dict[str, Any]:
     """Build the index of every channel; return the document of `penstock index build --json`.
 
@@ -183,7 +164,7 @@ async def build(job: Job, options: BuildOptions) -> dict[str, Any]:
                 imported = 0
                 if options.imports is not None:
                     imported = await _import(name, file, objects, folder=options.imports, work=work)
-                building = IndexBuild(file, objects, on_bad=_Findings(name).note)
+                building = IndexBuild(file, objects, Findings(name))
                 await in_thread(building.prepare)
                 counters = work.progress.begin(name, building.bytes_to_read)
                 began, cpu = time.monotonic(), time.process_time()
@@ -256,18 +237,14 @@ async def verify(job: Job, options: VerifyOptions) -> dict[str, Any]:
             await in_thread(check_rows, index, objects)
             total = objects.bytes if options.everything else 0
             access = Access(work.job, work.clients, work.progress.begin(name, total))
-            looked, findings = 0, _Findings(name)
+            looked, findings = 0, Findings(name)
             if options.everything:
                 await check_all(index, objects, access, on_bad=findings.note)
             else:
                 borders = await in_thread(sample_borders, index, objects, objects.names, options.samples)
                 looked = len(borders)
                 await check_borders(index.format, borders, access, on_bad=findings.note)
-            if (first := findings.first) is not None:
-                more = f"; {findings.count - 1} more are wrong" if findings.count > 1 else ""
-                raise CorruptObject(
-                    f"{first.message}{more}; remove the record index and build it again", first.context
-                )
+            findings.check("more are wrong", "remove the record index and build it again")
             document[name] = figures(paths[name], index) | {
                 "verified": "all bytes" if options.everything else f"{looked} indexed records"
             }

@@ -78,7 +78,7 @@ class EndpointConfig(Model):
 
     @property
     def probably_tls(self) -> bool:
-        """Whether requests travel over TLS, unless a profile of the user's has another URL of the endpoint."""
+        """Whether requests use TLS, unless a profile of the user has another URL of the endpoint."""
         url = self.url or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
         return not url.startswith("http:")
 

@@ -17,6 +17,7 @@ from array import array
 from typing import TYPE_CHECKING
 
 from sidecar.job.index_objects import read_plan
+from sidecar.process.logs import log
 from streamer.aio import in_thread
 from streamer.errors import CorruptObject, ErrorContext
 from streamer.formats.borders import BadRecord, FixedScanner
@@ -39,6 +40,8 @@ APPEND_EVERY = 1.0
 """Seconds between two appends of rows to the file."""
 MOST_PENDING = 4096
 """Rows after which they are appended at once."""
+MOST_LOGGED = 20
+"""Most bad objects of a channel that are logged; the error at the end has their number."""
 
 
 class ObjectScans:
@@ -114,13 +117,33 @@ class ObjectScans:
         self._on_bad(found)
 
 
+class Findings:
+    """Bad objects of one channel: each is logged, up to `MOST_LOGGED`."""
+
+    def __init__(self, channel: str) -> None:
+        self._channel = channel
+        self._first: CorruptObject | None = None
+        self._count = 0
+
+    def note(self, error: CorruptObject) -> None:
+        """Log the error, and count it."""
+        self._first = self._first or error
+        self._count += 1
+        if self._count <= MOST_LOGGED:
+            log.warning("bad object", channel=self._channel, error=str(error))
+
+    def check(self, others: str, advice: str) -> None:
+        """Raise the first error, if there is one, with the number of `others` and the advice."""
+        if (first := self._first) is not None:
+            more = f"; {self._count - 1} {others}" if self._count > 1 else ""
+            raise CorruptObject(f"{first.message}{more}; {advice}", first.context)
+
+
 class IndexBuild:
     """The build of one channel's index: `prepare`, then `run`, once."""
 
-    def __init__(
-        self, file: IndexFile, objects: ChannelObjects, *, on_bad: Callable[[CorruptObject], None]
-    ) -> None:
-        """`on_bad`: called with the finding about each object that is not of the index's format."""
+    def __init__(self, file: IndexFile, objects: ChannelObjects, findings: Findings) -> None:
+        """`findings`: gets each object that is not of the index's format."""
         self.scanned = 0
         """Number of rows that this build has made."""
         self.bytes_to_read = 0
@@ -128,10 +151,7 @@ class IndexBuild:
         self._objects = objects
         self._to_read, self._others = array("Q"), array("Q")
         """Places in `objects` of those without a row: of which all bytes are needed, and none."""
-        self._report = on_bad
-        self._first_bad: CorruptObject | None = None
-        self._bad = 0
-        """Number of objects that are not of the format."""
+        self._findings = findings
         self._pending: list[IndexedObject] = []
         self._appended = time.monotonic()
 
@@ -151,7 +171,7 @@ class IndexBuild:
         """
         index, objects = self._file.index, self._objects
         to_read, others = ((objects[place] for place in each) for each in (self._to_read, self._others))
-        scans = ObjectScans(index.format, index.stride, to_read, on_row=self._add, on_bad=self._refused)
+        scans = ObjectScans(index.format, index.stride, to_read, on_row=self._add, on_bad=self._findings.note)
 
         def scan(part: Part, data: memoryview) -> None:
             scans.feed(part, data)
@@ -164,8 +184,11 @@ class IndexBuild:
             await read_plan(plan, objects.buckets, scan, job=job, clients=clients, counters=counters)
         finally:
             self._append()
-        if self._first_bad is not None:
-            raise self._summary(self._first_bad)
+        self._findings.check(
+            "more objects are refused",
+            f"the format of the index is {index.format}, and the rows of all other objects are kept: "
+            "repair the object, or leave it out by Exclude",
+        )
         await in_thread(self._file.tidy, objects.names.tolist())
 
     def _add(self, _: IndexedRef, row: IndexedObject) -> None:
@@ -179,18 +202,3 @@ class IndexBuild:
             rows, self._pending = self._pending, []
             self._file.append(rows)
         self._appended = time.monotonic()
-
-    def _refused(self, found: CorruptObject) -> None:
-        self._bad += 1
-        if self._first_bad is None:
-            self._first_bad = found
-        self._report(found)
-
-    def _summary(self, first: CorruptObject) -> CorruptObject:
-        """Return the error of a build that has refused objects."""
-        more = f"; {self._bad - 1} more objects are refused" if self._bad > 1 else ""
-        return CorruptObject(
-            f"{first.message}{more}; the format of the index is {self._file.index.format}, and the "
-            "rows of all other objects are kept: repair the object, or leave it out by Exclude",
-            first.context,
-        )
