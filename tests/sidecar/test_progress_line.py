@@ -121,11 +121,8 @@ def test_a_file_channel_shows_its_download_between_the_events(stub: S3Stub, tmp_
     command = [*AT_ONCE, "run", "-c", file_job(stub, tmp_path)]
     with terminal(command, columns=300, rows=20) as window:
         # How much of the first object's end stays in a writer's pipe depends on how the kernel cut the pages.
-        window.wait_for(
-            lambda screen: (
-                re.search(r"^x: (2\.\d+|3) MB of 5 MB \((5\d|60) %\), ", screen.text, re.M) is not None
-            )
-        )
+        written = re.compile(r"^x: (2\.\d+|3) MB of 5 MB \((5\d|60) %\), ", re.MULTILINE)
+        window.wait_for(lambda screen: written.search(screen.text) is not None)
         stub.release()
         window.wait_for(lambda screen: "ready" in screen.text)
         assert "MB of" not in window.screen.text
