@@ -136,6 +136,16 @@ class RecordIndex:
         row = self._rows[name]
         return self._first[row + 1] - self._first[row]
 
+    @property
+    def offsets(self) -> array[int]:
+        """The offsets of all rows. It must not be changed; `place` has those of one row."""
+        return self._offsets
+
+    def place(self, name: int) -> tuple[int, int, int]:
+        """Return the place in `offsets` of a row's first one, its records, and its end. Raises KeyError."""
+        row = self._rows[name]
+        return self._first[row], self._records[row], self._ends[row]
+
     def has(self, name: int, version: int) -> bool:
         """Return whether the index has this version of the object."""
         row = self._rows.get(name)
@@ -199,24 +209,30 @@ class RecordIndex:
             return None
         if zlib.crc32(view[at:end]) != _CRC.unpack_from(view, end)[0]:
             return None
-        numbers = array("Q")
-        numbers.frombytes(view[start:end])
-        if sys.byteorder == "big":
-            numbers.byteswap()
+        middle = start + _NUMBER * _COLUMNS * count
+        numbers = _numbers_of(view[start:middle])
         names, versions, sizes, records, ends = (
             numbers[column * count : (column + 1) * count] for column in range(_COLUMNS)
         )
-        offsets = numbers[_COLUMNS * count :]
         first = list(accumulate((-(-number // self.stride) for number in records), initial=0))
-        if first[-1] != len(offsets) or not all(map(le, ends, sizes)):
+        if first[-1] * _NUMBER != end - middle or not all(map(le, ends, sizes)):
             return None
         base, before = len(self._offsets), len(self._names)
         for column, more in zip(self._columns(), (names, versions, sizes, records, ends), strict=True):
             column.extend(more)
-        self._offsets.extend(offsets)
+        self._offsets.extend(_numbers_of(view[middle:end]))
         self._first.extend(base + each for each in first[1:])
         self._rows.update(zip(names, range(before, before + count), strict=True))
         return end + _CRC.size
+
+
+def _numbers_of(data: memoryview) -> array[int]:
+    """Return the numbers that `data` holds."""
+    numbers = array("Q")
+    numbers.frombytes(data)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers
 
 
 def _numbers(row: IndexedObject) -> tuple[int, int, int, int, int]:

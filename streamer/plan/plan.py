@@ -253,12 +253,21 @@ class Plan:
         """Whether each object or attribute becomes one record (RecordWrapperType)."""
         return self.entries.wrap
 
+    @property
+    def counts_records(self) -> bool:
+        """Whether the number of records of an epoch is known."""
+        return self.framed
+
     def records(self, epoch: int) -> int | None:
-        """Return the number of records of the epoch if they are `framed`, else None."""
+        """Return the number of records of the epoch if the plan `counts_records`, else None."""
         if not self.framed:
             return None
         entries = self._epoch_totals(epoch).entries
         return entries and entries * len(self.entries.items(0))
+
+    def steps(self, epoch: int) -> int | None:  # noqa: ARG002 - see `RecordPlan`
+        """Return the number of global batches of the epoch; None if ranks do not share it by record."""
+        return None
 
     def refs(self, epoch: int) -> Iterator[ObjectRef]:
         """Yield the epoch's objects, in stream order."""

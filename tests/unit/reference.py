@@ -88,3 +88,31 @@ def stream(  # noqa: PLR0913 - the parameters of the contract, one by one
         loads[lightest] += max(1, len(entry))
         shares[lightest] += entry
     return shares[hosts * rank + host]
+
+
+Record = tuple[int, int]
+"""Number of an object and of a record in it."""
+
+
+def record_order(
+    counts: Sequence[int], sizes: Sequence[int], *, seed: int | None, epoch: int, block: int
+) -> list[Record]:
+    """docs/explanation/record-order.md: all records of an epoch, in the global order."""
+    blocks: list[list[Record]] = []
+    for entry, (count, size) in enumerate(zip(counts, sizes, strict=True)):
+        each = max(1, block * count // size) if count else 1
+        found = [(entry, number) for number in range(count)]
+        blocks += [found[first : first + each] for first in range(0, count, each)]
+    turns = range(len(blocks)) if seed is None else permutation(len(blocks), seed, epoch)
+    return [each for turn in turns for each in blocks[turn]]
+
+
+def global_batches(order: list[Record], size: int, remainder: str) -> list[list[Record]]:
+    """docs/explanation/record-order.md: the global batches of an epoch."""
+    batches = [order[first : first + size] for first in range(0, len(order), size)]
+    if batches and len(batches[-1]) < size:
+        last = batches.pop()
+        if remainder == "repeat":
+            endless = last + order * (size // len(order) + 1)
+            batches.append(endless[:size])
+    return batches

@@ -1,0 +1,180 @@
+"""The global order of a channel's records in one epoch, and the share of each rank. Pure.
+
+    objects, in plan order ─ cut ─▶ blocks of records ─ permute (seed, epoch) ─▶ runs ─ deal ─▶ runs of a rank
+
+A block is a run of records of one object with about `block` bytes. Without a seed the records keep plan
+order. The order depends on neither ranks nor hosts: global batch k is the records k·G … (k+1)·G-1 of the
+order, and rank r of N has the records r·G/N … (r+1)·G/N-1 of every global batch. So any N that divides G
+gives the same global batches, and all ranks have equal numbers of steps.
+
+An order of B blocks takes O(√B) memory while it is walked, and 16 bytes for each object. To walk it takes one
+or two microseconds for each block and each slice of a batch.
+
+docs/explanation/record-order.md specifies this for other languages, with a worked example.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from dataclasses import dataclass
+from itertools import accumulate, chain, count
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from streamer.errors import ConfigError
+from streamer.plan.shuffle import Permutation
+from streamer.units import MIB
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+BLOCK = 1 * MIB
+"""Default bytes of a block."""
+
+Remainder = Literal["drop", "repeat"]
+"""The last records of an epoch that fill no global batch: leave them out, or fill the batch with the order's
+first records."""
+
+
+class Run(NamedTuple):
+    """Consecutive records of one object."""
+
+    entry: int
+    """Number of the object in the plan."""
+    first: int
+    """Number of the first record in the object."""
+    end: int
+    """Number of the record after the last one."""
+
+
+def records_per_block(records: int, size: int, block: int) -> int:
+    """Return the records of each block of an object with `records` records in `size` bytes; at least 1."""
+    return max(1, block * records // size) if size else 1
+
+
+class RecordOrder:
+    """The order of all records of a channel, for every epoch."""
+
+    def __init__(
+        self, counts: Sequence[int], sizes: Sequence[int], *, seed: int | None = None, block: int = BLOCK
+    ) -> None:
+        """`counts`, `sizes`: records and bytes of every object, in plan order. `seed`: None keeps that order.
+
+        Both sequences must not change. Raises ValueError for a block of less than a byte.
+        """
+        if block < 1:
+            raise ValueError(f"a block has at least one byte, not {block}")
+        self.seed = seed
+        self.block = block
+        self.records = sum(counts)
+        """Number of records of an epoch."""
+        self._counts = counts
+        self._each = array("Q")
+        """Records of each block, by object."""
+        self._ends = array("Q")
+        """Number of the last block of each object, and one."""
+        if seed is not None:
+            both = zip(counts, sizes, strict=True)
+            self._each.extend(records_per_block(records, size, block) for records, size in both)
+            blocks = (-(-records // each) for records, each in zip(counts, self._each, strict=True))
+            self._ends.extend(accumulate(blocks))
+
+    def runs(self, epoch: int) -> Iterator[Run]:
+        """Yield the epoch's order as runs; none is empty."""
+        counts, ends, each = self._counts, self._ends, self._each
+        if self.seed is None:
+            for entry, records in enumerate(counts):
+                if records:
+                    yield Run(entry, 0, records)
+            return
+        blocks = ends[-1] if ends else 0
+        for number in Permutation(blocks, seed=self.seed, epoch=epoch).over(range(blocks)):
+            entry = bisect_right(ends, number)
+            size = each[entry]
+            first = (number - (ends[entry - 1] if entry else 0)) * size
+            yield Run(entry, first, min(first + size, counts[entry]))
+
+
+@dataclass(frozen=True, slots=True)
+class Deal:
+    """Division of every global batch over ranks, and the ranks that this deal is for: `first` up to `end`."""
+
+    global_batch: int
+    """Records of a global batch; a multiple of `ranks`."""
+    ranks: int
+    """Number of ranks of all hosts."""
+    first: int
+    end: int
+    remainder: Remainder = "drop"
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError if ranks would get unequal slices, ValueError for ranks that do not exist."""
+        if self.global_batch < 1 or self.ranks < 1 or self.global_batch % self.ranks:
+            raise ConfigError(
+                f"a global batch of {self.global_batch} records cannot be divided over {self.ranks} ranks in "
+                "equal slices; make GlobalBatch a multiple of Count times the hosts of the channel"
+            )
+        if not 0 <= self.first < self.end <= self.ranks:
+            raise ValueError(f"no such ranks: {self.first} to {self.end} of {self.ranks}")
+
+    @property
+    def slice(self) -> int:
+        """Records of one rank in one global batch."""
+        return self.global_batch // self.ranks
+
+    def steps(self, records: int) -> int:
+        """Return the number of global batches of an epoch with so many records."""
+        return records // self.global_batch if self.remainder == "drop" else -(-records // self.global_batch)
+
+    def records(self, records: int) -> int:
+        """Return how many of an epoch's records the ranks of this deal get, repeated ones included."""
+        return self.steps(records) * self.slice * (self.end - self.first)
+
+    def deal(self, order: RecordOrder, epoch: int) -> Iterator[tuple[int, Run]]:
+        """Yield the runs of these ranks, each with its rank: batch by batch, and in a batch rank by rank."""
+        walk = _Walk(order, epoch)
+        size = self.slice
+        for step in range(self.steps(order.records)):
+            begin = step * self.global_batch
+            for rank in range(self.first, self.end):
+                start = begin + rank * size
+                for run in walk.cut(start, start + size):
+                    yield rank, run
+
+
+class _Walk:
+    """One walk over an epoch's order, which begins again at its end."""
+
+    def __init__(self, order: RecordOrder, epoch: int) -> None:
+        self._runs = chain.from_iterable(order.runs(epoch) for _ in count())
+        self._run = Run(0, 0, 0)
+        self._start = 0
+        """Position in the order of the current run's first record."""
+
+    def cut(self, start: int, end: int) -> Iterator[Run]:
+        """Yield the runs of the positions from `start` up to `end`. Positions must not decrease."""
+        entry, first, last = self._run
+        at = self._start
+        while start < end:
+            while at + last - first <= start:
+                at += last - first
+                entry, first, last = self._run = next(self._runs)
+            self._start = at
+            skip = start - at
+            take = min(end - start, last - first - skip)
+            yield Run(entry, first + skip, first + skip + take)
+            start += take
+
+
+def joined(runs: Iterable[Run]) -> Iterator[Run]:
+    """Yield the runs, with those joined that follow each other in one object."""
+    held: Run | None = None
+    for run in runs:
+        if held is not None and held.entry == run.entry and held.end == run.first:
+            held = Run(held.entry, held.first, run.end)
+            continue
+        if held is not None:
+            yield held
+        held = run
+    if held is not None:
+        yield held

@@ -1,0 +1,184 @@
+"""The plan of ranks that share a channel by record: the byte ranges of their records, in order.
+
+    record order ─ deal ─▶ runs of records ─ RecordTable ─▶ byte ranges ─▶ parts, as of any plan
+
+`RecordTable` knows where every record begins. The plans of one host's ranks share the order, and one walk
+over it computes the bytes of all of them. Digests (docs/explanation/record-order.md): `order_digest` is the
+same on all hosts and at any number of ranks, `digest` also covers the ranks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from array import array
+from typing import TYPE_CHECKING
+
+from streamer.errors import ConfigError
+from streamer.plan.digest import Digests
+from streamer.plan.plan import Plan
+from streamer.plan.record_order import Deal, joined
+from streamer.plan.record_table import only_object
+from streamer.plan.segments import Segment
+from streamer.plan.shards import Shard
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from streamer.plan.entries import Entries
+    from streamer.plan.position import Position
+    from streamer.plan.record_order import RecordOrder
+    from streamer.plan.record_table import RecordTable
+    from streamer.plan.segments import Literal, ObjectRef
+
+_CACHED_EPOCHS = 4
+"""Epochs whose totals are cached: the current one, the next one, and their neighbours."""
+
+
+class RecordShares:
+    """What the plans of one channel's ranks have in common: objects, order, and the totals of every rank."""
+
+    def __init__(self, entries: Entries, table: RecordTable, order: RecordOrder, deal: Deal) -> None:
+        """`deal`: of all ranks of this host. Raises ConfigError if no rank would have a step."""
+        self.entries = entries
+        self.table = table
+        self.order = order
+        self.deal = deal
+        self._totals: dict[int, array[int]] = {}
+        """By epoch, the bytes of each rank of this host."""
+        self._digest = ""
+        self._lock = threading.Lock()
+        """Held by the thread that computes totals or the digest, so that others do not compute them too."""
+        if 0 < order.records < deal.global_batch and deal.remainder == "drop":
+            raise ConfigError(
+                f"the channel has {order.records} records, fewer than one global batch of "
+                f"{deal.global_batch}; lower Batch or GlobalBatch, or set Remainder: repeat"
+            )
+
+    def totals(self, epoch: int) -> array[int]:
+        """Return the bytes that each rank of this host has in the epoch."""
+        if self.order.seed is None:
+            epoch = 0
+        totals = self._totals.get(epoch)
+        if totals is None:
+            with self._lock:
+                totals = self._totals.get(epoch)
+                if totals is None:
+                    totals = self._sum_up(epoch)
+                    kept = list(self._totals.items())[1 - _CACHED_EPOCHS :]
+                    self._totals = dict([*kept, (epoch, totals)])
+        return totals
+
+    def _sum_up(self, epoch: int) -> array[int]:
+        deal, border = self.deal, self.table.border
+        totals = array("Q", bytes(8 * (deal.end - deal.first)))
+        for rank, (entry, first, end) in deal.deal(self.order, epoch):
+            totals[rank - deal.first] += border(entry, end) - border(entry, first)
+        return totals
+
+    @property
+    def order_digest(self) -> str:
+        """SHA-256, in hex, of all inputs that determine the global batches of every epoch."""
+        with self._lock:
+            if not self._digest:
+                self._digest = self._compute_digest()
+            return self._digest
+
+    def _compute_digest(self) -> str:
+        whole = Shard()
+        digests = Digests(self.entries, seed=None, shards=[whole], join=None)
+        arranged = {
+            "objects": digests.of(whole, len(self.entries)),
+            "format": self.table.record_format,
+            "global_batch": self.deal.global_batch,
+            "remainder": self.deal.remainder,
+        }
+        if self.order.seed is not None:
+            arranged |= {"seed": self.order.seed, "block": self.order.block}
+        found = hashlib.sha256(b"penstock records 1\n" + json.dumps(arranged).encode() + b"\n")
+        found.update(b"".join(b"%d\n" % records for records in self.table.counts if records))
+        return found.hexdigest()
+
+
+class RecordPlan(Plan):
+    """Streams the records of some ranks: those of one rank FIFO, or of all of this host."""
+
+    def __init__(self, shares: RecordShares, deal: Deal | None = None) -> None:
+        """`deal`: of some of this host's ranks; default: all of them."""
+        super().__init__(shares.entries)
+        self.shares = shares
+        self.deal = deal or shares.deal
+
+    def __repr__(self) -> str:
+        return f"<RecordPlan {self.entries}, {self.deal}>"
+
+    def ranks(self, count: int) -> tuple[Plan, ...]:
+        """Return the plans of this host's ranks. Raises ValueError unless there are `count`."""
+        deal = self.deal
+        if deal.end - deal.first != count:
+            raise ValueError(f"the plan has {deal.end - deal.first} ranks, not {count}")
+        ranks = range(deal.first, deal.end)
+        return tuple(
+            RecordPlan(self.shares, Deal(deal.global_batch, deal.ranks, rank, rank + 1, deal.remainder))
+            for rank in ranks
+        )
+
+    @property
+    def varies(self) -> bool:
+        """Whether a rank's records differ from epoch to epoch, so that each epoch needs its own totals."""
+        return self.shares.order.seed is not None
+
+    @property
+    def streams(self) -> bool:
+        """Whether there is a record to stream."""
+        return self.steps(0) > 0
+
+    def total_bytes(self, epoch: int) -> int:
+        """Return the length of the epoch's stream.
+
+        If the plan `varies`, the first call for an epoch takes some microseconds per block and slice.
+        """
+        shares, deal = self.shares, self.deal
+        first = deal.first - shares.deal.first
+        return sum(shares.totals(epoch)[first : first + deal.end - deal.first])
+
+    def objects(self, epoch: int) -> int:  # noqa: ARG002 - every epoch has all
+        """Return the number of objects of the order, those of other ranks too."""
+        return len(self.entries)
+
+    @property
+    def counts_records(self) -> bool:
+        """Whether `records` and `steps` return numbers."""
+        return True
+
+    def records(self, epoch: int) -> int:  # noqa: ARG002 - every epoch has as many
+        """Return the number of records of these ranks in the epoch, repeated ones included."""
+        return self.deal.records(self.shares.order.records)
+
+    def steps(self, epoch: int) -> int:  # noqa: ARG002 - likewise
+        """Return the number of global batches of the epoch."""
+        return self.deal.steps(self.shares.order.records)
+
+    def segments(self, epoch: int, first: int = 0, end: int | None = None) -> Iterator[Segment | Literal]:
+        """Yield the epoch's byte ranges, in stream order. Raises ValueError for a part of the entries."""
+        if first or end not in (None, self.known):
+            raise ValueError("an order of records has no order of entries")
+        border = self.shares.table.border
+        runs = (run for _, run in self.deal.deal(self.shares.order, epoch))
+        held: tuple[int, ObjectRef] | None = None
+        for entry, start, stop in joined(runs):
+            if held is None or held[0] != entry:
+                held = entry, only_object(self.entries, entry)
+            yield Segment(held[1], border(entry, start), border(entry, stop))
+
+    @property
+    def digest(self) -> str:
+        """SHA-256, in hex, of all inputs that determine the streams of these ranks."""
+        deal = self.deal
+        text = f"penstock ranks 1\n{self.shares.order_digest} {deal.first} {deal.end} {deal.ranks}\n"
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def covers(self, digest: str, position: Position) -> bool:  # noqa: ARG002 - no digest is partial
+        """Return whether a plan with `digest` is this one."""
+        return digest == self.digest

@@ -1,0 +1,105 @@
+"""Where the records of a plan's objects are: by a record index, or by arithmetic if all have one size.
+
+A table answers for any record of any object at once. An index must have every record, not every 256th.
+"""
+
+from __future__ import annotations
+
+from array import array
+from itertools import islice
+from operator import lt
+from typing import TYPE_CHECKING, Protocol
+
+from streamer.errors import ConfigError, CorruptObject, ErrorContext
+from streamer.plan.segments import ObjectRef
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from streamer.formats.record_index import RecordIndex
+    from streamer.plan.entries import Entries
+
+
+class RecordTable(Protocol):
+    """Where the records of every object of a plan are."""
+
+    @property
+    def counts(self) -> Sequence[int]:
+        """Records of every entry of the plan."""
+        ...
+
+    @property
+    def record_format(self) -> str:
+        """Name of the record format."""
+        ...
+
+    def border(self, entry: int, record: int) -> int:
+        """Return the offset of a record, or that after the last one."""
+        ...
+
+
+class FixedRecords:
+    """Records of one size: their places need no index."""
+
+    def __init__(self, entries: Entries, size: int) -> None:
+        """Raises ConfigError for an object that is no multiple of `size` bytes."""
+        self.record_format = f"fixed:{size}"
+        self._size = size
+        self.counts = array("Q", [each // size for each in entries.sizes])
+        for entry, each in enumerate(entries.sizes):
+            if each % size:
+                ref = only_object(entries, entry)
+                raise ConfigError(
+                    f"s3://{ref.bucket}/{ref.key} has {each} bytes, no multiple of RecordSize, {size}; "
+                    "correct RecordSize, or leave the object out by Exclude"
+                )
+
+    def border(self, entry: int, record: int) -> int:  # noqa: ARG002 - all objects are alike
+        """See `RecordTable.border`."""
+        return record * self._size
+
+
+class IndexedRecords:
+    """Records whose places an index has."""
+
+    def __init__(self, index: RecordIndex, entries: Entries, names: Sequence[int]) -> None:
+        """`names`: of the objects, by entry; the index has rows of their versions.
+
+        Raises CorruptObject for a row whose offsets are not those of records, ValueError for an index that
+        does not have every record. Takes 50 nanoseconds a record.
+        """
+        if index.stride != 1:
+            raise ValueError(f"the index has every {index.stride}th record")
+        self.record_format = str(index.format)
+        self.counts, self._first, self._ends = array("Q"), array("Q"), array("Q")
+        self._offsets = index.offsets
+        for entry, name in enumerate(names):
+            first, records, end = index.place(name)
+            offsets = self._offsets[first : first + records]
+            if records and not (
+                offsets[0] == 0
+                and offsets[-1] < end <= entries.sizes[entry]
+                and all(map(lt, offsets, islice(offsets, 1, None)))
+            ):
+                ref = only_object(entries, entry)
+                raise CorruptObject(
+                    "the record index has offsets that no records have; remove it and build it again",
+                    ErrorContext(ref.bucket, ref.key),
+                )
+            self.counts.append(records)
+            self._first.append(first)
+            self._ends.append(end)
+
+    def border(self, entry: int, record: int) -> int:
+        """See `RecordTable.border`."""
+        if record == self.counts[entry]:
+            return self._ends[entry]
+        return self._offsets[self._first[entry] + record]
+
+
+def only_object(entries: Entries, entry: int) -> ObjectRef:
+    """Return the object of an entry that has nothing else. Raises TypeError if it has."""
+    (ref,) = entries.items(entry)
+    if not isinstance(ref, ObjectRef):
+        raise TypeError("an entry without an object")
+    return ref

@@ -1,0 +1,279 @@
+"""The global order of records, its division over ranks, and the plans of ranks, against the reference."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Iterable
+from itertools import accumulate
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamer.errors import ConfigError
+from streamer.plan import Entries, Literal, ObjectRef, Position, Segment, cut
+from streamer.plan.record_order import Deal, RecordOrder, Remainder, Run, joined
+from streamer.plan.record_plan import RecordPlan, RecordShares
+from streamer.plan.record_table import FixedRecords
+from tests.unit import reference
+from tests.unit.reference import Record
+
+seeds = st.none() | st.integers(-(2**63), 2**63 - 1)
+remainders: st.SearchStrategy[Remainder] = st.sampled_from(["drop", "repeat"])
+objects = st.lists(st.lists(st.integers(1, 300), max_size=30), max_size=8)
+"""The sizes of the records of some objects."""
+
+
+class Table:
+    """Records of known sizes."""
+
+    record_format = "TFRecord"
+
+    def __init__(self, sizes: list[list[int]]) -> None:
+        self.counts = array("Q", map(len, sizes))
+        self.sizes = array("Q", map(sum, sizes))
+        self._borders = [list(accumulate(each, initial=0)) for each in sizes]
+
+    def border(self, entry: int, record: int) -> int:
+        return self._borders[entry][record]
+
+    def entries(self) -> Entries:
+        entries = Entries()
+        for number, size in enumerate(self.sizes):
+            entries.add(ObjectRef("b", f"k{number:02}", size, "e"))
+        return entries
+
+
+def records(runs: list[Run]) -> list[Record]:
+    return [(run.entry, number) for run in runs for number in range(run.first, run.end)]
+
+
+def plan_of(
+    sizes: list[list[int]],
+    deal: Deal,
+    *,
+    seed: int | None = None,
+    block: int = 500,
+) -> RecordPlan:
+    table = Table(sizes)
+    order = RecordOrder(table.counts, table.sizes, seed=seed, block=block)
+    return RecordPlan(RecordShares(table.entries(), table, order, deal))
+
+
+@given(objects, seeds, st.integers(0, 3), st.integers(1, 5000))
+def test_the_order_is_that_of_the_specification(
+    sizes: list[list[int]], seed: int | None, epoch: int, block: int
+) -> None:
+    table = Table(sizes)
+    runs = list(RecordOrder(table.counts, table.sizes, seed=seed, block=block).runs(epoch))
+    due = reference.record_order(table.counts, table.sizes, seed=seed, epoch=epoch, block=block)
+    assert records(runs) == due
+    assert all(run.first < run.end for run in runs)
+    assert Counter(due) == Counter((entry, n) for entry, each in enumerate(sizes) for n in range(len(each)))
+
+
+@given(objects, seeds, st.integers(0, 2), st.integers(1, 3), remainders)
+def test_any_number_of_ranks_gives_the_same_global_batches(
+    sizes: list[list[int]], seed: int | None, epoch: int, hosts: int, remainder: Remainder
+) -> None:
+    """Of 12 records, over 1, 2, 3, 4, 6 and 12 ranks; each host walks its own ranks alone."""
+    table = Table(sizes)
+    order = RecordOrder(table.counts, table.sizes, seed=seed, block=700)
+    batches = reference.global_batches(
+        reference.record_order(table.counts, table.sizes, seed=seed, epoch=epoch, block=700), 12, remainder
+    )
+    for ranks in (1, 2, 3, 4, 6, 12):
+        each = -(-ranks // hosts)
+        shares = [
+            Deal(12, ranks, first, min(first + each, ranks), remainder) for first in range(0, ranks, each)
+        ]
+        found: dict[int, list[Record]] = {rank: [] for rank in range(ranks)}
+        for share in shares:
+            assert share.steps(order.records) == len(batches)
+            for rank, run in share.deal(order, epoch):
+                found[rank] += records([run])
+            dealt = sum(len(found[rank]) for rank in range(share.first, share.end))
+            assert share.records(order.records) == dealt
+        size = 12 // ranks
+        assert [
+            [record for rank in range(ranks) for record in found[rank][step * size : step * size + size]]
+            for step in range(len(batches))
+        ] == batches
+        assert {len(each) for each in found.values()} == {len(batches) * size}
+
+
+@given(objects, seeds, st.integers(0, 2), st.sampled_from([1, 2, 4]), remainders)
+def test_the_plans_of_ranks_stream_the_bytes_of_their_records(
+    sizes: list[list[int]], seed: int | None, epoch: int, ranks: int, remainder: Remainder
+) -> None:
+    number = sum(map(len, sizes))
+    size = ranks * max(1, number // (3 * ranks))
+    if number < size:
+        remainder = "repeat"
+    whole = plan_of(sizes, Deal(size, ranks, 0, ranks, remainder), seed=seed)
+    table = Table(sizes)
+    order = reference.record_order(table.counts, table.sizes, seed=seed, epoch=epoch, block=500)
+    batches = reference.global_batches(order, size, remainder)
+    width = size // ranks
+    for rank, plan in enumerate(whole.ranks(ranks)):
+        due = [record for batch in batches for record in batch[rank * width : (rank + 1) * width]]
+        found = ranges(plan.segments(epoch))
+        assert merged(found) == merged(
+            [(each, table.border(each, n), table.border(each, n + 1)) for each, n in due]
+        )
+        assert found == merged(found), "ranges that follow each other are one segment"
+        total = sum(end - start for _, start, end in found)
+        assert plan.total_bytes(epoch) == plan.known_bytes(epoch) == total
+        assert (plan.records(epoch), plan.steps(epoch)) == (len(due), len(batches))
+        assert plan.streams == bool(due)
+        parts = cut(plan.segments(epoch), part_size=lambda: 64, epoch=epoch)
+        assert sum(len(part) for part in parts) == total
+    assert whole.total_bytes(epoch) == sum(plan.total_bytes(epoch) for plan in whole.ranks(ranks))
+    assert whole.records(epoch) == sum(plan.records(epoch) or 0 for plan in whole.ranks(ranks))
+
+
+def ranges(segments: Iterable[Segment | Literal]) -> list[tuple[int, int, int]]:
+    found = []
+    for segment in segments:
+        assert isinstance(segment, Segment)
+        assert len(segment)
+        found.append((int(segment.object.key[1:]), segment.start, segment.end))
+    return found
+
+
+def merged(found: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    result: list[tuple[int, int, int]] = []
+    for entry, start, end in found:
+        if result and result[-1][0] == entry and result[-1][2] == start:
+            result[-1] = entry, result[-1][1], end
+        else:
+            result.append((entry, start, end))
+    return result
+
+
+def test_one_rank_without_a_seed_streams_whole_objects() -> None:
+    plan = plan_of([[10] * 8, [], [20] * 4], Deal(3, 1, 0, 1))
+    assert ranges(plan.segments(0)) == [(0, 0, 80), (2, 0, 80)]
+
+
+def test_runs_of_one_object_are_joined_if_they_follow_each_other() -> None:
+    runs = [Run(0, 0, 2), Run(0, 2, 3), Run(0, 4, 5), Run(1, 5, 6)]
+    assert list(joined(runs)) == [Run(0, 0, 3), Run(0, 4, 5), Run(1, 5, 6)]
+
+
+def test_ranks_that_do_not_divide_a_global_batch_are_refused() -> None:
+    with pytest.raises(ConfigError, match="12 records cannot be divided over 5 ranks"):
+        Deal(12, 5, 0, 5)
+
+
+def test_too_few_records_for_one_step_are_refused() -> None:
+    with pytest.raises(ConfigError, match="has 3 records, fewer than one global batch of 4"):
+        plan_of([[1, 1, 1]], Deal(4, 2, 0, 2))
+    assert plan_of([[1, 1, 1]], Deal(4, 2, 0, 2, "repeat")).steps(0) == 1
+    assert not plan_of([[], []], Deal(4, 2, 0, 2)).streams
+
+
+def test_records_of_one_size_need_whole_records() -> None:
+    entries = Entries()
+    entries.add(ObjectRef("b", "even", 12, "e"))
+    assert list(FixedRecords(entries, 4).counts) == [3]
+    entries.add(ObjectRef("b", "odd", 13, "e"))
+    with pytest.raises(ConfigError, match="s3://b/odd has 13 bytes, no multiple of RecordSize, 4"):
+        FixedRecords(entries, 4)
+
+
+def test_the_digest_covers_the_order_and_the_rank() -> None:
+    sizes = [[5, 6, 7], [8] * 9]
+    shuffled = plan_of(sizes, Deal(4, 2, 0, 2), seed=1)
+    others = [
+        plan_of(sizes, Deal(4, 2, 0, 2)),
+        plan_of(sizes, Deal(4, 2, 0, 2), seed=2),
+        plan_of(sizes, Deal(4, 2, 0, 2), seed=1, block=20),
+        plan_of(sizes, Deal(2, 2, 0, 2), seed=1),
+        plan_of(sizes, Deal(4, 2, 0, 2, "repeat"), seed=1),
+        plan_of([[5, 6, 7], [8] * 8 + [4, 4]], Deal(4, 2, 0, 2), seed=1),
+        plan_of([[5, 6, 7], [8] * 9, [1]], Deal(4, 2, 0, 2), seed=1),
+    ]
+    orders = [plan.shares.order_digest for plan in (shuffled, *others)]
+    assert len(set(orders)) == len(orders)
+    same = [plan_of(sizes, Deal(4, 1, 0, 1), seed=1), plan_of(sizes, Deal(4, 4, 2, 4), seed=1)]
+    assert {plan.shares.order_digest for plan in same} == {orders[0]}
+    plans = [shuffled, *others, *same, *shuffled.ranks(2)]
+    assert len({plan.digest for plan in plans}) == len(plans)
+    assert shuffled.covers(plan_of(sizes, Deal(4, 2, 0, 2), seed=1).digest, Position(3, 7))
+    assert not shuffled.covers(others[0].digest, Position())
+
+
+def test_a_resume_skips_bytes_of_the_rank_s_stream() -> None:
+    plan = plan_of([[7] * 20, [5] * 30], Deal(10, 2, 1, 2), seed=3)
+    whole, rest = (
+        [
+            (part.object.key, part.start, part.end)
+            for part in cut(plan.segments(1), part_size=lambda: 1000, epoch=1, skip=skip)
+        ]
+        for skip in (0, 35)
+    )
+    assert sum(end - start for _, start, end in rest) == plan.total_bytes(1) - 35
+    assert rest[1:] == whole[-len(rest) + 1 :]
+
+
+def test_the_order_has_no_part_of_the_entries() -> None:
+    plan = plan_of([[1], [1]], Deal(1, 1, 0, 1))
+    with pytest.raises(ValueError, match="no order of entries"):
+        list(plan.segments(0, 1))
+
+
+PAGE = Path(__file__).parents[2] / "docs/explanation/record-order.md"
+
+
+def test_the_example_of_the_documentation() -> None:
+    """Every line of the page's examples, computed."""
+    counts, sizes = [5, 3, 4], [50, 60, 40]
+    order = RecordOrder(counts, sizes, seed=7, block=25)
+    blocks = [run for number in range(8) for run in order.runs(0) if numbered(order, run) == number]
+    lines = ["blocks           " + " | ".join(map(shown, blocks))]
+    for epoch in (0, 1):
+        places = " ".join(str(numbered(order, run)) for run in order.runs(epoch))
+        lines.append(f"epoch {epoch}, places  {places}")
+        lines.append(f"epoch {epoch}, order   {' '.join(map(shown, order.runs(epoch)))}")
+    for rank, ranks in ((0, 1), (0, 2), (1, 2)):
+        found = [
+            shown(Run(entry, number, number + 1))
+            for _, (entry, first, end) in Deal(4, ranks, rank, rank + 1).deal(order, 0)
+            for number in range(first, end)
+        ]
+        size = 4 // ranks
+        batches = [" ".join(found[first : first + size]) for first in range(0, len(found), size)]
+        lines.append(f"epoch 0, rank {rank} of {ranks}  {' | '.join(batches)}")
+
+    entries = Entries()
+    for name, size in zip("abc", sizes, strict=True):
+        entries.add(ObjectRef("bucket", name, size, f"e{name}"))
+    plan = RecordPlan(RecordShares(entries, Counts(counts), order, Deal(4, 2, 1, 2)))
+    digests = [f"order        {plan.shares.order_digest}", f"rank 1 of 2  {plan.digest}"]
+    page = PAGE.read_text()
+    for block in (lines, digests):
+        assert "```text\n" + "\n".join(block) + "\n```\n" in page
+
+
+class Counts:
+    """Records of unknown sizes."""
+
+    record_format = "TFRecord"
+
+    def __init__(self, counts: list[int]) -> None:
+        self.counts = counts
+
+    def border(self, entry: int, record: int) -> int:
+        raise NotImplementedError
+
+
+def shown(run: Run) -> str:
+    return " ".join(f"{'abc'[run.entry]}{number}" for number in range(run.first, run.end))
+
+
+def numbered(order: RecordOrder, run: Run) -> int:
+    """The number of a block in the example: that of its place among all, sorted."""
+    return sorted(order.runs(0)).index(run)
