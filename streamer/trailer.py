@@ -65,6 +65,10 @@ class Trailer:
     """Bytes of the epoch before the FIFO's first byte, for a trainer that resumes there."""
     objects: int = 0
     """Objects of the epoch; if `digest` is partial, those that are listed so far."""
+    records: int | None = None
+    """Records of the epoch, if ranks share the channel by record; else None."""
+    steps: int | None = None
+    """Global batches of the epoch, if ranks share the channel by record; else None."""
     digest: str = ""
     """Digest of the plan (`streamer.plan.digest`): object versions, bytes and order.
 
@@ -115,6 +119,8 @@ def write_trailer(directory: str, trailer: Trailer, *, mode: int = 0o644) -> Non
         del document["changed"], document["changes"]
     if not trailer.bytes_skipped:
         del document["bytes_skipped"]
+    if trailer.steps is None:
+        del document["records"], document["steps"]
     if not trailer.poison:
         del document["poison"]
     if not trailer.resumed:
@@ -205,6 +211,8 @@ _IS_VALID: dict[str, Callable[[object], bool]] = {
     "bytes_delivered": _is_count,
     "bytes_skipped": _is_count,
     "objects": _is_count,
+    "records": _is_count,
+    "steps": _is_count,
     "digest": _is_text,
     "error": lambda value: value is None or _is_text(value),
     "changed": _is_count,

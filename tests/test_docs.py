@@ -125,6 +125,9 @@ def keys(model: type[BaseModel] = Job, place: str = "") -> dict[str, object]:
             found |= keys(inner, f"{name}.")
             continue
         found[name] = field.default
+        section = typing.get_args(optional[0])[:1] if optional else ()
+        if section and isinstance(section[0], type) and issubclass(section[0], BaseModel):
+            found |= keys(section[0], f"{name}.")  # which a short value may replace
         if field.alias == "InputDataConfig":
             found |= keys(typing.get_args(inner)[0], f"{name}[].")
     return found

@@ -47,6 +47,7 @@ class Format(click.ParamType["RecordFormat"]):
     cls=Command,
     examples=[
         "penstock index build -c job.yaml --to index --format TFRecord",
+        "penstock index build -c job.yaml --to index --format TFRecord --every 1",
         "penstock index build -c job.yaml --to index --channel images --format tar",
         "penstock index build -c job.yaml --to index --format RecordIO --import idx",
     ],
@@ -65,6 +66,12 @@ class Format(click.ParamType["RecordFormat"]):
     help="TFRecord, RecordIO, lines, tar, fixed:BYTES. Default: that of the index, or the channel's Framing.",
 )
 @click.option(
+    "--every",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Index every Nth record; Ranks with a batch need 1. Default: that of the index, or 256.",
+)
+@click.option(
     "--import",
     "imports",
     metavar="DIR",
@@ -79,6 +86,7 @@ def build(
     channels: tuple[str, ...],
     folder: str,
     record_format: RecordFormat | None,
+    every: int | None,
     imports: str | None,
     quiet: bool,
     as_json: bool,
@@ -92,7 +100,9 @@ def build(
 
     set_up_log("warning")
     job = command.chosen(load_job_file(path), channels)
-    options = command.BuildOptions(folder=folder, record_format=record_format, imports=imports, quiet=quiet)
+    options = command.BuildOptions(
+        folder=folder, record_format=record_format, every=every, imports=imports, quiet=quiet
+    )
     _print(run_loop(command.build(job, options)), as_json=as_json)
 
 

@@ -98,10 +98,13 @@ def plan(
             f"  parts    {channel['parts']} of up to {human_bytes(channel['part_size'])}\n"
             f"  digest   {channel['digest']}"
         )
+        if "steps" in channel:
+            click.echo(f"  records  {channel['records']}, in {channel['steps']} steps")
         for rank, each in channel.get("ranks", {}).items():
-            click.echo(
-                f"  {rank}  {each['objects']} objects, {each['bytes']} bytes, digest {each['digest'][:16]}"
-            )
+            of = f"{each['objects']} objects"
+            if "steps" in each:
+                of = f"{each['records']} records, {each['steps']} steps"
+            click.echo(f"  {rank}  {of}, {each['bytes']} bytes, digest {each['digest'][:16]}")
 
 
 @click.command(cls=Command, examples=["penstock doctor -c job.yaml"], page="docs/how-to/doctor.md")

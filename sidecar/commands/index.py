@@ -17,7 +17,7 @@ from sidecar.config.hosts import Hosts
 from sidecar.job.channels import job_clients
 from sidecar.job.index_build import Findings, IndexBuild
 from sidecar.job.index_check import Access, check_all, check_borders, check_rows, sample_borders
-from sidecar.job.index_file import format_of, index_path, open_index, read_index
+from sidecar.job.index_file import index_path, kind_of_index, open_index, read_index
 from sidecar.job.index_import import import_rows
 from sidecar.job.index_objects import ChannelObjects, check_indexable
 from sidecar.job.listings import open_listings
@@ -53,6 +53,8 @@ class BuildOptions:
     """Folder of the indexes."""
     record_format: RecordFormat | None
     """Format of the objects; None: that of the index or of the channel's Framing."""
+    every: int | None = None
+    """Number of records from one in the index to the next; None: that of the index, or `STRIDE`."""
     imports: str | None = None
     """Folder of index files that other programs wrote."""
     quiet: bool = False
@@ -82,14 +84,19 @@ def chosen(job: Job, names: Sequence[str]) -> Job:
         channels = {name: channel for name, channel in channels.items() if name in names}
     for channel in channels.values():
         check_indexable(channel)
-    return job.model_copy(update={"input_data_config": tuple(map(_of_all_hosts, channels.values()))})
+    return job.model_copy(update={"input_data_config": tuple(map(_undivided, channels.values()))})
 
 
-def _of_all_hosts(channel: ChannelConfig) -> ChannelConfig:
-    """Return the channel without its distribution over hosts and instance groups."""
+def _undivided(channel: ChannelConfig) -> ChannelConfig:
+    """Return the channel without its distribution over ranks, hosts and instance groups."""
     whole = {"s3_data_distribution_type": "FullyReplicated", "instance_group_names": ()}
     source = {"s3_data_source": channel.source.model_copy(update=whole)}
-    return channel.model_copy(update={"data_source": channel.data_source.model_copy(update=source)})
+    return channel.model_copy(
+        update={
+            "data_source": channel.data_source.model_copy(update=source),
+            "penstock": channel.penstock.model_copy(update={"ranks": None}),
+        }
+    )
 
 
 class _Progress:
@@ -151,16 +158,14 @@ async def build(job: Job, options: BuildOptions) -> dict[str, Any]:
     Objects that are not of the format are logged; the first of them is raised at the end.
     """
     paths = _paths(job, options.folder)
-    formats = {
-        each.channel_name: options.record_format or _known_format(paths[each.channel_name], each)
-        for each in job.input_data_config
-    }
+    channels = {each.channel_name: each for each in job.input_data_config}
+    kinds = {name: _kind(paths[name], channel, options) for name, channel in channels.items()}
     document: dict[str, Any] = {}
     failure: CorruptObject | None = None
     async with _planned(job, quiet=options.quiet) as work:
         for name, plan in work.plans.items():
             objects = await in_thread(ChannelObjects, plan)
-            with open_index(paths[name], formats[name], STRIDE) as file:
+            with open_index(paths[name], *kinds[name]) as file:
                 imported = 0
                 if options.imports is not None:
                     imported = await _import(name, file, objects, folder=options.imports, work=work)
@@ -186,16 +191,21 @@ async def build(job: Job, options: BuildOptions) -> dict[str, Any]:
     return {"channels": document}
 
 
-def _known_format(path: str, channel: ChannelConfig) -> RecordFormat:
-    """Return the format of the index at `path`, or that of the job file. Raises ConfigError."""
-    if (found := format_of(path)) is not None:
-        return found
-    if channel.penstock.framing is not None:
-        return RecordFormat.parse(channel.penstock.framing)
-    raise ConfigError(
-        f"the record format of channel {channel.channel_name!r} is unknown: write --format TFRecord, "
-        "RecordIO, lines, tar or fixed:BYTES, and --channel if others have another one"
-    )
+def _kind(path: str, channel: ChannelConfig, options: BuildOptions) -> tuple[RecordFormat, int]:
+    """Return format and stride of an index: as asked for, or of the index at `path`, or of the job file.
+
+    Raises ConfigError if no format is known.
+    """
+    found = kind_of_index(path) or (None, STRIDE)
+    record_format = options.record_format or found[0]
+    if record_format is None and channel.penstock.framing is not None:
+        record_format = RecordFormat.parse(channel.penstock.framing)
+    if record_format is None:
+        raise ConfigError(
+            f"the record format of channel {channel.channel_name!r} is unknown: write --format TFRecord, "
+            "RecordIO, lines, tar or fixed:BYTES, and --channel if others have another one"
+        )
+    return record_format, options.every or found[1]
 
 
 async def _import(channel: str, file: IndexFile, objects: ChannelObjects, *, folder: str, work: _Work) -> int:

@@ -16,7 +16,7 @@ from streamer.units import decimal_bytes
 
 if TYPE_CHECKING:
     from sidecar.config.job import Job
-    from sidecar.job.planning import Planned
+    from sidecar.job.planned import Planned
     from streamer.plan import Plan
 
 
@@ -76,4 +76,4 @@ def _summary(plan: Plan, part_size: int) -> dict[str, Any]:
         "parts": parts,
         "part_size": part_size,
         "digest": plan.digest,
-    }
+    } | ({"records": plan.records(0), "steps": steps} if (steps := plan.steps(0)) is not None else {})

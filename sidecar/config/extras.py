@@ -5,15 +5,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, ByteSize, Field, StrictInt, StrictStr, model_validator
+from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, StrictInt, StrictStr, model_validator
 
 from sidecar.config.model import Model
 from sidecar.config.uris import SourceUri
 from streamer.errors import ConfigError
 from streamer.plan import Join
 from streamer.plan.globs import compile_globs
+from streamer.plan.record_order import BLOCK, Remainder
 from streamer.plan.selection import Limit, Selection
 from streamer.relay.deliver.frame_aligner import Framing, WhenFailed
 from streamer.relay.deliver.object_changes import WhenChanged
@@ -22,6 +23,10 @@ MOST_GLOBS = 100
 """Most globs of one list; each takes time for every key."""
 MOST_SOURCES = 100
 """Most prefixes that a channel has besides S3Uri."""
+MOST_RANKS = 64
+"""Most rank FIFOs of a channel on one host."""
+LARGEST_BATCH = 1 << 31
+"""Most records of a batch; a higher number is a mistake."""
 SELECTING_FILES = ("Include", "Exclude", "Limit")
 """Keys that select objects in File mode too."""
 SELECTING = (*SELECTING_FILES, "AlsoFrom")
@@ -63,6 +68,87 @@ class LimitConfig(Model):
         return Limit(self.objects, None if self.bytes is None else int(self.bytes), self.seed)
 
 
+def _no_padding(value: Any) -> Any:
+    if value == "pad":
+        raise ValueError(
+            "must not be pad: a stream of bytes has no empty record that every reader knows; use drop, or "
+            "repeat, which fills the last batch with the first records"
+        )
+    return value
+
+
+class RanksConfig(Model):
+    """Rank FIFOs of a channel. With a batch they share it by record, else by object."""
+
+    count: Annotated[StrictInt, Field(ge=1, le=MOST_RANKS)]
+    """Rank FIFOs on each host."""
+    batch: Annotated[StrictInt, Field(ge=1, le=LARGEST_BATCH)] | None = None
+    """Records of one rank in one global batch."""
+    global_batch: Annotated[StrictInt, Field(ge=1, le=LARGEST_BATCH)] | None = None
+    """Records of a global batch, over all ranks of all hosts."""
+    remainder: Annotated[Remainder, BeforeValidator(_no_padding)] = "drop"
+    """What becomes of the last records, which fill no global batch."""
+    index: Annotated[StrictStr, Field(min_length=1)] | None = None
+    """Folder of the record index."""
+    record_size: Annotated[ByteSize, Field(gt=0)] | None = None
+    """Bytes of every record, if all have one size. They need no index."""
+    block: Annotated[ByteSize, Field(gt=0)] | None = None
+    """Bytes of a block, which the shuffle keeps together. Unset: 1 MiB."""
+
+    @model_validator(mode="after")
+    def _by_record_or_not(self) -> Self:
+        if not self.by_record:
+            if idle := sorted(self.model_fields_set - {"count"}):
+                key = type(self).model_fields[idle[0]].alias
+                raise ValueError(f"{key} has no meaning without Batch or GlobalBatch; add one of these")
+            return self
+        if self.batch is not None and self.global_batch is not None:
+            raise ValueError("Batch and GlobalBatch exclude each other; remove one")
+        if self.global_batch is not None and self.global_batch % self.count:
+            raise ValueError(
+                f"GlobalBatch {self.global_batch} cannot be divided over {self.count} ranks in equal slices; "
+                "make it a multiple of Count times the hosts"
+            )
+        if (self.index is None) == (self.record_size is None):
+            raise ValueError(
+                "needs either Index, the folder that `penstock index build --every 1` has written, or "
+                "RecordSize, if all records have one size"
+            )
+        return self
+
+    @property
+    def by_record(self) -> bool:
+        """Whether the rank FIFOs share the channel by record."""
+        return self.batch is not None or self.global_batch is not None
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block."""
+        return BLOCK if self.block is None else int(self.block)
+
+
+def _counted(value: Any) -> Any:
+    """Return the section that a number of rank FIFOs stands for."""
+    if isinstance(value, int):
+        return {"Count": value}
+    if isinstance(value, (dict, RanksConfig)):
+        return value
+    raise ValueError(
+        f"must be a number of rank FIFOs, or a mapping such as {{Count: 4, Batch: 32, Index: index}}, and "
+        f"not {value!r}"
+    )
+
+
+Ranks = Annotated[
+    RanksConfig,
+    BeforeValidator(
+        _counted,
+        json_schema_input_type=Annotated[StrictInt, Field(ge=1, le=MOST_RANKS)] | RanksConfig,
+    ),
+]
+"""`Ranks: 4` is short for `Ranks: {Count: 4}`."""
+
+
 class ChannelExtras(Model):
     """The `Penstock` section of a channel: settings that SageMaker does not have."""
 
@@ -76,8 +162,8 @@ class ChannelExtras(Model):
     """Format of the objects, whose contents the channel joins into one archive or file of this format."""
     integrity: Literal["none", "checksum"] = "none"
     """`checksum`: compare every whole object with the checksum that S3 stores."""
-    ranks: Annotated[StrictInt, Field(ge=1, le=64)] | None = None
-    """Number of rank FIFOs, which share the objects. Unset: one FIFO with the channel's own name."""
+    ranks: Ranks | None = None
+    """Rank FIFOs, which share the objects or their records. Unset: one FIFO with the channel's own name."""
     bandwidth: Annotated[ByteSize, Field(gt=0)] | None = None
     """Bytes per second into the channel's FIFOs. Unset: no limit for this channel."""
     include: Annotated[tuple[Glob, ...], Field(min_length=1, max_length=MOST_GLOBS)] | None = None
@@ -96,6 +182,11 @@ class ChannelExtras(Model):
         return [
             str(field.alias) for name, field in fields.items() if getattr(self, name) != field.get_default()
         ]
+
+    @property
+    def by_record(self) -> RanksConfig | None:
+        """The rank FIFOs if they share the channel by record, else None."""
+        return self.ranks if self.ranks is not None and self.ranks.by_record else None
 
     @property
     def selecting(self) -> list[str]:

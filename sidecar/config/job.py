@@ -109,10 +109,15 @@ class Job(Model):
                     f"channel {stem!r}; rename one",
                     at=at,
                 )
-        sharded = any(channel.source.sharded for channel in self.input_data_config)
-        if self.penstock.shard_by == "bytes" and not sharded and not self.ranks:
+        sharded = any(
+            (channel.source.sharded or channel.penstock.ranks is not None)
+            and channel.penstock.by_record is None
+            for channel in self.input_data_config
+        )
+        if self.penstock.shard_by == "bytes" and not sharded:
             raise RuleError(
-                "ShardBy has no meaning without a ShardedByS3Key channel or Rank FIFOs; remove it",
+                "ShardBy has no meaning without a ShardedByS3Key channel or Rank FIFOs that share objects; "
+                "remove it",
                 at=("Penstock", "ShardBy"),
             )
         budget, least = self.penstock.memory_budget, self.least_budget
@@ -177,8 +182,11 @@ class Job(Model):
     @property
     def ranks(self) -> dict[str, int]:
         """Number of rank FIFOs, by channel that has them."""
-        counts = {channel.channel_name: channel.penstock.ranks for channel in self.channels("Pipe")}
-        return {name: count for name, count in counts.items() if count is not None}
+        return {
+            channel.channel_name: channel.penstock.ranks.count
+            for channel in self.channels("Pipe")
+            if channel.penstock.ranks is not None
+        }
 
     def _check_ranks(self, names: set[str]) -> None:
         """Raises ValueError if the name of a rank FIFO is too long or may be that of a channel, too."""
@@ -202,8 +210,10 @@ class Job(Model):
         The path of a FIFO is such a name and `_<epoch>`.
         """
         name = channel.channel_name
-        count = channel.penstock.ranks
-        return (name,) if count is None else tuple(rank_channel_name(name, index) for index in range(count))
+        ranks = channel.penstock.ranks
+        if ranks is None:
+            return (name,)
+        return tuple(rank_channel_name(name, index) for index in range(ranks.count))
 
     def mode(self, channel: ChannelConfig) -> InputMode:
         """Return the channel's own InputMode, or that of the algorithm (contract §2.1)."""

@@ -204,6 +204,31 @@ class ChannelConfig(Model):
                 )
         return self
 
+    @model_validator(mode="after")
+    def _addressable(self) -> Self:
+        if (ranks := self.penstock.by_record) is None:
+            return self
+        extras = self.penstock
+        why = {
+            f"CompressionType: {self.compression_type}": self.compression_type != "None"
+            and "has no records at fixed offsets; store the objects inflated",
+            f"RecordWrapperType: {self.record_wrapper_type}": self.record_wrapper_type != "None"
+            and "makes every object one record; use Ranks without Batch",
+            "AugmentedManifestFile": self.source.s3_data_type == "AugmentedManifestFile"
+            and "has a sample on each line of its manifest; use Ranks without Batch",
+            f"Join: {extras.join}": extras.join is not None and "joins whole objects; remove it",
+            f"WhenChanged: {extras.when_changed}": extras.when_changed != "fail"
+            and "would change where records are; use fail",
+            "Integrity: checksum": extras.integrity == "checksum"
+            and "compares whole objects, which no rank reads; remove it",
+            "Block": ranks.block is not None
+            and self.shuffle_config is None
+            and "has no meaning without ShuffleConfig; remove it",
+        }
+        if found := next((f"{key} {text}" for key, text in why.items() if text), None):
+            raise ValueError(f"Ranks with a batch divide a channel by record, and {found}")
+        return self
+
     @property
     def failure_policy(self) -> FailurePolicy:
         """What happens to the FIFO of a failed epoch; RecordWrapperType may give the framing."""

@@ -36,13 +36,14 @@ def index_path(folder: str, channel: str) -> str:
     return os.path.join(folder, channel + SUFFIX)
 
 
-def read_index(path: str) -> RecordIndex:
-    """Return the index at `path`. Raises ConfigError if there is none, SinkError if it is damaged."""
+def read_index(path: str, *, named_by: str = "--from", build: str = "penstock index build") -> RecordIndex:
+    """Return the index at `path`. Raises ConfigError if there is none, SinkError if it is damaged.
+
+    `named_by`: the option or key that names the folder. `build`: the command that makes the index.
+    """
     data = _bytes_of(path)
     if data is None:
-        raise ConfigError(
-            f"there is no record index {path}: make it by `penstock index build`, or correct --from"
-        )
+        raise ConfigError(f"there is no record index {path}: make it by `{build}`, or correct {named_by}")
     index, end = _read(path, data)
     if end < len(data):
         raise SinkError(
@@ -52,10 +53,13 @@ def read_index(path: str) -> RecordIndex:
     return index
 
 
-def format_of(path: str) -> RecordFormat | None:
-    """Return the record format of the index at `path`; None if there is none. Raises SinkError."""
+def kind_of_index(path: str) -> tuple[RecordFormat, int] | None:
+    """Return record format and stride of the index at `path`; None if there is none. Raises SinkError."""
     data = _bytes_of(path, RecordIndex.HEADER_BYTES)
-    return _read(path, data)[0].format if data else None
+    if not data:
+        return None
+    index, _ = _read(path, data)
+    return index.format, index.stride
 
 
 def read_file(path: str, most: int = -1) -> bytes | None:

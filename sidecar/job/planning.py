@@ -11,10 +11,12 @@ A Pipe channel whose order is that of the listing, or of the manifest, gets an o
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
+from sidecar.job.planned import Planned
 from sidecar.job.planning_log import PlanningLog
+from sidecar.job.record_ranks import plan_by_record
 from sidecar.job.rehearsal import disk
 from sidecar.process.logs import log
 from streamer.plan import Arrangement, Shard
@@ -39,21 +41,6 @@ if TYPE_CHECKING:
     from streamer.s3.catalog.object_info import ObjectInspector
     from streamer.s3.catalog.pages import PageSource
     from streamer.s3.client.session import Clients
-
-
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """The plan of a channel on this host, and the plans of its FIFOs."""
-
-    whole: Plan
-    fifos: dict[str, Plan]
-    """Plans by FIFO name; `whole` alone, unless the channel has several rank FIFOs."""
-
-    @classmethod
-    def dealt(cls, whole: Plan, names: tuple[str, ...]) -> Planned:
-        """Divide `whole` over the FIFOs of these names."""
-        plans = (whole,) if len(names) == 1 else whole.ranks(len(names))
-        return cls(whole, dict(zip(names, plans, strict=True)))
 
 
 async def plan_job(
@@ -87,7 +74,7 @@ def _may_stream_early(state: JobState, channel: ChannelConfig) -> bool:
     ranks_by_bytes = arrangement.shard.by == "bytes" and channel.channel_name in job.ranks
     limit = channel.penstock.selection.limit
     in_order = arrangement.may_grow and not ranks_by_bytes and (limit is None or limit.seed is None)
-    return in_order and job.mode(channel) == "Pipe"
+    return in_order and channel.penstock.by_record is None and job.mode(channel) == "Pipe"
 
 
 class _JobPlanner:
@@ -165,6 +152,12 @@ class _JobPlanner:
 
         with notes:
             whole = await retry_while_unavailable(plan, self._policy, on_wait=notes.waiting)
+            if (ranks := channel.penstock.by_record) is not None:
+                notes.record_index()
+                shard = _arrangement(job, channel, self._state.hosts).shard
+                whole = await plan_by_record(
+                    whole, channel, ranks, shard, job=job, clients=self._clients, memory=self._memory
+                )
             planned = self.plans[name] = Planned.dealt(whole, job.fifos(channel))
             notes.digest()
             await asyncio.to_thread(_sum_up, planned)  # takes seconds for a million entries

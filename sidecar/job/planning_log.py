@@ -61,6 +61,10 @@ class PlanningLog:
         """Note the number of entries so far."""
         self._step.entries, self._step.waiting = entries, ""
 
+    def record_index(self) -> None:
+        """Note that all entries are known, and the record index is read and compared with the objects."""
+        self._step.doing, self._step.waiting = "record index", ""
+
     def digest(self) -> None:
         """Note that all entries are known, and the digest is computed."""
         self._step.doing, self._step.waiting = "digest", ""
@@ -90,6 +94,8 @@ class PlanningLog:
         """Log the plan of the channel on this host."""
         state, name = self._state, self._name
         ranks = {"ranks": len(state.job.fifos(self._channel))} if name in state.job.ranks else {}
+        steps = whole.steps(0)
+        by_record = {} if steps is None else {"records": whole.records(0), "steps": steps}
         log.info(
             "planned",
             channel=name,
@@ -98,6 +104,7 @@ class PlanningLog:
             bytes=whole.total_bytes(0),
             digest=whole.digest[:16],
             **ranks,
+            **by_record,
         )
         warn_of_strays(whole.strays, advice=channel_advice, channel=name)
 

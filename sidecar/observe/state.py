@@ -34,8 +34,9 @@ Phase = Literal["starting", "ready", "failed", "ending"]
 class PlanningStep:
     """How far the plan of one channel is."""
 
-    doing: Literal["listing", "manifest", "digest"]
-    """Listing a prefix, reading a manifest and finding its objects, or computing the digest."""
+    doing: Literal["listing", "manifest", "record index", "digest"]
+    """Listing a prefix, reading a manifest and finding its objects, comparing these with the record index,
+    or computing the digest."""
     entries: int = 0
     """Entries so far."""
     waiting: str = ""
@@ -64,6 +65,7 @@ class DownloadStatistics:
 _DOING = {
     "listing": "listing the objects",
     "manifest": "reading the manifest",
+    "record index": "comparing the objects with the record index",
     "digest": "computing the plan's digest",
 }
 

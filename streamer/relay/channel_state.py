@@ -99,7 +99,7 @@ def snapshot(
         received_bytes=counters.received_bytes,
         wasted_bytes=counters.wasted_bytes,
         objects_completed=counters.objects_completed,
-        records=counters.records if plan.framed else None,
+        records=counters.records if plan.counts_records else None,
         epochs=dict(counters.epochs),
         seconds=counters.timer.seconds(),
         starved=counters.timer.starved(),

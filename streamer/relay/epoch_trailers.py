@@ -41,6 +41,8 @@ class EpochTrailers:
             bytes_total=None if self._length_unknown else plan.total_bytes(epoch),
             bytes_skipped=start.position.skipped_in(epoch),
             objects=plan.objects(epoch),
+            records=None if (steps := plan.steps(epoch)) is None else plan.records(epoch),
+            steps=steps,
             digest=plan.digest,
             resumed=start.digest if epoch == start.position.epoch else "",
             poison=len(self.spec.when_failed.poison),

@@ -141,7 +141,25 @@ def test_what_sagemaker_prints_for_unset_fields_is_accepted(tmp_path: Path) -> N
         ("Penstock__ChannelBandwidth", {"train": "1MB"}, "section of its own, `Penstock: {Bandwidth: 50MB}`"),
         ("InputDataConfig__0__Penstock__Ranks", 0, "greater than or equal to 1"),
         ("InputDataConfig__0__Penstock__Ranks", 65, "less than or equal to 64"),
-        ("InputDataConfig__0__Penstock__Ranks", "2", "InputDataConfig[0].Penstock.Ranks"),
+        (
+            "InputDataConfig__0__Penstock__Ranks",
+            "2",
+            "Ranks: must be a number of rank FIFOs",
+        ),
+        *(
+            ("InputDataConfig__0__Penstock__Ranks", {"Count": 2} | ranks, text)
+            for ranks, text in (
+                ({"Index": "i"}, "Index has no meaning without Batch or GlobalBatch"),
+                ({"Remainder": "drop"}, "Remainder has no meaning without Batch or GlobalBatch"),
+                ({"Batch": 1}, "needs either Index"),
+                ({"Batch": 1, "Index": "i", "RecordSize": 1}, "needs either Index"),
+                ({"Batch": 1, "GlobalBatch": 2, "Index": "i"}, "Batch and GlobalBatch exclude each other"),
+                ({"GlobalBatch": 3, "Index": "i"}, "cannot be divided over 2 ranks in equal slices"),
+                ({"Batch": 1, "Index": "i", "Remainder": "pad"}, "Ranks.Remainder: must not be pad"),
+                ({"Batch": 0, "Index": "i"}, "Ranks.Batch: must be greater than or equal to 1"),
+                ({"Batch": 1, "Index": "i", "Block": "1MiB"}, "Block has no meaning without ShuffleConfig"),
+            )
+        ),
         ("InputDataConfig__0__Penstock__Bandwidth", 0, "greater than 0"),
         ("TrainingInputMode", "Pipe", "it belongs in AlgorithmSpecification"),
         ("InputDataConfig", [], "must have at least 1 item"),
@@ -177,6 +195,27 @@ def test_channel_names_must_differ(tmp_path: Path) -> None:
     job = document()
     job["InputDataConfig"] *= 2
     with pytest.raises(ConfigError, match="two channels are called 'train'"):
+        load(tmp_path, job)
+
+
+@pytest.mark.parametrize(
+    ("channel", "extras", "text"),
+    [
+        ({"CompressionType": "Gzip"}, {}, "CompressionType: Gzip has no records at fixed offsets"),
+        ({"RecordWrapperType": "RecordIO"}, {}, "RecordWrapperType: RecordIO makes every object one record"),
+        ({}, {"Join": "tar"}, "Join: tar joins whole objects"),
+        ({}, {"WhenChanged": "skip"}, "WhenChanged: skip would change where records are"),
+        ({}, {"Integrity": "checksum"}, "Integrity: checksum compares whole objects"),
+    ],
+)
+def test_what_has_no_records_at_offsets_is_not_divided_by_record(
+    tmp_path: Path, channel: dict[str, Any], extras: dict[str, Any], text: str
+) -> None:
+    job = document()
+    job["InputDataConfig"][0] |= channel | {
+        "Penstock": extras | {"Ranks": {"Count": 2, "Batch": 8, "Index": "index"}}
+    }
+    with pytest.raises(ConfigError, match="divide a channel by record, and " + text):
         load(tmp_path, job)
 
 

@@ -85,6 +85,19 @@ def test_an_index_is_built_verified_and_shown(stub: S3Stub, tmp_path: Path, kind
     assert "verified all bytes" in verify(path, folder, "--all").stdout
 
 
+def test_every_record_may_be_indexed(stub: S3Stub, tmp_path: Path) -> None:
+    """The next builds keep to it, and another choice needs another folder."""
+    path, folder = setup(stub, tmp_path), tmp_path / "index"
+    build(path, folder, "--format", "TFRecord", "--every", "1")
+    for _ in range(2):
+        indexed = rows(folder)
+        for key, data in stub.objects.items():
+            assert list(indexed[object_name(*key.split("/", 1))].offsets) == naive("TFRecord", data)
+        stub.objects["b/train/1"] = RECORDS[7] + RECORDS[8]
+        build(path, folder)
+    assert "every 1th record, and not" in build(path, folder, "--every", "256", code=2).stderr
+
+
 def test_only_objects_that_changed_are_scanned_again(stub: S3Stub, tmp_path: Path) -> None:
     path, folder = setup(stub, tmp_path), tmp_path / "index"
     build(path, folder, "--format", "TFRecord")

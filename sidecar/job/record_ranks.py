@@ -1,0 +1,159 @@
+"""Plans a channel whose ranks share it by record (`Ranks` with `Batch` or `GlobalBatch`).
+
+    plan of all hosts' objects + record index ─▶ RecordTable ─▶ order, deal ─▶ RecordPlan of this host's ranks
+
+The index is read again at every start, and never trusted over the bytes:
+
+    every object    the index has a row of its size, ETag and version id; every request names this version
+    every row       offsets rise from 0, up to an end within the object
+    a sample        one request each of a few bytes shows whether a record begins where the index has it
+    lines           one request of a byte for each object: its last line has an end
+
+An index is in memory while the job runs: 8 bytes a record.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+from array import array
+from typing import TYPE_CHECKING
+
+from sidecar.job.index_check import Access, Border, check_borders, check_rows, sample_borders
+from sidecar.job.index_file import index_path, read_index
+from sidecar.job.index_objects import ChannelObjects
+from streamer.aio import in_thread
+from streamer.errors import ConfigError, CorruptObject
+from streamer.formats.record_index import object_name
+from streamer.plan.record_order import Deal, RecordOrder
+from streamer.plan.record_plan import RecordPlan, RecordShares
+from streamer.plan.record_table import FixedRecords, IndexedRecords, only_object
+from streamer.relay.statistics import ChannelCounters
+
+if TYPE_CHECKING:
+    from sidecar.config.extras import RanksConfig
+    from sidecar.config.job import Job
+    from sidecar.config.request import ChannelConfig
+    from streamer.formats.record_index import RecordIndex
+    from streamer.plan import Entries, Plan, Shard
+    from streamer.plan.record_table import RecordTable
+    from streamer.s3.catalog.validation import PlanMemory
+    from streamer.s3.client.session import Clients
+
+SAMPLES = 1000
+"""Most objects whose last record is looked at, and most further records."""
+TAKEN = 2
+"""Memory that an index takes while it is read, in sizes of its file."""
+
+
+async def plan_by_record(
+    plan: Plan,
+    channel: ChannelConfig,
+    ranks: RanksConfig,
+    shard: Shard,
+    *,
+    job: Job,
+    clients: Clients,
+    memory: PlanMemory,
+) -> RecordPlan:
+    """Return the plan of this host's ranks. `plan`: of the channel; `ranks`: by record; `shard`: this host's.
+
+    Raises ConfigError for an index that is absent or of another kind, SourceChanged for an object that it
+    does not have, CorruptObject for a record that is not where it is indexed, and SinkError, SourceError.
+    """
+    deal = deal_of(ranks, shard)
+    table: RecordTable
+    if ranks.record_size is not None:
+        table = await in_thread(FixedRecords, plan.entries, int(ranks.record_size))
+    else:
+        access = Access(job, clients, ChannelCounters())
+        table = await _indexed(plan, channel, ranks, access=access, memory=memory)
+    seed = None if channel.shuffle_config is None else channel.shuffle_config.seed
+
+    def arrange() -> RecordPlan:
+        order = RecordOrder(table.counts, plan.entries.sizes, seed=seed, block=ranks.block_bytes)
+        return RecordPlan(RecordShares(plan.entries, table, order, deal))
+
+    planned = await in_thread(arrange)
+    planned.base, planned.strays = plan.base, plan.strays
+    return planned
+
+
+def deal_of(ranks: RanksConfig, shard: Shard) -> Deal:
+    """Return the deal of this host's ranks. Raises ConfigError if a global batch has no equal slices."""
+    count = ranks.count * shard.count
+    size = ranks.global_batch or (ranks.batch or 0) * count
+    first = ranks.count * shard.index
+    return Deal(size, count, first, first + ranks.count, ranks.remainder)
+
+
+async def _indexed(
+    plan: Plan, channel: ChannelConfig, ranks: RanksConfig, *, access: Access, memory: PlanMemory
+) -> IndexedRecords:
+    """Return the records of the plan's objects by the channel's index, once they are checked."""
+    index = await in_thread(_read, channel, ranks.index or "", memory)
+    objects = await in_thread(ChannelObjects, plan)
+    await in_thread(check_rows, index, objects)
+    table = await in_thread(IndexedRecords, index, plan.entries, _names(plan.entries, objects))
+    if index.format.kind == "fixed":
+        return table
+    borders = await in_thread(_sample, index, objects)
+    found: list[CorruptObject] = []
+    await check_borders(index.format, borders, access, on_bad=found.append)
+    if not found and index.format.kind == "lines":
+        ends = [Border(each.ref, each.ref.size) for each in objects if each.ref.size]
+        await check_borders(index.format, ends, access, on_bad=lambda bad: found.append(_unended(bad)))
+    if found:
+        raise found[0]
+    return table
+
+
+def _read(channel: ChannelConfig, folder: str, memory: PlanMemory) -> RecordIndex:
+    """Return the channel's index of every record. Raises ConfigError, SinkError."""
+    name = channel.channel_name
+    path = index_path(folder, name)
+    build = f"penstock index build -c JOB --to {folder} --channel {name} --every 1"
+    with contextlib.suppress(OSError):
+        memory.count(0, TAKEN * os.stat(path).st_size)
+    index = read_index(path, named_by="Ranks.Index", build=build)
+    if index.stride != 1:
+        raise ConfigError(
+            f"the record index {path} has every {index.stride}th record, and Ranks with a batch need every "
+            f"one; remove it and run `{build}`"
+        )
+    framing = channel.penstock.framing
+    if framing is not None and framing != str(index.format):
+        raise ConfigError(
+            f"the record index {path} is of {index.format}, and channel {name!r} has Framing: {framing}; "
+            "correct one of the two"
+        )
+    return index
+
+
+def _names(entries: Entries, objects: ChannelObjects) -> array[int]:
+    """Return the names in the index of the plan's objects, by entry."""
+    if len(objects) == len(entries):
+        return objects.names
+    refs = (only_object(entries, entry) for entry in range(len(entries)))
+    return array("Q", [object_name(ref.bucket, ref.key) for ref in refs])
+
+
+def _sample(index: RecordIndex, objects: ChannelObjects) -> list[Border]:
+    """Return the borders to look at: of objects the last record, and of all records some."""
+    found = set(sample_borders(index, objects, objects.names, SAMPLES))
+    places = range(len(objects))
+    for place in places if len(places) <= SAMPLES else random.sample(places, SAMPLES):
+        each = objects[place]
+        first, records, _ = index.place(each.name)
+        if records:
+            found.add(Border(each.ref, index.offsets[first + records - 1]))
+    return sorted(found, key=lambda border: (border.ref.bucket, border.ref.key, border.offset))
+
+
+def _unended(bad: CorruptObject) -> CorruptObject:
+    return CorruptObject(
+        "the object's last line has no end, so a rank would read it and the next record as one; add a line "
+        "feed to the object, and build the record index again",
+        bad.context,
+    )

@@ -1,0 +1,321 @@
+"""Ranks that share a channel by record, by real processes: global batches, bytes, errors by name."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from array import array
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sidecar.job.index_file import read_index
+from streamer.formats import tfrecord
+from streamer.formats.record_index import RecordIndex, block
+from tests.kit.pipes import read_all
+from tests.kit.processes import job, penstock, sidecar, write_job
+from tests.kit.stub import S3Stub
+from tests.kit.trailers import published_trailer
+from tests.unit import reference
+from tests.unit.test_borders import made, naive
+
+UNEVEN = [3, 0, 41, 1, 7, 18, 2]
+"""Records of the objects."""
+SEED, BLOCK, GLOBAL = 5, 600, 12
+TRAINER = """
+import hashlib, json, sys
+from streamer.readers import PipeReader
+
+found = {}
+for channel in sys.argv[1:]:
+    reader = PipeReader(channel, "TFRecord")
+    found[channel] = [[hashlib.sha256(record).hexdigest() for record in reader] for _ in range(2)]
+print(json.dumps(found))
+"""
+"""Reads two epochs of each channel, one channel after the other."""
+
+
+def uneven(stub: S3Stub) -> list[list[bytes]]:
+    """Put objects of TFRecord on the server; return the records of each."""
+    records = [
+        [
+            tfrecord.encode(f"{number}/{each}/".encode() + bytes(each * 31 % 400))
+            for each in range(UNEVEN[number])
+        ]
+        for number in range(len(UNEVEN))
+    ]
+    stub.objects |= {f"b/train/{number}": b"".join(each) for number, each in enumerate(records)}
+    return records
+
+
+def divided(stub: S3Stub, tmp_path: Path, /, **ranks: Any) -> dict[str, Any]:
+    """A job whose channel `train` is divided by record."""
+    document = job(stub.url, tmp_path / "ml", "b/train/", MemoryBudget="32MiB")
+    if "RecordSize" not in ranks:
+        ranks = {"Index": str(tmp_path / "index")} | ranks
+    document["InputDataConfig"][0]["Penstock"] = {"Ranks": ranks}
+    return document
+
+
+def shuffled(document: dict[str, Any]) -> dict[str, Any]:
+    channel = document["InputDataConfig"][0]
+    channel["ShuffleConfig"] = {"Seed": SEED}
+    channel["Penstock"]["Ranks"]["Block"] = BLOCK
+    return document
+
+
+def index(path: str, tmp_path: Path, *options: str, kind: str = "TFRecord", every: str = "1") -> None:
+    to = str(tmp_path / "index")
+    done = penstock("index", "build", "-c", path, "--to", to, "--format", kind, "--every", every, *options)
+    assert done.returncode == 0, done.stderr
+
+
+def due(records: list[list[bytes]], epoch: int, remainder: str = "drop") -> list[list[str]]:
+    """Hashes of the payloads of every global batch, by the reference."""
+    counts, sizes = [len(each) for each in records], [sum(map(len, each)) for each in records]
+    order = reference.record_order(counts, sizes, seed=SEED, epoch=epoch, block=BLOCK)
+    return [
+        [hashlib.sha256(records[entry][number][12:-4]).hexdigest() for entry, number in batch]
+        for batch in reference.global_batches(order, GLOBAL, remainder)
+    ]
+
+
+def batches(ranks: list[list[str]]) -> list[list[str]]:
+    """The global batches that these ranks read together."""
+    size = GLOBAL // len(ranks)
+    steps = [[each[first : first + size] for each in ranks] for first in range(0, max(map(len, ranks)), size)]
+    return [[record for share in step for record in share] for step in steps]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_any_number_of_ranks_reads_the_same_global_batches(stub: S3Stub, tmp_path: Path, count: int) -> None:
+    """Each rank in a process of its own, over uneven objects: equal steps, every record once an epoch."""
+    records = uneven(stub)
+    path = write_job(
+        tmp_path / "job.yaml", shuffled(divided(stub, tmp_path, Count=count, GlobalBatch=GLOBAL))
+    )
+    index(path, tmp_path)
+    with sidecar(path) as running:
+        planned = running.wait_for("planned")
+        assert (planned["ranks"], planned["records"], planned["steps"]) == (count, 72, 6)
+        running.wait_for("ready")
+        trainers = [
+            subprocess.Popen(
+                [sys.executable, "-c", TRAINER, f"train-{rank}"],
+                env=os.environ | {"SAGEMAKER_BASE_DIR": str(tmp_path / "ml"), "LOCAL_RANK": str(rank)},
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(count)
+        ]
+        read: dict[str, list[list[str]]] = {}
+        for trainer in trainers:
+            read |= json.loads(trainer.communicate()[0])
+        trailers = [
+            published_trailer(tmp_path / "ml/input/data", f"train-{rank}", 1) for rank in range(count)
+        ]
+        status = running.status()["channels"]
+        assert running.end() == 0
+    for epoch in range(2):
+        found = batches([read[f"train-{rank}"][epoch] for rank in range(count)])
+        assert found == due(records, epoch)
+        assert max(Counter(record for batch in found for record in batch).values()) == 1
+    assert {(each.steps, each.records) for each in trailers} == {(6, 72 // count)}
+    assert {each["records"] for each in status.values()} == {2 * 72 // count}
+
+
+def test_two_hosts_share_every_global_batch(stub: S3Stub, tmp_path: Path) -> None:
+    records = uneven(stub)
+    document = shuffled(divided(stub, tmp_path, Count=2, Batch=3, Remainder="repeat"))
+    source = document["InputDataConfig"][0]["DataSource"]["S3DataSource"]
+    source["S3DataDistributionType"] = "ShardedByS3Key"
+    del document["Penstock"]["BaseDirectory"]
+    path = write_job(tmp_path / "job.yaml", document)
+    index(path, tmp_path)
+    read: list[list[list[str]]] = []
+    for host in range(2):
+        flags = ["--host-count", "2", "--host-index", str(host)]
+        trainer = [sys.executable, "-c", TRAINER, "train-0", "train-1"]
+        done = penstock("exec", "-c", path, *flags, "--", *trainer)
+        assert done.returncode == 0, done.stderr
+        read += json.loads(done.stdout).values()
+    for epoch in range(2):
+        found = batches([rank[epoch] for rank in read])
+        assert found == due(records, epoch, "repeat")
+        assert set(Counter(record for batch in found[:-1] for record in batch).values()) == {1}
+
+
+def requested(stub: S3Stub) -> set[tuple[str, int, int]]:
+    """The ranges of objects that were requested, without those of record headers."""
+    found = set()
+    for seen in stub.seen:
+        first, last = map(int, seen.range.removeprefix("bytes=").split("-"))
+        if last - first + 1 != 12:
+            found.add((seen.key, first, last + 1))
+    return found
+
+
+def test_all_ranks_together_fetch_each_byte_once(stub: S3Stub, tmp_path: Path) -> None:
+    records = uneven(stub)
+    # Without a seed, because parts of the second epoch may be fetched beforehand: they are the same then.
+    document = divided(stub, tmp_path, Count=3, GlobalBatch=GLOBAL)
+    del document["Penstock"]["BaseDirectory"]
+    path = write_job(tmp_path / "job.yaml", document)
+    index(path, tmp_path)
+    stub.seen.clear()
+    script = "cat ${SM_CHANNEL_TRAIN}-0_0 ${SM_CHANNEL_TRAIN}-1_0 ${SM_CHANNEL_TRAIN}-2_0 | wc -c"
+    done = penstock("exec", "-c", path, "sh", "-c", script)
+    total = sum(len(record) for each in records for record in each)
+    assert int(done.stdout) == total
+    ranges = sorted(requested(stub))
+    assert sum(end - first for _, first, end in ranges) == total
+    before = {("", 0)}
+    for key, first, end in ranges:
+        assert first == 0 or (key, first) in before, "ranges follow each other"
+        before.add((key, end))
+
+
+@pytest.mark.parametrize("kind", ["TFRecord", "RecordIO", "lines", "tar", "fixed:7"])
+def test_ranks_of_every_record_format(stub: S3Stub, tmp_path: Path, kind: str) -> None:
+    """The bytes of the streams are those of the records; the end marks of tar are left out."""
+    payloads = [bytes([65 + number % 26]) * (number * 37 % 900) for number in range(130)]
+    objects = [made(kind, payloads[:80]), made(kind, payloads[80:])]
+    if kind == "lines":
+        objects = [each + b"\n" for each in objects]
+    stub.objects |= {f"b/train/{number}": each for number, each in enumerate(objects)}
+    fixed = {"RecordSize": 7} if kind == "fixed:7" else {}
+    document = divided(stub, tmp_path, Count=2, Batch=8, Remainder="repeat", **fixed)
+    del document["Penstock"]["BaseDirectory"]
+    path = write_job(tmp_path / "job.yaml", document)
+    if not fixed:
+        index(path, tmp_path, kind=kind)
+    done = penstock("exec", "-c", path, "sh", "-c", 'cat "${SM_CHANNEL_TRAIN}-1_0"', text=False)
+    assert done.returncode == 0, done.stderr.decode()
+    records = []
+    for data in objects:
+        starts = naive(kind, data)
+        end = len(data)
+        if kind == "tar":
+            end = len(data.rstrip(b"\0")) + 511 & ~511
+        records += [data[start:stop] for start, stop in zip(starts, [*starts[1:], end], strict=True)]
+    steps = -(-len(records) // 16)
+    repeated = (records * 2)[: steps * 16]
+    assert done.stdout == b"".join(
+        b"".join(repeated[first + 8 : first + 16]) for first in range(0, len(repeated), 16)
+    )
+
+
+def test_plan_shows_what_each_rank_gets(stub: S3Stub, tmp_path: Path) -> None:
+    uneven(stub)
+    path = write_job(tmp_path / "job.yaml", shuffled(divided(stub, tmp_path, Count=4, GlobalBatch=GLOBAL)))
+    index(path, tmp_path)
+    document = json.loads(penstock("plan", "-c", path, "--json").stdout)["channels"]["train"]
+    assert (document["records"], document["steps"], len(document["keys"])) == (72, 6, 7)
+    ranks = document["ranks"].values()
+    assert [(each["records"], each["steps"]) for each in ranks] == [(18, 6)] * 4
+    assert sum(each["bytes"] for each in ranks) == document["bytes"]
+    assert len({each["digest"] for each in [document, *ranks]}) == 5
+    assert "train-3  18 records, 6 steps, " in penstock("plan", "-c", path).stdout
+
+
+def test_a_rank_resumes_at_its_byte(stub: S3Stub, tmp_path: Path) -> None:
+    """In the second epoch of a shuffled channel, from the state of a reader."""
+    uneven(stub)
+    document = shuffled(divided(stub, tmp_path, Count=2, GlobalBatch=GLOBAL))
+    path = write_job(tmp_path / "job.yaml", document)
+    index(path, tmp_path)
+    ranks = json.loads(penstock("plan", "-c", path, "--json").stdout)["channels"]["train"]["ranks"]
+    state = {"format": 1, "channel": "train-1", "epoch": 0, "offset": 0, "skip": 0, "records": 0}
+    state["digest"] = ranks["train-1"]["digest"]
+    data = tmp_path / "ml" / "input" / "data"
+    read = []
+    for options in ([], ["--resume", json.dumps(state | {"epoch": 1, "offset": 1000})]):
+        with sidecar(path, *options) as running:
+            running.wait_for("ready")
+            epochs = range(1 if options else 0, 2)
+            read.append([read_all(data / f"train-1_{epoch}") for epoch in epochs][-1])
+            assert running.end() == 0
+    assert len(read[0]) > 1000
+    assert read[1] == read[0][1000:]
+
+
+def refused(path: str, code: int, text: str) -> None:
+    done = penstock("plan", "-c", path)
+    assert (done.returncode, text in done.stderr) == (code, True), done.stderr
+
+
+def test_an_index_that_does_not_fit_is_an_error_by_name(stub: S3Stub, tmp_path: Path) -> None:
+    uneven(stub)
+    document = divided(stub, tmp_path, Count=2, Batch=2)
+    path = write_job(tmp_path / "job.yaml", document)
+    file = tmp_path / "index" / "train.index"
+    build = f"penstock index build -c JOB --to {tmp_path / 'index'} --channel train --every 1"
+    refused(path, 2, f"there is no record index {file}: make it by `{build}`, or correct Ranks.Index")
+    index(path, tmp_path, every="256")
+    refused(path, 2, f"{file} has every 256th record, and Ranks with a batch need every one")
+    file.unlink()
+    index(path, tmp_path)
+
+    extras = document["InputDataConfig"][0]["Penstock"]
+    extras |= {"WhenFailed": "poison", "Framing": "RecordIO"}
+    refused(
+        write_job(Path(path), document),
+        2,
+        f"{file} is of TFRecord, and channel 'train' has Framing: RecordIO",
+    )
+    del extras["WhenFailed"], extras["Framing"]
+    write_job(Path(path), document)
+
+    before = dict(stub.objects)
+    stub.objects["b/train/4"] = b"".join(tfrecord.encode(b"new") for _ in range(7))
+    refused(path, 6, "than when it was indexed; build the record index again: s3://b/train/4")
+    stub.objects |= before
+    stub.objects["b/train/9"] = stub.objects["b/train/4"]
+    refused(path, 6, "the object is not in the record index; build the record index again: s3://b/train/9")
+    del stub.objects["b/train/9"]
+    assert penstock("plan", "-c", path).returncode == 0
+
+    good = read_index(str(file))
+    for added, text in (
+        (1, "no record is where the index has one"),
+        (1 << 40, "the record index has offsets that no records have"),
+    ):
+        bad = RecordIndex(good.format, 1)
+        rows = [row._replace(offsets=array("Q", row.offsets)) for row in good]
+        rows[2].offsets[-1] += added
+        file.write_bytes(bad.header() + block(rows))
+        refused(path, 8, text)
+        refused(path, 8, "s3://b/train/2")
+    file.write_bytes(b"no index")
+    refused(path, 7, "cannot be read as a record index")
+
+
+def test_a_last_line_without_an_end_is_refused(stub: S3Stub, tmp_path: Path) -> None:
+    """A rank would read it and the next record as one line."""
+    stub.objects |= {"b/train/0": b"a\nb\n", "b/train/1": b"c\nd"}
+    path = write_job(tmp_path / "job.yaml", divided(stub, tmp_path, Count=1, Batch=1))
+    index(path, tmp_path, kind="lines")
+    refused(path, 8, "the object's last line has no end")
+    refused(path, 8, "s3://b/train/1")
+
+
+def test_divisions_that_cannot_be_are_refused(stub: S3Stub, tmp_path: Path) -> None:
+    stub.objects["b/train/0"] = bytes(70)
+    document = divided(stub, tmp_path, Count=2, GlobalBatch=4, RecordSize=7)
+    document["InputDataConfig"][0]["DataSource"]["S3DataSource"]["S3DataDistributionType"] = "ShardedByS3Key"
+    path = write_job(tmp_path / "job.yaml", document)
+    done = penstock("plan", "-c", path, "--host-count", "3", "--host-index", "0")
+    assert done.returncode == 2
+    assert "4 records cannot be divided over 6 ranks in equal slices" in done.stderr
+    ranks = document["InputDataConfig"][0]["Penstock"]["Ranks"]
+    ranks["GlobalBatch"] = 20
+    refused(write_job(Path(path), document), 2, "has 10 records, fewer than one global batch of 20")
+    ranks["Remainder"] = "repeat"
+    assert penstock("plan", "-c", write_job(Path(path), document)).returncode == 0
+    ranks["RecordSize"] = 8
+    refused(write_job(Path(path), document), 2, "s3://b/train/0 has 70 bytes, no multiple of RecordSize, 8")
