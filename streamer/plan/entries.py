@@ -6,9 +6,9 @@ have millions of entries, so they are stored in columns, and an `ObjectRef` is c
     plain entry: one object of the first bucket    key │ bytes in the stream │ MD5 of its ETag, parts, padding
     any other entry                                items, each with a header │ bytes in the stream
 
-A plain entry takes `BYTES_EACH` bytes besides its key. Its ETag is 32 hexadecimal digits, as S3 makes it for
-an object that was uploaded in one part, or these digits and the number of parts. Nearly all objects have such
-an ETag. The objects of a listing's page are added in bulk.
+A plain entry takes at most `BYTES_EACH` bytes besides its key (`compact` has the columns of numbers). Its
+ETag is 32 hexadecimal digits, as S3 makes it for an object that was uploaded in one part, or these digits and
+the number of parts. Nearly all objects have such an ETag. The objects of a listing's page are added in bulk.
 
 `Entries` counts the bytes of each entry in the stream, record framing included (contract §5.1), so that
 totals and shards need no decoding. An item that is too large for a record is refused when it is added. An
@@ -20,18 +20,19 @@ from __future__ import annotations
 import re
 import struct
 from array import array
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, repeat
 from typing import TYPE_CHECKING, NamedTuple
 
 from streamer.errors import ConfigError
 from streamer.formats.recordio import MAX_PAYLOAD
+from streamer.plan.compact import Offsets, Sizes
 from streamer.plan.segments import ObjectRef
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-BYTES_EACH = 8 + 8 + 16 + 2
-"""Bytes of memory of a plain entry besides its key."""
+BYTES_EACH = 4 + 4 + 16 + 2
+"""Most bytes of memory of a plain entry besides its key: offset of the key, size, MD5, form."""
 _ITEM_HEADER = struct.Struct("<HHHHQ")
 """Number of the bucket (0: a literal); bytes of key, ETag and version; size of object or literal."""
 _MD5_ETAG = re.compile(rb"([0-9a-f]{32})(?:-([1-9][0-9]{0,3}|10000))?").fullmatch
@@ -59,7 +60,7 @@ class Entries:
         self.wrap = wrap
         self.inflate = inflate
         self.objects_each = objects_each
-        self.sizes = array("Q")
+        self.sizes = Sizes()
         """Bytes of each entry in the stream; compressed objects count with their compressed length."""
         self.total = 0
         """Bytes of all entries."""
@@ -67,11 +68,12 @@ class Entries:
         """Whether the plan makes the record of every object."""
         self._names = bytearray()
         """Keys of plain entries; items of all others."""
-        self._offsets = array("Q", (0,))
+        self._offsets = Offsets()
         """Start of each entry in `_names`, and the end of the last one."""
         self._md5s = bytearray()
         """16 bytes of each entry; zeros if it is not plain."""
         self._forms = array("H")
+        """Form of each entry; empty while all are 0."""
         self._buckets: list[str] = []
         self._numbers: dict[str, int] = {}
 
@@ -83,8 +85,12 @@ class Entries:
 
     @property
     def memory(self) -> int:
-        """Bytes of memory that the entries take."""
+        """Bytes of memory that the entries take, at most."""
         return len(self._names) + BYTES_EACH * len(self)
+
+    def pack(self) -> None:
+        """Free the memory that was allocated for further entries."""
+        self._names, self._md5s = bytearray(self._names), bytearray(self._md5s)
 
     def add(self, *items: ObjectRef | bytes) -> None:
         """Append an entry of these objects and literals. Raises ConfigError if one cannot be wrapped."""
@@ -119,10 +125,10 @@ class Entries:
         if total >> 64:
             raise ConfigError("an entry of over 2^64 bytes is refused: S3 has no object with such a size")
         self._names += names
-        self._offsets.append(len(self._names))
+        self._offsets.extend([len(self._names)])
         self._md5s += bytes(16)
-        self._forms.append(_ITEMS)
-        self.sizes.append(total)
+        self._add_forms([_ITEMS])
+        self.sizes.extend([total])
         self.total += total
 
     def _add_plain(self, ref: ObjectRef) -> bool:
@@ -163,10 +169,21 @@ class Entries:
         self._names += b"".join(keys)
         self._offsets.extend(list(accumulate(map(len, keys), initial=start))[1:])
         self._md5s += md5s
-        self._forms.extend(forms)
+        self._add_forms(forms)
         self.sizes.extend(sizes)
         self.total += sum(sizes)
         return True
+
+    def _add_forms(self, forms: Iterable[int]) -> None:
+        """Append the forms of entries whose sizes are not appended yet."""
+        forms = array("H", forms)
+        if any(forms) and not self._forms:
+            self._forms = array("H", bytes(2 * len(self)))
+        if any(forms) or self._forms:
+            self._forms.extend(forms)
+
+    def _form(self, index: int) -> int:
+        return self._forms[index] if self._forms else 0
 
     def framed_here(self, item: ObjectRef | bytes) -> bool:
         """Return whether the plan makes the item's record, because its length is known before delivery."""
@@ -187,7 +204,7 @@ class Entries:
     def items(self, index: int) -> list[ObjectRef | bytes]:
         """Return the entry's objects and literals, in order."""
         names, position, end = self._names, self._offsets[index], self._offsets[index + 1]
-        form = self._forms[index]
+        form = self._form(index)
         if form != _ITEMS:
             etag = self._md5s[16 * index : 16 * index + 16].hex()
             return [
@@ -223,15 +240,18 @@ class Entries:
 
     def columns(self, start: int, stop: int) -> Columns | None:
         """Return the objects of entries `start` to `stop` in columns; None if one entry is not plain."""
-        forms = self._forms[start:stop]
-        if not forms or max(forms) == _ITEMS:
+        if start >= stop:
             return None
-        names = bytes(self._names[self._offsets[start] : self._offsets[stop]])
-        base = self._offsets[start]
-        keys = [names[i - base : j - base] for i, j in pairwise(self._offsets[start : stop + 1])]
+        forms = self._forms[start:stop] or array("H", bytes(2 * (stop - start)))
+        if max(forms) == _ITEMS:
+            return None
+        offsets = self._offsets.between(start, stop + 1)
+        base = offsets[0]
+        names = bytes(self._names[base : offsets[-1]])
+        keys = [names[i - base : j - base] for i, j in pairwise(offsets)]
         digits = self._md5s[16 * start : 16 * stop].hex()
         etags = [digits[i : i + _MD5_DIGITS] for i in range(0, len(digits), _MD5_DIGITS)]
-        sizes = self.sizes[start:stop].tolist()
+        sizes = self.sizes[start:stop]
         if self._framed:
             sizes = [size - 8 - form % 4 for size, form in zip(sizes, forms, strict=True)]
         if max(forms) > 3:
@@ -254,18 +274,17 @@ class Entries:
             for items in other:
                 self.add(*items)
             return
-        base = len(self._names)
         self._names += other._names
-        self._offsets.extend([base + offset for offset in other._offsets[1:]])
+        self._offsets.join(other._offsets)
         self._md5s += other._md5s
-        self._forms.extend(other._forms)
-        self.sizes.extend(other.sizes)
+        self._add_forms(other._forms or repeat(0, len(other)))
+        self.sizes.join(other.sizes)
         self.total += other.total
 
     def _key(self, index: int) -> bytes:
         """Return the key of the entry's first object, as UTF-8."""
         position, end = self._offsets[index], self._offsets[index + 1]
-        if self._forms[index] == _ITEMS:
+        if self._form(index) == _ITEMS:
             key_size = _ITEM_HEADER.unpack_from(self._names, position)[1]
             position += _ITEM_HEADER.size
             end = position + key_size

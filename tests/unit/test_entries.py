@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from streamer.errors import ConfigError
 from streamer.formats.recordio import MAX_PAYLOAD
 from streamer.plan import Entries, ObjectRef, Plan
+from streamer.plan.compact import Offsets
 from streamer.plan.entries import framed
 
 MD5 = st.binary(min_size=16, max_size=16).map(bytes.hex)
@@ -24,6 +26,7 @@ ETAGS = st.one_of(
 )
 KEYS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
 SIZES = st.one_of(st.integers(0, 9), st.integers(0, MAX_PAYLOAD))
+LARGE = st.one_of(SIZES, st.integers(0, 1 << 60), st.integers((1 << 32) - 2, (1 << 32) + 2))
 ROWS = st.lists(st.tuples(KEYS, SIZES, ETAGS), max_size=8)
 ITEMS = st.one_of(
     st.binary(max_size=5),
@@ -66,7 +69,7 @@ def test_what_is_added_comes_back(added: list[Any], make: dict[str, bool]) -> No
         entries.extend(run)
     assert [*entries] == expected
     sizes = [sum(size_in_stream(item, **make) for item in items) for items in expected]
-    assert (entries.sizes.tolist(), entries.total, len(entries)) == (sizes, sum(sizes), len(expected))
+    assert ([*entries.sizes], entries.total, len(entries)) == (sizes, sum(sizes), len(expected))
     arranged = {name: True for name, value in make.items() if value}
     lines = ["penstock plan 1", *([json.dumps(arranged)] if arranged else [])]
     for items in expected:
@@ -76,6 +79,38 @@ def test_what_is_added_comes_back(added: list[Any], make: dict[str, bool]) -> No
             lines.append(json.dumps([line(item) for item in items]))
     text = "".join(f"{each}\n" for each in lines)
     assert Plan(entries).digest == hashlib.sha256(text.encode()).hexdigest()
+
+
+@given(st.lists(st.lists(st.tuples(KEYS, LARGE, MD5), max_size=8), max_size=4), st.integers(0, 9))
+def test_objects_of_any_size_come_back(runs: list[list[tuple[str, int, str]]], start: int) -> None:
+    entries = Entries()
+    for rows in runs:
+        run = Entries()
+        keys, etags = [row[0].encode() for row in rows], [row[2].encode() for row in rows]
+        run.add_objects("b", keys, [row[1] for row in rows], etags)
+        run.pack()
+        entries.extend(run)
+    rows = [row for run in runs for row in run]
+    assert [*entries] == [[ObjectRef("b", *row)] for row in rows]
+    assert [*entries.sizes] == [row[1] for row in rows]
+    assert entries.sizes[start::2] == [row[1] for row in rows[start::2]]
+    columns = entries.columns(start, len(rows))
+    expected = [tuple(column) for column in zip(*rows[start:], strict=True)]
+    assert (columns is None) == (not expected)
+    if columns is not None:
+        assert [(*map(bytes.decode, columns.keys),), (*columns.sizes,), (*columns.etags,)] == expected
+
+
+@given(st.lists(st.integers(0, 1 << 34), max_size=8), st.lists(st.integers(0, 1 << 34), max_size=8))
+def test_offsets_above_4_gib(steps: list[int], further: list[int]) -> None:
+    offsets, other = Offsets(), Offsets()
+    for step in steps:
+        offsets.extend([offsets.last + step])
+    other.extend([*accumulate(further)])
+    offsets.join(other)
+    expected = [0, *accumulate(steps + further)]
+    assert [offsets[index] for index in range(len(expected))] == expected == offsets.between(0, len(expected))
+    assert offsets.last == expected[-1]
 
 
 @given(st.lists(st.tuples(KEYS, st.just(1), MD5), max_size=12))
@@ -90,11 +125,11 @@ def test_key_order_and_duplicates(rows: list[tuple[str, int, str]]) -> None:
     assert (ordered.key_twice() is None) == (len({*keys}) == len(keys))
 
 
-def test_an_object_of_a_listing_takes_34_bytes_and_its_key() -> None:
+def test_an_object_of_a_listing_takes_26_bytes_and_its_key() -> None:
     entries = Entries(wrap=True)
     for number, etag in enumerate(["0" * 32, "f" * 32 + "-10000"]):
         entries.add(ObjectRef("b", f"key-{number}", 5, etag))
-    assert entries.memory == 2 * (34 + 5)
+    assert entries.memory == 2 * (26 + 5)
 
 
 @pytest.mark.parametrize(

@@ -242,7 +242,7 @@ def test_keys_that_wait_are_not_in_memory_twice() -> None:
     done = subprocess.run([sys.executable, "-c", PEAK], capture_output=True, text=True, check=True)
     count, size = done.stdout.split()
     assert count == "300000"
-    assert float(size) < 80
+    assert float(size) < 56
 
 
 def test_in_turn_no_page_is_requested_before_the_last_one_is_used() -> None:

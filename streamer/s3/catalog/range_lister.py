@@ -192,12 +192,12 @@ class RangeLister:
         answered = False
         try:
             while not listing.keys.done and self._error is None:
-                page = await self._pages.page(listing.cursor)
+                # No variable refers to a page while the next one is awaited: 32 pages take 7 MB.
+                self._take(listing, await self._pages.page(listing.cursor))
                 self._answers += 1
                 if not answered:
                     self._unanswered -= 1
                     answered = True
-                self._take(listing, page)
                 self._news.set()
                 self._split()
         except Exception as error:  # noqa: BLE001 - raised by `runs`
@@ -236,6 +236,8 @@ class RangeLister:
         run = self._pages.run(page, listing.claim, start=first, stop=first + count)
         if listing.runs and len(listing.runs[-1]) < LONGEST_RUN:
             listing.runs[-1].extend(run)
+            if len(listing.runs[-1]) >= LONGEST_RUN:
+                listing.runs[-1].pack()
         elif len(run):
             listing.runs.append(run)
         if keys.done and not keys.kept and listing.promised is not None:

@@ -166,10 +166,12 @@ class ResponseReader:
         return self._parser.message.header
 
     async def body(self, most: int) -> bytes:
-        """Read what arrives of the body in time, at most about `most` bytes."""
+        """Return what arrives of the body in time, at most about `most` bytes; the reader keeps none."""
         if not self.complete:
             await self._run(partial(self._read_body, most))
-        return bytes(self._parser.message.body)
+        message = self._parser.message
+        body, message.body = bytes(message.body), bytearray()
+        return body
 
     @property
     def complete(self) -> bool:
