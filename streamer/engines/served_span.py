@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Protocol
 from streamer.errors import ReaderGone, SourceError
 from streamer.relay.fetch.part_fetch import PartFetch
 from streamer.relay.staging.buffers import BufferPool, BufferStage
+from streamer.relay.staging.stage import LEAST, TURN
 from streamer.relay.statistics import ChannelCounters
 from streamer.s3.ranges import RequestReport
 from streamer.sink.outlet import PipeOutlet
-from streamer.units import KIB, MIB
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,11 +30,6 @@ if TYPE_CHECKING:
     from streamer.plan import Part
     from streamer.retry import RetryPolicy
     from streamer.s3.ranges import Phase, RangeSource
-
-TURN = 1 * MIB
-"""Bytes that a span writes before it yields to the event loop."""
-LEAST = 32 * KIB
-"""Minimum bytes that a write counts for in a turn."""
 
 
 class Observer(Protocol):

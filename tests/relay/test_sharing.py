@@ -17,9 +17,9 @@ import pytest
 from streamer.plan import Arrangement, S3Uri
 from streamer.relay.channel import Channel
 from streamer.relay.channel_spec import ChannelSpec
-from streamer.relay.deliver.delivery import LEAST, TURN
 from streamer.relay.staging.buffers import BufferStages
 from streamer.relay.staging.pipes import PipeStages
+from streamer.relay.staging.stage import LEAST, TURN
 from streamer.relay.transport import Transport, TransportSpec, Wish, open_transport, why_read
 from streamer.s3.catalog.pages import AiobotocorePages
 from streamer.schedule.budget import ChannelQuota

@@ -24,7 +24,8 @@ from streamer.relay.deliver.object_changes import MOST_TRIES, Change, Changes, i
 from streamer.relay.deliver.object_ends import ObjectEnds
 from streamer.relay.deliver.transform import MOST_TAKEN, BodyTransformer, joiner_of
 from streamer.relay.staging.buffers import BufferStage
-from streamer.units import KIB, MIB
+from streamer.relay.staging.stage import LEAST, TURN
+from streamer.units import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,11 +40,6 @@ if TYPE_CHECKING:
 LONGEST_PAUSE = 0.5
 """Maximum seconds between two checks of a bandwidth limit, since it may change."""
 
-TURN = 1 * MIB
-"""Bytes that delivery moves before it yields to the event loop. If delivery yielded after each small object,
-sockets would take most of the loop's time, and the FIFO would run empty."""
-LEAST = 32 * KIB
-"""Minimum bytes that a move counts for, so that a turn of small parts takes about a millisecond too."""
 MARK_EVERY = 8 * MIB
 """Minimum bytes of a stream between two resume points: a restart inflates or joins about so many again."""
 

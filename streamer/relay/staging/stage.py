@@ -32,7 +32,7 @@ from streamer.plan import Part
 from streamer.relay.statistics import ChannelCounters
 from streamer.s3.ranges import Body
 from streamer.schedule.budget import ChannelQuota
-from streamer.units import MIB
+from streamer.units import KIB, MIB
 
 MOST_WRITTEN = 1 * MIB
 """Bytes passed to one writev(2), plus up to one chunk: the capacity of a pipe. Passing all staged chunks
@@ -40,6 +40,11 @@ would cost more than moving those that fit."""
 _MAX_VECTORS = 64
 """Chunks passed to one writev(2); the kernel allows 1,024."""
 
+TURN = 1 * MIB
+"""Bytes that are moved out of stages before the event loop runs other callbacks. With a turn for each small
+object, sockets would take most of the loop's time, and the FIFO would run empty."""
+LEAST = 32 * KIB
+"""Minimum bytes that a move counts for, so that a turn of small parts takes about a millisecond too."""
 SMALL_PART = 1 * MIB
 """Parts up to this many bytes are taken on arrival: parked, they would occupy a connection for few bytes."""
 _LEAST_QUOTA = 2 * MIB
