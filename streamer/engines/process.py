@@ -34,10 +34,9 @@ from streamer.s3.signing.sigv4 import GetSigner
 from streamer.secrets import remember
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
     from typing import Any
 
-    from streamer.s3.ranges import Body, Phase, RangeRequest, RangeSource
+    from streamer.s3.ranges import Body, Phase, RangeRequest, RangeSource, RequestReport
 
 ONCE = RetryPolicy(give_up_after=0)
 """Policy of a request that is not retried."""
@@ -196,20 +195,15 @@ class EngineProcess:
     ) -> None:
         if self._source is None:
             raise RuntimeError("a span before the settings")
-        observer = _Observer(self._link, number)
         span = ServedSpan(
             [unpack_part(part) for part in parts],
             self._source if avoid is None else _Avoiding(self._source, avoid),
             self._pool,
             policy=ONCE if once else self._policy,
             requests=requests,
-            observer=observer,
+            observer=_Observer(self._link, number),
         )
-        observer.span = span
-        self._spans[number] = span, self._start(self._serve(number, span, once=once))
-
-    def _start(self, serving: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        return self._tasks.create_task(serving)
+        self._spans[number] = span, self._tasks.create_task(self._serve(number, span, once=once))
 
     def _attach(self, number: int, ahead: bool, descriptors: list[int]) -> None:  # noqa: FBT001
         found = self._spans.get(number)
@@ -252,22 +246,16 @@ class _Observer:
     """Sends a span's progress."""
 
     def __init__(self, link: Link, number: int) -> None:
-        self.span: ServedSpan | None = None
         self._link = link
         self._number = number
-        self._waits = False
 
     def opened(self, peer: str | None) -> None:
         """As `Observer`."""
         self._link.send(("opened", self._number, peer))
 
-    def phase(self, phase: Phase) -> None:
-        """As `Observer`: only waits before a retry are sent, and what follows one."""
-        waits = phase in ("throttled", "retry", "credentials")
-        if self.span is not None and (waits or self._waits) and phase != "credentials":
-            report = pack_report(self.span.report()) if waits else None
-            self._link.send(("phase", self._number, phase, report))
-        self._waits = waits and phase != "credentials"
+    def phase(self, phase: Phase, report: RequestReport | None) -> None:
+        """As `Observer`."""
+        self._link.send(("phase", self._number, phase, report and pack_report(report)))
 
 
 async def serve(sock: socket.socket) -> None:

@@ -16,6 +16,7 @@ import asyncio
 import os
 from typing import TYPE_CHECKING, Protocol
 
+from streamer.aio import task_group
 from streamer.errors import ReaderGone, SourceError
 from streamer.relay.fetch.part_fetch import PartFetch
 from streamer.relay.staging.buffers import BufferPool, BufferStage
@@ -38,8 +39,8 @@ class Observer(Protocol):
     def opened(self, peer: str | None) -> None:
         """Note that the first response header is right, and the address that it came from."""
 
-    def phase(self, phase: Phase) -> None:
-        """Note that the part to write next has entered this phase."""
+    def phase(self, phase: Phase, report: RequestReport | None) -> None:
+        """Note that the part to write next waits before a retry, with a report, or does so no longer."""
 
 
 class ServedSpan:
@@ -72,10 +73,15 @@ class ServedSpan:
         self._fetches: list[PartFetch] = []
         """Fetches of the same parts."""
         self._running = 0
+        """Fetches that have not ended."""
+        self._tasks: list[asyncio.Task[None]] = []
+        """Tasks of all fetches."""
         self._changed = asyncio.Event()
         self._pipe: int | None = None
         self._unopened = True
         """Whether no response header has been checked."""
+        self._waits = False
+        """Whether the part to write next waits before a retry."""
 
     def __repr__(self) -> str:
         return f"<ServedSpan {len(self._fetches)}/{len(self._parts)} parts begun, {self.written} written>"
@@ -125,24 +131,21 @@ class ServedSpan:
 
     async def run(self) -> None:
         """Fetch and write all parts. Raises SourceError at the first missing byte, and ReaderGone."""
-        failure: Exception | None = None
         try:
-            async with asyncio.TaskGroup() as requests:
-                tasks: list[asyncio.Task[None]] = []
-                self._begin_more(requests, tasks)
+            async with task_group() as requests:
+                self._begin_more(requests)
                 try:
-                    await self._write_all(requests, tasks)
-                except (SourceError, ReaderGone) as error:
-                    failure = error
-                    for task in tasks:
+                    await self._write_all()
+                except BaseException:
+                    self._at_once = 0
+                    for task in self._tasks:
                         task.cancel()
+                    raise
         finally:
             for fetch in self._fetches:
                 fetch.stage.discard()
-        if failure is not None:
-            raise failure
 
-    def _begin_more(self, requests: asyncio.TaskGroup, tasks: list[asyncio.Task[None]]) -> None:
+    def _begin_more(self, requests: asyncio.TaskGroup) -> None:
         """Begin further parts, as many as may be fetched at once."""
         while self._running < self._at_once and len(self._fetches) < len(self._parts):
             part = self._parts[len(self._fetches)]
@@ -153,12 +156,11 @@ class ServedSpan:
             self._stages.append(stage)
             self._fetches.append(fetch)
             if part.body:
+                fetch.on_phase = None if self._tasks else self._note_phase
                 self._running += 1
-                first = not any(fetch.stage.part.body for fetch in self._fetches[:-1])
-                fetch.on_phase = self._note_phase if first else None
-                tasks.append(requests.create_task(self._fetch(fetch)))
+                self._tasks.append(requests.create_task(self._fetch(fetch, requests)))
 
-    async def _fetch(self, fetch: PartFetch) -> None:
+    async def _fetch(self, fetch: PartFetch, requests: asyncio.TaskGroup) -> None:
         try:
             await fetch.run()
         except SourceError as error:
@@ -166,36 +168,40 @@ class ServedSpan:
             if self._fetches[0].stage.ready:
                 self._open(None)  # the parent must take the literals before the missing byte
         self._running -= 1
+        self._begin_more(requests)
         self._changed.set()
 
     def _note_phase(self, phase: Phase) -> None:
         if self._unopened and phase == "body":
             request = next((fetch.request for fetch in self._fetches if fetch.request), None)
             self._open(request.peer if request else None)
-        else:
-            self._observer.phase(phase)
+            return
+        if phase == "credentials":
+            return  # only the parent renews them
+        waits = phase in ("throttled", "retry")
+        if waits or self._waits:
+            self._observer.phase(phase, self.report() if waits else None)
+        self._waits = waits
 
     def _open(self, peer: str | None) -> None:
         if self._unopened:
             self._unopened = False
             self._observer.opened(peer)
 
-    async def _write_all(self, requests: asyncio.TaskGroup, tasks: list[asyncio.Task[None]]) -> None:
+    async def _write_all(self) -> None:
         if not any(part.body for part in self._parts):
             self._open(None)
         while self._pipe is None:
             # Nothing is taken from a socket before: a stage that is awaited must be drained at once.
-            if self._fetches[0].error is not None and not self._fetches[0].stage.ready:
-                raise self._fetches[0].error
-            self._begin_more(requests, tasks)
+            first = self._fetches[0]
+            if first.error is not None and not first.stage.ready:
+                raise first.error
             await self._news()
         outlet = PipeOutlet(self._pipe, on_gone=self._changed.set)
         try:
             for index, part in enumerate(self._parts):
-                self._begin_more(requests, tasks)
                 while index >= len(self._fetches):
                     await self._news()
-                    self._begin_more(requests, tasks)
                 await self._write(part, self._fetches[index], outlet)
         finally:
             outlet.detach()
