@@ -20,7 +20,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypedDict
 
-from streamer.aio import in_thread
+from streamer.aio import in_thread, task_group
 from streamer.engines.link import Link, Message
 from streamer.errors import SinkError
 from streamer.helpers import spawn
@@ -210,23 +210,16 @@ class Engines:
         """Serve requests with the process until it ends; return whether it was ready."""
         self._engines[engine.number] = engine
         engine.on_ready = self._note_ready
-        timer = asyncio.get_running_loop().call_later
-        checking: list[asyncio.TimerHandle] = []
-
-        def check() -> None:
-            engine.check(self._silent_after)
-            checking[:] = [timer(self._ping_every, check)]
-
         try:
-            engine.send("settings", dict(self._settings))
-            check()
-            await engine.ended.wait()
+            engine.send("settings", self._settings)
+            while not engine.ended.is_set():
+                engine.check(self._silent_after)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._ping_every):
+                        await engine.ended.wait()
             return engine.ready
         finally:
-            checking[0].cancel()
             self._engines[engine.number] = None
-            if not any(each.serves for each in self.engines):
-                self._available.clear()
             engine.close()
             code = await in_thread(engine.process.wait)
             if not engine.ready:
@@ -272,19 +265,14 @@ async def running(
 ) -> AsyncIterator[Engines]:
     """Run `count` engine processes until the end of the block. Raises SinkError if one does not start."""
     engines = Engines(count, settings, silent_after=silent_after, ping_every=ping_every)
-    failure: Exception | None = None
-    async with asyncio.TaskGroup() as tasks:
+    async with task_group() as tasks:
         keeping = [tasks.create_task(engines.keep(place), name=f"engine {place}") for place in range(count)]
         try:
             await engines.started()
             yield engines
-        except Exception as error:  # noqa: BLE001 - raised below, outside the exception group
-            failure = error
         finally:
             for task in keeping:
                 task.cancel()
-    if failure is not None:
-        raise failure
 
 
 async def _start(number: int) -> Engine:

@@ -45,11 +45,7 @@ def pack_error(error: SourceError) -> PackedError:
         astuple(error.context),
         error.retry_after,
         error.code,
-        error.silent
-        if isinstance(error, Transient)
-        else error.ahead
-        if isinstance(error, ClockSkew)
-        else 0.0,
+        getattr(error, "silent", getattr(error, "ahead", 0.0)),
     )
 
 
