@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from sidecar.job.channels import fifos, footprint, job_clients, job_transport
 from sidecar.job.layout import DEFAULT_BASE, Flags, Layout, resolve_host
 from sidecar.job.listings import open_listings
+from sidecar.job.planned import figures_by_record
 from sidecar.job.planning import plan_job
 from sidecar.observe.state import JobState
 from sidecar.process.progress import progress_line
@@ -76,4 +77,4 @@ def _summary(plan: Plan, part_size: int) -> dict[str, Any]:
         "parts": parts,
         "part_size": part_size,
         "digest": plan.digest,
-    } | ({"records": plan.records(0), "steps": steps} if (steps := plan.steps(0)) is not None else {})
+    } | figures_by_record(plan)

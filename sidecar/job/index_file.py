@@ -137,6 +137,11 @@ class IndexFile:
         self.index = tidied
 
 
+def _every(stride: int) -> str:
+    """Return a stride in words."""
+    return "every record" if stride == 1 else f"every {stride}th record"
+
+
 def _present(index: RecordIndex, name: int) -> IndexedObject:
     row = index.get(name)
     if row is None:
@@ -164,8 +169,8 @@ def open_index(path: str, record_format: RecordFormat, stride: int) -> Iterator[
                 index, end = RecordIndex(record_format, stride), 0
             if (index.format, index.stride) != (record_format, stride):
                 raise ConfigError(
-                    f"the record index {path} is of {index.format}, every {index.stride}th record, and not "
-                    f"of {record_format}, every {stride}th; remove it, or name another folder"
+                    f"the record index {path} is of {index.format} and has {_every(index.stride)}, and not "
+                    f"of {record_format} with {_every(stride)}; remove it, or name another folder"
                 )
             os.ftruncate(fd, end)
             os.lseek(fd, end, os.SEEK_SET)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from streamer.plan.record_plan import RecordPlan
 
 if TYPE_CHECKING:
     from streamer.plan import Plan
@@ -22,3 +24,10 @@ class Planned:
         """Divide `whole` over the FIFOs of these names."""
         plans = (whole,) if len(names) == 1 else whole.ranks(len(names))
         return cls(whole, dict(zip(names, plans, strict=True)))
+
+
+def figures_by_record(plan: Plan) -> dict[str, Any]:
+    """Return records, steps and digest of the order of a plan by record; nothing for another plan."""
+    if not isinstance(plan, RecordPlan):
+        return {}
+    return {"records": plan.records(0), "steps": plan.steps(0), "order": plan.shares.order_digest[:16]}

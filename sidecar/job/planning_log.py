@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from sidecar.job.endmarks import JOIN_ADVICE, unjoined
+from sidecar.job.planned import figures_by_record
 from sidecar.job.strays import channel_advice, warn_of_strays
 from sidecar.observe.state import PlanningStep
 from sidecar.process.logs import log
@@ -94,8 +95,6 @@ class PlanningLog:
         """Log the plan of the channel on this host."""
         state, name = self._state, self._name
         ranks = {"ranks": len(state.job.fifos(self._channel))} if name in state.job.ranks else {}
-        steps = whole.steps(0)
-        by_record = {} if steps is None else {"records": whole.records(0), "steps": steps}
         log.info(
             "planned",
             channel=name,
@@ -104,7 +103,7 @@ class PlanningLog:
             bytes=whole.total_bytes(0),
             digest=whole.digest[:16],
             **ranks,
-            **by_record,
+            **figures_by_record(whole),
         )
         warn_of_strays(whole.strays, advice=channel_advice, channel=name)
 

@@ -2,9 +2,10 @@
 
     record order ─ deal ─▶ runs of records ─ RecordTable ─▶ byte ranges ─▶ parts, as of any plan
 
-`RecordTable` knows where every record begins. The plans of one host's ranks share the order, and one walk
-over it computes the bytes of all of them. Digests (docs/explanation/record-order.md): `order_digest` is the
-same on all hosts and at any number of ranks, `digest` also covers the ranks.
+`RecordTable` has the places of all records. Of tar each run of adjacent samples is an archive, with its end
+mark. The plans of one host's ranks share the order, and one walk over it computes the bytes of all of them.
+Digests (docs/explanation/record-order.md): `order_digest` is the same on all hosts and at any number of
+ranks, `digest` also covers the ranks.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from streamer.plan.digest import Digests
 from streamer.plan.plan import Plan
 from streamer.plan.record_order import Deal, joined
 from streamer.plan.record_table import only_object
-from streamer.plan.segments import Segment
+from streamer.plan.segments import Literal, Segment
 from streamer.plan.shards import Shard
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from streamer.plan.position import Position
     from streamer.plan.record_order import RecordOrder
     from streamer.plan.record_table import RecordTable
-    from streamer.plan.segments import Literal, ObjectRef
+    from streamer.plan.segments import ObjectRef
 
 _CACHED_EPOCHS = 4
 """Epochs whose totals are cached: the current one, the next one, and their neighbours."""
@@ -71,10 +72,15 @@ class RecordShares:
         return totals
 
     def _sum_up(self, epoch: int) -> array[int]:
-        deal, border = self.deal, self.table.border
+        deal, border, mark = self.deal, self.table.border, len(self.table.mark)
         totals = array("Q", bytes(8 * (deal.end - deal.first)))
+        last: dict[int, tuple[int, int]] = {}
+        """By rank, where its last run ends."""
         for rank, (entry, first, end) in deal.deal(self.order, epoch):
             totals[rank - deal.first] += border(entry, end) - border(entry, first)
+            if mark:
+                totals[rank - deal.first] += 0 if last.get(rank) == (entry, first) else mark
+                last[rank] = entry, end
         return totals
 
     @property
@@ -109,6 +115,8 @@ class RecordPlan(Plan):
         super().__init__(shares.entries)
         self.shares = shares
         self.deal = deal or shares.deal
+        self._bytes: dict[int, int] = {}
+        """Bytes by epoch; another rank may be many epochs ahead, so `shares` may have forgotten them."""
 
     def __repr__(self) -> str:
         return f"<RecordPlan {self.entries}, {self.deal}>"
@@ -139,9 +147,17 @@ class RecordPlan(Plan):
 
         If the plan `varies`, the first call for an epoch takes some microseconds per block and slice.
         """
-        shares, deal = self.shares, self.deal
-        first = deal.first - shares.deal.first
-        return sum(shares.totals(epoch)[first : first + deal.end - deal.first])
+        if not self.varies:
+            epoch = 0
+        total = self._bytes.get(epoch)
+        if total is None:
+            shares, deal = self.shares, self.deal
+            first = deal.first - shares.deal.first
+            total = sum(shares.totals(epoch)[first : first + deal.end - deal.first])
+            # Insertion order is age. A new dict, because another thread may read the total of a later epoch.
+            kept = list(self._bytes.items())[1 - _CACHED_EPOCHS :]
+            self._bytes = dict([*kept, (epoch, total)])
+        return total
 
     def objects(self, epoch: int) -> int:  # noqa: ARG002 - every epoch has all
         """Return the number of objects of the order, those of other ranks too."""
@@ -164,13 +180,15 @@ class RecordPlan(Plan):
         """Yield the epoch's byte ranges, in stream order. Raises ValueError for a part of the entries."""
         if first or end not in (None, self.known):
             raise ValueError("an order of records has no order of entries")
-        border = self.shares.table.border
+        border, mark = self.shares.table.border, self.shares.table.mark
         runs = (run for _, run in self.deal.deal(self.shares.order, epoch))
         held: tuple[int, ObjectRef] | None = None
         for entry, start, stop in joined(runs):
             if held is None or held[0] != entry:
                 held = entry, only_object(self.entries, entry)
             yield Segment(held[1], border(entry, start), border(entry, stop))
+            if mark:
+                yield Literal(mark)
 
     @property
     def digest(self) -> str:

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from streamer.plan.entries import Entries
 
 
+END_MARK = bytes(1024)
+"""The end of a tar archive. Without it, two samples of one key would be read as one if they came together."""
+
+
 class RecordTable(Protocol):
     """Where the records of every object of a plan are."""
 
@@ -33,6 +37,11 @@ class RecordTable(Protocol):
         """Name of the record format."""
         ...
 
+    @property
+    def mark(self) -> bytes:
+        """Bytes that end each run of adjacent records in a stream; empty for most formats."""
+        ...
+
     def border(self, entry: int, record: int) -> int:
         """Return the offset of a record, or that after the last one."""
         ...
@@ -43,7 +52,7 @@ class FixedRecords:
 
     def __init__(self, entries: Entries, size: int) -> None:
         """Raises ConfigError for an object that is no multiple of `size` bytes."""
-        self.record_format = f"fixed:{size}"
+        self.record_format, self.mark = f"fixed:{size}", b""
         self._size = size
         self.counts = array("Q", [each // size for each in entries.sizes])
         for entry, each in enumerate(entries.sizes):
@@ -71,15 +80,14 @@ class IndexedRecords:
         if index.stride != 1:
             raise ValueError(f"the index has every {index.stride}th record")
         self.record_format = str(index.format)
+        self.mark = END_MARK if index.format.kind == "tar" else b""
         self.counts, self._first, self._ends = array("Q"), array("Q"), array("Q")
         self._offsets = index.offsets
         for entry, name in enumerate(names):
             first, records, end = index.place(name)
             offsets = self._offsets[first : first + records]
             if records and not (
-                offsets[0] == 0
-                and offsets[-1] < end <= entries.sizes[entry]
-                and all(map(lt, offsets, islice(offsets, 1, None)))
+                offsets[-1] < end <= entries.sizes[entry] and all(map(lt, offsets, islice(offsets, 1, None)))
             ):
                 ref = only_object(entries, entry)
                 raise CorruptObject(

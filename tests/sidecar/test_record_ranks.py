@@ -9,6 +9,7 @@ import subprocess
 import sys
 from array import array
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -182,7 +183,7 @@ def test_all_ranks_together_fetch_each_byte_once(stub: S3Stub, tmp_path: Path) -
 
 @pytest.mark.parametrize("kind", ["TFRecord", "RecordIO", "lines", "tar", "fixed:7"])
 def test_ranks_of_every_record_format(stub: S3Stub, tmp_path: Path, kind: str) -> None:
-    """The bytes of the streams are those of the records; the end marks of tar are left out."""
+    """Streams have the bytes of their records; of tar each run of adjacent samples is an archive."""
     payloads = [bytes([65 + number % 26]) * (number * 37 % 900) for number in range(130)]
     objects = [made(kind, payloads[:80]), made(kind, payloads[80:])]
     if kind == "lines":
@@ -204,10 +205,16 @@ def test_ranks_of_every_record_format(stub: S3Stub, tmp_path: Path, kind: str) -
             end = len(data.rstrip(b"\0")) + 511 & ~511
         records += [data[start:stop] for start, stop in zip(starts, [*starts[1:], end], strict=True)]
     steps = -(-len(records) // 16)
-    repeated = (records * 2)[: steps * 16]
-    assert done.stdout == b"".join(
-        b"".join(repeated[first + 8 : first + 16]) for first in range(0, len(repeated), 16)
-    )
+    numbers = [
+        number % len(records) for step in range(steps) for number in range(16 * step + 8, 16 * step + 16)
+    ]
+    border = len(naive(kind, objects[0]))
+    due = b""
+    for number, following in pairwise([*numbers, -1]):
+        due += records[number]
+        if kind == "tar" and (following != number + 1 or following == border):
+            due += bytes(1024)
+    assert done.stdout == due
 
 
 def test_plan_shows_what_each_rank_gets(stub: S3Stub, tmp_path: Path) -> None:
@@ -215,6 +222,7 @@ def test_plan_shows_what_each_rank_gets(stub: S3Stub, tmp_path: Path) -> None:
     path = write_job(tmp_path / "job.yaml", shuffled(divided(stub, tmp_path, Count=4, GlobalBatch=GLOBAL)))
     index(path, tmp_path)
     document = json.loads(penstock("plan", "-c", path, "--json").stdout)["channels"]["train"]
+    assert {each["order"] for each in document["ranks"].values()} == {document["order"]}
     assert (document["records"], document["steps"], len(document["keys"])) == (72, 6, 7)
     ranks = document["ranks"].values()
     assert [(each["records"], each["steps"]) for each in ranks] == [(18, 6)] * 4

@@ -31,7 +31,8 @@ class Table:
 
     record_format = "TFRecord"
 
-    def __init__(self, sizes: list[list[int]]) -> None:
+    def __init__(self, sizes: list[list[int]], mark: bytes = b"") -> None:
+        self.mark = mark
         self.counts = array("Q", map(len, sizes))
         self.sizes = array("Q", map(sum, sizes))
         self._borders = [list(accumulate(each, initial=0)) for each in sizes]
@@ -56,8 +57,9 @@ def plan_of(
     *,
     seed: int | None = None,
     block: int = 500,
+    mark: bytes = b"",
 ) -> RecordPlan:
-    table = Table(sizes)
+    table = Table(sizes, mark)
     order = RecordOrder(table.counts, table.sizes, seed=seed, block=block)
     return RecordPlan(RecordShares(table.entries(), table, order, deal))
 
@@ -104,27 +106,37 @@ def test_any_number_of_ranks_gives_the_same_global_batches(
         assert {len(each) for each in found.values()} == {len(batches) * size}
 
 
-@given(objects, seeds, st.integers(0, 2), st.sampled_from([1, 2, 4]), remainders)
+@given(
+    objects,
+    seeds,
+    st.integers(0, 2),
+    st.sampled_from([1, 2, 4]),
+    st.tuples(remainders, st.sampled_from([b"", b"end"])),
+)
 def test_the_plans_of_ranks_stream_the_bytes_of_their_records(
-    sizes: list[list[int]], seed: int | None, epoch: int, ranks: int, remainder: Remainder
+    sizes: list[list[int]], seed: int | None, epoch: int, ranks: int, form: tuple[Remainder, bytes]
 ) -> None:
+    """`form`: remainder, and what ends each run of adjacent records."""
+    remainder, mark = form
     number = sum(map(len, sizes))
     size = ranks * max(1, number // (3 * ranks))
     if number < size:
         remainder = "repeat"
-    whole = plan_of(sizes, Deal(size, ranks, 0, ranks, remainder), seed=seed)
+    whole = plan_of(sizes, Deal(size, ranks, 0, ranks, remainder), seed=seed, mark=mark)
     table = Table(sizes)
     order = reference.record_order(table.counts, table.sizes, seed=seed, epoch=epoch, block=500)
     batches = reference.global_batches(order, size, remainder)
     width = size // ranks
     for rank, plan in enumerate(whole.ranks(ranks)):
         due = [record for batch in batches for record in batch[rank * width : (rank + 1) * width]]
-        found = ranges(plan.segments(epoch))
+        segments = list(plan.segments(epoch))
+        found = ranges(each for each in segments if isinstance(each, Segment))
+        assert segments[1::2] == [Literal(mark)] * len(found) or not mark
         assert merged(found) == merged(
             [(each, table.border(each, n), table.border(each, n + 1)) for each, n in due]
         )
         assert found == merged(found), "ranges that follow each other are one segment"
-        total = sum(end - start for _, start, end in found)
+        total = sum(len(mark) + end - start for _, start, end in found)
         assert plan.total_bytes(epoch) == plan.known_bytes(epoch) == total
         assert (plan.records(epoch), plan.steps(epoch)) == (len(due), len(batches))
         assert plan.streams == bool(due)
@@ -262,6 +274,7 @@ class Counts:
     """Records of unknown sizes."""
 
     record_format = "TFRecord"
+    mark = b""
 
     def __init__(self, counts: list[int]) -> None:
         self.counts = counts
