@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import signal
@@ -21,6 +20,7 @@ import pytest
 from examples.demo.dataset import DIMENSIONS, RECORD_BYTES, channels, class_means
 from examples.demo.report import Outcome
 from streamer.trailer import Trailer
+from tests.kit.warm_tensorflow import warm_module
 
 ROOT = Path(__file__).parents[2]
 SMALL = ("--megabytes", "24", "--objects", "4")
@@ -77,10 +77,11 @@ def start_demo() -> Iterator[Callable[..., Demo]]:
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="demo-"))
 
-        def start(*arguments: str) -> Demo:
+        def start(*arguments: str, warm: bool = False) -> Demo:
+            command = warm_module("examples.demo") if warm else [sys.executable, "-m", "examples.demo"]
             process = stack.enter_context(
                 subprocess.Popen(
-                    [sys.executable, "-m", "examples.demo", *arguments],
+                    [*command, *arguments],
                     cwd=ROOT,
                     env=os.environ | {"TMPDIR": directory, "COLUMNS": "100"},
                     stdout=subprocess.PIPE,
@@ -138,7 +139,7 @@ def test_demo_trains_and_proves_every_epoch(
 def test_a_killed_child_fails_the_demo_and_leaves_nothing(
     start_demo: Callable[..., Demo], program: str, told: str
 ) -> None:
-    demo = start_demo(*SMALL, "--epochs", "50")
+    demo = start_demo(*SMALL, "--epochs", "50", warm=True)
     demo.await_training()
     os.kill(demo.child(program), signal.SIGKILL)
     output = demo.finish()
@@ -149,7 +150,7 @@ def test_a_killed_child_fails_the_demo_and_leaves_nothing(
 @pytest.mark.e2e
 @pytest.mark.timeout(150)
 def test_ctrl_c_in_mid_training_leaves_nothing(start_demo: Callable[..., Demo]) -> None:
-    demo = start_demo(*SMALL, "--epochs", "50")
+    demo = start_demo(*SMALL, "--epochs", "50", warm=True)
     demo.await_training()
     demo.process.send_signal(signal.SIGINT)
     output = demo.finish()
@@ -264,33 +265,22 @@ def test_trainer_refuses_credentials(tmp_path: Path, held: str) -> None:
 
 def test_tensorflow_reads_the_sample_data(tmp_path: Path) -> None:
     """The hand-made protobuf and frames are what TensorFlow's own parsers take."""
+    import tensorflow as tf  # late: seconds of CPU
+
     train, held_out = channels(megabytes=1.2, objects=2, seed=3)
     assert len(train.shard(0)) + len(train.shard(1)) == train.total_bytes == train.records * RECORD_BYTES
     shard = tmp_path / held_out.key(0).replace("/", "-")
     shard.write_bytes(held_out.shard(0))
-    program = """
-import json, sys
-import tensorflow as tf
-found = []
-for record in tf.data.TFRecordDataset(sys.argv[1]).as_numpy_iterator():
-    example = tf.train.Example.FromString(record)
-    assert sorted(example.features.feature) == ["data", "label"]
-    (label,) = example.features.feature["label"].int64_list.value
-    (data,) = example.features.feature["data"].bytes_list.value
-    found.append([label, data.hex()])
-json.dump(found, sys.stdout)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(shard)],
-        env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1"},
-        capture_output=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr.decode()
-    found = json.loads(done.stdout)
+    found = []
+    for record in tf.data.TFRecordDataset(str(shard)).as_numpy_iterator():
+        example = tf.train.Example.FromString(record)
+        assert sorted(example.features.feature) == ["data", "label"]
+        (label,) = example.features.feature["label"].int64_list.value
+        (data,) = example.features.feature["data"].bytes_list.value
+        found.append((label, data))
     assert len(found) == held_out.records
     labels = np.array([label for label, _ in found])
-    vectors = np.array([np.frombuffer(bytes.fromhex(data), "<f8") for _, data in found])
+    vectors = np.array([np.frombuffer(data, "<f8") for _, data in found])
     assert vectors.shape == (held_out.records, DIMENSIONS)
     nearest = ((vectors[:, None] - class_means(3, 10)) ** 2).sum(axis=2).argmin(axis=1)
     assert (nearest == labels).mean() > 0.95

@@ -50,6 +50,7 @@ from benchmarks.process import Child, ProcessFailed, cpu_seconds, memory
 from benchmarks.task import Stream, Task
 from streamer.errors import ErrorContext
 from streamer.s3.catalog.page_parser import parse_page
+from tests.kit.warm_tensorflow import warm_python
 from tests.operate.promql import ROOT
 
 needs_origin = pytest.mark.skipif(origin.missing() is not None, reason=str(origin.missing()))
@@ -575,6 +576,7 @@ def test_a_tiny_run_from_end_to_end(tmp_path: Path) -> None:
 def test_readers_are_measured_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two tiny cases end to end: every reader reads every byte, and the page gets its table."""
     pytest.importorskip("tensorflow")
+    monkeypatch.setattr(sys, "executable", warm_python())
     page = tmp_path / "page.md"
     page.write_text(f"before\n{readers.BEGIN}\nold\n{readers.END}\nafter\n")
     out = tmp_path / "readers.json"

@@ -10,7 +10,6 @@ import re
 import signal
 import struct
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from streamer.errors import ChannelError
 from streamer.formats import recordio, tfrecord
 from streamer.relay.deliver.frame_aligner import POISON, Framing
 from tests.kit.frames import spoilt
+from tests.kit.warm_tensorflow import warm_python
 from tests.readers.feeder import Feeder
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -287,7 +287,7 @@ def test_a_program_ends_with_live_iterators(feeder: Feeder) -> None:
         "iterators = [iter(channel.batch(2).prefetch(2)) for channel in channels]\n"
         "print(*[next(iterator).shape for iterator in iterators])\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = subprocess.run([warm_python(), "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "(2,) (2,)\n"
 
 
@@ -521,7 +521,7 @@ def test_standard_input_once() -> None:
         "except tf.errors.NotFoundError as error:\n"
         "    print('can be read only once' in str(error))\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], input=encoded(), capture_output=True, check=False)
+    done = subprocess.run([warm_python(), "-c", script], input=encoded(), capture_output=True, check=False)
     assert done.stdout == b"3000\nTrue\n", done.stderr
 
 
@@ -586,7 +586,7 @@ def test_replicas_of_a_strategy_share_a_channel(feeder: Feeder) -> None:
         "        sizes.append([int(each) for each in strategy.experimental_local_results(size)])\n"
         "    print(sum(sums), set(map(tuple, sizes)))\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    done = subprocess.run([warm_python(), "-c", script], capture_output=True, text=True, check=False)
     assert done.stdout == "4498500.0 {(50, 50)}\n" * 2, done.stderr
 
 
@@ -614,7 +614,7 @@ def test_ctrl_c_ends_a_blocked_read(feeder: Feeder) -> None:
         "        print('interrupted', flush=True)\n"
     )
     program = subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [warm_python(), "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     assert program.stdout is not None
     for _ in range(2):
@@ -648,7 +648,7 @@ def test_ctrl_c_is_not_lost_where_tensorflow_calls_python(feeder: Feeder) -> Non
     """Compiled code would take the KeyboardInterrupt for a shape without length; a `__del__` ignores it."""
     for epoch in range(2):
         feeder.feed(epoch, encoded(records=[b"1", b"2"]), hold=True)
-    done = subprocess.run([sys.executable, "-c", STRIKE], capture_output=True, text=True, check=False)
+    done = subprocess.run([warm_python(), "-c", STRIKE], capture_output=True, text=True, check=False)
     lines = done.stdout.splitlines()
     assert len(lines) == 2, done.stderr
     assert {*lines} <= {"1 interrupted", "1 2 interrupted"}, done.stderr
