@@ -18,7 +18,7 @@ from streamer.readers import (
     rank_channel,
     rank_channels,
 )
-from tests.readers.feeder import Feeder
+from tests.readers.feeder import Feed, Feeder
 
 RANKS = ["train-0", "train-1", "train-2"]
 RECORDS = {rank: [b"%s %d" % (rank.encode(), n) for n in range(20 + 7 * i)] for i, rank in enumerate(RANKS)}
@@ -133,6 +133,12 @@ def test_rank_fifos_at_unequal_epochs_are_no_epoch(ranks: Feeder, block: Any) ->
     assert sorted(reader) == sorted(itertools.chain(*RECORDS.values()))
 
 
+def opened(feeds: list[Feed]) -> None:
+    """Wait for the writers: one that opens its FIFO after the reader has left waits for another reader."""
+    for each in feeds:
+        each.opened.wait()
+
+
 @ORDERS
 def test_leaving_a_loop_ends_the_epoch_of_all(ranks: Feeder, block: Any) -> None:
     feeds = feed(ranks)
@@ -140,10 +146,12 @@ def test_leaving_a_loop_ends_the_epoch_of_all(ranks: Feeder, block: Any) -> None
     reader = InterleavedReader("train", "TFRecord", block=block)
     records = iter(reader)
     next(records)
+    opened(feeds)
     records.close()  # type: ignore[attr-defined]  # it is a generator
     for each in feeds:
         each.join()
     for _ in reader:
+        opened(large)
         break
     for each in large:
         each.join()

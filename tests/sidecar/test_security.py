@@ -206,6 +206,7 @@ def test_no_command_shows_a_secret_whatever_fails(
     down = document(stub, planted)
     down["Penstock"]["Endpoint"]["Url"] = "http://127.0.0.1:9"
     down["Penstock"]["GiveUpAfter"] = 0.1
+    down["Penstock"]["BaseDirectory"] = str(planted / "elsewhere")  # two doctors in one would meet
     no_endpoint = write_job(planted / "down.yaml", down)
     cat = (
         "cat",
