@@ -51,6 +51,23 @@ def test_every_pass_is_the_next_epoch(feeder: Feeder) -> None:
     assert feeder.next_epoch() == 2
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_length_is_known_if_ranks_share_records(feeder: Feeder, workers: int) -> None:
+    """It is that of the loader, too: no worker may end early, nor return more."""
+    count = len(RECORDS)
+    for epoch, (batch_size, drop) in enumerate(((None, False), (4, False), (4, True))):
+        dataset = PipeIterableDataset("train", "TFRecord", batch_size=batch_size, drop_remainder=drop)
+        feeder.feed(epoch, encoded("TFRecord"), records=count, steps=1)
+        loader = load(dataset, workers)
+        due = len(loader)
+        assert len(list(loader)) == due == len(dataset)
+    dataset = PipeIterableDataset("train", "TFRecord")
+    feeder.feed(feeder.next_epoch(), encoded("TFRecord"))
+    with pytest.raises(TypeError, match="the number of records of channel train is unknown"):
+        len(dataset)
+    assert list(dataset) == RECORDS
+
+
 @pytest.mark.parametrize("record_format", list(ENCODE))
 def test_workers_of_one_channel_divide_its_records(feeder: Feeder, record_format: str) -> None:
     """Two epochs, whatever the workers' speed: every record once, and no worker sees a byte twice."""

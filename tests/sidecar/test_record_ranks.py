@@ -35,7 +35,9 @@ from streamer.readers import PipeReader
 found = {}
 for channel in sys.argv[1:]:
     reader = PipeReader(channel, "TFRecord")
+    length = len(reader), reader.steps_per_epoch
     found[channel] = [[hashlib.sha256(record).hexdigest() for record in reader] for _ in range(2)]
+    assert length == (len(reader), reader.steps_per_epoch) == (len(found[channel][1]), 6), length
 print(json.dumps(found))
 """
 """Reads two epochs of each channel, one channel after the other."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from streamer.errors import ChannelError
 from streamer.readers.core.state import EpochState
@@ -27,6 +27,15 @@ TIMEOUT = 120.0
 _counting = threading.Lock()
 """Held while an epoch is taken: two threads may iterate one reader. The lock is the module's, so that a
 reader can be pickled."""
+
+
+class EpochCounts(NamedTuple):
+    """What every epoch of a channel has, where ranks share the channel by record."""
+
+    records: int
+    """Records of this rank."""
+    steps: int
+    """Global batches."""
 
 
 class ChannelEpochs:
@@ -50,6 +59,8 @@ class ChannelEpochs:
         self._epoch = epoch
         self._timeout = timeout
         self._patience = patience
+        self._counts: EpochCounts | None = None
+        """Equal for all epochs of a job."""
 
     def peek(self) -> int:
         """Return the next epoch without taking it."""
@@ -61,6 +72,22 @@ class ChannelEpochs:
             self._state.put(epoch)
         else:
             self._epoch = epoch
+
+    def counts(self) -> EpochCounts:
+        """Wait until the next epoch is offered, and return its counts.
+
+        Raises TypeError, as `len` does, if the sidecar does not know them; ChannelError as `PipeStream.open`.
+        """
+        if self._counts is None:
+            epoch = self.peek()
+            trailer = self._stream(epoch, hint=self._hint(epoch)).offered()
+            if trailer is None or trailer.records is None or trailer.steps is None:
+                raise TypeError(
+                    f"the number of records of channel {self.channel} is unknown: only a channel whose Ranks "
+                    "have Batch or GlobalBatch has it"
+                )
+            self._counts = EpochCounts(trailer.records, trailer.steps)
+        return self._counts
 
     def next_stream(self) -> PipeStream:
         """Take the next epoch and return its stream, not yet open.
@@ -74,12 +101,16 @@ class ChannelEpochs:
         if epoch is not None:
             return self._stream(epoch)
         taken = self._state.take()
-        return self._stream(
-            taken,
-            hint=f"the state file {self._state.path} says {taken}; "
+        return self._stream(taken, hint=self._hint(taken), unused=lambda: self._state.give_back(taken))
+
+    def _hint(self, epoch: int) -> str:
+        """Return what to do if the epoch does not appear; empty if it is not of the state file."""
+        if self._epoch is not None:
+            return ""
+        return (
+            f"the state file {self._state.path} says {epoch}; "
             "to resume from a saved state, start the sidecar with --resume; "
-            "if the sidecar was restarted, delete that file",
-            unused=lambda: self._state.give_back(taken),
+            "if the sidecar was restarted, delete that file"
         )
 
     def _stream(self, epoch: int, *, hint: str = "", unused: Callable[[], None] | None = None) -> PipeStream:

@@ -106,6 +106,18 @@ class PipeReader:
                 self._left = left
                 yield batch[-1 - left]
 
+    def __len__(self) -> int:
+        """Return the number of records of an epoch, if ranks share the channel by record.
+
+        Waits until the sidecar offers the epoch. Raises TypeError if the channel has no known length.
+        """
+        return self._epochs.counts().records
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Number of global batches of an epoch, the same on all ranks. Raises TypeError as `len` does."""
+        return self._epochs.counts().steps
+
     def batches(self) -> Iterator[list[bytes]]:
         """Yield the next epoch as lists of records, one list per block that arrived; cheaper than `iter`."""
         start, self._start = self._start, None

@@ -129,6 +129,18 @@ class PipeStream(io.RawIOBase):
             raise io.UnsupportedOperation("the stream is not open")
         return self._fd
 
+    def offered(self) -> Trailer | None:
+        """Wait until the FIFO exists, without opening it; return its trailer, None if it has none.
+
+        Raises ChannelError if the FIFO does not appear within `timeout` seconds, StreamError if its trailer
+        cannot be read.
+        """
+        with contextlib.closing(Arrival(self.name)) as arrival:
+            if not arrival.wait(self._timeout):
+                raise ChannelError(self._absent())
+        self._proof.look()
+        return self.trailer
+
     def open(self, wait: float | None = None) -> bool:
         """Open the FIFO once it exists; return whether it is open after at most `wait` seconds.
 

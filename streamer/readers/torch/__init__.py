@@ -133,6 +133,8 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
         self._timeout = timeout
         self.starts: dict[str, RemainingRecords] = {}
         """By channel, the records of the next pass, if that is not a whole epoch."""
+        self._counted: dict[str, ChannelEpochs] = {}
+        """By channel, where the length of its epochs is known from."""
         self._progress: Progress | None = None
         """Records that this process has returned of the pass that was begun last."""
         self._shared = False
@@ -144,6 +146,18 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
         self._shared = any(group is not None for _, group in channels)
         self._progress = self.progress(starts, [name for name, _ in channels])
         return self._count(self._progress, self._with_origins(channels, starts))
+
+    def __len__(self) -> int:
+        """Return the number of elements of a whole pass, if ranks share the channels by record.
+
+        Waits until the sidecar offers the epoch. Raises TypeError if a channel has no known length.
+        """
+        elements = 0
+        for name in self.channels:
+            epochs = self._counted.setdefault(name, self._epochs(name))
+            whole, rest = divmod(epochs.counts().records, self.unit)
+            elements += whole + (rest > 0 and not self._drop_remainder)
+        return elements
 
     def with_origins(self) -> Iterator[tuple[Any, ElementOrigin]]:
         """Yield each element with its origin, which the caller adds to its progress."""
