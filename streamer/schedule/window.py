@@ -8,6 +8,9 @@ transport. The bytes are returned when the part is delivered, the request when i
 The iterator yields None while the plan's next entry is unknown (`streamer.plan.growth`). Then the window is
 `dry`, and draws again at the next `admit`. It drops the parts of an abandoned epoch as they become known.
 
+While a reader waits for the first byte of the stream, at most `FIRST_REQUESTS` are in flight: sending more
+at the same time would delay that byte.
+
 Parts of later epochs than the current one may reserve a quarter of the quota: enough that the next epoch's
 reader finds bytes ready, and little to throw away if no reader comes.
 
@@ -27,6 +30,9 @@ from streamer.schedule.budget import ChannelQuota
 
 MOST_REQUESTS_EACH = 16
 """Maximum requests in flight for one span: enough that small objects of one engine process overlap."""
+
+FIRST_REQUESTS = 8
+"""Maximum requests in flight before the first byte: few cost little CPU time, and one of several is early."""
 
 
 @dataclass(slots=True, eq=False)
@@ -56,6 +62,8 @@ class Window:
         self.quota = quota
         self.last_epoch = -1
         """Last epoch whose parts may be admitted."""
+        self.begun = False
+        """Whether a byte is delivered, or a request has ended."""
         self._reserve = reserved_bytes
         self._parts = parts
         self._abandoned = -1
@@ -83,7 +91,7 @@ class Window:
         """
         admitted = []
         while (part := self._peek()) is not None:
-            if part.epoch > self.last_epoch or not self.quota.may_request():
+            if part.epoch > self.last_epoch or self._too_early() or not self.quota.may_request():
                 break
             reserved_bytes = self._reserve(part)
             if self._too_far_ahead(part, reserved_bytes):
@@ -100,6 +108,11 @@ class Window:
             self._reserved_by_epoch[part.epoch] = self._reserved_by_epoch.get(part.epoch, 0) + reserved_bytes
             self._next = None
         return admitted
+
+    def _too_early(self) -> bool:
+        """Return whether a further request would delay the first byte of the stream."""
+        quota = self.quota
+        return not self.begun and quota.active and quota.requests_in_flight >= FIRST_REQUESTS
 
     def _requests_for(self, part: Part) -> int:
         """Return how many requests a part that is admitted now may have in flight."""
@@ -139,7 +152,7 @@ class Window:
     def landed(self, slot: Slot) -> None:
         """Return the slot's request, which has ended with or without success, to the quota."""
         if slot.in_flight:
-            slot.in_flight = False
+            slot.in_flight, self.begun = False, True
             self.quota.end(slot.requests)
 
     def relaunch(self, slot: Slot) -> None:
@@ -154,6 +167,7 @@ class Window:
         """
         slot = self._slots[0]
         slot.delivered += count
+        self.begun = True
         if slot.delivered > len(slot.part):
             raise ValueError(f"delivered {slot.delivered} bytes of {slot.part}")
         if slot.delivered < len(slot.part):

@@ -10,7 +10,7 @@ from streamer.plan import Entries, Growth, ObjectRef, Plan, Segment, cut
 from streamer.relay.fetch.prefetcher import all_epochs
 from streamer.schedule.budget import MemoryBudget
 from streamer.schedule.concurrency import ConcurrencyController
-from streamer.schedule.window import Slot, Window
+from streamer.schedule.window import FIRST_REQUESTS, Slot, Window
 
 SIZES = (5, 0, 12, 1, 7)
 PLAN = Plan.of(tuple(ObjectRef("b", str(i), size, "e") for i, size in enumerate(SIZES)))
@@ -230,3 +230,30 @@ def test_what_stands_in_may_be_replaced_itself() -> None:
     assert found.head_of_line is not None
     assert found.head_of_line.part.object.key == "2"
     assert stream(found)[0] == ("2", 0, 4)
+
+
+def opening(*, reader: bool) -> Window:
+    """Return a window of 14 parts, of which as many fit as are to come."""
+    whole = Plan.of(tuple(ObjectRef("b", f"{i:02}", 2 * PART, "e") for i in range(7)))
+    opened = window(whole, budget=14 * PART, requests=14)
+    opened.last_epoch = 0
+    opened.quota.activate(active=reader)
+    return opened
+
+
+@pytest.mark.parametrize("event", ["a byte", "the end of a request"])
+def test_few_requests_come_before_the_first_byte_that_a_reader_waits_for(event: str) -> None:
+    opened = opening(reader=True)
+    first, *_ = admitted = opened.admit()
+    assert len(admitted) == FIRST_REQUESTS
+    assert not opened.admit()
+    if event == "a byte":
+        opened.deliver(1)
+    else:
+        opened.landed(admitted[-1])
+    assert first is opened.head_of_line
+    assert len(opened.admit()) == 14 - FIRST_REQUESTS
+
+
+def test_without_a_reader_the_first_requests_are_many() -> None:
+    assert len(opening(reader=False).admit()) == 14

@@ -328,7 +328,10 @@ class Delivery:
             if detour.delivered == detour.now.size:
                 self.consumed += detour.planned
                 self._detour = None
+        begun = self._window.begun
         done = self._window.deliver(count)
+        if done is None and not begun:
+            self.prefetcher.start()
         if done is not None:
             self._fetches.pop(done).stage.discard()
             for after, size in done.part.ends():
