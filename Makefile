@@ -20,8 +20,8 @@ FRAMEWORK ?= tensorflow
 BENCH ?=
 NIGHT ?=
 VERSIONS ?=
-# Test processes: most tests wait for other processes now and then.
-WORKERS ?= $(shell expr $$(nproc) + 1)
+# Test processes: each is on a processor for half of its time, and waits for other processes in the rest.
+WORKERS ?= $(shell expr $$(nproc) + 2)
 # The distributions penstock-sidecar and penstock-readers. They are installed together, so that no index is asked for one.
 PROJECTS = pyproject.toml streamer/pyproject.toml
 PIP = .venv/bin/python -m pip install --quiet --disable-pip-version-check

@@ -8,6 +8,7 @@ import gc
 import inspect
 import os
 import signal
+import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -89,6 +90,9 @@ def _within(seconds: float, test: Callable[..., Awaitable[None]]) -> Callable[..
 # Nothing here asserts how long anything takes; machines are slow at times.
 hypothesis.settings.register_profile("patient", deadline=None)
 hypothesis.settings.load_profile("patient")
+
+# TensorFlow imports JAX if it can, for a fifth of the CPU time of its own import; nothing here uses both.
+sys.modules.setdefault("jax", None)  # type: ignore[arg-type]
 
 # A shell has what it starts in the background ignore Ctrl-C, and so would all that tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -155,6 +155,7 @@ def _run(how: str, program: str, *arguments: str) -> None:
 def main() -> None:
     """Serve; in a fork, run the program."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # as the test wishes, for each fork
+    sys.modules["jax"] = None  # type: ignore[assignment]  # TensorFlow would import it, for a fifth of the CPU
     importlib.import_module("tensorflow").keras  # noqa: B018 - it imports Keras
     gc.collect()
     gc.freeze()  # no collection in a fork touches, and so copies, what was there before
