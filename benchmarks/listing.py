@@ -6,7 +6,9 @@
 The server knows ListObjectsV2 alone: `prefix` is ignored, `start-after` and tokens are positions in the keys.
 Shapes: `flat`, image files of one folder; `folders`, a thousand files in each; `hashes`, hexadecimal names.
 A lister's figures are its own: CPU seconds of the listing, peak memory above that before the listing, and the
-most CPU seconds that its event loop spent on the listing before another task had its turn.
+CPU seconds that its event loop spent on the listing before another task had its turn, looked at every 2 ms.
+
+`--table COUNTS` lists so many keys by our own client, `--into PAGE` writes the table into the page.
 """
 
 from __future__ import annotations
@@ -20,11 +22,13 @@ import resource
 import subprocess
 import sys
 import time
+from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from benchmarks.report import insert_into
 from benchmarks.stats import in_turns, spread
 from streamer.plan import S3Uri
 from streamer.s3.catalog.listing import list_prefix
@@ -49,6 +53,21 @@ SHAPES: dict[str, Callable[[int], str]] = {
     "hashes": lambda number: f"train/{number << 24:016x}",
 }
 """By name, the key of an object by its number; keys ascend with the numbers."""
+BEGIN, END = (
+    "<!-- listing: begin; written by python -m benchmarks.listing --table -->",
+    "<!-- listing: end -->",
+)
+COLUMNS = (
+    "Keys",
+    "CPU-µs a key",
+    "keys for each CPU-s",
+    "MB at the peak besides the names",
+    "CPU-ms before another task: p50",
+    "p99",
+    "most",
+)
+TURNS = ("busy p50", "busy p99", "busy")
+"""Figures of the last three columns."""
 LOOK = 0.002
 """Seconds between two looks at the event loop's CPU time."""
 
@@ -104,14 +123,13 @@ async def serve(keys: Keys, delay: float) -> None:
 
 async def measure(url: str, *, by_aiobotocore: bool) -> dict[str, float]:
     """List the prefix once and return the figures."""
-    most, ended = 0.0, False
+    turns, ended = array("d"), False
 
     async def look() -> None:
-        nonlocal most
         while not ended:
             before = time.thread_time()
             await asyncio.sleep(0)
-            most = max(most, time.thread_time() - before)
+            turns.append(time.thread_time() - before)
             await asyncio.sleep(LOOK)
 
     async with open_clients(Endpoint(url=url, path_style=True), connections=64) as clients:
@@ -120,7 +138,7 @@ async def measure(url: str, *, by_aiobotocore: bool) -> dict[str, float]:
             memory, cpu, began = peak_memory(), time.process_time(), time.monotonic()
             entries = await list_prefix(pages, S3Uri("bucket", "train/"))
             seconds, cpu = time.monotonic() - began, time.process_time() - cpu
-            busy, ended = most, True
+            ended = True
             await looking
         requests = clients.request_counts["ListObjectsV2"]
     return {
@@ -130,8 +148,15 @@ async def measure(url: str, *, by_aiobotocore: bool) -> dict[str, float]:
         "memory": peak_memory() - memory,
         "name": sum(len(key) for start in range(0, len(entries), PAGE) for key in _keys(entries, start)),
         "requests": requests,
-        "busy": busy,
+        "busy": max(turns),
+        "busy p50": percentile(turns, 0.5),
+        "busy p99": percentile(turns, 0.99),
     }
+
+
+def percentile(values: Sequence[float], part: float) -> float:
+    """Return the value that `part` of the values do not exceed."""
+    return sorted(values)[min(len(values) - 1, int(part * len(values)))]
 
 
 def _keys(entries: Any, start: int) -> list[bytes]:
@@ -145,9 +170,10 @@ def peak_memory() -> int:
 
 
 @contextlib.contextmanager
-def running_server() -> Iterator[str]:
+def running_server(shape: str, keys: int, delay: float) -> Iterator[str]:
     """Run the server in another process; yield its URL."""
-    command = [sys.executable, "-m", "benchmarks.listing", "--server", *sys.argv[1:]]
+    command = [sys.executable, "-m", "benchmarks.listing", "--server"]
+    command += ["--shape", shape, "--keys", str(keys), "--delay", str(delay)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield f"http://127.0.0.1:{int(process.stdout.readline() if process.stdout else 0)}"
@@ -167,7 +193,7 @@ def listed(client: str, url: str) -> dict[str, float]:
 def compare(arguments: argparse.Namespace) -> None:
     """List by each client in turns, and print the medians."""
     found: dict[str, list[dict[str, float]]] = {}
-    with running_server() as url:
+    with running_server(arguments.shape, arguments.keys, arguments.delay) as url:
         for _, client in in_turns(arguments.rounds, arguments.clients.split(",")):
             found.setdefault(client, []).append(listed(client, url))
     for client, lists in found.items():
@@ -186,6 +212,29 @@ def compare(arguments: argparse.Namespace) -> None:
         print(f"{client:12}", ", ".join(f"{value} {name}" for name, value in figures.items()))
 
 
+def table(arguments: argparse.Namespace) -> str:
+    """List each number of keys by our own client, in turns, and return the medians as a table."""
+    counts = [int(count) for count in arguments.table.split(",")]
+    found: dict[int, list[dict[str, float]]] = {}
+    with contextlib.ExitStack() as stack:
+        urls = {
+            count: stack.enter_context(running_server(arguments.shape, count, arguments.delay))
+            for count in counts
+        }
+        for _, count in in_turns(arguments.rounds, counts):
+            found.setdefault(count, []).append(listed("ours", urls[count]))
+    lines = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
+    for count, lists in found.items():
+        if any(each["keys"] != count for each in lists):
+            raise SystemExit(f"{lists[0]['keys']} of {count} keys are found")
+        cpu = spread([each["cpu"] for each in lists]).median
+        memory = spread([each["memory"] - each["name"] for each in lists]).median
+        turns = [spread([each[name] for each in lists]).median * 1000 for name in TURNS]
+        cells = [f"{count:,}", f"{cpu / count * 1e6:.1f}", f"{count / cpu:,.0f}", f"{memory / 1e6:.1f}"]
+        lines.append(f"| {' | '.join([*cells, *(f'{turn:.2f}' for turn in turns)])} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Run the server, a lister, or all of the measurement."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.listing", description=__doc__.splitlines()[0])
@@ -194,6 +243,8 @@ def main() -> None:
     parser.add_argument("--delay", type=float, default=0.1, help="seconds before each page is sent (0.1)")
     parser.add_argument("--rounds", type=int, default=3, help="listings by each client (3)")
     parser.add_argument("--clients", default="ours,aiobotocore", help="comma-separated (ours,aiobotocore)")
+    parser.add_argument("--table", metavar="COUNTS", help="a table of so many keys each, comma-separated")
+    parser.add_argument("--into", metavar="PAGE", help="write the table into this page")
     parser.add_argument("--server", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--lister", help=argparse.SUPPRESS)
     parser.add_argument("--url", help=argparse.SUPPRESS)
@@ -203,6 +254,11 @@ def main() -> None:
             asyncio.run(serve(Keys(arguments.shape, arguments.keys), arguments.delay))
     elif arguments.lister:
         print(json.dumps(asyncio.run(measure(arguments.url, by_aiobotocore=arguments.lister != "ours"))))
+    elif arguments.table:
+        lines = table(arguments)
+        print(lines)
+        if arguments.into:
+            insert_into(arguments.into, lines, begin=BEGIN, end=END)
     else:
         compare(arguments)
 

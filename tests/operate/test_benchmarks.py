@@ -706,6 +706,16 @@ def test_a_short_listing_is_measured_by_both_clients() -> None:
     assert all(", 3 requests, " in line for line in lines)
 
 
+def test_the_table_of_listings_is_written_into_a_page(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{lists.BEGIN}\nold\n{lists.END}\nafter\n", encoding="utf-8")
+    command = [sys.executable, "-m", "benchmarks.listing", "--table", "10,2000", "--delay", "0"]
+    subprocess.check_output([*command, "--rounds", "1", "--into", str(page)])
+    rows = [line.split(" | ") for line in page.read_text(encoding="utf-8").splitlines() if "| " in line]
+    assert [row[0] for row in rows] == ["| Keys", "| 10", "| 2,000"]
+    assert {len(row) for row in rows} == {len(lists.COLUMNS)}
+
+
 @needs_origin
 def test_cat_is_measured_by_size() -> None:
     done = subprocess.run(
