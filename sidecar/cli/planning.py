@@ -99,7 +99,8 @@ def plan(
             f"  digest   {channel['digest']}"
         )
         if "steps" in channel:
-            click.echo(f"  records  {channel['records']}, in {channel['steps']} steps")
+            steps = f"{channel['steps']} steps of {channel['all_ranks']} ranks"
+            click.echo(f"  records  {channel['records']}, in {steps}")
         for rank, each in channel.get("ranks", {}).items():
             of = f"{each['objects']} objects"
             if "steps" in each:

@@ -25,8 +25,8 @@ MOST_SOURCES = 100
 """Most prefixes that a channel has besides S3Uri."""
 MOST_RANKS = 64
 """Most rank FIFOs of a channel on one host."""
-LARGEST_BATCH = 1 << 31
-"""Most records of a batch; a higher number is a mistake."""
+LARGEST_BATCH = 1 << 20
+"""Most records of one rank in a batch; a higher number is a mistake, and takes minutes to repeat records."""
 SELECTING_FILES = ("Include", "Exclude", "Limit")
 """Keys that select objects in File mode too."""
 SELECTING = (*SELECTING_FILES, "AlsoFrom")
@@ -84,7 +84,7 @@ class RanksConfig(Model):
     """Rank FIFOs on each host."""
     batch: Annotated[StrictInt, Field(ge=1, le=LARGEST_BATCH)] | None = None
     """Records of one rank in one global batch."""
-    global_batch: Annotated[StrictInt, Field(ge=1, le=LARGEST_BATCH)] | None = None
+    global_batch: Annotated[StrictInt, Field(ge=1, le=MOST_RANKS * LARGEST_BATCH)] | None = None
     """Records of a global batch, over all ranks of all hosts."""
     remainder: Annotated[Remainder, BeforeValidator(_no_padding)] = "drop"
     """What becomes of the last records, which fill no global batch."""

@@ -27,7 +27,12 @@ class Planned:
 
 
 def figures_by_record(plan: Plan) -> dict[str, Any]:
-    """Return records, steps and digest of the order of a plan by record; nothing for another plan."""
+    """Return records, steps, ranks of all hosts, and digest of the order; nothing for ranks of objects."""
     if not isinstance(plan, RecordPlan):
         return {}
-    return {"records": plan.records(0), "steps": plan.steps(0), "order": plan.shares.order_digest[:16]}
+    return {
+        "records": plan.records(0),
+        "steps": plan.steps(0),
+        "all_ranks": plan.deal.ranks,
+        "order": plan.shares.order_digest[:16],
+    }

@@ -97,6 +97,8 @@ class _JobPlanner:
         self._policy = policy
         self._layout = layout
         self._memory = PlanMemory(state.memory_limit // 2)
+        self._one_index = asyncio.Lock()
+        """Held while an index is compared with its objects, because this takes the memory of a transport."""
         self._files = {channel.channel_name for channel in state.job.channels("File")}
 
     async def begin(self, channel: ChannelConfig) -> None:
@@ -155,9 +157,10 @@ class _JobPlanner:
             if (ranks := channel.penstock.by_record) is not None:
                 notes.record_index()
                 shard = _arrangement(job, channel, self._state.hosts).shard
-                whole = await plan_by_record(
-                    whole, channel, ranks, shard, job=job, clients=self._clients, memory=self._memory
-                )
+                async with self._one_index:
+                    whole = await plan_by_record(
+                        whole, channel, ranks, shard, job=job, clients=self._clients, memory=self._memory
+                    )
             planned = self.plans[name] = Planned.dealt(whole, job.fifos(channel))
             notes.digest()
             await asyncio.to_thread(_sum_up, planned)  # takes seconds for a million entries

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from array import array
@@ -329,3 +330,46 @@ def test_divisions_that_cannot_be_are_refused(stub: S3Stub, tmp_path: Path) -> N
     assert penstock("plan", "-c", write_job(Path(path), document)).returncode == 0
     ranks["RecordSize"] = 8
     refused(write_job(Path(path), document), 2, "s3://b/train/0 has 70 bytes, no multiple of RecordSize, 8")
+
+
+def test_ranks_go_on_in_the_fifos_of_a_keeper(stub: S3Stub, tmp_path: Path) -> None:
+    """The sidecar is killed inside the second epoch; the next one goes on at the byte."""
+    uneven(stub)
+    path = write_job(tmp_path / "job.yaml", shuffled(divided(stub, tmp_path, Count=2, GlobalBatch=GLOBAL)))
+    index(path, tmp_path)
+    due = streams(path, tmp_path / "ml")
+    data = tmp_path / "ml" / "input" / "data"
+    with sidecar(path, "--keeper", "auto") as running:
+        running.wait_for("ready")
+        assert read_all(data / "train-0_0") == due["train-0_0"]
+        with open(data / "train-0_1", "rb", buffering=0) as reader:
+            begun = reader.read(1000)
+            running.process.send_signal(signal.SIGKILL)
+            running.wait()
+            with sidecar(path, "--keeper", "auto") as following:
+                rest = reader.readall()
+                following.wait_for("epoch complete", channel="train-0", epoch=1)
+                assert read_all(data / "train-1_0") == due["train-1_0"]
+                assert following.end() == 0
+    assert begun + rest == due["train-0_1"]
+
+
+def streams(path: str, base: Path) -> dict[str, bytes]:
+    """Two epochs of both ranks, by FIFO."""
+    with sidecar(path) as running:
+        running.wait_for("ready")
+        names = [f"train-{rank}_{epoch}" for rank in range(2) for epoch in range(2)]
+        found = {name: read_all(base / "input" / "data" / name) for name in names}
+        assert running.end() == 0
+    return found
+
+
+def test_streams_whose_records_are_told_apart_have_the_same_bytes(stub: S3Stub, tmp_path: Path) -> None:
+    """`WhenFailed: poison` passes whole records alone, which begin anywhere in an object here."""
+    uneven(stub)
+    document = shuffled(divided(stub, tmp_path, Count=2, GlobalBatch=GLOBAL))
+    path = write_job(tmp_path / "job.yaml", document)
+    index(path, tmp_path)
+    due = streams(path, tmp_path / "ml")
+    document["InputDataConfig"][0]["Penstock"] |= {"WhenFailed": "poison", "Framing": "TFRecord"}
+    assert streams(write_job(Path(path), document), tmp_path / "ml") == due
