@@ -39,6 +39,7 @@ from benchmarks import (
     origin,
     readers,
     report,
+    scale,
     scenarios,
     startup,
     stats,
@@ -567,6 +568,33 @@ def test_a_tiny_run_from_end_to_end(tmp_path: Path) -> None:
     ).stdout
     assert "### `fast`" in text
     assert "| penstock | default |" in text
+
+
+@needs_origin
+def test_engine_processes_are_measured_by_load_and_fifos(tmp_path: Path) -> None:
+    """Tiny runs: every byte arrives, engines take CPU, and the page gets its table."""
+    page, out = tmp_path / "page.md", tmp_path / "scale.json"
+    page.write_text(f"before\n{scale.BEGIN}\nold\n{scale.END}\nafter\n")
+    command = ["--loads", "small", "--engines", "0,1", "--fifos", "2", "--rounds", "1", "--gigabytes", "0.01"]
+    assert scale.main([*command, "--out", str(out), "--into", str(page)]) == 0
+    entries = json.loads(out.read_text())["loads"]["small"]["2"]
+    (alone,), (by_one,) = entries["0"]["runs"], entries["1"]["runs"]
+    assert alone["own_share"] == 1 > by_one["own_share"] > 0
+    assert all(run["gb_per_second"] > 0 and run["cpu_per_gb"] > 0 for run in (alone, by_one))
+    text = page.read_text()
+    assert "old" not in text
+    assert "| 2 | 0 |" in text
+    assert "| 2 | 1 |" in text
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--loads", "none"], ["--fifos", "0"], ["--engines", "-1"], ["--rounds", "0"]]
+)
+def test_scale_mistakes_are_named(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        scale.main(arguments)
+    assert ended.value.code == 2
+    assert arguments[0].lstrip("-") in capsys.readouterr().err
 
 
 # --- The TensorFlow reader beside TFRecordDataset ----------------------------------------------------
