@@ -1,5 +1,7 @@
 """Checks of `penstock doctor` on one object: a byte of it, with a right and with a wrong If-Match.
 
+The ETags of all objects of the first pages are compared too.
+
 The client that the job would use sends the requests. Nothing is retried.
 """
 
@@ -19,7 +21,7 @@ from streamer.s3.client.faults import clock_ahead
 from streamer.s3.ranges import check_header
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
 
     from sidecar.config.job import Job
     from streamer.s3.catalog.object_get import ObjectResponse
@@ -80,6 +82,18 @@ async def read_checks(job: Job, clients: Clients, name: str, ref: ObjectRef) -> 
     )
     text = ", ".join(each for each in checksums if each != "TYPE")
     yield Finding(f"checksums {name}", "ok", text or "none are told")
+
+
+def etags_differ(name: str, refs: Sequence[ObjectRef]) -> Finding | None:
+    """Return a warning if objects of different sizes have one ETag, which then proves no version."""
+    first: dict[tuple[str, str], ObjectRef] = {}
+    for ref in refs:
+        other = first.setdefault((ref.bucket, ref.etag), ref)
+        if ref.size != other.size:
+            text = f"{ref.etag} for objects of different sizes: {other.key}, {ref.key}"
+            fix = "No ETag proves a version there: do not change objects under a job."
+            return Finding(f"ETag {name}", "warning", text, fix)
+    return None
 
 
 def _range(name: str, ref: ObjectRef, response: ObjectResponse, data: bytes, *, offset: int) -> Finding:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from sidecar.doctor.machine import Finding
-from sidecar.doctor.object_checks import read_checks
+from sidecar.doctor.object_checks import etags_differ, read_checks
 from sidecar.doctor.remedies import failed
 from sidecar.job.channels import transport_spec
 from sidecar.job.endmarks import JOIN_ADVICE, unjoined_keys
@@ -81,6 +81,8 @@ async def storage(job: Job, clients: Clients) -> AsyncIterator[Finding]:
                     text = f"objects of the format {join}, which ends with a mark, one after the other"
                     fix = JOIN_ADVICE.format(join)
                     yield Finding(f"end marks {channel.channel_name}", "warning", text, fix)
+                if (warning := etags_differ(channel.channel_name, refs)) is not None:
+                    yield warning
                 readable = True
                 async for finding in read_checks(job, clients, channel.channel_name, refs[0]):
                     readable = readable and finding.state != "failure"

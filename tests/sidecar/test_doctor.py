@@ -115,6 +115,20 @@ def test_an_endpoint_that_refuses_if_match(stub: S3Stub, tmp_path: Path, refusal
     assert (done.returncode, done.stdout) == (0, stub.objects["b/train/0000"])
 
 
+@pytest.mark.parametrize(("etags", "warned"), [("aa", True), ("ab", False)])
+def test_one_etag_for_objects_of_different_sizes(
+    credentials: None, tmp_path: Path, etags: str, *, warned: bool
+) -> None:
+    """As of servers that have no ETag of their own for files that were not written by S3."""
+    objects = [(f"train/{size}", size, etag) for size, etag in enumerate(etags, 1)]
+    with raw_server(lambda asked: answer(404) if asked.key else listing(*objects)) as server:
+        found, _ = examined(server, tmp_path, fails_=["get train"])
+    assert ("ETag train" in found) == warned
+    if warned:
+        assert found["ETag train"]["state"] == "warning"
+        assert found["ETag train"]["text"] == "a for objects of different sizes: train/1, train/2"
+
+
 @pytest.mark.parametrize(
     ("page", "words"),
     [
