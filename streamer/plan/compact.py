@@ -78,6 +78,12 @@ class Offsets:
         """Return the number at an index from 0."""
         return self._lower[index] + (bisect_right(self._growth, index) << _BITS if self._growth else 0)
 
+    def span(self, index: int) -> tuple[int, int]:
+        """Return the numbers at `index` and after it."""
+        if self._growth:
+            return self[index], self[index + 1]
+        return self._lower[index], self._lower[index + 1]
+
     def between(self, start: int, stop: int) -> list[int]:
         """Return the numbers from index `start` up to `stop`."""
         if self._growth:

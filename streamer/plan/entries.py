@@ -182,9 +182,6 @@ class Entries:
         if any(forms) or self._forms:
             self._forms.extend(forms)
 
-    def _form(self, index: int) -> int:
-        return self._forms[index] if self._forms else 0
-
     def framed_here(self, item: ObjectRef | bytes) -> bool:
         """Return whether the plan makes the item's record, because its length is known before delivery."""
         return self.wrap and not (self.inflate and isinstance(item, ObjectRef) and item.size)
@@ -203,8 +200,8 @@ class Entries:
 
     def items(self, index: int) -> list[ObjectRef | bytes]:
         """Return the entry's objects and literals, in order."""
-        names, position, end = self._names, self._offsets[index], self._offsets[index + 1]
-        form = self._form(index)
+        names, (position, end) = self._names, self._offsets.span(index)
+        form = self._forms[index] if self._forms else 0
         if form != _ITEMS:
             etag = self._md5s[16 * index : 16 * index + 16].hex()
             return [
@@ -283,8 +280,8 @@ class Entries:
 
     def _key(self, index: int) -> bytes:
         """Return the key of the entry's first object, as UTF-8."""
-        position, end = self._offsets[index], self._offsets[index + 1]
-        if self._form(index) == _ITEMS:
+        position, end = self._offsets.span(index)
+        if self._forms and self._forms[index] == _ITEMS:
             key_size = _ITEM_HEADER.unpack_from(self._names, position)[1]
             position += _ITEM_HEADER.size
             end = position + key_size

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import pytest
@@ -110,6 +110,7 @@ def test_offsets_above_4_gib(steps: list[int], further: list[int]) -> None:
     offsets.join(other)
     expected = [0, *accumulate(steps + further)]
     assert [offsets[index] for index in range(len(expected))] == expected == offsets.between(0, len(expected))
+    assert [offsets.span(index) for index in range(len(expected) - 1)] == [*pairwise(expected)]
     assert offsets.last == expected[-1]
 
 
