@@ -44,6 +44,9 @@ async def examine(job: Job, flags: Flags) -> AsyncIterator[Finding]:
     yield machine.memory(job)
     yield machine.pipes(job)
     yield machine.open_files(job)
+    for channel in job.channels("Pipe"):
+        if (ranks := channel.penstock.by_record) is not None and ranks.index is not None:
+            yield await machine.record_index(channel, ranks.index)
     directory = machine.fifo_directory(job, layout)
     yield directory
     yield await machine.admin_port(job)

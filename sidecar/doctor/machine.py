@@ -1,4 +1,4 @@
-"""Checks of `penstock doctor` on this machine: memory, pipes, open files, directory, port, disk.
+"""Checks of `penstock doctor` on this machine: memory, pipes, open files, indexes, directory, port, disk.
 
 Each check is a function that returns one `Finding` and leaves the machine as it was.
 """
@@ -11,16 +11,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from sidecar.job import rehearsal
+from sidecar.job.record_ranks import index_of
 from sidecar.process.exits import exit_code
 from sidecar.process.memory import memory_limit
+from streamer.aio import in_thread
 from streamer.errors import PenstockError, SinkError
 from streamer.linux import PIPE_SIZE, largest_pipe, pipe_allowance
+from streamer.s3.catalog.validation import PlanMemory
 from streamer.units import human_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from sidecar.config.job import Job
+    from sidecar.config.request import ChannelConfig
     from sidecar.job.layout import Layout
     from streamer.plan import Plan
 
@@ -111,6 +115,17 @@ async def admin_port(job: Job) -> Finding:
         )
         advice = "Write a token into the file (openssl rand -hex 16), or correct Admin.TokenFile."
         return refused("admin port", error, fix if isinstance(error, SinkError) else advice)
+
+
+async def record_index(channel: ChannelConfig, folder: str) -> Finding:
+    """Check that this folder has the index that the channel's ranks need; only `run` looks at the objects."""
+    check = f"index {channel.channel_name}"
+    try:
+        index = await in_thread(index_of, channel, folder, PlanMemory(memory_limit() // 2))
+    except PenstockError as error:
+        return refused(check, error, "Build the index with --every 1, or correct Ranks.Index.")
+    totals = index.totals()
+    return Finding(check, "ok", f"{totals.records} records of {index.format} in {totals.objects} objects")
 
 
 def disk(layout: Layout, plans: Mapping[str, Plan]) -> Finding:

@@ -96,7 +96,7 @@ async def _indexed(
     plan: Plan, channel: ChannelConfig, ranks: RanksConfig, *, access: Access, memory: PlanMemory
 ) -> IndexedRecords:
     """Return the records of the plan's objects by the channel's index, once they are checked."""
-    index = await in_thread(_read, channel, ranks.index or "", memory)
+    index = await in_thread(index_of, channel, ranks.index or "", memory)
     objects = await in_thread(ChannelObjects, plan)
     await in_thread(check_rows, index, objects)
     table = await in_thread(IndexedRecords, index, plan.entries, _names(plan.entries, objects))
@@ -115,8 +115,8 @@ async def _indexed(
     return table
 
 
-def _read(channel: ChannelConfig, folder: str, memory: PlanMemory) -> RecordIndex:
-    """Return the channel's index of every record. Raises ConfigError, SinkError."""
+def index_of(channel: ChannelConfig, folder: str, memory: PlanMemory) -> RecordIndex:
+    """Return the channel's index of every record, from this folder. Raises ConfigError, SinkError."""
     name = channel.channel_name
     path = index_path(folder, name)
     build = f"penstock index build -c JOB --to {folder} --channel {name} --every 1"

@@ -266,6 +266,10 @@ def test_an_index_that_does_not_fit_is_an_error_by_name(stub: S3Stub, tmp_path: 
     path = write_job(tmp_path / "job.yaml", document)
     file = tmp_path / "index" / "train.index"
     build = f"penstock index build -c JOB --to {tmp_path / 'index'} --channel train --every 1"
+    assert (
+        f"FAILURE  index train        there is no record index {file}"
+        in penstock("doctor", "-c", path).stdout
+    )
     refused(path, 2, f"there is no record index {file}: make it by `{build}`, or correct Ranks.Index")
     index(path, tmp_path, every="256")
     refused(path, 2, f"{file} has every 256th record, and Ranks with a batch need every one")
@@ -290,6 +294,10 @@ def test_an_index_that_does_not_fit_is_an_error_by_name(stub: S3Stub, tmp_path: 
     refused(path, 6, "the object is not in the record index; build the record index again: s3://b/train/9")
     del stub.objects["b/train/9"]
     assert penstock("plan", "-c", path).returncode == 0
+    assert (
+        "ok       index train        72 records of TFRecord in 7 objects"
+        in penstock("doctor", "-c", path).stdout
+    )
 
     good = read_index(str(file))
     for added, text in (
@@ -373,3 +381,25 @@ def test_streams_whose_records_are_told_apart_have_the_same_bytes(stub: S3Stub, 
     due = streams(path, tmp_path / "ml")
     document["InputDataConfig"][0]["Penstock"] |= {"WhenFailed": "poison", "Framing": "TFRecord"}
     assert streams(write_job(Path(path), document), tmp_path / "ml") == due
+
+
+def test_an_object_that_is_replaced_later_fails_the_epoch_by_name(stub: S3Stub, tmp_path: Path) -> None:
+    """No byte of another version than the indexed one is streamed. Two epochs may be fetched beforehand."""
+    records = uneven(stub)
+    path = write_job(tmp_path / "job.yaml", divided(stub, tmp_path, Count=2, GlobalBatch=GLOBAL))
+    index(path, tmp_path)
+    with sidecar(path) as running:
+        running.wait_for("ready")
+        stub.objects["b/train/2"] = stub.objects["b/train/2"][::-1]
+        data = tmp_path / "ml" / "input" / "data"
+        command = " && ".join(f"cat {data}/train-0_{epoch} > {tmp_path}/{epoch}" for epoch in range(4))
+        with subprocess.Popen(["sh", "-c", f"exec 2> /dev/null; {command}"]) as trainer:
+            failed = running.wait_for("epoch failed", channel="train-0")
+            assert (failed["bucket"], failed["key"]) == ("b", "train/2")
+            running.end()
+            trainer.wait()
+    order = [record for each in records for record in each]
+    due = b"".join(b"".join(order[first : first + GLOBAL // 2]) for first in range(0, len(order), GLOBAL))
+    read = (tmp_path / str(failed["epoch"])).read_bytes()
+    assert due.startswith(read)
+    assert len(read) < len(due)
