@@ -294,6 +294,15 @@ class Plan:
                 if wrap and size % 4:
                     yield Literal(padding(size))
 
+    def segments_near(self, epoch: int, offset: int) -> tuple[int, Iterator[Segment | Literal]]:  # noqa: ARG002 - see `RecordPlan`
+        """Return an offset of the stream, at most `offset`, and the segments from there on.
+
+        Raises ValueError if the plan is open.
+        """
+        if self.open:
+            raise ValueError("an open plan has no last segment")
+        return 0, self.segments(epoch)
+
     @property
     def digest(self) -> str:
         """SHA-256, in hex, of all inputs that determine the streams (`streamer.plan.digest`).

@@ -18,7 +18,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from dataclasses import dataclass
-from itertools import accumulate, chain, count
+from itertools import accumulate, chain, count, islice
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from streamer.errors import ConfigError
@@ -79,16 +79,15 @@ class RecordOrder:
             blocks = (-(-records // each) for records, each in zip(counts, self._each, strict=True))
             self._ends.extend(accumulate(blocks))
 
-    def runs(self, epoch: int) -> Iterator[Run]:
-        """Yield the epoch's order as runs; none is empty."""
+    def runs(self, epoch: int, first: int = 0) -> Iterator[Run]:
+        """Yield the epoch's order as runs, from number `first` on; none is empty."""
         counts, ends, each = self._counts, self._ends, self._each
         if self.seed is None:
-            for entry, records in enumerate(counts):
-                if records:
-                    yield Run(entry, 0, records)
+            whole = (Run(entry, 0, records) for entry, records in enumerate(counts) if records)
+            yield from islice(whole, first, None)
             return
         blocks = ends[-1] if ends else 0
-        for number in Permutation(blocks, seed=self.seed, epoch=epoch).over(range(blocks)):
+        for number in Permutation(blocks, seed=self.seed, epoch=epoch).over(range(first, blocks)):
             entry = bisect_right(ends, number)
             size = each[entry]
             first = (number - (ends[entry - 1] if entry else 0)) * size
@@ -130,26 +129,54 @@ class Deal:
         """Return how many of an epoch's records the ranks of this deal get, repeated ones included."""
         return self.steps(records) * self.slice * (self.end - self.first)
 
-    def deal(self, order: RecordOrder, epoch: int) -> Iterator[tuple[int, Run]]:
-        """Yield the runs of these ranks, each with its rank: batch by batch, and in a batch rank by rank."""
-        walk = _Walk(order, epoch)
+    def deal(self, walk: Walk, first: int = 0) -> Iterator[tuple[int, Run]]:
+        """Yield the runs of these ranks, each with its rank: batch by batch, and in a batch rank by rank.
+
+        `first`: the step to begin with, at which or before which `walk` is.
+        """
+        for step in range(first, self.steps(walk.records)):
+            yield from self.step(walk, step)
+
+    def step(self, walk: Walk, step: int) -> Iterator[tuple[int, Run]]:
+        """Yield the same for one step. Steps must not decrease."""
         size = self.slice
-        for step in range(self.steps(order.records)):
-            begin = step * self.global_batch
-            for rank in range(self.first, self.end):
-                start = begin + rank * size
-                for run in walk.cut(start, start + size):
-                    yield rank, run
+        begin = step * self.global_batch
+        for rank in range(self.first, self.end):
+            start = begin + rank * size
+            for run in walk.cut(start, start + size):
+                yield rank, run
 
 
-class _Walk:
+class Place(NamedTuple):
+    """A place in an epoch's order, at which a walk may begin."""
+
+    run: int = 0
+    """Number of the run."""
+    position: int = 0
+    """Position in the order of its first record."""
+
+
+BEGIN = Place()
+
+
+class Walk:
     """One walk over an epoch's order, which begins again at its end."""
 
-    def __init__(self, order: RecordOrder, epoch: int) -> None:
-        self._runs = chain.from_iterable(order.runs(epoch) for _ in count())
+    def __init__(self, order: RecordOrder, epoch: int, place: Place = BEGIN) -> None:
+        """`place`: where the walk begins; earlier positions cannot be cut."""
+        self.records = order.records
+        self.taken = place.run
+        """Number of runs that the walk has come to, or passed."""
+        again = chain.from_iterable(order.runs(epoch) for _ in count())
+        self._runs = chain(order.runs(epoch, place.run), again)
         self._run = Run(0, 0, 0)
-        self._start = 0
+        self._start = place.position
         """Position in the order of the current run's first record."""
+
+    @property
+    def place(self) -> Place:
+        """Place of the current run. A walk may begin there until the order begins again."""
+        return Place(self.taken - 1, self._start) if self.taken else BEGIN
 
     def cut(self, start: int, end: int) -> Iterator[Run]:
         """Yield the runs of the positions from `start` up to `end`. Positions must not decrease."""
@@ -159,6 +186,7 @@ class _Walk:
             while at + last - first <= start:
                 at += last - first
                 entry, first, last = self._run = next(self._runs)
+                self.taken += 1
             self._start = at
             skip = start - at
             take = min(end - start, last - first - skip)

@@ -14,12 +14,13 @@ import hashlib
 import json
 import threading
 from array import array
-from typing import TYPE_CHECKING
+from bisect import bisect_right
+from typing import TYPE_CHECKING, NamedTuple
 
 from streamer.errors import ConfigError
 from streamer.plan.digest import Digests
 from streamer.plan.plan import Plan
-from streamer.plan.record_order import Deal, joined
+from streamer.plan.record_order import Deal, Walk, joined
 from streamer.plan.record_table import only_object
 from streamer.plan.segments import Literal, Segment
 from streamer.plan.shards import Shard
@@ -29,25 +30,53 @@ if TYPE_CHECKING:
 
     from streamer.plan.entries import Entries
     from streamer.plan.position import Position
-    from streamer.plan.record_order import RecordOrder
+    from streamer.plan.record_order import Place, RecordOrder
     from streamer.plan.record_table import RecordTable
     from streamer.plan.segments import ObjectRef
 
+MARKS_EVERY = 1 << 13
+"""Runs of the order between two marks: a resume walks over so many in some ten milliseconds."""
 _CACHED_EPOCHS = 4
 """Epochs whose totals are cached: the current one, the next one, and their neighbours."""
+
+
+class _StepMark(NamedTuple):
+    """A step at which a walk over the order may begin."""
+
+    step: int
+    place: Place
+    sums: array[int]
+    """Bytes of each rank of this host before the step."""
+
+
+class _Sums(NamedTuple):
+    """The bytes of one epoch."""
+
+    totals: array[int]
+    """Bytes of each rank of this host."""
+    marks: list[_StepMark]
+    """Steps from which a resume may walk; none if runs end with bytes of their own."""
 
 
 class RecordShares:
     """What the plans of one channel's ranks have in common: objects, order, and the totals of every rank."""
 
-    def __init__(self, entries: Entries, table: RecordTable, order: RecordOrder, deal: Deal) -> None:
+    def __init__(
+        self,
+        entries: Entries,
+        table: RecordTable,
+        order: RecordOrder,
+        deal: Deal,
+        *,
+        marks_every: int = MARKS_EVERY,
+    ) -> None:
         """`deal`: of all ranks of this host. Raises ConfigError if no rank would have a step."""
         self.entries = entries
         self.table = table
         self.order = order
         self.deal = deal
-        self._totals: dict[int, array[int]] = {}
-        """By epoch, the bytes of each rank of this host."""
+        self._marks_every = marks_every
+        self._sums: dict[int, _Sums] = {}
         self._digest = ""
         self._lock = threading.Lock()
         """Held by the thread that computes totals or the digest, so that others do not compute them too."""
@@ -57,31 +86,37 @@ class RecordShares:
                 f"{deal.global_batch}; lower Batch or GlobalBatch, or set Remainder: repeat"
             )
 
-    def totals(self, epoch: int) -> array[int]:
-        """Return the bytes that each rank of this host has in the epoch."""
+    def sums(self, epoch: int) -> _Sums:
+        """Return the bytes that the ranks of this host have in the epoch, and before some steps of it."""
         if self.order.seed is None:
             epoch = 0
-        totals = self._totals.get(epoch)
-        if totals is None:
+        sums = self._sums.get(epoch)
+        if sums is None:
             with self._lock:
-                totals = self._totals.get(epoch)
-                if totals is None:
-                    totals = self._sum_up(epoch)
-                    kept = list(self._totals.items())[1 - _CACHED_EPOCHS :]
-                    self._totals = dict([*kept, (epoch, totals)])
-        return totals
+                sums = self._sums.get(epoch)
+                if sums is None:
+                    sums = self._sum_up(epoch)
+                    kept = list(self._sums.items())[1 - _CACHED_EPOCHS :]
+                    self._sums = dict([*kept, (epoch, sums)])
+        return sums
 
-    def _sum_up(self, epoch: int) -> array[int]:
+    def _sum_up(self, epoch: int) -> _Sums:
         deal, border, mark = self.deal, self.table.border, len(self.table.mark)
         totals = array("Q", bytes(8 * (deal.end - deal.first)))
+        marks: list[_StepMark] = []
+        walk, marked = Walk(self.order, epoch), 0
         last: dict[int, tuple[int, int]] = {}
         """By rank, where its last run ends."""
-        for rank, (entry, first, end) in deal.deal(self.order, epoch):
-            totals[rank - deal.first] += border(entry, end) - border(entry, first)
-            if mark:
-                totals[rank - deal.first] += 0 if last.get(rank) == (entry, first) else mark
-                last[rank] = entry, end
-        return totals
+        for step in range(deal.steps(self.order.records)):
+            if walk.taken - marked >= self._marks_every and not mark:
+                marked = walk.taken
+                marks.append(_StepMark(step, walk.place, totals[:]))
+            for rank, (entry, first, end) in deal.step(walk, step):
+                totals[rank - deal.first] += border(entry, end) - border(entry, first)
+                if mark:
+                    totals[rank - deal.first] += 0 if last.get(rank) == (entry, first) else mark
+                    last[rank] = entry, end
+        return _Sums(totals, marks)
 
     @property
     def order_digest(self) -> str:
@@ -151,13 +186,16 @@ class RecordPlan(Plan):
             epoch = 0
         total = self._bytes.get(epoch)
         if total is None:
-            shares, deal = self.shares, self.deal
-            first = deal.first - shares.deal.first
-            total = sum(shares.totals(epoch)[first : first + deal.end - deal.first])
+            total = self._own(self.shares.sums(epoch).totals)
             # Insertion order is age. A new dict, because another thread may read the total of a later epoch.
             kept = list(self._bytes.items())[1 - _CACHED_EPOCHS :]
             self._bytes = dict([*kept, (epoch, total)])
         return total
+
+    def _own(self, by_rank: array[int]) -> int:
+        """Return the sum of these ranks' numbers. `by_rank`: of all ranks of this host."""
+        first = self.deal.first - self.shares.deal.first
+        return sum(by_rank[first : first + self.deal.end - self.deal.first])
 
     def objects(self, epoch: int) -> int:  # noqa: ARG002 - every epoch has all
         """Return the number of objects of the order, those of other ranks too."""
@@ -180,8 +218,21 @@ class RecordPlan(Plan):
         """Yield the epoch's byte ranges, in stream order. Raises ValueError for a part of the entries."""
         if first or end not in (None, self.known):
             raise ValueError("an order of records has no order of entries")
+        return self._segments(Walk(self.shares.order, epoch), 0)
+
+    def segments_near(self, epoch: int, offset: int) -> tuple[int, Iterator[Segment | Literal]]:
+        """See `Plan.segments_near`. Takes milliseconds, once the plan knows the epoch's length."""
+        marks = self.shares.sums(epoch).marks
+        after = bisect_right(marks, offset, key=lambda mark: self._own(mark.sums))
+        if not after:
+            return 0, self.segments(epoch)
+        step, place, sums = marks[after - 1]
+        return self._own(sums), self._segments(Walk(self.shares.order, epoch, place), step)
+
+    def _segments(self, walk: Walk, step: int) -> Iterator[Segment | Literal]:
+        """Yield the byte ranges of these ranks from a step on."""
         border, mark = self.shares.table.border, self.shares.table.mark
-        runs = (run for _, run in self.deal.deal(self.shares.order, epoch))
+        runs = (run for _, run in self.deal.deal(walk, step))
         held: tuple[int, ObjectRef] | None = None
         for entry, start, stop in joined(runs):
             if held is None or held[0] != entry:

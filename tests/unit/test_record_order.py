@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamer.errors import ConfigError
-from streamer.plan import Entries, Literal, ObjectRef, Position, Segment, cut
-from streamer.plan.record_order import Deal, RecordOrder, Remainder, Run, joined
+from streamer.plan import Entries, Literal, ObjectRef, Part, Position, Segment, cut
+from streamer.plan.record_order import Deal, RecordOrder, Remainder, Run, Walk, joined
 from streamer.plan.record_plan import RecordPlan, RecordShares
 from streamer.plan.record_table import FixedRecords
 from tests.unit import reference
@@ -94,7 +94,7 @@ def test_any_number_of_ranks_gives_the_same_global_batches(
         found: dict[int, list[Record]] = {rank: [] for rank in range(ranks)}
         for share in shares:
             assert share.steps(order.records) == len(batches)
-            for rank, run in share.deal(order, epoch):
+            for rank, run in share.deal(Walk(order, epoch)):
                 found[rank] += records([run])
             dealt = sum(len(found[rank]) for rank in range(share.first, share.end))
             assert share.records(order.records) == dealt
@@ -218,6 +218,34 @@ def test_the_digest_covers_the_order_and_the_rank() -> None:
     assert not shuffled.covers(others[0].digest, Position())
 
 
+@given(objects.filter(any), seeds, st.integers(1, 3), st.integers(0, 20_000), remainders)
+def test_a_resume_begins_near_its_offset(
+    sizes: list[list[int]], seed: int | None, marks_every: int, offset: int, remainder: Remainder
+) -> None:
+    """The bytes from the offset on are those of the whole walk, and few are walked over."""
+    table = Table(sizes)
+    order = RecordOrder(table.counts, table.sizes, seed=seed, block=200)
+    deal = Deal(2, 2, 0, 2, "repeat" if order.records < 2 else remainder)
+    shares = RecordShares(table.entries(), table, order, deal, marks_every=marks_every)
+    for plan in (RecordPlan(shares), *RecordPlan(shares).ranks(2)):
+        near, segments = plan.segments_near(1, offset)
+        assert near <= offset
+        rest = [
+            list(cut(each, part_size=lambda: 50, epoch=1, skip=offset - base, base=base))
+            for base, each in ((near, segments), (0, plan.segments(1)))
+        ]
+        assert places(rest[0]) == places(rest[1])
+
+
+def places(parts: list[Part]) -> list[tuple[int, str, int]]:
+    """Offset in the stream, object, and offset in the object, of every byte."""
+    return [
+        (part.offset + number, part.object.key, part.start + number)
+        for part in parts
+        for number in range(part.body)
+    ]
+
+
 def test_a_resume_skips_bytes_of_the_rank_s_stream() -> None:
     plan = plan_of([[7] * 20, [5] * 30], Deal(10, 2, 1, 2), seed=3)
     whole, rest = (
@@ -253,7 +281,7 @@ def test_the_example_of_the_documentation() -> None:
     for rank, ranks in ((0, 1), (0, 2), (1, 2)):
         found = [
             shown(Run(entry, number, number + 1))
-            for _, (entry, first, end) in Deal(4, ranks, rank, rank + 1).deal(order, 0)
+            for _, (entry, first, end) in Deal(4, ranks, rank, rank + 1).deal(Walk(order, 0))
             for number in range(first, end)
         ]
         size = 4 // ranks

@@ -66,7 +66,11 @@ def all_epochs(
             if plan.open:
                 on_batch()
             first, drawn = drawn, plan.known
-            segments = plan.segments(epoch, first, drawn)
+            if skip and not first and not plan.open:
+                offset, segments = plan.segments_near(epoch, skip)
+                skip -= offset
+            else:
+                segments = plan.segments(epoch, first, drawn)
             for part in cut(segments, part_size=part_size, epoch=epoch, skip=skip, base=offset):
                 yield part
                 offset = part.offset + len(part)
