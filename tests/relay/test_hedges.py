@@ -13,14 +13,21 @@ from aiohttp import web
 
 from streamer.units import MIB
 from tests.kit.faults import drips, silent_for
-from tests.kit.harness import RunChannel, fill
+from tests.kit.harness import RunChannel, Running, fill
 from tests.kit.pipes import eventually, off_loop, read_all
 from tests.kit.stub import Answer, S3Stub, cut_after, fails, stalls
 
 PART = 400_000
-SIZES = [PART] * 12
 LEARNT = 6
-"""Answers that come first, so that something is known."""
+"""Parts that come first, so that something is known."""
+SIZES = [PART] * (LEARNT + 1)
+LAST = "b/data/0006"
+"""Object of the part that is late. On a busy machine others may be late too, and are hedged."""
+
+
+def ended_hedges(running: Running) -> int:
+    hedges = running.channel.statistics().hedges
+    return hedges.get("won", 0) + hedges.get("lost", 0)
 
 
 async def right(answer: Answer) -> web.StreamResponse:
@@ -36,12 +43,10 @@ async def test_a_late_part_is_asked_for_again(
     run: RunChannel, stub: S3Stub, tmp_path: Path, fault: Callable[[Answer], Awaitable[web.StreamResponse]]
 ) -> None:
     truth = fill(stub, SIZES)
-    stub.script(*[right] * LEARNT, fault)
+    stub.script(fault, key=LAST)
     async with run(stub, tmp_path, hedge=0.05, part_size=PART, parts=12, requests_in_flight=2) as running:
         assert await off_loop(read_all, running.fifo(0)) == truth
-        hedges = running.channel.statistics().hedges
-        assert hedges["issued"] == hedges["won"] == 1
-        assert not hedges.get("lost")
+        assert running.channel.statistics().hedges["won"] >= 1
 
 
 async def test_what_the_first_brought_meanwhile_comes_once(
@@ -55,27 +60,25 @@ async def test_what_the_first_brought_meanwhile_comes_once(
         await asyncio.sleep(0.3)
         return await right(answer)
 
-    stub.script(*[right] * LEARNT, slow, late)
+    stub.script(slow, late, key=LAST)
     async with run(stub, tmp_path, hedge=0.05, part_size=PART, parts=12, requests_in_flight=1) as running:
         assert await off_loop(read_all, running.fifo(0)) == truth
         statistics = running.channel.statistics()
-        assert statistics.hedges["won"] == 1
-        assert statistics.wasted_bytes < PART
+        assert statistics.hedges["won"] >= 1
+        assert statistics.wasted_bytes < PART * statistics.hedges["issued"]
         if statistics.wasted_bytes == 0:  # little bytes wait in the socket for more of them
             assert running.source.name != "aiobotocore"
 
 
 async def test_the_first_may_be_the_first_after_all(run: RunChannel, stub: S3Stub, tmp_path: Path) -> None:
     truth = fill(stub, SIZES)
-    stub.script(*[right] * LEARNT, stalls(stub), silent_for(60.0))
+    stub.script(stalls(stub), silent_for(60.0), key=LAST)
     async with run(stub, tmp_path, hedge=0.05, part_size=PART, parts=12, requests_in_flight=1) as running:
         reading = asyncio.create_task(off_loop(read_all, running.fifo(0)))
-        await eventually(lambda: len(stub.seen) == LEARNT + 2)
+        await eventually(lambda: sum(seen.key == LAST.removeprefix("b/") for seen in stub.seen) == 2)
         stub.release()
         assert await reading == truth
-        hedges = running.channel.statistics().hedges
-        assert hedges == {"issued": 1, "lost": 1}
-        assert not hedges.get("won")
+        assert running.channel.statistics().hedges["lost"] >= 1
         assert await off_loop(read_all, running.fifo(1)) == truth
 
 
@@ -83,11 +86,11 @@ async def test_a_second_request_that_fails_in_its_body_is_retried_like_any(
     run: RunChannel, stub: S3Stub, tmp_path: Path
 ) -> None:
     truth = fill(stub, SIZES)
-    stub.script(*[right] * LEARNT, silent_for(60.0), cut_after(1000))
+    stub.script(silent_for(60.0), cut_after(1000), key=LAST)
     async with run(stub, tmp_path, hedge=0.05, part_size=PART, parts=12, requests_in_flight=1) as running:
         assert await off_loop(read_all, running.fifo(0)) == truth
         statistics = running.channel.statistics()
-        assert statistics.hedges["won"] == 1
+        assert statistics.hedges["won"] >= 1
         assert statistics.requests["truncated"] == 1
 
 
@@ -95,7 +98,7 @@ async def test_a_second_request_that_is_refused_leaves_the_first_alone(
     run: RunChannel, stub: S3Stub, tmp_path: Path
 ) -> None:
     truth = fill(stub, SIZES)
-    stub.script(*[right] * LEARNT, stalls(stub), fails(500, "InternalError"))
+    stub.script(stalls(stub), fails(500, "InternalError"), key=LAST)
     async with run(stub, tmp_path, hedge=0.05, part_size=PART, parts=12, requests_in_flight=1) as running:
         reading = asyncio.create_task(off_loop(read_all, running.fifo(0)))
         await eventually(lambda: running.channel.statistics().hedges.get("lost"))
@@ -108,7 +111,7 @@ async def test_a_second_request_that_is_refused_leaves_the_first_alone(
 
 async def test_a_reader_that_goes_ends_both(run: RunChannel, stub: S3Stub, tmp_path: Path) -> None:
     fill(stub, SIZES)
-    stub.script(*[right] * LEARNT, silent_for(60.0), silent_for(60.0))
+    stub.script(silent_for(60.0), silent_for(60.0), key=LAST)
     async with run(stub, tmp_path, hedge=0.05, part_size=PART, parts=12, requests_in_flight=1) as running:
         reader = await off_loop(open, running.fifo(0), "rb")
         got = await off_loop(reader.read, LEARNT * PART)
@@ -117,7 +120,7 @@ async def test_a_reader_that_goes_ends_both(run: RunChannel, stub: S3Stub, tmp_p
         reader.close()
         await eventually(lambda: running.states)
         assert running.states[0].state == "abandoned"
-        await eventually(lambda: running.channel.statistics().hedges.get("lost") == 1)
+        await eventually(lambda: ended_hedges(running) == running.channel.statistics().hedges["issued"])
 
 
 async def test_a_slow_reader_is_not_hedged(run: RunChannel, stub: S3Stub, tmp_path: Path) -> None:
@@ -142,7 +145,7 @@ async def test_what_is_waited_for_is_the_second_once_it_has_won(
 ) -> None:
     """The first request waits for its first byte; from its end on the second's bytes are waited for."""
     truth = fill(stub, SIZES)
-    stub.script(*[right] * LEARNT, silent_for(60.0), then)
+    stub.script(silent_for(60.0), then, key=LAST)
     async with run(stub, tmp_path, hedge=0.05, part_size=PART, parts=12, requests_in_flight=1) as running:
         assert await off_loop(read_all, running.fifo(0)) == truth
         found = running.channel.statistics()
@@ -156,12 +159,12 @@ async def test_a_second_request_that_fails_is_among_the_last_errors(
     run: RunChannel, stub: S3Stub, tmp_path: Path
 ) -> None:
     truth = fill(stub, SIZES)
-    stub.script(*[right] * LEARNT, stalls(stub), fails(500, "InternalError"))
+    stub.script(stalls(stub), fails(500, "InternalError"), key=LAST)
     async with run(stub, tmp_path, hedge=0.05, part_size=PART, parts=12, requests_in_flight=1) as running:
         reading = asyncio.create_task(off_loop(read_all, running.fifo(0)))
         await eventually(lambda: running.channel.statistics().hedges.get("lost"))
         stub.release()
         assert await reading == truth
         found = running.channel.statistics()
-        assert found.hedges["lost"] == 1  # a third may win
+        assert found.hedges["lost"] >= 1  # a third may win
         assert [note.kind for note in found.errors] == ["transient"]
