@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 from sidecar.job.planned import Planned
 from sidecar.job.planning_log import PlanningLog
-from sidecar.job.record_ranks import plan_by_record
+from sidecar.job.record_ranks import plan_by_record, set_up
 from sidecar.job.rehearsal import disk
 from sidecar.process.logs import log
 from streamer.plan import Arrangement, Shard
@@ -135,6 +135,10 @@ class _JobPlanner:
     async def plan(self, channel: ChannelConfig) -> None:
         """Make the whole plan of a channel."""
         job, name, notes = self._state.job, channel.channel_name, PlanningLog(self._state, channel)
+        setup = None
+        if (ranks := channel.penstock.by_record) is not None:
+            shard = _arrangement(job, channel, self._state.hosts).shard
+            setup = await set_up(channel, ranks, shard, self._memory)
 
         def plan(progressed: Callable[[], None]) -> Awaitable[Plan]:
             def note(entries: int) -> None:
@@ -154,13 +158,10 @@ class _JobPlanner:
 
         with notes:
             whole = await retry_while_unavailable(plan, self._policy, on_wait=notes.waiting)
-            if (ranks := channel.penstock.by_record) is not None:
+            if setup is not None:
                 notes.record_index()
-                shard = _arrangement(job, channel, self._state.hosts).shard
                 async with self._one_index:
-                    whole = await plan_by_record(
-                        whole, channel, ranks, shard, job=job, clients=self._clients, memory=self._memory
-                    )
+                    whole = await plan_by_record(whole, setup, job=job, clients=self._clients)
             planned = self.plans[name] = Planned.dealt(whole, job.fifos(channel))
             notes.digest()
             await asyncio.to_thread(_sum_up, planned)  # takes seconds for a million entries

@@ -1,11 +1,12 @@
 """Plans a channel whose ranks share it by record (`Ranks` with `Batch` or `GlobalBatch`).
 
+    job file ─▶ deal of this host's ranks, record index            before the objects are listed
     plan of all hosts' objects + record index ─▶ RecordTable ─▶ order, deal ─▶ RecordPlan of this host's ranks
 
 The index is read again at every start, and never trusted over the bytes:
 
     every object    the index has a row of its size, ETag and version id; every request names this version
-    every row       offsets rise from 0, up to an end within the object
+    every row       offsets rise, up to an end within the object
     a sample        one request each of a few bytes shows whether a record begins where the index has it
     lines           one request of a byte for each object: its last line has an end
 
@@ -18,6 +19,7 @@ import contextlib
 import os
 import random
 from array import array
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sidecar.job.index_check import Access, Border, check_borders, check_rows, sample_borders
@@ -51,33 +53,46 @@ TAKEN = 2
 """Memory that an index takes while it is read, in sizes of its file."""
 
 
-async def plan_by_record(
-    plan: Plan,
-    channel: ChannelConfig,
-    ranks: RanksConfig,
-    shard: Shard,
-    *,
-    job: Job,
-    clients: Clients,
-    memory: PlanMemory,
-) -> RecordPlan:
-    """Return the plan of this host's ranks. `plan`: of the channel; `ranks`: by record; `shard`: this host's.
+@dataclass(frozen=True, slots=True)
+class RankSetup:
+    """What is known of a channel's ranks before its objects are listed."""
 
-    Raises ConfigError for an index that is absent or of another kind, SourceChanged for an object that it
-    does not have, CorruptObject for a record that is not where it is indexed, and SinkError, SourceError.
+    channel: ChannelConfig
+    ranks: RanksConfig
+    deal: Deal
+    index: RecordIndex | None
+    """None: the records have one size."""
+
+
+async def set_up(channel: ChannelConfig, ranks: RanksConfig, shard: Shard, memory: PlanMemory) -> RankSetup:
+    """Return the set-up of a channel's ranks by record. `shard`: this host's.
+
+    Raises ConfigError for ranks that get no equal slices, or an index that is absent or of another kind,
+    SinkError for one that cannot be read.
     """
-    deal = deal_of(ranks, shard)
+    deal, index = deal_of(ranks, shard), None
+    if ranks.index is not None:
+        index = await in_thread(index_of, channel, ranks.index, memory)
+    return RankSetup(channel, ranks, deal, index)
+
+
+async def plan_by_record(plan: Plan, setup: RankSetup, *, job: Job, clients: Clients) -> RecordPlan:
+    """Return the plan of this host's ranks. `plan`: of the channel.
+
+    Raises ConfigError for too few records, SourceChanged for an object that the index does not have,
+    CorruptObject for a record that is not where it is indexed, and SourceError.
+    """
     table: RecordTable
-    if ranks.record_size is not None:
-        table = await in_thread(FixedRecords, plan.entries, int(ranks.record_size))
+    if setup.index is None:
+        table = await in_thread(FixedRecords, plan.entries, int(setup.ranks.record_size or 0))
     else:
-        access = Access(job, clients, ChannelCounters())
-        table = await _indexed(plan, channel, ranks, access=access, memory=memory)
-    seed = None if channel.shuffle_config is None else channel.shuffle_config.seed
+        table = await _checked(setup.index, plan, Access(job, clients, ChannelCounters()))
+    shuffle = setup.channel.shuffle_config
+    seed, block = None if shuffle is None else shuffle.seed, setup.ranks.block_bytes
 
     def arrange() -> RecordPlan:
-        order = RecordOrder(table.counts, plan.entries.sizes, seed=seed, block=ranks.block_bytes)
-        return RecordPlan(RecordShares(plan.entries, table, order, deal))
+        order = RecordOrder(table.counts, plan.entries.sizes, seed=seed, block=block)
+        return RecordPlan(RecordShares(plan.entries, table, order, setup.deal))
 
     planned = await in_thread(arrange)
     planned.base, planned.strays = plan.base, plan.strays
@@ -92,11 +107,8 @@ def deal_of(ranks: RanksConfig, shard: Shard) -> Deal:
     return Deal(size, count, first, first + ranks.count, ranks.remainder)
 
 
-async def _indexed(
-    plan: Plan, channel: ChannelConfig, ranks: RanksConfig, *, access: Access, memory: PlanMemory
-) -> IndexedRecords:
-    """Return the records of the plan's objects by the channel's index, once they are checked."""
-    index = await in_thread(index_of, channel, ranks.index or "", memory)
+async def _checked(index: RecordIndex, plan: Plan, access: Access) -> IndexedRecords:
+    """Return the places of the records of the plan's objects, once the index is compared with these."""
     objects = await in_thread(ChannelObjects, plan)
     await in_thread(check_rows, index, objects)
     table = await in_thread(IndexedRecords, index, plan.entries, _names(plan.entries, objects))

@@ -270,7 +270,9 @@ def test_an_index_that_does_not_fit_is_an_error_by_name(stub: S3Stub, tmp_path: 
         f"FAILURE  index train        there is no record index {file}"
         in penstock("doctor", "-c", path).stdout
     )
+    stub.listings.clear()
     refused(path, 2, f"there is no record index {file}: make it by `{build}`, or correct Ranks.Index")
+    assert stub.listings == [], "it is refused before the listing"
     index(path, tmp_path, every="256")
     refused(path, 2, f"{file} has every 256th record, and Ranks with a batch need every one")
     file.unlink()
