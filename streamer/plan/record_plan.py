@@ -49,7 +49,7 @@ class _StepMark(NamedTuple):
     """Bytes of each rank of this host before the step."""
 
 
-class _Sums(NamedTuple):
+class _EpochBytes(NamedTuple):
     """The bytes of one epoch."""
 
     totals: array[int]
@@ -76,7 +76,7 @@ class RecordShares:
         self.order = order
         self.deal = deal
         self._marks_every = marks_every
-        self._sums: dict[int, _Sums] = {}
+        self._sums: dict[int, _EpochBytes] = {}
         self._digest = ""
         self._lock = threading.Lock()
         """Held by the thread that computes totals or the digest, so that others do not compute them too."""
@@ -86,7 +86,7 @@ class RecordShares:
                 f"{deal.global_batch}; lower Batch or GlobalBatch, or set Remainder: repeat"
             )
 
-    def sums(self, epoch: int) -> _Sums:
+    def sums(self, epoch: int) -> _EpochBytes:
         """Return the bytes that the ranks of this host have in the epoch, and before some steps of it."""
         if self.order.seed is None:
             epoch = 0
@@ -100,7 +100,7 @@ class RecordShares:
                     self._sums = dict([*kept, (epoch, sums)])
         return sums
 
-    def _sum_up(self, epoch: int) -> _Sums:
+    def _sum_up(self, epoch: int) -> _EpochBytes:
         deal, border, mark = self.deal, self.table.border, len(self.table.mark)
         totals = array("Q", bytes(8 * (deal.end - deal.first)))
         marks: list[_StepMark] = []
@@ -116,7 +116,7 @@ class RecordShares:
                 if mark:
                     totals[rank - deal.first] += 0 if last.get(rank) == (entry, first) else mark
                     last[rank] = entry, end
-        return _Sums(totals, marks)
+        return _EpochBytes(totals, marks)
 
     @property
     def order_digest(self) -> str:
