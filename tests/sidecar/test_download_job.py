@@ -59,7 +59,7 @@ async def test_metrics_of_a_download(stub: S3Stub, tmp_path: Path) -> None:
     """They are counted from the start; a file of an earlier start is progress, and no byte of this one."""
     fill(stub, [70_000], prefix="b/train/")
     fill(stub, [MIB, MIB], prefix="b/files/", seed=2)
-    stub.script(stalls(stub), key="b/files/0001")
+    stub.script(*[stalls(stub)] * 9, key="b/files/0001")  # hedges too
     path = mixed(stub, tmp_path)
     first = {"written_bytes_total": MIB, "files_total": 1, "progress_ratio": 0.5, "requests_total": 1}
     with sidecar(path) as running:
@@ -70,6 +70,8 @@ async def test_metrics_of_a_download(stub: S3Stub, tmp_path: Path) -> None:
 
         await eventually(is_far)
         assert running.end() == 0
+    stub.faults.clear()
+    stub.release()
     with sidecar(path) as running:
         running.wait_for("ready")
         assert metrics(running) == first | {"progress_ratio": 1}
