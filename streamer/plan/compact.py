@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 _BITS = 32
 _LOWER = (1 << _BITS) - 1
+LARGE = 200
+"""Most bytes of memory of a size from 2^32 on, besides its lower bits."""
 
 
 class Sizes(Sequence[int]):
@@ -29,6 +31,11 @@ class Sizes(Sequence[int]):
 
     def __len__(self) -> int:
         return len(self._lower)
+
+    @property
+    def memory_of_large(self) -> int:
+        """Bytes of memory that the sizes from 2^32 on take besides their lower bits, at most."""
+        return LARGE * len(self._upper)
 
     @overload
     def __getitem__(self, index: int) -> int: ...

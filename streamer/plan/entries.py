@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 BYTES_EACH = 4 + 4 + 16 + 2
-"""Most bytes of memory of a plain entry besides its key: offset of the key, size, MD5, form."""
+"""Most bytes of memory of a plain entry below 4 GiB besides its key: offset of the key, size, MD5, form."""
 _ITEM_HEADER = struct.Struct("<HHHHQ")
 """Number of the bucket (0: a literal); bytes of key, ETag and version; size of object or literal."""
 _MD5_ETAG = re.compile(rb"([0-9a-f]{32})(?:-([1-9][0-9]{0,3}|10000))?").fullmatch
@@ -86,7 +86,7 @@ class Entries:
     @property
     def memory(self) -> int:
         """Bytes of memory that the entries take, at most."""
-        return len(self._names) + BYTES_EACH * len(self)
+        return len(self._names) + BYTES_EACH * len(self) + self.sizes.memory_of_large
 
     def pack(self) -> None:
         """Free the memory that was allocated for further entries."""

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from streamer.errors import ConfigError
 from streamer.formats.recordio import MAX_PAYLOAD
 from streamer.plan import Entries, ObjectRef, Plan
+from streamer.plan.compact import LARGE as LARGE_SIZE
 from streamer.plan.compact import Offsets
 from streamer.plan.entries import framed
 
@@ -131,6 +132,13 @@ def test_an_object_of_a_listing_takes_26_bytes_and_its_key() -> None:
     for number, etag in enumerate(["0" * 32, "f" * 32 + "-10000"]):
         entries.add(ObjectRef("b", f"key-{number}", 5, etag))
     assert entries.memory == 2 * (26 + 5)
+
+
+def test_the_memory_of_large_objects_is_counted() -> None:
+    """A server may name any size: a plan of such objects must reach its limit of memory too."""
+    entries = Entries()
+    entries.add_objects("b", [b"large", b"small"], [1 << 40, 1], [b"0" * 32] * 2)
+    assert entries.memory == 2 * (26 + 5) + LARGE_SIZE
 
 
 @pytest.mark.parametrize(

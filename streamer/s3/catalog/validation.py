@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from streamer.errors import BadAnswer, ConfigError, ErrorContext
 from streamer.plan import ObjectRef, bare_etag, is_etag
+from streamer.plan.compact import LARGE
 from streamer.plan.entries import BYTES_EACH
 from streamer.units import human_bytes
 
@@ -120,7 +121,7 @@ class PlanClaim:
 
     def take(self, refs: Iterable[ObjectRef]) -> None:
         """Add objects. Raises ConfigError if the plans are too large."""
-        sizes = [BYTES_EACH + len(ref.key) + len(ref.etag) for ref in refs]
+        sizes = [BYTES_EACH + len(ref.key) + len(ref.etag) + (LARGE if ref.size >> 32 else 0) for ref in refs]
         self.count(len(sizes), sum(sizes))
 
     def count(self, objects: int, size: int) -> None:
