@@ -2,7 +2,8 @@
 
 `LocalWriteEnds` opens a FIFO in a thread that blocks in open(2) until a reader opens it, because polling with
 O_NONBLOCK misses a reader that opens and closes at once (contract §1.7-1). To cancel a blocked open,
-`LocalWriteEnds` opens the read end and keeps it until the thread has returned.
+`LocalWriteEnds` opens the read end and keeps it until the thread has returned. If no descriptor is left for
+that, the thread stays blocked: it is a daemon, so it does not keep the process from ending.
 
 `KeeperWriteEnds` makes the keeper (`streamer.helpers.keeper`) open the FIFO, and gets the write end of a pipe
 from which the keeper moves bytes to the FIFO. Bytes that such an outlet has accepted may still be in the
@@ -15,7 +16,9 @@ import asyncio
 import contextlib
 import os
 import select
-from concurrent.futures import Future, ThreadPoolExecutor
+import threading
+from concurrent.futures import Future
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Protocol
 
 from streamer.errors import ReaderGone, SinkError
@@ -27,6 +30,10 @@ if TYPE_CHECKING:
 
     from streamer.helpers.keeper_client import KeeperClient
     from streamer.plan import Position, ResumePoint
+
+
+WRITE_END = os.O_WRONLY | os.O_CLOEXEC
+"""Flags of open(2) for a FIFO's write end."""
 
 
 class WriteEnds(Protocol):
@@ -66,6 +73,37 @@ class WriteEnds(Protocol):
         """Release the write ends, because the channel has ended."""
 
 
+class Opener:
+    """A daemon thread that opens FIFOs for writing, one after the other."""
+
+    def __init__(self, name: str) -> None:
+        """Start the thread. Raises RuntimeError if it cannot be started."""
+        self._asked: SimpleQueue[tuple[Future[int], str] | None] = SimpleQueue()
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    def open(self, path: str) -> Future[int]:
+        """Return the future write end of a FIFO; the thread blocks until somebody reads it."""
+        opening: Future[int] = Future()
+        self._asked.put((opening, path))
+        return opening
+
+    def close(self) -> None:
+        """End the thread when it has opened what was asked for."""
+        self._asked.put(None)
+
+    def _run(self) -> None:
+        while (asked := self._asked.get()) is not None:
+            opening, path = asked
+            if not opening.set_running_or_notify_cancel():
+                continue
+            try:
+                fd = os.open(path, WRITE_END)
+            except OSError as error:
+                opening.set_exception(error)
+            else:
+                opening.set_result(fd)
+
+
 class LocalWriteEnds:
     """Write ends that close when this process ends."""
 
@@ -78,9 +116,8 @@ class LocalWriteEnds:
         """Keeper to which `leave` hands open FIFOs, and the plan's digest."""
         self._fd = -1
         """Write end of a FIFO whose reader has come, until its outlet exists."""
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"open {channel}")
         try:
-            self._executor.submit(int)  # starts the thread now: later, with readers waiting, it may fail
+            self._opener = Opener(f"open {channel}")  # now: later, with readers waiting, it may fail
         except RuntimeError as error:
             raise SinkError(
                 f"no thread can be started that waits for the reader of channel {channel} ({error}): raise "
@@ -104,7 +141,7 @@ class LocalWriteEnds:
 
     async def _opened(self, path_fd: int) -> int:
         """Open the write end, close `path_fd`, and return the write end."""
-        opening = self._executor.submit(os.open, descriptor_path(path_fd), os.O_WRONLY | os.O_CLOEXEC)
+        opening = self._opener.open(descriptor_path(path_fd))
         try:
             fd = await asyncio.wrap_future(opening)
         except asyncio.CancelledError:
@@ -120,12 +157,14 @@ class LocalWriteEnds:
 
     @staticmethod
     def _release(opening: Future[int], path_fd: int) -> None:
-        """Unblock the thread in open(2); close all descriptors when it has returned."""
-        read_end = os.open(descriptor_path(path_fd), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        """Unblock the thread in open(2) if possible; close all descriptors when it has returned."""
+        fds = [path_fd]
+        with contextlib.suppress(OSError):
+            fds.append(os.open(descriptor_path(path_fd), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
 
         def close_all(opened: Future[int]) -> None:
-            os.close(read_end)
-            os.close(path_fd)
+            for fd in fds:
+                os.close(fd)
             if not opened.cancelled() and opened.exception() is None:
                 os.close(opened.result())
 
@@ -153,7 +192,7 @@ class LocalWriteEnds:
 
     def close(self) -> None:
         """As `WriteEnds`."""
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        self._opener.close()
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

@@ -249,6 +249,21 @@ class OnLoop(concurrent.futures.Executor):
         del wait, cancel_futures
 
 
+class OpenerOnLoop:
+    """`write_ends.Opener` without a thread."""
+
+    def __init__(self, name: str) -> None:
+        del name
+        self._executor = OnLoop()
+
+    def open(self, path: str) -> concurrent.futures.Future[int]:
+        opening: concurrent.futures.Future[int] = self._executor.submit(os.open, path, write_ends.WRITE_END)
+        return opening
+
+    def close(self) -> None:
+        pass
+
+
 def _settle(future: Any, found: Any, error: BaseException | None) -> None:
     if error is None:
         future.set_result(found)
@@ -385,18 +400,18 @@ def virtual(seed: int) -> Iterator[ScheduledLoop]:
     """A loop for `seed`, and its clock for everybody, until the end of the block."""
     loop = ScheduledLoop(seed)
     clock, wall, epoll = time.monotonic, time.time, select.epoll
-    executor = write_ends.ThreadPoolExecutor  # type: ignore[attr-defined]
+    opener = write_ends.Opener
     time.monotonic = lambda: loop.now
     time.time = lambda: 1.8e9 + loop.now
     select.epoll = Epoll  # type: ignore[assignment,misc]
-    write_ends.ThreadPoolExecutor = OnLoop  # type: ignore[assignment,attr-defined]
+    write_ends.Opener = OpenerOnLoop  # type: ignore[assignment,misc]
     random.seed(seed)
     Task.numbers = itertools.count()
     try:
         yield loop
     finally:
         time.monotonic, time.time, select.epoll = clock, wall, epoll  # type: ignore[misc]
-        write_ends.ThreadPoolExecutor = executor  # type: ignore[attr-defined]
+        write_ends.Opener = opener  # type: ignore[misc]
         loop.close()
 
 

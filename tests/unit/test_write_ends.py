@@ -1,0 +1,40 @@
+"""Opening FIFOs: what a cancelled open leaves behind."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+PROGRAM = """
+import asyncio, os, resource, sys, threading
+from streamer.plan import Position
+from streamer.sink.write_ends import LocalWriteEnds
+
+def blocked(thread):
+    with open(f"/proc/self/task/{thread.native_id}/syscall") as file:
+        return file.read().split()[0] in ("257", "56")  # openat on x86-64 and arm64
+
+async def main(path):
+    os.mkfifo(path)
+    path_fd = os.open(path, os.O_PATH)
+    ends = LocalWriteEnds("train")
+    opening = asyncio.ensure_future(ends.open(Position(0), path_fd, on_gone=lambda: None))
+    (thread,) = (each for each in threading.enumerate() if each.name.startswith("open train"))
+    while not blocked(thread):
+        await asyncio.sleep(0)
+    os.close(free := os.dup(0))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, free))
+    opening.cancel()
+    await asyncio.wait([opening])
+    print("cancelled" if opening.cancelled() else opening.exception())
+    ends.close()
+
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+def test_a_process_ends_that_has_no_descriptor_to_unblock_an_open(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path / "train_0")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert (done.stdout, done.stderr) == ("cancelled\n", "")
