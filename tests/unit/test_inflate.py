@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamer.errors import CorruptObject
-from streamer.inflate import LONGEST_HEADER, Inflater
+from streamer.inflate import LONGEST_HEADER, OUTPUT, Inflater
 from streamer.plan import ObjectRef
 from streamer.relay.deliver.transform import damaged
 
@@ -59,6 +59,7 @@ def inflate(data: bytes, cuts: Any = (), *, most: int = 1 << 20) -> bytes:
         inflater.feed(data[start:end])
         while pieces := inflater.pieces(most):
             assert 0 < sum(map(len, pieces)) <= most
+            assert max(map(len, pieces)) <= OUTPUT
             found += pieces
     inflater.finish()
     assert inflater.produced == sum(map(len, found))

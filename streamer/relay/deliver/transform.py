@@ -147,7 +147,8 @@ class BodyTransformer:
         if inflater is None:
             raise RuntimeError(f"byte {start} of {part.object.key} without those before it")
         inflater.feed(data)
-        while pieces := await self._next(inflater, part.object, fed=len(data)):
+        while not inflater.drained:
+            pieces = await self._next(inflater, part.object, fed=len(data))
             # Small pieces are inflated on the loop: yield to other tasks between them.
             await asyncio.sleep(0)
             if self._spool is None:
