@@ -20,7 +20,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from benchmarks.dataset import MIB, Shape
 from benchmarks.process import Child, ProcessFailed
@@ -72,6 +72,8 @@ class Client(ABC):
     """Settings by the name that the tables show; the first is the default."""
     small: dict[str, Setting]
     """Settings for small objects, of which more must be in flight."""
+    inflates: ClassVar[bool] = False
+    """Whether the client inflates objects by itself; the harness inflates the streams of the others."""
 
     @abstractmethod
     def unavailable(self) -> str | None:

@@ -16,9 +16,11 @@ import os
 import random
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from xml.sax.saxutils import escape
+
+from isal import igzip
 
 MIB = 1 << 20
 _POOL = 32 * MIB
@@ -26,6 +28,9 @@ _CHUNK = MIB
 _SHM = "/dev/shm"  # noqa: S108 - a tmpfs is what is wanted
 _STRIDE = 1_000_003
 """Bytes between the offsets of two chunks; prime, so that no offset repeats before all have been used."""
+_EMPTY = bytes.fromhex("1f8b08040000000000ff 0000 0300 0000000000000000")
+"""A gzip member of no bytes, with an extra field of no bytes (RFC 1952 §2.3)."""
+_MOST_EXTRA = 0xFFFF
 _EPOCH = 1_750_000_000
 """Modification time of the first object in seconds; fixed, so that ETags are the same in every run."""
 
@@ -49,6 +54,13 @@ class Shape:
     buckets: int
     objects: int
     size: int
+    gzip: bool = False
+    """Whether the objects are gzip files, which have `size` bytes of text when inflated."""
+
+    @property
+    def stored_size(self) -> int:
+        """Bytes of each object as the origin has it."""
+        return self.size * 7 // 20 if self.gzip else self.size
 
     @property
     def stream_bytes(self) -> int:
@@ -76,7 +88,7 @@ class Shape:
     def describe(self) -> str:
         streams = "" if self.buckets == 1 else f"{self.buckets} streams of "
         size = f"{self.size / MIB:g} MiB" if self.size % MIB == 0 else f"{self.size / 1000:,.0f} kB"
-        return f"{streams}{self.objects:,} × {size}"
+        return f"{streams}{self.objects:,} × {size}{', compressed to 35 %' if self.gzip else ''}"
 
 
 class DataSet:
@@ -85,7 +97,7 @@ class DataSet:
     def __init__(self, shape: Shape, root: str) -> None:
         self.shape = shape
         self.root = root
-        self._pool = random.Random(0).randbytes(_POOL)  # noqa: S311 - incompressible, not secret
+        self._pool = _text() if shape.gzip else random.Random(0).randbytes(_POOL)  # noqa: S311 - not secret
         self._whole: dict[int, str] = {}
 
     def create(self) -> None:
@@ -100,9 +112,10 @@ class DataSet:
                 key, time = self.shape.key(index), _EPOCH + number
                 path = os.path.join(directory, key)
                 with open(path, "wb", buffering=0) as file:
-                    file.writelines(self.pieces(bucket, index))
+                    pieces = self.pieces(bucket, index)
+                    file.writelines(_members(pieces, self.shape.stored_size) if self.shape.gzip else pieces)
                 os.utime(path, (time, time))
-                entries.append((key, self.shape.size, nginx_etag(time, self.shape.size)))
+                entries.append((key, self.shape.stored_size, nginx_etag(time, self.shape.stored_size)))
                 number += 1
             self.write_listing(self.shape.bucket(bucket), entries)
 
@@ -138,6 +151,30 @@ class DataSet:
             offset = number * _STRIDE % (_POOL - _CHUNK)
             yield view[offset : offset + min(left, _CHUNK)]
             left -= _CHUNK
+
+
+def _text() -> bytes:
+    """Return a pool of words, which gzip compresses to about a third."""
+    draw = random.Random(0)  # noqa: S311 - not secret
+    words = [draw.randbytes(draw.randint(2, 6)).hex().encode() for _ in range(2000)]
+    return b" ".join(draw.choices(words, k=_POOL // 8))[:_POOL].ljust(_POOL, b".")
+
+
+def _members(pieces: Iterable[memoryview], size: int) -> Iterator[bytes]:
+    """Yield gzip members of the pieces, and empty ones after them up to `size` bytes in all."""
+    left = size
+    for piece in pieces:
+        member = igzip.compress(piece, 2)
+        left -= len(member)
+        yield member
+    if left < len(_EMPTY):
+        raise ValueError(f"the objects' text takes {-left} bytes more than planned")
+    while left:
+        extra = min(left - len(_EMPTY), _MOST_EXTRA)
+        if 0 < left - len(_EMPTY) - extra < len(_EMPTY):
+            extra -= len(_EMPTY)
+        left -= len(_EMPTY) + extra
+        yield _EMPTY[:10] + extra.to_bytes(2, "little") + bytes(extra) + _EMPTY[12:]
 
 
 def nginx_etag(mtime: int, size: int) -> str:

@@ -27,7 +27,11 @@ from benchmarks.scenarios import Scenario
 from benchmarks.task import Stream, Task
 
 GB = 1e9
-READER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "reader.py")
+_HERE = os.path.dirname(os.path.abspath(__file__))
+READER = os.path.join(_HERE, "reader.py")
+INFLATER = os.path.join(_HERE, "peers", "inflate.py")
+COMPRESSED = ".gz"
+"""End of a FIFO's name whose bytes the harness inflates, for a client that cannot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,14 +73,15 @@ def run_once(
 ) -> Run:
     """Measure one run. Raises ProcessFailed if the client fails, WrongBytes if it delivers wrong bytes."""
     shape = scenario.shape
+    inflated = shape.gzip and not client.inflates
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as directory:
         url = origin.urls[scenario.server]
         streams = [
             Stream(
                 bucket=shape.bucket(index),
                 keys=[shape.key(number) for number in range(shape.objects)],
-                size=shape.size,
-                fifo=client.fifo(directory, index),
+                size=shape.stored_size,
+                fifo=client.fifo(directory, index) + (COMPRESSED if inflated else ""),
             )
             for index in range(shape.buckets)
         ]
@@ -84,37 +89,63 @@ def run_once(
             url=url,
             ca_bundle=origin.ca_bundle if url.startswith("https:") else None,
             streams=streams,
+            gzip=shape.gzip,
             setting=client.setting_for(setting, shape.buckets),
         )
         options = json.dumps({"hash": hashed, "rate": scenario.reader_rate, "limit": scenario.limit})
         command = [sys.executable, "-I", "-S", READER, options]
         readers: list[Child] = []
+        inflaters: list[Child] = []
         try:
             readers.extend(Child("the reader", command, env=environment(directory)) for _ in streams)
             for reader in readers:
                 reader.line(deadline=time.monotonic() + 30)
             running = client.start(task, directory)
             try:
-                return _measure(running, task, readers, data, limit=scenario.limit)
+                if inflated:
+                    inflaters.extend(_inflater(stream) for stream in streams)
+                return _measure(running, task, readers, inflaters, data, limit=scenario.limit)
             except ProcessLookupError:
                 raise ProcessFailed(f"{client.name} ended early: {running.child.errors()}") from None
             finally:
                 running.close()
         finally:
-            for reader in readers:
-                reader.close(patience=1)
+            for child in (*readers, *inflaters):
+                child.close(patience=1)
 
 
-def _measure(running: Running, task: Task, readers: list[Child], data: DataSet, *, limit: float) -> Run:
+def _inflater(stream: Stream) -> Child:
+    """Start the program that inflates a client's stream into the FIFO of its reader."""
+    plain = stream.fifo.removesuffix(COMPRESSED)
+    os.mkfifo(plain)
+    command = [sys.executable, INFLATER, stream.fifo, plain]
+    made = Child("the inflater", command, env=environment(os.path.dirname(plain)))
+    made.line(deadline=time.monotonic() + 30)
+    return made
+
+
+def _measure(
+    running: Running,
+    task: Task,
+    readers: list[Child],
+    inflaters: list[Child],
+    data: DataSet,
+    *,
+    limit: float,
+) -> Run:
     pid = running.child.pid
     idle_rss = memory(pid)[0]
+    beside = sum(cpu_seconds(each.pid) for each in inflaters)
     cpu, started = cpu_seconds(pid), time.monotonic()
     for reader, stream in zip(readers, task.streams, strict=True):
-        reader.say(stream.fifo)
+        reader.say(stream.fifo.removesuffix(COMPRESSED))
+    for inflater in inflaters:
+        inflater.say("go")
     running.go()
     lines = wait_for_all(readers, beside=running.child, deadline=started + limit + 30)
     cpu = cpu_seconds(pid) - cpu
-    peak_rss = memory(pid)[1]
+    beside = sum(cpu_seconds(each.pid) for each in inflaters) - beside
+    peak_rss = memory(pid)[1] + sum(memory(each.pid)[1] for each in inflaters)
     report = running.after()
     answers = [json.loads(line) for line in lines]
     cut = any(answer["cut"] for answer in answers)
@@ -125,7 +156,7 @@ def _measure(running: Running, task: Task, readers: list[Child], data: DataSet, 
     return Run(
         seconds=max(answer["ended"] for answer in answers) - started,
         bytes=sum(answer["bytes"] for answer in answers),
-        cpu_seconds=report["cpu"] if running.whole_process else cpu,
+        cpu_seconds=beside + (report["cpu"] if running.whole_process else cpu),
         peak_rss=report["peak_rss"] if running.whole_process else peak_rss,
         idle_rss=None if running.whole_process else idle_rss,
         cut=cut,

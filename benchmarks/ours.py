@@ -13,7 +13,7 @@ import time
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from benchmarks.clients import ROOT, START_SECONDS, Client, Running, Setting, environment
 from benchmarks.process import Child
@@ -48,6 +48,7 @@ class Penstock(Client):
 
     always: Setting
     """Keys of every setting, such as a transport."""
+    inflates: ClassVar[bool] = True
 
     def unavailable(self) -> str | None:
         from sidecar.config.job import Job
@@ -83,6 +84,7 @@ class Penstock(Client):
         return {
             "InputDataConfig": [
                 {
+                    "CompressionType": "Gzip" if task.gzip else "None",
                     "ChannelName": os.path.basename(stream.fifo).removesuffix("_0"),
                     "DataSource": {
                         "S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": f"s3://{stream.bucket}/"}

@@ -64,6 +64,20 @@ SCENARIOS = {
         ),
         Scenario(name="tls", text="no limits, TLS", server="tls", shape=_BIG),
         Scenario(
+            name="tls-8",
+            text="8 streams at once into 8 FIFOs, no limits, TLS",
+            server="tls",
+            shape=Shape("eight", 8, 1, 256 * MIB),
+            settings_from="tls",
+        ),
+        Scenario(
+            name="gzip",
+            text="compressed objects, inflated into the FIFO; no limits, plain HTTP",
+            server="fast",
+            shape=Shape("gzip", 1, 8, 256 * MIB, gzip=True),
+            settings_from="fast",
+        ),
+        Scenario(
             name="small",
             text="small objects at 25 ms to the first byte, plain HTTP",
             server="paced",

@@ -25,6 +25,8 @@ class Task:
     ca_bundle: str | None
     """PEM file that verifies an https endpoint."""
     streams: list[Stream]
+    gzip: bool = False
+    """Whether the objects are compressed, and their inflated bytes are wanted."""
     setting: dict[str, Any]
     """Setting of the client, such as the number of requests in flight; the keys are the client's own."""
 
