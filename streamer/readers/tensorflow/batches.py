@@ -1,19 +1,25 @@
 """Divides the records of an epoch into the steps of a dataset, with `batch_size` into batches.
 
-    blocks of records -> rows of a matrix -> prefetch, unbatch -> elements                  (one row a batch)
-                                                            '--> batch, reshape -> elements (several rows)
+    blocks of records -> rows of a matrix -> prefetch, unbatch -> elements                        (one row)
+                    |                                    '--> batch, reshape -> elements      (several rows)
+                    '--> a batch -> prefetch, filter -> elements                                     (whole)
 
-A batch of at most `ONE_ROW_BYTES`, or of a few records, is one row. TensorFlow has no work for single
-records, but a few batches wait at a time. With larger batches that is more memory than glibc keeps
-(`streamer.readers.tensorflow.memory`), and each batch costs page faults. So a larger batch is several rows
-with equal numbers of records, each of about `ROW_BYTES`, and TensorFlow's `batch` makes one batch of them.
+A batch of less than `WHOLE_BYTES`, or of at most `FEW` records, is one row, so that many batches share the
+cost of a step. But `unbatch` copies every record, because TensorFlow moves strings only out of memory that it
+has allocated, and a step's arrays are NumPy's. So a larger batch is a step of its own. TensorFlow takes it as
+it is, and `filter` drops the steps without records.
+
+Such a batch is in memory up to four times: as bytes objects and as strings while it is made, waiting, and at
+the consumer. So a batch of more than `LARGE_BYTES` is several rows with equal numbers of records, each of
+about `ROW_BYTES`, and TensorFlow's `batch` makes one batch of them.
 
 The mean size of a block's records decides, at the first block and then between two batches. Each decision
 begins a layout (`streamer.readers.tensorflow.steps`). At the end of an epoch, empty strings complete the last
 batch, and the number of records in each row restores its length. So TensorFlow receives only complete
 batches, and drops an incomplete one when the end of the epoch is not proven.
 
-At most `AHEAD` steps wait for the consumer. A step has one block and less than one row more.
+At most `AHEAD` steps of rows, or one whole batch, wait for the consumer. A step of rows has one block and
+less than one row more.
 """
 
 from __future__ import annotations
@@ -39,15 +45,19 @@ if TYPE_CHECKING:
     from streamer.readers.tensorflow.steps import Step, Steps
 
 AHEAD = 2
-"""Steps that may wait between the reader and the consumer."""
-ONE_ROW_BYTES = 32 * MIB
-"""Most bytes of a row, unless that is one record; a batch up to this size is one row."""
+"""Steps of rows that may wait between the reader and the consumer."""
+FEW = 64
+"""Records of a batch up to which it is one row: each dataset around `unbatch` costs time for every batch."""
+WHOLE_BYTES = 4 * MIB
+"""Least bytes of a batch that is a step of its own."""
+LARGE_BYTES = 128 * MIB
+"""Most bytes of a row, unless that is one record; a larger batch is several rows."""
 ROW_BYTES = 512 * KIB
 """Bytes of a row, if a batch has several."""
 WIDER = 4
-"""Factor by which a wider row must be better than the current one; a narrower row is taken at once."""
-_ONE_ROW, _SEVERAL = range(2)
-"""Layouts of a dataset with `batch_size`: one row a batch, or several."""
+"""Factor by which records must change before a row becomes wider, or a limit is crossed back."""
+_ONE_ROW, _SEVERAL, _WHOLE = range(3)
+"""Layouts of a dataset with `batch_size`: one row a batch, several rows a batch, one step a batch."""
 
 
 def elements(
@@ -58,11 +68,18 @@ def elements(
     `make` returns `record_steps`, or `batch_steps` if there is a `batch_size`.
     """
     records = tf.TensorSpec([None], tf.string)
-    after = (records,) if positions else ()
+    position = tf.TensorSpec([], tf.string)
     full = batch_size if drop_remainder else None
 
     def ahead(steps: tf.data.Dataset) -> tf.data.Dataset:
         return steps.prefetch(AHEAD).unbatch()
+
+    def whole(steps: tf.data.Dataset) -> tf.data.Dataset:
+        batches = steps.prefetch(1).filter(lambda records, *_: tf.size(records) > 0)
+        spec = tf.TensorSpec([full], tf.string)  # states the length, without a copy of the batch
+        return tf.data.experimental.from_variant(
+            tf.data.experimental.to_variant(batches), (spec, position) if positions else spec
+        )
 
     def join(records: Any, counts: Any, *after: Any) -> Any:
         batch = tf.reshape(records, [-1 if full is None else full])
@@ -70,18 +87,22 @@ def elements(
             batch = batch[: tf.reduce_sum(counts)]
         return (batch, after[0][-1]) if after else batch
 
+    def signature(*arrays: tf.TensorSpec, after: tf.TensorSpec = records) -> tuple[tf.TensorSpec, ...]:
+        return (*arrays, after) if positions else arrays
+
     if batch_size is None:
         # Outside of the layouts, because each dataset around `unbatch` costs time for every element.
-        return ahead(stepped(make, [Layout((records, *after), lambda steps, _: steps)]))
-    one = tf.TensorSpec([None, full], tf.string), *after
-    if _always_one_row(batch_size):
-        return ahead(stepped(make, [Layout(one, lambda steps, _: steps)]))
-    several = tf.TensorSpec([None, None], tf.string), tf.TensorSpec([None], tf.int64), *after
+        return ahead(stepped(make, [Layout(signature(records), lambda steps, _: steps)]))
+    matrix = signature(tf.TensorSpec([None, full], tf.string))
+    if batch_size <= FEW:
+        return ahead(stepped(make, [Layout(matrix, lambda steps, _: steps)]))
+    several = signature(tf.TensorSpec([None, None], tf.string), tf.TensorSpec([None], tf.int64))
     return stepped(
         make,
         [
-            Layout(one, lambda steps, _: ahead(steps)),
+            Layout(matrix, lambda steps, _: ahead(steps)),
             Layout(several, lambda steps, rows: ahead(steps).batch(rows, drop_remainder=True).map(join)),
+            Layout(signature(records, after=position), lambda steps, _: whole(steps)),
         ],
     )
 
@@ -96,84 +117,109 @@ def record_steps(blocks: Iterator[list[bytes]], cursor: EpochCursor | None) -> S
 def batch_steps(
     blocks: Iterator[list[bytes]], batch_size: int, *, drop_remainder: bool, cursor: EpochCursor | None
 ) -> Steps:
-    """Yield steps of rows; the last row of a batch has its position."""
+    """Yield steps of batches or of rows; the last row of a batch has its position."""
     rows = _Rows(batch_size, cursor)
     kept: list[bytes] = []
     started = time.monotonic()
     for block in _uninterrupted(blocks):
-        records = kept + block
-        width = rows.best_width(block)
-        if width != rows.width and rows.due <= len(records):
+        kept += block
+        layout = rows.best_layout(block)
+        if layout != rows.layout and rows.due <= len(kept):
             if rows.due:
                 due = rows.due
-                yield rows.step(records[:due], left=len(records) - due)
-                records = records[due:]
-            yield rows.begin(width)
-        whole = len(records) - len(records) % rows.width
-        kept = records[whole:]
+                yield from rows.steps(kept[:due], left=len(kept) - due)
+                kept = kept[due:]
+            yield rows.begin(layout)
+        whole = len(kept) - len(kept) % rows.width
         if block and not whole and time.monotonic() - started < PATIENCE_S:
             continue  # a row of several blocks needs one step only, if they come soon
-        yield rows.step(records[:whole], left=len(kept))
+        records, kept = kept[:whole], kept[whole:]
+        yield from rows.steps(records, left=len(kept))
         started = time.monotonic()
     if not drop_remainder and (kept or rows.due):
         yield rows.last_step(kept)
 
 
 class _Rows:
-    """The rows of the current layout."""
+    """The rows of the current layout; in the layout `_WHOLE` a row is a step."""
 
     def __init__(self, batch_size: int, cursor: EpochCursor | None) -> None:
         self._batch_size = batch_size
         self._cursor = cursor
-        self.width = batch_size
-        """Records of a row."""
+        self.layout = NewLayout(_ONE_ROW, 1)
         self.due = 0
         """Records until the end of the batch that has begun; 0 between two batches."""
 
-    def best_width(self, block: list[bytes]) -> int:
-        """Return the width for records such as those of `block`; the current one if no other is better."""
-        size = self._batch_size
-        whole = self.width == size
-        if not block or _always_one_row(size) or (whole and size * BLOCK_BYTES <= len(block) * ONE_ROW_BYTES):
-            return self.width  # found without the sum, which takes long for small records
+    @property
+    def width(self) -> int:
+        """Records of a row."""
+        return self._batch_size // self.layout.rows
+
+    def best_layout(self, block: list[bytes]) -> NewLayout:
+        """Return the layout for records such as those of `block`; the current one if no other is better."""
+        size, now = self._batch_size, self.layout
+        small = now.layout == _ONE_ROW and size * BLOCK_BYTES < len(block) * WHOLE_BYTES
+        if not block or size <= FEW or small:
+            return now  # found without the sum, which takes long for small records
         mean = sum(map(len, block)) / len(block)
-        best = size
-        if size * mean > ONE_ROW_BYTES:
-            widths = [width for width in _divisors(size) if width == 1 or width * mean <= ONE_ROW_BYTES]
-            best = min(widths, key=lambda width: abs(math.log(width * mean / ROW_BYTES)))
-        return best if best < self.width or best >= WIDER * self.width else self.width
+        most = LARGE_BYTES / WIDER if now.layout == _SEVERAL else LARGE_BYTES
+        if size * mean > most:
+            widths = [width for width in _divisors(size) if width == 1 or width * mean <= LARGE_BYTES]
+            width = min(widths, key=lambda width: abs(math.log(width * mean / ROW_BYTES)))
+            better = width < self.width or width >= WIDER * self.width
+            return NewLayout(_SEVERAL, size // width) if better else now
+        least = WHOLE_BYTES / WIDER if now.layout == _WHOLE else WHOLE_BYTES
+        return NewLayout(_WHOLE if size * mean >= least else _ONE_ROW, 1)
 
-    def begin(self, width: int) -> NewLayout:
-        """Begin rows of `width` records, between two batches."""
-        self.width = width
-        rows = self._batch_size // width
-        return NewLayout(_ONE_ROW if rows == 1 else _SEVERAL, rows)
+    def begin(self, layout: NewLayout) -> NewLayout:
+        """Begin the rows of `layout`, between two batches."""
+        self.layout = layout
+        return layout
 
-    def step(self, records: list[bytes], *, left: int) -> Step:
-        """Return a step of whole rows. `left`: number of further records in the last block."""
-        ends = range((self.due or self._batch_size), len(records) + 1, self._batch_size)
-        lefts = [left + len(records) - end for end in ends]
-        self.due = (self.due - len(records)) % self._batch_size
-        rows = len(records) // self.width
+    def steps(self, records: list[bytes], *, left: int) -> Iterator[Step]:
+        """Yield whole rows: each as a step, with which they leave the list, or all as one.
+
+        `left`: number of further records in the last block.
+        """
+        size, total = self._batch_size, left + len(records)
+        if self.layout.layout == _WHOLE:
+            if not records:
+                yield self._whole([], None)
+            while records:
+                # Nothing here keeps the records of a step, so they are freed when TensorFlow has copied them.
+                yield self._whole(_taken(records, size), left + len(records))
+            return
+        ends = range((self.due or size), len(records) + 1, size)
+        self.due = (self.due - len(records)) % size
         last = [end // self.width - 1 for end in ends]
-        return self._arrays(records, self.width, [self.width] * rows, last, lefts)
+        counts = [self.width] * (len(records) // self.width)
+        yield self._matrix(records, self.width, counts, last, [total - end for end in ends])
 
     def last_step(self, records: list[bytes]) -> Step:
         """Return the step that completes the epoch's last batch with `records` and empty strings."""
-        if self.width == self._batch_size:
-            return self._arrays(records, len(records), [], [0], [0])
+        if self.layout.layout == _WHOLE:
+            return self._whole(records, 0)
+        if self.layout.layout == _ONE_ROW:
+            return self._matrix(records, len(records), [], [0], [0])
         due = self.due or self._batch_size
         rows = due // self.width
         counts = [len(records)] + [0] * (rows - 1)
-        return self._arrays(records + [b""] * (due - len(records)), self.width, counts, [rows - 1], [0])
+        return self._matrix(records + [b""] * (due - len(records)), self.width, counts, [rows - 1], [0])
 
-    def _arrays(
+    def _whole(self, batch: list[bytes], left: int | None) -> Step:
+        """`left`: number of records of the block after the batch; None without a batch."""
+        if self._cursor is None:
+            return (_vector(batch),)
+        after = [b""] if left is None else self._cursor.positions([left])
+        return _vector(batch), np.array(after[0], dtype=object)
+
+    def _matrix(
         self, records: list[bytes], width: int, counts: list[int], ends: list[int], lefts: list[int]
     ) -> Step:
         """`ends`: last rows of batches. `lefts`: number of records of the block after each of them."""
         matrix = _vector(records).reshape(-1, width)
         arrays: Step = (matrix,)
-        if self.width < self._batch_size:
+        if self.layout.layout == _SEVERAL:
             arrays += (np.array(counts, np.int64),)
         if self._cursor is not None:
             after = np.full(len(matrix), b"", dtype=object)
@@ -183,9 +229,11 @@ class _Rows:
         return arrays
 
 
-def _always_one_row(batch_size: int) -> bool:
-    """Return whether a batch has so few records that only records of more than a row make it large."""
-    return batch_size * ROW_BYTES <= ONE_ROW_BYTES
+def _taken(records: list[bytes], count: int) -> list[bytes]:
+    """Remove the first `count` records from the list and return them."""
+    first = records[:count]
+    del records[:count]
+    return first
 
 
 @functools.lru_cache(maxsize=16)
