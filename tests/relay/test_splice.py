@@ -22,6 +22,7 @@ from streamer.s3.client.session import open_clients
 from streamer.s3.http import body
 from streamer.s3.http.poller import FairPoller
 from streamer.s3.http.pool import ConnectionPool
+from streamer.s3.http.response import ResponseReader
 from streamer.s3.http_source import why_not, why_not_splice
 from tests.kit.faults import resets_after
 from tests.kit.harness import MORE_THAN_A_FIFO, Running, fill, running_channel
@@ -115,6 +116,40 @@ async def test_an_idle_connection_closes_when_the_server_says_anything(said: byt
     other.close()
     (await arrived.get()).close()
     poller.close()
+    server.close()
+    await server.wait_closed()
+
+
+class CountingPoller(FairPoller):
+    """Counts how often it reports a socket."""
+
+    reports = 0
+
+    def add(self, fd: int, on_readable: Callable[[], None]) -> None:
+        def report() -> None:
+            self.reports += 1
+            on_readable()
+
+        super().add(fd, report)
+
+
+async def test_a_body_that_nobody_takes_leaves_the_event_loop_idle() -> None:
+    """As while the FIFO is full and the trainer compiles its model for minutes."""
+
+    def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 206 Partial Content\r\nContent-Length: 9\r\n\r\n123456789")
+
+    server = await asyncio.start_server(answer, "127.0.0.1")
+    with contextlib.closing(CountingPoller()) as poller:
+        pool = ConnectionPool("127.0.0.1", server.sockets[0].getsockname()[1], poller)
+        connection = await pool.take(ErrorContext())
+        reader = ResponseReader(connection, ErrorContext(), within=60, stall_timeout=60)
+        assert (await reader.header()).status == 206
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert poller.reports <= 2
+        reader.release()
+        connection.close()
     server.close()
     await server.wait_closed()
 

@@ -202,6 +202,7 @@ class ResponseReader:
 
     def _on_readable(self, step: Callable[[], bool], done: asyncio.Future[bool]) -> None:
         if done.done():
+            self._connection.pause()  # bytes of the body that nobody takes yet would be reported for ever
             return
         try:
             while not step():
