@@ -139,7 +139,7 @@ class IndexFile:
 
 def _every(stride: int) -> str:
     """Return a stride in words."""
-    return "every record" if stride == 1 else f"every {stride}th record"
+    return "every record" if stride == 1 else f"1 record of {stride}"
 
 
 def _present(index: RecordIndex, name: int) -> IndexedObject:

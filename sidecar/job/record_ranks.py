@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import shlex
 from array import array
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -129,22 +130,21 @@ async def _checked(index: RecordIndex, plan: Plan, access: Access) -> IndexedRec
 
 def index_of(channel: ChannelConfig, folder: str, memory: PlanMemory) -> RecordIndex:
     """Return the channel's index of every record, from this folder. Raises ConfigError, SinkError."""
-    name = channel.channel_name
+    name, framing = channel.channel_name, channel.penstock.framing
     path = index_path(folder, name)
-    build = f"penstock index build -c JOB --to {folder} --channel {name} --every 1"
+    build = f"penstock index build -c JOB --to {shlex.quote(folder)} --channel {name} --every 1 --format"
     with contextlib.suppress(OSError):
         memory.count(0, TAKEN * os.stat(path).st_size)
-    index = read_index(path, named_by="Ranks.Index", build=build)
-    if index.stride != 1:
-        raise ConfigError(
-            f"the record index {path} has every {index.stride}th record, and Ranks with a batch need every "
-            f"one; remove it and run `{build}`"
-        )
-    framing = channel.penstock.framing
+    index = read_index(path, named_by="Ranks.Index", build=f"{build} {framing or 'FORMAT'}")
     if framing is not None and framing != str(index.format):
         raise ConfigError(
             f"the record index {path} is of {index.format}, and channel {name!r} has Framing: {framing}; "
             "correct one of the two"
+        )
+    if index.stride != 1:
+        raise ConfigError(
+            f"the record index {path} has 1 record of {index.stride}, and Ranks with a batch need every one; "
+            f"remove {path} and run `{build} {index.format}`"
         )
     return index
 

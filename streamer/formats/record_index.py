@@ -115,7 +115,7 @@ class RecordIndex:
         return map(self._row, self._rows.values())
 
     def __repr__(self) -> str:
-        return f"<RecordIndex of {len(self)} objects, {self.format}, every {self.stride}th record>"
+        return f"<RecordIndex of {len(self)} objects, {self.format}, 1 record of {self.stride}>"
 
     @property
     def replaced(self) -> int:

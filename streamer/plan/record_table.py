@@ -78,7 +78,7 @@ class IndexedRecords:
         does not have every record. Takes 50 nanoseconds a record.
         """
         if index.stride != 1:
-            raise ValueError(f"the index has every {index.stride}th record")
+            raise ValueError(f"the index has 1 record of {index.stride}")
         self.record_format = str(index.format)
         self.mark = END_MARK if index.format.kind == "tar" else b""
         self.counts, self._first, self._ends = array("Q"), array("Q"), array("Q")

@@ -96,7 +96,7 @@ def test_every_record_may_be_indexed(stub: S3Stub, tmp_path: Path) -> None:
         stub.objects["b/train/1"] = RECORDS[7] + RECORDS[8]
         build(path, folder)
     assert (
-        "has every record, and not of TFRecord with every 256th record"
+        "has every record, and not of TFRecord with 1 record of 256"
         in build(path, folder, "--every", "256", code=2).stderr
     )
 
@@ -256,7 +256,7 @@ def test_an_index_of_another_time_or_place_is_refused(stub: S3Stub, tmp_path: Pa
     assert not folder.exists()
     build(path, folder, "--format", "TFRecord")
     done = build(path, folder, "--format", "lines", code=2)
-    assert "is of TFRecord and has every 256th record, and not of lines" in done.stderr
+    assert "is of TFRecord and has 1 record of 256, and not of lines" in done.stderr
     stub.objects["b/train/3"] = RECORDS[0]
     done = verify(path, folder, code=6)
     remedy = "the object is not in the record index; build the record index again"

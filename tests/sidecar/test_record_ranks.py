@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -265,18 +266,21 @@ def test_an_index_that_does_not_fit_is_an_error_by_name(stub: S3Stub, tmp_path: 
     document = divided(stub, tmp_path, Count=2, Batch=2)
     path = write_job(tmp_path / "job.yaml", document)
     file = tmp_path / "index" / "train.index"
-    build = f"penstock index build -c JOB --to {tmp_path / 'index'} --channel train --every 1"
+    build = f"penstock index build -c JOB --to {tmp_path / 'index'} --channel train --every 1 --format"
     assert (
         f"FAILURE  index train        there is no record index {file}"
         in penstock("doctor", "-c", path).stdout
     )
     stub.listings.clear()
-    refused(path, 2, f"there is no record index {file}: make it by `{build}`, or correct Ranks.Index")
+    refused(path, 2, f"there is no record index {file}: make it by `{build} FORMAT`, or correct Ranks.Index")
     assert stub.listings == [], "it is refused before the listing"
     index(path, tmp_path, every="256")
-    refused(path, 2, f"{file} has every 256th record, and Ranks with a batch need every one")
+    advice = f"remove {file} and run `{build} TFRecord`"
+    refused(path, 2, f"{file} has 1 record of 256, and Ranks with a batch need every one; {advice}")
     file.unlink()
-    index(path, tmp_path)
+    done = penstock(*shlex.split(f"{build} TFRecord".replace("JOB", path))[1:])
+    assert done.returncode == 0, done.stderr
+    assert penstock("plan", "-c", path).returncode == 0, "the command of the text makes the index"
 
     extras = document["InputDataConfig"][0]["Penstock"]
     extras |= {"WhenFailed": "poison", "Framing": "RecordIO"}
@@ -285,6 +289,9 @@ def test_an_index_that_does_not_fit_is_an_error_by_name(stub: S3Stub, tmp_path: 
         2,
         f"{file} is of TFRecord, and channel 'train' has Framing: RecordIO",
     )
+    file.unlink()
+    refused(path, 2, f"make it by `{build} RecordIO`")
+    index(path, tmp_path)
     del extras["WhenFailed"], extras["Framing"]
     write_job(Path(path), document)
 
