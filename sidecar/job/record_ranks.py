@@ -134,7 +134,7 @@ def index_of(channel: ChannelConfig, folder: str, memory: PlanMemory) -> RecordI
     path = index_path(folder, name)
     build = f"penstock index build -c JOB --to {shlex.quote(folder)} --channel {name} --every 1 --format"
     with contextlib.suppress(OSError):
-        memory.count(0, TAKEN * os.stat(path).st_size)
+        memory.count_index(path, TAKEN * os.stat(path).st_size)
     index = read_index(path, named_by="Ranks.Index", build=f"{build} {framing or 'FORMAT'}")
     if framing is not None and framing != str(index.format):
         raise ConfigError(

@@ -18,8 +18,10 @@ from typing import Any
 import pytest
 
 from sidecar.job.index_file import read_index
+from streamer.errors import ConfigError
 from streamer.formats import tfrecord
 from streamer.formats.record_index import RecordIndex, block
+from streamer.s3.catalog.validation import PlanMemory
 from tests.kit.pipes import read_all
 from tests.kit.processes import job, penstock, sidecar, write_job
 from tests.kit.stub import S3Stub
@@ -321,6 +323,29 @@ def test_an_index_that_does_not_fit_is_an_error_by_name(stub: S3Stub, tmp_path: 
         refused(path, 8, "s3://b/train/2")
     file.write_bytes(b"no index")
     refused(path, 7, "cannot be read as a record index")
+
+
+def test_an_index_too_large_for_memory_is_named(stub: S3Stub, tmp_path: Path) -> None:
+    """The file is sparse, and no byte of it is read."""
+    uneven(stub)
+    path = write_job(tmp_path / "job.yaml", divided(stub, tmp_path, Count=2, Batch=2))
+    index(path, tmp_path)
+    file = tmp_path / "index" / "train.index"
+    os.truncate(file, 4 << 40)
+    refused(path, 2, f"the record index {file} takes 8 TiB of memory while it is read, and plans may use ")
+    refused(path, 2, "run `penstock index build` again, which leaves the rows of other objects out")
+    doctor = penstock("doctor", "-c", path).stdout
+    assert f"FAILURE  index train        the record index {file} takes 8 TiB of memory" in doctor
+
+
+def test_objects_and_an_index_that_fill_the_memory_are_both_named() -> None:
+    memory = PlanMemory(4 << 20)
+    memory.count_index("i/train.index", 3 << 20)
+    with pytest.raises(ConfigError, match=r"i/b.index takes 2 MiB .* may use 1 MiB more, of 4 MiB, half"):
+        memory.count_index("i/b.index", 2 << 20)
+    memory.count(7, 1 << 20)
+    with pytest.raises(ConfigError, match="8 objects so far, and their names and 3 MiB of record indexes"):
+        memory.count(1, 1)
 
 
 def test_a_last_line_without_an_end_is_refused(stub: S3Stub, tmp_path: Path) -> None:

@@ -82,6 +82,7 @@ class PlanMemory:
         self._limit = limit
         self._bytes = 0
         self._objects = 0
+        self._index_bytes = 0
 
     @property
     def objects(self) -> int:
@@ -97,11 +98,28 @@ class PlanMemory:
         self._objects += objects
         self._bytes += size
         if size > 0 and self._bytes > self._limit:
+            indexes = f" and {human_bytes(self._index_bytes)} of record indexes" if self._index_bytes else ""
             raise ConfigError(
-                f"the plan has {self._objects} objects so far, and their names fill "
+                f"the plan has {self._objects} objects so far, and their names{indexes} fill "
                 f"{human_bytes(self._limit)}, half of the memory that this process may use; narrow S3Uri, or "
                 "raise the container's memory limit"
             )
+
+    def count_index(self, path: str, size: int) -> None:
+        """Add a record index. `size`: bytes that it takes while it is read.
+
+        Raises ConfigError if less memory is left.
+        """
+        left = max(0, self._limit - self._bytes)
+        if size > left:
+            raise ConfigError(
+                f"the record index {path} takes {human_bytes(size)} of memory while it is read, and plans "
+                f"may use {human_bytes(left)} more, of {human_bytes(self._limit)}, half of the memory that "
+                "this process may use; raise the container's memory limit, or narrow S3Uri and run "
+                "`penstock index build` again, which leaves the rows of other objects out"
+            )
+        self._index_bytes += size
+        self._bytes += size
 
 
 class PlanClaim:
