@@ -27,6 +27,8 @@ MOST_RANKS = 64
 """Most rank FIFOs of a channel on one host."""
 LARGEST_BATCH = 1 << 20
 """Most records of one rank in a batch; a higher number is a mistake, and takes minutes to repeat records."""
+LARGEST_BLOCK = 1 << 40
+"""Most bytes of a block: 1 TiB."""
 SELECTING_FILES = ("Include", "Exclude", "Limit")
 """Keys that select objects in File mode too."""
 SELECTING = (*SELECTING_FILES, "AlsoFrom")
@@ -92,13 +94,14 @@ class RanksConfig(Model):
     """Folder of the record index."""
     record_size: Annotated[ByteSize, Field(gt=0)] | None = None
     """Bytes of every record, if all have one size. They need no index."""
-    block: Annotated[ByteSize, Field(gt=0)] | None = None
+    block: Annotated[ByteSize, Field(gt=0, le=LARGEST_BLOCK)] | None = None
     """Bytes of a block, which the shuffle keeps together. Unset: 1 MiB."""
 
     @model_validator(mode="after")
     def _by_record_or_not(self) -> Self:
         if not self.by_record:
-            if idle := sorted(self.model_fields_set - {"count"}):
+            given = (name for name in self.model_fields_set if getattr(self, name) is not None)
+            if idle := sorted({*given} - {"count"}):
                 key = type(self).model_fields[idle[0]].alias
                 raise ValueError(f"{key} has no meaning without Batch or GlobalBatch; add one of these")
             return self
@@ -109,7 +112,12 @@ class RanksConfig(Model):
                 f"GlobalBatch {self.global_batch} cannot be divided over {self.count} ranks in equal slices; "
                 "make it a multiple of Count times the hosts"
             )
-        if (self.index is None) == (self.record_size is None):
+        if self.index is not None and self.record_size is not None:
+            raise ValueError(
+                "Index and RecordSize exclude each other; remove RecordSize, or, if all records have that "
+                "size, Index"
+            )
+        if self.index is None and self.record_size is None:
             raise ValueError(
                 "needs either Index, the folder that `penstock index build --every 1` has written, or "
                 "RecordSize, if all records have one size"

@@ -33,6 +33,7 @@ _ADVICE = {
     "Include": 'write globs in quotes, such as ["*.tar"]',
     "Exclude": 'write globs in quotes, such as ["*.crc"]',
     "Limit": "write {Objects: 1000} or {Bytes: 10GB}",
+    "Block": "write a size from 1 B to 1 TiB, such as 4MiB",
     "HedgeBudget": "write a share between 0 and 1, such as 0.05",
 }
 """By key, the form of its value."""
