@@ -20,7 +20,7 @@ from sidecar.doctor.machine import Finding
 from sidecar.doctor.object_checks import etags_differ, read_checks
 from sidecar.doctor.remedies import failed
 from sidecar.job.channels import transport_spec
-from sidecar.job.endmarks import JOIN_ADVICE, unjoined_keys
+from sidecar.job.endmarks import end_mark_advice, unjoined_keys
 from sidecar.job.listings import job_pages
 from sidecar.job.strays import channel_advice
 from sidecar.process.exits import Exit
@@ -79,7 +79,7 @@ async def storage(job: Job, clients: Clients) -> AsyncIterator[Finding]:
                     join := unjoined_keys(channel, (ref.key for ref in refs))
                 ):
                     text = f"objects of the format {join}, which ends with a mark, one after the other"
-                    fix = JOIN_ADVICE.format(join)
+                    fix = end_mark_advice(channel, join)
                     yield Finding(f"end marks {channel.channel_name}", "warning", text, fix)
                 if (warning := etags_differ(channel.channel_name, refs)) is not None:
                     yield warning

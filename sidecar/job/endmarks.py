@@ -21,10 +21,15 @@ SUFFIXES: dict[Join, tuple[str, ...]] = {
 }
 MOST_KEYS = 1000
 """Most keys of a channel that are compared with the suffixes."""
-JOIN_ADVICE = (
-    "programs that know the format stop at the first end mark and report success; add "
-    "Penstock: {{Join: {0}}} to the channel, or read it with Penstock's own readers"
-)
+
+
+def end_mark_advice(channel: ChannelConfig, join: Join) -> str:
+    """Return advice for a channel whose objects of this format have end marks."""
+    stops = "programs that know the format stop at the first end mark and report success"
+    own_readers = "Penstock's own readers, which read on"
+    if channel.penstock.by_record is not None:  # such a channel can have no Join
+        return f"{stops}; read the channel with {own_readers}"
+    return f"{stops}; add Penstock: {{Join: {join}}} to the channel, or read it with {own_readers}"
 
 
 def unjoined(channel: ChannelConfig, plan: Plan) -> Join | None:

@@ -6,7 +6,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
-from sidecar.job.endmarks import JOIN_ADVICE, unjoined
+from sidecar.job.endmarks import end_mark_advice, unjoined
 from sidecar.job.planned import figures_by_record
 from sidecar.job.strays import channel_advice, warn_of_strays
 from sidecar.observe.state import PlanningStep
@@ -112,4 +112,9 @@ class PlanningLog:
         if (join := unjoined(self._channel, whole)) is None:
             return
         self._state.unjoined |= dict.fromkeys(self._state.job.fifos(self._channel), join)
-        log.warning("objects carry end marks", channel=self._name, format=join, do=JOIN_ADVICE.format(join))
+        log.warning(
+            "objects carry end marks",
+            channel=self._name,
+            format=join,
+            do=end_mark_advice(self._channel, join),
+        )

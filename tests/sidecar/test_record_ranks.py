@@ -223,6 +223,25 @@ def test_ranks_of_every_record_format(stub: S3Stub, tmp_path: Path, kind: str) -
     assert done.stdout == due
 
 
+def test_the_warning_of_end_marks_names_no_key_that_the_job_file_refuses(
+    stub: S3Stub, tmp_path: Path
+) -> None:
+    """`Join` and ranks by record exclude each other."""
+    stub.objects |= {f"b/train/{number}.tar": made("tar", [b"a", b"b"]) for number in range(2)}
+    path = write_job(tmp_path / "job.yaml", divided(stub, tmp_path, Count=2, Batch=1))
+    index(path, tmp_path, kind="tar")
+    advice = "read the channel with Penstock's own readers"
+    with sidecar(path) as running:
+        warning = running.wait_for("objects carry end marks", channel="train", format="tar")
+        assert advice in warning["do"]
+        assert "Join" not in warning["do"]
+        assert running.end() == 0
+    report = json.loads(penstock("doctor", "--json", "-c", path).stdout)
+    (fix,) = (each["fix"] for each in report["findings"] if each["check"] == "end marks train")
+    assert advice in fix
+    assert "Join" not in fix
+
+
 def test_plan_shows_what_each_rank_gets(stub: S3Stub, tmp_path: Path) -> None:
     uneven(stub)
     path = write_job(tmp_path / "job.yaml", shuffled(divided(stub, tmp_path, Count=4, GlobalBatch=GLOBAL)))
