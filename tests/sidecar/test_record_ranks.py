@@ -446,11 +446,12 @@ def test_an_object_that_is_replaced_later_fails_the_epoch_by_name(stub: S3Stub, 
         stub.objects["b/train/2"] = stub.objects["b/train/2"][::-1]
         data = tmp_path / "ml" / "input" / "data"
         command = " && ".join(f"cat {data}/train-0_{epoch} > {tmp_path}/{epoch}" for epoch in range(4))
-        with subprocess.Popen(["sh", "-c", f"exec 2> /dev/null; {command}"]) as trainer:
+        shell = ["sh", "-c", f"exec 2> /dev/null; {command}"]
+        with subprocess.Popen(shell, start_new_session=True) as trainer:
             failed = running.wait_for("epoch failed", channel="train-0")
             assert (failed["bucket"], failed["key"]) == ("b", "train/2")
             running.end()
-            trainer.wait()
+            os.killpg(trainer.pid, signal.SIGKILL)  # it may wait in the next FIFO, whose name is gone
     order = [record for each in records for record in each]
     due = b"".join(b"".join(order[first : first + GLOBAL // 2]) for first in range(0, len(order), GLOBAL))
     read = (tmp_path / str(failed["epoch"])).read_bytes()
