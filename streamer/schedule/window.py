@@ -91,7 +91,9 @@ class Window:
         """
         admitted = []
         while (part := self._peek()) is not None:
-            if part.epoch > self.last_epoch or self._too_early() or not self.quota.may_request():
+            if part.epoch > self.last_epoch or not self.quota.may_request():
+                break
+            if self.quota.requests_in_flight >= self._requests_limit:
                 break
             reserved_bytes = self._reserve(part)
             if self._too_far_ahead(part, reserved_bytes):
@@ -109,16 +111,17 @@ class Window:
             self._next = None
         return admitted
 
-    def _too_early(self) -> bool:
-        """Return whether a further request would delay the first byte of the stream."""
-        quota = self.quota
-        return not self.begun and quota.active and quota.requests_in_flight >= FIRST_REQUESTS
+    @property
+    def _requests_limit(self) -> int:
+        """Maximum requests in flight; fewer while others would delay the first byte of the stream."""
+        limit = self.quota.requests_limit
+        return limit if self.begun or not self.quota.active else min(limit, FIRST_REQUESTS)
 
     def _requests_for(self, part: Part) -> int:
         """Return how many requests a part that is admitted now may have in flight."""
         if part.requests == 1:
             return 1
-        free = self.quota.requests_limit - self.quota.requests_in_flight
+        free = self._requests_limit - self.quota.requests_in_flight
         return max(1, min(part.requests, MOST_REQUESTS_EACH, free))
 
     def _peek(self) -> Part | None:
