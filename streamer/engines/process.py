@@ -236,7 +236,7 @@ class EngineProcess:
             span.close()
             report = span.report()
             if isinstance(error, LeftToParent):
-                del report.requests[error.kind]
+                report.requests.pop(error.kind, None)  # an earlier report may have it
                 report.errors.clear()
             packed = None if error is None else pack_error(error)
             self._link.send(("ended", number, span.written, packed, pack_report(report)))

@@ -164,7 +164,7 @@ class ServedSpan:
         try:
             await fetch.run()
         except SourceError as error:
-            fetch.error = error
+            fetch.error, self._at_once = error, 0  # no later part can be written
             if self._fetches[0].stage.ready:
                 self._open(None)  # the parent must take the literals before the missing byte
         self._running -= 1

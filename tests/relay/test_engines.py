@@ -13,14 +13,17 @@ import pytest
 from aiohttp import web
 
 from streamer.engines.engine import EngineSettings, running
+from streamer.engines.served_span import ServedSpan
 from streamer.engines.source import EngineSource
-from streamer.errors import SinkError
-from streamer.plan import Arrangement, Span, cut
-from streamer.s3.ranges import RangeRequest
+from streamer.errors import Denied, SinkError
+from streamer.plan import Arrangement, ObjectRef, Part, Span, cut
+from streamer.relay.staging.buffers import BufferPool
+from streamer.retry import RetryPolicy
+from streamer.s3.ranges import Body, Phase, RangeRequest, RequestReport
 from streamer.units import KIB, MIB
 from tests.kit.harness import Running, fill, running_channel
 from tests.kit.pipes import eventually, off_loop, read_all
-from tests.kit.stub import Answer, S3Stub, fails
+from tests.kit.stub import Answer, S3Stub, fails, turns
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
 
@@ -123,17 +126,77 @@ async def test_a_span_goes_on_inside_the_literals_after_an_object(stub: S3Stub, 
         assert got == (await off_loop(read_all, channel.fifo(0)))[first:]
 
 
-async def test_what_an_engine_leaves_is_fetched_here(stub: S3Stub, tmp_path: Path) -> None:
-    """Bodies of unknown length, alone and inside a span."""
+async def chunked(answer: Answer) -> web.StreamResponse:
+    """A body of unknown length."""
+    answer.headers.pop("Content-Length", None)
+    response = web.StreamResponse(status=answer.status, headers=answer.headers)
+    response.enable_chunked_encoding()
+    await response.prepare(answer.request)
+    await response.write(answer.body)
+    return response
 
-    async def chunked(answer: Answer) -> web.StreamResponse:
-        answer.headers.pop("Content-Length", None)
-        response = web.StreamResponse(status=answer.status, headers=answer.headers)
-        response.enable_chunked_encoding()
-        await response.prepare(answer.request)
-        await response.write(answer.body)
+
+async def test_a_part_is_left_while_the_one_before_it_waits_for_a_retry(stub: S3Stub, tmp_path: Path) -> None:
+    """The wait sends a report, so the span's last report lacks the response that was left."""
+    truth = fill(stub, [30_000] * 4)
+    first, second, *_ = sorted(stub.objects)
+    left = asyncio.Event()
+
+    async def leaves(answer: Answer) -> web.StreamResponse:
+        response = await chunked(answer)
+        left.set()
         return response
 
+    async def slow_down(answer: Answer) -> web.StreamResponse:
+        await left.wait()
+        await turns()
+        return await fails(503, "SlowDown")(answer)
+
+    stub.script(slow_down, key=first)
+    stub.script(leaves, key=second)
+    async with running_channel(stub, tmp_path, transport="splice", processes=1, part_size=MIB) as channel:
+        assert await off_loop(read_all, channel.fifo(0)) == truth
+        assert not source(channel).engines.replaced
+
+
+async def test_nothing_is_asked_for_behind_a_part_that_is_denied() -> None:
+    """While the first part of a span has not arrived."""
+    asked = 0
+
+    class Denying:
+        name = "denying"
+        span_size = 0
+
+        async def open(self, request: RangeRequest) -> Body:
+            nonlocal asked
+            asked += 1
+            if request.part.object.key == "0":
+                await asyncio.Event().wait()
+            raise Denied("no", request.context)
+
+    parts = [Part(0, ObjectRef("b", str(number), 9, "e"), 0, 9, 9 * number) for number in range(256)]
+    observer = Observed()
+    span = ServedSpan(parts, Denying(), BufferPool(), policy=RetryPolicy(), requests=16, observer=observer)
+    running = asyncio.ensure_future(span.run())
+    for _ in range(1000):
+        await asyncio.sleep(0)
+    assert asked == 16
+    running.cancel()
+    await asyncio.wait([running])
+
+
+class Observed:
+    """An `Observer` that ignores everything."""
+
+    def opened(self, peer: str | None) -> None:
+        pass
+
+    def phase(self, phase: Phase, report: RequestReport | None) -> None:
+        pass
+
+
+async def test_what_an_engine_leaves_is_fetched_here(stub: S3Stub, tmp_path: Path) -> None:
+    """Bodies of unknown length, alone and inside a span."""
     truth = fill(stub, [30_000] * 10 + [3_000_000])
     names = sorted(stub.objects)
     for name in (names[0], names[4], names[10], names[10]):
