@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from streamer.plan.segments import ObjectRef
 
 MARKS_EVERY = 1 << 13
-"""Runs of the order between two marks: a resume walks over so many in some ten milliseconds."""
+"""Runs of the order and slices of ranks between two marks: a resume walks over so many in some ten
+milliseconds."""
 _CACHED_EPOCHS = 4
 """Epochs whose totals are cached: the current one, the next one, and their neighbours."""
 
@@ -46,7 +47,7 @@ class _StepMark(NamedTuple):
     step: int
     place: Place
     sums: array[int]
-    """Bytes of each rank of this host before the step."""
+    """Bytes of each rank of this host before the step; without the end mark of a run that goes on in it."""
 
 
 class _EpochBytes(NamedTuple):
@@ -55,7 +56,7 @@ class _EpochBytes(NamedTuple):
     totals: array[int]
     """Bytes of each rank of this host."""
     marks: list[_StepMark]
-    """Steps from which a resume may walk; none if runs end with bytes of their own."""
+    """Steps from which a resume may walk."""
 
 
 class RecordShares:
@@ -104,17 +105,24 @@ class RecordShares:
         deal, border, mark = self.deal, self.table.border, len(self.table.mark)
         totals = array("Q", bytes(8 * (deal.end - deal.first)))
         marks: list[_StepMark] = []
-        walk, marked = Walk(self.order, epoch), 0
+        walk, due, ranks = Walk(self.order, epoch), self._marks_every, deal.end - deal.first
         last: dict[int, tuple[int, int]] = {}
         """By rank, where its last run ends."""
+        unseen: set[int] = set()
+        """Ranks without a run since the last mark."""
         for step in range(deal.steps(self.order.records)):
-            if walk.taken - marked >= self._marks_every and not mark:
-                marked = walk.taken
+            if walk.taken + step * ranks >= due:
+                due = walk.taken + step * ranks + self._marks_every
                 marks.append(_StepMark(step, walk.place, totals[:]))
+                unseen.update(last)
             for rank, (entry, first, end) in deal.step(walk, step):
                 totals[rank - deal.first] += border(entry, end) - border(entry, first)
                 if mark:
-                    totals[rank - deal.first] += 0 if last.get(rank) == (entry, first) else mark
+                    if last.get(rank) != (entry, first):
+                        totals[rank - deal.first] += mark
+                    elif rank in unseen:
+                        marks[-1].sums[rank - deal.first] -= mark
+                    unseen.discard(rank)
                     last[rank] = entry, end
         return _EpochBytes(totals, marks)
 
@@ -221,7 +229,7 @@ class RecordPlan(Plan):
         return self._segments(Walk(self.shares.order, epoch), 0)
 
     def segments_near(self, epoch: int, offset: int) -> tuple[int, Iterator[Segment | Literal]]:
-        """See `Plan.segments_near`. Takes milliseconds, once the plan knows the epoch's length."""
+        """See `Plan.segments_near`. Takes some ten milliseconds, once the plan knows the epoch's length."""
         marks = self.shares.sums(epoch).marks
         after = bisect_right(marks, offset, key=lambda mark: self._own(mark.sums))
         if not after:

@@ -24,6 +24,8 @@ seeds = st.none() | st.integers(-(2**63), 2**63 - 1)
 remainders: st.SearchStrategy[Remainder] = st.sampled_from(["drop", "repeat"])
 objects = st.lists(st.lists(st.integers(1, 300), max_size=30), max_size=8)
 """The sizes of the records of some objects."""
+small_objects = st.lists(st.lists(st.integers(1, 5), max_size=12), min_size=1, max_size=4).filter(any)
+"""The same, of so few bytes that a test can look at each."""
 
 
 class Table:
@@ -235,6 +237,44 @@ def test_a_resume_begins_near_its_offset(
             for base, each in ((near, segments), (0, plan.segments(1)))
         ]
         assert places(rest[0]) == places(rest[1])
+
+
+@given(small_objects, seeds, st.integers(1, 3), st.integers(1, 3), remainders)
+def test_a_resume_of_archives_begins_near_its_offset(
+    sizes: list[list[int]], seed: int | None, ranks: int, marks_every: int, remainder: Remainder
+) -> None:
+    """With an end mark after each run, also where a run goes on in the step at which a resume begins."""
+    table = Table(sizes, b"end")
+    order = RecordOrder(table.counts, table.sizes, seed=seed, block=20)
+    deal = Deal(2 * ranks, ranks, 0, ranks, "repeat" if order.records < 2 * ranks else remainder)
+    shares = RecordShares(table.entries(), table, order, deal, marks_every=marks_every)
+    for plan in RecordPlan(shares).ranks(ranks):
+        whole = contents(plan.segments(1))
+        for offset in range(0, len(whole), 7):
+            near, segments = plan.segments_near(1, offset)
+            assert near <= offset
+            assert contents(segments) == whole[near:]
+
+
+def contents(segments: Iterable[Segment | Literal]) -> list[tuple[str, int]]:
+    """Every byte of the segments, by object and offset."""
+    return [
+        (each.object.key, offset) if isinstance(each, Segment) else ("", each.data[offset])
+        for each in segments
+        for offset in (range(each.start, each.end) if isinstance(each, Segment) else range(len(each.data)))
+    ]
+
+
+@pytest.mark.parametrize("mark", [b"", b"end"])
+@pytest.mark.parametrize("seed", [None, 3])
+def test_a_resume_in_one_large_object_walks_over_few_slices(seed: int | None, mark: bytes) -> None:
+    table = Table([[1] * 3000], mark)
+    order = RecordOrder(table.counts, table.sizes, seed=seed, block=10)
+    shares = RecordShares(table.entries(), table, order, Deal(6, 2, 0, 2), marks_every=20)
+    for plan in RecordPlan(shares).ranks(2):
+        total = plan.total_bytes(0)
+        near, _ = plan.segments_near(0, total)
+        assert near > total * 0.9
 
 
 def places(parts: list[Part]) -> list[tuple[int, str, int]]:
